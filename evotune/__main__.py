@@ -1,0 +1,5 @@
+"""`python -m evotune`."""
+
+from evotune.cli.main import main
+
+main()

@@ -1,0 +1,50 @@
+"""An error nobody foresaw: one line for the user, the traceback in a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+import evotune
+from evotune.cli.terminal import Terminal, say
+
+
+def report(error: BaseException, terminal: Terminal) -> None:
+    """Says what happened and where the traceback is; with --verbose shows it too."""
+    text = "".join(traceback.format_exception(error))
+    path = _write(text, terminal)
+    if terminal.verbose or path is None:
+        click.echo(text, err=True, nl=False)
+    what = str(error).strip().partition("\n")[0]
+    name = type(error).__name__
+    kept = f"; the traceback is in {path}" if path else ""
+    say(f"error: internal error, please report it: {name}{f': {what}' if what else ''}{kept}")
+
+
+def _write(text: str, terminal: Terminal) -> Path | None:
+    """Into the run's logs when there is a run, else the cache, else the temporary folder."""
+    name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    for folder in _folders(terminal):
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / name
+            path.write_text(f"evotune {evotune.__version__}\n{text}", encoding="utf-8")
+            return path
+    return None
+
+
+def _folders(terminal: Terminal) -> Iterator[Path]:
+    if terminal.crash_folder is not None:
+        yield terminal.crash_folder
+    with contextlib.suppress(ImportError):
+        from evotune.execute.build_cache import default_cache_dir
+
+        yield default_cache_dir() / "crashes"
+    yield Path(tempfile.gettempdir())

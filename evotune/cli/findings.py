@@ -1,0 +1,183 @@
+"""What `evotune doctor` looks at. Each finding that is not fine says how to make it so."""
+
+from __future__ import annotations
+
+import enum
+import importlib.metadata
+import platform
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import evotune
+from evotune.cli.gpu_probe import GpuState, probe
+from evotune.device import cpu
+from evotune.device.launch import CompileFailure, CompileJob
+from evotune.errors import EnvironmentProblem
+from evotune.execute.build_cache import default_cache_dir
+
+_REQUIRED = ("torch", "numpy", "deap", "pandas", "pyyaml", "rich", "click", "pydantic")
+_CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+_TEST_TIMEOUT_S = 60.0
+_TEST_SOURCE = """#include <omp.h>
+extern "C" int evotune_doctor(void) {
+    int threads = 0;
+#pragma omp parallel
+#pragma omp atomic
+    ++threads;
+    return threads + omp_get_max_threads();
+}
+"""
+
+
+class Status(enum.StrEnum):
+    """MISSING and BROKEN need the user; ABSENT is fine as things are."""
+
+    OK = "ok"
+    ABSENT = "absent"
+    MISSING = "missing"
+    BROKEN = "broken"
+
+    @property
+    def fine(self) -> bool:
+        return self in (Status.OK, Status.ABSENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`fix` is a command or a setting, "" when nothing is to be done."""
+
+    name: str
+    status: Status
+    detail: str
+    fix: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        return {name: str(getattr(self, name)) for name in self.__slots__}
+
+
+def examine(ask_gpus: Callable[[], GpuState] = probe) -> list[Finding]:
+    """All findings, in the order they are shown. Imports neither torch nor CuPy."""
+    state = ask_gpus()
+    return [
+        Finding("python", Status.OK, f"{platform.python_version()} ({sys.executable})"),
+        Finding("evotune", Status.OK, evotune.__version__),
+        *(_package(name) for name in _REQUIRED),
+        *_gpu_packages(needed=bool(state.gpus)),
+        *_compiler(),
+        *_cpu(),
+        *_gpus(state),
+        _cache(),
+    ]
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _package(name: str) -> Finding:
+    version = _version(name)
+    if version:
+        return Finding(name, Status.OK, version)
+    return Finding(name, Status.MISSING, "not installed", f"pip install '{_requirement(name)}'")
+
+
+def _requirement(name: str) -> str:
+    """What evotune asks for, as its own metadata says it; the bare name in a source tree."""
+    try:
+        declared = importlib.metadata.requires("evotune") or []
+    except importlib.metadata.PackageNotFoundError:
+        declared = []
+    for text in declared:
+        found = re.match(r"[A-Za-z0-9._-]+", text)
+        if found and found.group().lower() == name and "extra ==" not in text:
+            return text
+    return name
+
+
+def _gpu_packages(*, needed: bool) -> Iterator[Finding]:
+    cupy = next(((name, _version(name)) for name in _CUPY if _version(name)), None)
+    management = _version("nvidia-ml-py")
+    status = Status.MISSING if needed else Status.ABSENT
+    why = "not installed" if needed else "not installed; only GPUs need it"
+    fix = "pip install 'evotune[cuda12]' (or cuda13, as torch's CUDA)" if needed else ""
+    if cupy:
+        yield Finding("cupy", Status.OK, f"{cupy[1]} ({cupy[0]})")
+    else:
+        yield Finding("cupy", status, why, fix)
+    if management:
+        yield Finding("nvidia-ml-py", Status.OK, management)
+    else:
+        yield Finding("nvidia-ml-py", status, why, fix)
+
+
+def _compiler() -> Iterator[Finding]:
+    """The compiler, and whether it makes an OpenMP library with evotune's own flags."""
+    try:
+        path = cpu.find_compiler()
+        compiler = cpu.CpuCompiler()
+        version = compiler.version().partition(" -std=")[0]
+    except EnvironmentProblem as error:
+        what, _, fix = str(error).partition(";")
+        yield Finding("C++ compiler", Status.MISSING, what, fix.strip())
+        return
+    yield Finding("C++ compiler", Status.OK, f"{version} ({path})")
+    with tempfile.TemporaryDirectory(prefix="evotune-doctor-") as folder:
+        root = Path(folder)
+        (root / "doctor.cpp").write_text(_TEST_SOURCE)
+        job = CompileJob("cpp", folder, "doctor.cpp", (), (), cpu.profile().arch, "")
+        result = compiler.compile(job, root / "doctor.so", _TEST_TIMEOUT_S)
+    if isinstance(result, CompileFailure):
+        fix = (
+            "install the compiler's OpenMP library (g++: libgomp; clang++: libomp-dev), or set CXX"
+        )
+        yield Finding("C++ with OpenMP", Status.BROKEN, result.reason, fix)
+    else:
+        yield Finding("C++ with OpenMP", Status.OK, "a test kernel compiles")
+
+
+def _cpu() -> Iterator[Finding]:
+    profile = cpu.profile()
+    yield Finding("CPU", Status.OK, f"{profile.name} ({profile.arch})")
+    figures = profile.attributes
+    yield Finding(
+        "CPU threads", Status.OK, f"{figures['threads']} used of {figures['cores']} available"
+    )
+    caches = ", ".join(
+        f"L{level} {int(figures[f'l{level}_bytes']) >> 10} KiB" for level in (1, 2, 3)
+    )
+    yield Finding("CPU caches", Status.OK, caches)
+    yield Finding("SIMD", Status.OK, f"{int(figures['simd_bytes']) * 8} bits")
+
+
+def _gpus(state: GpuState) -> Iterator[Finding]:
+    what, _, fix = state.problem.partition("; fix: ")
+    if not state.gpus:
+        if what:
+            yield Finding("GPU", Status.BROKEN, what, fix)
+        else:
+            yield Finding("GPU", Status.ABSENT, "none found; evotune tunes for the CPU")
+        return
+    for name in state.gpus:
+        if what:
+            yield Finding("GPU", Status.BROKEN, f"{name}: {what}", fix)
+        else:
+            yield Finding("GPU", Status.OK, f"{name}: usable from torch and CuPy")
+
+
+def _cache() -> Finding:
+    folder = default_cache_dir()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-"):
+            pass
+    except OSError as error:
+        fix = "make it writable, or set EVOTUNE_CACHE_DIR to a folder that is"
+        return Finding("build cache", Status.BROKEN, f"{folder}: {error.strerror}", fix)
+    return Finding("build cache", Status.OK, f"{folder} (writable)")

@@ -1,0 +1,138 @@
+"""The entry point: finds the command, and turns every way it can end into an exit code.
+
+0 done · 1 no valid candidate · 2 usage or space error · 3 environment · 4 store damaged ·
+5 run locked · 70 internal error (a bug; its traceback is kept) · 130 interrupted, resumable
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+import evotune
+from evotune.cli.options import global_options
+from evotune.cli.terminal import Terminal, say
+from evotune.errors import EvotuneError, Interrupted
+from evotune.space.suggest import did_you_mean
+
+_COMMANDS = {
+    "run": "evotune.cli.search:run",
+    "resume": "evotune.cli.search:resume",
+    "status": "evotune.cli.readers:status",
+    "top": "evotune.cli.readers:top",
+    "report": "evotune.cli.readers:report",
+    "check": "evotune.cli.inspection:check",
+    "compile": "evotune.cli.inspection:compile_command",
+    "schema": "evotune.cli.inspection:schema",
+    "doctor": "evotune.cli.doctor:doctor",
+}
+_INTERNAL_ERROR = 70  # EX_SOFTWARE
+_ENVIRONMENT = 3
+_ENVIRONMENT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+class Application(click.Group):
+    """Imports a command's module when that command is asked for. Commands return exit codes."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        target = _COMMANDS.get(cmd_name)
+        if target is None:
+            return None
+        module, _, attribute = target.partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in _COMMANDS and not name.startswith("-"):
+            raise click.UsageError(f"no command {name!r}{did_you_mean(name, _COMMANDS)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> None:
+        ctx.exit(self._exit_code(ctx))
+
+    def _exit_code(self, ctx: click.Context) -> int:
+        terminal = ctx.ensure_object(Terminal)
+        try:
+            code = super().invoke(ctx)
+            sys.stdout.flush()
+            return int(code or 0)
+        except EvotuneError as error:
+            say(f"error: {error}")
+            return error.exit_code
+        except KeyboardInterrupt:
+            say("interrupted")
+            return Interrupted.exit_code
+        except BrokenPipeError:
+            _discard_stdout()  # the reader (head, less) has seen enough
+            return 0
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:  # noqa: BLE001 - the process's border: recorded, never lost
+            return _unexpected(error, terminal)
+
+
+def _unexpected(error: Exception, terminal: Terminal) -> int:
+    if isinstance(error, ImportError) and not (error.name or "evotune").startswith("evotune"):
+        say(f"error: {error}; `evotune doctor` tells what is missing and how to get it")
+        return _ENVIRONMENT
+    if isinstance(error, OSError) and error.errno in _ENVIRONMENT_ERRNOS:
+        where = f"{error.filename}: " if error.filename else ""
+        say(f"error: {where}{error.strerror}")
+        return _ENVIRONMENT
+    from evotune.cli import crash
+
+    crash.report(error, terminal)
+    return _INTERNAL_ERROR
+
+
+def _discard_stdout() -> None:
+    """Lets the interpreter's own flush at exit succeed."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        click.echo(f"evotune {evotune.__version__}")
+        ctx.exit()
+
+
+application = Application(
+    name="evotune",
+    help="Evolve kernel configurations: compile, check and time each one against a baseline.",
+    epilog="\b\nExample:\n  evotune run attention-cpu --minutes 5\n  evotune top latest",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_version,
+            help="Show the version and exit.",
+        ),
+        *global_options(),
+    ],
+)
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Runs the command line and exits the process with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character gets its escape, never an exception.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    return application.main(args=arguments, prog_name="evotune")

@@ -1,0 +1,113 @@
+"""Options that several commands share, and the command class that knows the global ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from evotune.cli.terminal import Terminal
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def global_options() -> list[click.Option]:
+    """--color, -q and -v: allowed before a command and after it."""
+    return [
+        click.Option(
+            ["--color"],
+            type=click.Choice(["auto", "always", "never"]),
+            callback=_set_color,
+            expose_value=False,
+            help="Colour the output; auto also honours NO_COLOR.",
+        ),
+        click.Option(
+            ["-q", "--quiet"],
+            is_flag=True,
+            callback=_set_quiet,
+            expose_value=False,
+            help="No progress, only results and errors.",
+        ),
+        click.Option(
+            ["-v", "--verbose"],
+            is_flag=True,
+            callback=_set_verbose,
+            expose_value=False,
+            help="More detail; tracebacks of internal errors.",
+        ),
+    ]
+
+
+class Command(click.Command):
+    """A command whose help ends with an example, and which takes the global options."""
+
+    def __init__(self, *args: Any, example: str, **kwargs: Any) -> None:
+        kwargs["epilog"] = f"\b\nExample:\n  {example}"
+        kwargs["params"] = [*kwargs.get("params", ()), *global_options()]
+        super().__init__(*args, **kwargs)
+
+
+def runs_dir_option(function: Function) -> Function:
+    return click.option(
+        "--runs-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=Path("runs"),
+        show_default=True,
+        help="Folder that holds the runs.",
+    )(function)
+
+
+def run_argument(function: Function) -> Function:
+    """RUN: an id, a unique beginning of one, a path, or `latest`."""
+    return click.argument("run", metavar="RUN")(function)
+
+
+def device_option(function: Function) -> Function:
+    return click.option(
+        "--device",
+        default="auto",
+        show_default=True,
+        metavar="auto|cpu|cuda:N|recorded",
+        help="What to run on; auto is the GPU where there is one.",
+    )(function)
+
+
+def format_option(names: Sequence[str], default: str) -> Callable[[Function], Function]:
+    return click.option(
+        "--format",
+        "style",
+        type=click.Choice(list(names)),
+        default=default,
+        show_default=True,
+        help="How to write the result.",
+    )
+
+
+def output_option(function: Function) -> Function:
+    return click.option(
+        "-o",
+        "--output",
+        metavar="FILE|-",
+        default="-",
+        show_default=True,
+        help="Where to write it; - is standard output.",
+    )(function)
+
+
+def _terminal(ctx: click.Context) -> Terminal:
+    return ctx.find_root().ensure_object(Terminal)
+
+
+def _set_color(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        _terminal(ctx).color = value
+
+
+def _set_quiet(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    _terminal(ctx).quiet |= value
+
+
+def _set_verbose(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    _terminal(ctx).verbose |= value

@@ -1,0 +1,143 @@
+"""`status`, `top` and `report`: what a run's folder holds, without touching a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from evotune.cli.options import (
+    Command,
+    format_option,
+    output_option,
+    run_argument,
+    runs_dir_option,
+)
+from evotune.cli.terminal import Terminal, pass_terminal, write_output
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from evotune.report.data import RunData
+    from evotune.report.summary import RunSummary
+
+_FACT_COLUMNS = len("trials per minute") + 3  # what stands before a fact in `status`
+
+
+@click.command(cls=Command, example="evotune status latest")
+@run_argument
+@runs_dir_option
+@format_option(("table", "json"), "table")
+@output_option
+@pass_terminal
+def status(terminal: Terminal, *, run: str, runs_dir: Path, style: str, output: str) -> int:
+    """Show where a run stands: outcomes, best, pace."""
+    data = _load(run, runs_dir)
+    from evotune.report.summary import summarize
+
+    summary = summarize(data)
+    if style == "json":
+        from evotune.report.records import to_json
+
+        write_output(to_json(summary.to_json()), output)
+    else:
+        from evotune.cli.tables import print_tables
+
+        print_tables(terminal, _status_parts(summary, terminal.columns(output)), output)
+    return 0
+
+
+@click.command(cls=Command, example="evotune top latest -n 5")
+@run_argument
+@click.option(
+    "-n", "count", type=click.IntRange(min=1), default=10, show_default=True, help="Rows to show."
+)
+@runs_dir_option
+@format_option(("table", "json", "jsonl", "csv", "md"), "table")
+@output_option
+@pass_terminal
+def top(
+    terminal: Terminal, *, run: str, count: int, runs_dir: Path, style: str, output: str
+) -> int:
+    """Show the leaderboard of a run."""
+    data = _load(run, runs_dir)
+    if style == "table":
+        from evotune.cli.tables import print_leaderboard
+
+        print_leaderboard(terminal, data, count, output)
+    else:
+        from evotune.report.formats import LEADERBOARDS
+
+        write_output(LEADERBOARDS[style](data, count), output)
+    return 0
+
+
+@click.command(cls=Command, example="evotune report latest --format csv -o trials.csv")
+@run_argument
+@runs_dir_option
+@format_option(("md", "csv", "json", "jsonl"), "md")
+@output_option
+@pass_terminal
+def report(terminal: Terminal, *, run: str, runs_dir: Path, style: str, output: str) -> int:
+    """Write a run as a page to read, or with every trial for a script."""
+    data = _load(run, runs_dir)
+    from evotune.report.formats import REPORTS
+
+    write_output(REPORTS[style](data), output)
+    return 0
+
+
+def _load(run: str, runs_dir: Path) -> RunData:
+    from evotune.engine.folder import find_run
+    from evotune.report.data import RunData
+
+    return RunData.load(find_run(run, runs_dir))
+
+
+def _status_parts(summary: RunSummary, width: int) -> Iterator[Table | str]:
+    from evotune.cli.tables import text_table
+    from evotune.report import wording
+
+    yield text_table(("run", summary.id), list(_facts(summary, width)))
+    counts = [(kind, str(count)) for kind, count in summary.outcomes.items()]
+    if counts:
+        yield text_table(("outcome", "trials"), counts, (False, True))
+    if summary.stages:
+        stages = [
+            (
+                stage.stage,
+                str(stage.trials),
+                wording.duration_text(stage.total_s),
+                f"{stage.median_s:.3f}",
+            )
+            for stage in summary.stages
+        ]
+        columns = ("stage", "trials", "sum", "median s")
+        yield text_table(columns, stages, (False, True, True, True))
+
+
+def _facts(summary: RunSummary, width: int) -> Iterator[tuple[str, str]]:
+    from evotune.report import wording
+    from evotune.report.layout import paragraph, plain
+
+    worked_on = "" if summary.holder is None else f", by process {summary.holder}"
+    yield "state", wording.state_text(summary.state) + worked_on
+    yield "space", summary.space
+    yield "device", summary.device
+    yield "search", f"{summary.strategy}, seed {summary.seed}"
+    minutes = "" if summary.minutes is None else f", at most {summary.minutes:g} minutes"
+    yield "trials", f"{summary.done} of {summary.trials or '?'}{minutes}"
+    yield "elapsed", wording.duration_text(summary.elapsed_s)
+    if summary.trials_per_minute is not None:
+        yield "trials per minute", f"{summary.trials_per_minute:.1f}"
+    yield "duplicates", str(summary.duplicates)
+    yield "confirmed", f"{summary.confirmed} ({summary.disqualified} failed)"
+    if summary.best is not None:
+        yield "best", wording.result_text(summary.best.figures)
+        standing = "confirmed" if summary.best.confirmed else "not confirmed"
+        yield "", f"trial {summary.best.number}, {standing}"
+        configuration = wording.configuration_text(summary.best.configuration)
+        lines = paragraph(configuration, width - _FACT_COLUMNS, indent=0)
+        yield from (("", line) for line in plain(lines).splitlines())

@@ -1,0 +1,121 @@
+"""`run` and `resume`: the search itself."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from evotune.cli.options import Command, device_option, run_argument, runs_dir_option
+from evotune.cli.terminal import Terminal, pass_terminal
+
+if TYPE_CHECKING:
+    from evotune.engine.session import RunResult
+
+_SHOWN_ROWS = 5
+_NO_VALID_CANDIDATE = 1
+_INTERRUPTED = 130
+
+
+@click.command(cls=Command, example="evotune run attention-cpu --trials 200 --seed 1")
+@click.argument("space", required=False)
+@click.option("--trials", type=click.IntRange(min=1), help="Stop after so many trials.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Stop after so many minutes.",
+)
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of the search.")
+@click.option("--strategy", metavar="NAME", help="How to search; the space's choice if not given.")
+@device_option
+@runs_dir_option
+@pass_terminal
+def run(
+    terminal: Terminal,
+    *,
+    space: str | None,
+    trials: int | None,
+    minutes: float | None,
+    seed: int | None,
+    strategy: str | None,
+    device: str,
+    runs_dir: Path,
+) -> int:
+    """Search SPACE for the fastest correct configuration.
+
+    SPACE is a file, or the name of a space that ships with evotune; without it the flagship
+    for the device is tuned. The first Ctrl-C ends the run tidily, it can be resumed.
+    """
+    from evotune.cli.progress import show_progress
+    from evotune.engine.session import RunRequest, start_run
+
+    request = RunRequest(
+        space=space,
+        device=device,
+        runs_dir=runs_dir,
+        trials=trials,
+        minutes=minutes,
+        seed=seed,
+        strategy=strategy,
+        command=("evotune", *sys.argv[1:]),
+    )
+    with show_progress(terminal) as observer:
+        result = start_run(request, observer)
+    return _conclude(terminal, result, runs_dir)
+
+
+@click.command(cls=Command, example="evotune resume latest --trials 2000")
+@run_argument
+@click.option("--trials", type=click.IntRange(min=1), help="New total of trials.")
+@click.option(
+    "--minutes", type=click.FloatRange(min=0, min_open=True), help="New total of minutes."
+)
+@click.option(
+    "--allow-mixed", is_flag=True, help="Go on even on another device, or another driver."
+)
+@runs_dir_option
+@pass_terminal
+def resume(
+    terminal: Terminal,
+    *,
+    run: str,
+    trials: int | None,
+    minutes: float | None,
+    allow_mixed: bool,
+    runs_dir: Path,
+) -> int:
+    """Go on with an interrupted run, or with a finished one.
+
+    A finished run needs more budget: new totals of trials or minutes.
+    """
+    from evotune.cli.progress import show_progress
+    from evotune.engine.folder import find_run
+    from evotune.engine.session import resume_run
+
+    folder = find_run(run, runs_dir)
+    terminal.crash_folder = folder.logs
+    with show_progress(terminal) as observer:
+        result = resume_run(
+            folder, observer, trials=trials, minutes=minutes, allow_mixed=allow_mixed
+        )
+    return _conclude(terminal, result, runs_dir)
+
+
+def _conclude(terminal: Terminal, result: RunResult, runs_dir: Path) -> int:
+    """The leaderboard on stdout, what to do next on stderr, and the exit code."""
+    from evotune.cli.tables import print_leaderboard
+    from evotune.report.data import RunData
+
+    print_leaderboard(terminal, RunData.load(result.run), _SHOWN_ROWS)
+    sys.stdout.flush()
+    where = "" if runs_dir == Path("runs") else f" --runs-dir {shlex.quote(str(runs_dir))}"
+    interrupted = result.reason == "interrupted"
+    resume_with = "" if interrupted else " --trials N"
+    terminal.note(f"resume: evotune resume {result.run.id}{resume_with}{where}")
+    terminal.note(f"report: evotune report {result.run.id}{where}")
+    if interrupted:
+        return _INTERRUPTED
+    return 0 if result.ok_trials else _NO_VALID_CANDIDATE

@@ -1,0 +1,86 @@
+"""Plain-text tables as rich renders them on a terminal, in a pipe, or into a file."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from evotune.cli.terminal import Terminal, write_output
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from evotune.report.data import RunData
+    from evotune.report.layout import Line
+
+
+_STYLES = {"plain": "", "title": "bold", "quiet": "dim", "good": "green", "bad": "red"}
+
+
+def text_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    numeric: Sequence[bool] = (),
+    title: str | None = None,
+) -> Table:
+    """Cells are taken literally; numeric columns align right."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from evotune.report.escape import printable
+
+    table = Table(
+        title=Text(printable(title), style="bold") if title else None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+    )
+    for position, name in enumerate(columns):
+        right = position < len(numeric) and numeric[position]
+        table.add_column(
+            Text(printable(name)), justify="right" if right else "left", overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    return table
+
+
+def print_leaderboard(terminal: Terminal, data: RunData, count: int, output: str = "-") -> None:
+    """The leaderboard as `top` and the end of a run show it, as wide as the screen."""
+    from evotune.report.layout import plain
+    from evotune.report.screen import leaderboard_lines
+
+    lines = leaderboard_lines(data, count, terminal.columns(output))
+    if output == "-" and terminal.colored(sys.stdout):
+        _print_styled(terminal, lines)
+    else:
+        write_output(plain(lines), output)
+
+
+def _print_styled(terminal: Terminal, lines: Sequence[Line]) -> None:
+    from rich.text import Text
+
+    console = terminal.stdout()
+    for line in lines:
+        spans = ((span.text, _STYLES[span.role]) for span in line)
+        console.print(Text.assemble(*spans), soft_wrap=True)
+
+
+def print_tables(terminal: Terminal, parts: Iterable[Table | str], output: str = "-") -> None:
+    """Tables and lines of text, in order; to a file without colours, to a pipe unpadded."""
+    from rich.text import Text
+
+    from evotune.report.escape import printable
+
+    direct = output == "-" and (sys.stdout.isatty() or terminal.color == "always")
+    buffer = io.StringIO()
+    console = terminal.stdout() if direct else Terminal(color="never").console(buffer)
+    for part in parts:
+        console.print(Text(printable(part)) if isinstance(part, str) else part)
+    lines = (line.rstrip() for line in buffer.getvalue().splitlines())
+    if not direct:
+        write_output("".join(f"{line}\n" for line in lines), output)

@@ -1,0 +1,293 @@
+"""The CPU backend: C++ kernels compiled by the system's compiler, called through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from evotune.device.launch import Argument, CompileFailure, CompileJob, LaunchPlan
+from evotune.device.profile import DeviceProfile
+from evotune.device.protocol import LaunchFailure
+from evotune.device.signals import describe_status
+from evotune.errors import EnvironmentProblem
+from evotune.trial import Json, OutcomeKind, Value
+
+# No -ffast-math: its start-up code makes the whole process flush denormals, the baseline too.
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-fPIC",
+    "-shared",
+    "-s",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wl,--build-id=none",
+    "-Wl,-z,defs",  # a function that is missing is the compiler's error, not the loader's
+)
+OPTIONS = frozenset(
+    {
+        "-O1",
+        "-O2",
+        "-O3",
+        "-funroll-loops",
+        "-fno-tree-vectorize",
+        "-fno-semantic-interposition",
+        "-mprefer-vector-width=128",
+        "-mprefer-vector-width=256",
+        "-mprefer-vector-width=512",
+    }
+)
+"""What a space may add under `options:`; nothing that names a file or loads a plugin."""
+
+_LOG_BYTES = 8192
+_CRASH_MARKS = (
+    "internal compiler error",
+    "signal terminated program",  # g++ about the compiler proper that it drives
+    "out of memory allocating",
+    "virtual memory exhausted",
+    "clang frontend command failed due to signal",
+)
+_ERROR_MARKS = ("error:", "undefined reference")
+_IDLE_S = 0.003  # how long the process is watched for work that should have ended
+_HIGHEST_CLOCK_GHZ = 6.5  # above any CPU sold: keeps the roofline check free of false alarms
+_SCALARS: Mapping[str, type] = {
+    "int32": ctypes.c_int32,
+    "int64": ctypes.c_int64,
+    "float32": ctypes.c_float,
+    "float64": ctypes.c_double,
+}
+
+
+def threads() -> int:
+    """Threads used for candidate and baseline alike: the cores this process may run on."""
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    cores = len(os.sched_getaffinity(0))
+    return min(int(limit), cores) if limit.isdigit() and int(limit) > 0 else cores
+
+
+@functools.cache
+def profile() -> DeviceProfile:
+    """This machine's CPU."""
+    flags = _cpu_flags()
+    simd_bytes = 64 if "avx512f" in flags else 32 if "avx2" in flags else 16
+    attributes: dict[str, Value] = {
+        "threads": threads(),
+        "cores": len(os.sched_getaffinity(0)),
+        "simd_bytes": simd_bytes,
+        "vector_registers": 32 if "avx512f" in flags or platform.machine() == "aarch64" else 16,
+        "l1_bytes": _cache_bytes(1, 32 << 10),
+        "l2_bytes": _cache_bytes(2, 512 << 10),
+        "l3_bytes": _cache_bytes(3, 8 << 20),
+    }
+    level = {64: "avx512", 32: "avx2", 16: "simd128"}[simd_bytes]
+    return DeviceProfile(
+        name=_cpu_name(),
+        backend="cpu",
+        arch=f"{platform.machine()}-{level}",
+        attributes=attributes,
+        peak_gflops=threads() * _HIGHEST_CLOCK_GHZ * 2 * 2 * simd_bytes / 4,
+    )
+
+
+def _cpuinfo(field: str) -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == field:
+                return value.strip()
+    except OSError:
+        pass
+    return ""
+
+
+def _cpu_flags() -> frozenset[str]:
+    return frozenset(_cpuinfo("flags").split())
+
+
+def _cpu_name() -> str:
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def _cache_bytes(level: int, fallback: int) -> int:
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            if (index / "level").read_text().strip() != str(level):
+                continue
+            if (index / "type").read_text().strip() == "Instruction":
+                continue
+            text = (index / "size").read_text().strip()
+        except OSError:
+            continue
+        unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
+        return int(text.rstrip("KM")) * unit
+    return fallback
+
+
+def _scalar(argument: Argument) -> object:
+    """LaunchFailure where ctypes would silently cut off the upper bits."""
+    converted = _SCALARS[argument.type](argument.value)
+    if argument.type.startswith("int") and converted.value != argument.value:
+        raise LaunchFailure(f"the argument {argument.value} does not fit {argument.type}")
+    return converted
+
+
+class CpuCompiler:
+    """g++ (or $CXX, clang++, c++) to a shared library."""
+
+    def __init__(self) -> None:
+        self._path = find_compiler()
+
+    def version(self) -> str:
+        return _compiler_version(self._path)
+
+    def compile(
+        self, job: CompileJob, output: Path, timeout_s: float
+    ) -> Mapping[str, Json] | CompileFailure:
+        started = time.monotonic()
+        command = [self._path, *FLAGS, *job.options]
+        command += [f"-D{name}={value}" for name, value in job.defines]
+        command += ["-o", str(output), str(Path(job.root) / job.source)]
+        words = output.with_suffix(".log")
+        # A file, not a pipe: the compiler's own children may outlive it and hold a pipe open.
+        # They belong to this process's group, which the parent kills after a time-out.
+        with words.open("wb") as log_file:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=subprocess.STDOUT,
+                cwd=output.parent,
+                env={**os.environ, "LC_ALL": "C", "TMPDIR": str(output.parent)},
+            )
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                seconds = time.monotonic() - started
+                reason = f"the compiler ran longer than {timeout_s:g} s"
+                return CompileFailure(OutcomeKind.COMPILE_TIMEOUT, reason, "", seconds)
+        if process.returncode == 0 and output.is_file():
+            return {"code_bytes": output.stat().st_size}
+        log = _read_log(words).replace(job.root + os.sep, "")
+        return _failure(process.returncode, log, time.monotonic() - started)
+
+
+def _read_log(path: Path) -> str:
+    """What a compiler said; of a long story the beginning (where the cause is) and the end."""
+    with path.open("rb") as file:
+        head = file.read(_LOG_BYTES)
+        rest = path.stat().st_size - len(head)
+        if rest > 0:
+            file.seek(max(len(head), len(head) + rest - _LOG_BYTES))
+            head += b"\n[...]\n" + file.read(_LOG_BYTES)
+    return head.decode(errors="replace")
+
+
+def _failure(status: int, log: str, seconds: float) -> CompileFailure:
+    if status < 0:
+        reason = f"the compiler {describe_status(status)}"
+        return CompileFailure(OutcomeKind.COMPILE_CRASH, reason, log, seconds)
+    lines = [line.strip() for line in log.splitlines()]
+    crash = next((line for line in lines if any(mark in line for mark in _CRASH_MARKS)), "")
+    if crash:
+        return CompileFailure(OutcomeKind.COMPILE_CRASH, crash, log, seconds)
+    error = next((line for line in lines if any(mark in line for mark in _ERROR_MARKS)), "")
+    reason = error or f"the compiler {describe_status(status)}"
+    return CompileFailure(OutcomeKind.COMPILE_ERROR, reason, log, seconds)
+
+
+def find_compiler() -> str:
+    """Path of the C++ compiler. EnvironmentProblem with the fix when there is none."""
+    wanted = os.environ.get("CXX", "")
+    for name in (wanted,) if wanted else ("g++", "clang++", "c++"):
+        path = shutil.which(name)
+        if path:
+            return path
+    missing = f"the compiler named by CXX ({wanted})" if wanted else "a C++ compiler"
+    raise EnvironmentProblem(
+        f"{missing} was not found; install one (Debian/Ubuntu: apt-get install g++) "
+        "or set CXX to its path"
+    )
+
+
+@functools.cache
+def _compiler_version(path: str) -> str:
+    """First line of --version, and what -march=native means here."""
+    try:
+        version = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=30, check=True
+        ).stdout.splitlines()[0]
+    except (OSError, subprocess.SubprocessError, IndexError) as error:
+        raise EnvironmentProblem(
+            f"the C++ compiler {path} does not run ({error}); set CXX to one that does"
+        ) from error
+    return " ".join((version, *FLAGS, *sorted(_cpu_flags())))
+
+
+class CpuSession:
+    """Candidates run in this process's OpenMP threads, as many as PyTorch's."""
+
+    torch_device = "cpu"
+
+    def __init__(self) -> None:
+        import torch
+
+        torch.set_num_threads(threads())
+
+    def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
+        self._reset_float_environment()
+        try:
+            function: Callable[..., object] = getattr(ctypes.CDLL(str(path)), plan.entry)
+        except (OSError, AttributeError) as error:
+            raise LaunchFailure(f"cannot load entry {plan.entry}: {error}") from error
+        return function
+
+    @staticmethod
+    def _reset_float_environment() -> None:
+        """A candidate before may have changed rounding, traps or what becomes of denormals."""
+        fesetenv = getattr(ctypes.CDLL(None), "fesetenv", None)
+        if fesetenv is not None:
+            fesetenv(ctypes.c_void_p(-1))  # FE_DFL_ENV
+
+    def bind(
+        self, kernel: Callable[..., object], plan: LaunchPlan, pointers: Mapping[str, int]
+    ) -> Callable[[], object]:
+        arguments = [
+            ctypes.c_void_p(pointers[argument.name])
+            if argument.type in ("tensor", "workspace")
+            else _scalar(argument)
+            for argument in plan.arguments
+        ]
+        return functools.partial(kernel, *arguments)
+
+    def synchronize(self) -> None:
+        """Calls return when they are done."""
+
+    def left_running(self) -> str:
+        """Threads that a candidate started would slow the baseline, or finish its work late."""
+        busy_s, started_s = time.process_time(), time.perf_counter()
+        time.sleep(_IDLE_S)
+        cores = (time.process_time() - busy_s) / (time.perf_counter() - started_s)
+        return f"kept {cores:.1f} cores busy after it returned" if cores > 0.5 else ""
+
+    def time_us(self, call: Callable[[], object], calls: int) -> float:
+        self._reset_float_environment()
+        started = time.perf_counter_ns()
+        for _ in range(calls):
+            call()
+        return (time.perf_counter_ns() - started) / 1000 / calls
+
+    def state(self) -> Mapping[str, Json]:
+        clocks = _cpuinfo("cpu MHz")
+        load = os.getloadavg()[0]
+        return {"clock_mhz": float(clocks) if clocks else None, "load_1min": round(load, 2)}

@@ -1,0 +1,154 @@
+"""How one candidate is compiled and launched, as plain data that crosses processes as JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from evotune.trial import Json, OutcomeKind
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One kernel argument: a `tensor` or `workspace` by name, or a scalar by value."""
+
+    type: str
+    name: str = ""
+    value: int | float = 0
+
+    def to_json(self) -> list[Json]:
+        return [self.type, self.name, self.value]
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Scratch memory the harness allocates. `init`: poison (every launch) or zero_once."""
+
+    name: str
+    bytes: int
+    init: str = "poison"
+
+    def to_json(self) -> list[Json]:
+        return [self.name, self.bytes, self.init]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Grid and block in blocks and threads (empty on the CPU), dynamic shared memory in bytes."""
+
+    grid: tuple[int, ...] = ()
+    block: tuple[int, ...] = ()
+    shared_bytes: int = 0
+
+    def to_json(self) -> list[Json]:
+        return [list(self.grid), list(self.block), self.shared_bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """Everything needed to call a compiled kernel on one case."""
+
+    entry: str
+    arguments: tuple[Argument, ...]
+    workspaces: tuple[Workspace, ...]
+    launches: tuple[Launch, ...]
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "entry": self.entry,
+            "arguments": [a.to_json() for a in self.arguments],
+            "workspaces": [w.to_json() for w in self.workspaces],
+            "launches": [item.to_json() for item in self.launches],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> LaunchPlan:
+        return cls(
+            entry=data["entry"],
+            arguments=tuple(Argument(*a) for a in data["arguments"]),
+            workspaces=tuple(Workspace(*w) for w in data["workspaces"]),
+            launches=tuple(
+                Launch(tuple(grid), tuple(block), shared)
+                for grid, block, shared in data["launches"]
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CompileJob:
+    """One compiler run. Configuration values reach the source only as `defines`.
+
+    `sources_sha256` covers the source and everything it includes from `root`.
+    """
+
+    language: str
+    root: str
+    source: str  # relative to root
+    defines: tuple[tuple[str, int], ...]
+    options: tuple[str, ...]
+    arch: str
+    sources_sha256: str
+
+    @property
+    def key(self) -> str:
+        """Names the job's result: the same for every folder the sources may lie in."""
+        parts = [
+            self.language,
+            self.source,
+            [list(d) for d in self.defines],
+            list(self.options),
+            self.arch,
+            self.sources_sha256,
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Json]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> CompileJob:
+        fields = dict(data)
+        fields["defines"] = tuple((name, value) for name, value in fields["defines"])
+        fields["options"] = tuple(fields["options"])
+        return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """A compiled kernel in the build cache."""
+
+    sha256: str
+    path: str
+    resources: Mapping[str, Json]
+    seconds: float
+    cached: bool = False
+
+    def to_json(self) -> dict[str, Json]:
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        fields["resources"] = dict(self.resources)
+        return fields
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Binary:
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class CompileFailure:
+    """Why a job has no binary; `kind` is one of the compile outcomes."""
+
+    kind: OutcomeKind
+    reason: str
+    log: str
+    seconds: float
+
+    def to_json(self) -> dict[str, Json]:
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        fields["kind"] = self.kind.value
+        return fields
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> CompileFailure:
+        return cls(**{**data, "kind": OutcomeKind(data["kind"])})

@@ -1,0 +1,36 @@
+"""What a device is and can do: the numbers behind `device.*` in a space."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from evotune.trial import Json, Value
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """A device, live or by name.
+
+    `backend` is cpu, cuda or recorded; `arch` is what binaries are compiled for.
+    `attributes` are the names a space may use as `device.NAME`.
+    """
+
+    name: str
+    backend: str
+    arch: str
+    attributes: Mapping[str, Value]
+    peak_gflops: float = 0.0  # 0: unknown, no roofline check
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "name": self.name,
+            "backend": self.backend,
+            "arch": self.arch,
+            "attributes": dict(self.attributes),
+            "peak_gflops": self.peak_gflops,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> DeviceProfile:
+        return cls(**data)

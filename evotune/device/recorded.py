@@ -1,0 +1,224 @@
+"""Replays a recorded search space: a Kernel Tuner cache file, finished or cut short."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final, cast
+
+from evotune.errors import SpaceError, UsageError
+from evotune.space.explicit import ExplicitSpace
+from evotune.space.parameters import Boolean, Categorical, OrderedParameter, Parameter
+from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Value
+
+MAX_BYTES: Final = 256 * 1024 * 1024
+_GZIP_MAGIC = b"\x1f\x8b"
+# Old versions of Kernel Tuner record a failure as a time of 1e20 ms.
+_FAILURE_TIME_MS = 1e20
+_FAILURE_KINDS = {
+    "InvalidConfig": OutcomeKind.REJECTED,
+    "CompilationFailedConfig": OutcomeKind.COMPILE_ERROR,
+    "RuntimeFailedConfig": OutcomeKind.LAUNCH_ERROR,
+}
+# The longest tail of a cut file that the decoder can choke on before the end: `-Infinit`.
+_LONGEST_CUT_TOKEN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSpace:
+    """The configurations that were recorded, and what became of each one.
+
+    A failure is a member of the space as any other: whoever proposes it pays for it.
+    `complete` is False when the recording was still being written, or was cut.
+    """
+
+    name: str
+    device_name: str
+    space: ExplicitSpace
+    times_ms: Mapping[Configuration, float]
+    failures: Mapping[Configuration, str]
+    complete: bool = True
+
+    def outcome(self, configuration: Configuration) -> Outcome:
+        """The recorded outcome; UsageError when the configuration was not recorded."""
+        time_ms = self.times_ms.get(configuration)
+        if time_ms is not None:
+            return Outcome(
+                OutcomeKind.OK, fitness=-math.log(time_ms), resources={"time_ms": time_ms}
+            )
+        failure = self.failures.get(configuration)
+        if failure is None:
+            raise UsageError(f"{self.name} holds no record of {configuration!r}")
+        kind = _FAILURE_KINDS.get(failure, OutcomeKind.LAUNCH_ERROR)
+        return Outcome(kind, reason=f"recorded as {failure}")
+
+    @property
+    def best_time_ms(self) -> float:
+        """The optimum of the recording; infinite when every configuration failed."""
+        return min(self.times_ms.values(), default=math.inf)
+
+
+def read_recorded_space(path: Path) -> RecordedSpace:
+    """Read a Kernel Tuner cache, plain or gzip; SpaceError or UsageError for any other file.
+
+    A plain file may end anywhere after `"cache": {`: the entries before that are kept.
+    """
+    text = _read_text(path)
+    try:
+        header, cache, complete = _parse(text)
+        parameters = _parameters(header)
+        configurations = {
+            key: _configuration(key, entry, parameters) for key, entry in cache.items()
+        }
+        times_ms: dict[Configuration, float] = {}
+        failures: dict[Configuration, str] = {}
+        for key, entry in cache.items():
+            time = _time_or_failure(key, entry)
+            if isinstance(time, float):
+                times_ms[configurations[key]] = time
+            else:
+                failures[configurations[key]] = time
+        space = ExplicitSpace(parameters, configurations.values())
+    except SpaceError as error:
+        raise SpaceError(error.message, file=str(path)) from None
+    device_name = header.get("device_name", "")
+    return RecordedSpace(
+        name=f"{header.get('kernel_name') or path.name.partition('.')[0]}",
+        device_name=f"{device_name}",
+        space=space,
+        times_ms=times_ms,
+        failures=failures,
+        complete=complete,
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            zipped = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+            file.seek(0)
+            # The limit is on what is unpacked: a small archive can hold gigabytes.
+            stream = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if zipped else file
+            data = stream.read(MAX_BYTES + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise SpaceError(f"the gzip archive is damaged or cut: {error}", file=str(path)) from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+    if len(data) > MAX_BYTES:
+        raise SpaceError(f"larger than {MAX_BYTES // 2**20} MiB", file=str(path))
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SpaceError(f"not a text file: {error.reason}", file=str(path)) from None
+
+
+def _parse(text: str) -> tuple[Mapping[str, Json], Mapping[str, Json], bool]:
+    """Header, cache entries, and whether the document was complete."""
+    try:
+        document = json.loads(text)
+        complete = True
+    except json.JSONDecodeError:
+        document = _parse_unfinished(text)
+        complete = False
+    except (ValueError, RecursionError):  # a number of thousands of digits, or deep nesting
+        raise SpaceError("not a Kernel Tuner cache: absurd JSON") from None
+    if not isinstance(document, dict):
+        raise SpaceError("not a Kernel Tuner cache: expected a JSON object")
+    cache = document.get("cache")
+    if not isinstance(cache, dict):
+        raise SpaceError('not a Kernel Tuner cache: no "cache" object')
+    if not cache:
+        raise SpaceError("the recording holds no configuration yet")
+    return document, cache, complete
+
+
+def _parse_unfinished(text: str) -> dict[str, Json]:
+    """The header and every complete entry of a document whose end is missing."""
+    opening = re.search(r'"cache"\s*:\s*\{', text)
+    if opening is None:
+        raise SpaceError("not a Kernel Tuner cache: not JSON, or cut before its entries")
+    decoder = json.JSONDecoder()
+    cache: dict[str, Json] = {}
+    position = opening.end()
+    try:
+        document = json.loads(text[: opening.end()] + "}}")
+        while (position := _skip(text, position, " \t\r\n,")) < len(text) and text[position] != "}":
+            key, after_key = decoder.raw_decode(text, position)
+            entry, after_entry = decoder.raw_decode(text, _skip(text, after_key, " \t\r\n:"))
+            if not isinstance(key, str):
+                raise SpaceError(f"expected a key at character {position}")
+            cache[key] = entry
+            position = after_entry
+    except json.JSONDecodeError as error:
+        at_the_end = len(text.rstrip()) - error.pos <= _LONGEST_CUT_TOKEN
+        if not (at_the_end or error.msg.startswith("Unterminated string")):
+            raise SpaceError(f"{error.msg}, line {error.lineno} column {error.colno}") from None
+    except (ValueError, RecursionError):
+        raise SpaceError("not a Kernel Tuner cache: absurd JSON") from None
+    return {**document, "cache": cache} if isinstance(document, dict) else {"cache": cache}
+
+
+def _skip(text: str, position: int, characters: str) -> int:
+    while position < len(text) and text[position] in characters:
+        position += 1
+    return position
+
+
+def _parameters(header: Mapping[str, Json]) -> tuple[Parameter, ...]:
+    names = header.get("tune_params_keys")
+    domains = header.get("tune_params")
+    if not isinstance(names, list) or not names or not isinstance(domains, dict):
+        raise SpaceError('"tune_params_keys" and "tune_params" must name the parameters')
+    if not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
+        raise SpaceError('"tune_params_keys" must be distinct names')
+    return tuple(_parameter(name, domains.get(name)) for name in names)
+
+
+def _parameter(name: str, domain: Json) -> Parameter:
+    if not isinstance(domain, list) or not domain or not all(map(_is_value, domain)):
+        raise SpaceError(f"parameter {name} needs a list of numbers, strings or booleans")
+    values: list[Value] = list(dict.fromkeys(domain))
+    if all(isinstance(value, bool) for value in values):
+        return Boolean(name, values)
+    if any(isinstance(value, (bool, str)) for value in values):
+        return Categorical(name, values)
+    return OrderedParameter(name, sorted(values))
+
+
+def _is_value(value: Json) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, (bool, int, str))
+
+
+def _configuration(key: str, entry: Json, parameters: tuple[Parameter, ...]) -> Configuration:
+    if not isinstance(entry, dict):
+        raise SpaceError(f'entry "{key}" is not an object')
+    values: dict[str, Value] = {}
+    for parameter in parameters:
+        value = entry.get(parameter.name)
+        if value is None or not _is_value(value) or value not in parameter:
+            raise SpaceError(
+                f'entry "{key}" has {parameter.name} = {value!r}, which "tune_params" does not list'
+            )
+        # The domain's own value: recorders write the same number as 1 and as 1.0.
+        values[parameter.name] = parameter.values[parameter.index(value)]
+    return Configuration(values)
+
+
+def _time_or_failure(key: str, entry: Mapping[str, Json]) -> float | str:
+    if "time" not in entry:
+        raise SpaceError(f'entry "{key}" has no "time"')
+    time = entry["time"]
+    if isinstance(time, str):
+        return time
+    is_number = isinstance(time, (int, float)) and not isinstance(time, bool)
+    if is_number and 0 < time < _FAILURE_TIME_MS:  # false for NaN
+        return float(time)
+    return f"a time of {time!r} ms" if is_number else "no time"

@@ -1,0 +1,1 @@
+"""Runs: everything between a command and the packages that do the work."""

@@ -1,0 +1,45 @@
+"""Confirming the best trials: a fresh process, unseen inputs, held-out shapes, more samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+
+from evotune.execute.protocol import Executor, Proposal
+from evotune.trial import Outcome, Trial
+
+
+def finalists(trials: Iterable[Trial]) -> list[Trial]:
+    """Successful trials, best first, one of each machine code."""
+    ok = [t for t in trials if t.outcome.ok and t.outcome.duplicate_of is None]
+    return sorted(ok, key=lambda t: (-(t.outcome.fitness or 0.0), t.number))
+
+
+def confirm(
+    executor: Executor,
+    candidates: Iterable[Trial],
+    *,
+    known: Mapping[int, Outcome],
+    count: int,
+    propose: Callable[[Trial], Proposal],
+    stop: Callable[[], bool],
+) -> Iterator[tuple[Trial, Outcome]]:
+    """Confirms one after the other until `count` of them passed, those `known` included.
+
+    Gives up after three times as many; ends early when `stop` says so.
+    """
+    passed = 0
+    for trial in islice(candidates, 3 * count):
+        if passed == count:
+            return
+        outcome = known.get(trial.number)
+        if outcome is None:
+            executor.submit(propose(trial))
+            finished: list[tuple[int, Outcome]] = []
+            while not finished:
+                if stop():
+                    return
+                finished = executor.poll(0.5)
+            outcome = finished[0][1]
+            yield trial, outcome
+        passed += outcome.ok

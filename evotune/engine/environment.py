@@ -1,0 +1,73 @@
+"""Where and with what a run was made: enough to judge, and to repeat, its figures."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+import evotune
+from evotune.device.cpu import CpuCompiler
+from evotune.device.profile import DeviceProfile
+from evotune.trial import Json
+
+PACKAGES = (
+    "torch",
+    "numpy",
+    "deap",
+    "pandas",
+    "pyyaml",
+    "pydantic",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+)
+
+
+def package_versions(names: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """Versions of the installed ones."""
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def describe(profile: DeviceProfile, command: Sequence[str]) -> dict[str, Json]:
+    """A JSON record; it names no user and no host."""
+    record: dict[str, Json] = {
+        "evotune": evotune.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": package_versions(),
+        "device": profile.to_json(),
+        "cores": os.cpu_count(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": list(command) or [os.path.basename(sys.argv[0]), *sys.argv[1:]],
+    }
+    if profile.backend == "cpu":
+        record["compiler"] = CpuCompiler().version()
+    return record
+
+
+def changes(before: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]:
+    """What differs, in words, among the things that times depend on."""
+    old, new = _times_depend_on(before), _times_depend_on(now)
+    return [
+        f"{name}: {old.get(name)} then, {new.get(name)} now"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _times_depend_on(record: Mapping[str, Json]) -> dict[str, Json]:
+    device = record["device"]
+    facts = {"backend": device["backend"], "device": device["name"], **device["attributes"]}
+    if device["backend"] != "recorded":
+        facts["torch"] = record["packages"].get("torch")
+        facts["compiler"] = record.get("compiler")
+    return facts

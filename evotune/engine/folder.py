@@ -1,0 +1,119 @@
+"""A run's folder: its name, its files, its lock, and how a user's text finds it.
+
+runs/<id>/store.sqlite       outcomes, confirmations, snapshots of the search
+runs/<id>/sources/           the space and every kernel source, as they were at the start
+runs/<id>/environment.json   versions, device, flags, command
+runs/<id>/lock               held (flock) by the process that works on the run
+runs/<id>/logs/              what compilers and workers said; scratch files
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from evotune.errors import RunLocked, UsageError
+
+
+class RunFolder:
+    """Paths inside one run's folder."""
+
+    def __init__(self, path: Path) -> None:
+        # Absolute: compilers and workers run in other folders.
+        self.path = path.absolute()
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def store(self) -> Path:
+        return self.path / "store.sqlite"
+
+    @property
+    def sources(self) -> Path:
+        return self.path / "sources"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the run's lock; RunLocked, naming the holder, when another process has it."""
+        handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+                raise RunLocked(f"run {self.id} is being worked on by process {holder}") from None
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
+            yield
+        finally:
+            os.close(handle)  # closing releases the lock, as dying does
+
+    def holder(self) -> int | None:
+        """Process id of whoever works on the run now; None when nobody does."""
+        try:
+            handle = os.open(self.path / "lock", os.O_RDWR)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = os.pread(handle, 32, 0).decode(errors="replace").strip()
+            return int(text) if text.isdigit() else 0
+        finally:
+            os.close(handle)
+        return None
+
+
+def create_folder(runs_dir: Path, name: str) -> RunFolder:
+    """A new run's folder; UsageError when it cannot be made."""
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower()[:40] or "run"
+    now = datetime.now(UTC)
+    path = runs_dir / f"{now:%Y%m%d-%H%M%S-%f}-{slug}"
+    try:
+        path.mkdir(parents=True)
+        (path / "sources").mkdir()
+        (path / "logs").mkdir()
+    except OSError as error:
+        raise UsageError(f"cannot create the run's folder {path}: {error.strerror}") from error
+    return RunFolder(path)
+
+
+def find_run(text: str, runs_dir: Path) -> RunFolder:
+    """The run that an id, a unique part of its beginning, or a path names; `latest` too."""
+    path = Path(text)
+    if (path / "store.sqlite").is_file():
+        return RunFolder(path)
+    runs = list_runs(runs_dir)
+    if text == "latest" and runs:
+        return runs[-1]
+    matches = [run for run in runs if run.id.startswith(text)] if text else []
+    exact = [run for run in matches if run.id == text]
+    if exact or len(matches) == 1:
+        return (exact or matches)[0]
+    if matches:
+        names = ", ".join(run.id for run in matches[:5])
+        raise UsageError(f"{text!r} fits {len(matches)} runs: {names}")
+    if text and any(path.parent.name.startswith(text) for path in runs_dir.glob("*/sources")):
+        raise UsageError(f"run {text} was killed before it began; start it again")
+    known = f"{len(runs)} runs are there" if runs else "there are none"
+    raise UsageError(f"no run {text!r} in {runs_dir} ({known})")
+
+
+def list_runs(runs_dir: Path) -> list[RunFolder]:
+    """All runs of a folder, oldest first."""
+    return [RunFolder(path.parent) for path in sorted(runs_dir.glob("*/store.sqlite"))]

@@ -1,0 +1,67 @@
+"""What a run tells whoever watches it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from evotune.trial import Configuration, Outcome, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """Fixed facts of a run, known when it starts or resumes."""
+
+    id: str
+    path: str
+    space: str
+    device: str
+    strategy: str
+    seed: int
+    population: int
+    trials: int
+    minutes: float | None
+    already_done: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run stands after a tell."""
+
+    told: int
+    elapsed_s: float
+    generation: int
+    best: Trial | None
+    elites: Sequence[tuple[float, Configuration]] = ()
+
+
+class Observer(Protocol):
+    """Called from the run's own thread; must be quick and must not raise."""
+
+    def started(self, info: RunInfo) -> None:
+        """First of all: the run has its folder and its lock."""
+
+    def phase(self, text: str) -> None:
+        """A new stage: timing the baselines, searching, confirming champions."""
+
+    def told(self, trial: Trial, progress: Progress) -> None: ...
+
+    def confirmed(self, trial: Trial, outcome: Outcome) -> None: ...
+
+    def finished(self, reason: str) -> None:
+        """`reason`: trials, minutes, exhausted or interrupted."""
+
+
+class SilentObserver:
+    """Watches nothing."""
+
+    def phase(self, text: str) -> None: ...
+
+    def started(self, info: RunInfo) -> None: ...
+
+    def told(self, trial: Trial, progress: Progress) -> None: ...
+
+    def confirmed(self, trial: Trial, outcome: Outcome) -> None: ...
+
+    def finished(self, reason: str) -> None: ...

@@ -1,0 +1,243 @@
+"""From a configuration to everything needed to compile, launch, check and time it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from evotune.device.launch import Argument, CompileJob, Launch, LaunchPlan, Workspace
+from evotune.device.profile import DeviceProfile
+from evotune.device.sources import fingerprint, read_sources
+from evotune.errors import SpaceError
+from evotune.execute.protocol import EDGE, HELD_OUT, TIMED, CaseJob, Proposal
+from evotune.problems.base import Case, Problem
+from evotune.space.binding import bind
+from evotune.space.bound import BoundSpace
+from evotune.space.document import SpaceDocument
+from evotune.space.language.expression import Expression
+from evotune.space.specs import ArgumentSpec, KernelSpec
+from evotune.trial import Configuration, Value
+
+
+class Planner:
+    """Turns configurations of one bound space into proposals. Raises SpaceError when made."""
+
+    def __init__(
+        self,
+        document: SpaceDocument,
+        bound: BoundSpace,
+        problem: Problem,
+        cases: Mapping[str, Sequence[Case]],
+        profile: DeviceProfile,
+    ) -> None:
+        self.bound = bound
+        self._document = document
+        self._problem = problem
+        self._cases = cases
+        self._profile = profile
+        self._sources = {
+            kernel.name: fingerprint(read_kernel_sources(document, kernel))
+            for kernel in document.kernels
+        }
+        self._choices = _choice_constants(document)
+        self._refuse_collisions()
+
+    def proposal(
+        self, number: int, configuration: Configuration, *, confirm: bool = False
+    ) -> Proposal:
+        """Held-out cases join when a champion is confirmed."""
+        kernel = self._kernel(configuration)
+        roles = (TIMED, EDGE, HELD_OUT) if confirm else (TIMED, EDGE)
+        jobs = []
+        for role in roles:
+            for case in self._cases[role]:
+                unsupported = kernel.unsupported(case.symbols)
+                if unsupported is None:
+                    jobs.append(self._case_job(kernel, configuration, case, role))
+                elif role == TIMED:
+                    return Proposal(number, configuration, rejection=unsupported, confirm=confirm)
+        return Proposal(number, configuration, tuple(jobs), confirm=confirm)
+
+    def compile_jobs(self, configuration: Configuration) -> list[CompileJob]:
+        """The distinct compiler runs that the timed cases need."""
+        jobs = {job.compile.key: job.compile for job in self.proposal(0, configuration).cases}
+        return list(jobs.values())
+
+    def _refuse_collisions(self) -> None:
+        """Two things that would become one -D name are an error where the second one stands."""
+        taken = {f"DTYPE_{dtype.upper()}" for dtype in self._problem.dtypes} | {"DTYPE"}
+        for kernel in self._document.kernels:
+            taken |= {name.upper() for name in kernel.define}
+        for spec in self._document.parameters:
+            choices = [v for v in (*spec.parameter.values, spec.otherwise) if isinstance(v, str)]
+            words = [f"{spec.name}_{word.upper()}" for word in dict.fromkeys(choices)]
+            for name in (spec.name, *(words if spec.name != "KERNEL" else ())):
+                if name in taken:
+                    raise spec.position.error(
+                        f"{spec.name} needs the macro {name}, which is taken by another parameter, "
+                        "choice, dtype or compiled-in symbol"
+                    )
+                taken.add(name)
+
+    def _kernel(self, configuration: Configuration) -> KernelSpec:
+        name = configuration.get("KERNEL")
+        return self._document.kernel(str(name) if name is not None else None)
+
+    def _case_job(
+        self, kernel: KernelSpec, configuration: Configuration, case: Case, role: str
+    ) -> CaseJob:
+        return CaseJob(
+            case=case,
+            role=role,
+            compile=self._compile_job(kernel, configuration, case),
+            plan=self._launch_plan(kernel, configuration, case),
+            flops=self._problem.flops(case),
+        )
+
+    def _compile_job(
+        self, kernel: KernelSpec, configuration: Configuration, case: Case
+    ) -> CompileJob:
+        defines = dict(self._choices)
+        for name, value in configuration.items():
+            if name != "KERNEL":
+                defines[name] = _as_integer(name, value, defines)
+        for index, dtype in enumerate(self._problem.dtypes, start=1):
+            defines[f"DTYPE_{dtype.upper()}"] = index
+        defines["DTYPE"] = defines[f"DTYPE_{self._problem.dtype.upper()}"]
+        for name in kernel.define:
+            if name != "dtype":
+                defines[name.upper()] = _as_integer(name, case.symbols[name], defines)
+        return CompileJob(
+            language=kernel.language,
+            root=str(self._document.root.absolute()),
+            source=kernel.source.relative_to(self._document.root).as_posix(),
+            defines=tuple(defines.items()),
+            options=kernel.options,
+            arch=self._profile.arch,
+            sources_sha256=self._sources[kernel.name],
+        )
+
+    def _launch_plan(
+        self, kernel: KernelSpec, configuration: Configuration, case: Case
+    ) -> LaunchPlan:
+        def integer(expression: Expression) -> int:
+            return int(self.bound.evaluate(expression, configuration, case.symbols))
+
+        workspaces = tuple(
+            Workspace(spec.name, integer(spec.size_bytes), spec.init) for spec in kernel.workspace
+        )
+        buffers = {spec.name for spec in self._problem.tensors(case)}
+        return LaunchPlan(
+            entry=kernel.entry,
+            arguments=tuple(
+                self._argument(argument, kernel, buffers, configuration, case)
+                for argument in kernel.arguments
+            ),
+            workspaces=workspaces,
+            launches=tuple(
+                Launch(
+                    tuple(integer(e) for e in spec.grid),
+                    tuple(integer(e) for e in spec.block),
+                    integer(spec.shared_bytes),
+                )
+                for spec in kernel.launches
+            ),
+        )
+
+    def _argument(
+        self,
+        argument: ArgumentSpec,
+        kernel: KernelSpec,
+        buffers: Iterable[str],
+        configuration: Configuration,
+        case: Case,
+    ) -> Argument:
+        if argument.value is not None:
+            value = self.bound.evaluate(argument.value, configuration, case.symbols)
+            return Argument(str(argument.type), value=_as_number(value))
+        name = str(argument.name)
+        if name in buffers:
+            return Argument("tensor", name)
+        if any(workspace.name == name for workspace in kernel.workspace):
+            return Argument("workspace", name)
+        value = self.bound.evaluate(name, configuration, case.symbols)
+        if isinstance(value, str):
+            raise argument.position.error(f"{name} is {value!r}: expected a tensor or a number")
+        number = _as_number(value)
+        return Argument("float32" if isinstance(number, float) else "int32", value=number)
+
+
+def read_kernel_sources(document: SpaceDocument, kernel: KernelSpec) -> dict[str, bytes]:
+    """The kernel's files by their path under the root; SpaceError at the kernel's position."""
+    source = kernel.source.relative_to(document.root).as_posix()
+    try:
+        return read_sources(document.root, source)
+    except SpaceError as error:
+        raise kernel.position.error(error.message) from error
+
+
+def bind_space(
+    document: SpaceDocument, problem: Problem, profile: DeviceProfile
+) -> tuple[BoundSpace, dict[str, list[Case]]]:
+    """The bound space and its cases by role; every mistake is a SpaceError with a position."""
+    spec = document.problem
+    assert spec is not None
+    try:
+        timed = [problem.case(shape, variant) for shape in spec.shapes for variant in spec.variants]
+        held_out = [
+            problem.case(shape, variant) for shape in spec.held_out for variant in spec.variants
+        ]
+    except ValueError as error:
+        raise spec.position.error(str(error)) from error
+    bound = bind(document, [dict(case.symbols) for case in timed], dict(profile.attributes))
+    edges: dict[str, Case] = {}
+    for case in timed:
+        for edge in problem.edge_cases(case):
+            edges[edge.label] = edge
+    measured = {case.label for case in timed}
+    edge_cases = [case for label, case in edges.items() if label not in measured]
+    return bound, {TIMED: timed, EDGE: edge_cases, HELD_OUT: held_out}
+
+
+def source_files(document: SpaceDocument) -> dict[str, bytes]:
+    """Every kernel's files, for a run's snapshot."""
+    files: dict[str, bytes] = {}
+    for kernel in document.kernels:
+        files |= read_kernel_sources(document, kernel)
+    return files
+
+
+def space_file_name(document: SpaceDocument) -> str:
+    """Where the space lies under its root (at the top if it lies elsewhere)."""
+    path, root = document.path.resolve(), document.root.resolve()
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else Path(path).name
+
+
+def _choice_constants(document: SpaceDocument) -> dict[str, int]:
+    """NAME_CHOICE constants for every parameter that has identifiers among its values.
+
+    They count from 1: the preprocessor takes a name it does not know for 0, and a choice that
+    a space leaves out must not look like one that it has.
+    """
+    constants: dict[str, int] = {}
+    for spec in document.parameters:
+        if spec.name == "KERNEL":
+            continue
+        words = [value for value in (*spec.parameter.values, spec.otherwise)]
+        identifiers = list(dict.fromkeys(word for word in words if isinstance(word, str)))
+        for index, word in enumerate(identifiers, start=1):
+            constants[f"{spec.name}_{word.upper()}"] = index
+    return constants
+
+
+def _as_integer(name: str, value: Value, constants: Mapping[str, int]) -> int:
+    if isinstance(value, str):
+        return constants[f"{name.upper()}_{value.upper()}"]
+    return int(value)
+
+
+def _as_number(value: Value) -> int | float:
+    if isinstance(value, bool):
+        return int(value)
+    assert not isinstance(value, str)
+    return value

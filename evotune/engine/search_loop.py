@@ -1,0 +1,177 @@
+"""The loop of a run: ask, execute, store, tell. Deterministic and yet never idle.
+
+Proposal n is asked exactly when the outcomes of the trials before n - LOOKAHEAD have been
+told, however early or late the later ones arrive. So what is asked depends only on the seed
+and the outcomes, and a run that was killed asks for the same configurations again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from evotune.engine.observer import Observer, Progress
+from evotune.errors import StoreError
+from evotune.execute.protocol import Executor, Proposal
+from evotune.search.strategy import Strategy
+from evotune.store import RunStore
+from evotune.trial import Configuration, Outcome, Trial
+
+_SNAPSHOT_EVERY = 1000
+_POLL_S = 0.5
+_FINISH_S = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """When to stop: proposals in all, and seconds in all (pauses between sessions left out)."""
+
+    trials: int
+    seconds: float | None
+
+
+class SearchLoop:
+    """One session of a run. `stop` is asked between events: True ends the session early."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        strategy: Strategy,
+        executor: Executor,
+        propose: Callable[[int, Configuration], Proposal],
+        *,
+        lookahead: int,
+        budget: Budget,
+        elapsed_s: float,
+        stop: Callable[[], bool],
+        observer: Observer,
+    ) -> None:
+        self._store = store
+        self._strategy = strategy
+        self._executor = executor
+        self._propose = propose
+        self._lookahead = lookahead
+        self._budget = budget
+        self._stop = stop
+        self._observer = observer
+        self._started_s = time.monotonic() - elapsed_s
+        self._stored: dict[int, Trial] = {}
+        self._pending: deque[Configuration] = deque()
+        self._arrived: dict[int, Outcome] = {}
+        self._told = 0
+        self._asked = 0
+        self._exhausted = False
+        self._best: Trial | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def run(self) -> str:
+        """Why it ended: trials, minutes, exhausted or interrupted."""
+        self._restore()
+        while True:
+            self._advance()
+            if self._told >= self._asked and (
+                self._exhausted or self._asked >= self._budget.trials
+            ):
+                return "exhausted" if self._exhausted else "trials"
+            reason = self._stop_reason()
+            if reason:
+                self._collect(_FINISH_S)
+                self._advance()
+                return reason
+            self._collect(_POLL_S)
+
+    def _stop_reason(self) -> str:
+        if self._stop():
+            return "interrupted"
+        seconds = self._budget.seconds
+        return "minutes" if seconds is not None and self.elapsed_s >= seconds else ""
+
+    def _restore(self) -> None:
+        """Takes up the newest snapshot that still lets every missing proposal be asked in turn."""
+        stored = {trial.number: trial for trial in self._store.trials()}
+        first_missing = next(n for n in range(len(stored) + 1) if n not in stored)
+        snapshot = self._store.snapshot(at_most=max(0, first_missing - self._lookahead))
+        if snapshot is not None:
+            told, state = snapshot
+            self._strategy.restore(state)
+            self._told = told
+            # Proposals up to `told + lookahead` were asked by then.
+            self._asked = told
+            for number in range(told):
+                self._see(stored[number])
+        self._stored = {n: trial for n, trial in stored.items() if n >= self._told}
+
+    def _advance(self) -> None:
+        """Asks and tells as far as the outcomes at hand allow."""
+        while True:
+            self._ask()
+            if self._told not in self._arrived:
+                return
+            self._tell()
+
+    def _ask(self) -> None:
+        while (
+            not self._exhausted
+            and self._asked <= self._told + self._lookahead
+            and self._asked < self._budget.trials
+        ):
+            number = self._asked
+            known = self._stored.pop(number, None)
+            if known is not None:
+                configuration: Configuration | None = known.configuration
+                self._arrived[number] = known.outcome
+            else:
+                configuration = self._strategy.ask(number, tuple(self._pending))
+            if configuration is None:
+                self._exhausted = True
+                return
+            self._pending.append(configuration)
+            self._asked += 1
+            if known is None:
+                self._executor.submit(self._propose(number, configuration))
+
+    def _tell(self) -> None:
+        number = self._told
+        trial = Trial(number, self._pending.popleft(), self._arrived.pop(number))
+        self._strategy.tell(trial)
+        self._told += 1
+        self._see(trial)
+        elites = self._strategy.elites
+        if elites:
+            self._executor.set_contender(elites[-1].fitness)
+        if self._told % _SNAPSHOT_EVERY == 0:
+            self._store.save_snapshot(self._told, self._strategy.snapshot())
+        progress = Progress(
+            told=self._told,
+            elapsed_s=self.elapsed_s,
+            generation=self._strategy.generation,
+            best=self._best,
+            elites=[(elite.fitness, elite.configuration) for elite in elites],
+        )
+        self._observer.told(trial, progress)
+
+    def _see(self, trial: Trial) -> None:
+        fitness = trial.outcome.fitness
+        if fitness is None:
+            return
+        best = self._best.outcome.fitness if self._best is not None else None
+        if best is None or fitness > best:
+            self._best = trial
+
+    def _collect(self, timeout_s: float) -> None:
+        """Stores what has finished, before the search may see it."""
+        for number, outcome in self._executor.poll(timeout_s):
+            place = number - self._told
+            if not 0 <= place < len(self._pending):
+                raise StoreError(
+                    f"an outcome arrived for proposal {number}, which nobody asked for"
+                )
+            trial = Trial(number, self._pending[place], outcome)
+            self._store.append(trial, self.elapsed_s)
+            self._arrived[number] = outcome
+        self._store.sync()

@@ -1,0 +1,136 @@
+"""Starting and resuming runs: joins space, problem, device, store, search and executor."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from evotune.device.profile import DeviceProfile
+from evotune.engine import environment
+from evotune.engine.folder import RunFolder, create_folder
+from evotune.engine.observer import Observer
+from evotune.engine.setup import load_setup, snapshot
+from evotune.engine.spaces import find_space, flagship
+from evotune.engine.work import RunWork, search_settings
+from evotune.errors import EnvironmentProblem, UsageError
+from evotune.search.catalog import create_strategy
+from evotune.search.strategy import SearchSettings
+from evotune.space.document import SpaceDocument
+from evotune.store import RunStore
+from evotune.trial import Json
+
+_CHAMPIONS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What the user asked for; None means: as the space says."""
+
+    space: str | None
+    device: str = "auto"
+    runs_dir: Path = Path("runs")
+    trials: int | None = None
+    minutes: float | None = None
+    seed: int | None = None
+    strategy: str | None = None
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """`reason`: trials, minutes, exhausted or interrupted."""
+
+    run: RunFolder
+    reason: str
+    ok_trials: int
+
+
+def start_run(request: RunRequest, observer: Observer) -> RunResult:
+    """A new run, to its end. Everything that can be refused is refused before it has a folder."""
+    path = flagship(request.device) if request.space is None else find_space(request.space)
+    setup = load_setup(path, request.device)
+    settings = _settings(setup.document, request)
+    create_strategy(settings["strategy"], setup.space, search_settings(settings))
+    setup.space.size()  # refuses a space without a valid configuration
+    described = environment.describe(setup.profile, request.command)
+    run = create_folder(request.runs_dir, setup.name)
+    problem = setup.document.problem if setup.document else None
+    space_file = snapshot(run, setup, path)
+    run.environment.write_text(json.dumps(described, indent=2) + "\n")
+    facts = {
+        "space": setup.name,
+        "space_file": space_file,
+        "kind": "kernel" if setup.planner else "recorded",
+        "device": setup.profile.to_json(),
+        "problem": {"name": problem.name, "dtype": problem.dtype} if problem else {},
+        "settings": settings,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": described["command"],
+        "state": "running",
+    }
+    with run.locked(), RunStore.create(run.store, facts) as store:
+        # From here on the run lives on its own copies of the sources.
+        own = load_setup(run.sources / space_file, request.device, run)
+        return _finish(RunWork(run, store, own, observer))
+
+
+def resume_run(
+    run: RunFolder,
+    observer: Observer,
+    *,
+    trials: int | None = None,
+    minutes: float | None = None,
+    allow_mixed: bool = False,
+) -> RunResult:
+    """Goes on with a run; `trials` and `minutes` are new totals."""
+    with run.locked(), RunStore.open_for_writing(run.store) as store:
+        settings = dict(store.meta("settings", {}))
+        done = store.count()
+        if trials is not None and trials < done:
+            raise UsageError(f"run {run.id} has {done} trials already; ask for more than that")
+        for name, value in (("trials", trials), ("minutes", minutes)):
+            if value is not None:
+                settings[name] = value
+        if done >= settings["trials"]:
+            observer.phase(f"all {done} trials are done; --trials asks for more")
+        recorded = DeviceProfile.from_json(store.meta("device"))
+        device = "cpu" if recorded.backend == "cpu" else "auto"
+        setup = load_setup(run.sources / str(store.meta("space_file")), device, run)
+        changes = environment.changes(
+            json.loads(run.environment.read_text()), environment.describe(setup.profile, ())
+        )
+        if changes and not allow_mixed:
+            raise EnvironmentProblem(
+                f"run {run.id} was made elsewhere ({'; '.join(changes)}): times would not compare; "
+                "use --allow-mixed to go on all the same"
+            )
+        store.set_meta("settings", settings)
+        store.set_meta("state", "running")
+        return _finish(RunWork(run, store, setup, observer))
+
+
+def _settings(document: SpaceDocument | None, request: RunRequest) -> dict[str, Json]:
+    defaults = SearchSettings()
+    settings: dict[str, Json] = {
+        "strategy": document.search.strategy if document else "evolution",
+        "seed": document.search.seed if document else defaults.seed,
+        "population": document.search.population if document else defaults.population,
+        "elites": document.search.elites if document else defaults.elites,
+        "lookahead": document.search.lookahead if document else defaults.lookahead,
+        "trials": document.budget.trials if document else 1000,
+        "minutes": document.budget.minutes if document else None,
+        "champions": _CHAMPIONS,
+    }
+    for name in ("strategy", "seed", "trials", "minutes"):
+        value = getattr(request, name)
+        if value is not None:
+            settings[name] = value
+    return settings
+
+
+def _finish(work: RunWork) -> RunResult:
+    reason = work.run_to_end()
+    ok_trials = sum(trial.outcome.ok for trial in work.store.trials())
+    return RunResult(work.run, reason, ok_trials)

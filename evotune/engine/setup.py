@@ -1,0 +1,120 @@
+"""A space made ready to search, and its copy in a run's folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from evotune.device import cpu
+from evotune.device.discover import choose_backend, open_profile
+from evotune.device.profile import DeviceProfile
+from evotune.device.recorded import RecordedSpace, read_recorded_space
+from evotune.engine.folder import RunFolder
+from evotune.engine.planning import Planner, bind_space, source_files, space_file_name
+from evotune.engine.spaces import is_recording
+from evotune.errors import SpaceError, UsageError
+from evotune.problems import Case, create_problem
+from evotune.space.document import SpaceDocument, load_space
+from evotune.space.protocol import SearchSpace
+
+_RECORDED_PROFILE = DeviceProfile("recorded", "recorded", "", {})
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A space ready to search: what `start_run` and `resume_run` share.
+
+    `planner` is None for a recorded space, `recording` for every other one.
+    """
+
+    name: str
+    space: SearchSpace
+    profile: DeviceProfile
+    document: SpaceDocument | None
+    planner: Planner | None
+    recording: RecordedSpace | None
+    cases: dict[str, list[Case]]
+    delay_ms: float = 0.0
+
+
+def load_setup(path: Path, device: str, run: RunFolder | None = None) -> Setup:
+    """Reads and binds a space file or a recording, for a device."""
+    root = run.sources if run is not None else None
+    wants_device = device not in ("auto", "recorded") and run is None
+    if is_recording(path):
+        _refuse_device(path, wants_device)
+        return _recorded_setup(path.name.partition(".")[0], read_recorded_space(path), None)
+    document = load_space(path, root=root)
+    if document.recorded is not None:
+        _refuse_device(path, wants_device)
+        recording = read_recorded_space(document.recorded.file)
+        setup = _recorded_setup(document.name, recording, document)
+        return dataclasses.replace(setup, delay_ms=document.recorded.delay_ms)
+    if device == "recorded":
+        raise UsageError(f"{path} is not a recorded space")
+    languages = {kernel.language for kernel in document.kernels}
+    if len(languages) > 1:
+        raise document.kernels[0].position.error("kernels of one space must be of one language")
+    backend = "cpu" if languages == {"cpp"} else "cuda"
+    if device != "auto" and choose_backend(device) != backend:
+        raise UsageError(f"{path} holds {backend} kernels; they cannot run on --device {device}")
+    if backend == "cuda":
+        choose_backend("cuda")
+    _refuse_options(document)
+    profile = open_profile(backend)
+    assert document.problem is not None
+    try:
+        problem = create_problem(document.problem.name, document.problem.dtype)
+    except UsageError as error:
+        raise document.problem.position.error(str(error)) from error
+    bound, cases = bind_space(document, problem, profile)
+    planner = Planner(document, bound, problem, cases, profile)
+    return Setup(document.name, bound, profile, document, planner, None, cases)
+
+
+def _refuse_options(document: SpaceDocument) -> None:
+    """Compiler options come from a list: others can load plugins or write files."""
+    for kernel in document.kernels:
+        for option in kernel.options:
+            if option not in cpu.OPTIONS:
+                allowed = ", ".join(sorted(cpu.OPTIONS))
+                raise kernel.position.error(f"option {option!r} is not allowed; allowed: {allowed}")
+
+
+def _refuse_device(path: Path, wants_device: bool) -> None:
+    if wants_device:
+        raise UsageError(f"{path} is a recorded space: it runs on no device")
+
+
+def _recorded_setup(name: str, recording: RecordedSpace, document: SpaceDocument | None) -> Setup:
+    profile = dataclasses.replace(_RECORDED_PROFILE, name=recording.device_name or "recorded")
+    return Setup(name, recording.space, profile, document, None, recording, {})
+
+
+def snapshot(run: RunFolder, setup: Setup, path: Path) -> str:
+    """Copies the space and its sources into the run; the space file's place among them."""
+    if setup.document is None:
+        shutil.copyfile(path, run.sources / path.name)
+        return path.name
+    name = space_file_name(setup.document)
+    files = {name: setup.document.text.encode()}
+    if setup.document.recorded is not None:
+        recording = setup.document.recorded.file
+        files[_recording_name(setup.document)] = recording.read_bytes()
+    else:
+        files |= source_files(setup.document)
+    for relative, content in files.items():
+        target = run.sources / relative
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    return name
+
+
+def _recording_name(document: SpaceDocument) -> str:
+    assert document.recorded is not None
+    file, root = document.recorded.file.resolve(), document.root.resolve()
+    if not file.is_relative_to(root):
+        raise SpaceError(f"the recording {document.recorded.file} lies outside the space's root")
+    return file.relative_to(root).as_posix()

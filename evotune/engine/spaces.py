@@ -1,0 +1,54 @@
+"""Finding a space by path or by the name of one that ships with evotune."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+import evotune
+from evotune.device.discover import choose_backend
+from evotune.errors import EnvironmentProblem, UsageError
+
+_PACKAGE = Path(evotune.__file__).parent
+_FLAGSHIPS = {"cpu": "attention-cpu"}
+_RECORDINGS = (".json", ".json.gz")
+
+
+def shipped_spaces() -> dict[str, Path]:
+    """Name -> path: in an installed package, or in the working tree it is run from."""
+    for folder in (_PACKAGE / "shipped" / "search_spaces", _PACKAGE.parent / "search_spaces"):
+        if folder.is_dir():
+            return {path.stem.replace("_", "-"): path for path in sorted(folder.glob("*.yaml"))}
+    return {}
+
+
+def find_space(text: str) -> Path:
+    """The file a SPACE argument means; UsageError when there is none."""
+    path = Path(text)
+    if path.is_file():
+        return path
+    shipped = shipped_spaces()
+    name = text.replace("_", "-")
+    if name in shipped:
+        return shipped[name]
+    if path.suffix or "/" in text or path.exists():
+        what = "is not a file" if path.exists() else "does not exist"
+        raise UsageError(f"{text}: {what}")
+    close = difflib.get_close_matches(name, shipped, n=1)
+    hint = f"; did you mean {close[0]}?" if close else f"; shipped: {', '.join(shipped)}"
+    raise UsageError(f"no space {text!r}: neither a file nor the name of a shipped space{hint}")
+
+
+def is_recording(path: Path) -> bool:
+    """Whether the file is a recorded space (Kernel Tuner's cache) rather than YAML."""
+    return path.name.endswith(_RECORDINGS)
+
+
+def flagship(device: str) -> Path:
+    """The space that `evotune run` tunes when none is named: attention, for the device."""
+    backend = choose_backend(device)
+    if backend not in _FLAGSHIPS:
+        raise EnvironmentProblem(
+            f"this version of evotune has no space for {backend} yet; use --device cpu"
+        )
+    return find_space(_FLAGSHIPS[backend])

@@ -1,0 +1,37 @@
+"""Ctrl-C and SIGTERM: the first asks a run to end tidily, the second ends it at once."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+
+
+class StopSignal:
+    """A context manager that owns SIGINT and SIGTERM while a run works.
+
+    While `tidy` is False (nothing is in flight) the first signal raises KeyboardInterrupt too.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.tidy = False
+        self._previous: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> StopSignal:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self.requested or not self.tidy:
+            raise KeyboardInterrupt
+        self.requested = True

@@ -1,0 +1,188 @@
+"""One session of a run: baselines, search, confirmation. Needs the run's lock and store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from evotune.engine import champions
+from evotune.engine.folder import RunFolder
+from evotune.engine.observer import Observer, RunInfo
+from evotune.engine.search_loop import Budget, SearchLoop
+from evotune.engine.setup import Setup
+from evotune.engine.stop_signal import StopSignal
+from evotune.execute.build_cache import default_cache_dir
+from evotune.execute.inline import InlineExecutor
+from evotune.execute.local import LocalExecutor, open_local_executor
+from evotune.execute.protocol import HELD_OUT, TIMED, BaselineTiming, Executor, Proposal
+from evotune.problems import Case
+from evotune.search.catalog import create_strategy
+from evotune.search.strategy import SearchSettings
+from evotune.space.document import SpaceDocument
+from evotune.store import RunStore
+from evotune.trial import Configuration, Json, Outcome
+
+
+def search_settings(settings: Json) -> SearchSettings:
+    """From the run's stored settings."""
+    return SearchSettings(
+        seed=settings["seed"],
+        population=settings["population"],
+        elites=settings["elites"],
+        lookahead=settings["lookahead"],
+    )
+
+
+class RunWork:
+    """Searches, then confirms; leaves the run's state in the store whatever happens."""
+
+    def __init__(self, run: RunFolder, store: RunStore, setup: Setup, observer: Observer) -> None:
+        self.run = run
+        self.store = store
+        self._setup = setup
+        self._observer = observer
+        self._signals = StopSignal()
+
+    def run_to_end(self) -> str:
+        """Why it ended: trials, minutes, exhausted or interrupted."""
+        with self._signals:
+            executor: Executor | None = None
+            reason = "interrupted"
+            self._observer.started(self._info(self.store.meta("settings")))
+            try:
+                executor, propose = self._open_executor()
+                reason = self._search(executor, propose)
+                if reason != "interrupted" and self._setup.planner is not None:
+                    executor.drop()
+                    self._confirm(executor)
+                if self._signals.requested:
+                    reason = "interrupted"
+            except KeyboardInterrupt:
+                reason = "interrupted"
+            finally:
+                if executor is not None:
+                    executor.close()
+                finished = reason != "interrupted"
+                self.store.set_meta("state", f"finished:{reason}" if finished else reason)
+        self._observer.finished(reason)
+        return reason
+
+    def _open_executor(self) -> tuple[Executor, Callable[[int, Configuration], Proposal]]:
+        setup = self._setup
+        if setup.recording is not None:
+            return InlineExecutor(setup.recording.outcome, setup.delay_ms / 1000), Proposal
+        document, planner = setup.document, setup.planner
+        assert document is not None
+        assert document.problem is not None
+        assert planner is not None
+        executor = open_local_executor(
+            folder=self.run.logs,
+            cache=default_cache_dir(),
+            profile=setup.profile,
+            problem=document.problem.name,
+            dtype=document.problem.dtype,
+            deterministic=document.deterministic,
+            compile_timeout_s=document.timeouts.compile_s,
+            trial_timeout_s=document.timeouts.trial_s,
+            twins=self._twins(),
+        )
+        try:
+            executor.baselines = self._baselines(document, executor)
+        except BaseException:
+            executor.close()
+            raise
+        return executor, planner.proposal
+
+    def _twins(self) -> dict[str, tuple[int, Outcome]]:
+        """Outcomes by machine code and launch."""
+        twins: dict[str, tuple[int, Outcome]] = {}
+        for trial in self.store.trials():
+            if trial.outcome.binary and trial.outcome.duplicate_of is None:
+                twins.setdefault(trial.outcome.binary, (trial.number, trial.outcome))
+        return twins
+
+    def _baselines(self, document: SpaceDocument, executor: LocalExecutor) -> dict[str, str]:
+        """The baseline of every measured case: chosen once in a run, by time, and kept."""
+        stored = self.store.meta("baselines")
+        if stored is not None:
+            self._observer.phase(_in_words(stored["chosen"]))
+            return dict(stored["chosen"])
+        self._observer.phase("timing the baselines")
+        cases = [*self._setup.cases[TIMED], *self._setup.cases[HELD_OUT]]
+        timings = executor.time_baselines(cases)
+        chosen = {case.label: _choose(document, case, timings) for case in cases}
+        record = {"timings": [timing.to_json() for timing in timings], "chosen": chosen}
+        self.store.set_meta("baselines", record)
+        self._observer.phase(_in_words(chosen))
+        return chosen
+
+    def _search(self, executor: Executor, propose: Callable[[int, Configuration], Proposal]) -> str:
+        settings = self.store.meta("settings")
+        chosen = search_settings(settings)
+        minutes = settings["minutes"]
+        loop = SearchLoop(
+            self.store,
+            create_strategy(settings["strategy"], self._setup.space, chosen),
+            executor,
+            propose,
+            lookahead=chosen.lookahead,
+            budget=Budget(settings["trials"], None if minutes is None else minutes * 60),
+            elapsed_s=self.store.elapsed_s(),
+            stop=lambda: self._signals.requested,
+            observer=self._observer,
+        )
+        self._observer.phase("searching")
+        self._signals.tidy = True
+        return loop.run()
+
+    def _info(self, settings: Json) -> RunInfo:
+        return RunInfo(
+            id=self.run.id,
+            path=str(self.run.path),
+            space=self._setup.name,
+            device=self._setup.profile.name,
+            strategy=settings["strategy"],
+            seed=settings["seed"],
+            population=settings["population"],
+            trials=settings["trials"],
+            minutes=settings["minutes"],
+            already_done=self.store.count(),
+        )
+
+    def _confirm(self, executor: Executor) -> None:
+        """Confirms finalists that were not confirmed before. An interruption loses only these."""
+        planner = self._setup.planner
+        assert planner is not None
+        self._observer.phase("confirming the best in fresh processes")
+        executor.set_contender(float("-inf"))
+        elapsed_s = self.store.elapsed_s()
+        for trial, outcome in champions.confirm(
+            executor,
+            champions.finalists(self.store.trials()),
+            known=self.store.confirmations(),
+            count=self.store.meta("settings")["champions"],
+            propose=lambda t: planner.proposal(t.number, t.configuration, confirm=True),
+            stop=lambda: self._signals.requested,
+        ):
+            self.store.confirm(trial.number, outcome, elapsed_s)
+            self._observer.confirmed(trial, outcome)
+
+
+def _in_words(chosen: Mapping[str, str]) -> str:
+    return "baselines: " + ", ".join(f"{name} for {case}" for case, name in chosen.items())
+
+
+def _choose(document: SpaceDocument, case: Case, timings: Sequence[BaselineTiming]) -> str:
+    """`family:best` is the fastest of the family that passes the gate itself."""
+    usable = [t for t in timings if t.case == case.label and t.passed]
+    family, _, member = document.baseline.partition(":")
+    if member == "best":
+        usable = [t for t in usable if t.name.startswith(f"{family}:")]
+    else:
+        usable = [t for t in usable if t.name == document.baseline]
+    if not usable:
+        names = sorted({t.name for t in timings})
+        raise document.baseline_position.error(
+            f"no baseline {document.baseline!r} for {case.label} on this device; "
+            f"it has {', '.join(names)}"
+        )
+    return min(usable, key=lambda t: t.time_us).name

@@ -1,0 +1,69 @@
+"""Every error evotune raises on purpose, and the exit code each one ends a command with.
+
+    EvotuneError                1   no valid candidate, regression found
+    ├── SpaceError              2   bad space file (carries file:line:column)
+    ├── UsageError              2   bad argument or an unknown run
+    ├── EnvironmentProblem      3   missing compiler, GPU or package (carries the fix)
+    ├── StoreError              4   a damaged run
+    ├── RunLocked               5   another process runs this run
+    └── Interrupted           130   stopped by a signal; resumable
+
+A candidate that fails is never one of these: it is an `evotune.trial.Outcome`.
+"""
+
+from __future__ import annotations
+
+
+class EvotuneError(Exception):
+    """Base of all expected errors. `str(error)` is the one line a user reads."""
+
+    exit_code = 1
+
+
+class SpaceError(EvotuneError):
+    """A space file that cannot be used, with its position when one is known.
+
+    `line` and `column` count from 1, as editors do; 0 means the position is unknown.
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, file: str = "", line: int = 0, column: int = 0) -> None:
+        self.message = message
+        self.file = file
+        self.line = line
+        self.column = column
+        position = file
+        if line:
+            position += f":{line}:{column}"
+        super().__init__(f"{position}: {message}" if position else message)
+
+
+class UsageError(EvotuneError):
+    """An argument that makes no sense, or names something that does not exist."""
+
+    exit_code = 2
+
+
+class EnvironmentProblem(EvotuneError):
+    """Something this machine lacks; the message ends with how to get it."""
+
+    exit_code = 3
+
+
+class StoreError(EvotuneError):
+    """A run's store that is damaged or from another version of evotune."""
+
+    exit_code = 4
+
+
+class RunLocked(EvotuneError):
+    """The run is being worked on by another process."""
+
+    exit_code = 5
+
+
+class Interrupted(EvotuneError):
+    """The user stopped the run; everything finished so far is kept."""
+
+    exit_code = 130

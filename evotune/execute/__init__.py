@@ -1,0 +1,1 @@
+"""Running trials: the compile pool, the killable device worker, and the executors."""

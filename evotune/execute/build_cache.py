@@ -1,0 +1,82 @@
+"""Compiled kernels on disk, named by what made them, checked whenever they are read.
+
+    objects/ab/abcdef….bin   machine code, named by its SHA-256
+    jobs/12/1234….json       which object a compile job made, and the compiler's figures
+
+Files appear whole (written aside, then renamed), so several processes may share a cache.
+Failures are not cached: a time-out or a crash may not happen again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from evotune.device.launch import Binary
+from evotune.trial import Json
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def default_cache_dir() -> Path:
+    """$EVOTUNE_CACHE_DIR, else evotune/ under the user's cache folder."""
+    chosen = os.environ.get("EVOTUNE_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "evotune"
+
+
+class BuildCache:
+    """`key` is a CompileJob's key joined with the compiler's version."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute()
+
+    def get(self, key: str) -> Binary | None:
+        """The cached binary; None when there is none or its bytes are not what they were."""
+        try:
+            entry = json.loads(self._job_path(key).read_bytes())
+            sha256, resources, seconds = entry["sha256"], entry["resources"], entry["seconds"]
+            if not (_SHA256.fullmatch(sha256) and isinstance(resources, dict)):
+                return None
+            path = self._object_path(sha256)
+            content = path.read_bytes()
+            binary = Binary(sha256, str(path), resources, float(seconds), cached=True)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+        if hashlib.sha256(content).hexdigest() != binary.sha256:
+            path.unlink(missing_ok=True)
+            return None
+        return binary
+
+    def put(self, key: str, code: bytes, resources: Mapping[str, Json], seconds: float) -> Binary:
+        sha256 = hashlib.sha256(code).hexdigest()
+        path = self._object_path(sha256)
+        _write_whole(path, code)
+        entry = {"sha256": sha256, "resources": dict(resources), "seconds": seconds}
+        _write_whole(self._job_path(key), json.dumps(entry).encode())
+        return Binary(sha256, str(path), resources, seconds)
+
+    def _object_path(self, sha256: str) -> Path:
+        return self._folder / "objects" / sha256[:2] / f"{sha256}.bin"
+
+    def _job_path(self, key: str) -> Path:
+        return self._folder / "jobs" / key[:2] / f"{key}.json"
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,105 @@
+"""A child process in its own process group: started, spoken to, and killed as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from evotune.execute.channel import Decoder, GarbledMessage, encode
+from evotune.trial import Json
+
+
+class Child:
+    """The parent's side of `python -m evotune.execute.<role>`.
+
+    Its own words (stderr and anything native code prints) go to `log`. It dies with its
+    parent: see `evotune.execute.entry`.
+    """
+
+    def __init__(self, role: str, log: Path, environment: Mapping[str, str]) -> None:
+        self.role = role
+        self._log = log
+        self._decoder = Decoder()
+        self._ended = False
+        self.garbled = False
+        with log.open("ab") as file:
+            self._log_start = file.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", f"evotune.execute.{role}", str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                start_new_session=True,
+                env={**os.environ, **environment},
+            )
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fileno(self) -> int:
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    def send(self, message: Json) -> None:
+        """A broken pipe is not an error here: `receive` will tell that the child is gone."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(encode(message))
+            self._process.stdin.flush()
+
+    def receive(self) -> list[Json] | None:
+        """Messages that have arrived; None when the child is gone or talks nonsense."""
+        try:
+            data = os.read(self.fileno(), 1 << 18)
+        except BlockingIOError:
+            return []
+        if not data:
+            return None
+        try:
+            return self._decoder.feed(data)
+        except GarbledMessage:
+            self.garbled = True
+            return None
+
+    def kill(self) -> int:
+        """Kills the whole group, reaps the child, closes its pipes; its exit status."""
+        if not self._ended:
+            # Until it is reaped, its process id, and so its group's, is nobody else's.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._close_pipes()
+            self._ended = True
+        return self._process.returncode
+
+    def reap(self, grace_s: float = 2.0) -> int:
+        """Exit status of a child that `receive` gave up; what is left of its group is killed."""
+        deadline = time.monotonic() + (0.0 if self.garbled else grace_s)
+        dead = os.WEXITED | os.WNOHANG | os.WNOWAIT  # seen, but not reaped: see `kill`
+        while not self._ended and os.waitid(os.P_PID, self._process.pid, dead) is None:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.005)
+        return self.kill()
+
+    def _close_pipes(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def log_tail(self, limit: int = 4096) -> str:
+        """The last words of this child (not of one before it that shared the log)."""
+        with self._log.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(self._log_start, end - limit))
+            return file.read().decode(errors="replace").strip()

@@ -1,0 +1,85 @@
+"""Child process that compiles: one job at a time, from the build cache when it can."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+from evotune.device.cpu import CpuCompiler
+from evotune.device.launch import Binary, CompileFailure, CompileJob
+from evotune.device.protocol import Compiler
+from evotune.device.sources import fingerprint, read_sources
+from evotune.errors import EnvironmentProblem, SpaceError
+from evotune.execute.build_cache import BuildCache
+from evotune.execute.entry import lower_limit, open_channel
+from evotune.trial import Json, OutcomeKind
+
+_MEMORY_BYTES = 8 << 30  # a template or constexpr that runs away must not take the machine along
+
+
+def compiler_for(language: str) -> Compiler:
+    if language == "cpp":
+        return CpuCompiler()
+    raise ValueError(f"no compiler for language {language}")
+
+
+def build(
+    job: CompileJob, cache: BuildCache, scratch: Path, timeout_s: float
+) -> Binary | CompileFailure:
+    """The job's binary, compiled (in a folder under `scratch`) only if it is not cached."""
+    compiler = compiler_for(job.language)
+    key = hashlib.sha256(f"{job.key}\0{compiler.version()}".encode()).hexdigest()
+    cached = cache.get(key)
+    if cached:
+        return cached
+    with tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True) as folder:
+        output = Path(folder) / "kernel.bin"
+        started = time.monotonic()
+        result = compiler.compile(job, output, timeout_s)
+        if isinstance(result, CompileFailure):
+            return result
+        seconds = time.monotonic() - started
+        if not _sources_unchanged(job):
+            reason = "the kernel's sources changed while the run was going on"
+            return CompileFailure(OutcomeKind.COMPILE_ERROR, reason, "", seconds)
+        return cache.put(key, output.read_bytes(), result, seconds)
+
+
+def _sources_unchanged(job: CompileJob) -> bool:
+    """An edited file must not enter the cache under the key of what it was before."""
+    try:
+        return fingerprint(read_sources(Path(job.root), job.source)) == job.sources_sha256
+    except SpaceError:
+        return False
+
+
+def main() -> None:
+    channel = open_channel(owns_processes=True)
+    lower_limit(resource.RLIMIT_AS, _MEMORY_BYTES)
+    while (message := channel.receive()) is not None:
+        channel.send(_answer(message))
+
+
+def _answer(message: Json) -> Json:
+    """A `binary`, a `failure` of the job, or a `problem` of the machine, which every job has."""
+    job = CompileJob.from_json(message["job"])
+    try:
+        result = build(
+            job,
+            BuildCache(Path(message["cache"])),
+            Path(message["scratch"]),
+            message["timeout_s"],
+        )
+    except EnvironmentProblem as error:
+        return {"problem": str(error)}
+    except OSError as error:  # a full disk, a cache that cannot be written
+        return {"problem": f"cannot compile: {error}; mend it, then resume the run"}
+    kind = "binary" if isinstance(result, Binary) else "failure"
+    return {kind: result.to_json()}
+
+
+if __name__ == "__main__":
+    main()

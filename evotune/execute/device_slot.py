@@ -1,0 +1,202 @@
+"""The device worker as its parent sees it: started, given one trial, killed when it hangs."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+from evotune.device.profile import DeviceProfile
+from evotune.device.signals import describe_status
+from evotune.errors import EnvironmentProblem
+from evotune.execute.child import Child
+from evotune.trial import Json, Outcome, OutcomeKind
+
+_OPEN_TIMEOUT_S = 120.0
+_HARNESS_TIMEOUT_S = 900.0  # references and baselines: our work, and PyTorch's
+_CONFIRM_CASE_S = 30.0  # a champion's case is timed for ten seconds, and not only once
+_LEAST_TIMEOUT_S = 20.0
+_TRIALS_PER_WORKER = 200  # bounds what loaded candidates leave behind in one process
+_TOO_MANY_EXCEPTIONS = 3
+_CRASHES: dict[int, OutcomeKind] = {
+    signal.SIGSEGV: OutcomeKind.ILLEGAL_ACCESS,
+    signal.SIGBUS: OutcomeKind.ILLEGAL_ACCESS,
+    signal.SIGABRT: OutcomeKind.LAUNCH_ERROR,
+    signal.SIGILL: OutcomeKind.LAUNCH_ERROR,
+    signal.SIGFPE: OutcomeKind.LAUNCH_ERROR,
+}
+# How glibc says, before SIGABRT, that it found its heap or stack overwritten.
+_OVERWRITTEN = ("corrupt", "invalid size", "invalid next size", "invalid pointer", "double free",
+                "smashing", "buffer overflow detected")  # fmt: skip
+
+
+class DeviceSlot:
+    """One device's worker. At most one request is under way.
+
+    A trial's time limit counts from when the worker has its inputs and references ready. A
+    trial that crashes a worker which served others before runs once more in a fresh one, since
+    it may be one of those that broke it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        profile: DeviceProfile,
+        problem: str,
+        dtype: str,
+        deterministic: bool,
+        *,
+        longest_trial_s: float = 120.0,
+    ) -> None:
+        self._folder = folder
+        self._longest_trial_s = longest_trial_s
+        self._profile = profile
+        self._hello = {
+            "profile": profile.to_json(),
+            "problem": problem,
+            "dtype": dtype,
+            "deterministic": deterministic,
+        }
+        self._child: Child | None = None
+        self._deadline = 0.0
+        self._limit_s = 0.0
+        self._sent = 0.0
+        self._request: Json = None
+        self._exceptions = 0
+        self._served = 0
+        self._slowest_s = 0.0
+        self._answers = 0
+        self.busy = False
+
+    @property
+    def child(self) -> Child | None:
+        return self._child if self.busy else None
+
+    def start(self, request: Json) -> None:
+        """Sends a request, opening (or renewing) the worker first if need be."""
+        if self._served >= _TRIALS_PER_WORKER:
+            self.close()
+        if self._child is None:
+            self._open()
+        assert self._child is not None
+        self._request = request
+        self._child.send(request)
+        self._start_clock(_HARNESS_TIMEOUT_S)
+        self._served += 1
+        self.busy = True
+
+    def handle(self) -> Json | Outcome | None:
+        """The answer, or an Outcome that says how the worker was lost; None: not yet."""
+        assert self._child is not None
+        messages = self._child.receive()
+        if messages is None:
+            return self._lost()
+        for message in messages:
+            if "prepared" in message:
+                self._start_clock(self._trial_limit_s())
+                continue
+            self.busy = False
+            self._exceptions = 0
+            self._answers += 1
+            self._slowest_s = max(self._slowest_s, time.monotonic() - self._sent)
+            if message.get("retire"):
+                self.close()
+            return message
+        return None
+
+    def expire(self) -> Outcome | None:
+        """Kills a worker past its deadline."""
+        if not self.busy or time.monotonic() <= self._deadline:
+            return None
+        log = self._child.log_tail() if self._child is not None else ""
+        self.close()
+        reason = f"no answer within {self._limit_s:g} s; killed"
+        return Outcome(OutcomeKind.TIMEOUT, reason=reason, log=log)
+
+    def renew(self) -> None:
+        """The next request gets a fresh process."""
+        self.close()
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+        self._child = None
+        self.busy = False
+        self._served = 0
+
+    def _start_clock(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._sent = time.monotonic()
+        self._deadline = self._sent + limit_s
+
+    def _trial_limit_s(self) -> float:
+        """Generous at first, then what trials of this run take, with room."""
+        if self._request["confirm"]:
+            return self._longest_trial_s + _CONFIRM_CASE_S * len(self._request["cases"])
+        if self._answers < 5:
+            return self._longest_trial_s
+        return min(self._longest_trial_s, max(_LEAST_TIMEOUT_S, 10 * self._slowest_s))
+
+    def _open(self) -> None:
+        environment = {}
+        if self._profile.backend == "cpu":
+            count = str(self._profile.attributes["threads"])
+            # Waiting threads sleep: candidate and baseline have separate OpenMP pools, and
+            # one that spins would steal the other's cores.
+            environment = {
+                "OMP_NUM_THREADS": count,
+                "MKL_NUM_THREADS": count,
+                "OMP_WAIT_POLICY": "passive",
+                "OMP_DYNAMIC": "false",
+            }
+        self._child = Child("device_worker", self._folder / "device.log", environment)
+        self._child.send(self._hello)
+        deadline = time.monotonic() + _OPEN_TIMEOUT_S
+        while time.monotonic() < deadline:
+            messages = self._child.receive()
+            if messages is None:
+                break
+            if messages:
+                return
+            time.sleep(0.01)
+        words = self._child.log_tail()
+        self.close()
+        last = words.splitlines()[-1] if words else "it said nothing"
+        raise EnvironmentProblem(f"the device worker does not start: {last}")
+
+    def _lost(self) -> Outcome | None:
+        assert self._child is not None
+        garbled = self._child.garbled
+        status = self._child.reap()
+        log = self._child.log_tail()
+        raised = status == 1 and "Traceback (most recent call last)" in self._child.log_tail(
+            1 << 16
+        )
+        alone = self._served == 1
+        self.close()
+        last = log.splitlines()[-1] if log else ""
+        if garbled:
+            reason = "the device worker's answer was garbled"
+            return Outcome(OutcomeKind.WORKER_LOST, reason=reason, log=log)
+        kind = _crash_kind(status, log)
+        if kind is not None and not alone:
+            self.start(self._request)
+            return None
+        self._exceptions = self._exceptions + 1 if raised else 0
+        if self._exceptions >= _TOO_MANY_EXCEPTIONS:
+            # It is broken itself: no candidate is to blame, and none would fare better.
+            raise EnvironmentProblem(
+                f"the device worker failed {self._exceptions} times in a row: {last}"
+            )
+        reason = f"the device worker {describe_status(status)}"
+        # After a crash by memory access the log's end belongs to whoever wrote last.
+        if last and status != -signal.SIGSEGV:
+            reason += f": {last}"
+        return Outcome(kind or OutcomeKind.WORKER_LOST, reason=reason, log=log)
+
+
+def _crash_kind(status: int, log: str) -> OutcomeKind | None:
+    """What a worker's death says about its candidate; None when it says nothing."""
+    if status == -signal.SIGABRT and any(word in log[-300:] for word in _OVERWRITTEN):
+        return OutcomeKind.ILLEGAL_ACCESS
+    return _CRASHES.get(-status)

@@ -1,0 +1,57 @@
+"""Child process that owns the device: verifies and measures one trial at a time."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from evotune.device.cpu import CpuSession
+from evotune.device.profile import DeviceProfile
+from evotune.device.protocol import Session
+from evotune.execute.channel import BlockingChannel
+from evotune.execute.entry import open_channel
+from evotune.problems import Case, create_problem
+from evotune.trial import Json
+
+if TYPE_CHECKING:
+    from evotune.execute.trial_runner import TrialRunner
+
+
+def open_session(profile: DeviceProfile) -> Session:
+    if profile.backend == "cpu":
+        return CpuSession()
+    raise ValueError(f"no session for backend {profile.backend}")
+
+
+def main() -> None:
+    channel = open_channel(owns_processes=False)
+    # Only now: PyTorch takes seconds to import, and the parent may die meanwhile.
+    from evotune.execute.trial_runner import TrialRunner
+
+    warnings.simplefilter("ignore")  # PyTorch explains refused backends at length
+    hello = channel.receive()
+    if hello is None:
+        return
+    profile = DeviceProfile.from_json(hello["profile"])
+    problem = create_problem(hello["problem"], hello["dtype"])
+    session = open_session(profile)
+    runner = TrialRunner(session, profile, problem, deterministic=hello["deterministic"])
+    channel.send({"ready": True, "state": dict(session.state())})
+    while (message := channel.receive()) is not None:
+        _serve(channel, runner, message)
+
+
+def _serve(channel: BlockingChannel, runner: TrialRunner, message: Json) -> None:
+    if message["request"] == "time_baselines":
+        cases = [Case(item["label"], item["symbols"]) for item in message["cases"]]
+        timings = runner.time_baselines(cases)
+        channel.send({"baselines": [timing.to_json() for timing in timings]})
+    else:
+        runner.prepare(message)
+        channel.send({"prepared": True})
+        outcome = runner.run(message)
+        channel.send({"outcome": outcome.to_json(), "retire": runner.tainted})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""How a child process starts: it dies with its parent and keeps its channel to itself."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+from types import FrameType
+
+from evotune.execute.channel import BlockingChannel
+
+_PR_SET_PDEATHSIG = 1
+_LARGEST_FILE_BYTES = 1 << 30
+
+
+def open_channel(*, owns_processes: bool) -> BlockingChannel:
+    """Called first thing in a child whose only argument is its parent's pid.
+
+    When the parent dies, the kernel signals this process: SIGKILL, or, if it starts processes
+    of its own, SIGTERM, on which it kills its whole group. The channel gets private
+    descriptors; what native code prints to stdout goes to stderr instead.
+    """
+    parent = int(sys.argv[1])
+    if owns_processes:
+        signal.signal(signal.SIGTERM, _kill_group)
+    death_signal = signal.SIGTERM if owns_processes else signal.SIGKILL
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
+    _limit_damage()
+    if os.getppid() != parent:  # it died before the line above
+        raise SystemExit(0)
+    read_fd, write_fd = os.dup(0), os.dup(1)
+    with open(os.devnull, "rb") as null:
+        os.dup2(null.fileno(), 0)
+    os.dup2(2, 1)
+    return BlockingChannel(read_fd, write_fd)
+
+
+def _limit_damage() -> None:
+    """What native code of this process, or a compiler that it starts, can do to the machine.
+
+    No core dumps, no file (or log) without end; and when memory runs out, the kernel takes
+    this process, not the search or the user's session.
+    """
+    _, hardest = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hardest))
+    lower_limit(resource.RLIMIT_FSIZE, _LARGEST_FILE_BYTES)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
+def lower_limit(which: int, limit: int) -> None:
+    """Lowers this process's soft limit, for itself and the processes it starts."""
+    soft, hard = resource.getrlimit(which)
+    if soft == resource.RLIM_INFINITY or soft > limit:
+        resource.setrlimit(which, (limit, hard))
+
+
+def _kill_group(signum: int, frame: FrameType | None) -> None:
+    os.killpg(os.getpgrp(), signal.SIGKILL)

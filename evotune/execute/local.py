@@ -1,0 +1,271 @@
+"""The executor of one machine: compile pool and device worker, joined by a small scheduler.
+
+Each proposal moves through `compiling`, `ready` and `measuring`. With `exclusive` (the CPU),
+compilers and the device never run at once: everything queued is compiled, then everything
+compiled is measured, so that no compiler disturbs a measurement.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import select
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from evotune.device.launch import Binary, CompileFailure, CompileJob
+from evotune.device.profile import DeviceProfile
+from evotune.errors import EnvironmentProblem
+from evotune.execute.child import Child
+from evotune.execute.compile_pool import CompilePool
+from evotune.execute.device_slot import DeviceSlot
+from evotune.execute.protocol import BaselineTiming, CaseJob, Proposal
+from evotune.problems.base import Case
+from evotune.trial import Json, Outcome, OutcomeKind
+
+_NOT_ITS_FAULT = frozenset({OutcomeKind.WORKER_LOST, OutcomeKind.DEVICE_LOST})
+"""Outcomes that say nothing about the same machine code tried again."""
+
+
+@dataclasses.dataclass(slots=True)
+class _InFlight:
+    proposal: Proposal
+    binaries: dict[str, Binary] = dataclasses.field(default_factory=dict)
+
+    @property
+    def missing(self) -> int:
+        return len({case.compile.key for case in self.proposal.cases}) - len(self.binaries)
+
+
+class LocalExecutor:
+    """See `evotune.execute.protocol.Executor`.
+
+    `baselines` names the baseline of each case label; `twins` gives the outcomes already known
+    by fingerprint (machine code and launch), so that no code is measured twice in a run.
+    """
+
+    def __init__(
+        self,
+        compile_pool: CompilePool,
+        device: DeviceSlot,
+        *,
+        exclusive: bool,
+        twins: Mapping[str, tuple[int, Outcome]] | None = None,
+    ) -> None:
+        self._pool = compile_pool
+        self._device = device
+        self._exclusive = exclusive
+        self._twins = {
+            fingerprint: (number, outcome)
+            for fingerprint, (number, outcome) in (twins or {}).items()
+            if outcome.kind not in _NOT_ITS_FAULT
+        }
+        self.baselines: Mapping[str, str] = {}
+        self._contender = float("-inf")
+        self._compile_phase = True
+        self._compiling: dict[int, _InFlight] = {}
+        self._ready: dict[int, _InFlight] = {}
+        self._measuring: _InFlight | None = None
+        self._done: list[tuple[int, Outcome]] = []
+
+    def submit(self, proposal: Proposal) -> None:
+        if proposal.rejection:
+            outcome = Outcome(OutcomeKind.REJECTED, reason=proposal.rejection)
+            self._done.append((proposal.number, outcome))
+            return
+        self._compiling[proposal.number] = _InFlight(proposal)
+        for case in proposal.cases:
+            self._pool.submit(case.compile)
+
+    def set_contender(self, fitness: float) -> None:
+        self._contender = fitness
+
+    def poll(self, timeout_s: float) -> list[tuple[int, Outcome]]:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._advance()
+            if self._done or time.monotonic() >= deadline:
+                done, self._done = self._done, []
+                return done
+            self._wait(deadline)
+
+    def drop(self) -> None:
+        self._pool.drop()
+        if self._measuring is not None:
+            self._device.close()
+        self._measuring = None
+        self._compiling.clear()
+        self._ready.clear()
+        self._done.clear()
+
+    def close(self) -> None:
+        self._pool.close()
+        self._device.close()
+
+    def time_baselines(self, cases: Sequence[Case]) -> list[BaselineTiming]:
+        """All baselines on all cases, before the first trial; nothing else may be running."""
+        self._device.start(
+            {
+                "request": "time_baselines",
+                "cases": [{"label": c.label, "symbols": dict(c.symbols)} for c in cases],
+            }
+        )
+        while True:
+            answer = self._device.expire()
+            child = self._device.child
+            if answer is None and child is not None:
+                self._select([child], 0.2)
+                answer = self._device.handle()
+            if isinstance(answer, Outcome):
+                raise EnvironmentProblem(f"the baselines could not be timed: {answer.reason}")
+            if answer is not None:
+                return [BaselineTiming.from_json(item) for item in answer["baselines"]]
+
+    def _advance(self) -> None:
+        """Starts whatever may start now."""
+        if self._exclusive:
+            # Two phases: compile all that is queued, then measure all that is compiled.
+            if self._compile_phase and not (self._pool.running or self._pool.queued):
+                self._compile_phase = False
+            elif not self._compile_phase and not (self._measuring or self._ready):
+                self._compile_phase = True
+        if self._compile_phase or not self._exclusive:
+            self._pool.start_queued()
+        if not (self._compile_phase and self._exclusive):
+            while self._measuring is None and self._ready:
+                self._measure(self._ready.pop(min(self._ready)))
+
+    def _measure(self, item: _InFlight) -> None:
+        if not item.proposal.confirm:
+            fingerprint = _fingerprint(item)
+            if fingerprint in self._twins:
+                number, outcome = self._twins[fingerprint]
+                self._finish(item, dataclasses.replace(outcome, duplicate_of=number, stage_s={}))
+                return
+        else:
+            self._device.renew()
+        self._measuring = item
+        self._device.start(
+            {
+                "request": "trial",
+                "number": item.proposal.number,
+                "confirm": item.proposal.confirm,
+                "contender": self._contender,
+                "baselines": dict(self.baselines),
+                "cases": [
+                    {**case.to_json(), "binary": item.binaries[case.compile.key].path}
+                    for case in item.proposal.cases
+                ],
+            }
+        )
+
+    def _wait(self, deadline: float) -> None:
+        children = self._pool.children()
+        if self._device.child is not None:
+            children.append(self._device.child)
+        readable = self._select(children, min(0.2, max(0.0, deadline - time.monotonic())))
+        results: list[tuple[CompileJob, Binary | CompileFailure]] = self._pool.expire()
+        for child in readable:
+            if child is self._device.child:
+                self._device_answered(self._device.handle())
+            elif child in self._pool.children():
+                results += self._pool.handle(child)
+        for job, result in results:
+            self._compiled(job, result)
+        if self._device.busy:
+            self._device_answered(self._device.expire())
+
+    @staticmethod
+    def _select(children: Sequence[Child], timeout_s: float) -> list[Child]:
+        if not children:
+            time.sleep(timeout_s)
+            return []
+        readable, _, _ = select.select(children, [], [], timeout_s)
+        return readable
+
+    def _device_answered(self, answer: Json | Outcome | None) -> None:
+        if answer is None or self._measuring is None:
+            return
+        item, self._measuring = self._measuring, None
+        outcome = answer if isinstance(answer, Outcome) else Outcome.from_json(answer["outcome"])
+        outcome = _with_build(outcome, item)
+        if outcome.kind is OutcomeKind.OUT_OF_BOUNDS:
+            self._device.renew()  # who knows what else it overwrote
+        if not item.proposal.confirm and outcome.kind not in _NOT_ITS_FAULT:
+            self._twins[outcome.binary] = (item.proposal.number, outcome)
+        self._finish(item, outcome)
+
+    def _compiled(self, job: CompileJob, result: Binary | CompileFailure) -> None:
+        """Hands a compile result to every proposal that waits for it."""
+        for number, item in list(self._compiling.items()):
+            if all(case.compile.key != job.key for case in item.proposal.cases):
+                continue
+            if isinstance(result, CompileFailure):
+                del self._compiling[number]
+                self._finish(item, _compile_outcome(result))
+                continue
+            item.binaries[job.key] = result
+            if item.missing == 0:
+                del self._compiling[number]
+                self._ready[number] = item
+
+    def _finish(self, item: _InFlight, outcome: Outcome) -> None:
+        self._done.append((item.proposal.number, outcome))
+
+
+def _compile_outcome(failure: CompileFailure) -> Outcome:
+    return Outcome(
+        failure.kind,
+        reason=failure.reason,
+        log=failure.log,
+        stage_s={"compile": failure.seconds},
+    )
+
+
+def _with_build(outcome: Outcome, item: _InFlight) -> Outcome:
+    """The outcome with compile time, compiler figures and fingerprint added."""
+    binaries = list(item.binaries.values())
+    resources = dict(outcome.resources)
+    for binary in binaries:
+        for name, value in binary.resources.items():
+            resources[name] = max(value, resources.get(name, value))
+    compile_s = sum(0.0 if b.cached else b.seconds for b in binaries)
+    return dataclasses.replace(
+        outcome,
+        stage_s={"compile": compile_s, **outcome.stage_s},
+        resources=resources,
+        binary=_fingerprint(item),
+    )
+
+
+def _fingerprint(item: _InFlight) -> str:
+    """Machine code and launch of every case: equal means the same candidate."""
+    parts = [_case_fingerprint(case, item.binaries) for case in item.proposal.cases]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _case_fingerprint(case: CaseJob, binaries: Mapping[str, Binary]) -> Json:
+    return [case.case.label, binaries[case.compile.key].sha256, case.plan.to_json()]
+
+
+def open_local_executor(
+    *,
+    folder: Path,
+    cache: Path,
+    profile: DeviceProfile,
+    problem: str,
+    dtype: str,
+    deterministic: bool,
+    compile_timeout_s: float = 60.0,
+    trial_timeout_s: float = 120.0,
+    twins: Mapping[str, tuple[int, Outcome]] | None = None,
+) -> LocalExecutor:
+    """Children write their logs and scratch files under `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pool = CompilePool(folder, cache, timeout_s=compile_timeout_s)
+    device = DeviceSlot(
+        folder, profile, problem, dtype, deterministic, longest_trial_s=trial_timeout_s
+    )
+    return LocalExecutor(pool, device, exclusive=profile.backend == "cpu", twins=twins)

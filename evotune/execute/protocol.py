@@ -1,0 +1,83 @@
+"""The executor seam: proposals go in, outcomes come out in whatever order they finish."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from evotune.device.launch import CompileJob, LaunchPlan
+from evotune.problems.base import Case
+from evotune.trial import Configuration, Json, Outcome
+
+TIMED, EDGE, HELD_OUT = "timed", "edge", "held_out"
+
+
+@dataclass(frozen=True, slots=True)
+class CaseJob:
+    """One case of a trial: what to compile for it and how to launch it.
+
+    `role`: timed cases make the fitness, edge cases are only checked, held-out cases are
+    checked and timed when a champion is confirmed, and never steer the search.
+    """
+
+    case: Case
+    role: str
+    compile: CompileJob
+    plan: LaunchPlan
+    flops: int
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "label": self.case.label,
+            "symbols": dict(self.case.symbols),
+            "role": self.role,
+            "plan": self.plan.to_json(),
+            "flops": self.flops,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A configuration to try. `rejection` says why it need not even be compiled."""
+
+    number: int
+    configuration: Configuration
+    cases: tuple[CaseJob, ...] = ()
+    rejection: str = ""
+    confirm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineTiming:
+    """One baseline on one case: its time alone in µs, and whether it passed the gate itself."""
+
+    case: str
+    name: str
+    time_us: float
+    passed: bool
+
+    def to_json(self) -> dict[str, Json]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> BaselineTiming:
+        return cls(**data)
+
+
+class Executor(Protocol):
+    """Runs trials. `submit` never blocks; `poll` waits at most `timeout_s` for outcomes."""
+
+    def submit(self, proposal: Proposal) -> None: ...
+
+    def poll(self, timeout_s: float) -> list[tuple[int, Outcome]]:
+        """Finished (number, outcome) pairs, each proposal exactly once."""
+
+    def set_contender(self, fitness: float) -> None:
+        """Candidates surely below this fitness need no further samples."""
+
+    def drop(self) -> None:
+        """Forgets every proposal that has not finished; their outcomes never come."""
+
+    def close(self) -> None:
+        """Ends every child process; safe to call twice."""

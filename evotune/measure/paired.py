@@ -1,0 +1,118 @@
+"""Paired timing of a candidate against its baseline, interleaved ABBA in one process.
+
+One round is candidate, baseline, baseline, candidate, so that a drift of the machine within
+the round cancels in its ratio. Rounds go on until the ratio is known well enough, or it is
+clear that the candidate is no contender.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from evotune.device.protocol import Session
+from evotune.measure.statistics import Interval, median_interval
+from evotune.trial import Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class TimingSettings:
+    """When to stop sampling: at `max_rounds`; after a multiple of `min_rounds` when the interval
+    is within `half_width` of the median; or, past `min_rounds`, after `max_seconds`. A sample
+    lasts `sample_us` or longer."""
+
+    min_rounds: int = 5
+    max_rounds: int = 25
+    half_width: float = 0.01
+    sample_us: float = 1000.0
+    max_seconds: float = 1.0
+
+    @classmethod
+    def thorough(cls) -> TimingSettings:
+        """For finalists and champions."""
+        return cls(min_rounds=20, max_rounds=60, half_width=0.005, max_seconds=10.0)
+
+
+def measure_paired(
+    session: Session,
+    candidate: Callable[[], object],
+    baseline: Callable[[], object],
+    *,
+    case: str,
+    baseline_name: str,
+    settings: TimingSettings,
+    contender_speedup: float = 0.0,
+    held_out: bool = False,
+    before_sample: Callable[[], None] = lambda: None,
+) -> Measurement:
+    """`before_sample` runs outside the clock before each candidate sample.
+
+    Times both sides warm; stops early once the speedup is surely below `contender_speedup`."""
+    candidate_calls = _calls_per_sample(session, candidate, settings)
+    baseline_calls = _calls_per_sample(session, baseline, settings)
+    candidate_us: list[float] = []
+    baseline_us: list[float] = []
+    ratios: list[float] = []
+    interval = Interval(1.0, 0.0, math.inf)
+    started = time.monotonic()
+    while len(ratios) < settings.max_rounds:
+        before_sample()
+        first = session.time_us(candidate, candidate_calls)
+        reference_1 = session.time_us(baseline, baseline_calls)
+        reference_2 = session.time_us(baseline, baseline_calls)
+        before_sample()
+        second = session.time_us(candidate, candidate_calls)
+        candidate_us += (first, second)
+        baseline_us += (reference_1, reference_2)
+        ratios.append((reference_1 + reference_2) / (first + second))
+        if len(ratios) < settings.min_rounds:
+            continue
+        interval = median_interval(ratios)
+        # Whoever looks after every round stops at the first interval that is narrow by chance.
+        settled = (
+            len(ratios) % settings.min_rounds == 0
+            and interval.relative_half_width <= settings.half_width
+        )
+        spent = time.monotonic() - started > settings.max_seconds
+        if settled or spent or interval.high < contender_speedup:
+            break
+    return Measurement(
+        case=case,
+        time_us=float(np.median(candidate_us)),
+        time_min_us=min(candidate_us),
+        baseline=baseline_name,
+        baseline_us=float(np.median(baseline_us)),
+        speedup=interval.median,
+        speedup_low=interval.low,
+        speedup_high=interval.high,
+        samples=len(ratios),
+        held_out=held_out,
+    )
+
+
+def time_in_turn_us(
+    session: Session, calls: Mapping[str, Callable[[], object]], rounds: int = 9
+) -> dict[str, float]:
+    """Shortest time of each call, all sampled in turn: ranks baselines, claims no speedup.
+
+    The minimum, since whatever else the machine does can only add time.
+    """
+    settings = TimingSettings()
+    repeats = {name: _calls_per_sample(session, call, settings) for name, call in calls.items()}
+    times_us = dict.fromkeys(calls, math.inf)
+    for _ in range(rounds):
+        for name, call in calls.items():
+            times_us[name] = min(times_us[name], session.time_us(call, repeats[name]))
+    return times_us
+
+
+def _calls_per_sample(
+    session: Session, call: Callable[[], object], settings: TimingSettings
+) -> int:
+    session.time_us(call, 1)  # the first call pays for page faults and lazy set-up
+    once = min(session.time_us(call, 1) for _ in range(2))  # one may meet an interruption
+    return max(1, min(1000, math.ceil(settings.sample_us / max(once, 0.1))))

@@ -1,0 +1,6 @@
+"""What is computed: inputs, reference, yardstick, baselines, FLOPs and bytes of a problem."""
+
+from evotune.problems.base import Case, Problem, TensorSpec
+from evotune.problems.registry import create_problem, problem_names
+
+__all__ = ["Case", "Problem", "TensorSpec", "create_problem", "problem_names"]

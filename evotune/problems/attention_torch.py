@@ -1,0 +1,137 @@
+"""The tensor side of attention: inputs, float64 reference, yardstick and SDPA baselines."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from evotune.problems.base import Case, Tensors, TensorSpec
+
+_BACKENDS = {
+    "sdpa:flash": SDPBackend.FLASH_ATTENTION,
+    "sdpa:cudnn": SDPBackend.CUDNN_ATTENTION,
+    "sdpa:efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "sdpa:math": SDPBackend.MATH,
+}
+_SCORES_PER_TILE = 1 << 24  # 128 MiB in float64, whatever the batch
+
+
+def make_inputs(tensors: Sequence[TensorSpec], case: Case, kind: str, seed: int) -> Tensors:
+    """One seeded input set for the problem's `tensors`.
+
+    normal: N(0, 1). needle: each query matches one key far more than all others, so that a
+    dropped or misplaced key shows. ramp: V counts the keys, so that every key's weight shows.
+    large_logits: scores beyond 100, where a softmax without the running maximum overflows.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    specs = {spec.name: spec for spec in tensors}
+
+    def normal(name: str) -> torch.Tensor:
+        return torch.randn(specs[name].shape, generator=generator, dtype=torch.float32)
+
+    q, k, v = normal("q"), normal("k"), normal("v")
+    keys = k.shape[2]
+    if kind == "needle":
+        queries = q.shape[2]
+        # Consecutive queries look at keys spread over the whole length, the last ones included.
+        target = (torch.arange(queries) * 7919 + (keys - 1)) % keys
+        if case.symbols["causal"]:
+            own = torch.arange(queries).clamp(max=keys - 1)
+            # Every other query, the last one included, looks at the last key it may see.
+            at_edge = (queries - 1 - torch.arange(queries)) % 2 == 0
+            target = torch.where(at_edge, own, torch.minimum(target, own))
+        grouped = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        q = 2.0 * grouped[:, :, target, :] + 0.1 * q
+    elif kind == "ramp":
+        ramp = torch.arange(1, keys + 1, dtype=torch.float32) / keys
+        v = ramp.reshape(1, 1, keys, 1) + 0.001 * v
+    elif kind == "large_logits":
+        q = q * 30.0
+    elif kind != "normal":
+        raise ValueError(f"unknown input kind {kind!r}")
+    dtype: torch.dtype = getattr(torch, specs["q"].dtype)
+    return {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype)}
+
+
+def reference(case: Case, inputs: Tensors) -> Tensors:
+    """Float64, a tile of query rows at a time, so that long sequences fit in memory."""
+    q, k, v = (inputs[name].double() for name in ("q", "k", "v"))
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scale = float(case.symbols["softmax_scale"])
+    out = torch.empty_like(q)
+    keys = torch.arange(k.shape[2], device=q.device)
+    rows_per_tile = max(1, _SCORES_PER_TILE // (q.shape[0] * q.shape[1] * k.shape[2]))
+    for start in range(0, q.shape[2], rows_per_tile):
+        rows = slice(start, min(start + rows_per_tile, q.shape[2]))
+        scores = (q[:, :, rows] @ k.transpose(-1, -2)) * scale
+        if case.symbols["causal"]:
+            queries = torch.arange(rows.start, rows.stop, device=q.device)
+            scores.masked_fill_(keys[None, :] > queries[:, None], float("-inf"))
+        out[:, :, rows] = torch.softmax(scores, dim=-1) @ v
+    return {"out": out}
+
+
+def yardstick(case: Case, inputs: Tensors) -> Tensors:
+    """SDPA's MATH backend in the inputs' dtype, with reduced-precision reductions off."""
+    if inputs["q"].is_cuda:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
+    with sdpa_kernel(SDPBackend.MATH):
+        out = F.scaled_dot_product_attention(
+            inputs["q"],
+            inputs["k"],
+            inputs["v"],
+            is_causal=bool(case.symbols["causal"]),
+            enable_gqa=case.symbols["heads"] != case.symbols["kv_heads"],
+        )
+    return {"out": out}
+
+
+def _unfused(case: Case, inputs: Tensors) -> Tensors:
+    """matmul, softmax, matmul: three library calls and the whole score matrix."""
+    group = inputs["q"].shape[1] // inputs["k"].shape[1]
+    k, v = inputs["k"], inputs["v"]
+    if group > 1:
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = torch.matmul(inputs["q"], k.transpose(-1, -2)) * float(case.symbols["softmax_scale"])
+    if case.symbols["causal"]:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(mask, float("-inf"))
+    return {"out": torch.matmul(torch.softmax(scores, dim=-1), v)}
+
+
+def baselines(case: Case, inputs: Tensors) -> dict[str, Callable[[], Tensors]]:
+    """The SDPA backends that accept these inputs here, and the unfused path.
+
+    The backend that PyTorch would choose by itself is called plainly, without the context
+    manager that forces a backend, so that its time is the time a user sees.
+    """
+    causal = bool(case.symbols["causal"])
+    grouped = case.symbols["heads"] != case.symbols["kv_heads"]
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+
+    def attend() -> Tensors:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+        return {"out": out}
+
+    def forced(backend: SDPBackend) -> Tensors:
+        with sdpa_kernel(backend):
+            return attend()
+
+    chosen = SDPBackend(torch._fused_sdp_choice(q, k, v, is_causal=causal, enable_gqa=grouped))
+    usable: dict[str, Callable[[], Tensors]] = {}
+    for name, backend in _BACKENDS.items():
+        if backend == chosen:
+            usable[name] = attend
+            continue
+        try:
+            forced(backend)
+        except RuntimeError:  # "No available kernel" is how PyTorch says no
+            continue
+        usable[name] = functools.partial(forced, backend)
+    usable["unfused"] = functools.partial(_unfused, case, inputs)
+    return usable

@@ -1,0 +1,75 @@
+"""The Problem protocol. Importing it (or creating a problem) does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
+
+from evotune.trial import Value
+
+if TYPE_CHECKING:
+    import torch
+
+Tensors: TypeAlias = "dict[str, torch.Tensor]"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor argument of the kernel: contiguous, row-major."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # float16, bfloat16, float32
+    is_output: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One shape x variant of a problem.
+
+    `symbols` are the names expressions and kernels may use; `label` is what reports print.
+    """
+
+    label: str
+    symbols: Mapping[str, Value]
+
+
+class Problem(Protocol):
+    """What a kernel must compute, and what it is compared with.
+
+    Built in the main process (torch-free: `case`, `tensors`, `flops`, `bytes_moved`,
+    `edge_cases`) and again in the worker, where the methods that take or give tensors run.
+    """
+
+    name: ClassVar[str]
+    dtypes: ClassVar[tuple[str, ...]]
+    input_kinds: ClassVar[tuple[str, ...]]
+    """`normal` first, then the adversarial ones; see `make_inputs`."""
+
+    dtype: str
+
+    def case(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> Case:
+        """Raises ValueError, one line, when the shape or variant makes no sense."""
+
+    def tensors(self, case: Case) -> tuple[TensorSpec, ...]: ...
+
+    def flops(self, case: Case) -> int: ...
+
+    def bytes_moved(self, case: Case) -> int:
+        """Bytes that must cross memory at least once: inputs read, outputs written."""
+
+    def edge_cases(self, case: Case) -> Sequence[Case]:
+        """Small awkward shapes that need no other binary: same head size, same variant, …"""
+
+    def make_inputs(self, case: Case, kind: str, seed: int) -> Tensors:
+        """Seeded CPU tensors of one input kind."""
+
+    def reference(self, case: Case, inputs: Tensors) -> Tensors:
+        """Outputs in float64 from the rounded inputs, by a separate, tiled path."""
+
+    def yardstick(self, case: Case, inputs: Tensors) -> Tensors:
+        """Outputs by PyTorch's own math path in the problem's dtype; its error sets the limit."""
+
+    def baselines(self, case: Case, inputs: Tensors) -> dict[str, Callable[[], Tensors]]:
+        """Every baseline that runs on the inputs' device, by name, as a function to time."""

@@ -1,0 +1,153 @@
+"""What is known about each trial once confirmations and duplicates are taken into account.
+
+A confirmation, made in a fresh process on unseen inputs, overrules the search's own outcome.
+Duplicates are the same machine code launched the same way, so one verdict holds for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from evotune.report.data import RunData
+from evotune.trial import Check, Outcome, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The deciding outcome of a trial; `confirmation` tells whether it comes from one.
+
+    `twin` is the lowest trial number with the same code and launch: its own unless duplicate.
+    """
+
+    trial: Trial
+    outcome: Outcome
+    confirmation: bool
+    twin: int
+
+    @property
+    def confirmed(self) -> bool:
+        return self.confirmation and self.outcome.ok
+
+    @property
+    def disqualified(self) -> bool:
+        """The search found it valid and the confirmation did not."""
+        return self.confirmation and not self.outcome.ok
+
+    @property
+    def reason(self) -> str:
+        text = self.outcome.reason
+        return f"in confirmation: {text or self.outcome.kind}" if self.disqualified else text
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The numbers of one outcome; None where it has none.
+
+    `time_us` is the geometric mean over the timed cases, as `speedup` is. `error` is the
+    maximum error of the check that came closest to its limit `error_limit`, or went beyond.
+    """
+
+    speedup: float | None
+    speedup_low: float | None
+    speedup_high: float | None
+    time_us: float | None
+    error: float | None
+    error_limit: float | None
+
+
+def weigh(data: RunData) -> dict[int, Evidence]:
+    """Evidence for every trial, by number in proposal order."""
+    twins = _twins(data.trials)
+    verdicts: dict[int, Outcome] = {}
+    for number, outcome in sorted(data.confirmations.items()):
+        known = verdicts.get(twins[number])
+        if known is None or (known.ok and not outcome.ok):  # a failure overrules
+            verdicts[twins[number]] = outcome
+    return {
+        trial.number: _evidence(trial, twins[trial.number], verdicts.get(twins[trial.number]))
+        for trial in data.trials
+    }
+
+
+def figures(outcome: Outcome, *, recorded: bool = False) -> Figures:
+    """Speedups and times of an outcome; a recorded one has a time only."""
+    check = worst_check(outcome.checks)
+    time_us = _recorded_time_us(outcome) if recorded else _mean_time_us(outcome)
+    speedup = low = high = None
+    if outcome.fitness is not None and not recorded:
+        speedup = _exp(outcome.fitness)
+        low, high = map(_exp, interval(outcome))
+    return Figures(
+        speedup=speedup,
+        speedup_low=low,
+        speedup_high=high,
+        time_us=time_us,
+        error=check.max_error if check else None,
+        error_limit=check.max_limit if check else None,
+    )
+
+
+def interval(outcome: Outcome) -> tuple[float, float]:
+    """Bounds of a valid outcome's fitness; the fitness itself where none were measured."""
+    assert outcome.fitness is not None
+    low, high = outcome.fitness_low, outcome.fitness_high
+    return (outcome.fitness if low is None else low, outcome.fitness if high is None else high)
+
+
+def worst_check(checks: Iterable[Check]) -> Check | None:
+    """The check that used most of its limit on the maximum error; failed ones before passed."""
+    made = [check for check in checks if check.status != "skipped" and check.max_error is not None]
+    return max(made, key=_severity, default=None)
+
+
+def _severity(check: Check) -> tuple[bool, float]:
+    error, limit = check.max_error or 0.0, check.max_limit
+    share = error / limit if limit else error
+    return (check.status == "failed", math.inf if math.isnan(share) else share)
+
+
+def _evidence(trial: Trial, twin: int, verdict: Outcome | None) -> Evidence:
+    if verdict is None or not trial.outcome.ok:
+        return Evidence(trial, trial.outcome, False, twin)
+    return Evidence(trial, verdict, True, twin)
+
+
+def _twins(trials: Iterable[Trial]) -> dict[int, int]:
+    """Trial number -> the first trial of its machine code; a twin not stored (yet) counts too."""
+    found: dict[int, int] = {}
+    links = {trial.number: trial.outcome.duplicate_of for trial in trials}
+    for number in links:
+        chain = [number]
+        while (link := links.get(chain[-1])) is not None and link not in chain:
+            chain.append(link)
+        found[number] = chain[-1]
+    return _renamed(found, links)
+
+
+def _renamed(found: Mapping[int, int], stored: Mapping[int, int | None]) -> dict[int, int]:
+    """The same groups, each named by a trial that is stored."""
+    leaders: dict[int, int] = {}
+    for number, twin in found.items():
+        leaders.setdefault(twin, twin if twin in stored else number)
+    return {number: leaders[twin] for number, twin in found.items()}
+
+
+def _mean_time_us(outcome: Outcome) -> float | None:
+    times = [m.time_us for m in outcome.measurements if not m.held_out and m.time_us > 0]
+    if not times or not outcome.ok:
+        return None
+    return math.exp(sum(math.log(time) for time in times) / len(times))
+
+
+def _recorded_time_us(outcome: Outcome) -> float | None:
+    time_ms = outcome.resources.get("time_ms")
+    return time_ms * 1000 if outcome.ok and isinstance(time_ms, int | float) else None
+
+
+def _exp(fitness: float) -> float:
+    try:
+        return math.exp(fitness)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,86 @@
+"""A run as one flat table: a pandas frame, and its CSV.
+
+Columns, in this order; a value that does not exist is empty:
+
+    rank trial outcome reason                       rank 1 is best; ties share a rank
+    speedup speedup_low speedup_high                baseline time / candidate time, 95% interval
+    time_us error error_limit                       microseconds; maximum error and its limit
+    confirmed flags duplicate_of finished_s         flags joined by spaces; seconds
+    stage_s.STAGE                                   seconds
+    time_us.CASE speedup.CASE baseline.CASE         per timed and held-out case
+    param.NAME                                      the configuration
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from evotune.report.data import RunData
+from evotune.report.escape import csv_text
+from evotune.report.records import leaderboard_records, records
+from evotune.trial import Json
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_FIXED = (
+    *("rank", "trial", "outcome", "reason", "speedup", "speedup_low", "speedup_high"),
+    *("time_us", "error", "error_limit", "confirmed", "flags", "duplicate_of", "finished_s"),
+)
+_INTEGERS = ("rank", "trial", "duplicate_of")
+
+
+def run_frame(data: RunData) -> pd.DataFrame:
+    """Every trial: the leaderboard first, then the rest by number."""
+    rest = [record for record in records(data) if record["rank"] is None]
+    return _frame(data, [*leaderboard_records(data), *rest])
+
+
+def leaderboard_frame(data: RunData, count: int | None = None) -> pd.DataFrame:
+    """The first `count` rows of the leaderboard."""
+    return _frame(data, leaderboard_records(data, count))
+
+
+def to_csv(frame: pd.DataFrame) -> str:
+    """RFC 4180 with `\\n` line ends; no text in it acts as a spreadsheet formula."""
+    header = [csv_text(name) for name in frame.columns]
+    safe = frame.astype(object).map(_csv_cell)
+    return safe.to_csv(index=False, header=header, lineterminator="\n")
+
+
+def _csv_cell(cell: object) -> object:
+    return csv_text(cell) if isinstance(cell, str) else cell
+
+
+def _frame(data: RunData, rows: Iterable[Mapping[str, Json]]) -> pd.DataFrame:
+    import pandas as pd
+
+    flat = [_flat(row) for row in rows]
+    stages = dict.fromkeys(
+        f"stage_s.{stage}" for trial in data.trials for stage in trial.outcome.stage_s
+    )
+    cases = [
+        f"{figure}.{case}"
+        for case in (*data.cases, *data.held_out_cases)
+        for figure in ("time_us", "speedup", "baseline")
+    ]
+    columns = [*_FIXED, *stages, *cases, *(f"param.{name}" for name in data.parameters)]
+    frame = pd.DataFrame(
+        {name: pd.Series([row.get(name) for row in flat], dtype=object) for name in columns}
+    )
+    return frame.astype(dict.fromkeys(_INTEGERS, "Int64"))
+
+
+def _flat(record: Mapping[str, Json]) -> dict[str, Json]:
+    row = {name: record.get(name) for name in _FIXED}
+    row["trial"] = record["number"]
+    row["flags"] = " ".join(record["flags"])
+    row |= {f"stage_s.{stage}": seconds for stage, seconds in record["stage_s"].items()}
+    for measurement in record["measurements"]:
+        case = measurement["case"]
+        row[f"time_us.{case}"] = measurement["time_us"]
+        row[f"speedup.{case}"] = measurement["speedup"]
+        row[f"baseline.{case}"] = measurement["baseline"]
+    row |= {f"param.{name}": value for name, value in record["configuration"].items()}
+    return row

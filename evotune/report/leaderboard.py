@@ -1,0 +1,100 @@
+"""The ranking: confirmed champions first, ties named, duplicates folded into their twin."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from evotune.report.data import RunData
+from evotune.report.evidence import Evidence, Figures, figures, interval, weigh
+from evotune.trial import Configuration, Measurement, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One machine code with its place. `duplicates` are the other trials that made it."""
+
+    rank: int
+    tied: bool
+    number: int
+    configuration: Configuration
+    outcome: Outcome
+    confirmed: bool
+    figures: Figures
+    duplicates: tuple[int, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """The rank as people read it: `1=` when it is shared."""
+        return f"{self.rank}=" if self.tied else str(self.rank)
+
+    @property
+    def timed(self) -> tuple[Measurement, ...]:
+        """Measurements of the cases that make the fitness."""
+        return tuple(m for m in self.outcome.measurements if not m.held_out)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaderboard:
+    """`rows` in rank order; `disqualified` were valid in the search but not when confirmed."""
+
+    rows: tuple[Row, ...]
+    disqualified: tuple[Evidence, ...]
+
+
+def rank(data: RunData, evidence: Mapping[int, Evidence] | None = None) -> Leaderboard:
+    """Confirmed rows by the lower bound of their interval, then the others by fitness.
+
+    Rows share a rank while their interval overlaps that of the row which leads the group.
+    """
+    known = weigh(data) if evidence is None else evidence
+    groups: dict[int, list[Evidence]] = {}
+    for item in known.values():
+        groups.setdefault(item.twin, []).append(item)
+    leaders = [known[twin] for twin in groups]
+    ranked = sorted((leader for leader in leaders if leader.outcome.ok), key=_order)
+    ranks = _ranks([leader.outcome for leader in ranked])
+    shared = Counter(ranks)
+    rows = tuple(
+        Row(
+            rank=place,
+            tied=shared[place] > 1,
+            number=leader.trial.number,
+            configuration=leader.trial.configuration,
+            outcome=leader.outcome,
+            confirmed=leader.confirmed,
+            figures=figures(leader.outcome, recorded=data.recorded),
+            duplicates=tuple(
+                item.trial.number
+                for item in groups[leader.twin]
+                if item.trial.number != leader.trial.number
+            ),
+        )
+        for place, leader in zip(ranks, ranked, strict=True)
+    )
+    return Leaderboard(rows, tuple(leader for leader in leaders if leader.disqualified))
+
+
+def _order(item: Evidence) -> tuple[bool, float, float, int]:
+    fitness = item.outcome.fitness or 0.0
+    first = interval(item.outcome)[0] if item.confirmed else fitness
+    return (not item.confirmed, -first, -fitness, item.trial.number)
+
+
+def _ranks(outcomes: Iterable[Outcome]) -> list[int]:
+    """Ranks of outcomes in order, as in sport: two firsts are followed by a third."""
+    ranks: list[int] = []
+    leader: Outcome | None = None
+    for place, outcome in enumerate(outcomes, start=1):
+        if leader is not None and _overlap(leader, outcome):
+            ranks.append(ranks[-1])
+        else:
+            leader = outcome
+            ranks.append(place)
+    return ranks
+
+
+def _overlap(first: Outcome, second: Outcome) -> bool:
+    (low_1, high_1), (low_2, high_2) = interval(first), interval(second)
+    return low_1 <= high_2 and low_2 <= high_1

@@ -1,0 +1,180 @@
+"""The report as one Markdown page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from evotune.report import wording
+from evotune.report.data import RunData
+from evotune.report.escape import markdown_text
+from evotune.report.leaderboard import Leaderboard, rank
+from evotune.report.summary import RunSummary, summarize
+from evotune.report.table import TextTable, leaderboard_table
+from evotune.space.suggest import shorten
+from evotune.trial import Json
+
+_SHOWN_ROWS = 20
+_SHOWN_REASONS = 10
+_COMPILER_CHARACTERS = 160  # its flags and the CPU's go on for lines; JSON has them all
+
+
+def page(data: RunData) -> str:
+    """Facts, baselines, the leaderboard's head, outcomes and why trials failed."""
+    board = rank(data)
+    summary = summarize(data, board)
+    blocks = [
+        f"# {markdown_text(data.space or 'run')}: run {markdown_text(data.id)}",
+        headline(summary),
+        _facts(data, summary),
+        *_baselines(data),
+        *_ranking(data, board),
+        *_disqualified(board),
+        *_outcomes(data, summary),
+        *_times(summary),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[bool]) -> str:
+    """A pipe table of plain-text cells; numeric columns align right."""
+    lines = [
+        _line(markdown_text(name) for name in columns),
+        _line("---:" if right else "---" for right in numeric),
+        *(_line(markdown_text(cell) for cell in row) for row in rows),
+    ]
+    return "\n".join(lines)
+
+
+def leaderboard_page(data: RunData, count: int | None = None) -> str:
+    """The leaderboard's table alone."""
+    return _table(leaderboard_table(data, rank(data).rows[:count])) + "\n"
+
+
+def headline(summary: RunSummary) -> str:
+    """The result in one sentence."""
+    best = summary.best
+    if best is None:
+        return f"No valid candidate in {summary.done} trials."
+    standing = "confirmed in a fresh process" if best.confirmed else "not confirmed"
+    if best.figures.speedup is None:
+        figure = f"{wording.time_ms_text(best.figures.time_us)} ms (recorded)"
+    else:
+        figure = f"{wording.speedup_text(best.figures)} over the baseline ({standing})"
+    return markdown_text(f"Best of {summary.done} trials: {figure}, trial {best.number}.")
+
+
+def _table(cells: TextTable) -> str:
+    return table(cells.columns, cells.rows, cells.numeric)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _facts(data: RunData, summary: RunSummary) -> str:
+    problem: Mapping[str, Json] = data.meta.get("problem") or {}
+    packages: Mapping[str, Json] = data.environment.get("packages") or {}
+    facts = {
+        "state": wording.state_text(summary.state),
+        "device": summary.device,
+        "problem": " ".join(str(problem[name]) for name in ("name", "dtype") if name in problem),
+        "search": f"{summary.strategy}, seed {summary.seed}",
+        "trials": f"{summary.done} of {summary.trials or '?'}",
+        "elapsed": wording.duration_text(summary.elapsed_s),
+        "created": str(data.meta.get("created", "")),
+        "command": " ".join(str(word) for word in data.meta.get("command") or ()),
+        "versions": ", ".join(
+            f"{name} {version}"
+            for name, version in {
+                **{name: data.environment.get(name) for name in ("evotune", "python")},
+                **packages,
+            }.items()
+            if version
+        ),
+        "compiler": shorten(str(data.environment.get("compiler", "")), _COMPILER_CHARACTERS),
+    }
+    shown = [(name, text) for name, text in facts.items() if text]
+    return table(("run", ""), shown, (False, False))
+
+
+def _baselines(data: RunData) -> Iterator[str]:
+    if not data.baseline_timings:
+        return
+    rows = [
+        (
+            str(timing.get("case", "")),
+            str(timing.get("name", "")),
+            wording.time_us_text(timing.get("time_us")),
+            "yes" if timing.get("passed") else "no",
+            "yes" if data.chosen_baselines.get(timing.get("case", "")) == timing["name"] else "",
+        )
+        for timing in data.baseline_timings
+    ]
+    yield "## Baselines"
+    yield table(
+        ("case", "baseline", "time µs", "passes the gate", "chosen"),
+        rows,
+        (False, False, True, False, False),
+    )
+
+
+def _ranking(data: RunData, board: Leaderboard) -> Iterator[str]:
+    if not board.rows:
+        return
+    yield "## Leaderboard"
+    yield _table(leaderboard_table(data, board.rows[:_SHOWN_ROWS]))
+    notes = [
+        "Rows that share a rank (`1=`) have overlapping intervals: time does not tell them apart."
+    ]
+    hidden = len(board.rows) - _SHOWN_ROWS
+    if hidden > 0:
+        notes.append(f"{hidden} more rows: `evotune report {data.id} --format csv`.")
+    yield " ".join(notes)
+
+
+def _disqualified(board: Leaderboard) -> Iterator[str]:
+    if not board.disqualified:
+        return
+    yield "## Failed confirmations"
+    rows = [
+        (
+            str(item.trial.number),
+            item.outcome.kind.value,
+            item.reason,
+            wording.configuration_text(item.trial.configuration),
+        )
+        for item in board.disqualified
+    ]
+    yield table(("trial", "outcome", "reason", "configuration"), rows, (True, False, False, False))
+
+
+def _outcomes(data: RunData, summary: RunSummary) -> Iterator[str]:
+    if not data.trials:
+        return
+    yield "## Outcomes"
+    counts = [(kind, str(count)) for kind, count in summary.outcomes.items()]
+    yield table(("outcome", "trials"), counts, (False, True))
+    reasons = Counter(
+        (trial.outcome.kind.value, trial.outcome.reason)
+        for trial in data.trials
+        if not trial.outcome.ok
+    )
+    if reasons:
+        yield "Most frequent reasons:"
+        rows = [
+            (str(count), kind, reason)
+            for (kind, reason), count in reasons.most_common(_SHOWN_REASONS)
+        ]
+        yield table(("trials", "outcome", "reason"), rows, (True, False, False))
+
+
+def _times(summary: RunSummary) -> Iterator[str]:
+    if not summary.stages:
+        return
+    yield "## Time by stage"
+    rows = [
+        (stage.stage, str(stage.trials), f"{stage.total_s:.1f}", f"{stage.median_s:.3f}")
+        for stage in summary.stages
+    ]
+    yield table(("stage", "trials", "sum s", "median s"), rows, (False, True, True, True))

@@ -1,0 +1,145 @@
+"""The leaderboard as it reads on a screen of a given width.
+
+What the run did and what its figures mean, the table, what it leaves out or may hide, and the
+configurations: the leader's in full, of the others only what differs from it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from evotune.report import wording
+from evotune.report.data import RunData
+from evotune.report.layout import Line, Role, grid, paragraph
+from evotune.report.leaderboard import Leaderboard, Row, rank
+from evotune.report.standings import kernel_standings, recorded_standings
+from evotune.report.summary import count_outcomes
+
+_NAMED_DUPLICATES = 5
+
+
+def leaderboard_lines(data: RunData, count: int, width: int) -> list[Line]:
+    """The first `count` rows, no line wider than `width` (72 columns are the least it needs)."""
+    board = rank(data)
+    rows = board.rows[:count]
+    if not rows:
+        return [*_heading(data, board, width), *_without_rows(data, board, width)]
+    blocks = (
+        [*_heading(data, board, width)],
+        [*_table(data, board, rows, width)],
+        [*_notes(board, rows, width, recorded=data.recorded)],
+        [*_configurations(rows, width)],
+    )
+    lines: list[Line] = []
+    for block in blocks:
+        lines += [(), *block] if lines and block else block
+    return lines
+
+
+def _heading(data: RunData, board: Leaderboard, width: int) -> Iterator[Line]:
+    counts = wording.counts_text(count_outcomes(data.trials))
+    trials = "1 trial" if len(data.trials) == 1 else f"{len(data.trials)} trials"
+    total = f"{counts} of {trials}" if counts else "no trials yet"
+    confirmed = sum(row.confirmed for row in board.rows)
+    parts = [total, *([f"{confirmed} confirmed"] if confirmed else [])]
+    if board.disqualified:
+        parts.append(f"{len(board.disqualified)} failed confirmation")
+    device = str(data.device.get("name", ""))
+    where = f"{data.space} on {device}" if device else data.space
+    yield from paragraph(f"{where}: {'; '.join(parts)}", width, role=Role.TITLE)
+    yield from paragraph(f"run {data.id}: {wording.state_text(data.state)}", width)
+
+
+def _table(data: RunData, board: Leaderboard, rows: Sequence[Row], width: int) -> Iterator[Line]:
+    if data.recorded:
+        yield from paragraph("time: as recorded; a recording has no baseline", width)
+        yield ()
+        yield from grid(recorded_standings(rows).columns)
+        return
+    standings = kernel_standings(rows, data.cases, width)
+    yield from paragraph(_meaning(data, board), width)
+    yield from paragraph(_baselines(rows[0], standings.numbers), width)
+    yield ()
+    yield from grid(standings.columns)
+
+
+def _meaning(data: RunData, board: Leaderboard) -> str:
+    over = f"geometric mean over {len(data.cases)} cases of " if len(data.cases) > 1 else ""
+    standing = (
+        "confirmed rows, measured again in a fresh process, come first"
+        if any(row.confirmed for row in board.rows)
+        else "no row is confirmed, the search's own figures flatter the best"
+    )
+    return f"speedup: {over}baseline time / candidate time, with its 95% interval; {standing}"
+
+
+def _baselines(leader: Row, numbers: Mapping[str, int]) -> str:
+    """Name and time of each case's baseline, as it ran interleaved with the leader."""
+    timed = (
+        f"{m.baseline} {wording.time_text(m.baseline_us)} for "
+        + (f"case {numbers[m.case]}, {m.case}" if m.case in numbers else m.case)
+        for m in leader.timed
+    )
+    return f"baseline: {'; '.join(timed)} (timed beside trial {leader.number})"
+
+
+def _notes(
+    board: Leaderboard, rows: Sequence[Row], width: int, *, recorded: bool
+) -> Iterator[Line]:
+    if any(row.tied for row in rows):
+        why = "equal times" if recorded else "overlapping intervals, time does not tell them apart"
+        yield from paragraph(f"= rows of the same rank: {why}", width, role=Role.QUIET)
+    hidden = len(board.rows) - len(rows)
+    if hidden:
+        more = "1 more row" if hidden == 1 else f"{hidden} more rows"
+        text = f"{more}: evotune top -n {len(board.rows)}"
+        yield from paragraph(text, width, role=Role.QUIET)
+    yield from _disqualified(board, width)
+
+
+def _disqualified(board: Leaderboard, width: int) -> Iterator[Line]:
+    for item in board.disqualified:
+        text = f"trial {item.trial.number} is out: {item.outcome.kind} {item.reason}"
+        yield from paragraph(text, width, role=Role.BAD)
+
+
+def _configurations(rows: Sequence[Row], width: int) -> Iterator[Line]:
+    leader, *others = rows
+    labels = [f"#{row.place} trial {row.number}: " for row in rows]
+    indent = max(map(len, labels))
+    texts = [
+        wording.configuration_text(leader.configuration),
+        *(wording.difference_text(row.configuration, leader.configuration) for row in others),
+    ]
+    if others:
+        yield from paragraph(
+            "configurations: the leader's, and what the others change in it", width, role=Role.TITLE
+        )
+    for row, label, text in zip(rows, labels, texts, strict=True):
+        yield from paragraph(
+            text + _same_code(row), width, label=label.ljust(indent), indent=indent
+        )
+
+
+def _same_code(row: Row) -> str:
+    """The other trials that came to the same machine code."""
+    if not row.duplicates:
+        return ""
+    named = [str(number) for number in row.duplicates[:_NAMED_DUPLICATES]]
+    more = len(row.duplicates) - len(named)
+    trials = "trials" if len(row.duplicates) > 1 else "trial"
+    rest = f" and {more} more" if more else ""
+    return f" (same code: {trials} {', '.join(named)}{rest})"
+
+
+def _without_rows(data: RunData, board: Leaderboard, width: int) -> Iterator[Line]:
+    yield from paragraph("no valid candidate", width, role=Role.BAD)
+    failures = Counter(
+        (trial.outcome.kind.value, trial.outcome.reason)
+        for trial in data.trials
+        if not trial.outcome.ok
+    )
+    for (kind, reason), count in failures.most_common(1):
+        yield from paragraph(f"{count} ended in {kind}: {reason}", width)
+    yield from _disqualified(board, width)

@@ -1,0 +1,117 @@
+"""Where a run stands: counts by outcome, the best so far, pace, and where the time went."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from evotune.report.data import RunData
+from evotune.report.leaderboard import Leaderboard, Row, rank
+from evotune.trial import Json, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Seconds of one stage over all trials that went through it. Trials overlap in time."""
+
+    stage: str
+    trials: int
+    total_s: float
+    median_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """`outcomes` count what the search saw; `holder` is the process that works on it now."""
+
+    id: str
+    path: str
+    space: str
+    device: str
+    strategy: str
+    seed: int | None
+    state: str
+    holder: int | None
+    done: int
+    trials: int | None
+    minutes: float | None
+    elapsed_s: float
+    trials_per_minute: float | None
+    outcomes: Mapping[str, int]
+    duplicates: int
+    confirmed: int
+    disqualified: int
+    best: Row | None
+    stages: tuple[StageTime, ...]
+
+    def to_json(self) -> dict[str, Json]:
+        data: dict[str, Json] = {
+            name: getattr(self, name) for name in self.__slots__ if name not in ("best", "stages")
+        }
+        data["outcomes"] = dict(self.outcomes)
+        data["stages"] = [
+            {name: getattr(stage, name) for name in stage.__slots__} for stage in self.stages
+        ]
+        data["best"] = _best_json(self.best)
+        return data
+
+
+def summarize(data: RunData, board: Leaderboard | None = None) -> RunSummary:
+    """`board` saves ranking again."""
+    board = board or rank(data)
+    elapsed_s = max(data.finish_times_s.values(), default=0.0)
+    done = len(data.trials)
+    return RunSummary(
+        id=data.id,
+        path=data.path,
+        space=data.space,
+        device=str(data.device.get("name", "")),
+        strategy=str(data.settings.get("strategy", "")),
+        seed=data.settings.get("seed"),
+        state=data.state,
+        holder=data.holder,
+        done=done,
+        trials=data.settings.get("trials"),
+        minutes=data.settings.get("minutes"),
+        elapsed_s=elapsed_s,
+        trials_per_minute=done / elapsed_s * 60 if elapsed_s > 0 else None,
+        outcomes=count_outcomes(data.trials),
+        duplicates=sum(trial.outcome.duplicate_of is not None for trial in data.trials),
+        confirmed=sum(row.confirmed for row in board.rows),
+        disqualified=len(board.disqualified),
+        best=board.rows[0] if board.rows else None,
+        stages=_stages(data.trials),
+    )
+
+
+def count_outcomes(trials: Iterable[Trial]) -> dict[str, int]:
+    """Trials by outcome: valid ones first, then the failures, most frequent first."""
+    counts = Counter(trial.outcome.kind.value for trial in trials)
+    return dict(sorted(counts.items(), key=lambda item: (item[0] != "ok", -item[1], item[0])))
+
+
+def _stages(trials: Iterable[Trial]) -> tuple[StageTime, ...]:
+    seconds: dict[str, list[float]] = {}
+    for trial in trials:
+        for stage, duration_s in trial.outcome.stage_s.items():
+            seconds.setdefault(stage, []).append(duration_s)
+    return tuple(
+        StageTime(stage, len(spent), sum(spent), statistics.median(spent))
+        for stage, spent in seconds.items()
+    )
+
+
+def _best_json(row: Row | None) -> Json:
+    if row is None:
+        return None
+    return {
+        "number": row.number,
+        "configuration": row.configuration.to_json(),
+        "confirmed": row.confirmed,
+        "speedup": row.figures.speedup,
+        "speedup_low": row.figures.speedup_low,
+        "speedup_high": row.figures.speedup_high,
+        "time_us": row.figures.time_us,
+    }

@@ -1,0 +1,130 @@
+"""How figures are written for people, the same in tables, Markdown and progress lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from evotune.report.evidence import Figures
+from evotune.report.leaderboard import Row
+from evotune.trial import Value
+
+NONE = "-"
+
+
+def configuration_text(configuration: Mapping[str, Value]) -> str:
+    """`NAME=value` for every parameter, booleans as YAML writes them."""
+    return " ".join(f"{name}={value_text(value)}" for name, value in configuration.items())
+
+
+def value_text(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def difference_text(configuration: Mapping[str, Value], reference: Mapping[str, Value]) -> str:
+    """`configuration_text` of the parameters whose value is another than in `reference`."""
+    return configuration_text(difference(configuration, reference))
+
+
+def difference(
+    configuration: Mapping[str, Value], reference: Mapping[str, Value]
+) -> dict[str, Value]:
+    """The parameters of `configuration` whose value is another than in `reference`."""
+    return {
+        name: value
+        for name, value in configuration.items()
+        if name not in reference or value_text(value) != value_text(reference[name])
+    }
+
+
+def counts_text(outcomes: Mapping[str, int]) -> str:
+    """`117 ok, 3 wrong_result`, in the order given."""
+    return ", ".join(f"{count} {kind}" for kind, count in outcomes.items())
+
+
+def speedup_text(figures: Figures) -> str:
+    """`1.234x [1.220, 1.250]`."""
+    if figures.speedup is None:
+        return NONE
+    text = f"{figures.speedup:.3f}x"
+    if figures.speedup_low is None or figures.speedup_low == figures.speedup_high:
+        return text
+    return f"{text} [{figures.speedup_low:.3f}, {figures.speedup_high:.3f}]"
+
+
+def result_text(figures: Figures) -> str:
+    """The speedup, or the time where a recording holds nothing to compare with."""
+    if figures.speedup is None:
+        return f"{time_ms_text(figures.time_us)} ms"
+    return speedup_text(figures)
+
+
+def time_us_text(time_us: float | None) -> str:
+    """Four significant digits, without an exponent."""
+    if time_us is None or not math.isfinite(time_us):
+        return NONE
+    if time_us <= 0:
+        return "0"
+    return f"{time_us:.{max(0, 3 - math.floor(math.log10(time_us)))}f}"
+
+
+def time_ms_text(time_us: float | None) -> str:
+    return time_us_text(None if time_us is None else time_us / 1000)
+
+
+def time_text(time_us: float) -> str:
+    """A time on its own, three digits and the unit that suits it: `5.12 ms`, `87.0 µs`."""
+    units = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
+    size, unit = next((known for known in units if time_us >= known[0]), units[-1])
+    figure = time_us / size
+    if not math.isfinite(figure) or figure <= 0:
+        return f"{NONE} {unit}"
+    return f"{figure:.{max(0, 2 - math.floor(math.log10(figure)))}f} {unit}"
+
+
+def error_share_text(figures: Figures) -> str:
+    """The error as a share of its limit, `31%`; the bare error where nothing limits it."""
+    if figures.error is None:
+        return NONE
+    if figures.error == 0:
+        return "0%"
+    if not figures.error_limit:
+        return f"{figures.error:.1e}"
+    percent = figures.error / figures.error_limit * 100
+    return "<1%" if percent < 1 else f"{percent:.0f}%"
+
+
+def error_text(figures: Figures) -> str:
+    """`error / limit` of the check that came closest to failing."""
+    if figures.error is None:
+        return NONE
+    limit = NONE if figures.error_limit is None else f"{figures.error_limit:.1e}"
+    return f"{figures.error:.1e} / {limit}"
+
+
+def flags_text(row: Row) -> str:
+    """The flags, and how many duplicates the row stands for."""
+    folded = [f"+{len(row.duplicates)} duplicates"] if len(row.duplicates) > 1 else []
+    folded = folded or (["+1 duplicate"] if row.duplicates else [])
+    return ", ".join((*row.outcome.flags, *folded))
+
+
+def duration_text(seconds: float) -> str:
+    """`48 s`, `3 min 20 s`, `2 h 05 min`."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def state_text(state: str) -> str:
+    """The stored state of a run in words."""
+    kind, _, why = state.partition(":")
+    if kind != "finished":
+        return {"killed": "killed (resumable)", "interrupted": "interrupted (resumable)"}.get(
+            kind, kind
+        )
+    reasons = {"trials": "trial budget spent", "minutes": "time budget spent"}
+    return f"finished ({reasons.get(why, 'every configuration tried' if why else 'done')})"

@@ -1,0 +1,16 @@
+"""Every configuration once, in the space's order; lazily, so that size does not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from evotune.search.folded import FoldedStrategy
+from evotune.trial import Configuration
+
+
+class ExhaustiveSearch(FoldedStrategy):
+    name: ClassVar[str] = "exhaustive"
+
+    def ask(self, number: int, pending: Sequence[Configuration]) -> Configuration | None:
+        return self._unseen.first(frozenset(pending))

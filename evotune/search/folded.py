@@ -1,0 +1,124 @@
+"""What every strategy folds outcomes into: what was seen, the elites, the generations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import ClassVar
+
+from evotune.errors import StoreError
+from evotune.search.population import Chronicle, Individual
+from evotune.search.strategy import Elite, SearchSettings
+from evotune.search.unseen import SeenConfigurations, UnseenConfigurations
+from evotune.space.protocol import SearchSpace
+from evotune.trial import Configuration, Json, Trial
+
+
+class FoldedStrategy:
+    """Base of the strategies: all of the protocol but `ask`, and hooks for what one learns on top.
+
+    `version` changes whenever the fold does, so that an old snapshot is refused and the
+    engine tells the trials again.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+
+    def __init__(self, space: SearchSpace, settings: SearchSettings) -> None:
+        self._space = space
+        self._settings = settings
+        self._names = tuple(parameter.name for parameter in space.parameters)
+        self._seen = SeenConfigurations()
+        self._unseen = UnseenConfigurations(space, self._seen)
+        # A memo of pure answers; the elites are asked for theirs again and again.
+        self._neighbours = lru_cache(maxsize=64)(space.neighbours)
+        self._chronicle = Chronicle(settings.elites)
+        self._told = 0
+
+    @property
+    def told(self) -> int:
+        return self._told
+
+    @property
+    def generation(self) -> int:
+        return self._told // self._settings.population
+
+    @property
+    def best(self) -> Elite | None:
+        return next(iter(self._chronicle.elites), None)
+
+    @property
+    def elites(self) -> Sequence[Elite]:
+        return self._chronicle.elites
+
+    @property
+    def logbook(self) -> Sequence[Mapping[str, Json]]:
+        return tuple(dict(record) for record in self._chronicle.logbook)
+
+    def tell(self, trial: Trial) -> None:
+        configuration = trial.configuration
+        if configuration in self._seen:
+            # Measured again: two labels for one configuration would let the luckier one
+            # lead the search (Helion #3518).
+            self._chronicle.forget(configuration)
+            self._forget(configuration)
+        self._seen.add(configuration)
+        self._told += 1
+        individual = None
+        if trial.outcome.fitness is not None:
+            individual = Individual(Elite(trial.number, configuration, trial.outcome.fitness))
+        self._chronicle.add(individual)
+        self._learn(individual)
+        if self._told % self._settings.population == 0:
+            self._end_generation()
+            self._chronicle.close(self.generation, self._told)
+
+    def snapshot(self) -> Json:
+        return {
+            **self._identity(),
+            "told": self._told,
+            "seen": self._seen.snapshot(),
+            "chronicle": self._chronicle.snapshot(),
+            "learnt": self._snapshot_learnt(),
+        }
+
+    def restore(self, snapshot: Json) -> None:
+        found = snapshot if isinstance(snapshot, Mapping) else {}
+        for name, expected in self._identity().items():
+            if found.get(name) != expected:
+                raise StoreError(
+                    f"the snapshot of the search has {name} {found.get(name)!r}, "
+                    f"this search has {expected!r}"
+                )
+        self._told = snapshot["told"]
+        self._seen.restore(snapshot["seen"])
+        self._unseen.forget()
+        self._chronicle.restore(snapshot["chronicle"], self._names)
+        self._restore_learnt(snapshot["learnt"])
+
+    def _identity(self) -> dict[str, Json]:
+        settings = self._settings
+        return {
+            "strategy": self.name,
+            "version": self.version,
+            "seed": settings.seed,
+            "population": settings.population,
+            "elites": settings.elites,
+            "parameters": list(self._names),
+        }
+
+    def _learn(self, individual: Individual | None) -> None:
+        """Hook: a trial succeeded, or failed when None."""
+
+    def _forget(self, configuration: Configuration) -> None:
+        """Hook: what was learnt of this configuration is out of date."""
+
+    def _end_generation(self) -> None:
+        """Hook: a generation is complete."""
+
+    def _snapshot_learnt(self) -> Json:
+        """Hook: what the other hooks have folded."""
+        return None
+
+    def _restore_learnt(self, learnt: Json) -> None:
+        """Hook: the inverse of `_snapshot_learnt`."""

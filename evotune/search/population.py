@@ -1,0 +1,195 @@
+"""The one module that touches DEAP: individuals, operators, selection, hall of fame, records.
+
+DEAP has two habits that a resumable search cannot live with: operators draw from the global
+`random`, and `creator.create` writes classes into a module's globals. So operators here take
+a generator, DEAP's own selection runs with a borrowed one, and the classes are plain ones.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from deap import base, tools
+
+from evotune.search.strategy import Elite
+from evotune.space.protocol import SearchSpace
+from evotune.trial import Configuration, Json, Value
+
+# Strong pressure and small steps: a tuning budget is a few hundred trials, and of the settings
+# tried on recorded kernels these led throughout the first 300.
+_TOURNAMENT_SIZE: Final = 5
+_EXTRA_MUTATIONS: Final = 0.3  # genes that mutate besides the one that always does, on average
+
+
+class HigherIsBetter(base.Fitness):  # type: ignore[misc]  # DEAP has no types
+    """DEAP fitness with one objective to maximise."""
+
+    weights = (1.0,)
+
+
+class Individual(tuple[Value, ...]):
+    """A genome (the values in space order) with its fitness, as DEAP wants them; immutable."""
+
+    elite: Elite
+    fitness: HigherIsBetter
+
+    def __new__(cls, elite: Elite) -> Individual:
+        individual = super().__new__(cls, elite.configuration.values())
+        individual.elite = elite
+        individual.fitness = HigherIsBetter((elite.fitness,))
+        return individual
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Individual:
+        return self  # the hall of fame copies what it keeps; nothing here can change
+
+    def to_json(self) -> Json:
+        return [self.elite.number, self.elite.fitness, list(self)]
+
+    @classmethod
+    def from_json(cls, data: Json, names: Sequence[str]) -> Individual:
+        number, fitness, values = data
+        return cls(Elite(number, Configuration(dict(zip(names, values, strict=True))), fitness))
+
+
+@contextmanager
+def lent_global_random(rng: random.Random) -> Iterator[None]:
+    """Make the global `random` continue `rng`'s stream; afterwards it is as it was before."""
+    saved = random.getstate()
+    random.setstate(rng.getstate())
+    try:
+        yield
+    finally:
+        rng.setstate(random.getstate())
+        random.setstate(saved)
+
+
+def create_toolbox(space: SearchSpace) -> base.Toolbox:
+    """DEAP's toolbox over the operators that the space's parameters own.
+
+    `mate(first, second, rng)` and `mutate(configuration, rng)` give values that may be
+    invalid; `select(individuals, rng)` is one parent; `survive(individuals, k)` the k best.
+    """
+    toolbox = base.Toolbox()
+    toolbox.register("mate", _mate, space)
+    toolbox.register("mutate", _mutate, space)
+    toolbox.register("select", _select, tournament_size=_TOURNAMENT_SIZE)
+    toolbox.register("survive", tools.selBest)
+    return toolbox
+
+
+def _mate(
+    space: SearchSpace, first: Configuration, second: Configuration, rng: random.Random
+) -> dict[str, Value]:
+    return {
+        parameter.name: parameter.cross(first[parameter.name], second[parameter.name], rng)
+        for parameter in space.parameters
+    }
+
+
+def _mutate(
+    space: SearchSpace, configuration: Configuration, rng: random.Random
+) -> dict[str, Value]:
+    """One active gene changes for sure, sometimes another one with it."""
+    values = configuration.to_json()
+    active = frozenset(space.active(configuration))
+    genes = [parameter for parameter in space.parameters if parameter.name in active]
+    if not genes:
+        return values
+    certain = rng.randrange(len(genes))
+    for i, parameter in enumerate(genes):
+        if i == certain or rng.random() * len(genes) < _EXTRA_MUTATIONS:
+            values[parameter.name] = parameter.mutate(values[parameter.name], rng)
+    return values
+
+
+def _select(
+    individuals: Sequence[Individual], rng: random.Random, tournament_size: int
+) -> Individual:
+    with lent_global_random(rng):
+        winners: list[Individual] = tools.selTournament(individuals, 1, tournament_size)
+    return winners[0]
+
+
+class Chronicle:
+    """What a search has to show: hall of fame, and statistics and a logbook by generation.
+
+    A fold over trials: `add` for each, and `close` at the end of a generation.
+    """
+
+    def __init__(self, elites: int) -> None:
+        self.hall = tools.HallOfFame(elites, similar=_same_configuration)
+        self.logbook = tools.Logbook()
+        self._statistics = tools.Statistics(key=lambda individual: individual.elite.fitness)
+        for name, function in _STATISTICS.items():
+            self._statistics.register(name, function)
+        self._brood: list[Individual] = []  # successes of the generation that is under way
+        self._failures = 0
+
+    @property
+    def elites(self) -> tuple[Elite, ...]:
+        """Best first, the earlier one of equals first (the hall of fame has it the other way)."""
+        elites = (individual.elite for individual in self.hall)
+        return tuple(sorted(elites, key=lambda elite: (-elite.fitness, elite.number)))
+
+    def add(self, individual: Individual | None) -> None:
+        """Record a success, or a failure when None."""
+        if individual is None:
+            self._failures += 1
+        else:
+            self._brood.append(individual)
+            self.hall.update([individual])
+
+    def forget(self, configuration: Configuration) -> None:
+        for i, individual in enumerate(self.hall):
+            if individual.elite.configuration == configuration:
+                self.hall.remove(i)
+                break
+        self._brood = [i for i in self._brood if i.elite.configuration != configuration]
+
+    def close(self, generation: int, evaluations: int) -> None:
+        compiled = self._statistics.compile(self._brood) if self._brood else {}
+        self.logbook.record(
+            generation=generation,
+            evaluations=evaluations,
+            failures=self._failures,
+            best=self.hall[0].elite.fitness if self.hall else None,
+            **{name: compiled.get(name) for name in _STATISTICS},
+        )
+        self._brood = []
+        self._failures = 0
+
+    def snapshot(self) -> dict[str, Json]:
+        return {
+            "hall": [individual.to_json() for individual in self.hall],
+            "logbook": [dict(record) for record in self.logbook],
+            "brood": [individual.to_json() for individual in self._brood],
+            "failures": self._failures,
+        }
+
+    def restore(self, snapshot: Mapping[str, Json], names: Sequence[str]) -> None:
+        self.hall.clear()
+        # From the worst up, as the hall puts a newcomer before its equals.
+        for data in reversed(snapshot["hall"]):
+            self.hall.update([Individual.from_json(data, names)])
+        self.logbook = tools.Logbook()
+        for record in snapshot["logbook"]:
+            self.logbook.record(**record)
+        self._brood = [Individual.from_json(data, names) for data in snapshot["brood"]]
+        self._failures = snapshot["failures"]
+
+
+def _same_configuration(first: Individual, second: Individual) -> bool:
+    """As tuples (1,) and (True,) were equal; their configurations are not."""
+    return first.elite.configuration == second.elite.configuration
+
+
+_STATISTICS: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "mean": statistics.fmean,
+    "deviation": statistics.pstdev,
+    "worst": min,
+    "top": max,
+}

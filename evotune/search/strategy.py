@@ -1,0 +1,98 @@
+"""The ask/tell protocol of all search strategies.
+
+A search is a fold over outcomes in the order of the proposals. Nothing else may influence
+it: that is what makes a resumed run ask for the very configurations an uninterrupted one
+would have asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from evotune.errors import UsageError
+from evotune.trial import Configuration, Json, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSettings:
+    """What fixes a search, next to its space: part of a run's identity.
+
+    `population` is how many tells make a generation. Proposal n sees the outcomes of the
+    trials before n - `lookahead`; it is the engine that holds to it.
+    """
+
+    seed: int = 0
+    population: int = 32
+    elites: int = 8
+    lookahead: int = 16
+
+    def __post_init__(self) -> None:
+        if self.population < 2:
+            raise UsageError(f"a population needs at least 2 members, got {self.population}")
+        if not 1 <= self.elites <= self.population:
+            raise UsageError(
+                f"elites must be between 1 and the population of {self.population}, "
+                f"got {self.elites}"
+            )
+        if self.lookahead < 0:
+            raise UsageError(f"lookahead must not be negative, got {self.lookahead}")
+
+
+@dataclass(frozen=True, slots=True)
+class Elite:
+    """A successful trial as a strategy remembers it; the run's store holds the rest."""
+
+    number: int
+    configuration: Configuration
+    fitness: float
+
+
+class Strategy(Protocol):
+    """Proposes configurations and learns from outcomes. Not safe for use by two threads.
+
+    Every proposal is a valid configuration that was neither told nor is pending.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def ask(self, number: int, pending: Sequence[Configuration]) -> Configuration | None:
+        """Proposal `number`, or None when every configuration of the space was proposed.
+
+        A pure function of the settings, `number`, the trials told so far and `pending`,
+        the configurations proposed but not told yet, in order.
+        """
+
+    def tell(self, trial: Trial) -> None:
+        """Learn an outcome; trials come in the order of their numbers. Cheap.
+
+        A configuration that is told again was measured again: the newer outcome counts.
+        """
+
+    def snapshot(self) -> Json:
+        """All that was learnt, JSON-able: restoring it equals telling everything again."""
+
+    def restore(self, snapshot: Json) -> None:
+        """Replace what was learnt; StoreError when the snapshot is of another search."""
+
+    @property
+    def told(self) -> int:
+        """How many trials were told."""
+
+    @property
+    def generation(self) -> int:
+        """How many generations are complete."""
+
+    @property
+    def best(self) -> Elite | None: ...
+
+    @property
+    def elites(self) -> Sequence[Elite]:
+        """The best distinct configurations so far, best first."""
+
+    @property
+    def logbook(self) -> Sequence[Mapping[str, Json]]:
+        """One record a generation: generation, evaluations, failures, best and statistics
+        (mean, deviation, worst, top) of its successful fitness values, None without any."""

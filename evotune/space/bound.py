@@ -1,0 +1,184 @@
+"""A space bound to a problem and a device: what the search walks."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from evotune.errors import SpaceError
+from evotune.space.counting.blame import ConstraintReport, blame_empty, report_constraints
+from evotune.space.counting.expansion import Variable
+from evotune.space.counting.members import Members
+from evotune.space.counting.rules import Rules
+from evotune.space.counting.walking import fixed_by_one_change, neighbours
+from evotune.space.language.expression import Expression, parse_expression
+from evotune.space.language.interning import Interner
+from evotune.space.language.nodes import EvaluationError
+from evotune.space.language.scalar import Evaluate, compile_scalar
+from evotune.space.naming import Names
+from evotune.space.parameters import Parameter
+from evotune.space.protocol import SpaceSize
+from evotune.space.scope import BoundConstraint, Gene, Scope
+from evotune.trial import Configuration, Value
+
+if TYPE_CHECKING:
+    from evotune.space.document import SpaceDocument
+
+LARGE_DIAGRAM = 200_000  # transitions; a walk through all of them takes milliseconds
+
+
+class BoundSpace:
+    """Implements `protocol.SearchSpace` for a YAML space.
+
+    Cheap to make; counting happens at the first call that needs it, and that is when a
+    space without a valid configuration becomes a SpaceError.
+    """
+
+    def __init__(
+        self,
+        document: SpaceDocument,
+        names: Names,
+        interner: Interner,
+        genes: tuple[Gene, ...],
+        constraints: tuple[BoundConstraint, ...],
+    ) -> None:
+        self.document = document
+        self.genes = genes
+        self.constraints = constraints
+        self._names = names
+        self._interner = interner
+        self._rules = Rules(genes, constraints, interner)
+        self._variables = tuple(Variable(gene.name, gene.values) for gene in genes)
+        self._parameters = tuple(gene.spec.parameter for gene in genes)
+        self._closures: dict[object, Evaluate] = {}
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return self._parameters
+
+    @functools.cached_property
+    def _members(self) -> Members:
+        members = Members(self._variables, self._rules.conditions, self._interner)
+        if members.count == 0 and not members.exact:
+            raise SpaceError(
+                "found no valid configuration: the constraints leave too few to find one",
+                file=str(self.document.path),
+            )
+        if members.count == 0:
+            raise blame_empty(self._variables, self.genes, self.constraints, self._interner)
+        return members
+
+    def size(self) -> SpaceSize:
+        cartesian = math.prod(parameter.cardinality for parameter in self._parameters)
+        return SpaceSize(cartesian, self._members.count, self._members.exact)
+
+    def is_valid(self, configuration: Mapping[str, Value]) -> bool:
+        return self._rules.is_canonical(configuration) and self._rules.satisfied(configuration)
+
+    def active(self, configuration: Mapping[str, Value]) -> tuple[str, ...]:
+        return tuple(
+            gene.name
+            for gene in self.genes
+            if gene.spec.parameter.cardinality > 1
+            and self._rules.is_active(gene.name, configuration)
+        )
+
+    def default(self) -> Configuration:
+        return self._default
+
+    @functools.cached_property
+    def _default(self) -> Configuration:
+        document = self.document
+        named = {
+            spec.name: spec.default for spec in document.parameters if spec.default is not None
+        }
+        named.update(document.default)
+        if not named:
+            return self._first()
+        start = self._rules.canonical(named)
+        if self.is_valid(start):
+            return Configuration(start)
+        if document.default.keys() >= {gene.name for gene in self.genes}:
+            reason = "; ".join(self.violations(start)) or "a parameter is not in canonical form"
+            raise document.default_position.error(f"the default is not valid: {reason}")
+        return self._completed(start, named)
+
+    def _completed(self, start: Mapping[str, Value], named: Mapping[str, Value]) -> Configuration:
+        """A valid configuration near `start`, with the values the user named if there is one."""
+        rng = random.Random(0)
+        repaired = self.repair(start, rng)
+        if repaired is not None and all(repaired[name] == start[name] for name in named):
+            return repaired
+        wanted = [
+            self._rules.index(name, start[name]) if name in named else -1
+            for name in self._rules.names
+        ]
+        return self._configuration(self._members.nearest(wanted, rng))
+
+    def _first(self) -> Configuration:
+        """The first in order, where finding it takes no search; else some valid one."""
+        if self._members.in_order:
+            return next(self.enumerate())
+        return self.sample(random.Random(0))
+
+    def sample(self, rng: random.Random) -> Configuration:
+        return self._configuration(self._members.sample(rng))
+
+    def repair(self, values: Mapping[str, Value], rng: random.Random) -> Configuration | None:
+        canonical = self._rules.canonical(values)
+        if self._rules.satisfied(canonical):
+            return Configuration(canonical)
+        members = self._members
+        if not members.exact or members.transitions > LARGE_DIAGRAM:
+            fixed = fixed_by_one_change(self._rules, canonical, rng)
+            if fixed is not None:
+                return Configuration(fixed)
+        wanted = [self._rules.index(name, canonical[name]) for name in self._rules.names]
+        return self._configuration(members.nearest(wanted, rng))
+
+    def neighbours(self, configuration: Configuration) -> Sequence[Configuration]:
+        found = [Configuration(values) for values in neighbours(self._rules, configuration)]
+        return tuple(dict.fromkeys(found))
+
+    def enumerate(self) -> Iterator[Configuration]:
+        return map(self._configuration, self._members.enumerate())
+
+    def violations(self, configuration: Mapping[str, Value]) -> list[str]:
+        """The constraints that do not hold, in the words of the space file."""
+        return [str(violated.spec) for violated in self._rules.violated(configuration)]
+
+    def constraint_report(self) -> list[ConstraintReport]:
+        """What each constraint removes, on its own and beyond all the others."""
+        return report_constraints(self._variables, self.genes, self.constraints, self._interner)
+
+    def evaluate(
+        self,
+        expression: Expression | str,
+        configuration: Mapping[str, Value],
+        environment: Mapping[str, Value],
+    ) -> Value:
+        """An expression of a launch, workspace or argument for one configuration and the
+        symbols of one shape x variant. A SpaceError says why it has no value."""
+        if isinstance(expression, str):
+            expression = parse_expression(expression)
+        try:
+            return self._closure(expression, environment)(dict(configuration))
+        except EvaluationError as error:
+            raise expression.error(f"{error} in `{expression.text}`") from error
+
+    def _closure(self, expression: Expression, environment: Mapping[str, Value]) -> Evaluate:
+        place = tuple((name, type(value), value) for name, value in environment.items())
+        key = (expression.text, place)
+        if key not in self._closures:
+            self._names.check(expression)
+            scope = Scope(self._names, self._interner, environment)
+            self._closures[key] = compile_scalar(scope.bind(expression))
+        return self._closures[key]
+
+    def _configuration(self, indices: Sequence[int]) -> Configuration:
+        return Configuration(
+            {gene.name: gene.values[i] for gene, i in zip(self.genes, indices, strict=True)}
+        )

@@ -1,0 +1,1 @@
+"""The set of valid configurations: exact counts and samples without the Cartesian product."""

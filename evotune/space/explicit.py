@@ -1,0 +1,183 @@
+"""A search space given by the list of its valid configurations, as recordings are."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from evotune.errors import SpaceError
+from evotune.space.parameters import Parameter
+from evotune.space.protocol import SpaceSize
+from evotune.trial import Configuration, Value
+
+_UNKNOWN = -1  # index of a value that is missing or outside its domain
+
+
+class ExplicitSpace:
+    """`SearchSpace` over an explicit set of configurations; repeated ones count once.
+
+    A configuration is held as its rank: the number whose mixed-radix digits are the indices
+    of its values. Ranks sort lexicographically, and changing one gene is one addition, so a
+    neighbour costs a single dictionary lookup.
+    """
+
+    def __init__(
+        self, parameters: Sequence[Parameter], configurations: Iterable[Mapping[str, Value]]
+    ) -> None:
+        self._parameters = tuple(parameters)
+        # The type belongs to the key, since 1, 1.0 and True are equal but not the same value.
+        self._index: tuple[dict[tuple[type, Value], int], ...] = tuple(
+            {(type(value), value): i for i, value in enumerate(parameter.values)}
+            for parameter in self._parameters
+        )
+        self._strides = _strides([parameter.cardinality for parameter in self._parameters])
+        ranks = sorted({self._rank_of_member(values) for values in configurations})
+        if not ranks:
+            raise SpaceError("the space holds no configuration")
+        self._ranks = ranks
+        self._position = {rank: position for position, rank in enumerate(ranks)}
+        self._configurations: list[Configuration | None] = [None] * len(ranks)
+        self._genes = self._gene_matrix()
+        self._steps = tuple(
+            _steps_by_distance(parameter, sorted(set(row.tolist())))
+            for parameter, row in zip(self._parameters, self._genes, strict=True)
+        )
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return self._parameters
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def size(self) -> SpaceSize:
+        cartesian = math.prod(parameter.cardinality for parameter in self._parameters)
+        return SpaceSize(cartesian=cartesian, valid=len(self._ranks), exact=True)
+
+    def is_valid(self, configuration: Mapping[str, Value]) -> bool:
+        if len(configuration) != len(self._parameters):
+            return False
+        indices = self._indices(configuration)
+        return _UNKNOWN not in indices and self._rank(indices) in self._position
+
+    def active(self, configuration: Configuration) -> tuple[str, ...]:
+        """Every parameter of which more than one value occurs; the same in all configurations."""
+        return tuple(
+            parameter.name
+            for parameter, steps in zip(self._parameters, self._steps, strict=True)
+            if len(steps) > 1
+        )
+
+    def default(self) -> Configuration:
+        return self._at(0)
+
+    def sample(self, rng: random.Random) -> Configuration:
+        return self._at(rng.randrange(len(self._ranks)))
+
+    def repair(self, values: Mapping[str, Value], rng: random.Random) -> Configuration:
+        """The valid configuration that differs from `values` in the fewest genes.
+
+        Among those the one with the smallest steps, then the choice of `rng`. Never None,
+        since the space is not empty; a missing or unknown value counts as one to change.
+        """
+        indices = self._indices(values)
+        if _UNKNOWN not in indices:
+            position = self._position.get(self._rank(indices))
+            if position is not None:
+                return self._at(position)
+        return self._at(self._nearest(indices, rng))
+
+    def neighbours(self, configuration: Configuration) -> Sequence[Configuration]:
+        indices = self._indices(configuration)
+        rank = self._rank(indices)
+        found: list[tuple[int, int]] = []
+        for index, stride, steps in zip(indices, self._strides, self._steps, strict=True):
+            if len(steps) < 2:
+                continue
+            for distance, other in steps[index]:
+                position = self._position.get(rank + (other - index) * stride)
+                if position is not None:
+                    found.append((distance, position))
+        found.sort(key=lambda entry: entry[0])  # stable: ties keep the order of the genes
+        return [self._at(position) for _, position in found]
+
+    def enumerate(self) -> Iterator[Configuration]:
+        return (self._at(position) for position in range(len(self._ranks)))
+
+    def _indices(self, values: Mapping[str, Value]) -> list[int]:
+        indices = []
+        for parameter, index in zip(self._parameters, self._index, strict=True):
+            value = values.get(parameter.name)
+            indices.append(_UNKNOWN if value is None else index.get((type(value), value), _UNKNOWN))
+        return indices
+
+    def _rank(self, indices: Sequence[int]) -> int:
+        return sum(map(int.__mul__, indices, self._strides))
+
+    def _rank_of_member(self, values: Mapping[str, Value]) -> int:
+        indices = self._indices(values)
+        if _UNKNOWN in indices:
+            parameter = self._parameters[indices.index(_UNKNOWN)]
+            raise SpaceError(
+                f"a configuration has {parameter.name} = {values.get(parameter.name)!r}, "
+                "which is not one of its values"
+            )
+        return self._rank(indices)
+
+    def _at(self, position: int) -> Configuration:
+        configuration = self._configurations[position]
+        if configuration is None:
+            rank = self._ranks[position]
+            values: dict[str, Value] = {}
+            for parameter, stride in zip(self._parameters, self._strides, strict=True):
+                index, rank = divmod(rank, stride)
+                values[parameter.name] = parameter.values[index]
+            configuration = self._configurations[position] = Configuration(values)
+        return configuration
+
+    def _gene_matrix(self) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
+        """Value indices, one row a gene: comparing along a row is one sweep over memory."""
+        genes = np.empty((len(self._parameters), len(self._ranks)), dtype=np.int32)
+        for position, rank in enumerate(self._ranks):
+            for gene, stride in enumerate(self._strides):
+                genes[gene, position], rank = divmod(rank, stride)  # noqa: PLW2901
+        return genes
+
+    def _nearest(self, indices: Sequence[int], rng: random.Random) -> int:
+        wanted = np.array(indices, dtype=np.int32)[:, None]
+        changed = (self._genes != wanted).sum(axis=0, dtype=np.int32)
+        candidates = np.flatnonzero(changed == changed.min())
+        if len(candidates) > 1:
+            span = np.array([parameter.cardinality for parameter in self._parameters])[:, None]
+            steps = np.where(wanted == _UNKNOWN, 0, np.abs(self._genes[:, candidates] - wanted))
+            length = (steps / span).sum(axis=0)
+            candidates = candidates[length <= length.min() + 1e-9]
+        return int(candidates[rng.randrange(len(candidates))])
+
+
+def _strides(cardinalities: Sequence[int]) -> tuple[int, ...]:
+    strides = [1]
+    for cardinality in reversed(cardinalities[1:]):
+        strides.append(strides[-1] * cardinality)
+    return tuple(reversed(strides))
+
+
+def _steps_by_distance(
+    parameter: Parameter, used: Sequence[int]
+) -> dict[int, list[tuple[int, int]]]:
+    """For each index that occurs: (distance, other index) of all others that occur.
+
+    What the parameter calls adjacent is at distance 1; beyond it the distance of indices.
+    """
+    steps: dict[int, list[tuple[int, int]]] = {}
+    for index in used:
+        adjacent = set(parameter.adjacent(parameter.values[index]))
+        steps[index] = sorted(
+            (1 if parameter.values[other] in adjacent else max(2, abs(other - index)), other)
+            for other in used
+            if other != index
+        )
+    return steps

@@ -1,0 +1,319 @@
+"""An expression's meaning on many configurations at once, as numpy columns.
+
+Gives exactly what `scalar` gives row by row. Where numpy's arithmetic could differ from
+Python's (overflow, floats of large integers, mixed types) the rows are evaluated one by
+one instead, each distinct combination once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from evotune.space.language.nodes import (
+    ARITHMETIC,
+    EQUALITY,
+    EXACT_FLOAT,
+    LIMIT,
+    ORDERING,
+    EvaluationError,
+    Literal,
+    Name,
+    Node,
+    Operation,
+)
+from evotune.space.language.scalar import compile_scalar
+from evotune.trial import Value
+
+Array: TypeAlias = npt.NDArray[Any]
+_POWERS_OF_TWO = np.array([1 << exponent for exponent in range(63)], dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One value a row; rows where `failed` have none. `failed` is None when no row failed.
+
+    `values` are bool, int64, float64, fixed-width text, or objects where types are mixed.
+    """
+
+    values: Array
+    failed: Array | None = None
+
+    def take(self, rows: Array) -> Column:
+        return Column(self.values[rows], None if self.failed is None else self.failed[rows])
+
+
+class _NeedsRows(Exception):
+    """numpy cannot promise Python's result here."""
+
+
+def column_of(values: Sequence[Value]) -> Column:
+    """The values as a column of the narrowest fitting type."""
+    kinds = {type(value) for value in values}
+    if len(kinds) == 1 and kinds <= {bool, int, float, str}:
+        dtype = {bool: np.bool_, int: np.int64, float: np.float64, str: np.str_}[kinds.pop()]
+        return Column(np.array(values, dtype=dtype))
+    mixed = np.empty(len(values), dtype=object)
+    mixed[:] = values
+    return Column(mixed)
+
+
+def evaluate_columns(node: Node, known: Mapping[str, Column], rows: int) -> Column:
+    """The expression's column; `known` holds the columns of the names in it."""
+    if rows == 0:
+        return Column(np.empty(0, dtype=np.int64))
+    try:
+        column = _Vectorised(known).evaluate(node)
+    except _NeedsRows:
+        return _row_by_row(node, known, rows)
+    failed = None if column.failed is None else np.broadcast_to(column.failed, rows)
+    return Column(np.broadcast_to(column.values, rows), failed)
+
+
+def codes(columns: Sequence[Column], rows: int) -> tuple[Array, int]:
+    """A number below `count` for every row, equal exactly where all columns are equal."""
+    combined, count = np.zeros(rows, dtype=np.int64), 1
+    for column in columns:
+        part, distinct = _codes_of(column.values)
+        if column.failed is not None:  # rows without a value are all alike
+            part, distinct = np.where(column.failed, distinct, part), distinct + 1
+        combined, count = combined * distinct + part, count * distinct
+        if count > 4 * rows:
+            found, combined = np.unique(combined, return_inverse=True)
+            count = len(found)
+    return combined, count
+
+
+def _codes_of(values: Array) -> tuple[Array, int]:
+    if values.dtype.kind == "O":
+        seen: dict[tuple[type, Value], int] = {}
+        listed = [seen.setdefault((type(v), v), len(seen)) for v in values.tolist()]
+        return np.array(listed, dtype=np.int64), len(seen)
+    if values.dtype.kind == "b":
+        return values.astype(np.int64), 2
+    distinct, inverse = np.unique(values, return_inverse=True)
+    return inverse, len(distinct)
+
+
+class _Row(dict[str, Value]):
+    """One row's values; a name that is absent has failed."""
+
+    def __missing__(self, name: str) -> Value:
+        raise EvaluationError(f"'{name}' has no value")
+
+
+def _row_by_row(node: Node, known: Mapping[str, Column], rows: int) -> Column:
+    names = _names(node)
+    code, _ = codes([known[name] for name in names], rows)
+    _, firsts, inverse = np.unique(code, return_index=True, return_inverse=True)
+    evaluate = compile_scalar(node)
+    values: list[Value] = []
+    failed: list[bool] = []
+    for environment in _rows([(name, known[name].take(firsts)) for name in names], len(firsts)):
+        try:
+            values.append(evaluate(environment))
+            failed.append(False)
+        except EvaluationError:
+            values.append(values[-1] if values else 0)
+            failed.append(True)
+    column = column_of(values).take(inverse)
+    return Column(column.values, np.array(failed)[inverse] if any(failed) else None)
+
+
+def _rows(columns: Sequence[tuple[str, Column]], count: int) -> Iterator[_Row]:
+    plain = [
+        (
+            name,
+            column.values.tolist(),
+            [False] * count if column.failed is None else column.failed.tolist(),
+        )
+        for name, column in columns
+    ]
+    for row in range(count):
+        yield _Row({name: values[row] for name, values, failed in plain if not failed[row]})
+
+
+def _names(node: Node) -> list[str]:
+    found: dict[str, None] = {}
+    seen = {node}
+    pending = [node]
+    while pending:
+        current = pending.pop()
+        if isinstance(current, Name):
+            found[current.name] = None
+        elif isinstance(current, Operation):
+            fresh = [operand for operand in current.operands if operand not in seen]
+            seen.update(fresh)
+            pending.extend(fresh)
+    return list(found)
+
+
+class _Vectorised:
+    def __init__(self, known: Mapping[str, Column]) -> None:
+        self.known = known
+        self.done: dict[Node, Column] = {}
+
+    def evaluate(self, node: Node) -> Column:
+        if node not in self.done:
+            self.done[node] = self._evaluate(node)
+        return self.done[node]
+
+    def _evaluate(self, node: Node) -> Column:
+        if isinstance(node, Literal):
+            return Column(column_of([node.value]).values[0:1])
+        if isinstance(node, Name):
+            return self.known[node.name]
+        operands = [self.evaluate(operand) for operand in node.operands]
+        if any(operand.values.dtype.kind == "O" for operand in operands):
+            raise _NeedsRows
+        if node.operator in ("and", "or"):
+            return _connective(operands, node.operator == "or")
+        if node.operator == "if":
+            return _choice(*operands)
+        failed = functools.reduce(_either, (operand.failed for operand in operands))
+        return _strict(node.operator, [operand.values for operand in operands], failed)
+
+
+def _either(first: Array | None, second: Array | None) -> Array | None:
+    if first is None:
+        return second
+    return first if second is None else first | second
+
+
+def _truth(values: Array) -> Array:
+    if values.dtype.kind == "U":
+        raise _NeedsRows
+    truth: Array = values if values.dtype.kind == "b" else values != 0
+    return truth
+
+
+def _connective(operands: list[Column], stop: bool) -> Column:
+    """Rows go on to the next operand until one of them decides, or fails."""
+    decided: Array = np.zeros(1, dtype=bool)
+    failed: Array = np.zeros(1, dtype=bool)
+    for operand in operands:
+        going = ~(decided | failed)
+        if operand.failed is not None:
+            failed = failed | (going & operand.failed)
+            going = going & ~operand.failed
+        decided = decided | (going & (_truth(operand.values) == stop))
+    return Column(decided if stop else ~decided, failed if failed.any() else None)
+
+
+def _choice(condition: Column, then: Column, otherwise: Column) -> Column:
+    if then.values.dtype.kind != otherwise.values.dtype.kind:
+        raise _NeedsRows
+    chosen = _truth(condition.values)
+    values = np.where(chosen, then.values, otherwise.values)
+    if condition.failed is None and then.failed is None and otherwise.failed is None:
+        return Column(values)
+    nowhere = np.zeros(1, dtype=bool)
+    then_failed = nowhere if then.failed is None else then.failed
+    otherwise_failed = nowhere if otherwise.failed is None else otherwise.failed
+    branch = np.where(chosen, then_failed, otherwise_failed)
+    return Column(values, _either(condition.failed, branch))
+
+
+def _strict(operator: str, values: list[Array], failed: Array | None) -> Column:
+    if operator in EQUALITY:
+        return Column(_equality(operator, *values), failed)
+    if any(array.dtype.kind == "U" for array in values):
+        raise _NeedsRows
+    return _numeric(operator, values, failed)
+
+
+def _numeric(operator: str, values: list[Array], failed: Array | None) -> Column:
+    if operator == "not":
+        return Column(~_truth(values[0]), failed)
+    values = [array.astype(np.int64) if array.dtype.kind == "b" else array for array in values]
+    if operator in ORDERING:
+        _require_exact_mixing(values)
+        return Column(_COMPARE[operator](*values), failed)
+    if operator in ("min", "max"):
+        choose = np.minimum if operator == "min" else np.maximum
+        if len({array.dtype.kind for array in values}) > 1:
+            raise _NeedsRows
+        return Column(functools.reduce(choose, values), failed)
+    if operator in ("+", "-", "*", "neg", "abs"):
+        return Column(_ring(operator, values), failed)
+    if operator in ARITHMETIC or operator == "ceil_div":
+        return _division(operator, values, failed)
+    return _bits(operator, values[0], failed)
+
+
+_COMPARE: Mapping[str, Callable[[Array, Array], Array]] = {
+    "<": np.less,
+    "<=": np.less_equal,
+    ">": np.greater,
+    ">=": np.greater_equal,
+    "==": np.equal,
+    "!=": np.not_equal,
+}
+
+
+def _equality(operator: str, left: Array, right: Array) -> Array:
+    if (left.dtype.kind == "U") != (right.dtype.kind == "U"):
+        shape = np.broadcast_shapes(left.shape, right.shape)
+        return np.full(shape, operator == "!=")
+    _require_exact_mixing([left, right])
+    return _COMPARE[operator](left, right)
+
+
+def _magnitude(values: Array) -> int:
+    return max(int(values.max()), -int(values.min()))
+
+
+def _require_exact_mixing(values: list[Array]) -> None:
+    """Integers that meet floats must be exact as floats."""
+    kinds = {array.dtype.kind for array in values}
+    if "f" not in kinds or kinds == {"f"}:
+        return
+    if any(array.dtype.kind == "i" and _magnitude(array) >= EXACT_FLOAT for array in values):
+        raise _NeedsRows
+
+
+def _ring(operator: str, values: list[Array]) -> Array:
+    if operator in ("neg", "abs"):
+        return -values[0] if operator == "neg" else np.abs(values[0])
+    _require_exact_mixing(values)
+    magnitudes = [_magnitude(array) for array in values]
+    largest = magnitudes[0] * magnitudes[1] if operator == "*" else sum(magnitudes)
+    if largest >= LIMIT // 2:
+        raise _NeedsRows
+    left, right = values
+    if operator == "*":
+        product: Array = left * right
+        return product
+    return left + right if operator == "+" else left - right
+
+
+def _division(operator: str, values: list[Array], failed: Array | None) -> Column:
+    left, right = values
+    if left.dtype.kind == "f" or right.dtype.kind == "f" or operator == "**":
+        raise _NeedsRows
+    zero = right == 0
+    if zero.any():
+        right = np.where(zero, 1, right)
+        failed = _either(failed, zero)
+    if operator == "/":
+        if _magnitude(left) >= EXACT_FLOAT or _magnitude(right) >= EXACT_FLOAT:
+            raise _NeedsRows
+        return Column(left / right, failed)
+    if operator == "%":
+        return Column(left % right, failed)
+    return Column(left // right if operator == "//" else -(-left // right), failed)
+
+
+def _bits(operator: str, values: Array, failed: Array | None) -> Column:
+    if values.dtype.kind == "f":
+        raise _NeedsRows
+    if operator == "is_pow2":
+        return Column((values > 0) & (values & (values - 1) == 0), failed)
+    exponent = np.searchsorted(_POWERS_OF_TWO, values, side="right") - 1
+    bad = exponent < 0
+    return Column(exponent.astype(np.int64), _either(failed, bad) if bad.any() else failed)

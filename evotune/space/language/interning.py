@@ -1,0 +1,79 @@
+"""Expression trees made unique: equal subtrees become one node, constants are folded.
+
+So one subtree that many constraints, lets or shapes share is stored, compared and evaluated
+once, and equality of expressions is identity of nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from evotune.space.language.nodes import EvaluationError, Literal, Name, Node, Operation
+from evotune.space.language.scalar import apply, truth
+from evotune.trial import Value
+
+
+class Interner:
+    """Makes nodes; equal arguments give the same node."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[object, Node] = {}
+        self._names: dict[Node, frozenset[str]] = {}
+        self._depths: dict[Node, int] = {}
+
+    def names(self, node: Node) -> frozenset[str]:
+        """The names the node depends on."""
+        return self._names[node]
+
+    def depth(self, node: Node) -> int:
+        return self._depths[node]
+
+    def literal(self, value: Value) -> Node:
+        return self._intern((type(value), value), Literal(value), frozenset(), 1)
+
+    def name(self, name: str) -> Node:
+        return self._intern(("name", name), Name(name), frozenset((name,)), 1)
+
+    def operation(self, operator: str, operands: Iterable[Node]) -> Node:
+        """The operation on interned operands, folded as far as literals allow."""
+        nodes = tuple(operands)
+        if operator in ("and", "or"):
+            nodes = _needed(nodes, stop=operator == "or")
+            if not nodes:
+                return self.literal(operator == "and")
+        if operator == "if" and isinstance(nodes[0], Literal) and not _is_text(nodes[0]):
+            return nodes[1] if truth(nodes[0].value) else nodes[2]
+        node = Operation(operator, nodes)
+        values = [operand.value for operand in nodes if isinstance(operand, Literal)]
+        if len(values) == len(nodes):
+            try:
+                return self.literal(apply(node, values))
+            except EvaluationError:
+                pass  # it has no value; whoever evaluates it is told why
+        names = frozenset[str]().union(*(self._names[operand] for operand in nodes))
+        depth = 1 + max(self._depths[operand] for operand in nodes)
+        return self._intern((operator, *map(id, nodes)), node, names, depth)
+
+    def _intern(self, key: object, node: Node, names: frozenset[str], depth: int) -> Node:
+        known = self._nodes.setdefault(key, node)
+        if known is node:
+            self._names[node] = names
+            self._depths[node] = depth
+        return known
+
+
+def _is_text(node: Literal) -> bool:
+    return isinstance(node.value, str)
+
+
+def _needed(nodes: tuple[Node, ...], stop: bool) -> tuple[Node, ...]:
+    """Operands of a connective without those that cannot matter."""
+    kept: list[Node] = []
+    for node in nodes:
+        if isinstance(node, Literal) and not _is_text(node):
+            if truth(node.value) is stop:
+                kept.append(node)
+                break
+            continue
+        kept.append(node)
+    return tuple(kept)

@@ -1,0 +1,65 @@
+"""The tree of an expression, shared by its scalar, vectorised and interval meanings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from evotune.trial import Value
+
+LIMIT = 2**63  # every number x of the language satisfies |x| < LIMIT
+EXACT_FLOAT = 2**53  # below it, float64 holds every integer
+MAX_EXPONENT = 64
+
+ARITHMETIC = frozenset({"+", "-", "*", "/", "//", "%", "**"})
+ORDERING = frozenset({"<", "<=", ">", ">="})
+EQUALITY = frozenset({"==", "!="})
+FUNCTIONS: dict[str, tuple[int, int]] = {  # name: fewest and most arguments
+    "min": (1, 64),
+    "max": (1, 64),
+    "ceil_div": (2, 2),
+    "abs": (1, 1),
+    "log2": (1, 1),
+    "is_pow2": (1, 1),
+}
+
+
+class EvaluationError(Exception):
+    """An expression has no value here: a division by zero, an overflow, text as a number."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Literal:
+    value: Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Name:
+    """A parameter, let, problem symbol, `device.x`, or the bare name of a choice."""
+
+    name: str
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operation:
+    """`operator` is a Python operator, `neg`, `if` (condition, then, else) or a function.
+
+    `and`, `or`, `if` evaluate only the operands they need.
+    """
+
+    operator: str
+    operands: tuple[Node, ...]
+    offset: int = 0
+
+
+Node: TypeAlias = Literal | Name | Operation
+
+
+def names_in(node: Node) -> list[Name]:
+    """Every name in the tree, from left to right."""
+    if isinstance(node, Name):
+        return [node]
+    if isinstance(node, Literal):
+        return []
+    return [name for operand in node.operands for name in names_in(operand)]

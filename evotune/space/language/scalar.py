@@ -1,0 +1,201 @@
+"""An expression's meaning on one configuration: its tree becomes nested closures."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+from evotune.space.language.nodes import (
+    LIMIT,
+    MAX_EXPONENT,
+    EvaluationError,
+    Literal,
+    Name,
+    Node,
+    Operation,
+)
+from evotune.trial import Value
+
+Environment: TypeAlias = dict[Any, Value]  # by name; by node where it is remembered
+Evaluate: TypeAlias = Callable[[Environment], Value]
+
+
+def bounded(number: Any) -> Any:
+    if -LIMIT < number < LIMIT:
+        return number
+    raise EvaluationError("the result is 2**63 or more")
+
+
+def numeric(value: Value) -> Any:
+    if isinstance(value, str):
+        raise EvaluationError(f"'{value}' is not a number")
+    return value
+
+
+def truth(value: Value) -> bool:
+    return value if isinstance(value, bool) else bool(numeric(value))
+
+
+def _add(a: Value, b: Value) -> Any:
+    return bounded(numeric(a) + numeric(b))
+
+
+def _subtract(a: Value, b: Value) -> Any:
+    return bounded(numeric(a) - numeric(b))
+
+
+def _multiply(a: Value, b: Value) -> Any:
+    return bounded(numeric(a) * numeric(b))
+
+
+def _quotient(function: Callable[[Any, Any], Any]) -> Callable[[Value, Value], Any]:
+    def divide(a: Value, b: Value) -> Any:
+        if numeric(b) == 0:
+            raise EvaluationError("division by zero")
+        try:
+            return bounded(function(numeric(a), b))
+        except OverflowError:
+            raise EvaluationError("the result is 2**63 or more") from None
+
+    return divide
+
+
+def _power(a: Value, b: Value) -> Any:
+    if isinstance(b, str | float) or not 0 <= b <= MAX_EXPONENT:
+        raise EvaluationError(f"an exponent is an integer from 0 to {MAX_EXPONENT}")
+    try:
+        return bounded(numeric(a) ** b)
+    except OverflowError:
+        raise EvaluationError("the result is 2**63 or more") from None
+
+
+def _ordering(compare: Callable[[Any, Any], bool]) -> Callable[[Value, Value], bool]:
+    return lambda a, b: compare(numeric(a), numeric(b))
+
+
+def _ceil_div(a: Value, b: Value) -> Any:
+    return -_FLOOR_DIVIDE(-numeric(a), b)
+
+
+def _is_pow2(a: Value) -> bool:
+    if isinstance(a, str | float):
+        raise EvaluationError("is_pow2 takes an integer")
+    return a > 0 and int(a) & (int(a) - 1) == 0
+
+
+def _log2(a: Value) -> int:
+    if numeric(a) <= 0:
+        raise EvaluationError("log2 takes a positive number")
+    if isinstance(a, float):
+        return math.frexp(a)[1] - 1
+    return int(a).bit_length() - 1
+
+
+def _extreme(choose: Callable[[Iterable[Any]], Any]) -> Callable[..., Value]:
+    """min or max of numbers that first get one type, so that the winner's type is fixed."""
+
+    def extreme(*arguments: Value) -> Any:
+        floating = any(isinstance(argument, float) for argument in arguments)
+        kind: Callable[[Any], Any] = float if floating else int
+        return choose([kind(numeric(argument)) for argument in arguments])
+
+    return extreme
+
+
+_FLOOR_DIVIDE: Any = _quotient(operator.floordiv)
+STRICT: Mapping[str, Callable[..., Value]] = {
+    "+": _add,
+    "-": _subtract,
+    "*": _multiply,
+    "/": _quotient(operator.truediv),
+    "//": _FLOOR_DIVIDE,
+    "%": _quotient(operator.mod),
+    "**": _power,
+    "neg": lambda a: -numeric(a),
+    "not": lambda a: not truth(a),
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": _ordering(operator.lt),
+    "<=": _ordering(operator.le),
+    ">": _ordering(operator.gt),
+    ">=": _ordering(operator.ge),
+    "min": _extreme(min),
+    "max": _extreme(max),
+    "abs": lambda a: abs(numeric(a)),
+    "log2": _log2,
+    "is_pow2": _is_pow2,
+    "ceil_div": _ceil_div,
+}
+
+
+def compile_scalar(node: Node, shared: frozenset[Node] = frozenset()) -> Evaluate:
+    """A function from names' values to the expression's value; raises EvaluationError.
+
+    Nodes in `shared` store their value in the environment they are given, under
+    themselves, so that a subtree many expressions use is evaluated once.
+    """
+    return _Compiler(shared).closure(node)
+
+
+class _Compiler:
+    def __init__(self, shared: frozenset[Node]) -> None:
+        self.shared = shared
+        self.done: dict[Node, Evaluate] = {}
+
+    def closure(self, node: Node) -> Evaluate:
+        if node not in self.done:
+            evaluate = self._closure(node)
+            self.done[node] = _remembered(node, evaluate) if node in self.shared else evaluate
+        return self.done[node]
+
+    def _closure(self, node: Node) -> Evaluate:
+        if isinstance(node, Literal):
+            value = node.value
+            return lambda _: value
+        if isinstance(node, Name):
+            return operator.itemgetter(node.name)
+        operands = [self.closure(operand) for operand in node.operands]
+        if node.operator in ("and", "or"):
+            return _connective(operands, node.operator == "or")
+        if node.operator == "if":
+            condition, then, otherwise = operands
+            return lambda v: then(v) if truth(condition(v)) else otherwise(v)
+        return _strict(STRICT[node.operator], operands)
+
+
+def _strict(function: Callable[..., Value], operands: list[Evaluate]) -> Evaluate:
+    if len(operands) == 1:
+        only = operands[0]
+        return lambda v: function(only(v))
+    if len(operands) == 2:
+        first, second = operands
+        return lambda v: function(first(v), second(v))
+    return lambda v: function(*[operand(v) for operand in operands])
+
+
+def _connective(operands: list[Evaluate], stop: bool) -> Evaluate:
+    def evaluate(environment: Environment) -> Value:
+        for operand in operands:
+            if truth(operand(environment)) is stop:
+                return stop
+        return not stop
+
+    return evaluate
+
+
+def _remembered(node: Node, evaluate: Evaluate) -> Evaluate:
+    def lookup(environment: Environment) -> Value:
+        if node in environment:
+            return environment[node]
+        value = environment[node] = evaluate(environment)
+        return value
+
+    return lookup
+
+
+def apply(node: Operation, values: list[Value]) -> Value:
+    """The operation on known values; raises EvaluationError."""
+    literals = tuple(Literal(value) for value in values)
+    return compile_scalar(Operation(node.operator, literals))({})

@@ -1,0 +1,160 @@
+"""What every name in a space file means once problem symbols and device are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from evotune.space.language.expression import Expression
+from evotune.space.language.kinds import KindChecker, Kinds, kinds_of
+from evotune.space.language.nodes import Literal, Name, Node, Operation
+from evotune.space.parameters import Parameter
+from evotune.space.suggest import did_you_mean
+from evotune.trial import Value
+
+if TYPE_CHECKING:
+    from evotune.space.document import SpaceDocument
+
+
+class Names:
+    """Resolves names, in this order of meaning: parameter, let, symbol, device, choice.
+
+    Clashes and ambiguities are refused, so the order never decides anything.
+    """
+
+    def __init__(
+        self,
+        document: SpaceDocument,
+        environments: Sequence[Mapping[str, Value]],
+        device: Mapping[str, Value],
+    ) -> None:
+        self.parameters: dict[str, Parameter] = {
+            spec.name: spec.parameter for spec in document.parameters
+        }
+        self.let = document.let
+        self.environments = environments
+        self.device = {f"device.{name}": value for name, value in device.items()}
+        self.symbols = set(environments[0]).intersection(*environments[1:])
+        self.varying = {
+            name
+            for name in self.symbols
+            if len({(type(env[name]), env[name]) for env in environments}) > 1
+        }
+        self.values: dict[str, tuple[Value, ...] | range] = {
+            spec.name: _all_values(spec.parameter, spec.otherwise) for spec in document.parameters
+        }
+        self.choices = {
+            value for values in self.values.values() for value in values if isinstance(value, str)
+        }
+        self._kinds: dict[str, Kinds] = {
+            name: kinds_of(values) if not isinstance(values, range) else frozenset((int,))
+            for name, values in self.values.items()
+        }
+        self._check_clashes(document)
+        self._let_order = self._ordered_lets()
+        for name in self._let_order:
+            self._kinds[name] = self.check(self.let[name])
+
+    def _check_clashes(self, document: SpaceDocument) -> None:
+        for spec in document.parameters:
+            if spec.name in self.symbols:
+                raise spec.position.error(f"'{spec.name}' is a symbol of the problem as well")
+        for name, expression in self.let.items():
+            for known, what in ((self.parameters, "parameter"), (self.symbols, "problem symbol")):
+                if name in known:
+                    raise expression.error(f"let '{name}': the name is a {what} as well")
+
+    def _ordered_lets(self) -> list[str]:
+        order: list[str] = []
+        trail: list[str] = []
+
+        def visit(name: str) -> None:
+            if name in order:
+                return
+            if name in trail:
+                cycle = " -> ".join([*trail[trail.index(name) :], name])
+                raise self.let[name].error(f"let is defined by itself: {cycle}")
+            trail.append(name)
+            for used in self.let[name].names:
+                if used.name in self.let:
+                    visit(used.name)
+            trail.pop()
+            order.append(name)
+
+        for name in self.let:
+            visit(name)
+        return order
+
+    def known(self) -> set[str]:
+        return {*self.parameters, *self.let, *self.symbols, *self.device, *self.choices}
+
+    def is_named(self, name: str) -> bool:
+        """Whether it names something that has a value, not a bare choice."""
+        return (
+            name in self.parameters
+            or name in self.let
+            or name in self.symbols
+            or name in self.device
+        )
+
+    def check(self, expression: Expression) -> Kinds:
+        """The types the expression can have; a SpaceError if a name or type is wrong."""
+        for name in expression.names:
+            self._check_name(expression, name)
+        node = self.with_choices(expression.node)
+        checker = KindChecker(expression.position, self._name_kinds, self._name_values)
+        return checker.infer(node)
+
+    def _check_name(self, expression: Expression, name: Name) -> None:
+        named = self.is_named(name.name)
+        if named and name.name in self.choices:
+            message = f"'{name.name}' is a choice and a name; quote it if the choice is meant"
+            raise expression.error(message, name.offset)
+        if named or name.name in self.choices:
+            return
+        if name.name.startswith("device."):
+            known: Iterable[str] = self.device
+        else:
+            known = self.known() - set(self.device)
+            texts = {value for env in self.environments for value in env.values()}
+            if name.name in texts:
+                message = f"unknown name '{name.name}'; quote it: '{name.name}' is a value"
+                raise expression.error(message, name.offset)
+        hint = did_you_mean(name.name, known)
+        raise expression.error(f"unknown name '{name.name}'{hint}", name.offset)
+
+    def with_choices(self, node: Node) -> Node:
+        """The tree with bare choices as literals."""
+        if isinstance(node, Name) and not self.is_named(node.name):
+            return Literal(node.name)
+        if isinstance(node, Operation):
+            operands = tuple(self.with_choices(operand) for operand in node.operands)
+            return Operation(node.operator, operands, node.offset)
+        return node
+
+    def _name_kinds(self, name: Name) -> Kinds:
+        if name.name in self._kinds:
+            return self._kinds[name.name]
+        if name.name in self.device:
+            return frozenset((type(self.device[name.name]),))
+        return kinds_of(env[name.name] for env in self.environments)
+
+    def _name_values(self, name: Name) -> tuple[Value, ...] | None:
+        values = self.values.get(name.name)
+        return values if isinstance(values, tuple) and kinds_of(values) == {str} else None
+
+    def varying_in(self, expression: Expression) -> Name | None:
+        """The first name in it whose value differs between the environments."""
+        for name in expression.names:
+            if name.name in self.varying:
+                return name
+            if name.name in self.let and self.varying_in(self.let[name.name]):
+                return name
+        return None
+
+
+def _all_values(parameter: Parameter, otherwise: Value) -> tuple[Value, ...] | range:
+    values = parameter.values
+    if isinstance(values, range):
+        return values
+    return tuple(values) if otherwise in values else (*values, otherwise)

@@ -1,0 +1,1 @@
+"""From YAML text to checked values: parsing with positions, the schema, conversion."""

@@ -1,0 +1,318 @@
+"""From checked models to the values of `specs`, parsing expressions on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from evotune.space.language.expression import Expression, parse_expression
+from evotune.space.parameters import (
+    Boolean,
+    Categorical,
+    IntegerRange,
+    OrderedParameter,
+    Parameter,
+    PowerOfTwo,
+)
+from evotune.space.reading.schema import (
+    MAX_PARAMETERS,
+    MAX_VALUES,
+    ConstraintModel,
+    KernelModel,
+    ParameterModel,
+    SpaceModelFile,
+)
+from evotune.space.reading.yaml_source import DataPath, YamlSource
+from evotune.space.specs import (
+    ArgumentSpec,
+    ConstraintSpec,
+    KernelSpec,
+    LaunchSpec,
+    ParameterSpec,
+    ProblemSpec,
+    RecordedSpec,
+    SupportSpec,
+    WorkspaceSpec,
+)
+from evotune.space.suggest import did_you_mean
+from evotune.trial import Value
+
+KERNEL = "KERNEL"
+_LANGUAGES = {".cpp": "cpp", ".cc": "cpp", ".cu": "cuda"}
+
+
+class Converter:
+    """Converts one validated file; its methods raise SpaceError at the place of a mistake."""
+
+    def __init__(
+        self, source: YamlSource, path: Path, model: SpaceModelFile, root: Path | None
+    ) -> None:
+        self.source = source
+        self.model = model
+        self.folder = path.parent
+        self.root = root or self._root()
+
+    def _root(self) -> Path:
+        if self.model.root is not None:
+            return self.folder / self.model.root
+        for folder in (self.folder, *self.folder.absolute().parents):
+            if (folder / "kernels").is_dir():
+                return folder
+        return self.folder
+
+    def problem(self) -> ProblemSpec | None:
+        problem = self.model.problem
+        if problem is None:
+            return None
+        for group in ("shapes", "variants", "held_out"):
+            for i, symbols in enumerate(getattr(problem, group)):
+                for name in symbols:
+                    if name in ("dtype", "device"):
+                        position = self.source.key_position(("problem", group, i, name))
+                        raise position.error(f"'{name}' cannot be a symbol of a shape")
+        return ProblemSpec(
+            name=problem.name,
+            dtype=problem.dtype,
+            shapes=tuple(problem.shapes),
+            variants=tuple(problem.variants),
+            held_out=tuple(problem.held_out),
+            position=self.source.position(("problem",)),
+        )
+
+    def recorded(self) -> RecordedSpec | None:
+        recorded = self.model.recorded
+        if recorded is None:
+            return None
+        beside = self.folder / recorded.file
+        file = beside if beside.exists() else self.root / recorded.file
+        position = self.source.position(("recorded", "file"))
+        return RecordedSpec(file, recorded.delay_ms, position)
+
+    def kernels(self) -> tuple[KernelSpec, ...]:
+        kernels = self.model.kernels or {}
+        return tuple(self._kernel(name, kernel) for name, kernel in kernels.items())
+
+    def let(self) -> Mapping[str, Expression]:
+        return {
+            name: self._expression(text, ("let", name)) for name, text in self.model.let.items()
+        }
+
+    def constraints(self) -> tuple[ConstraintSpec, ...]:
+        specs = []
+        for i, item in enumerate(self.model.constraints):
+            if isinstance(item, ConstraintModel):
+                expression = self._expression(item.expr, ("constraints", i, "expr"))
+                specs.append(ConstraintSpec(expression, item.reason or ""))
+            else:
+                specs.append(ConstraintSpec(self._expression(item, ("constraints", i))))
+        return tuple(specs)
+
+    def _expression(self, text: Value, path: DataPath) -> Expression:
+        return parse_expression(text, self.source.position(path))
+
+    def _kernel(self, name: str, kernel: KernelModel) -> KernelSpec:
+        path: DataPath = ("kernels", name)
+        language = kernel.language or _LANGUAGES.get(PurePosixPath(kernel.source).suffix)
+        if language is None:
+            message = f"expected a .cpp, .cc or .cu file, or a 'language'; found '{kernel.source}'"
+            raise self.source.position((*path, "source")).error(message)
+        if language == "cuda" and not kernel.launches:
+            raise self.source.position(path).error("a CUDA kernel needs 'launches'")
+        deterministic = kernel.deterministic
+        return KernelSpec(
+            name=name,
+            source=self._source_file(kernel.source, (*path, "source")),
+            entry=kernel.entry,
+            language=language,
+            supports=self._supports(kernel, path),
+            define=tuple(kernel.define),
+            define_positions=tuple(
+                self.source.position((*path, "define", i)) for i in range(len(kernel.define))
+            ),
+            arguments=self._arguments(kernel, path),
+            workspace=self._workspace(kernel, path),
+            options=tuple(kernel.options),
+            launches=self._launches(kernel, path),
+            deterministic=self.model.deterministic if deterministic is None else deterministic,
+            position=self.source.position(path),
+        )
+
+    def _source_file(self, source: str, path: DataPath) -> Path:
+        """Sources live under the root, so that a space can be moved and shipped as a whole."""
+        relative = PurePosixPath(source)
+        if relative.is_absolute() or ".." in relative.parts or "\\" in source:
+            raise self.source.position(path).error(f"expected a path under the root: '{source}'")
+        return self.root / relative
+
+    def _supports(self, kernel: KernelModel, path: DataPath) -> tuple[SupportSpec, ...]:
+        specs = []
+        for symbol, support in kernel.supports.items():
+            place = (*path, "supports", symbol)
+            if isinstance(support, list):
+                specs.append(SupportSpec(symbol, tuple(support), None))
+                continue
+            condition = parse_expression(f"{symbol} {support}", self.source.key_position(place))
+            for name in condition.names:
+                if name.name != symbol:
+                    message = f"expected a comparison such as '>= 80', found '{support}'"
+                    raise self.source.position(place).error(message)
+            specs.append(SupportSpec(symbol, None, condition))
+        return tuple(specs)
+
+    def _arguments(self, kernel: KernelModel, path: DataPath) -> tuple[ArgumentSpec, ...]:
+        specs = []
+        for i, argument in enumerate(kernel.arguments):
+            place = (*path, "arguments", i)
+            position = self.source.position(place)
+            if isinstance(argument, str):
+                specs.append(ArgumentSpec(position, name=argument))
+            else:
+                value = self._expression(argument.value, (*place, "value"))
+                specs.append(ArgumentSpec(position, value=value, type=argument.type))
+        return tuple(specs)
+
+    def _workspace(self, kernel: KernelModel, path: DataPath) -> tuple[WorkspaceSpec, ...]:
+        return tuple(
+            WorkspaceSpec(
+                name,
+                self._expression(buffer.bytes, (*path, "workspace", name, "bytes")),
+                buffer.init,
+            )
+            for name, buffer in kernel.workspace.items()
+        )
+
+    def _launches(self, kernel: KernelModel, path: DataPath) -> tuple[LaunchSpec, ...]:
+        specs = []
+        for i, launch in enumerate(kernel.launches):
+            place = (*path, "launches", i)
+            grid, block = (
+                tuple(self._expression(text, (*place, key, j)) for j, text in enumerate(sizes))
+                for key, sizes in (("grid", launch.grid), ("block", launch.block))
+            )
+            shared_bytes = self._expression(launch.shared_bytes, (*place, "shared_bytes"))
+            specs.append(LaunchSpec(grid, block, shared_bytes))
+        return tuple(specs)
+
+    def parameters(self) -> tuple[ParameterSpec, ...]:
+        fields = self.model.parameters or {}
+        specs = [self._parameter(name, field) for name, field in fields.items()]
+        kernels = self.model.kernels or {}
+        if len(kernels) > 1:
+            if KERNEL in fields:
+                position = self.source.key_position(("parameters", KERNEL))
+                raise position.error("KERNEL is the choice between the kernels already")
+            names = tuple(kernels)
+            position = self.source.position(("kernels",))
+            specs.insert(
+                0, ParameterSpec(Categorical(KERNEL, names), None, names[0], None, position)
+            )
+            if len(specs) > MAX_PARAMETERS:
+                raise position.error(f"more than {MAX_PARAMETERS} parameters, with KERNEL")
+        self._check_default(specs)
+        return tuple(specs)
+
+    def _check_default(self, specs: list[ParameterSpec]) -> None:
+        by_name = {spec.name: spec for spec in specs}
+        for name, value in self.model.default.items():
+            path = ("default", name)
+            if name not in by_name:
+                if self.model.recorded is not None:
+                    continue
+                hint = did_you_mean(name, by_name)
+                raise self.source.key_position(path).error(f"unknown parameter '{name}'{hint}")
+            spec = by_name[name]
+            if not _is_member(value, spec.parameter) and not (
+                spec.when is not None and _same(value, spec.otherwise)
+            ):
+                raise self._not_a_value(value, spec.parameter, path)
+
+    def _parameter(
+        self, name: str, field: list[bool | int | str] | ParameterModel
+    ) -> ParameterSpec:
+        path: DataPath = ("parameters", name)
+        position = self.source.key_position(path)
+        if isinstance(field, list):
+            parameter = self._listed(name, field, path)
+            return ParameterSpec(parameter, None, parameter.values[0], None, position)
+        parameter = self._domain(name, field, path)
+        when = None
+        if field.when is not None:
+            when = self._expression(field.when, (*path, "when"))
+        otherwise = parameter.values[0] if field.otherwise is None else field.otherwise
+        if type(otherwise) not in {type(value) for value in parameter.values}:
+            place = self.source.position((*path, "otherwise"))
+            raise place.error(f"{otherwise} has another type than the values of {name}")
+        if field.default is not None and not _is_member(field.default, parameter):
+            raise self._not_a_value(field.default, parameter, (*path, "default"))
+        return ParameterSpec(parameter, when, otherwise, field.default, position)
+
+    def _not_a_value(self, value: Value, parameter: Parameter, path: DataPath) -> Exception:
+        known = [str(known) for known in parameter.values[:50]]
+        message = f"{value} is not a value of {parameter.name}{did_you_mean(str(value), known)}"
+        return self.source.position(path).error(message)
+
+    def _domain(self, name: str, field: ParameterModel, path: DataPath) -> Parameter:
+        if field.bool:
+            return Boolean(name)
+        if field.range is not None:
+            return self._range(name, field.range, (*path, "range"))
+        if field.pow2 is not None:
+            return self._pow2(name, field.pow2, (*path, "pow2"))
+        if field.choices is not None:
+            self._refuse_duplicates(field.choices, (*path, "choices"))
+            for i, value in enumerate(field.choices):
+                if isinstance(value, bool):
+                    place = self.source.position((*path, "choices", i))
+                    raise place.error("expected an integer or an identifier, found a boolean")
+            return Categorical(name, tuple(field.choices))
+        assert field.values is not None
+        return self._listed(name, field.values, (*path, "values"))
+
+    def _listed(self, name: str, values: list[bool | int | str], path: DataPath) -> Parameter:
+        self._refuse_duplicates(values, path)
+        kinds = {type(value) for value in values}
+        if len(kinds) > 1:
+            first = type(values[0])
+            odd = next(i for i, value in enumerate(values) if type(value) is not first)
+            message = "a list holds only integers, only booleans or only identifiers; use 'choices'"
+            raise self.source.position((*path, odd)).error(message)
+        if kinds == {bool}:
+            return Boolean(name, tuple(values))
+        return (OrderedParameter if kinds == {int} else Categorical)(name, tuple(values))
+
+    def _refuse_duplicates(self, values: list[bool | int | str], path: DataPath) -> None:
+        seen: set[tuple[type, Value]] = set()
+        for i, value in enumerate(values):
+            if (type(value), value) in seen:
+                raise self.source.position((*path, i)).error(f"duplicate value {value}")
+            seen.add((type(value), value))
+
+    def _range(self, name: str, numbers: list[int], path: DataPath) -> Parameter:
+        low, high, step = (*numbers, 1)[:3]
+        position = self.source.position(path)
+        if step < 1:
+            raise position.error(f"expected a step of at least 1, found {step}")
+        if low > high:
+            raise position.error(f"expected [low, high], found {low} > {high}")
+        if (high - low) // step >= MAX_VALUES:
+            raise position.error(f"more than {MAX_VALUES} values")
+        return IntegerRange(name, low, high, step)
+
+    def _pow2(self, name: str, numbers: list[int], path: DataPath) -> Parameter:
+        low, high = numbers
+        for i, number in enumerate(numbers):
+            if number < 1 or number & (number - 1):
+                raise self.source.position((*path, i)).error(f"{number} is not a power of two")
+        if low > high:
+            raise self.source.position(path).error(f"expected [low, high], found {low} > {high}")
+        return PowerOfTwo(name, low, high)
+
+
+def _same(first: Value, second: Value) -> bool:
+    return type(first) is type(second) and first == second
+
+
+def _is_member(value: Value, parameter: Parameter) -> bool:
+    return value in parameter.values and type(value) is type(
+        parameter.values[parameter.index(value)]
+    )

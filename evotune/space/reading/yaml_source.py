@@ -1,0 +1,274 @@
+"""YAML text to plain data, remembering where every key and value stands in the file.
+
+The data is built from PyYAML's event stream, so nothing recurses before the depth has
+been checked. Scalars mean what YAML 1.2's core schema says: only `true` and `false` are
+booleans, `1e2` is a float, `no` and dates are text. Anchors, aliases, foreign tags and
+duplicate keys are refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+
+from evotune.errors import SpaceError
+from evotune.space.suggest import shorten
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 20
+MAX_INTEGER_DIGITS = 18
+MAX_MESSAGE = 400
+
+Scalar: TypeAlias = bool | int | float | str | None
+Data: TypeAlias = "Scalar | list[Data] | dict[str, Data]"
+DataPath: TypeAlias = tuple[str | int, ...]
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # and surrogates
+_DECIMAL = re.compile(r"[-+]?[0-9]+")
+_PREFIXED = re.compile(r"0x[0-9a-fA-F]+|0o[0-7]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_LITERALS: dict[str, Scalar] = {
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+}
+_TAG_PREFIX = "tag:yaml.org,2002:"
+_TAG_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (float, int),
+    "bool": (bool,),
+    "null": (type(None),),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in a space file, counted from 1; `line` 0 means the text came from no file.
+
+    When `inline`, the scalar's text stands in the file character for character from here,
+    so that an offset into it is an offset in the line.
+    """
+
+    file: str = ""
+    line: int = 0
+    column: int = 0
+    inline: bool = False
+
+    def error(self, message: str, offset: int = 0) -> SpaceError:
+        shift = offset if self.inline else 0
+        message = shorten(message, MAX_MESSAGE)
+        return SpaceError(message, file=self.file, line=self.line, column=self.column + shift)
+
+
+@dataclass(slots=True)
+class YamlSource:
+    """Plain data and the positions of its values and keys, by path from the top."""
+
+    file: str
+    text: str
+    data: Data = None
+    values: dict[DataPath, Position] = field(default_factory=dict)
+    keys: dict[DataPath, Position] = field(default_factory=dict)
+
+    def position(self, path: DataPath) -> Position:
+        """Where the value at `path` stands, or the innermost one around it that exists.
+
+        Steps that are not in the file are skipped: validators add some of their own.
+        """
+        known: DataPath = ()
+        for step in path:
+            if (*known, step) in self.values:
+                known = (*known, step)
+        return self.values.get(known, Position(self.file, 1, 1))
+
+    def key_position(self, path: DataPath) -> Position:
+        return self.keys.get(path) or self.position(path)
+
+
+def read_yaml(path: Path) -> YamlSource:
+    """Reads one YAML file; every way it can be unreadable is a SpaceError."""
+    file = str(path)
+    try:
+        if path.exists() and not path.is_file():
+            raise SpaceError("expected a YAML file, found a directory or device", file=file)
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise SpaceError(f"cannot read it: {error.strerror}", file=file) from error
+    except ValueError as error:  # a NUL byte in the path
+        raise SpaceError(f"not a usable path: {error}", file=file) from error
+    if len(raw) > MAX_BYTES:
+        raise SpaceError("larger than 1 MiB, which no space file should be", file=file)
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line, column = _line_and_column(raw[: error.start].decode("utf-8"))
+        raise SpaceError("expected UTF-8 text", file=file, line=line, column=column) from error
+    return parse_yaml(text, file)
+
+
+def parse_yaml(text: str, file: str = "") -> YamlSource:
+    """The single document in `text`; a SpaceError says where it is malformed."""
+    control = _CONTROL.search(text)
+    if control:
+        line, column = _line_and_column(text[: control.start()])
+        message = f"control character U+{ord(control.group()):04X} is not allowed"
+        raise SpaceError(message, file=file, line=line, column=column)
+    source = YamlSource(file, text)
+    try:
+        _Builder(source, yaml.parse(text, Loader=yaml.SafeLoader)).build()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise SpaceError(
+            f"not valid YAML: {shorten(error.problem or error.context or 'unreadable', 160)}",
+            file=file,
+            line=mark.line + 1 if mark else 1,
+            column=mark.column + 1 if mark else 1,
+        ) from error
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: "\\UFFFFFFFF"
+        raise SpaceError(f"not valid YAML: {shorten(str(error), 160)}", file=file) from error
+    return source
+
+
+def _line_and_column(before: str) -> tuple[int, int]:
+    lines = before.split("\n")
+    return len(lines), len(lines[-1]) + 1
+
+
+class _Builder:
+    """Turns events into data; the recursion is as deep as the document, at most MAX_DEPTH."""
+
+    def __init__(self, source: YamlSource, events: Iterator[yaml.Event]) -> None:
+        self.source = source
+        self.events = events
+
+    def build(self) -> None:
+        event = self._next_content()
+        if event is None:
+            raise SpaceError("the file is empty; expected a mapping", file=self.source.file)
+        self.source.data = self._node(event, (), 1)
+        extra = self._next_content()
+        if extra is not None:
+            raise self._at(extra).error("expected one YAML document, found a second")
+
+    def _next_content(self) -> yaml.NodeEvent | None:
+        for event in self.events:
+            if isinstance(event, yaml.NodeEvent):
+                return event
+        return None
+
+    def _at(self, event: yaml.Event) -> Position:
+        line, column = _place(event.start_mark)
+        return Position(self.source.file, line + 1, column + 1)
+
+    def _node(self, event: yaml.NodeEvent, path: DataPath, depth: int) -> Data:
+        self.source.values[path] = position = self._at(event)
+        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+            raise position.error("anchors and aliases are not allowed; repeat the value")
+        if depth > MAX_DEPTH:
+            raise position.error(f"nested deeper than {MAX_DEPTH} levels")
+        tag = self._core_tag(event, position)
+        if isinstance(event, yaml.ScalarEvent):
+            self.source.values[path] = _text_position(event, position)
+            return _scalar(event, tag, position)
+        expected = "seq" if isinstance(event, yaml.SequenceStartEvent) else "map"
+        if tag not in (None, expected):
+            raise position.error(f"the tag !!{tag} does not fit this value")
+        if expected == "seq":
+            return self._sequence(path, depth)
+        return self._mapping(path, depth)
+
+    def _sequence(self, path: DataPath, depth: int) -> list[Data]:
+        items: list[Data] = []
+        while isinstance(event := next(self.events), yaml.NodeEvent):
+            items.append(self._node(event, (*path, len(items)), depth + 1))
+        return items
+
+    def _mapping(self, path: DataPath, depth: int) -> dict[str, Data]:
+        mapping: dict[str, Data] = {}
+        while isinstance(event := next(self.events), yaml.NodeEvent):
+            position = self._at(event)
+            if not isinstance(event, yaml.ScalarEvent) or event.anchor is not None:
+                raise position.error("expected a plain name as key")
+            key = _scalar(event, self._core_tag(event, position), position)
+            if not isinstance(key, str):
+                raise position.error(f"expected text as key, found {event.value!r}; quote it")
+            if key in mapping:
+                first = self.source.keys[(*path, key)]
+                raise position.error(f"duplicate key '{key}', first used in line {first.line}")
+            self.source.keys[(*path, key)] = position
+            value = next(self.events)
+            assert isinstance(value, yaml.NodeEvent)
+            mapping[key] = self._node(value, (*path, key), depth + 1)
+        return mapping
+
+    def _core_tag(self, event: yaml.NodeEvent, position: Position) -> str | None:
+        tag: str | None = getattr(event, "tag", None)  # an alias has none
+        if tag is None:
+            return None
+        if tag == "!":
+            return "str"
+        name = tag.removeprefix(_TAG_PREFIX)
+        if name == tag or name not in {"str", "seq", "map", *_TAG_TYPES}:
+            raise position.error(f"the tag {shorten(tag)} is not allowed")
+        return name
+
+
+def _place(mark: Any) -> tuple[int, int]:
+    """Line and column of a mark, from 0; the event stream marks everything."""
+    return mark.line, mark.column
+
+
+def _text_position(event: yaml.ScalarEvent, position: Position) -> Position:
+    """Marks a scalar as inline when its text stands in the file as it is."""
+    (line, column), (end_line, end_column) = _place(event.start_mark), _place(event.end_mark)
+    quote = 1 if event.style in ("'", '"') else 0
+    one_line = line == end_line and event.style not in ("|", ">")
+    if not one_line or end_column - column - 2 * quote != len(event.value):
+        return position
+    return Position(position.file, position.line, position.column + quote, inline=True)
+
+
+def _scalar(event: yaml.ScalarEvent, tag: str | None, position: Position) -> Scalar:
+    text: str = event.value
+    if _CONTROL.search(text):
+        raise position.error("control characters are not allowed")
+    if tag == "str" or (tag is None and event.style is not None):
+        return text
+    value = _core_value(text, position)
+    if tag is not None and type(value) not in _TAG_TYPES.get(tag, ()):
+        raise position.error(f"{text!r} does not fit its tag !!{tag}")
+    return value
+
+
+def _core_value(text: str, position: Position) -> Scalar:
+    """What a plain scalar means under YAML 1.2's core schema."""
+    if text in _LITERALS:
+        return _LITERALS[text]
+    if _DECIMAL.fullmatch(text):
+        digits = text.lstrip("+-")
+        if len(digits) > MAX_INTEGER_DIGITS:
+            raise position.error(f"an integer has at most {MAX_INTEGER_DIGITS} digits")
+        if len(digits) > 1 and digits[0] == "0":
+            raise position.error(f"{text} has leading zeros; write {int(text)} or 0o… for octal")
+        return int(text)
+    if _PREFIXED.fullmatch(text):
+        value = int(text[:200], 0)
+        if value >= 10**MAX_INTEGER_DIGITS:
+            raise position.error(f"an integer has at most {MAX_INTEGER_DIGITS} digits")
+        return value
+    if _NOT_FINITE.fullmatch(text):
+        raise position.error(f"expected a finite number, found {text}")
+    if _FLOAT.fullmatch(text):
+        number = float(text)
+        if not math.isfinite(number):
+            raise position.error(f"expected a finite number, found {shorten(text)}")
+        return number
+    return text

@@ -1,0 +1,82 @@
+"""What the names of a space file become in one environment; genes and bound constraints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from evotune.errors import SpaceError
+from evotune.space.language.expression import Expression
+from evotune.space.language.interning import Interner
+from evotune.space.language.nodes import Literal, Name, Node
+from evotune.space.naming import Names
+from evotune.space.specs import ConstraintSpec, ParameterSpec
+from evotune.trial import Value
+
+MAX_TREE_DEPTH = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Gene:
+    """A parameter as the search walks it.
+
+    `values` are the domain and, at the end, the inactive value if it lies outside.
+    `rule` is true exactly where the value fits the condition: of the domain while `when`
+    holds, the inactive value otherwise. Both are None for an unconditional parameter.
+    """
+
+    spec: ParameterSpec
+    values: Sequence[Value]
+    when: Node | None
+    rule: Node | None
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+
+@dataclass(frozen=True, slots=True)
+class BoundConstraint:
+    """A constraint over parameters alone: all of `nodes`, one a distinct environment, hold."""
+
+    spec: ConstraintSpec
+    nodes: tuple[Node, ...]
+
+
+class Scope:
+    """Replaces symbols, device limits and lets by what they are in one environment."""
+
+    def __init__(self, names: Names, interner: Interner, environment: Mapping[str, Value]) -> None:
+        self._names = names
+        self._interner = interner
+        self._environment = environment
+        self._let: dict[str, Node] = {}
+
+    def bind(self, expression: Expression) -> Node:
+        """The interned tree over parameters; expressions of one meaning give one node."""
+        node = self._bind(expression.node)
+        if self._interner.depth(node) > MAX_TREE_DEPTH:
+            raise expression.error(f"nested deeper than {MAX_TREE_DEPTH} levels through 'let'")
+        return node
+
+    def _bind(self, node: Node) -> Node:
+        if isinstance(node, Literal):
+            return self._interner.literal(node.value)
+        if isinstance(node, Name):
+            return self._bind_name(node.name)
+        operands = [self._bind(operand) for operand in node.operands]
+        return self._interner.operation(node.operator, operands)
+
+    def _bind_name(self, name: str) -> Node:
+        names = self._names
+        if name in names.parameters:
+            return self._interner.name(name)
+        if name in names.let:
+            if name not in self._let:
+                self._let[name] = self.bind(names.let[name])
+            return self._let[name]
+        if name in names.device:
+            return self._interner.literal(names.device[name])
+        if name in names.symbols and name not in self._environment:
+            raise SpaceError(f"this shape has no '{name}'")
+        return self._interner.literal(self._environment.get(name, name))

@@ -1,0 +1,171 @@
+"""What a space file says, as frozen values with the positions of its expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from evotune.space.language.expression import Expression
+from evotune.space.parameters import Parameter
+from evotune.space.reading.yaml_source import Position
+from evotune.trial import Value
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemSpec:
+    """`shapes`, `variants` and `held_out` map symbols to values; the problem gives them
+    their meaning."""
+
+    name: str
+    dtype: str
+    shapes: tuple[Mapping[str, Value], ...]
+    variants: tuple[Mapping[str, Value], ...]
+    held_out: tuple[Mapping[str, Value], ...]
+    position: Position
+
+    def environments(self, *, held_out: bool = False) -> tuple[dict[str, Value], ...]:
+        """The symbols of each shape x variant, shapes first, with `dtype`."""
+        shapes = self.held_out if held_out else self.shapes
+        return tuple(
+            {**shape, **variant, "dtype": self.dtype}
+            for shape in shapes
+            for variant in self.variants
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentSpec:
+    """One kernel argument: the buffer or symbol `name`, or a typed `value`."""
+
+    position: Position
+    name: str | None = None
+    value: Expression | None = None
+    type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceSpec:
+    """A scratch buffer; `init` is `poison` or `zero_once`."""
+
+    name: str
+    size_bytes: Expression
+    init: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    grid: tuple[Expression, ...]
+    block: tuple[Expression, ...]
+    shared_bytes: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class SupportSpec:
+    """What a kernel supports of one symbol: listed values, or a comparison."""
+
+    symbol: str
+    values: tuple[Value, ...] | None
+    condition: Expression | None
+
+    def holds(self, value: Value) -> bool:
+        if self.values is not None:
+            return any(type(value) is type(known) and value == known for known in self.values)
+        assert self.condition is not None
+        return bool(self.condition.evaluate({self.symbol: value}))
+
+    def __str__(self) -> str:
+        if self.values is not None:
+            return f"{self.symbol} in ({', '.join(str(value) for value in self.values)})"
+        return str(self.condition.text) if self.condition else self.symbol
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """A kernel's source, entry point and launches. `language` is `cpp` or `cuda`."""
+
+    name: str
+    source: Path
+    entry: str
+    language: str
+    supports: tuple[SupportSpec, ...]
+    define: tuple[str, ...]
+    define_positions: tuple[Position, ...]
+    arguments: tuple[ArgumentSpec, ...]
+    workspace: tuple[WorkspaceSpec, ...]
+    options: tuple[str, ...]
+    launches: tuple[LaunchSpec, ...]
+    deterministic: bool
+    position: Position
+
+    def expressions(self) -> Iterator[Expression]:
+        """Every expression a launch of this kernel evaluates."""
+        for launch in self.launches:
+            yield from (*launch.grid, *launch.block, launch.shared_bytes)
+        yield from (buffer.size_bytes for buffer in self.workspace)
+        yield from (argument.value for argument in self.arguments if argument.value is not None)
+
+    def unsupported(self, symbols: Mapping[str, Value]) -> str | None:
+        """What these symbols (a shape's, or `arch`) violate of `supports`, in words."""
+        for support in self.supports:
+            if support.symbol in symbols and not support.holds(symbols[support.symbol]):
+                found = symbols[support.symbol]
+                return f"kernel {self.name} needs {support}, found {support.symbol} = {found}"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSpec:
+    """A parameter and, when conditional, its condition and its value while inactive."""
+
+    parameter: Parameter
+    when: Expression | None
+    otherwise: Value
+    default: Value | None
+    position: Position
+
+    @property
+    def name(self) -> str:
+        return self.parameter.name
+
+
+@dataclass(frozen=True, slots=True)
+class ConstraintSpec:
+    expression: Expression
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.expression.text} ({self.reason})" if self.reason else self.expression.text
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpec:
+    strategy: str
+    population: int
+    elites: int
+    seed: int
+    lookahead: int
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSpec:
+    trials: int
+    minutes: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TimeoutsSpec:
+    """When a compiler run and a trial on the device are killed, in seconds."""
+
+    compile_s: float
+    trial_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSpec:
+    """A recorded space: the file beside the space file or under its root."""
+
+    file: Path
+    delay_ms: float
+    position: Position

@@ -1,0 +1,206 @@
+"""The values every part of evotune passes around: Configuration, Outcome, Trial.
+
+All are immutable and go to JSON and back without loss, since the run's store, the worker
+processes and the reports share them.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+Value: TypeAlias = bool | int | float | str
+Json: TypeAlias = Any  # what json.loads returns
+
+
+class Configuration(Mapping[str, Value]):
+    """One value for every parameter of a space, in the space's order; hashable.
+
+    Inactive conditional parameters hold their canonical value, so equal configurations
+    are equal objects. `key` is the canonical text: compact JSON with the names in order.
+    """
+
+    __slots__ = ("_hash", "_values", "key")
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self._values: dict[str, Value] = dict(values)
+        self.key: str = json.dumps(self._values, separators=(",", ":"))
+        self._hash = hash(self.key)
+
+    def __getitem__(self, name: str) -> Value:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Configuration):
+            return self.key == other.key
+        return NotImplemented
+
+    def __repr__(self) -> str:
+        return f"Configuration({', '.join(f'{name}={value}' for name, value in self.items())})"
+
+    def to_json(self) -> dict[str, Value]:
+        return dict(self._values)
+
+
+class OutcomeKind(enum.StrEnum):
+    """How a trial ended. Only OK carries a fitness."""
+
+    OK = "ok"
+    REJECTED = "rejected"  # a constraint or a device limit, before any compiler ran
+    COMPILE_ERROR = "compile_error"
+    COMPILE_TIMEOUT = "compile_timeout"
+    COMPILE_CRASH = "compile_crash"
+    RESOURCE_LIMIT = "resource_limit"  # too many registers, too much shared memory
+    LAUNCH_ERROR = "launch_error"
+    ILLEGAL_ACCESS = "illegal_access"  # CUDA sticky error, or SIGSEGV/SIGBUS on the CPU
+    DEVICE_OOM = "device_oom"
+    TIMEOUT = "timeout"
+    WRONG_RESULT = "wrong_result"
+    NAN = "nan"
+    OUT_OF_BOUNDS = "out_of_bounds"  # wrote outside its buffers, or into its inputs
+    NONDETERMINISTIC = "nondeterministic"
+    TOO_FAST = "too_fast"
+    WORKER_LOST = "worker_lost"
+    DEVICE_LOST = "device_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Paired timing of one case (shape x variant). Times in microseconds.
+
+    `speedup` is the median of the paired baseline/candidate ratios; `speedup_low` and
+    `speedup_high` bound it at 95% (bootstrap). `cache` is `warm` or `cold`. A
+    `held_out` case has no part in the fitness.
+    """
+
+    case: str
+    time_us: float
+    time_min_us: float
+    baseline: str
+    baseline_us: float
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    samples: int
+    cache: str = "warm"
+    held_out: bool = False
+
+    def to_json(self) -> dict[str, Json]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Measurement:
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check of the correctness gate on one case and input kind.
+
+    `max_error` and `rms_error` are against the float64 reference; the limits are the
+    yardstick's (PyTorch's math path on the same inputs) as DESIGN's gate derives them.
+    """
+
+    case: str
+    inputs: str
+    status: str  # passed, failed, skipped
+    max_error: float | None = None
+    max_limit: float | None = None
+    rms_error: float | None = None
+    rms_limit: float | None = None
+    detail: str = ""
+
+    def to_json(self) -> dict[str, Json]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Check:
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one trial.
+
+    `fitness` (higher is better) is the mean over cases of ln(speedup), or -ln(time) on a
+    recorded space; None unless `kind` is OK. `reason` is one line for people, `log` the
+    tail of the compiler's or worker's own words. `stage_s` are seconds per stage.
+    `resources` holds what the compiler reported (registers, shared bytes, spills, ...).
+    """
+
+    kind: OutcomeKind
+    fitness: float | None = None
+    fitness_low: float | None = None
+    fitness_high: float | None = None
+    reason: str = ""
+    log: str = ""
+    flags: tuple[str, ...] = ()
+    duplicate_of: int | None = None
+    measurements: tuple[Measurement, ...] = ()
+    checks: tuple[Check, ...] = ()
+    stage_s: Mapping[str, float] = field(default_factory=dict)
+    resources: Mapping[str, Json] = field(default_factory=dict)
+    binary: str = ""  # SHA-256 of the machine code, "" when none was made
+
+    def __post_init__(self) -> None:
+        finite = self.fitness is not None and math.isfinite(self.fitness)
+        if (self.kind is OutcomeKind.OK) != finite:
+            raise ValueError(f"{self.kind} with fitness {self.fitness}")
+
+    @property
+    def ok(self) -> bool:
+        return self.kind is OutcomeKind.OK
+
+    def to_json(self) -> dict[str, Json]:
+        """Only the fields that differ from their defaults, so that failures stay small."""
+        data: dict[str, Json] = {"kind": self.kind.value}
+        for name in ("fitness", "fitness_low", "fitness_high", "duplicate_of"):
+            if getattr(self, name) is not None:
+                data[name] = getattr(self, name)
+        for name in ("reason", "log", "binary"):
+            if getattr(self, name):
+                data[name] = getattr(self, name)
+        if self.flags:
+            data["flags"] = list(self.flags)
+        if self.measurements:
+            data["measurements"] = [m.to_json() for m in self.measurements]
+        if self.checks:
+            data["checks"] = [c.to_json() for c in self.checks]
+        if self.stage_s:
+            data["stage_s"] = dict(self.stage_s)
+        if self.resources:
+            data["resources"] = dict(self.resources)
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Outcome:
+        fields = dict(data)
+        fields["kind"] = OutcomeKind(fields["kind"])
+        fields["flags"] = tuple(fields.get("flags", ()))
+        fields["measurements"] = tuple(
+            Measurement.from_json(m) for m in fields.get("measurements", ())
+        )
+        fields["checks"] = tuple(Check.from_json(c) for c in fields.get("checks", ()))
+        return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Proposal `number` of a run, its configuration, and what became of it."""
+
+    number: int
+    configuration: Configuration
+    outcome: Outcome

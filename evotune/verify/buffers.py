@@ -1,0 +1,133 @@
+"""Memory a candidate runs on: poisoned outputs, guard bands, inputs that must not change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from evotune.device.launch import LaunchPlan
+from evotune.device.protocol import LaunchFailure
+from evotune.problems.base import Tensors, TensorSpec
+
+_GUARD_BYTES = 64 << 10
+_GUARD_BYTE = 0xC5
+_POISON_BYTE = 0xFF  # all ones is a NaN in float16, bfloat16, float32 and float64
+_ALIGNMENT = 256
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class GuardedBuffer:
+    """`nbytes` of device memory between two guard bands."""
+
+    def __init__(self, nbytes: int, device: str) -> None:
+        if nbytes < 0:
+            raise LaunchFailure(f"a buffer of {nbytes} bytes")
+        self.nbytes = nbytes
+        room = nbytes + 2 * _GUARD_BYTES + _ALIGNMENT
+        self._storage = torch.full((room,), _GUARD_BYTE, dtype=torch.uint8, device=device)
+        # The payload's end has no padding: the first byte past it is guard.
+        self._start = _GUARD_BYTES + (-(self._storage.data_ptr() + _GUARD_BYTES)) % _ALIGNMENT
+        self.payload = self._storage[self._start : self._start + nbytes]
+
+    @property
+    def pointer(self) -> int:
+        return self.payload.data_ptr()
+
+    def fill(self, byte: int) -> None:
+        self.payload.fill_(byte)
+
+    def guards_intact(self) -> bool:
+        before = self._storage[: self._start]
+        after = self._storage[self._start + self.nbytes :]
+        return bool((before == _GUARD_BYTE).all()) and bool((after == _GUARD_BYTE).all())
+
+    def typed(self, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+        return self.payload.view(dtype).view(*shape)
+
+
+class BufferSet:
+    """Fresh buffers for every tensor and workspace of one case, inputs filled in."""
+
+    def __init__(
+        self, specs: Sequence[TensorSpec], plan: LaunchPlan, inputs: Tensors, device: str
+    ) -> None:
+        self._buffers: dict[str, GuardedBuffer] = {}
+        self._views: dict[str, torch.Tensor] = {}
+        self._inputs = dict(inputs)
+        self._outputs = [spec.name for spec in specs if spec.is_output]
+        self._poisoned = list(self._outputs)
+        self._zeroed: list[str] = []
+        for spec in specs:
+            dtype: torch.dtype = getattr(torch, spec.dtype)
+            count = 1
+            for extent in spec.shape:
+                count *= extent
+            buffer = GuardedBuffer(count * dtype.itemsize, device)
+            self._buffers[spec.name] = buffer
+            self._views[spec.name] = buffer.typed(dtype, spec.shape)
+        for workspace in plan.workspaces:
+            buffer = GuardedBuffer(workspace.bytes, device)
+            self._buffers[workspace.name] = buffer
+            if workspace.init == "zero_once":
+                buffer.fill(0)
+                self._zeroed.append(workspace.name)
+            else:
+                self._poisoned.append(workspace.name)
+        self.overwrite_inputs(inputs)
+        self.poison()
+
+    @property
+    def pointers(self) -> dict[str, int]:
+        return {name: buffer.pointer for name, buffer in self._buffers.items()}
+
+    def overwrite_inputs(self, inputs: Tensors) -> None:
+        """New input values in the same places."""
+        self._inputs = dict(inputs)
+        self._nudged: set[str] = set()
+        for name, value in inputs.items():
+            self._views[name].copy_(value)
+
+    def nudge(self, generator: torch.Generator) -> None:
+        """One element of each input becomes another, so that no launch sees the same inputs."""
+        for name, view in self._views.items():
+            if name not in self._inputs:
+                continue
+            if name not in self._nudged:
+                self._nudged.add(name)
+                self._inputs[name] = self._inputs[name].clone()
+            expected = self._inputs[name].view(-1)
+            place = int(torch.randint(expected.numel(), (1,), generator=generator))
+            expected[place] = torch.randn(1, generator=generator).item()
+            view.view(-1)[place] = expected[place]
+
+    def poison(self) -> None:
+        """Every byte a launch must write becomes NaN."""
+        for name in self._poisoned:
+            self._buffers[name].fill(_POISON_BYTE)
+
+    def outputs(self) -> Tensors:
+        """Views, not copies."""
+        return {name: self._views[name] for name in self._outputs}
+
+    def unwritten(self, name: str) -> int:
+        """How many elements of output `name` still hold the poison."""
+        view = self._views[name]
+        integer = _INTEGERS[view.element_size()]
+        return int((view.view(integer) == -1).sum())
+
+    def not_zeroed(self) -> str:
+        """A zero_once workspace that the launch did not leave zero; "" when there is none."""
+        dirty = (n for n in self._zeroed if bool(self._buffers[n].payload.any()))
+        return next(dirty, "")
+
+    def damage(self) -> str:
+        """What the kernel touched that it must not, in words; "" when nothing."""
+        for name, buffer in self._buffers.items():
+            if not buffer.guards_intact():
+                return f"wrote outside {name}"
+        for name, value in self._inputs.items():
+            mine = self._views[name].view(torch.uint8)
+            if not torch.equal(mine, value.to(mine.device).contiguous().view(torch.uint8)):
+                return f"changed its input {name}"
+        return ""

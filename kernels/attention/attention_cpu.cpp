@@ -1,0 +1,358 @@
+// Fused attention forward on the CPU: packed panels, register tiles, vector exp.
+//
+//   out = softmax(softmax_scale * q k^T) v, one row of scores at a time, never all of them in memory.
+//
+// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), contiguous.
+//             heads is a multiple of kv_heads: a group of heads shares one kv head. Any sequence length >= 1.
+//             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
+// Types       DTYPE_FLOAT32, or DTYPE_BFLOAT16 in and out (uint16_t here) with every sum in float32.
+// Problem     HEAD_DIM (multiple of 8), CAUSAL, DTYPE.
+//
+// How it works. A task is BLOCK_M rows of one head. It walks over blocks of BLOCK_N keys, STEP_M rows at a time:
+//   S = Q K^T            STEP_M x BLOCK_N scores in a buffer that stays in cache
+//   P = 2^(log2(e)(S-m)) online softmax: when the running maximum m grows, the old sum and O shrink by alpha
+//   O = alpha O + P V    alpha is applied while the O tile is loaded into registers, so it costs no pass of its own
+// Both products are one register-tiled routine (`multiply`): per step of the depth it loads a few vectors of B,
+// broadcasts a few scalars of A, and updates ROWS x COLS accumulators. What A and B are is the first tunable:
+//
+// Tunables
+//   K_LAYOUT    rows: A = K as it lies in memory, B = Q transposed. Vector lanes are queries, S is stored transposed
+//               (keys x queries), and a row's maximum and sum never cross lanes. K needs no packing.
+//               panels: A = Q, B = K packed as [keys / QK_COLS][HEAD_DIM][QK_COLS]. Lanes are keys.
+//   V_LAYOUT    rows: V as it lies. panels: [HEAD_DIM / PV_COLS][keys][PV_COLS], no power-of-two strides between keys.
+//   PACK        who packs (or converts from bfloat16) K and V: head = all of it once, before; block = each task, one
+//               block at a time, into its own scratch. Without effect where nothing is packed (float32, rows, rows).
+//   BLOCK_M     rows per task (16..256): reuse of a K/V block against balance between the threads.
+//   STEP_M      rows per softmax step (multiple of 8, divides BLOCK_M): size of the S tile with BLOCK_N.
+//   BLOCK_N     keys per block (multiple of 8, 32..512).
+//   QK_ROWS, QK_COLS, PV_ROWS, PV_COLS   register tiles: rows are broadcast scalars, columns are floats in vectors
+//               (multiples of 8). AVX2 has 16 registers of 8: ROWS * COLS <= 96 leaves room for the operands.
+//   UNROLL      of the loop over the depth (1, 2, 4, 8).
+//   PARTS       each product's depth is summed in so many runs (1, 2, 4, 8): slower, and less rounding.
+//   PREFETCH    rows ahead in the operand that streams by, K or V (0 = off).
+//   EXP_METHOD  poly3, poly4 (bfloat16 only), poly5, poly6, libm: see simd.h.
+//   LOOP_ORDER  inside a task: kv_outer (a K/V block serves all steps while it is in L1) or q_outer (Q, O and S of
+//               one step stay in L1 while K and V pass by).
+//   TASK_ORDER  head_major, row_major, or longest_first (row_major from the end: those causal rows see most keys).
+//   SCHEDULE, CHUNK   OpenMP's static, dynamic or guided, and tasks per chunk.
+//
+// Workspace   float[ (PACK head: 2 * batch * kv_heads * (seq_len_k + BLOCK_N) * HEAD_DIM)
+//                    + threads * (BLOCK_M * (2 * HEAD_DIM + 4) + STEP_M * BLOCK_N + 2 * BLOCK_N * HEAD_DIM + 64) ]
+//             64-byte aligned, any content. threads = omp_get_max_threads().
+// Archs       AVX-512F, AVX2 + FMA, and anything else GCC has vectors for (16-byte ones).
+// Adds to attention_scalar.cpp: register tiles, vector lanes, packing, exp as a polynomial, steps that fit the caches.
+// References  online softmax: Milakov & Gimelshein 2018; in blocks: FlashAttention, Dao et al. 2022;
+//             register tiles and panels: Goto & van de Geijn 2008, and BLIS.
+#include <omp.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "register_tile.h"
+#include "simd.h"
+
+namespace {
+
+using std::ptrdiff_t;
+
+#if DTYPE == DTYPE_BFLOAT16
+using Element = std::uint16_t;
+#else
+using Element = float;
+#endif
+
+constexpr bool kConvert = DTYPE == DTYPE_BFLOAT16;
+constexpr bool kCausal = CAUSAL;
+constexpr bool kLanesAreKeys = K_LAYOUT == K_LAYOUT_PANELS;
+constexpr bool kPackedValues = V_LAYOUT == V_LAYOUT_PANELS;
+constexpr bool kTouchKeys = kConvert || kLanesAreKeys;  // K does not go in as it lies
+constexpr bool kTouchValues = kConvert || kPackedValues;
+constexpr bool kPackHead = PACK == PACK_HEAD && (kTouchKeys || kTouchValues);
+constexpr int kBlockFloats = BLOCK_N * HEAD_DIM;
+constexpr int kThreadFloats = BLOCK_M * (2 * HEAD_DIM + 4) + STEP_M * BLOCK_N + 2 * kBlockFloats + 64;
+constexpr float kLog2e = 1.44269504088896341f;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
+
+static_assert(HEAD_DIM % 8 == 0 && BLOCK_N % 8 == 0 && STEP_M % 8 == 0, "vectors are 8 floats or divide 8");
+static_assert(BLOCK_M % STEP_M == 0 && BLOCK_M % 16 == 0, "a task is whole steps, its buffers whole cache lines");
+static_assert(QK_COLS % 8 == 0 && PV_COLS % 8 == 0, "tile columns come in vectors");
+
+// ---- elements ----
+
+inline float to_float(float x) { return x; }
+inline float to_float(std::uint16_t bits) {
+  const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
+  float x;
+  std::memcpy(&x, &wide, sizeof x);
+  return x;
+}
+inline void from_float(float x, float& to) { to = x; }
+inline void from_float(float x, std::uint16_t& to) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;  // to nearest, ties to even
+  to = static_cast<std::uint16_t>(x == x ? rounded : 0x7fc0u);                 // the carry could turn a NaN into inf
+}
+
+// ---- packing ----
+
+// dst = [columns / PANEL][DEPTH][PANEL] from rows of src, src row = column of dst; rows past `rows` become zeros.
+template <int COLUMNS, int PANEL>
+inline void pack_transposed(const Element* src, int rows, float scale, float* dst) {
+  for (int first = 0; first < COLUMNS; first += PANEL) {
+    const int width = std::min(PANEL, COLUMNS - first);
+    for (int column = 0; column < width; ++column)
+      for (int d = 0; d < HEAD_DIM; ++d)
+        dst[d * width + column] = first + column < rows ? scale * to_float(src[(first + column) * HEAD_DIM + d]) : 0.0f;
+    dst += width * HEAD_DIM;
+  }
+}
+
+inline void convert_rows(const Element* src, int rows, float scale, float* dst) {
+  for (int i = 0; i < rows * HEAD_DIM; ++i) dst[i] = scale * to_float(src[i]);
+}
+
+inline void pack_keys(const Element* src, int keys, float* dst) {
+  if constexpr (kLanesAreKeys)
+    pack_transposed<BLOCK_N, QK_COLS>(src, keys, 1.0f, dst);
+  else
+    convert_rows(src, keys, 1.0f, dst);
+}
+
+// [HEAD_DIM / PV_COLS][BLOCK_N][PV_COLS]; the rows past `keys` are never read.
+inline void pack_values(const Element* src, int keys, float* dst) {
+  if constexpr (!kPackedValues) return convert_rows(src, keys, 1.0f, dst);
+  for (int first = 0; first < HEAD_DIM; first += PV_COLS) {
+    const int width = std::min(PV_COLS, HEAD_DIM - first);
+    for (int j = 0; j < keys; ++j)
+      for (int d = 0; d < width; ++d) dst[j * width + d] = to_float(src[j * HEAD_DIM + first + d]);
+    dst += width * BLOCK_N;
+  }
+}
+
+// ---- a task: BLOCK_M rows of one head ----
+
+struct Problem {
+  const Element *q, *k, *v;
+  Element* out;
+  float* workspace;
+  float scale;
+  int batch, heads, kv_heads, rows, keys;
+
+  int key_blocks() const { return (keys + BLOCK_N - 1) / BLOCK_N; }
+  // Packed blocks in the workspace: of K by kv head, then of V, then the threads' scratch.
+  float* packed(int kv_head, int block) const {
+    return workspace + (static_cast<ptrdiff_t>(kv_head) * key_blocks() + block) * kBlockFloats;
+  }
+  int values() const { return batch * kv_heads; }  // the number of V's first kv head there
+};
+
+struct Scratch {  // one thread's part of the workspace
+  float *q, *o, *maximum, *sum, *alpha, *scores, *keys, *values;
+  explicit Scratch(float* base)
+      : q(base), o(q + BLOCK_M * HEAD_DIM), maximum(o + BLOCK_M * HEAD_DIM), sum(maximum + BLOCK_M),
+        alpha(sum + BLOCK_M), scores(alpha + 2 * BLOCK_M), keys(scores + STEP_M * BLOCK_N),
+        values(keys + kBlockFloats) {}
+};
+
+struct Step {       // rows x keys of scores
+  int row, rows;    // first row and number of rows, in the head
+  int key, keys;    // the same for keys
+  int offset;       // of the first row in the task
+};
+
+// S is keys x STEP_M, lanes are rows. Later keys than the row's own become -inf, then P replaces S.
+inline void softmax_lanes_are_rows(const Scratch& t, const Step& s) {
+  constexpr int L = lanes_for(STEP_M);
+  if (kCausal && s.key + s.keys > s.row + 1)
+    for (int j = std::max(0, s.row + 1 - s.key); j < s.keys; ++j)
+      std::fill_n(t.scores + j * STEP_M, std::min(STEP_M, s.key + j - s.row), -kInfinity);
+  for (int lane = 0; lane < STEP_M; lane += L) {
+    float* scores = t.scores + lane;
+    const int at = s.offset + lane;
+    const Vec<L> before = load<L>(t.maximum + at);
+    Vec<L> top = load<L>(scores);
+    for (int j = 1; j < s.keys; ++j) top = maximum(load<L>(scores + j * STEP_M), top);
+    top = maximum(top * kLog2e, before);
+    const auto weigh = [=](int j) {
+      const Vec<L> p = exp2_nonpositive<L>(load<L>(scores + j * STEP_M) * kLog2e - top);
+      store<L>(scores + j * STEP_M, p);
+      return p;
+    };
+    Vec<L> sum = Vec<L>{};
+    int j = 0;  // four at a time: else one large weight swallows the many small ones that are added after it
+    for (; j + 4 <= s.keys; j += 4) sum += (weigh(j) + weigh(j + 1)) + (weigh(j + 2) + weigh(j + 3));
+    for (; j < s.keys; ++j) sum += weigh(j);
+    const Vec<L> alpha = exp2_nonpositive<L>(before - top);
+    store<L>(t.maximum + at, top);
+    store<L>(t.alpha + at, alpha);
+    store<L>(t.sum + at, multiply_add(load<L>(t.sum + at), alpha, sum));
+  }
+}
+
+// S is STEP_M x BLOCK_N, lanes are keys. What is no key of this row becomes -inf up to the last whole vector.
+inline void softmax_lanes_are_keys(const Scratch& t, const Step& s) {
+  constexpr int L = lanes_for(BLOCK_N);
+  const int width = (s.keys + L - 1) / L * L;
+  for (int i = 0; i < s.rows; ++i) {
+    float* scores = t.scores + i * BLOCK_N;
+    const int seen = kCausal ? std::clamp(s.row + i + 1 - s.key, 0, s.keys) : s.keys;
+    std::fill(scores + seen, scores + width, -kInfinity);
+    const int at = s.offset + i;
+    Vec<L> tops = load<L>(scores);
+    for (int j = L; j < width; j += L) tops = maximum(load<L>(scores + j), tops);
+    const float before = t.maximum[at];
+    const float top = std::max(reduce<L>(tops, [](auto a, auto b) { return a > b ? a : b; }) * kLog2e, before);
+    Vec<L> sums = Vec<L>{};
+    for (int j = 0; j < width; j += L) {
+      const Vec<L> p = exp2_nonpositive<L>(load<L>(scores + j) * kLog2e - top);
+      store<L>(scores + j, p);
+      sums += p;
+    }
+    t.alpha[at] = exp2_nonpositive<4>(broadcast<4>(before - top))[0];
+    t.maximum[at] = top;
+    t.sum[at] = t.sum[at] * t.alpha[at] + reduce<L>(sums, [](auto a, auto b) { return a + b; });
+  }
+}
+
+void attend(const Scratch& t, const Step& s, const float* keys, const float* values) {
+  const float* q = t.q + s.offset * HEAD_DIM;
+  float* o = t.o + s.offset * HEAD_DIM;
+  const float* alpha = t.alpha + s.offset;
+  if constexpr (kLanesAreKeys) {
+    const Product scores{q, HEAD_DIM, 1, keys, 0, t.scores, BLOCK_N, nullptr, HEAD_DIM, false};
+    multiply<QK_ROWS, QK_COLS, BLOCK_N>(scores, s.rows, s.keys, HEAD_DIM);
+    softmax_lanes_are_keys(t, s);
+  } else {
+    const Product scores{keys, HEAD_DIM, 1, q, 0, t.scores, STEP_M, nullptr, HEAD_DIM, true};
+    multiply<QK_ROWS, QK_COLS, STEP_M>(scores, s.keys, STEP_M, HEAD_DIM);
+    softmax_lanes_are_rows(t, s);
+  }
+  constexpr int row = kLanesAreKeys ? BLOCK_N : 1, step = kLanesAreKeys ? 1 : STEP_M;
+  const Product output{t.scores, row, step, values, HEAD_DIM, o, HEAD_DIM, alpha, s.keys, false};
+  multiply<PV_ROWS, PV_COLS, HEAD_DIM>(output, s.rows, HEAD_DIM, kPackedValues ? BLOCK_N : 1);
+}
+
+struct Task {
+  const Problem& problem;
+  const Scratch scratch;
+  const int head, kv_head, first, rows;  // heads count over the batch; rows [first, first + rows)
+
+  int keys_seen(int last_row) const { return kCausal ? std::min(problem.keys, last_row + 1) : problem.keys; }
+  int blocks_seen(int last_row) const { return (keys_seen(last_row) + BLOCK_N - 1) / BLOCK_N; }
+  ptrdiff_t row_at(int offset) const { return (ptrdiff_t{head} * problem.rows + first + offset) * HEAD_DIM; }
+
+  void load_queries() const {
+    for (int offset = 0; offset < BLOCK_M && offset < rows; offset += STEP_M) {
+      const Element* from = problem.q + row_at(offset);
+      const int here = std::min(STEP_M, rows - offset);
+      float* to = scratch.q + offset * HEAD_DIM;
+      if constexpr (kLanesAreKeys)
+        convert_rows(from, here, problem.scale, to);
+      else
+        pack_transposed<STEP_M, QK_COLS>(from, here, problem.scale, to);
+    }
+    std::fill_n(scratch.maximum, BLOCK_M, kLowest);
+    std::fill_n(scratch.sum, BLOCK_M, 0.0f);
+    std::fill_n(scratch.o, BLOCK_M * HEAD_DIM, 0.0f);
+  }
+
+  // A block of K or V as `multiply` wants it: where it lies, packed before, or packed now.
+  template <bool TOUCH, class Pack>
+  const float* block_of(const Element* tensor, int packed_head, int block, float* here, Pack pack) const {
+    if constexpr (TOUCH && kPackHead) return problem.packed(packed_head, block);
+    const Element* from = tensor + (static_cast<ptrdiff_t>(kv_head) * problem.keys + block * BLOCK_N) * HEAD_DIM;
+    if constexpr (!TOUCH) return reinterpret_cast<const float*>(from);
+    pack(from, std::min(BLOCK_N, problem.keys - block * BLOCK_N), here);
+    return here;
+  }
+  const float* keys(int block) const {
+    return block_of<kTouchKeys>(problem.k, kv_head, block, scratch.keys, pack_keys);
+  }
+  const float* values(int block) const {
+    return block_of<kTouchValues>(problem.v, problem.values() + kv_head, block, scratch.values, pack_values);
+  }
+
+  // One step against one block; blocks that lie wholly above the diagonal are skipped.
+  void step(int offset, int block, const float* k, const float* v) const {
+    const int row = first + offset, step_rows = std::min(STEP_M, rows - offset);
+    const int key = block * BLOCK_N, seen = keys_seen(row + step_rows - 1) - key;
+    if (seen > 0) attend(scratch, Step{row, step_rows, key, std::min(BLOCK_N, seen), offset}, k, v);
+  }
+
+  void store_rows() const {
+    for (int i = 0; i < rows; ++i) {
+      const float sum = scratch.sum[i];
+      const float scale = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row whose scores are all -inf is a row of zeros
+      Element* to = problem.out + row_at(i);
+      for (int d = 0; d < HEAD_DIM; ++d) from_float(scratch.o[i * HEAD_DIM + d] * scale, to[d]);
+    }
+  }
+
+  void run() const {
+    load_queries();
+    if constexpr (LOOP_ORDER == LOOP_ORDER_KV_OUTER) {
+      for (int block = 0, blocks = blocks_seen(first + rows - 1); block < blocks; ++block) {
+        const float *k = keys(block), *v = values(block);
+        for (int offset = 0; offset < rows; offset += STEP_M) step(offset, block, k, v);
+      }
+    } else {
+      for (int offset = 0; offset < rows; offset += STEP_M) {
+        const int blocks = blocks_seen(first + std::min(offset + STEP_M, rows) - 1);
+        for (int block = 0; block < blocks; ++block) step(offset, block, keys(block), values(block));
+      }
+    }
+    store_rows();
+  }
+};
+
+void run_task(const Problem& problem, int number) {
+  const int blocks = (problem.rows + BLOCK_M - 1) / BLOCK_M, heads = problem.batch * problem.heads;
+  const bool head_major = TASK_ORDER == TASK_ORDER_HEAD_MAJOR;
+  const int head = head_major ? number / blocks : number % heads;
+  int block = head_major ? number % blocks : number / heads;
+  if (TASK_ORDER == TASK_ORDER_LONGEST_FIRST) block = blocks - 1 - block;
+  const int kv_head = head / (problem.heads / problem.kv_heads);  // over the batch too: batch * kv_heads of them
+  const int first = block * BLOCK_M;
+  float* scratch = problem.packed(kPackHead ? 2 * problem.values() : 0, 0);
+  scratch += ptrdiff_t{kThreadFloats} * omp_get_thread_num();
+  Task{problem, Scratch(scratch), head, kv_head, first, std::min(BLOCK_M, problem.rows - first)}.run();
+}
+
+void pack_block(const Problem& problem, int number) {
+  const int kv_head = number / problem.key_blocks(), block = number % problem.key_blocks();
+  const ptrdiff_t from = (static_cast<ptrdiff_t>(kv_head) * problem.keys + block * BLOCK_N) * HEAD_DIM;
+  const int keys = std::min(BLOCK_N, problem.keys - block * BLOCK_N);
+  if constexpr (kTouchKeys) pack_keys(problem.k + from, keys, problem.packed(kv_head, block));
+  if constexpr (kTouchValues) pack_values(problem.v + from, keys, problem.packed(problem.values() + kv_head, block));
+}
+
+}  // namespace
+
+#if SCHEDULE == SCHEDULE_STATIC
+#define OMP_SCHEDULE static
+#elif SCHEDULE == SCHEDULE_DYNAMIC
+#define OMP_SCHEDULE dynamic
+#else
+#define OMP_SCHEDULE guided
+#endif
+
+extern "C" void attention_forward(const Element* q, const Element* k, const Element* v, Element* out, float* workspace,
+                                  float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q,
+                                  int seq_len_k) {
+  const Problem problem{q, k, v, out, workspace, softmax_scale, batch, heads, kv_heads, seq_len_q, seq_len_k};
+  const int tasks = batch * heads * ((seq_len_q + BLOCK_M - 1) / BLOCK_M);
+#pragma omp parallel
+  {
+    if constexpr (kPackHead) {
+#pragma omp for schedule(static)
+      for (int number = 0; number < batch * kv_heads * problem.key_blocks(); ++number) pack_block(problem, number);
+    }
+#pragma omp for schedule(OMP_SCHEDULE, CHUNK)
+    for (int number = 0; number < tasks; ++number) run_task(problem, number);
+  }
+}

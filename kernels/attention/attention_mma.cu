@@ -1,0 +1,233 @@
+// Fused attention forward on tensor cores with mma.sync and asynchronous copies: the FlashAttention-2 class.
+//
+//   out = softmax(softmax_scale * q k^T) v, a block of BLOCK_N keys at a time, scores and weights in registers only.
+//
+// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), contiguous,
+//             16-byte aligned. heads is a multiple of kv_heads: a group of heads shares one kv head. Lengths >= 1.
+//             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
+// Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32. softmax_scale > 0.
+// Problem     HEAD_DIM (32, 64, 96, 128), CAUSAL, DTYPE.
+//
+// How it works. A tile is BLOCK_M rows of one head. WARPS_Q x WARPS_KV warps work on it: each has BLOCK_M / WARPS_Q
+// rows and, of every block of keys, BLOCK_N / WARPS_KV keys. K and V blocks arrive by cp.async, STAGES deep.
+//   S = Q K^T            accumulators of mma.m16n8k16, operands by ldmatrix
+//   P = 2^(c (S - m))    c = softmax_scale log2(e): one multiply-add and one ex2 a score; masks only in edge blocks
+//   O = alpha O + P V    P's accumulator layout is already that of the A operand
+// The row sums l stay spread over four lanes until the end. Then O / l goes through shared memory to 16-byte stores.
+// Blocks that hold no visible key are never read; the last block's missing keys are zeros in shared memory.
+//
+// Tunables (T = 32 * WARPS_Q * WARPS_KV threads)
+//   BLOCK_M       rows a tile (16..256), a multiple of 16 * WARPS_Q.
+//   BLOCK_N       keys a block (16..512), a multiple of 16 * WARPS_KV.
+//   WARPS_Q       warps along the rows (1, 2, 4, 8).
+//   WARPS_KV      warps along the keys (1, 2, 4): each has its own softmax, merged at the end through shared memory.
+//   STAGES        blocks of K and V in shared memory (1..4). With 1, K loads under the softmax and PV, V under QK.
+//   V_WAIT        late: a second barrier, so that QK need not wait for V; early: one barrier a block. STAGES 1: late.
+//   Q_IN_REGS     0/1: Q's fragments stay in registers, or are read again for every block.
+//   SHARE_QK_SMEM 0/1: K and V overwrite Q in shared memory; needs Q_IN_REGS.
+//   SWIZZLE       none, xor, pad: see shared_rows.cuh.
+//   KV_ORDER      forward or reverse: which end of the keys is first. Causal's masked blocks are at the far end.
+//   RESCALE_LOG2  0: O is rescaled for every block. 4, 8: only when some row's maximum grew by more than 2^that; until
+//                 then weights exceed 1, which float16 (up to 65504) and the float32 sums can hold.
+//   SKIP_MASKED   0/1: in masked blocks, leave out products of 16 keys that no row of the warp sees.
+//   SPLIT_KV      blocks of threads that share a tile's keys (1..16): fills the device when tiles are few.
+//   MERGE         of their parts. counter: through `partials`, by the last to arrive. cluster: through distributed
+//                 shared memory (sm_90, SPLIT_KV 2..8).
+//   PACK_GQA      0/1: the rows of a tile are (position, head of the group) pairs: fuller tiles if seq_len_q is small.
+//   TILE_ORDER    by_row, by_row_descending: the tiles of a head are neighbours; by_head, by_head_descending: those of
+//                 all heads at the same rows are. Descending starts with the longest causal rows.
+//   PERSISTENT    0: a block a tile. n: n blocks a multiprocessor walk over the tiles. Needs SPLIT_KV == 1.
+//   MIN_CTAS      blocks a multiprocessor that the register allocation must allow (1..4).
+//
+// Constraints  BLOCK_M % (16 * WARPS_Q) == 0, BLOCK_N % (16 * WARPS_KV) == 0, (HEAD_DIM / 8) % PARTS == 0,
+//              SHARE_QK_SMEM <= Q_IN_REGS, PERSISTENT == 0 or SPLIT_KV == 1, MIN_CTAS * T <= 2048
+//              where PARTS = WARPS_KV * (MERGE == cluster ? SPLIT_KV : 1).
+// Launch       row_blocks = ceil((PACK_GQA ? seq_len_q * heads / kv_heads : seq_len_q) / BLOCK_M)
+//              tile_heads = batch * (PACK_GQA ? kv_heads : heads); a grid's second number is at most 65535
+//              tiles      = row_blocks * tile_heads
+//              grid       PERSISTENT > 0:               (min(tiles, PERSISTENT * multiprocessors), 1)
+//                         TILE_ORDER by_head...:        (tile_heads * SPLIT_KV, row_blocks)
+//                         TILE_ORDER by_row...:         (row_blocks * SPLIT_KV, tile_heads)
+//              block      (T)
+// Shared bytes main = row_bytes * (SHARE_QK_SMEM ? max(BLOCK_M, 2 * STAGES * BLOCK_N) : BLOCK_M + 2 * STAGES * BLOCK_N)
+//              MERGE cluster, SPLIT_KV > 1:  main + 4 * WARPS_KV * BLOCK_M * (HEAD_DIM + 2 * SPLIT_KV) + 8
+//              else, WARPS_KV > 1:           max(main, row_bytes * BLOCK_M + 4 * WARPS_KV * BLOCK_M * (HEAD_DIM + 2))
+//              else:                         main
+//              where row_bytes = 2 * HEAD_DIM + (SWIZZLE == pad ? 16 : 0).
+// Workspace    with SPLIT_KV > 1 and MERGE counter, else unused: partials float[tiles * SPLIT_KV * BLOCK_M *
+//              (HEAD_DIM + 2)], any content; counter int[tiles], zero once: every launch leaves zeros.
+// Archs        sm_80 and later.
+// Adds to attention_scalar.cu: tensor cores, asynchronous multi-stage copies, swizzled shared memory, masked and whole
+//              blocks apart, splits of the keys over warps and over blocks.
+// References   FlashAttention-2, Dao 2023; PTX ISA: mma.m16n8k16, ldmatrix, cp.async; see the helpers.
+#include "part_merge.cuh"
+#include "shared_rows.cuh"
+
+namespace {
+
+using Element = unsigned short;  // the bits: only conversions and products look inside
+
+constexpr bool kBfloat16 = DTYPE == DTYPE_BFLOAT16;
+constexpr bool kCausal = CAUSAL;
+constexpr bool kReverse = KV_ORDER == KV_ORDER_REVERSE;
+constexpr bool kWaitEarly = STAGES > 1 && V_WAIT == V_WAIT_EARLY;
+constexpr bool kCluster = SPLIT_KV > 1 && MERGE == MERGE_CLUSTER;
+constexpr int kThreads = 32 * WARPS_Q * WARPS_KV;
+constexpr int kRowTiles = BLOCK_M / (16 * WARPS_Q);  // of 16 rows, a warp
+constexpr int kKeyTiles = BLOCK_N / (8 * WARPS_KV);  // of 8 keys, a warp
+constexpr int kDimTiles = HEAD_DIM / 8;
+constexpr int kWarpRows = 16 * kRowTiles;
+constexpr int kWarpKeys = 8 * kKeyTiles;
+constexpr int kParts = WARPS_KV * (kCluster ? SPLIT_KV : 1);  // merged in shared memory
+constexpr int kOwnTiles = kDimTiles / kParts;  // columns that a warp merges and stores
+constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
+
+static_assert(HEAD_DIM % 32 == 0 && HEAD_DIM <= 128, "HEAD_DIM is 32, 64, 96 or 128");
+static_assert(BLOCK_M % (16 * WARPS_Q) == 0 && BLOCK_N % (16 * WARPS_KV) == 0, "warps have whole tiles");
+static_assert(kDimTiles % kParts == 0, "the merging warps share the columns");
+static_assert(Q_IN_REGS || !SHARE_QK_SMEM, "Q must leave before K arrives");
+static_assert(!kCluster || SPLIT_KV <= 8, "a cluster has up to eight blocks everywhere");
+static_assert(SPLIT_KV == 1 || !PERSISTENT, "a persistent block has its tiles alone");
+#if SPLIT_KV > 1 && MERGE == MERGE_CLUSTER && __CUDA_ARCH__ < 900
+#error "clusters need sm_90"
+#endif
+
+using Rows = SharedRows<kDimTiles, SWIZZLE>;
+using SplitParts = PartLayout<BLOCK_M, HEAD_DIM>;                              // in `partials`
+using WarpParts = PartLayout<BLOCK_M, HEAD_DIM / (kCluster ? SPLIT_KV : 1)>;  // in shared memory
+
+// Shared memory: Q, later `out`, and behind it the stages (K, V, K, V, ...), later the warps' parts. What a cluster's
+// other blocks send has its own place, for they may be ahead; the inbox is behind it.
+constexpr unsigned kQueryBytes = BLOCK_M * Rows::kRowBytes;
+constexpr unsigned kBlockBytes = BLOCK_N * Rows::kRowBytes;
+constexpr unsigned kStagesAt = SHARE_QK_SMEM ? 0 : kQueryBytes;
+constexpr unsigned kStagesEnd = kStagesAt + 2 * STAGES * kBlockBytes;
+constexpr unsigned kPartsAt = kCluster && kStagesEnd > kQueryBytes ? kStagesEnd : kQueryBytes;
+constexpr unsigned kInboxAt = kPartsAt + 4 * kParts * WarpParts::kFloats;
+extern __shared__ __align__(1024) unsigned char shared_memory[];
+
+struct Problem {
+  const Element *q, *k, *v;
+  Element* out;
+  float* partials;
+  int* counter;
+  float scale_log2;
+  int group, seq_len_q, seq_len_k;  // group: query heads a kv head
+};
+
+// BLOCK_M rows of one head, or of one group of heads.
+struct Tile {
+  const Problem& problem;
+  int head, first_row, rows;  // head: over the batch, of kv heads if packed; rows: of the whole head
+
+  __device__ int position(int row) const { return PACK_GQA ? row / problem.group : row; }
+  __device__ long long offset(int row) const {
+    if constexpr (PACK_GQA) {
+      const int of_head = head * problem.group + row % problem.group;
+      return (static_cast<long long>(of_head) * problem.seq_len_q + row / problem.group) * HEAD_DIM;
+    }
+    return (static_cast<long long>(head) * problem.seq_len_q + row) * HEAD_DIM;
+  }
+  __device__ long long keys_offset() const {
+    const int kv_head = PACK_GQA || problem.group == 1 ? head : head / problem.group;  // divisions take long
+    return static_cast<long long>(kv_head) * problem.seq_len_k * HEAD_DIM;
+  }
+  __device__ int keys_seen(int row) const {
+    return kCausal ? min(problem.seq_len_k, position(row) + 1) : problem.seq_len_k;
+  }
+  __device__ int last_row() const { return min(first_row + BLOCK_M, rows) - 1; }
+};
+
+}  // namespace
+
+#include "tile_worker.cuh"
+
+namespace {
+
+#if SPLIT_KV > 1 && MERGE == MERGE_CLUSTER
+#define CLUSTER __cluster_dims__(SPLIT_KV, 1, 1)
+#else
+#define CLUSTER
+#endif
+
+// The PARTS of this block's warps, or of all its cluster's, merged: each warp gets some columns.
+template <int PARTS>
+__device__ __forceinline__ void merge_warps(const Worker& worker, int part_number,
+                                            PartFragments<kRowTiles, kDimTiles / PARTS>& merged) {
+  if constexpr (PARTS == 1) {
+    merged = worker.part;
+  } else {
+    float* parts = reinterpret_cast<float*>(shared_memory + kPartsAt);
+    const int row_tile = worker.warp_q * kRowTiles;
+    if constexpr (kCluster) {
+      const unsigned inbox = worker.shared + kInboxAt;
+      wait_for_open_inboxes();
+      send_part<WarpParts, SPLIT_KV>(worker.part, worker.shared + kPartsAt, part_number, part_number / WARPS_KV, inbox,
+                                     row_tile);
+      __syncthreads();  // what stays in this block is there, and Q and the stages were read by all
+      wait_for_inbox(inbox);
+    } else {
+      __syncthreads();  // the stages were read by all
+      store_part<WarpParts>(worker.part, parts + part_number * WarpParts::kFloats, row_tile, 0, true);
+      __syncthreads();
+    }
+    const auto part = [=](int p) { return parts + p * WarpParts::kFloats; };
+    merge_parts<WarpParts, PARTS>(merged, part, row_tile, part_number % WARPS_KV * (kDimTiles / PARTS),
+                                  worker.tile.problem.scale_log2);
+  }
+}
+
+__device__ __forceinline__ void attend_tile(const Problem& problem, int number, int head, int row_block, int rows,
+                                            int split) {
+  const Tile tile{problem, head, row_block * BLOCK_M, rows};
+  const unsigned shared = static_cast<unsigned>(__cvta_generic_to_shared(shared_memory));
+  if constexpr (kCluster) open_inbox(shared + kInboxAt, 4 * (kParts - WARPS_KV) * WarpParts::kFloats);
+  Worker worker(tile, shared);
+  worker.attend_all(split);
+
+  const int part_number = (kCluster ? split * WARPS_KV : 0) + worker.warp_kv;
+  const int first_tile = part_number * kOwnTiles;
+  PartFragments<kRowTiles, kOwnTiles> done;
+  merge_warps<kParts>(worker, part_number, done);
+  if constexpr (SPLIT_KV > 1 && !kCluster) {
+    float* parts = problem.partials + static_cast<long long>(number) * SPLIT_KV * SplitParts::kFloats;
+    const int row_tile = worker.warp_q * kRowTiles;
+    store_part<SplitParts>(done, parts + split * SplitParts::kFloats, row_tile, first_tile, first_tile == 0);
+    if (!last_to_arrive(problem.counter + number, SPLIT_KV)) return;
+    const auto part = [=](int p) { return parts + p * SplitParts::kFloats; };
+    merge_parts<SplitParts, SPLIT_KV>(done, part, row_tile, first_tile, problem.scale_log2);
+  } else if constexpr (kParts == 1 && SHARE_QK_SMEM) {
+    __syncthreads();  // the stages were read by all, and `out` passes through the same memory
+  }
+  worker.store_rows(done, first_tile);
+}
+
+}  // namespace
+
+extern "C" __global__ void CLUSTER __launch_bounds__(kThreads, MIN_CTAS)
+    attention_forward(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
+                      float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k) {
+  const int group = heads == kv_heads ? 1 : heads / kv_heads;
+  const Problem problem{q,     k,         v,        out, partials, counter, softmax_scale * 1.44269504088896341f,
+                        group, seq_len_q, seq_len_k};
+  const int rows = PACK_GQA ? seq_len_q * group : seq_len_q;
+  const int row_blocks = (rows + BLOCK_M - 1) / BLOCK_M;
+  const int tile_heads = batch * (PACK_GQA ? kv_heads : heads);
+  constexpr bool heads_first = TILE_ORDER == TILE_ORDER_BY_HEAD || TILE_ORDER == TILE_ORDER_BY_HEAD_DESCENDING;
+  constexpr bool descending = TILE_ORDER == TILE_ORDER_BY_ROW_DESCENDING || TILE_ORDER == TILE_ORDER_BY_HEAD_DESCENDING;
+  const auto attend = [&](int fast, int slow, int split) {
+    const int head = heads_first ? fast : slow, row_block = heads_first ? slow : fast;
+    attend_tile(problem, head * row_blocks + row_block, head, descending ? row_blocks - 1 - row_block : row_block, rows,
+                split);
+  };
+
+  if constexpr (PERSISTENT) {
+    const int fast = heads_first ? tile_heads : row_blocks;
+    for (int number = blockIdx.x; number < row_blocks * tile_heads; number += gridDim.x) {
+      attend(number % fast, number / fast, 0);
+      __syncthreads();  // the next tile's Q goes where this one's rows went out
+    }
+  } else {
+    attend(blockIdx.x / SPLIT_KV, blockIdx.y, blockIdx.x % SPLIT_KV);
+  }
+}

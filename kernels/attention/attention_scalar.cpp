@@ -1,0 +1,100 @@
+// Fused attention forward on the CPU, the first rung: plain loops and online softmax.
+//
+//   out = softmax(softmax_scale * q k^T) v, without ever holding a full row of scores, let alone the matrix.
+//
+// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), contiguous.
+//             heads is a multiple of kv_heads: a group of heads shares one kv head. Any sequence length >= 1.
+//             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
+// Types       float32. HEAD_DIM and CAUSAL are compiled in.
+// Archs       any. Workspace: none.
+//
+// Online softmax. Softmax needs the maximum m and the sum of a whole row before it can weigh the first value. Read the
+// row in blocks instead, and correct: with the maximum so far m, the sum l = sum exp(s - m) and the output
+// o = sum exp(s - m) v so far, a block that raises the maximum to m' makes all earlier terms too large by exp(m' - m).
+// Multiply l and o by alpha = exp(m - m') and go on. At the end out = o / l. A row needs HEAD_DIM + 2 floats of state
+// and BLOCK_N scores, whatever the sequence length is; the two products and the softmax share one pass over K and V.
+//
+// Tunables
+//   BLOCK_N           keys per block (16..128): few make corrections frequent, many make long sums, which round more.
+//   UNROLL            partial sums of a dot product (1, 2, 4, 8, 16; divides HEAD_DIM). C++ may not reorder float
+//                     additions, so with 1 each waits for the one before; 8 and 16 are also whole vectors.
+//   SCHEDULE, CHUNK   how OpenMP hands out rows (static, dynamic, guided), and how many at a time. Causal rows differ
+//                     in length: static halves give one thread a quarter of the work.
+//
+// Reference   Milakov & Gimelshein 2018, "Online normalizer calculation for softmax".
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+namespace {
+
+static_assert(HEAD_DIM % UNROLL == 0, "the dot product has no remainder loop");
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+float dot(const float* a, const float* b) {
+  float partial[UNROLL] = {};
+  for (int d = 0; d < HEAD_DIM; d += UNROLL)
+    for (int lane = 0; lane < UNROLL; ++lane) partial[lane] += a[d + lane] * b[d + lane];
+  float sum = 0.0f;
+  for (float part : partial) sum += part;
+  return sum;
+}
+
+// One row of queries against its `keys` keys.
+void attend_row(const float* q, const float* k, const float* v, float* out, float softmax_scale, int keys) {
+  float scores[BLOCK_N];
+  float output[HEAD_DIM] = {};
+  float maximum = -kInfinity;
+  double sum = 0.0;  // in float, one large weight would swallow the thousands of small ones that are added after it
+
+  for (int first = 0; first < keys; first += BLOCK_N) {
+    const int count = std::min(BLOCK_N, keys - first);
+    float top = maximum;
+    for (int j = 0; j < count; ++j) {
+      scores[j] = softmax_scale * dot(q, k + static_cast<std::ptrdiff_t>(first + j) * HEAD_DIM);
+      top = std::max(top, scores[j]);
+    }
+    if (top == -kInfinity) continue;  // nothing but -inf so far: no weight, and -inf - -inf would be NaN
+
+    const float alpha = std::exp(maximum - top);  // 0 at the first block
+    sum *= alpha;
+    float block[HEAD_DIM] = {};  // a sum of block sums rounds less than one long sum
+    for (int j = 0; j < count; ++j) {
+      const float weight = std::exp(scores[j] - top);
+      sum += weight;
+      const float* value = v + static_cast<std::ptrdiff_t>(first + j) * HEAD_DIM;
+      for (int d = 0; d < HEAD_DIM; ++d) block[d] += weight * value[d];
+    }
+    for (int d = 0; d < HEAD_DIM; ++d) output[d] = output[d] * alpha + block[d];
+    maximum = top;
+  }
+  // A row whose scores are all -inf becomes a row of zeros.
+  const float scale = sum == 0.0 ? 0.0f : static_cast<float>(1.0 / sum);
+  for (int d = 0; d < HEAD_DIM; ++d) out[d] = output[d] * scale;
+}
+
+}  // namespace
+
+#if SCHEDULE == SCHEDULE_STATIC
+#define OMP_SCHEDULE static
+#elif SCHEDULE == SCHEDULE_DYNAMIC
+#define OMP_SCHEDULE dynamic
+#else
+#define OMP_SCHEDULE guided
+#endif
+
+extern "C" void attention_forward(const float* q, const float* k, const float* v, float* out, float softmax_scale,
+                                  int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k) {
+  const int group = heads / kv_heads;
+#pragma omp parallel for collapse(2) schedule(OMP_SCHEDULE, CHUNK)
+  for (int head = 0; head < batch * heads; ++head) {  // over the batch too
+    for (int row = 0; row < seq_len_q; ++row) {
+      const int kv_head = head / heads * kv_heads + head % heads / group;
+      const std::ptrdiff_t of_row = (static_cast<std::ptrdiff_t>(head) * seq_len_q + row) * HEAD_DIM;
+      const std::ptrdiff_t of_keys = static_cast<std::ptrdiff_t>(kv_head) * seq_len_k * HEAD_DIM;
+      attend_row(q + of_row, k + of_keys, v + of_keys, out + of_row, softmax_scale,
+                 CAUSAL ? std::min(seq_len_k, row + 1) : seq_len_k);
+    }
+  }
+}

@@ -1,0 +1,144 @@
+// Fused attention forward, the first rung on a GPU: one warp per row of queries, plain arithmetic, online softmax.
+//
+//   out = softmax(softmax_scale * q k^T) v, without ever holding a full row of scores.
+//
+// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), contiguous,
+//             16-byte aligned. heads is a multiple of kv_heads: a group of heads shares one kv head. Lengths >= 1.
+//             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
+// Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32.
+// Problem     HEAD_DIM (multiple of 32, up to 128), CAUSAL, DTYPE.
+//
+// How it works. WARPS rows of one head share a block of threads, and with it the BLOCK_N keys and values that lie in
+// shared memory at a time. What a lane holds changes within a step:
+//   scores    a lane has whole keys (lane, lane + 32, ...): its dot product needs no other lane
+//   softmax   maximum and sum go through the warp; the weights 2^(s - m) go to shared memory
+//   output    a lane has columns (lane, lane + 32, ...): it walks over the weights and adds its columns of V
+// When a block raises the row's maximum from m to m', what was summed so far is too large by 2^(m' - m), and is scaled
+// down: the online softmax of attention_scalar.cpp, there explained. Scores are kept times log2(e), so that 2^x serves.
+//
+// Tunables
+//   BLOCK_N    keys at a time (32, 64, 96, 128): more share the barriers and the softmax's shuffles, in more memory.
+//   WARPS      rows per block of threads (1, 2, 4, 8, 16): each key that was copied serves so many rows.
+//   VEC_WIDTH  elements a thread moves at once (1, 2, 4, 8; 8 are 16 bytes): fewer instructions per byte. Rows of K are
+//              padded by as many, so that lanes which read different keys at the same column meet different banks.
+//
+// Launch       grid (ceil(seq_len_q / WARPS) * batch * heads), block (32 * WARPS)
+// Shared bytes 2 * BLOCK_N * (2 * HEAD_DIM + VEC_WIDTH) + 4 * WARPS * (HEAD_DIM + BLOCK_N)
+// Workspace    none.
+// Archs        sm_80 and later.
+// References   Milakov & Gimelshein 2018, "Online normalizer calculation for softmax"; PTX ISA, "cvt".
+#include "element.cuh"
+
+namespace {
+
+static_assert(HEAD_DIM % 32 == 0 && BLOCK_N % 32 == 0, "lanes have whole columns and whole keys");
+
+using Vector = VectorOf<VEC_WIDTH>;
+
+constexpr bool kBfloat16 = DTYPE == DTYPE_BFLOAT16;
+constexpr int kThreads = 32 * WARPS;
+constexpr int kLaneKeys = BLOCK_N / 32;
+constexpr int kLaneColumns = HEAD_DIM / 32;
+constexpr int kKeyStride = HEAD_DIM + VEC_WIDTH;
+constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
+
+extern __shared__ __align__(16) unsigned char shared_memory[];
+
+__device__ float warp_maximum(float x) {
+  for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+  return x;
+}
+
+__device__ float warp_sum(float x) {
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  return x;
+}
+
+// `rows` rows of HEAD_DIM to shared memory, `stride` elements apart, by all threads of the block.
+__device__ void copy_rows(Element* to, int stride, const Element* from, int rows) {
+  constexpr int vectors = HEAD_DIM / VEC_WIDTH;
+  for (int i = threadIdx.x; i < rows * vectors; i += kThreads) {
+    const int row = i / vectors, column = i % vectors * VEC_WIDTH;
+    *reinterpret_cast<Vector*>(to + row * stride + column) = load_vector<VEC_WIDTH>(from + row * HEAD_DIM + column);
+  }
+}
+
+// q is in float, scaled; key is a row in shared memory.
+__device__ float dot(const float* q, const Element* key) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int d = 0; d < HEAD_DIM; d += VEC_WIDTH) {
+    const Vector elements = load_vector<VEC_WIDTH>(key + d);
+#pragma unroll
+    for (int e = 0; e < VEC_WIDTH; ++e) sum += q[d + e] * to_float<kBfloat16>(elements.at[e]);
+  }
+  return sum;
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+    attention_forward(const Element* q, const Element* k, const Element* v, Element* out, float softmax_scale,
+                      int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int row_blocks = (seq_len_q + WARPS - 1) / WARPS;
+  const int head = blockIdx.x / row_blocks;  // over the batch: batch * heads of them
+  const int first_row = blockIdx.x % row_blocks * WARPS;
+  const int row = min(first_row + warp, seq_len_q - 1);  // a warp without a row of its own stores nothing
+  const long long row_at = (static_cast<long long>(head) * seq_len_q + row) * HEAD_DIM;
+  const long long keys_at = static_cast<long long>(head / (heads / kv_heads)) * seq_len_k * HEAD_DIM;
+
+  Element* keys = reinterpret_cast<Element*>(shared_memory);
+  Element* values = keys + BLOCK_N * kKeyStride;
+  float* query = reinterpret_cast<float*>(values + BLOCK_N * HEAD_DIM) + warp * (HEAD_DIM + BLOCK_N);
+  float* weights = query + HEAD_DIM;
+
+  const float scale = softmax_scale * 1.44269504088896341f;
+  for (int d = lane; d < HEAD_DIM; d += 32) query[d] = scale * to_float<kBfloat16>(q[row_at + d]);
+
+  const int last_row = min(first_row + WARPS, seq_len_q) - 1;
+  const int block_keys = CAUSAL ? min(seq_len_k, last_row + 1) : seq_len_k;  // what some row of the block sees
+  const int row_keys = CAUSAL ? min(seq_len_k, row + 1) : seq_len_k;
+  float maximum = kLowest, sum = 0.0f, output[kLaneColumns] = {};
+
+  for (int first = 0; first < block_keys; first += BLOCK_N) {
+    const int count = min(BLOCK_N, block_keys - first);
+    __syncthreads();  // the last block was read by all
+    copy_rows(keys, kKeyStride, k + keys_at + static_cast<long long>(first) * HEAD_DIM, count);
+    copy_rows(values, HEAD_DIM, v + keys_at + static_cast<long long>(first) * HEAD_DIM, count);
+    __syncthreads();
+
+    float scores[kLaneKeys], top = maximum;
+#pragma unroll
+    for (int i = 0; i < kLaneKeys; ++i) {
+      const int key = lane + 32 * i;
+      const bool seen = first + key < row_keys;
+      scores[i] = seen ? dot(query, keys + key * kKeyStride) : __int_as_float(0xff800000);  // -inf
+      top = fmaxf(top, scores[i]);
+    }
+    top = warp_maximum(top);
+    const float alpha = exp2f(maximum - top);
+    maximum = top;
+    sum *= alpha;
+#pragma unroll
+    for (int i = 0; i < kLaneKeys; ++i) {
+      const float weight = exp2f(scores[i] - top);
+      weights[lane + 32 * i] = weight;
+      sum += weight;
+    }
+    __syncwarp();  // a warp's weights are its own
+
+#pragma unroll
+    for (int i = 0; i < kLaneColumns; ++i) output[i] *= alpha;
+    const int seen = min(count, row_keys - first);
+    for (int j = 0; j < seen; ++j)
+#pragma unroll
+      for (int i = 0; i < kLaneColumns; ++i)
+        output[i] += weights[j] * to_float<kBfloat16>(values[j * HEAD_DIM + lane + 32 * i]);
+  }
+
+  sum = warp_sum(sum);
+  if (first_row + warp < seq_len_q)
+#pragma unroll
+    for (int i = 0; i < kLaneColumns; ++i) out[row_at + lane + 32 * i] = to_element<kBfloat16>(output[i] / sum);
+}

@@ -1,0 +1,73 @@
+// Tensor core products of one warp: fragments from shared memory, 16 x 8 x 16 multiply-adds, and their types.
+//
+// A fragment spreads over the 32 lanes. With g = lane / 4 and t = lane % 4, an accumulator tile (16 x 8) gives a lane
+// c[0], c[1] = columns 2t, 2t + 1 of row g, and c[2], c[3] = the same columns of row g + 8. Two such tiles side by
+// side, rounded and packed in pairs, are the A operand (16 x 16) of a next product: P never leaves the registers.
+//
+// Archs      sm_80 and later.
+// References PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type", "ldmatrix", "cvt".
+#pragma once
+
+namespace {
+
+// Four 8 x 8 tiles of 2-byte elements; lane l gives the address of row l % 8 of tile l / 8.
+__device__ __forceinline__ void load_matrix(unsigned (&tiles)[4], unsigned shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
+               : "r"(shared)
+               : "memory");
+}
+
+__device__ __forceinline__ void load_matrix_transposed(unsigned (&tiles)[4], unsigned shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
+               : "r"(shared)
+               : "memory");
+}
+
+// d = a b + c: a is 16 x 16, b is 16 x 8 in two registers, c and d are 16 x 8.
+template <bool BFLOAT16>
+__device__ __forceinline__ void multiply_add(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, float c0,
+                                             float c1, float c2, float c3) {
+  if constexpr (BFLOAT16) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%10, %11, %12, %13};\n"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c0), "f"(c1), "f"(c2), "f"(c3));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%10, %11, %12, %13};\n"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c0), "f"(c1), "f"(c2), "f"(c3));
+  }
+}
+
+template <bool BFLOAT16>
+__device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  multiply_add<BFLOAT16>(sum, a, b0, b1, sum[0], sum[1], sum[2], sum[3]);
+}
+
+template <bool BFLOAT16>
+__device__ __forceinline__ void multiply(float (&product)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  multiply_add<BFLOAT16>(product, a, b0, b1, 0.0f, 0.0f, 0.0f, 0.0f);  // zeros cost no registers
+}
+
+// Two floats rounded to nearest even, `low` in the low half.
+template <bool BFLOAT16>
+__device__ __forceinline__ unsigned pack(float low, float high) {
+  unsigned packed;
+  if constexpr (BFLOAT16)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+// 2^x; results below 2^-126 become 0. Two units in the last place.
+__device__ __forceinline__ float exp2_approximate(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(power) : "f"(x));
+  return power;
+}
+
+}  // namespace

@@ -1,0 +1,149 @@
+// Merging parts of an attention row that saw different keys.
+//
+// A part of a tile has, for each row, the maximum m of its scores, the sum l of 2^(scale (s - m)), and the same sum
+// weighted by v, o. Parts merge like the blocks of online softmax: M = max m, weights w = 2^(scale (m - M)),
+// l = sum w l, o = sum w o. The parts are added in their order, so the result does not depend on who finished first.
+//
+// A part in memory: the fragments of o, as float4 [16-row tile of BLOCK_M][8-column tile of HEAD_DIM][lane] (whoever
+// reads has the same lane, so that a warp moves 512 bytes at once), then float2 {m, l} [BLOCK_M].
+// In a cluster (sm_90) each block merges some columns, and the others send it theirs.
+//
+// Archs      sm_80 and later; send_part sm_90.
+// Reference  Milakov & Gimelshein 2018 (merging softmax).
+#pragma once
+
+#include "cluster_push.cuh"
+#include "mma_sync.cuh"
+
+namespace {
+
+template <int ROWS, int COLUMNS>
+struct PartLayout {
+  static constexpr int kFloats = ROWS * (COLUMNS + 2);
+  // In floats from the part's base.
+  __device__ static __forceinline__ int fragment(int row_tile, int column_tile, int lane) {
+    return ((row_tile * (COLUMNS / 8) + column_tile) * 32 + lane) * 4;
+  }
+  __device__ static __forceinline__ int statistics(int row) { return ROWS * COLUMNS + 2 * row; }
+};
+
+// Rows g and g + 8 of ROW_TILES tiles, TILES column tiles each: what a lane holds of its warp's part.
+template <int ROW_TILES, int TILES>
+struct PartFragments {
+  float output[ROW_TILES][TILES][4];
+  float maximum[ROW_TILES][2];
+  float sum[ROW_TILES][2];
+};
+
+template <class Layout, int ROW_TILES, int TILES>
+__device__ __forceinline__ void store_part(const PartFragments<ROW_TILES, TILES>& part, float* base, int first_row_tile,
+                                           int first_column_tile, bool store_statistics) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < ROW_TILES; ++i) {
+#pragma unroll
+    for (int n = 0; n < TILES; ++n) {
+      const float(&o)[4] = part.output[i][n];
+      float* to = base + Layout::fragment(first_row_tile + i, first_column_tile + n, lane);
+      *reinterpret_cast<float4*>(to) = make_float4(o[0], o[1], o[2], o[3]);
+    }
+    if (store_statistics && lane % 4 == 0)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = 16 * (first_row_tile + i) + 8 * half + lane / 4;
+        *reinterpret_cast<float2*>(base + Layout::statistics(row)) =
+            make_float2(part.maximum[i][half], part.sum[i][half]);
+      }
+  }
+}
+
+// Each block of the cluster gets its own columns of this warp's part, as part `number` of the parts that lie there at
+// `parts`; this block, number `own`, too. BLOCKS - 1 shares of Layout's size go away.
+template <class Layout, int BLOCKS, int ROW_TILES, int TILES>
+__device__ __forceinline__ void send_part(const PartFragments<ROW_TILES, TILES>& part, unsigned parts, int number,
+                                          int own, unsigned inbox, int first_row_tile) {
+  const int lane = threadIdx.x % 32;
+  const unsigned base = parts + number * Layout::kFloats * 4;
+  constexpr int tiles = TILES / BLOCKS;
+#pragma unroll
+  for (int block = 0; block < BLOCKS; ++block) {
+    const bool stays = block == own;
+    const unsigned to = stays ? base : in_block(base, block), there = in_block(inbox, block);
+#pragma unroll
+    for (int i = 0; i < ROW_TILES; ++i) {
+#pragma unroll
+      for (int n = 0; n < tiles; ++n) {
+        const float(&o)[4] = part.output[i][block * tiles + n];
+        send(to + 4 * Layout::fragment(first_row_tile + i, n, lane), there, stays, o[0], o[1], o[2], o[3]);
+      }
+      if (lane % 4 == 0)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int row = 16 * (first_row_tile + i) + 8 * half + lane / 4;
+          send(to + 4 * Layout::statistics(row), there, stays, part.maximum[i][half], part.sum[i][half]);
+        }
+    }
+  }
+}
+
+// merged = parts 0 .. PARTS - 1; part(p) is the base of part p. `scale` turns scores into exponents of 2.
+template <class Layout, int PARTS, int ROW_TILES, int TILES, class Part>
+__device__ __forceinline__ void merge_parts(PartFragments<ROW_TILES, TILES>& merged, Part part, int first_row_tile,
+                                            int first_column_tile, float scale) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < ROW_TILES; ++i) {
+    float2 statistics[PARTS][2];
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = 16 * (first_row_tile + i) + 8 * half + lane / 4;
+        statistics[p][half] = *reinterpret_cast<const float2*>(part(p) + Layout::statistics(row));
+      }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float top = statistics[0][half].x, sum = 0.0f;
+#pragma unroll
+      for (int p = 1; p < PARTS; ++p) top = fmaxf(top, statistics[p][half].x);
+#pragma unroll
+      for (int p = 0; p < PARTS; ++p) {
+        const float weight = exp2_approximate((statistics[p][half].x - top) * scale);
+        sum += weight * statistics[p][half].y;
+        statistics[p][half].x = weight;
+      }
+      merged.maximum[i][half] = top;
+      merged.sum[i][half] = sum;
+    }
+#pragma unroll
+    for (int n = 0; n < TILES; ++n) {
+      float(&o)[4] = merged.output[i][n];
+      o[0] = o[1] = o[2] = o[3] = 0.0f;
+#pragma unroll
+      for (int p = 0; p < PARTS; ++p) {
+        const float* from = part(p) + Layout::fragment(first_row_tile + i, first_column_tile + n, lane);
+        const float4 theirs = *reinterpret_cast<const float4*>(from);
+        o[0] += statistics[p][0].x * theirs.x;
+        o[1] += statistics[p][0].x * theirs.y;
+        o[2] += statistics[p][1].x * theirs.z;
+        o[3] += statistics[p][1].x * theirs.w;
+      }
+    }
+  }
+}
+
+// True in the last of `count` blocks that call this for one counter. What the others wrote before is then visible to
+// all of this block's threads, and the counter is 0 again: the next launch finds it as this one did.
+__device__ __forceinline__ bool last_to_arrive(int* counter, int count) {
+  bool last = false;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicAdd(counter, 1) == count - 1;
+    if (last) *counter = 0;
+    __threadfence();
+  }
+  return __syncthreads_or(last);
+}
+
+}  // namespace

@@ -1,0 +1,63 @@
+// Copying rows from global to shared memory by all threads of a block, 16 bytes at a time.
+//
+// A thread copies one chunk of its first row, and the same chunk of every kRows-th row from there: within a block of
+// rows the addresses differ by constants. Where THREADS is no multiple of CHUNKS, the threads left over do nothing.
+#pragma once
+
+#include "async_copy.cuh"
+
+namespace {
+
+template <int CHUNKS, int THREADS, class Layout>
+struct RowCopy {
+  static constexpr int kRows = THREADS / CHUNKS;  // at a time
+  static constexpr int kElements = 8 * CHUNKS;    // a row
+
+  int row, chunk;
+  unsigned at;
+
+  __device__ __forceinline__ RowCopy()
+      : row(threadIdx.x / CHUNKS), chunk(threadIdx.x % CHUNKS), at(Layout::offset(row, chunk)) {}
+
+  // In elements, from the first of the rows to what this thread copies of them.
+  __device__ __forceinline__ int start() const { return row * kElements + chunk * 8; }
+
+  __device__ __forceinline__ bool has(int i, int rows) const {
+    return (THREADS % CHUNKS == 0 || row < kRows) && ((i + 1) * kRows <= rows || row + i * kRows < rows);
+  }
+  __device__ __forceinline__ unsigned to(int i) const {
+    return kRows % 8 == 0 ? at + i * kRows * Layout::kRowBytes : Layout::offset(row + i * kRows, chunk);
+  }
+
+  // ROWS rows, `from` is the first of them plus start(). Only the first `valid` exist: the others become zeros.
+  template <int ROWS, class T>
+  __device__ __forceinline__ void copy(unsigned shared, const T* from, int valid) const {
+    constexpr int passes = (ROWS + kRows - 1) / kRows;
+    if (valid >= ROWS) {
+#pragma unroll
+      for (int i = 0; i < passes; ++i)
+        if (has(i, ROWS)) copy_async_16(shared + to(i), from + i * kRows * kElements);
+    } else {
+      const T* nowhere = from - start();  // the first row exists
+#pragma unroll
+      for (int i = 0; i < passes; ++i)
+        if (has(i, ROWS)) {
+          const bool exists = row + i * kRows < valid;
+          copy_async_16(shared + to(i), exists ? from + i * kRows * kElements : nowhere, exists ? 16 : 0);
+        }
+    }
+  }
+
+  // Rows that lie anywhere: row_at(r) is where row r begins, for r < valid.
+  template <int ROWS, class RowAt>
+  __device__ __forceinline__ void gather(unsigned shared, RowAt row_at, int valid) const {
+#pragma unroll
+    for (int i = 0; i < (ROWS + kRows - 1) / kRows; ++i)
+      if (has(i, ROWS)) {
+        const bool exists = row + i * kRows < valid;
+        copy_async_16(shared + to(i), row_at(exists ? row + i * kRows : 0) + chunk * 8, exists ? 16 : 0);
+      }
+  }
+};
+
+}  // namespace

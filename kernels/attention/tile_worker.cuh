@@ -1,0 +1,315 @@
+// One warp's work on a tile of attention: what it copies, multiplies and weighs, block of keys by block of keys.
+//
+// Included by attention_mma.cu, behind its constants, Problem and Tile; there stands how the pieces fit together.
+//
+// Archs      sm_80 and later.
+// References Milakov & Gimelshein 2018 (online softmax); FlashAttention-2, Dao 2023.
+#pragma once
+
+#include "part_merge.cuh"
+#include "row_copy.cuh"
+
+namespace {
+
+// A warp's share of a tile.
+struct Worker {
+  const Tile& tile;
+  const int lane, warp_q, warp_kv;
+  const unsigned shared, query_at, keys_at, values_at;  // addresses of this lane's rows for ldmatrix
+  int first_block, blocks, loaded, stage, load_stage;
+  const RowCopy<kDimTiles, kThreads, Rows> copier;
+  const Element *keys, *values;  // where this thread copies from, at block 0
+  PartFragments<kRowTiles, kDimTiles> part;
+  unsigned query[kRowTiles][Q_IN_REGS ? HEAD_DIM / 16 : 1][4];
+
+  __device__ __forceinline__ Worker(const Tile& of, unsigned base)
+      : tile(of), lane(threadIdx.x % 32), warp_q(threadIdx.x / 32 % WARPS_Q), warp_kv(threadIdx.x / 32 / WARPS_Q),
+        shared(base), query_at(base + Rows::offset(warp_q * kWarpRows + lane % 16, lane / 16)),
+        keys_at(base + kStagesAt + Rows::offset(warp_kv * kWarpKeys + lane % 8 + lane / 16 * 8, lane / 8 % 2)),
+        values_at(base + kStagesAt + kBlockBytes + Rows::offset(warp_kv * kWarpKeys + lane % 16, lane / 16)),
+        loaded(0), stage(0), load_stage(0) {
+    const long long from = of.keys_offset() + copier.start();
+    keys = of.problem.k + from;
+    values = of.problem.v + from;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) part.maximum[i][half] = kLowest, part.sum[i][half] = 0.0f;
+#pragma unroll
+      for (int n = 0; n < kDimTiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) part.output[i][n][e] = 0.0f;
+    }
+  }
+
+  __device__ __forceinline__ int row_of(int row_tile, int half) const {
+    return tile.first_row + warp_q * kWarpRows + 16 * row_tile + 8 * half + lane / 4;
+  }
+  __device__ __forceinline__ int key_of(int step) const {
+    return (kReverse ? first_block + blocks - 1 - step : first_block + step) * BLOCK_N;
+  }
+
+  // ---- copies ----
+
+  __device__ __forceinline__ void load_query() const {
+    const int valid = tile.rows - tile.first_row;
+    if constexpr (PACK_GQA)
+      copier.gather<BLOCK_M>(
+          shared, [&](int row) { return tile.problem.q + tile.offset(tile.first_row + row); }, valid);
+    else
+      copier.copy<BLOCK_M>(shared, tile.problem.q + tile.offset(tile.first_row) + copier.start(), valid);
+    close_copy_group();
+  }
+
+  // The block of step `step` of K or V, if there is one; a group either way, so that waits can count them.
+  __device__ __forceinline__ void load_block(const Element* from, unsigned to, int step) const {
+    if (step < blocks) {
+      const int key = key_of(step);
+      copier.copy<BLOCK_N>(to, from + static_cast<long long>(key) * HEAD_DIM, tile.problem.seq_len_k - key);
+    }
+    close_copy_group();
+  }
+  __device__ __forceinline__ void load_keys(int step, int to_stage) const {
+    load_block(keys, shared + kStagesAt + to_stage * 2 * kBlockBytes, step);
+  }
+  __device__ __forceinline__ void load_values(int step, int to_stage) const {
+    load_block(values, shared + kStagesAt + (to_stage * 2 + 1) * kBlockBytes, step);
+  }
+  __device__ __forceinline__ void load_next_stage() {
+    load_keys(loaded, load_stage);
+    load_values(loaded, load_stage);
+    ++loaded;
+    load_stage = load_stage + 1 == STAGES ? 0 : load_stage + 1;
+  }
+
+  // Q and the first blocks on their way, Q's fragments in registers.
+  __device__ __forceinline__ void begin() {
+    constexpr int groups = STAGES == 1 ? 2 : 2 * (STAGES - 1);  // behind Q's
+    load_query();
+    if constexpr (SHARE_QK_SMEM) take_query<0>();
+    if constexpr (SHARE_QK_SMEM) __syncthreads();
+    if constexpr (STAGES == 1) {
+      load_keys(0, 0);
+      load_values(0, 0);
+    } else {
+#pragma unroll
+      for (int i = 0; i < STAGES - 1; ++i) load_next_stage();
+    }
+    if constexpr (Q_IN_REGS && !SHARE_QK_SMEM) take_query<groups>();
+  }
+
+  template <int GROUPS>
+  __device__ __forceinline__ void take_query() {
+    wait_copy_groups<GROUPS>();
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int d = 0; d < HEAD_DIM / 16; ++d)
+        load_matrix(query[i][Q_IN_REGS ? d : 0], Rows::along(query_at, 2 * d) + i * 16 * Rows::kRowBytes);
+  }
+
+  // ---- one block of keys ----
+
+  using Scores = float[kRowTiles][kKeyTiles][4];
+
+  // Products of 16 keys at a time, of the first `seen` only: the mask replaces the other scores, here undefined.
+  template <bool MASKED>
+  __device__ __forceinline__ void multiply_keys(Scores& scores, int seen) {
+    const unsigned from = keys_at + stage * 2 * kBlockBytes;
+#pragma unroll
+    for (int d = 0; d < HEAD_DIM / 16; ++d) {
+      if constexpr (!Q_IN_REGS)
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+          load_matrix(query[i][0], Rows::along(query_at, 2 * d) + i * 16 * Rows::kRowBytes);
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; n += 2) {
+        if (MASKED && SKIP_MASKED && n * 8 >= seen) continue;
+        unsigned key[4];
+        load_matrix(key, Rows::along(from, 2 * d) + n * 8 * Rows::kRowBytes);
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+          const unsigned(&q)[4] = query[i][Q_IN_REGS ? d : 0];
+          if (d == 0) {
+            multiply<kBfloat16>(scores[i][n], q, key[0], key[1]);
+            multiply<kBfloat16>(scores[i][n + 1], q, key[2], key[3]);
+          } else {
+            multiply_add<kBfloat16>(scores[i][n], q, key[0], key[1]);
+            multiply_add<kBfloat16>(scores[i][n + 1], q, key[2], key[3]);
+          }
+        }
+      }
+    }
+  }
+
+  // Scores become weights; maxima, sums and output follow. `key` is the warp's first key.
+  template <bool MASKED>
+  __device__ __forceinline__ void weigh(Scores& scores, int key) {
+    const float scale = tile.problem.scale_log2;
+    float next[kRowTiles][2];
+    bool moved = RESCALE_LOG2 == 0;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int seen = MASKED ? tile.keys_seen(row_of(i, half)) - key - lane % 4 * 2 : 0;
+        const float before = part.maximum[i][half];
+        float top = before;
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            float& score = scores[i][n][2 * half + e];
+            if (MASKED && n * 8 + e >= seen) score = __int_as_float(0xff800000);  // -inf
+            top = fmaxf(top, score);
+          }
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+        if constexpr (RESCALE_LOG2 > 0) {
+          if ((top - before) * scale <= static_cast<float>(RESCALE_LOG2)) top = before;
+          moved |= top != before;
+        }
+        next[i][half] = top;
+      }
+    if (RESCALE_LOG2 == 0 || __any_sync(~0u, moved)) {
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float alpha = exp2_approximate((part.maximum[i][half] - next[i][half]) * scale);
+          part.maximum[i][half] = next[i][half];
+          part.sum[i][half] *= alpha;
+#pragma unroll
+          for (int n = 0; n < kDimTiles; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) part.output[i][n][2 * half + e] *= alpha;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float shift = part.maximum[i][half] * scale;
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            float& weight = scores[i][n][2 * half + e];
+            weight = exp2_approximate(fmaf(weight, scale, -shift));
+            part.sum[i][half] += weight;
+          }
+      }
+  }
+
+  template <bool MASKED>
+  __device__ __forceinline__ void multiply_values(const Scores& weights, int seen) {
+    const unsigned from = values_at + stage * 2 * kBlockBytes;
+#pragma unroll
+    for (int n = 0; n < kKeyTiles; n += 2) {
+      if (MASKED && SKIP_MASKED && n * 8 >= seen) continue;
+      unsigned weight[kRowTiles][4];
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          weight[i][e] = pack<kBfloat16>(weights[i][n + e / 2][e % 2 * 2], weights[i][n + e / 2][e % 2 * 2 + 1]);
+#pragma unroll
+      for (int d = 0; d < kDimTiles; d += 2) {
+        unsigned value[4];
+        load_matrix_transposed(value, Rows::along(from, d) + n * 8 * Rows::kRowBytes);
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+          multiply_add<kBfloat16>(part.output[i][d], weight[i], value[0], value[1]);
+          multiply_add<kBfloat16>(part.output[i][d + 1], weight[i], value[2], value[3]);
+        }
+      }
+    }
+  }
+
+  template <bool MASKED>
+  __device__ __forceinline__ void attend(int step) {
+    const int key = key_of(step) + warp_kv * kWarpKeys;
+    const int last = min(tile.first_row + (warp_q + 1) * kWarpRows, tile.rows) - 1;  // the warp's
+    const int seen = MASKED ? tile.keys_seen(last) - key : kWarpKeys;
+    const bool busy = !MASKED || !SKIP_MASKED || seen > 0;
+    Scores scores;
+    if constexpr (STAGES == 1) {
+      wait_copy_groups<1>();
+      __syncthreads();  // K is here, and the last V was read by all
+      if (step > 0) load_values(step, 0);
+    } else {
+      wait_copy_groups<kWaitEarly ? 2 * STAGES - 4 : 2 * STAGES - 3>();
+      __syncthreads();  // this block is here, and the last one was read by all
+      load_next_stage();
+    }
+    if (busy) multiply_keys<MASKED>(scores, seen);
+    if constexpr (STAGES == 1) {
+      wait_copy_groups<0>();
+      __syncthreads();  // V is here, and K was read by all
+      load_keys(step + 1, 0);
+      close_copy_group();  // an empty one, for V's place: the first V came with the first K
+    }
+    if (busy) weigh<MASKED>(scores, key);
+    if constexpr (STAGES > 1 && !kWaitEarly) {
+      wait_copy_groups<2 * STAGES - 2>();
+      __syncthreads();
+    }
+    if (busy) multiply_values<MASKED>(scores, seen);
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+  }
+
+  // All blocks of one split; those that every row sees whole need no mask.
+  __device__ __forceinline__ void attend_all(int split) {
+    const int count = (tile.keys_seen(tile.last_row()) + BLOCK_N - 1) / BLOCK_N;
+    first_block = count * split / SPLIT_KV;
+    blocks = count * (split + 1) / SPLIT_KV - first_block;
+    const int whole = min(max(tile.keys_seen(tile.first_row) / BLOCK_N - first_block, 0), blocks);
+    begin();
+    int step = 0;
+    if constexpr (kReverse)
+      for (; step < blocks - whole; ++step) attend<true>(step);
+    for (; step < (kReverse ? blocks : whole); ++step) attend<false>(step);
+    if constexpr (!kReverse)
+      for (; step < blocks; ++step) attend<true>(step);
+    wait_copy_groups<0>();
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        part.sum[i][half] += __shfl_xor_sync(~0u, part.sum[i][half], 1);
+        part.sum[i][half] += __shfl_xor_sync(~0u, part.sum[i][half], 2);
+      }
+  }
+
+  // O / l, rounded, to `out`: through this warp's own corner of shared memory, so that a lane stores 16 bytes.
+  __device__ __forceinline__ void store_rows(const PartFragments<kRowTiles, kOwnTiles>& done, int first_tile) const {
+    unsigned char* base = shared_memory;
+    Element* out = tile.problem.out + (PACK_GQA ? 0 : tile.offset(tile.first_row));
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float sum = done.sum[i][half];
+        const float scale = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
+        const int row = warp_q * kWarpRows + 16 * i + 8 * half + lane / 4;
+#pragma unroll
+        for (int n = 0; n < kOwnTiles; ++n) {
+          const float(&o)[4] = done.output[i][n];
+          *reinterpret_cast<unsigned*>(base + Rows::offset(row, first_tile + n) + lane % 4 * 4) =
+              pack<kBfloat16>(o[2 * half] * scale, o[2 * half + 1] * scale);
+        }
+      }
+    __syncwarp();
+#pragma unroll
+    for (int number = lane; number < kWarpRows * kOwnTiles; number += 32) {
+      const int row = warp_q * kWarpRows + number / kOwnTiles, chunk = first_tile + number % kOwnTiles;
+      const uint4 bits = *reinterpret_cast<const uint4*>(base + Rows::offset(row, chunk));
+      if (tile.first_row + row < tile.rows)
+        *reinterpret_cast<uint4*>(out + (PACK_GQA ? tile.offset(tile.first_row + row) : row * HEAD_DIM) + chunk * 8) =
+            bits;
+    }
+  }
+};
+
+}  // namespace

@@ -1,0 +1,46 @@
+"""The shipped CPU kernel beyond float32 on this machine's instruction set."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evotune.device.cpu import find_compiler
+from evotune.engine.setup import load_setup
+from evotune.engine.spaces import find_space
+
+
+def test_the_default_bfloat16_configuration_passes_the_gate(tmp_path: Path) -> None:
+    evotune = [sys.executable, "-m", "evotune"]
+    runs = ["--runs-dir", str(tmp_path)]
+    subprocess.run(
+        [*evotune, "run", "attention-cpu-bf16", "--trials", "1", *runs],
+        check=True,
+        capture_output=True,
+        timeout=200,
+    )
+    report = subprocess.run(
+        [*evotune, "report", "latest", "--format", "jsonl", *runs], check=True, capture_output=True
+    )
+    (trial,) = [json.loads(line) for line in report.stdout.splitlines()]
+    assert (trial["outcome"], trial["confirmed"]) == ("ok", True)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="x86 targets")
+@pytest.mark.parametrize("target", ["x86-64", "haswell", "skylake-avx512"])
+def test_it_compiles_for_every_vector_width(tmp_path: Path, target: str) -> None:
+    planner = load_setup(find_space("attention-cpu"), "cpu").planner
+    assert planner is not None
+    job = planner.compile_jobs(planner.bound.default())[0]
+    command = [find_compiler(), "-std=c++17", "-O1", "-fopenmp", f"-march={target}", "-Wall", "-c"]
+    command += [f"-D{name}={value}" for name, value in job.defines]
+    source = str(Path(job.root) / job.source)
+    done = subprocess.run(
+        [*command, source, "-o", str(tmp_path / "kernel.o")], capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()

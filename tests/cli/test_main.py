@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from report.runs import failed, make_run, ok
+
+import evotune
+from evotune.cli import main
+from evotune.trial import OutcomeKind
+
+from .conftest import Invoke, start
+
+COMMANDS = list(main._COMMANDS)
+
+
+@pytest.fixture
+def explosive(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """`invoke` with the command `explode`."""
+    monkeypatch.setitem(main._COMMANDS, "explode", "cli.exploding:explode")
+    return invoke
+
+
+def test_help_describes_every_command(invoke: Invoke) -> None:
+    result = invoke("--help")
+    assert result.exit_code == 0
+    for name in COMMANDS:
+        (line,) = [line for line in result.output.splitlines() if line.startswith(f"  {name} ")]
+        assert line.endswith("."), "cut short in the list of commands"
+        assert not line.endswith("..")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_commands_help_says_what_it_does_and_gives_an_example(
+    invoke: Invoke, command: str
+) -> None:
+    result = invoke(command, "--help")
+    assert result.exit_code == 0
+    usage, description, *_ = result.output.split("\n\n")
+    assert usage.startswith(f"Usage: evotune {command}")
+    assert description.strip()
+    assert f"Example:\n    evotune {command}" in result.output
+
+
+def test_version(invoke: Invoke) -> None:
+    assert invoke("--version").output == f"evotune {evotune.__version__}\n"
+
+
+def test_help_imports_no_heavy_package() -> None:
+    program = (
+        "import sys\nfrom evotune.cli.main import application\n"
+        "application.main(['--help'], standalone_mode=False)\n"
+        "heavy = {'torch', 'numpy', 'pandas', 'rich', 'pydantic', 'deap', 'yaml', 'sqlite3'}\n"
+        "print('heavy:', sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith("heavy: []\n")
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "line"),
+    [
+        ("evotune", 1, "error: nothing valid"),
+        ("space", 2, "error: space.yaml:3:7: expected a list"),
+        ("usage", 2, "error: no such thing"),
+        ("environment", 3, "error: no compiler; install one"),
+        ("store", 4, "error: damaged"),
+        ("locked", 5, "error: held by 17"),
+        ("interrupted", 130, "error: stopped"),
+        ("keyboard", 130, "interrupted"),
+        ("escape", 2, "error: bad [2J name"),
+        ("import", 3, "error: no module named torch; `evotune doctor` tells what is missing"),
+        ("full", 3, "error: store.sqlite: No space left on device"),
+        ("bug", 70, "error: internal error, please report it: ZeroDivisionError: division by"),
+        ("own-import", 70, "error: internal error, please report it: ImportError: cannot"),
+    ],
+)
+def test_every_error_is_one_line_on_stderr_and_an_exit_code(
+    explosive: Invoke, how: str, code: int, line: str
+) -> None:
+    result = explosive("explode", how)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert result.stderr.startswith(line)
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_bugs_traceback_is_kept_and_shown_only_on_request(
+    explosive: Invoke, tmp_path: Path
+) -> None:
+    assert "Traceback" not in explosive("explode", "bug").stderr
+    (kept,) = (tmp_path / "cache" / "crashes").glob("crash-*.txt")
+    assert "ZeroDivisionError" in kept.read_text()
+    assert "exploding.py" in kept.read_text()
+    assert "Traceback" in explosive("explode", "bug", "-v").stderr
+
+
+def test_a_traceback_goes_elsewhere_when_the_cache_cannot_be_written(
+    explosive: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVOTUNE_CACHE_DIR", "/dev/null/cache")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert str(tmp_path / "crash-") in explosive("explode", "bug").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (["rnu"], 2, "Error: no command 'rnu'; did you mean 'run'?"),
+        (["--frobnicate"], 2, "Error: No such option"),
+        (["run", "nowhere.yaml"], 2, "error: nowhere.yaml: does not exist"),
+        (["run", "atention-cpu"], 2, "error: no space 'atention-cpu'"),
+        (["run", "--trials", "0"], 2, "Error: Invalid value for '--trials'"),
+        (["run", "--trials", "many"], 2, "Error: Invalid value for '--trials'"),
+        (["run", "--minutes", "0"], 2, "Error: Invalid value for '--minutes'"),
+        (["run", "--seed", "-1"], 2, "Error: Invalid value for '--seed'"),
+        (["run", "--device", "tpu"], 2, "error: unknown device 'tpu'"),
+        (["run", "a", "b"], 2, "Error: Got unexpected extra argument (b)"),
+        (["resume"], 2, "Error: Missing argument 'RUN'."),
+        (["resume", "nothing"], 2, "error: no run 'nothing' in runs (there are none)"),
+        (["status", "nothing"], 2, "error: no run 'nothing' in runs"),
+        (["top", "latest"], 2, "error: no run 'latest' in runs"),
+        (["top", "latest", "-n", "0"], 2, "Error: Invalid value for '-n'"),
+        (["report", "latest", "--format", "html"], 2, "Error: Invalid value for '--format'"),
+        (["check"], 2, "Error: Missing argument 'SPACE'."),
+        (["check", "nowhere.yaml"], 2, "error: nowhere.yaml: does not exist"),
+        (["compile", "x.yaml", "--all", "--sample", "3"], 2, "Error: --all and --sample exclude"),
+        (["compile", "x.yaml", "--sample", "0"], 2, "Error: Invalid value for '--sample'"),
+        (["schema", "-o", "no/such/folder/x"], 2, "error: cannot write no/such/folder/x: No such"),
+        (["doctor", "--format", "csv"], 2, "Error: Invalid value for '--format'"),
+    ],
+)
+def test_a_mistake_ends_with_its_exit_code_and_says_what_it_was(
+    invoke: Invoke, arguments: list[str], code: int, line: str
+) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == code
+    assert result.stderr.splitlines()[-1].startswith(line)
+    assert result.stdout == ""
+
+
+def test_the_formats_of_a_report_are_listed_when_one_does_not_exist(invoke: Invoke) -> None:
+    assert "'md', 'csv', 'json', 'jsonl'" in invoke("report", "x", "--format", "html").stderr
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs", [ok(1.0 + n / 100) for n in range(400)])
+    process = start("report", "latest", "--format", "json", cwd=tmp_path)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "{\n"
+    process.stdout.close()
+    assert process.wait(30) == 0
+    assert process.stderr.read() == ""
+    process.stderr.close()
+
+
+def test_a_character_that_the_terminal_lacks_becomes_ascii_or_an_escape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdicts = {1: failed(OutcomeKind.NAN, "held → out")}
+    make_run(tmp_path / "runs", [ok(1.0), ok(1.0)], confirmations=verdicts)
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    process = start("top", "latest", cwd=tmp_path, encoding="latin-1")
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (0, "")
+    assert "1.00 ms" in output
+    assert " µs " in output
+    assert "\n-----" in output
+    assert "held \\u2192 out" in output

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from report.runs import configuration, failed, ok, recorded
+from rich.console import Console
+
+from evotune.cli.progress import LiveProgress, PlainProgress, Standing, panel
+from evotune.engine.observer import Progress, RunInfo
+from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def info(*, done: int = 0, minutes: float | None = None) -> RunInfo:
+    return RunInfo("id", "runs/id", "space", "CPU", "evolution", 3, 8, 100, minutes, done)
+
+
+def trial(number: int, outcome: Outcome) -> Trial:
+    return Trial(number, Configuration(configuration(number)), outcome)
+
+
+def progress(told: int, best: Trial | None, elapsed_s: float = 10.0) -> Progress:
+    return Progress(told, elapsed_s, told // 8, best)
+
+
+def test_a_new_best_is_a_line_with_what_it_changes() -> None:
+    lines: list[str] = []
+    plain = PlainProgress(lines.append, Clock())
+    plain.started(info())
+    first, second, third = trial(0, ok(1.2)), trial(1, ok(1.1)), trial(4, ok(1.5))
+    plain.told(first, progress(1, first))
+    plain.told(second, progress(2, first))
+    plain.told(third, progress(3, third))
+    assert lines == [
+        "space on CPU: evolution, seed 3",
+        "new best: 1.200x [1.188, 1.212] (trial 0): BLOCK_M=16 UNROLL=0 PACK=true",
+        "new best: 1.500x [1.485, 1.515] (trial 4): UNROLL=4",
+    ]
+
+
+def test_no_plain_line_is_wider_than_a_log_viewer() -> None:
+    lines: list[str] = []
+    plain = PlainProgress(lines.append, Clock())
+    plain.phase("baselines: " + ", ".join(f"sdpa:flash for (1,8,{n},64) full" for n in range(9)))
+    wide = Trial(0, Configuration({f"PARAMETER_{n}": n for n in range(30)}), ok(1.2))
+    plain.told(wide, progress(1, wide))
+    plain.confirmed(wide, failed(OutcomeKind.NAN, "far off " * 40))
+    assert max(map(len, lines)) < 120
+    assert "PARAMETER_29=29" in " ".join(lines)
+    assert all(line.startswith("  ") for line in lines if "PARAMETER_29" in line)
+
+
+def test_a_resumed_run_counts_its_stored_trials_without_a_line_for_each() -> None:
+    lines: list[str] = []
+    clock = Clock()
+    plain = PlainProgress(lines.append, clock)
+    plain.started(info(done=3))
+    for number in range(4):
+        clock.now_s += 60.0
+        told = trial(number, ok(1.0 + number))
+        plain.told(told, progress(number + 1, told))
+    assert lines[1:] == [
+        "3 trials are stored already",
+        "so far: 3 ok; best 3.000x [2.970, 3.030] (trial 2): BLOCK_M=64 UNROLL=2 PACK=true",
+        "new best: 4.000x [3.960, 4.040] (trial 3): BLOCK_M=128 UNROLL=3 PACK=false",
+    ]
+
+
+def test_stored_trials_that_a_snapshot_stands_for_are_not_passed_off_as_counted() -> None:
+    standing = Standing(Clock(), info(done=1001))
+    best = trial(3, ok(2.0))
+    assert not standing.tell(trial(1000, failed(OutcomeKind.NAN)), progress(1001, best))
+    assert standing.counts() == "1 nan (1000 earlier ones not counted)"
+
+
+def test_a_quiet_stretch_gets_a_line_every_ten_seconds() -> None:
+    lines: list[str] = []
+    clock = Clock()
+    plain = PlainProgress(lines.append, clock)
+    plain.started(info())
+    for number in range(30):
+        clock.now_s = float(number)
+        plain.told(trial(number, failed(OutcomeKind.NAN)), progress(number + 1, None, clock.now_s))
+    assert lines[1:] == [
+        "generation 1, trial 11/100, 66/min, 1 min 21 s left; 11 nan; best none yet",
+        "generation 2, trial 21/100, 63/min, 1 min 15 s left; 21 nan; best none yet",
+    ]
+
+
+def test_a_lost_stderr_does_not_end_the_run() -> None:
+    def broken(line: str) -> None:
+        raise BrokenPipeError
+
+    plain = PlainProgress(broken, Clock())
+    plain.started(info())
+    plain.phase("searching")
+    plain.finished("trials")
+
+
+def test_time_left_is_the_nearer_of_both_budgets() -> None:
+    clock = Clock()
+    standing = Standing(clock, info(minutes=0.5))
+    standing.tell(trial(0, ok(1.0)), progress(1, None, 10.0))
+    clock.now_s = 5.0
+    assert "15 s left" in standing.pace()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "line"),
+    [
+        (ok(1.5), "confirmed trial 4: 1.500x [1.485, 1.515]"),
+        (
+            failed(OutcomeKind.NAN, "held out"),
+            "trial 4 failed its confirmation: nan held out",
+        ),
+        (recorded(2.0), "confirmed trial 4: 2.000 ms"),
+    ],
+)
+def test_a_confirmation_is_a_line_in_both_kinds_of_progress(outcome: Outcome, line: str) -> None:
+    lines: list[str] = []
+    PlainProgress(lines.append, Clock()).confirmed(trial(4, ok(1.0)), outcome)
+    LiveProgress(Standing(Clock()), lines.append).confirmed(trial(4, ok(1.0)), outcome)
+    assert lines == [line, line]
+
+
+def render(standing: Standing) -> str:
+    file = io.StringIO()
+    Console(file=file, width=200, markup=False, highlight=False).print(panel(standing))
+    return file.getvalue()
+
+
+def test_the_live_panel_shows_everything_at_a_glance() -> None:
+    live = LiveProgress(standing := Standing(Clock()))
+    live.started(info())
+    live.phase("searching")
+    best = trial(0, ok(1.2))
+    live.told(best, progress(1, best))
+    live.told(trial(1, failed(OutcomeKind.TIMEOUT)), progress(2, best))
+    text = render(standing)
+    for words in (
+        *("space on CPU: evolution, seed 3", "searching (10 s)", "trial 2/100", "12/min"),
+        *("1 ok, 1 timeout", "best 1.200x", "BLOCK_M=16 UNROLL=0 PACK=true", "━"),
+    ):
+        assert words in text
+
+
+def test_the_live_panel_can_be_drawn_before_anything_is_known() -> None:
+    assert "starting" in render(Standing(Clock()))

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from report.runs import failed, make_run, ok, recorded
+
+from evotune.cli.readers import report, top
+from evotune.report.formats import LEADERBOARDS, REPORTS
+from evotune.trial import OutcomeKind
+
+from .conftest import ROOT, Invoke
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    outcomes = [
+        ok(1.5),
+        ok(1.2),
+        failed(OutcomeKind.COMPILE_ERROR, "[red]x[/red] \x1b[2J"),
+        ok(1.2, duplicate_of=1),
+    ]
+    confirmations = {0: failed(OutcomeKind.NAN, "[bold]NaN"), 1: ok(1.25)}
+    make_run(tmp_path / "runs", outcomes, confirmations=confirmations)
+    return tmp_path / "runs"
+
+
+def test_top_shows_the_ranking_and_why_a_champion_is_out(invoke: Invoke, runs: Path) -> None:
+    output = invoke("top", "latest").output
+    assert "attention-cpu on Test CPU: 3 ok, 1 compile_error of 4 trials" in output
+    (row,) = [line for line in output.splitlines() if "1.250x" in line]
+    assert "[1.238, 1.262]" in row
+    assert "5%  yes" in row
+    assert "(same code: trial 3)" in output
+    assert "trial 0 is out: nan in confirmation: [bold]NaN" in output
+    assert "\x1b" not in output
+    assert not any(line.endswith(" ") for line in output.splitlines())
+
+
+def width(text: str) -> int:
+    return max(map(len, text.splitlines()))
+
+
+def test_top_fits_the_columns_asked_for_and_100_where_there_is_no_screen(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {f"PARAMETER_{n}": n for n in range(40)}
+    make_run(tmp_path / "runs", [ok(1.0)], configurations={0: values})
+    for command in ("top", "status"):
+        assert 90 < width(invoke(command, "latest").output) <= 100
+    for columns in (80, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        output = invoke("top", "latest").output
+        assert columns - 20 < width(output) <= columns
+        assert "PARAMETER_39=39" in output
+    invoke("top", "latest", "-o", tmp_path / "out")
+    assert (tmp_path / "out").read_text() == output
+
+
+@pytest.mark.parametrize("columns", ["", "0", "-5", "wide"])
+def test_columns_that_make_no_sense_are_ignored(
+    invoke: Invoke, runs: Path, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    usual = invoke("top", "latest").output
+    monkeypatch.setenv("COLUMNS", columns)
+    assert invoke("top", "latest").output == usual
+
+
+def test_colours_leave_the_layout_as_it_is(invoke: Invoke, runs: Path) -> None:
+    colored = invoke("--color", "always", "top", "latest").output
+    bare = re.sub(r"\x1b\[[0-9;]*m", "", colored)
+    assert bare != colored
+    assert bare == invoke("top", "latest").output
+
+
+def test_a_leaderboard_in_words_needs_neither_pandas_nor_an_engine(runs: Path) -> None:
+    program = (
+        "import sys\n"
+        "from click.testing import CliRunner\n"
+        "from evotune.cli.main import application\n"
+        "for command in ('top', 'status'):\n"
+        "    result = CliRunner().invoke(application, [command, 'latest'])\n"
+        "    assert result.exit_code == 0, result.output\n"
+        "    heavy = ('torch', 'numpy', 'pandas', 'deap', 'pydantic', 'yaml', 'rich.table')\n"
+        "    print(command, [name for name in heavy if name in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=runs.parent,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["top []", "status ['rich.table']"]
+
+
+def test_color_always_colours_and_never_does_not(
+    invoke: Invoke, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "\x1b[" in invoke("--color", "always", "top", "latest").output
+    assert "\x1b[" in invoke("top", "latest", "--color", "always").output
+    assert "\x1b[" not in invoke("top", "latest", "--color", "never").output
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in invoke("top", "latest").output
+
+
+@pytest.mark.parametrize("style", ["table", "json", "jsonl", "csv", "md"])
+def test_a_file_holds_what_stdout_would(
+    invoke: Invoke, runs: Path, tmp_path: Path, style: str
+) -> None:
+    shown = invoke("top", "latest", "--format", style)
+    written = invoke("top", "latest", "--format", style, "-o", tmp_path / "out")
+    assert (written.exit_code, written.output) == (0, "")
+    assert (tmp_path / "out").read_text() == shown.output
+
+
+def test_top_in_json_is_the_ranked_records(invoke: Invoke, runs: Path) -> None:
+    (row,) = json.loads(invoke("top", "latest", "--format", "json").output)
+    assert (row["number"], row["rank"], row["confirmed"]) == (1, 1, True)
+
+
+def test_report_is_markdown_unless_told_otherwise(invoke: Invoke, runs: Path) -> None:
+    output = invoke("report", "latest").output
+    assert output.startswith("# attention-cpu: run 20300102-030405-attention-cpu-ab12\n")
+    assert "\x1b" not in output
+
+
+def test_report_in_csv_has_every_trial(invoke: Invoke, runs: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(invoke("report", "2030", "--format", "csv").output)))
+    assert [row["trial"] for row in rows] == ["1", "0", "2", "3"]
+
+
+def test_the_commands_offer_every_format_there_is() -> None:
+    offered = {
+        command.name: set(option.type.choices)
+        for command in (report, top)
+        for option in command.params
+        if isinstance(option.type, click.Choice) and option.name == "style"
+    }
+    assert offered == {"report": set(REPORTS), "top": {"table", *LEADERBOARDS}}
+
+
+def test_status_in_words(invoke: Invoke, runs: Path) -> None:
+    output = invoke("status", "latest").output
+    for words in (
+        *("finished (trial budget spent)", "Test CPU", "evolution, seed 7", "4 of 100"),
+        *("trials per minute", "1 (1 failed)", "compile_error", "BLOCK_M=32 UNROLL=1 PACK=false"),
+    ):
+        assert words in output
+
+
+def test_status_in_json(invoke: Invoke, runs: Path) -> None:
+    found = json.loads(invoke("status", "latest", "--format", "json").output)
+    assert found["outcomes"] == {"ok": 3, "compile_error": 1}
+    assert (found["state"], found["holder"], found["best"]["number"]) == (
+        "finished:trials",
+        None,
+        1,
+    )
+
+
+def test_a_run_without_a_valid_candidate_names_its_most_frequent_failure(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    outcomes = [failed(OutcomeKind.TIMEOUT, "10 s"), *[failed(OutcomeKind.NAN, "in out")] * 2]
+    make_run(tmp_path / "runs", outcomes)
+    result = invoke("top", "latest")
+    assert result.exit_code == 0
+    assert "no valid candidate\n2 ended in nan: in out\n" in result.output
+
+
+@pytest.mark.parametrize("command", ["status", "top", "report"])
+def test_an_empty_run_is_no_error(invoke: Invoke, tmp_path: Path, command: str) -> None:
+    make_run(tmp_path / "runs", [])
+    assert invoke(command, "latest").exit_code == 0
+
+
+def test_a_recorded_run_shows_times(invoke: Invoke, tmp_path: Path) -> None:
+    make_run(tmp_path / "runs", [recorded(2.0), recorded(0.5)], meta={"kind": "recorded"})
+    assert "0.5000" in invoke("top", "latest").output
+    assert "0.5000 ms" in invoke("status", "latest").output
+
+
+def test_runs_are_found_by_path_and_in_another_folder(invoke: Invoke, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "elsewhere", [ok(1.0)])
+    assert invoke("top", run.path).exit_code == 0
+    assert invoke("top", "2030", "--runs-dir", "elsewhere").exit_code == 0
+
+
+def test_a_beginning_that_fits_two_runs_is_refused(invoke: Invoke, tmp_path: Path) -> None:
+    for name in ("20300102-a", "20300103-b"):
+        make_run(tmp_path / "runs", [ok(1.0)], name=name)
+    result = invoke("top", "2030")
+    assert result.exit_code == 2
+    assert "'2030' fits 2 runs: 20300102-a, 20300103-b" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "top", "report", "resume"])
+def test_a_damaged_store_ends_with_4_and_one_line(
+    invoke: Invoke, tmp_path: Path, command: str
+) -> None:
+    run = make_run(tmp_path / "runs", [ok(1.0)])
+    run.store.write_bytes(b"not a database, but long enough to be looked at" * 100)
+    result = invoke(command, "latest")
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert result.stderr.startswith("error: the store")
+
+
+def test_resuming_a_run_that_is_worked_on_ends_with_5_and_the_process(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "runs", [ok(1.0)])
+    with run.locked():
+        result = invoke("resume", "latest")
+    assert result.exit_code == 5
+    assert "is being worked on by process" in result.stderr

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from .conftest import ROOT, Invoke, start
+
+RECORDING = ROOT / "tests" / "data" / "synthetic_recording.json.gz"
+
+
+@pytest.fixture
+def slow_space(tmp_path: Path) -> Path:
+    """A recorded space whose every trial takes 5 ms: long enough to be interrupted."""
+    shutil.copy(RECORDING, tmp_path / "recording.json.gz")
+    path = tmp_path / "slow.yaml"
+    path.write_text("name: slow\nrecorded: {file: recording.json.gz, delay_ms: 5}\n")
+    return path
+
+
+def run_id(stderr: str) -> str:
+    found = re.search(r"^run (\S+)$", stderr, re.M)
+    assert found, stderr
+    return found.group(1)
+
+
+def test_run_prints_its_id_its_leaderboard_and_what_to_do_next(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    result = invoke("run", RECORDING, "--trials", "40", "--seed", "3", "--runs-dir", "my runs")
+    assert result.exit_code == 0, result.stderr
+    name = run_id(result.stderr)
+    assert (tmp_path / "my runs" / name / "store.sqlite").is_file()
+    assert "new best: " in result.stderr
+    assert f"resume: evotune resume {name} --trials N --runs-dir 'my runs'" in result.stderr
+    assert f"report: evotune report {name} --runs-dir 'my runs'" in result.stderr
+    assert f"run {name}: finished (trial budget spent)" in result.stdout
+    assert " of 40 trials" in result.stdout
+    assert re.findall(r"^#\d+=? trial", result.stdout, re.M) == [
+        f"#{place} trial" for place in range(1, 6)
+    ]
+    assert result.stdout.count("block_x=") >= 1
+
+
+def test_quiet_leaves_only_the_result(invoke: Invoke) -> None:
+    result = invoke("run", RECORDING, "--trials", "10", "-q")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "block_x=" in result.stdout
+
+
+def test_a_finished_run_goes_on_with_more_trials(invoke: Invoke) -> None:
+    first = invoke("run", RECORDING, "--trials", "20")
+    result = invoke("resume", "latest", "--trials", "30")
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(invoke("report", run_id(first.stderr), "--format", "json").output)
+    assert len(report["trials"]) == 30
+    assert report["run"]["kind"] == "recorded"
+    assert report["run"]["state"] == "finished:trials"
+
+
+def test_ctrl_c_ends_with_130_and_the_command_that_resumes(
+    slow_space: Path, tmp_path: Path, invoke: Invoke
+) -> None:
+    process = start("run", slow_space, "--trials", "100000", cwd=tmp_path)
+    assert process.stderr is not None
+    seen = ""
+    while "new best" not in seen:
+        line = process.stderr.readline()
+        assert line, seen
+        seen += line
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    name = run_id(seen)
+    assert process.returncode == 130
+    assert f"resume: evotune resume {name}\n" in errors
+    assert f"run {name}: interrupted (resumable)" in output
+    assert "interrupted (resumable)" in invoke("status", "latest").output
+
+
+def test_a_run_without_a_valid_candidate_ends_with_1(invoke: Invoke, tmp_path: Path) -> None:
+    recording = {
+        "device_name": "none",
+        "kernel_name": "hopeless",
+        "tune_params_keys": ["a"],
+        "tune_params": {"a": [1, 2]},
+        "cache": {str(a): {"a": a, "time": "CompilationFailedConfig"} for a in (1, 2)},
+    }
+    (tmp_path / "hopeless.json").write_text(json.dumps(recording))
+    result = invoke("run", "hopeless.json", "--trials", "5")
+    assert result.exit_code == 1, result.stderr
+    assert "no valid candidate" in result.stdout
+    assert "2 ended in compile_error" in result.stdout

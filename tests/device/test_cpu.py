@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evotune.device import cpu
+from evotune.device.cpu import CpuCompiler, CpuSession
+from evotune.device.launch import (
+    Argument,
+    CompileFailure,
+    CompileJob,
+    Launch,
+    LaunchPlan,
+    Workspace,
+)
+from evotune.device.profile import DeviceProfile
+from evotune.device.protocol import LaunchFailure
+from evotune.device.signals import describe_status
+from evotune.errors import EnvironmentProblem
+from evotune.trial import OutcomeKind
+
+PLAN = LaunchPlan("scale", (Argument("tensor", "x"), Argument("float32", value=2.5)), (), ())
+
+
+def _job(root: Path, **defines: int) -> CompileJob:
+    return CompileJob("cpp", str(root), "k.cpp", tuple(defines.items()), (), "native", "")
+
+
+def test_a_kernel_is_compiled_loaded_bound_and_timed(tmp_path: Path) -> None:
+    import torch
+
+    (tmp_path / "k.cpp").write_text(
+        'extern "C" void scale(float* x, float f) { for (int i = 0; i < N; ++i) x[i] *= f; }'
+    )
+    library = tmp_path / "k.so"
+    resources = CpuCompiler().compile(_job(tmp_path, N=4), library, 30)
+    assert not isinstance(resources, CompileFailure), resources
+    assert resources["code_bytes"] == library.stat().st_size
+    session = CpuSession()
+    x = torch.ones(5)
+    launch = session.bind(session.load(library, PLAN), PLAN, {"x": x.data_ptr()})
+    launch()
+    assert x.tolist() == [2.5, 2.5, 2.5, 2.5, 1.0]
+    assert 0 < session.time_us(launch, 10) < 1e5
+    json.dumps(dict(session.state()))
+
+
+def test_an_error_names_its_line_and_no_folder_of_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "k.cpp").write_text("int f() {\n  return missing;\n}\n")
+    failure = CpuCompiler().compile(_job(tmp_path), tmp_path / "k.so", 30)
+    assert isinstance(failure, CompileFailure)
+    assert failure.kind is OutcomeKind.COMPILE_ERROR
+    assert failure.reason.startswith("k.cpp:2:10: error: 'missing' was not declared")
+    assert str(tmp_path) not in failure.reason + failure.log
+
+
+def test_headers_are_found_from_the_including_file_only(tmp_path: Path) -> None:
+    """Were the root searched as well, `<common/h.h>` would bring in a file that no scan saw."""
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common" / "h.h").touch()
+    (tmp_path / "k.cpp").write_text("#include <common/h.h>\n")
+    assert isinstance(CpuCompiler().compile(_job(tmp_path), tmp_path / "k.so", 30), CompileFailure)
+
+
+def test_what_is_no_library_cannot_be_loaded(tmp_path: Path) -> None:
+    (tmp_path / "k.so").write_bytes(b"\x7fELF nonsense")
+    with pytest.raises(LaunchFailure, match="cannot load entry scale"):
+        CpuSession().load(tmp_path / "k.so", PLAN)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "fits"),
+    [("int32", 2**31 - 1, True), ("int32", 2**31, False), ("int64", 2**63, False)],
+)
+def test_an_integer_argument_is_never_cut_off(kind: str, value: int, fits: bool) -> None:
+    plan = LaunchPlan("f", (Argument(kind, value=value),), (), ())
+    if fits:
+        assert CpuSession().bind(lambda x: x.value, plan, {})() == value
+    else:
+        with pytest.raises(LaunchFailure, match=f"{value} does not fit {kind}"):
+            CpuSession().bind(print, plan, {})
+
+
+def test_the_float_environment_is_reset_before_a_kernel_is_loaded(tmp_path: Path) -> None:
+    import ctypes
+
+    upward, nearest = 0x800, 0  # x86
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "fesetround") or cpu.profile().arch.startswith("aarch64"):
+        pytest.skip("needs x86 glibc")
+    libc.fesetround(upward)
+    try:
+        with pytest.raises(LaunchFailure):
+            CpuSession().load(tmp_path / "none.so", PLAN)
+        assert libc.fegetround() == nearest
+    finally:
+        libc.fesetround(nearest)
+
+
+def test_a_missing_or_broken_compiler_is_an_error_with_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(EnvironmentProblem, match=r"a C\+\+ compiler was not found; install one"):
+        CpuCompiler()
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/false\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.raises(EnvironmentProblem, match=r"does not run .*; set CXX to one that does"):
+        CpuCompiler().version()
+
+
+def test_the_threads_are_those_the_user_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert cpu.threads() == 1
+    for value in ("1000000", "0", "all", "2,1"):
+        monkeypatch.setenv("OMP_NUM_THREADS", value)
+        assert cpu.threads() >= 1
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert cpu.threads() >= 1
+
+
+def test_the_profile_survives_json() -> None:
+    profile = cpu.profile()
+    assert DeviceProfile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
+    assert profile.peak_gflops > 0
+    assert profile.attributes["l1_bytes"] >= 8 << 10
+
+
+def test_plans_and_jobs_survive_json() -> None:
+    plan = LaunchPlan(
+        "f",
+        (Argument("tensor", "q"), Argument("int64", value=3)),
+        (Workspace("scratch", 64, "zero_once"),),
+        (Launch((1, 2, 3), (32,), 1024),),
+    )
+    assert LaunchPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    job = CompileJob("cpp", "/r", "k.cpp", (("N", 4),), ("-O2",), "sm_89", "ff")
+    assert CompileJob.from_json(json.loads(json.dumps(job.to_json()))) == job
+    failure = CompileFailure(OutcomeKind.COMPILE_CRASH, "why", "log", 1.5)
+    assert CompileFailure.from_json(json.loads(json.dumps(failure.to_json()))) == failure
+
+
+def test_a_status_is_told_in_words() -> None:
+    assert describe_status(-11) == "died of SIGSEGV"
+    assert describe_status(-40) == "died of signal 40"
+    assert describe_status(3) == "ended with status 3"
+
+
+def test_the_machine_code_does_not_depend_on_the_folder(tmp_path: Path) -> None:
+    codes = []
+    for name in ("one", "two"):
+        root = tmp_path / name
+        root.mkdir()
+        (root / "k.cpp").write_text('extern "C" int f(int x) { return x * N; }')
+        CpuCompiler().compile(_job(root, N=3), root / "k.so", 30)
+        codes.append((root / "k.so").read_bytes())
+    assert codes[0] == codes[1]

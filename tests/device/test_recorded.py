@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import contextlib
+import gzip
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evotune.device import recorded
+from evotune.device.recorded import read_recorded_space
+from evotune.errors import EvotuneError, SpaceError, UsageError
+from evotune.trial import Configuration, Outcome, OutcomeKind, Value
+
+DATA = Path(__file__).parents[1] / "data"
+RECORDING = DATA / "synthetic_recording.json.gz"
+
+
+def entry(tile: Value, mode: Value, time: Any) -> dict[str, Any]:
+    return {"TILE": tile, "MODE": mode, "time": time, "times": [time, time]}
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    return {
+        "device_name": "Some GPU",
+        "kernel_name": "some_kernel",
+        "tune_params_keys": ["TILE", "MODE"],
+        "tune_params": {"TILE": [16, 32, 64, 128], "MODE": ["row", "column"]},
+        "cache": {
+            "16,row": entry(16, "row", 2.0),
+            "32,row": entry(32, "row", 0.5),
+            "64,row": entry(64, "row", "CompilationFailedConfig"),
+        },
+    } | changes
+
+
+def write(folder: Path, content: Any, name: str = "cache.json") -> Path:
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def unfinished(content: dict[str, Any]) -> str:
+    """As Kernel Tuner leaves a file when it is killed: one entry a line, nothing closed."""
+    header = json.dumps({k: v for k, v in content.items() if k != "cache"}, indent=0)
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content["cache"].items()]
+    return header[:-2] + ',\n"cache": {\n' + ",\n".join(lines) + ","
+
+
+def at(tile: Value, mode: Value = "row") -> Configuration:
+    return Configuration({"TILE": tile, "MODE": mode})
+
+
+def test_reads_times_failures_and_names(tmp_path: Path) -> None:
+    space = read_recorded_space(write(tmp_path, document()))
+    assert (space.name, space.device_name, space.complete) == ("some_kernel", "Some GPU", True)
+    assert list(space.space.enumerate()) == [at(16), at(32), at(64)]
+    assert space.best_time_ms == 0.5
+    assert space.outcome(at(32)) == Outcome(
+        OutcomeKind.OK, fitness=math.log(2), resources={"time_ms": 0.5}
+    )
+
+
+@pytest.mark.parametrize(
+    ("time", "kind", "reason"),
+    [
+        ("CompilationFailedConfig", OutcomeKind.COMPILE_ERROR, "CompilationFailedConfig"),
+        ("RuntimeFailedConfig", OutcomeKind.LAUNCH_ERROR, "RuntimeFailedConfig"),
+        ("InvalidConfig", OutcomeKind.REJECTED, "InvalidConfig"),
+        ("SomethingNew", OutcomeKind.LAUNCH_ERROR, "SomethingNew"),
+        (math.nan, OutcomeKind.LAUNCH_ERROR, "nan"),
+        (math.inf, OutcomeKind.LAUNCH_ERROR, "inf"),
+        (1e20, OutcomeKind.LAUNCH_ERROR, "1e\\+20"),
+        (0.0, OutcomeKind.LAUNCH_ERROR, "0.0"),
+        (-1, OutcomeKind.LAUNCH_ERROR, "-1"),
+        (None, OutcomeKind.LAUNCH_ERROR, "no time"),
+        (True, OutcomeKind.LAUNCH_ERROR, "no time"),
+    ],
+)
+def test_a_recorded_failure_is_a_member_with_that_outcome(
+    tmp_path: Path, time: Any, kind: OutcomeKind, reason: str
+) -> None:
+    space = read_recorded_space(write(tmp_path, document(cache={"a": entry(16, "row", time)})))
+    outcome = space.outcome(space.space.default())
+    assert outcome.kind is kind
+    assert outcome.reason.startswith("recorded as")
+    assert reason.replace("\\", "") in outcome.reason
+    assert space.best_time_ms == math.inf
+
+
+def test_what_was_not_recorded_is_a_usage_error(tmp_path: Path) -> None:
+    space = read_recorded_space(write(tmp_path, document()))
+    with pytest.raises(UsageError, match="no record of"):
+        space.outcome(at(128))
+
+
+def test_gzip_is_known_by_its_content_not_by_the_name(tmp_path: Path) -> None:
+    plain = read_recorded_space(write(tmp_path, document(), "plain.json.gz"))
+    zipped = tmp_path / "zipped.json"
+    zipped.write_bytes(gzip.compress(json.dumps(document()).encode()))
+    assert read_recorded_space(zipped).times_ms == plain.times_ms
+
+
+def test_values_take_the_form_the_domain_gives_them(tmp_path: Path) -> None:
+    content = document(cache={"a": entry(16.0, "row", 1.0)})
+    assert list(read_recorded_space(write(tmp_path, content)).times_ms) == [at(16)]
+
+
+def test_numbers_are_ordered_and_text_is_categorical(tmp_path: Path) -> None:
+    content = document(
+        tune_params={"TILE": [64, 16, 32], "MODE": ["row", "column"], "FLAG": [True, False]},
+        tune_params_keys=["TILE", "MODE", "FLAG"],
+        cache={"a": {**entry(64, "row", 1.0), "FLAG": True}},
+    )
+    parameters = read_recorded_space(write(tmp_path, content)).space.parameters
+    assert [p.kind for p in parameters] == ["list", "choices", "bool"]
+    assert list(parameters[0].values) == [16, 32, 64]
+
+
+def test_an_unfinished_recording_keeps_its_entries(tmp_path: Path) -> None:
+    space = read_recorded_space(write(tmp_path, unfinished(document())))
+    assert not space.complete
+    assert len(space.space) == 3
+
+
+@settings(derandomize=True, max_examples=150, deadline=None)
+@given(st.floats(0, 1))
+def test_cut_anywhere_it_keeps_every_complete_entry(share: float) -> None:
+    text = unfinished(document())
+    start = text.index('"16,row"')
+    cut = start + round(share * (len(text) - start))
+    complete = text[:cut].count("}", start)
+    if complete == 0:
+        with pytest.raises(SpaceError, match="no configuration yet"):
+            recorded._parse(text[:cut])
+    else:
+        _, cache, finished = recorded._parse(text[:cut])
+        assert list(cache) == ["16,row", "32,row", "64,row"][:complete]
+        assert not finished
+
+
+def test_damage_before_the_end_is_not_taken_for_a_cut(tmp_path: Path) -> None:
+    text = unfinished(document()).replace('"32,row": {"TILE"', '"32,row": {TILE"')
+    with pytest.raises(SpaceError, match=r"line 2[0-9] column"):
+        read_recorded_space(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("", "not JSON"),
+        ("hello", "not JSON"),
+        ("[1, 2]", "JSON object"),
+        ("[" * 100_000, "not JSON|absurd"),
+        ("[" * 100_000 + "]" * 100_000, "absurd"),
+        ('{"cache": {"a": ' + "9" * 5000 + "}}", "absurd"),
+        ('{"device_name": "x", "cac', "not JSON"),
+        ('{"x" "cache": {', "column"),
+        ('{"cache": {', "no configuration yet"),
+        (document(cache=[]), '"cache"'),
+        (document(cache={}), "no configuration yet"),
+        (document(tune_params_keys=None), "tune_params_keys"),
+        (document(tune_params_keys=["TILE", "TILE"]), "distinct"),
+        (document(tune_params=None), "tune_params"),
+        (document(tune_params={"TILE": [16]}), "parameter MODE"),
+        (document(tune_params={"TILE": [[16]], "MODE": ["row"]}), "parameter TILE"),
+        (document(tune_params={"TILE": [math.nan], "MODE": ["row"]}), "parameter TILE"),
+        (document(cache={"a": 5}), 'entry "a" is not an object'),
+        (document(cache={"a": entry(17, "row", 1.0)}), 'entry "a" has TILE = 17'),
+        (document(cache={"a": entry([], "row", 1.0)}), 'entry "a" has TILE'),
+        (document(cache={"a": {"TILE": 16, "time": 1.0}}), "MODE = None"),
+        (document(cache={"a": {"TILE": 16, "MODE": "row"}}), 'no "time"'),
+    ],
+)
+def test_a_file_that_is_no_recording_is_refused_in_one_line(
+    tmp_path: Path, content: Any, complaint: str
+) -> None:
+    path = write(tmp_path, content)
+    with pytest.raises(SpaceError, match=complaint) as raised:
+        read_recorded_space(path)
+    assert str(raised.value).startswith(f"{path}: ")
+    assert "\n" not in str(raised.value)
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    whole = gzip.compress(json.dumps(document()).encode())
+    for name, data in {
+        "cut.gz": whole[:-20],
+        "flipped.gz": whole[:15] + bytes([whole[15] ^ 255]) + whole[16:],
+        "magic.gz": b"\x1f\x8b",
+        "binary": b"\xff\xfe\x00",
+    }.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(SpaceError, match=name):
+            read_recorded_space(tmp_path / name)
+    with pytest.raises(UsageError, match="No such file"):
+        read_recorded_space(tmp_path / "absent.json")
+    with pytest.raises(UsageError, match="directory"):
+        read_recorded_space(tmp_path)
+
+
+def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "MAX_BYTES", 2**20)
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(b" " * 2**21))
+    with pytest.raises(SpaceError, match="larger than 1 MiB"):
+        read_recorded_space(tmp_path / "bomb.gz")
+
+
+def test_the_synthetic_recording_is_what_its_script_makes() -> None:
+    script = DATA / "make_synthetic_recording.py"
+    spec = importlib.util.spec_from_file_location("make_synthetic_recording", script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert gzip.decompress(RECORDING.read_bytes()).decode() == module.text()
+
+
+def test_the_synthetic_recording_has_every_kind_of_record() -> None:
+    space = read_recorded_space(RECORDING)
+    kinds = {space.outcome(c).kind for c in space.space.enumerate()}
+    assert kinds == {
+        OutcomeKind.OK,
+        OutcomeKind.REJECTED,
+        OutcomeKind.COMPILE_ERROR,
+        OutcomeKind.LAUNCH_ERROR,
+    }
+    assert len(space.space) == 2016
+    assert len(space.times_ms) + len(space.failures) == 2016
+
+
+@settings(derandomize=True, max_examples=150, deadline=None)
+@given(st.integers(0, 3000), st.integers(0, 127))
+def test_any_changed_byte_is_read_or_refused(position: int, byte: int) -> None:
+    text = unfinished(document())
+    position %= len(text)
+    damaged = text[:position] + chr(byte) + text[position + 1 :]
+    with contextlib.suppress(EvotuneError):  # any other exception fails the test
+        header, cache, _ = recorded._parse(damaged)
+        parameters = recorded._parameters(header)
+        for key, value in cache.items():
+            recorded._configuration(key, value, parameters)
+            recorded._time_or_failure(key, value)
+
+
+def test_needs_no_torch() -> None:
+    code = "import sys, evotune.device.recorded; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,91 @@
+"""Recorded runs for tests: made in this process or in one that can be killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from evotune.engine.folder import RunFolder, list_runs
+from evotune.engine.observer import SilentObserver
+from evotune.engine.session import RunRequest, start_run
+from evotune.store import RunStore
+from evotune.trial import Trial
+
+RECORDING = Path(__file__).parents[1] / "data" / "synthetic_recording.json.gz"
+
+
+def recorded_space(folder: Path, *, delay_ms: float = 0.0, lookahead: int = 16) -> Path:
+    """A space file beside its own copy of the recording."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(RECORDING, folder / "recording.json.gz")
+    path = folder / "space.yaml"
+    path.write_text(
+        f"name: recorded-test\nroot: .\n"
+        f"recorded: {{file: recording.json.gz, delay_ms: {delay_ms}}}\n"
+        f"search: {{population: 16, elites: 4, lookahead: {lookahead}}}\n"
+    )
+    return path
+
+
+def run_here(space: Path, runs_dir: Path, **options: object) -> RunFolder:
+    """A whole run in this process."""
+    request = RunRequest(str(space), runs_dir=runs_dir, **options)  # type: ignore[arg-type]
+    return start_run(request, SilentObserver()).run
+
+
+def history(run: RunFolder) -> list[Trial]:
+    with RunStore.open_for_reading(run.store) as store:
+        return list(store.trials())
+
+
+def digest(run: RunFolder) -> str:
+    with RunStore.open_for_reading(run.store) as store:
+        return store.history_digest()
+
+
+def evotune(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "evotune", *map(str, arguments)]
+
+
+def start_killable(*arguments: str | Path) -> subprocess.Popen[bytes]:
+    """An evotune command as the leader of its own process group."""
+    return subprocess.Popen(
+        evotune(*arguments),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def kill_when_stored(process: subprocess.Popen[bytes], runs_dir: Path, count: int) -> RunFolder:
+    """SIGKILLs the group once the only run of `runs_dir` has stored `count` outcomes."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        runs = list_runs(runs_dir)
+        if runs and stored(runs[0]) >= count:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return runs[0]
+        if process.poll() is not None:
+            raise AssertionError(f"the run ended ({process.returncode}) before it could be killed")
+        time.sleep(0.002)
+    raise AssertionError(f"{count} outcomes were not stored within a minute")
+
+
+def stored(run: RunFolder) -> int:
+    """Outcomes in the store; 0 while it is being made."""
+    import sqlite3
+
+    try:
+        connection = sqlite3.connect(f"{run.store.resolve().as_uri()}?mode=ro", uri=True)
+        try:
+            return int(connection.execute("SELECT count(*) FROM outcomes").fetchone()[0])
+        finally:
+            connection.close()
+    except sqlite3.Error:
+        return 0

@@ -1,0 +1,148 @@
+"""Whole runs on the CPU with real compilers, killed and interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from evotune.engine.folder import RunFolder, list_runs
+from evotune.engine.setup import load_setup
+from evotune.engine.work import search_settings
+from evotune.search.catalog import create_strategy
+from evotune.store import RunStore
+from evotune.trial import Configuration, Trial
+
+from .runs import evotune, history, kill_when_stored, start_killable, stored
+
+ROOT = Path(__file__).parents[2]
+SPACE = f"""
+name: tiny-attention
+root: {ROOT}
+problem:
+  name: attention
+  shapes: [{{batch: 1, heads: 2, seq_len: 64, head_dim: 32}}]
+  variants: [{{causal: false}}, {{causal: true}}]
+kernels:
+  scalar:
+    source: kernels/attention/attention_scalar.cpp
+    entry: attention_forward
+    define: [head_dim, causal]
+    arguments: [q, k, v, out, softmax_scale, batch, heads, kv_heads, seq_len_q, seq_len_k]
+parameters:
+  BLOCK_N: {{pow2: [16, 128], default: 64}}
+  UNROLL: {{pow2: [8, 16]}}
+  SCHEDULE: {{choices: [static, dynamic, guided]}}
+  CHUNK: {{pow2: [1, 64]}}
+search: {{population: 8, elites: 3, lookahead: 4}}
+budget: {{trials: 20}}
+"""
+
+
+@pytest.fixture
+def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EVOTUNE_CACHE_DIR", str(tmp_path / "cache"))
+    path = tmp_path / "tiny.yaml"
+    path.write_text(SPACE)
+    return path
+
+
+def replayed(run: RunFolder) -> list[Configuration]:
+    """What an unbroken search proposes over the outcomes that the run recorded."""
+    trials = history(run)
+    with RunStore.open_for_reading(run.store) as store:
+        settings = search_settings(store.meta("settings"))
+        space_file = str(store.meta("space_file"))
+    space = load_setup(run.sources / space_file, "cpu", run).space
+    strategy = create_strategy("evolution", space, settings)
+    asked: list[Configuration] = []
+    for number in range(len(trials)):
+        while strategy.told < number - settings.lookahead:
+            told = strategy.told
+            strategy.tell(Trial(told, asked[told], trials[told].outcome))
+        configuration = strategy.ask(number, asked[strategy.told :])
+        assert configuration is not None
+        asked.append(configuration)
+    return asked
+
+
+def processes_of(run: RunFolder) -> list[str]:
+    """Command lines of evotune's children that work under the run's folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            logs = [os.readlink(fd) for fd in (entry / "fd").iterdir() if fd.name == "2"]
+        except OSError:
+            continue
+        if "evotune.execute" in words and any(str(run.path) in log for log in logs):
+            found.append(words)
+    return found
+
+
+def wait_until_gone(run: RunFolder, within_s: float) -> Sequence[str]:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        left = processes_of(run)
+        if not left:
+            break
+        time.sleep(0.05)
+    return left
+
+
+def test_a_run_killed_with_its_compilers_at_work_resumes_to_the_same_history(
+    space: Path, tmp_path: Path
+) -> None:
+    process = start_killable("run", space, "--runs-dir", tmp_path / "runs")
+    run = kill_when_stored(process, tmp_path / "runs", 7)
+    before = history(run)
+    assert wait_until_gone(run, 5.0) == [], "children die with their parent"
+    resumed = subprocess.run(
+        evotune("resume", run.path), capture_output=True, text=True, timeout=240, check=False
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    after = history(run)
+    assert len(after) == 20
+    assert after[: len(before)] == before
+    assert [trial.configuration for trial in after] == replayed(run)
+    assert "sdpa:" in resumed.stdout
+    with RunStore.open_for_reading(run.store) as store:
+        confirmed = store.confirmations()
+        assert store.meta("state") == "finished:trials"
+        assert set(store.meta("baselines")["chosen"]) == {"(1,2,64,32) full", "(1,2,64,32) causal"}
+    assert sum(outcome.ok for outcome in confirmed.values()) == 3
+    environment = json.loads(run.environment.read_text())
+    assert {"torch", "deap"} <= set(environment["packages"])
+    assert environment["device"]["backend"] == "cpu"
+    assert (run.sources / "kernels/attention/attention_scalar.cpp").is_file()
+
+
+def test_ctrl_c_keeps_everything_and_can_be_resumed(space: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        evotune("run", space, "--runs-dir", tmp_path / "runs"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 90
+    while not (runs := list_runs(tmp_path / "runs")) or stored(runs[0]) < 3:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    sent = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert time.monotonic() - sent < 10
+    assert process.returncode == 130
+    assert f"evotune resume {runs[0].id}" in errors
+    assert processes_of(runs[0]) == []
+    with RunStore.open_for_reading(runs[0].store) as store:
+        assert store.meta("state") == "interrupted"
+        assert store.count() >= 3

@@ -1,0 +1,112 @@
+"""A run that was killed and resumed has the history of one that never stopped."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from evotune.engine.observer import SilentObserver
+from evotune.engine.session import resume_run
+from evotune.errors import RunLocked, UsageError
+from evotune.store import RunStore
+
+from .runs import (
+    digest,
+    evotune,
+    history,
+    kill_when_stored,
+    recorded_space,
+    run_here,
+    start_killable,
+    stored,
+)
+
+TRIALS = 300
+
+
+@pytest.mark.parametrize("strategy", ["evolution", "local", "random"])
+@pytest.mark.parametrize("killed_after", [1, 17, 150, 283])
+def test_a_killed_run_resumes_to_the_same_history(
+    tmp_path: Path, strategy: str, killed_after: int
+) -> None:
+    space = recorded_space(tmp_path / "space", delay_ms=1.0)
+    unbroken = run_here(space, tmp_path / "unbroken", trials=TRIALS, strategy=strategy)
+    process = start_killable(
+        "run", space, "--trials", str(TRIALS), "--strategy", strategy, "--runs-dir", tmp_path / "k"
+    )
+    run = kill_when_stored(process, tmp_path / "k", killed_after)
+    before = history(run)
+    subprocess.run(evotune("resume", run.path), check=True, capture_output=True, timeout=60)
+    after = history(run)
+    assert killed_after <= len(before) < TRIALS
+    assert after[: len(before)] == before, "what was acknowledged is kept as it was"
+    assert digest(run) == digest(unbroken)
+    assert after == history(unbroken)
+
+
+def test_a_run_killed_again_and_again_still_has_the_same_history(tmp_path: Path) -> None:
+    space = recorded_space(tmp_path / "space", delay_ms=1.0)
+    unbroken = run_here(space, tmp_path / "unbroken", trials=TRIALS)
+    process = start_killable("run", space, "--trials", str(TRIALS), "--runs-dir", tmp_path / "k")
+    run = kill_when_stored(process, tmp_path / "k", 20)
+    for count in (21, 60, 61, 200):
+        process = start_killable("resume", run.path)
+        kill_when_stored(process, tmp_path / "k", count)
+    subprocess.run(evotune("resume", run.path), check=True, capture_output=True, timeout=60)
+    assert history(run) == history(unbroken)
+
+
+def test_a_finished_run_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
+    space = recorded_space(tmp_path / "space")
+    long = run_here(space, tmp_path / "long", trials=200)
+    run = run_here(space, tmp_path / "short", trials=70)
+    assert resume_run(run, SilentObserver(), trials=200).reason == "trials"
+    assert history(run) == history(long)
+
+
+def test_a_smaller_budget_than_what_is_done_is_refused(tmp_path: Path) -> None:
+    run = run_here(recorded_space(tmp_path / "space"), tmp_path / "runs", trials=50)
+    with pytest.raises(UsageError, match="has 50 trials already"):
+        resume_run(run, SilentObserver(), trials=40)
+
+
+def test_resuming_a_finished_run_without_more_budget_changes_nothing(tmp_path: Path) -> None:
+    run = run_here(recorded_space(tmp_path / "space"), tmp_path / "runs", trials=50)
+    before = history(run)
+    resume_run(run, SilentObserver())
+    assert history(run) == before
+
+
+def test_a_run_lives_on_its_own_copy_of_the_space(tmp_path: Path) -> None:
+    space = recorded_space(tmp_path / "space")
+    long = run_here(space, tmp_path / "long", trials=120)
+    run = run_here(space, tmp_path / "runs", trials=60)
+    for path in space.parent.iterdir():
+        path.unlink()
+    resume_run(run, SilentObserver(), trials=120)
+    assert history(run) == history(long)
+
+
+def test_a_snapshot_of_the_search_equals_the_full_fold(tmp_path: Path) -> None:
+    space = recorded_space(tmp_path / "space")
+    whole = run_here(space, tmp_path / "whole", trials=1500)
+    run = run_here(space, tmp_path / "runs", trials=1200)
+    with RunStore.open_for_reading(run.store) as store:
+        assert store.snapshot(at_most=1184) is not None
+    resume_run(run, SilentObserver(), trials=1500)
+    assert history(run) == history(whole)
+
+
+def test_a_run_that_is_being_worked_on_is_locked(tmp_path: Path) -> None:
+    run = run_here(recorded_space(tmp_path / "space"), tmp_path / "runs", trials=20)
+    with run.locked():
+        second = subprocess.run(
+            evotune("resume", run.path), capture_output=True, text=True, timeout=30, check=False
+        )
+        with pytest.raises(RunLocked):
+            resume_run(run, SilentObserver())
+    assert second.returncode == 5
+    assert "is being worked on by process" in second.stderr
+    assert stored(run) == 20

@@ -1,0 +1,115 @@
+"""The loop asks proposal n when exactly the outcomes before n - LOOKAHEAD are told."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from evotune.device.recorded import read_recorded_space
+from evotune.engine.observer import SilentObserver
+from evotune.engine.search_loop import Budget, SearchLoop
+from evotune.execute.protocol import Proposal
+from evotune.search.catalog import create_strategy
+from evotune.search.strategy import SearchSettings
+from evotune.store import RunStore
+from evotune.trial import Configuration, Json, Outcome, Trial
+
+from .runs import RECORDING
+
+
+class ShufflingExecutor:
+    """Finishes proposals in a random order, some at a time, as many devices would."""
+
+    def __init__(self, outcome_of: Callable[[Configuration], Outcome], seed: int) -> None:
+        self._outcome_of = outcome_of
+        self._rng = random.Random(seed)
+        self._waiting: list[Proposal] = []
+
+    def submit(self, proposal: Proposal) -> None:
+        self._waiting.append(proposal)
+
+    def set_contender(self, fitness: float) -> None: ...
+
+    def poll(self, timeout_s: float) -> list[tuple[int, Outcome]]:
+        self._rng.shuffle(self._waiting)
+        count = self._rng.randint(0, len(self._waiting))
+        finished, self._waiting = self._waiting[:count], self._waiting[count:]
+        return [(p.number, self._outcome_of(p.configuration)) for p in finished]
+
+    def drop(self) -> None:
+        self._waiting.clear()
+
+    def close(self) -> None: ...
+
+
+class WatchedStrategy:
+    """Notes how many trials were told at each ask."""
+
+    def __init__(self, strategy: Json) -> None:
+        self._strategy = strategy
+        self.told_at_ask: dict[int, int] = {}
+
+    def __getattr__(self, name: str) -> Json:
+        return getattr(self._strategy, name)
+
+    def ask(self, number: int, pending: Sequence[Configuration]) -> Configuration | None:
+        assert number not in self.told_at_ask
+        self.told_at_ask[number] = self._strategy.told
+        return self._strategy.ask(number, pending)  # type: ignore[no-any-return]
+
+
+def run_loop(
+    path: Path, seed: int, *, trials: int = 120, lookahead: int = 7, stop: bool = False
+) -> tuple[list[Trial], WatchedStrategy, str]:
+    recording = read_recorded_space(RECORDING)
+    settings = SearchSettings(seed=3, population=16, elites=4, lookahead=lookahead)
+    strategy = WatchedStrategy(create_strategy("evolution", recording.space, settings))
+    opened = RunStore.open_for_writing(path) if path.exists() else RunStore.create(path)
+    with opened as store:
+        loop = SearchLoop(
+            store,
+            strategy,
+            ShufflingExecutor(recording.outcome, seed),
+            Proposal,
+            lookahead=lookahead,
+            budget=Budget(trials, None),
+            elapsed_s=0.0,
+            stop=lambda: stop and store.count() >= 40,
+            observer=SilentObserver(),
+        )
+        return_reason = loop.run()
+        return list(store.trials()), strategy, return_reason
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 7, 40])
+def test_each_proposal_sees_exactly_the_outcomes_before_the_lookahead(
+    tmp_path: Path, lookahead: int
+) -> None:
+    _, strategy, _ = run_loop(tmp_path / "store.sqlite", 1, lookahead=lookahead)
+    assert strategy.told_at_ask == {n: max(0, n - lookahead) for n in range(120)}
+
+
+def test_the_history_does_not_depend_on_the_order_in_which_outcomes_arrive(tmp_path: Path) -> None:
+    histories = [run_loop(tmp_path / f"{seed}.sqlite", seed)[0] for seed in range(5)]
+    assert all(history == histories[0] for history in histories)
+
+
+def test_a_stop_keeps_what_arrived_and_the_next_session_goes_on_from_there(tmp_path: Path) -> None:
+    whole, _, _ = run_loop(tmp_path / "whole.sqlite", 1)
+    path = tmp_path / "stopped.sqlite"
+    part, _, reason = run_loop(path, 2, stop=True)
+    assert reason == "interrupted"
+    assert 40 <= len(part) < 120
+    again, strategy, reason = run_loop(path, 3)
+    assert reason == "trials"
+    assert again == whole
+    assert not {trial.number for trial in part} & set(strategy.told_at_ask), "none is asked twice"
+
+
+def test_a_space_that_is_used_up_ends_the_run(tmp_path: Path) -> None:
+    trials, _, reason = run_loop(tmp_path / "store.sqlite", 1, trials=10_000)
+    assert reason == "exhausted"
+    assert len(trials) == len(read_recorded_space(RECORDING).space)

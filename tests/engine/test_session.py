@@ -1,0 +1,87 @@
+"""Starting and resuming runs: what is refused, and what a kill at the wrong moment leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evotune.engine.folder import create_folder, find_run, list_runs
+from evotune.engine.observer import SilentObserver
+from evotune.engine.session import RunRequest, resume_run, start_run
+from evotune.engine.setup import load_setup
+from evotune.errors import EnvironmentProblem, SpaceError, UsageError
+
+from .runs import RECORDING, history, recorded_space, run_here
+from .test_cpu_run import SPACE
+
+
+def test_latest_is_the_run_that_was_started_last(tmp_path: Path) -> None:
+    names = [create_folder(tmp_path, name).id for name in ("zzz", "aaa", "mmm")]
+    assert names == sorted(names)
+
+
+def test_a_run_that_was_killed_before_it_had_a_store_says_so(tmp_path: Path) -> None:
+    run = create_folder(tmp_path / "runs", "early")
+    (run.path / ".store.sqlite.unfinished").write_bytes(b"half")
+    with pytest.raises(UsageError, match="was killed before it began; start it again"):
+        find_run(run.id, tmp_path / "runs")
+    assert list_runs(tmp_path / "runs") == []
+
+
+def test_a_run_made_in_another_environment_is_resumed_only_on_request(tmp_path: Path) -> None:
+    run = run_here(recorded_space(tmp_path / "space"), tmp_path / "runs", trials=30)
+    environment = json.loads(run.environment.read_text())
+    environment["device"]["name"] = "Another GPU"
+    run.environment.write_text(json.dumps(environment))
+    with pytest.raises(EnvironmentProblem, match="device: Another GPU then, Synthetic GPU now"):
+        resume_run(run, SilentObserver(), trials=40)
+    resume_run(run, SilentObserver(), trials=40, allow_mixed=True)
+    assert len(history(run)) == 40
+
+
+def test_a_device_for_a_recording_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="it runs on no device"):
+        start_run(RunRequest(str(RECORDING), "cpu", tmp_path), SilentObserver())
+    assert list(tmp_path.iterdir()) == [], "refused before it has a folder"
+
+
+def test_a_missing_compiler_is_refused_before_the_run_has_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/nonexistent/compiler")
+    space = tmp_path / "tiny.yaml"
+    space.write_text(SPACE)
+    with pytest.raises(EnvironmentProblem, match="set CXX"):
+        start_run(RunRequest(str(space), runs_dir=tmp_path / "runs"), SilentObserver())
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("parameter", "macro"),
+    [
+        ("HEAD_DIM: [1, 2]", "HEAD_DIM"),
+        ("DTYPE: [1, 2]", "DTYPE"),
+        ("DTYPE_FLOAT32: [1, 2]", "DTYPE_FLOAT32"),
+        ("MODE: {choices: [foo, FOO]}", "MODE_FOO"),
+        ("SCHEDULE_STATIC: [1, 2]", "SCHEDULE_STATIC"),
+    ],
+)
+def test_two_things_that_would_be_one_macro_are_refused(
+    tmp_path: Path, parameter: str, macro: str
+) -> None:
+    space = tmp_path / "tiny.yaml"
+    space.write_text(SPACE.replace("  CHUNK:", f"  {parameter}\n  CHUNK:"))
+    with pytest.raises(SpaceError, match=rf"tiny\.yaml:\d+:\d+: .* macro {macro}\b"):
+        load_setup(space, "cpu")
+
+
+@pytest.mark.parametrize(
+    "option", ["-fplugin=evil.so", "-o/tmp/x", "-ffast-math", "-include/etc/passwd"]
+)
+def test_only_known_compiler_options_are_taken(tmp_path: Path, option: str) -> None:
+    space = tmp_path / "tiny.yaml"
+    space.write_text(SPACE.replace("    entry:", f'    options: ["{option}"]\n    entry:'))
+    with pytest.raises(SpaceError, match=r"tiny\.yaml:\d+:\d+: option .* is not allowed"):
+        load_setup(space, "cpu")

@@ -1,0 +1,128 @@
+"""The faulty test kernel, its space, and an executor that runs it for real."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from evotune.device.launch import Argument, CompileJob
+from evotune.engine.planning import Planner
+from evotune.engine.setup import load_setup
+from evotune.execute.local import LocalExecutor, open_local_executor
+from evotune.execute.protocol import TIMED, Proposal
+from evotune.trial import Configuration, Outcome
+
+ROOT = Path(__file__).parents[2]
+SPACE = ROOT / "tests" / "data" / "faulty" / "faulty.yaml"
+
+
+def planner(space: Path = SPACE) -> Planner:
+    made = load_setup(space, "cpu").planner
+    assert made is not None
+    return made
+
+
+def compile_job(fault: str, space: Path = SPACE) -> CompileJob:
+    return planner(space).compile_jobs(Configuration({"FAULT": fault}))[0]
+
+
+def open_executor(folder: Path, *, problem: str = "attention", **options: float) -> LocalExecutor:
+    setup = load_setup(SPACE, "cpu")
+    executor = open_local_executor(
+        folder=folder / "logs",
+        cache=folder / "cache",
+        profile=setup.profile,
+        problem=problem,
+        dtype="float32",
+        deterministic=True,
+        **options,
+    )
+    executor.baselines = {case.label: "sdpa:math" for case in setup.cases[TIMED]}
+    return executor
+
+
+class FaultyKernels:
+    """Runs one trial after the other on one executor; edge shapes are left out for speed."""
+
+    def __init__(self, folder: Path, **options: float) -> None:
+        self.folder = folder
+        self.executor = open_executor(folder, **options)
+        self._planner = planner()
+        self._count = 0
+
+    def proposal(self, fault: str) -> Proposal:
+        """A last argument that the kernel ignores keeps equal code from being a duplicate."""
+        number = self._count
+        self._count += 1
+        made = self._planner.proposal(number, Configuration({"FAULT": fault}))
+        cases = []
+        for case in made.cases:
+            if case.role == TIMED:
+                extra = Argument("int32", value=number)
+                plan = dataclasses.replace(case.plan, arguments=(*case.plan.arguments, extra))
+                cases.append(dataclasses.replace(case, plan=plan))
+        return dataclasses.replace(made, cases=tuple(cases))
+
+    def run(self, fault: str) -> Outcome:
+        return self.run_proposal(self.proposal(fault))
+
+    def run_proposal(self, proposal: Proposal, timeout_s: float = 60.0) -> Outcome:
+        self.executor.submit(proposal)
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            for number, outcome in self.executor.poll(0.5):
+                assert number == proposal.number
+                return outcome
+        raise AssertionError(f"no outcome for {proposal} within {timeout_s} s")
+
+    def device_log(self) -> str:
+        return (self.folder / "logs" / "device.log").read_text(errors="replace")
+
+
+def descendants(pid: int) -> set[int]:
+    """Every living process below `pid`."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            fields = stat_fields(int(entry.name))
+            if fields:
+                parents[int(entry.name)] = int(fields[1])
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+def stat_fields(pid: int) -> list[str]:
+    """State, parent, group, ... of a process that lives; empty for one that does not."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+    return [] if fields[0] in "ZX" else fields
+
+
+def wait_until_gone(pids: set[int], timeout_s: float = 10.0) -> set[int]:
+    """Those of `pids` that still live after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        pids = {pid for pid in pids if stat_fields(pid)}
+        if not pids:
+            break
+        time.sleep(0.02)
+    return pids
+
+
+def naming(text: str) -> Iterator[str]:
+    """Command lines of living processes that hold `text`, this one left out."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if text in words:
+                yield words

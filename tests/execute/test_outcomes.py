@@ -1,0 +1,203 @@
+"""Whatever a candidate does, its trial has the outcome that says so, and the next is fine."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import pytest
+
+from evotune.device.launch import Argument, Workspace
+from evotune.errors import EnvironmentProblem
+from evotune.execute.device_slot import _crash_kind
+from evotune.execute.protocol import Proposal
+from evotune.trial import Configuration, OutcomeKind
+
+from .faulty import FaultyKernels, open_executor, planner
+
+FAULTS = {
+    "compile_error": (OutcomeKind.COMPILE_ERROR, "this kernel does not compile"),
+    "missing_function": (OutcomeKind.COMPILE_ERROR, "undefined reference to `defined_nowhere'"),
+    "missing_entry": (OutcomeKind.LAUNCH_ERROR, "cannot load entry attention_forward"),
+    "segfault": (OutcomeKind.ILLEGAL_ACCESS, "SIGSEGV"),
+    "abort": (OutcomeKind.LAUNCH_ERROR, "SIGABRT"),
+    "throw": (OutcomeKind.LAUNCH_ERROR, "thrown by the kernel"),
+    "divide_trap": (OutcomeKind.LAUNCH_ERROR, "SIGFPE"),
+    "exit": (OutcomeKind.WORKER_LOST, "ended with status 7"),
+    "kill": (OutcomeKind.WORKER_LOST, "SIGKILL"),
+    "wrong_scale": (OutcomeKind.WRONG_RESULT, "out is off by"),
+    "dropped_key": (OutcomeKind.WRONG_RESULT, "out is off by"),
+    "nan": (OutcomeKind.NAN, "1 elements of out are NaN or infinite"),
+    "unwritten_rows": (OutcomeKind.NAN, "32 of them never written"),
+    "out_of_bounds": (OutcomeKind.OUT_OF_BOUNDS, "wrote outside out"),
+    "mutates_input": (OutcomeKind.OUT_OF_BOUNDS, "changed its input k"),
+    "late_mutates_input": (OutcomeKind.OUT_OF_BOUNDS, "changed its input q while it was timed"),
+    "nondeterministic": (OutcomeKind.NONDETERMINISTIC, "differ between two equal launches"),
+    "state_between_calls": (OutcomeKind.WRONG_RESULT, "replayed normal inputs"),
+    "skips_when_written": (OutcomeKind.WRONG_RESULT, "altered in place inputs"),
+    "trusts_a_probe": (OutcomeKind.WRONG_RESULT, "altered in place inputs"),
+    "spinner": (OutcomeKind.LAUNCH_ERROR, "cores busy after it returned"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_ends_in_its_outcome_and_the_next_trial_is_fine(
+    faulty: FaultyKernels, fault: str
+) -> None:
+    kind, reason = FAULTS[fault]
+    outcome = faulty.run(fault)
+    assert (outcome.kind, reason in outcome.reason) == (kind, True), outcome
+    assert "\n" not in outcome.reason
+    healthy = faulty.run("none")
+    assert healthy.ok, healthy
+    assert healthy.duplicate_of is None
+
+
+@pytest.mark.parametrize("fault", ["infinite_loop", "stop"])
+def test_a_kernel_that_does_not_end_is_killed_in_time(impatient: FaultyKernels, fault: str) -> None:
+    outcome = impatient.run(fault)
+    assert outcome.kind is OutcomeKind.TIMEOUT
+    assert outcome.reason == "no answer within 4 s; killed"
+    assert impatient.run("none").ok
+
+
+def test_what_native_code_prints_goes_to_the_log_and_not_into_the_answer(
+    faulty: FaultyKernels,
+) -> None:
+    outcome = faulty.run("chatter")
+    assert outcome.ok
+    assert outcome.fitness != 9
+    assert '"fitness": 9' in faulty.device_log()
+
+
+def test_a_trial_is_not_blamed_for_a_worker_that_another_broke(tmp_path: Path) -> None:
+    kernels = FaultyKernels(tmp_path)
+    try:
+        assert kernels.run("time_bomb").ok
+        victim = kernels.run("none")  # its worker dies of SIGSEGV, whoever did it
+        assert victim.ok, victim
+    finally:
+        kernels.executor.close()
+
+
+def test_a_scratch_buffer_larger_than_the_machine_is_a_device_oom(faulty: FaultyKernels) -> None:
+    assert faulty.run_proposal(_with_workspace(faulty, 1 << 55)).kind is OutcomeKind.DEVICE_OOM
+    outcome = faulty.run_proposal(_with_workspace(faulty, -8))
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.LAUNCH_ERROR, "a buffer of -8 bytes")
+    assert faulty.run("none").ok
+
+
+def test_an_argument_that_does_not_fit_its_type_is_refused(faulty: FaultyKernels) -> None:
+    outcome = faulty.run_proposal(_with_argument(faulty, Argument("int32", value=1 << 31)))
+    assert outcome.kind is OutcomeKind.LAUNCH_ERROR
+    assert "2147483648 does not fit int32" in outcome.reason
+
+
+def test_machine_code_that_was_measured_is_not_measured_again(faulty: FaultyKernels) -> None:
+    first = faulty.proposal("none")
+    again = dataclasses.replace(first, number=first.number + 1000)
+    outcome = faulty.run_proposal(first)
+    twin = faulty.run_proposal(again)
+    assert twin.duplicate_of == first.number
+    assert (twin.fitness, twin.measurements) == (outcome.fitness, outcome.measurements)
+
+
+def test_a_lost_worker_says_nothing_about_the_same_code_tried_again(faulty: FaultyKernels) -> None:
+    first = faulty.proposal("kill")
+    outcomes = [
+        faulty.run_proposal(dataclasses.replace(first, number=5000 + index)) for index in range(2)
+    ]
+    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.WORKER_LOST] * 2
+    assert [outcome.duplicate_of for outcome in outcomes] == [None, None]
+
+
+def test_a_rejected_proposal_is_answered_without_a_compiler(faulty: FaultyKernels) -> None:
+    proposal = Proposal(9000, Configuration({"FAULT": "none"}), rejection="too wide")
+    outcome = faulty.run_proposal(proposal)
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.REJECTED, "too wide")
+
+
+def test_edge_shapes_and_champions_pass_the_whole_gate(faulty: FaultyKernels) -> None:
+    made = planner().proposal(7000, Configuration({"FAULT": "none"}), confirm=True)
+    outcome = faulty.run_proposal(made)
+    assert outcome.ok, outcome
+    assert {check.status for check in outcome.checks} == {"passed"}
+    assert outcome.measurements[0].samples >= 20
+
+
+def test_dropped_proposals_never_come_back_and_new_ones_do(faulty: FaultyKernels) -> None:
+    for fault in ("infinite_loop", "none", "nan"):
+        faulty.executor.submit(faulty.proposal(fault))
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline:
+        assert faulty.executor.poll(0.1) == []
+    faulty.executor.drop()
+    assert faulty.run("none").ok  # asserts its number
+
+
+def test_a_worker_that_cannot_start_is_a_problem_of_the_machine(tmp_path: Path) -> None:
+    executor = open_executor(tmp_path, problem="no-such-problem")
+    try:
+        with pytest.raises(EnvironmentProblem, match=r"does not start: .*no-such-problem"):
+            executor.time_baselines([])
+    finally:
+        executor.close()
+
+
+def test_a_worker_that_raises_three_times_in_a_row_ends_the_run(tmp_path: Path) -> None:
+    kernels = FaultyKernels(tmp_path)
+    broken = Argument("int99", value=0)
+    try:
+        for _ in range(2):
+            outcome = kernels.run_proposal(_with_argument(kernels, broken))
+            assert outcome.kind is OutcomeKind.WORKER_LOST
+            assert "KeyError: 'int99'" in outcome.reason
+        with pytest.raises(EnvironmentProblem, match=r"3 times in a row: KeyError: 'int99'"):
+            kernels.run_proposal(_with_argument(kernels, broken))
+    finally:
+        kernels.executor.close()
+        kernels.executor.close()  # twice is allowed
+
+
+@pytest.mark.parametrize(
+    ("status", "log", "kind"),
+    [
+        (-6, "free(): invalid pointer", OutcomeKind.ILLEGAL_ACCESS),
+        (-6, "*** stack smashing detected ***: terminated", OutcomeKind.ILLEGAL_ACCESS),
+        (-6, "corrupted size vs. prev_size", OutcomeKind.ILLEGAL_ACCESS),
+        (-6, "kernel.cpp:9: Assertion `n > 0' failed.", OutcomeKind.LAUNCH_ERROR),
+        (-7, "", OutcomeKind.ILLEGAL_ACCESS),
+        (-4, "", OutcomeKind.LAUNCH_ERROR),
+        (-9, "", None),
+        (1, "", None),
+        (-40, "", None),
+    ],
+)
+def test_how_a_worker_died_says_what_its_candidate_did(
+    status: int, log: str, kind: OutcomeKind | None
+) -> None:
+    assert _crash_kind(status, log) is kind
+
+
+def _with_argument(kernels: FaultyKernels, argument: Argument) -> Proposal:
+    proposal = kernels.proposal("none")
+    cases = [
+        dataclasses.replace(
+            case,
+            plan=dataclasses.replace(case.plan, arguments=(*case.plan.arguments, argument)),
+        )
+        for case in proposal.cases
+    ]
+    return dataclasses.replace(proposal, cases=tuple(cases))
+
+
+def _with_workspace(kernels: FaultyKernels, nbytes: int) -> Proposal:
+    proposal = kernels.proposal("none")
+    cases = [
+        dataclasses.replace(
+            case, plan=dataclasses.replace(case.plan, workspaces=(Workspace("scratch", nbytes),))
+        )
+        for case in proposal.cases
+    ]
+    return dataclasses.replace(proposal, cases=tuple(cases))

@@ -1,0 +1,70 @@
+"""The wheel carries kernels and spaces: `evotune run attention-cpu` works after pip install."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Builds the wheel, installs it into a folder of its own; the environment to use it in."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for command in (
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", folder, ROOT],
+        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder / "site"],
+    ):
+        wheels = [str(path) for path in folder.glob("*.whl")] if "pip" in command else []
+        done = subprocess.run(
+            [*map(str, command), *wheels], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    return {
+        **os.environ,
+        "PYTHONPATH": str(folder / "site"),
+        "EVOTUNE_CACHE_DIR": str(folder / "cache"),
+    }
+
+
+def test_an_installed_evotune_tunes_a_shipped_space(
+    installed: dict[str, str], tmp_path: Path
+) -> None:
+    evotune = [sys.executable, "-P", "-m", "evotune"]
+    run = subprocess.run(
+        [*evotune, "run", "attention-cpu", "--trials", "2"],
+        cwd=tmp_path,
+        env=installed,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    report = subprocess.run(
+        [*evotune, "report", "latest", "--format", "json"],
+        cwd=tmp_path,
+        env=installed,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    data = json.loads(report.stdout)
+    assert len(data["trials"]) == 2
+    assert any(trial["outcome"] == "ok" and trial["speedup"] > 0 for trial in data["trials"])
+
+
+def test_the_wheel_holds_what_the_working_tree_ships(installed: dict[str, str]) -> None:
+    shipped = Path(installed["PYTHONPATH"]) / "evotune" / "shipped"
+    for folder in ("kernels", "search_spaces"):
+        tracked = {p.relative_to(ROOT / folder) for p in (ROOT / folder).rglob("*") if p.is_file()}
+        packed = {
+            p.relative_to(shipped / folder) for p in (shipped / folder).rglob("*") if p.is_file()
+        }
+        assert packed == tracked

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evotune.report.data import RunData
+from evotune.report.leaderboard import Leaderboard, rank
+from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
+
+from .runs import failed, make_run, ok, recorded
+
+
+def board(runs_dir: Path, *outcomes: Outcome, **more: object) -> Leaderboard:
+    return rank(RunData.load(make_run(runs_dir, outcomes, **more)))  # type: ignore[arg-type]
+
+
+def places(found: Leaderboard) -> list[tuple[str, int]]:
+    return [(row.place, row.number) for row in found.rows]
+
+
+def test_unconfirmed_rows_are_ranked_by_fitness(tmp_path: Path) -> None:
+    found = board(tmp_path, ok(1.0), ok(3.0), failed(OutcomeKind.NAN), ok(2.0))
+    assert places(found) == [("1", 1), ("2", 3), ("3", 0)]
+
+
+def test_confirmed_rows_come_first_by_the_lower_bound_of_their_interval(tmp_path: Path) -> None:
+    found = board(
+        tmp_path,
+        *(ok(speedup) for speedup in (5.0, 2.0, 2.1, 4.0)),
+        confirmations={1: ok(2.0, 1.9, 2.01), 2: ok(2.5, 1.2, 1.3)},
+    )
+    assert [row.number for row in found.rows] == [1, 2, 0, 3]
+    assert [row.confirmed for row in found.rows] == [True, True, False, False]
+    assert found.rows[1].figures.speedup == pytest.approx(2.5)
+
+
+def test_overlapping_intervals_share_a_rank_and_the_next_rank_counts_them(tmp_path: Path) -> None:
+    found = board(
+        tmp_path, ok(2.0, 1.8, 2.2), ok(1.9, 1.7, 1.85), ok(1.75, 1.6, 1.79), ok(1.5, 1.4, 1.61)
+    )
+    # 2 overlaps 1 but not the leader 0, so it leads the next group; 3 overlaps that leader.
+    assert places(found) == [("1=", 0), ("1=", 1), ("3=", 2), ("3=", 3)]
+
+
+def test_a_row_of_its_own_has_a_plain_rank(tmp_path: Path) -> None:
+    assert places(board(tmp_path, ok(2.0), ok(1.0))) == [("1", 0), ("2", 1)]
+
+
+def test_duplicates_fold_into_the_first_trial_of_their_code(tmp_path: Path) -> None:
+    found = board(tmp_path, ok(2.0), ok(2.0, duplicate_of=0), ok(3.0), ok(2.0, duplicate_of=1))
+    assert [(row.number, row.duplicates) for row in found.rows] == [(2, ()), (0, (1, 3))]
+
+
+def test_a_duplicate_whose_twin_is_not_stored_stands_for_itself(tmp_path: Path) -> None:
+    found = board(tmp_path, ok(2.0, duplicate_of=99), ok(2.0, duplicate_of=99))
+    assert [(row.number, row.duplicates) for row in found.rows] == [(0, (1,))]
+
+
+def test_a_failed_confirmation_takes_the_trial_and_its_duplicates_out(tmp_path: Path) -> None:
+    found = board(
+        tmp_path,
+        ok(2.0),
+        ok(2.0, duplicate_of=0),
+        ok(1.5),
+        confirmations={0: failed(OutcomeKind.WRONG_RESULT, "held-out shape differs")},
+    )
+    assert [row.number for row in found.rows] == [2]
+    (out,) = found.disqualified
+    assert out.trial.number == 0
+    assert out.reason == "in confirmation: held-out shape differs"
+
+
+def test_a_failed_confirmation_of_a_duplicate_overrules_a_passed_one(tmp_path: Path) -> None:
+    confirmations = {0: ok(2.0), 1: failed(OutcomeKind.NAN)}
+    found = board(tmp_path, ok(2.0), ok(2.0, duplicate_of=0), confirmations=confirmations)
+    assert found.rows == ()
+
+
+def test_a_recorded_run_is_ranked_by_time_and_ties_only_on_equal_times(tmp_path: Path) -> None:
+    meta = {"kind": "recorded"}
+    found = board(tmp_path, recorded(2.0), recorded(1.0), recorded(2.0), meta=meta)
+    assert places(found) == [("1", 1), ("2=", 0), ("2=", 2)]
+    assert found.rows[0].figures.speedup is None
+    assert found.rows[0].figures.time_us == pytest.approx(1000.0)
+
+
+@pytest.mark.parametrize("outcomes", [[], [failed(OutcomeKind.TIMEOUT)]])
+def test_a_run_without_a_valid_trial_has_no_rows(tmp_path: Path, outcomes: list[Outcome]) -> None:
+    assert board(tmp_path, *outcomes).rows == ()
+
+
+def _data(outcomes: list[Outcome], confirmations: dict[int, Outcome]) -> RunData:
+    trials = tuple(Trial(n, Configuration({"A": n}), o) for n, o in enumerate(outcomes))
+    return RunData("run", "runs/run", {}, {}, trials, {}, confirmations)
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 40))
+@settings(derandomize=True, max_examples=60, deadline=None)
+def test_every_valid_code_has_one_row_and_ranks_never_fall(rng: random.Random, count: int) -> None:
+    outcomes = [
+        ok(
+            rng.uniform(0.5, 2.0),
+            cases=("a",),
+            duplicate_of=rng.randrange(n) if n and rng.random() < 0.3 else None,
+        )
+        if rng.random() < 0.9
+        else failed(OutcomeKind.NAN)
+        for n in range(count)
+    ]
+    picked = [n for n in range(count) if outcomes[n].ok and rng.random() < 0.2]
+    found = rank(_data(outcomes, {n: ok(rng.uniform(0.5, 2.0)) for n in picked}))
+    ranks = [row.rank for row in found.rows]
+    assert ranks == sorted(ranks)
+    assert all(row.rank <= place for place, row in enumerate(found.rows, start=1))
+    assert all(row.tied == (ranks.count(row.rank) > 1) for row in found.rows)
+    shown = [n for row in found.rows for n in (row.number, *row.duplicates)]
+    assert len(shown) == len(set(shown))
+    assert {n for n in shown if outcomes[n].duplicate_of is None} == {
+        n for n, outcome in enumerate(outcomes) if outcome.ok and outcome.duplicate_of is None
+    }
+    confirmed = [row.confirmed for row in found.rows]
+    assert confirmed == sorted(confirmed, reverse=True)

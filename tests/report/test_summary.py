@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evotune.report import wording
+from evotune.report.data import RunData
+from evotune.report.summary import StageTime, summarize
+from evotune.trial import OutcomeKind
+
+from .runs import failed, make_run, ok
+
+
+def test_the_summary_counts_outcomes_pace_and_stages(tmp_path: Path) -> None:
+    outcomes = [
+        failed(OutcomeKind.NAN),
+        *(failed(OutcomeKind.TIMEOUT) for _ in range(2)),
+        ok(2.0),
+        ok(2.0, duplicate_of=3),
+    ]
+    confirmations = {3: ok(1.9)}
+    found = summarize(RunData.load(make_run(tmp_path, outcomes, confirmations=confirmations)))
+    assert list(found.outcomes.items()) == [("ok", 2), ("timeout", 2), ("nan", 1)]
+    assert (found.done, found.trials, found.duplicates, found.confirmed) == (5, 100, 1, 1)
+    assert found.elapsed_s == 10.0
+    assert found.trials_per_minute == pytest.approx(30.0)
+    assert found.best is not None
+    assert found.best.number == 3
+    assert found.stages[0] == StageTime("compile", 5, 8.0, 2.0)
+    assert found.to_json()["best"]["speedup"] == pytest.approx(1.9)
+
+
+def test_an_empty_run_has_no_pace_and_no_best(tmp_path: Path) -> None:
+    found = summarize(RunData.load(make_run(tmp_path, [])))
+    assert (found.best, found.trials_per_minute, found.elapsed_s) == (None, None, 0.0)
+
+
+def test_a_run_is_running_only_while_a_process_holds_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path, [ok(1.0)], meta={"state": "running"})
+    assert summarize(RunData.load(run)).state == "killed"
+    with run.locked():
+        found = summarize(RunData.load(run))
+    assert found.state == "running"
+    assert found.holder is not None
+
+
+@pytest.mark.parametrize(
+    ("time_us", "text"),
+    [
+        *((None, "-"), (float("inf"), "-"), (0.0, "0"), (0.01234, "0.01234")),
+        *((1.0, "1.000"), (12.345, "12.35"), (999.96, "1000.0"), (123456.7, "123457")),
+    ],
+)
+def test_times_show_four_digits(time_us: float | None, text: str) -> None:
+    assert wording.time_us_text(time_us) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0 s"), (59.4, "59 s"), (60, "1 min 00 s"), (3599, "59 min 59 s"), (7500, "2 h 05 min")],
+)
+def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
+    assert wording.duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ("finished:trials", "finished (trial budget spent)"),
+        ("finished:exhausted", "finished (every configuration tried)"),
+        ("killed", "killed (resumable)"),
+        ("running", "running"),
+    ],
+)
+def test_states_are_put_into_words(state: str, text: str) -> None:
+    assert wording.state_text(state) == text

@@ -1,0 +1,70 @@
+"""One process at a time works on a run, and a dead one never keeps it locked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from evotune.engine.folder import RunFolder
+from evotune.errors import RunLocked
+
+ROOT = Path(__file__).parents[2]
+_HOLD = """
+import sys, time
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from evotune.engine.folder import RunFolder
+with RunFolder(Path(sys.argv[1])).locked():
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(tmp_path), str(ROOT)], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"locked\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_second_process_is_told_at_once_who_has_the_run(
+    tmp_path: Path, holder: subprocess.Popen[bytes]
+) -> None:
+    run = RunFolder(tmp_path)
+    started = time.monotonic()
+    with pytest.raises(RunLocked, match=f"being worked on by process {holder.pid}$"), run.locked():
+        pass
+    assert time.monotonic() - started < 1.0
+    assert run.holder() == holder.pid
+
+
+def test_a_killed_process_holds_nothing(tmp_path: Path, holder: subprocess.Popen[bytes]) -> None:
+    run = RunFolder(tmp_path)
+    holder.kill()
+    holder.wait()
+    assert run.holder() is None
+    with run.locked():
+        assert run.holder() is not None
+    assert run.holder() is None
+
+
+def test_a_child_process_does_not_inherit_the_lock(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    with run.locked():
+        child = subprocess.Popen(["sleep", "60"])
+    try:
+        with run.locked():
+            pass
+    finally:
+        child.kill()
+        child.wait()

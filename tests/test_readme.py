@@ -1,0 +1,45 @@
+"""What README.md shows is what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from evotune.cli.main import application
+from evotune.space.binding import bind
+from evotune.space.document import parse_space
+from evotune.trial import Value
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def test_the_example_space_is_valid() -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", README, re.S)
+    document = parse_space(example, Path("my.yaml"))
+    symbols: dict[str, Value] = {
+        "batch": 1,
+        "heads": 8,
+        "seq_len": 512,
+        "head_dim": 64,
+        "softmax_scale": 0.125,
+    }
+    symbols |= {"causal": True, "dtype": "float32"}
+    space = bind(document, [symbols], {"threads": 2, "l2_bytes": 1 << 20})
+    assert space.size().exact
+
+
+def test_every_command_in_readme_exists_with_the_options_it_shows() -> None:
+    commands = re.findall(r"^\| `(.+?)` \|", README, re.M)
+    shown = [part.split() for cell in commands for part in re.split(r"`, `", cell)]
+    assert len(shown) >= 9
+    for name, *words in shown:
+        usage = CliRunner().invoke(application, [name, "--help"])
+        assert usage.exit_code == 0, name
+        for option in re.findall(r"--[a-z-]+", " ".join(words)):
+            assert option in usage.output, f"{name} {option}"
+
+
+def test_no_figure_is_left_to_be_filled_in() -> None:
+    assert "@@" not in README

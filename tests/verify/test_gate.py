@@ -1,0 +1,195 @@
+"""The gate lets the right result pass and finds every way of being wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from evotune.device.cpu import CpuSession
+from evotune.device.launch import LaunchPlan, Workspace
+from evotune.problems.base import Case
+from evotune.trial import OutcomeKind
+from evotune.verify.gate import Gate, Subject, Verdict
+from evotune.verify.pool import InputPool
+
+from . import kernels
+from .kernels import PROBLEM, Compute, Memory, exact, kernel, make_case, plan
+
+LONG = make_case(512, causal=False)
+CAUSAL = make_case(512, causal=True)
+SHORT = make_case(33, causal=True)
+
+
+@pytest.fixture(scope="module")
+def pool() -> InputPool:
+    return InputPool(PROBLEM)
+
+
+def examine(
+    pool: InputPool,
+    case: Case,
+    launch: Callable[..., object],
+    kind: str = "normal",
+    *,
+    deterministic: bool = True,
+    launch_plan: LaunchPlan | None = None,
+) -> Verdict:
+    gate = Gate(CpuSession(), PROBLEM, pool, deterministic=deterministic)
+    verdict = Verdict()
+    gate.examine(Subject(case, launch_plan or plan(), launch), kind, 0, verdict)
+    return verdict
+
+
+@pytest.mark.parametrize("kind", PROBLEM.input_kinds)
+@pytest.mark.parametrize("case", [LONG, CAUSAL, SHORT], ids=lambda case: case.label)
+def test_a_right_result_passes(pool: InputPool, case: Case, kind: str) -> None:
+    verdict = examine(pool, case, kernel(case, exact), kind)
+    assert verdict.passed, verdict.reason
+    (check,) = verdict.checks
+    assert (check.case, check.inputs, check.status) == (case.label, kind, "passed")
+    assert check.max_error is not None
+    assert check.max_limit is not None
+    assert 0 < check.max_error < check.max_limit
+
+
+WRONG: list[tuple[Case, Compute, str]] = [
+    (LONG, kernels.without_last_key, "needle"),
+    (LONG, kernels.without_last_key, "ramp"),
+    (LONG, kernels.without_last_key, "normal"),
+    (CAUSAL, kernels.without_last_key, "needle"),
+    (CAUSAL, kernels.edge_too_early, "needle"),
+    (CAUSAL, kernels.edge_too_late, "needle"),
+    (CAUSAL, kernels.edge_too_early, "ramp"),
+    (CAUSAL, kernels.edge_too_late, "ramp"),
+    (LONG, kernels.wrong_scale, "normal"),
+    (LONG, kernels.no_maximum, "large_logits"),
+    (LONG, kernels.rounded_weights(torch.bfloat16), "normal"),
+    (LONG, kernels.rounded_weights(torch.float16), "normal"),
+    (LONG, kernels.rounded_weights(torch.float8_e4m3fn), "normal"),
+    (LONG, kernels.rounded_weights(torch.bfloat16), "ramp"),
+    (CAUSAL, kernels.rounded_weights(torch.float8_e4m3fn), "needle"),
+]
+
+
+@pytest.mark.parametrize(("case", "compute", "kind"), WRONG)
+def test_a_wrong_result_is_found(pool: InputPool, case: Case, compute: Compute, kind: str) -> None:
+    verdict = examine(pool, case, kernel(case, compute), kind)
+    assert verdict.kind is OutcomeKind.WRONG_RESULT, verdict
+    assert verdict.reason.startswith(f"{case.label}, {kind} inputs: out is off by ")
+    assert verdict.checks[-1].status == "failed"
+
+
+def _set(name: str, index: int, value: float) -> Callable[[Memory], None]:
+    def after(memory: Memory) -> None:
+        memory[name][index] = value
+
+    return after
+
+
+# The arrays begin one element before the buffer: 0 and -1 are outside, 1 is its first element.
+DAMAGE = {
+    "beyond the end": (_set("out", -1, 1.0), OutcomeKind.OUT_OF_BOUNDS, "wrote outside out"),
+    "before the start": (_set("out", 0, 1.0), OutcomeKind.OUT_OF_BOUNDS, "wrote outside out"),
+    "beside an input": (_set("k", -1, 0.0), OutcomeKind.OUT_OF_BOUNDS, "wrote outside k"),
+    "into an input": (_set("v", 7, 0.0), OutcomeKind.OUT_OF_BOUNDS, "changed its input v"),
+    "NaN": (_set("out", 5, float("nan")), OutcomeKind.NAN, "1 elements of out are NaN"),
+    "infinity": (_set("out", 5, float("inf")), OutcomeKind.NAN, "1 elements of out are NaN or inf"),
+    "one wrong element": (_set("out", -2, 9.0), OutcomeKind.WRONG_RESULT, "out is off by"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_found(pool: InputPool, name: str) -> None:
+    after, kind, words = DAMAGE[name]
+    verdict = examine(pool, SHORT, kernel(SHORT, exact, after))
+    assert verdict.kind is kind
+    assert words in verdict.reason
+
+
+def test_what_is_never_written_is_found(pool: InputPool) -> None:
+    verdict = examine(pool, SHORT, lambda *pointers: None)
+    assert verdict.kind is OutcomeKind.NAN
+    assert "2112 of them never written" in verdict.reason
+
+
+def test_another_result_in_the_second_launch_is_found(pool: InputPool) -> None:
+    calls = []
+
+    def slightly(memory: Memory) -> None:
+        calls.append(1)
+        memory["out"][9] *= 1.0 + 2e-7 * (len(calls) % 2)
+
+    launch = kernel(SHORT, exact, slightly)
+    verdict = examine(pool, SHORT, launch)
+    assert verdict.kind is OutcomeKind.NONDETERMINISTIC
+    assert "elements of out differ between two equal launches" in verdict.reason
+    assert examine(pool, SHORT, launch, deterministic=False).passed
+
+
+def test_damage_in_the_second_launch_only_is_found(pool: InputPool) -> None:
+    calls = []
+
+    def after(memory: Memory) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            memory["q"][-1] = 0.0
+
+    verdict = examine(pool, SHORT, kernel(SHORT, exact, after))
+    assert verdict.kind is OutcomeKind.OUT_OF_BOUNDS
+    assert "wrote outside q in its second launch" in verdict.reason
+
+
+def test_a_counter_that_is_not_zero_again_is_found(pool: InputPool) -> None:
+    scratch = plan(Workspace("scratch", 16, "zero_once"))
+    dirty = kernel(SHORT, exact, _set("scratch", 1, 1.0))
+    verdict = examine(pool, SHORT, dirty, launch_plan=scratch)
+    assert verdict.kind is OutcomeKind.WRONG_RESULT
+    assert "left workspace scratch (zero_once) other than zero" in verdict.reason
+    assert examine(pool, SHORT, kernel(SHORT, exact), launch_plan=scratch).passed
+    beyond = kernel(SHORT, exact, _set("scratch", -1, 1.0))
+    verdict = examine(pool, SHORT, beyond, launch_plan=plan(Workspace("scratch", 16)))
+    assert "wrote outside scratch" in verdict.reason
+
+
+def test_after_timing_the_launch_must_compute_from_what_is_there_then(pool: InputPool) -> None:
+    gate = Gate(CpuSession(), PROBLEM, pool, deterministic=True)
+    answers: list[torch.Tensor] = []
+
+    def remembering(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+    ) -> torch.Tensor:
+        answers.append(exact(q, k, v, causal))
+        return answers[0]
+
+    for compute, passes in ((exact, True), (remembering, False)):
+        subject = Subject(SHORT, plan(), kernel(SHORT, compute))
+        buffers = gate.buffers(subject, pool.get(SHORT, "normal", 0))
+        launch = CpuSession().bind(subject.kernel, subject.plan, buffers.pointers)
+        launch()
+        verdict = Verdict()
+        gate.replay(subject, launch, buffers, 1, verdict)
+        assert verdict.passed == passes
+        if not passes:
+            assert "replayed normal inputs: out is off by" in verdict.reason
+
+
+def test_each_check_runs_on_memory_of_its_own(pool: InputPool) -> None:
+    gate = Gate(CpuSession(), PROBLEM, pool, deterministic=True)
+    subject = Subject(SHORT, plan(), kernel(SHORT, exact))
+    inputs = pool.get(SHORT, "normal", 0)
+    first = gate.buffers(subject, inputs).pointers
+    second = gate.buffers(subject, inputs).pointers
+    assert not set(first.values()) & set(second.values())
+
+
+def test_after_a_failure_nothing_more_is_launched(pool: InputPool) -> None:
+    gate = Gate(CpuSession(), PROBLEM, pool, deterministic=True)
+    verdict = Verdict(kind=OutcomeKind.NAN, reason="before")
+
+    def explode(*pointers: object) -> None:
+        raise AssertionError("launched")
+
+    gate.examine(Subject(SHORT, plan(), explode), "normal", 0, verdict)
+    assert verdict.reason == "before"
