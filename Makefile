@@ -4,6 +4,15 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
+# CuPy and NVRTC for the CUDA that the driver supports, 12 or 13; without a driver none for `make run`,
+# and those of 12 for the tests: NVRTC compiles without a GPU.
+# torch must fit the driver as well: its default wheels are for the newest CUDA. With an older
+# driver: make run TORCH_INDEX=https://download.pytorch.org/whl/cu126
+CUDA := $(shell nvidia-smi 2>/dev/null | \
+	sed -n 's/.*CUDA [A-Za-z ]*Version: *\([0-9][0-9]*\).*/\1/p' | head -n 1)
+WHEELS := $(if $(CUDA),$(if $(filter 12,$(CUDA)),cuda12,cuda13))
+INSTALL := $(PIP) install -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
 .PHONY: run test check format soak test-gpu bench clean
 
 run: $(VENV)/.runtime  ## tune the flagship kernel: on the GPU if there is one, else on the CPU
@@ -33,11 +42,11 @@ bench: $(VENV)/.development  ## the framework's own cost
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt -e .
+	$(INSTALL) -e '.$(if $(WHEELS),[$(WHEELS)])'
 	touch $@
 
 $(VENV)/.development: $(VENV)/.runtime
-	$(PIP) install -c constraints.txt -e '.[dev]'
+	$(INSTALL) -e '.[dev,$(or $(WHEELS),cuda12)]'
 	touch $@
 
 clean:

@@ -10,44 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import yaml
+from tuning import champion, derive, shape_of, tune
 
-ROOT = Path(__file__).parents[1]
 SHAPES = {(1, 8, 512, 64): 24, (2, 8, 1024, 64): 12, (1, 8, 2048, 64): 8}
 """Shape -> trials: few, since a trial's time grows with the square of the length."""
-
-
-def tune(shape: tuple[int, ...], trials: int, seed: int, folder: Path) -> dict[str, Any]:
-    """The report of a run on one shape."""
-    space = yaml.safe_load((ROOT / "search_spaces/attention_cpu.yaml").read_text())
-    batch, heads, seq_len, head_dim = shape
-    space["root"] = str(ROOT)
-    space["problem"]["shapes"] = [
-        {"batch": batch, "heads": heads, "seq_len": seq_len, "head_dim": head_dim}
-    ]
-    space["problem"]["held_out"] = [{**space["problem"]["shapes"][0], "seq_len": seq_len - 12}]
-    path = folder / "space.yaml"
-    path.write_text(yaml.safe_dump(space))
-    evotune = [sys.executable, "-m", "evotune"]
-    runs = ["--runs-dir", str(folder)]
-    budget = ["--trials", str(trials), "--seed", str(seed)]
-    subprocess.run([*evotune, "run", str(path), *budget, *runs], check=True)
-    report = [*evotune, "report", "latest", "--format", "json", *runs]
-    data: dict[str, Any] = json.loads(
-        subprocess.run(report, check=True, capture_output=True).stdout
-    )
-    return data
-
-
-def champion(report: dict[str, Any]) -> dict[str, Any]:
-    confirmed = [trial for trial in report["trials"] if trial["confirmed"] and trial["rank"]]
-    return min(confirmed, key=lambda trial: int(str(trial["rank"]).rstrip("=")))
 
 
 def main() -> None:
@@ -60,7 +31,11 @@ def main() -> None:
     environment: dict[str, Any] = {}
     for shape, trials in SHAPES.items():
         with tempfile.TemporaryDirectory() as folder:
-            report = tune(shape, trials, options.seed, Path(folder))
+            sizes = shape_of(*shape)
+            problem = {"shapes": [sizes], "held_out": [{**sizes, "seq_len": shape[2] - 12}]}
+            path = derive("attention_cpu", {"problem": problem}, Path(folder) / "space.yaml")
+            budget = ["--trials", str(trials), "--seed", str(options.seed)]
+            report = tune(path, Path(folder), *budget)
         best = champion(report)
         environment = report["environment"]
         results.append(

@@ -82,8 +82,10 @@ class Measurement:
     """Paired timing of one case (shape x variant). Times in microseconds.
 
     `speedup` is the median of the paired baseline/candidate ratios; `speedup_low` and
-    `speedup_high` bound it at 95% (bootstrap). `cache` is `warm` or `cold`. A
-    `held_out` case has no part in the fitness.
+    `speedup_high` bound it at 95% (bootstrap). `cache` is `warm` (the same buffers again and
+    again) or `cold` (buffers rotated over more memory than the caches hold). Neither a cold
+    measurement nor a `held_out` case has a part in the fitness. `state` holds the device's
+    clocks, power, temperature and throttling right after the last sample.
     """
 
     case: str
@@ -97,6 +99,12 @@ class Measurement:
     samples: int
     cache: str = "warm"
     held_out: bool = False
+    state: Mapping[str, Json] = field(default_factory=dict)
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is part of the trial's fitness."""
+        return self.cache == "warm" and not self.held_out
 
     def to_json(self) -> dict[str, Json]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -153,7 +161,7 @@ class Outcome:
     checks: tuple[Check, ...] = ()
     stage_s: Mapping[str, float] = field(default_factory=dict)
     resources: Mapping[str, Json] = field(default_factory=dict)
-    binary: str = ""  # SHA-256 of the machine code, "" when none was made
+    binary: str = ""  # SHA-256 of machine code and launches, "" when it was not to be launched
 
     def __post_init__(self) -> None:
         finite = self.fitness is not None and math.isfinite(self.fitness)

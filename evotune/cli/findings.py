@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import evotune
-from evotune.cli.gpu_probe import GpuState, probe
 from evotune.device import cpu
+from evotune.device.cuda import compiler as cuda
+from evotune.device.cuda import profiles
 from evotune.device.launch import CompileFailure, CompileJob
+from evotune.device.probe import GpuState, probe
+from evotune.device.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem
 from evotune.execute.build_cache import default_cache_dir
 
@@ -31,6 +34,10 @@ extern "C" int evotune_doctor(void) {
     return threads + omp_get_max_threads();
 }
 """
+
+
+_CUDA_SOURCE = 'extern "C" __global__ void evotune_doctor(int *out) { *out = threadIdx.x; }\n'
+_CUDA_FIX = "pip install --force-reinstall 'evotune[cuda12]' (or cuda13, as torch's CUDA)"
 
 
 class Status(enum.StrEnum):
@@ -60,7 +67,7 @@ class Finding:
 
 
 def examine(ask_gpus: Callable[[], GpuState] = probe) -> list[Finding]:
-    """All findings, in the order they are shown. Imports neither torch nor CuPy."""
+    """All findings, in the order they are shown. Does not import torch."""
     state = ask_gpus()
     return [
         Finding("python", Status.OK, f"{platform.python_version()} ({sys.executable})"),
@@ -69,6 +76,7 @@ def examine(ask_gpus: Callable[[], GpuState] = probe) -> list[Finding]:
         *_gpu_packages(needed=bool(state.gpus)),
         *_compiler(),
         *_cpu(),
+        *_cuda_compiler(needed=bool(state.gpus)),
         *_gpus(state),
         _cache(),
     ]
@@ -142,6 +150,34 @@ def _compiler() -> Iterator[Finding]:
         yield Finding("C++ with OpenMP", Status.OK, "a test kernel compiles")
 
 
+def _cuda_compiler(*, needed: bool) -> Iterator[Finding]:
+    """NVRTC and the headers it finds; nothing where CuPy is missing, which is told already."""
+    if not any(_version(name) for name in _CUPY):
+        return
+    try:
+        major, minor = cuda.nvrtc_version()
+        folders = cuda.include_folders()
+        with tempfile.TemporaryDirectory(prefix="evotune-doctor-") as folder:
+            root = Path(folder)
+            (root / "doctor.cu").write_text(_CUDA_SOURCE)
+            job = CompileJob("cuda", folder, "doctor.cu", (), (), profiles.named("l4").arch, "")
+            result = cuda.NvrtcCompiler().compile(job, root / "doctor.cubin", _TEST_TIMEOUT_S)
+    except EnvironmentProblem as error:
+        what, _, fix = str(error).partition("; fix: ")
+        yield Finding("NVRTC", Status.BROKEN, what, fix)
+        return
+    if isinstance(result, CompileFailure):
+        yield Finding("NVRTC", Status.BROKEN, f"{major}.{minor}: {result.reason}", _CUDA_FIX)
+    else:
+        yield Finding("NVRTC", Status.OK, f"{major}.{minor}: a test kernel compiles")
+    if folders:
+        yield Finding("CUDA headers", Status.OK, ", ".join(map(str, folders)))
+    else:
+        status = Status.MISSING if needed else Status.ABSENT
+        what = "not found; kernels that include mma.h or cuda_fp16.h need them"
+        yield Finding("CUDA headers", status, what, _CUDA_FIX)
+
+
 def _cpu() -> Iterator[Finding]:
     profile = cpu.profile()
     yield Finding("CPU", Status.OK, f"{profile.name} ({profile.arch})")
@@ -164,11 +200,27 @@ def _gpus(state: GpuState) -> Iterator[Finding]:
         else:
             yield Finding("GPU", Status.ABSENT, "none found; evotune tunes for the CPU")
         return
+    if not what and state.profiles:
+        for index, profile in enumerate(state.profiles):
+            yield Finding("GPU", Status.OK, f"cuda:{index} {_gpu_text(profile)}")
+        return
     for name in state.gpus:
         if what:
             yield Finding("GPU", Status.BROKEN, f"{name}: {what}", fix)
         else:
             yield Finding("GPU", Status.OK, f"{name}: usable from torch and CuPy")
+
+
+def _gpu_text(profile: DeviceProfile) -> str:
+    device = profile.attributes
+    driver = f", driver {profile.driver}" if profile.driver else ""
+    return (
+        f"{profile.name}: {profile.arch}, {device['multiprocessors']} multiprocessors, "
+        f"{int(device['shared_bytes_per_block']) >> 10} KiB shared memory a block, "
+        f"L2 {int(device['l2_bytes']) >> 20} MiB, "
+        f"{int(device['memory_bytes']) / (1 << 30):.0f} GiB at {device['memory_gbps']:.0f} GB/s"
+        f"{driver}; usable from torch and CuPy"
+    )
 
 
 def _cache() -> Finding:

@@ -27,7 +27,7 @@ _COMMANDS = {
     "top": "evotune.cli.readers:top",
     "report": "evotune.cli.readers:report",
     "check": "evotune.cli.inspection:check",
-    "compile": "evotune.cli.inspection:compile_command",
+    "compile": "evotune.cli.compiling:compile_command",
     "schema": "evotune.cli.inspection:schema",
     "doctor": "evotune.cli.doctor:doctor",
 }

@@ -69,8 +69,19 @@ def device_option(function: Function) -> Function:
         "--device",
         default="auto",
         show_default=True,
-        metavar="auto|cpu|cuda:N|recorded",
-        help="What to run on; auto is the GPU where there is one.",
+        metavar="auto|cpu|cuda:N|NAME",
+        help="What to run on: auto is the GPU where there is one; a NAME (l4, a100, h100, h200) "
+        "demands that model.",
+    )(function)
+
+
+def compile_device_option(function: Function) -> Function:
+    return click.option(
+        "--device",
+        default="auto",
+        show_default=True,
+        metavar="auto|cpu|cuda:N|NAME",
+        help="What to compile for; a GPU's NAME (l4, a100, h100, h200) needs no GPU.",
     )(function)
 
 

@@ -6,8 +6,10 @@ Data goes to stdout, everything else to stderr. Text that comes from elsewhere p
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -93,6 +95,21 @@ def write_output(text: str, output: str) -> None:
             file.write(text)
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def opened_output(output: str) -> Iterator[Callable[[str], None]]:
+    """`write_output` piece by piece: for data that is not held as a whole."""
+    if output == "-":
+        yield lambda text: write_output(text, output)
+        return
+    write_output("", output)
+    with Path(output).open("a", encoding="utf-8", newline="") as file:
+
+        def write(text: str) -> None:
+            file.write(text)
+
+        yield write
 
 
 def _legible(text: str, encoding: str) -> str:

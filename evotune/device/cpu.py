@@ -9,12 +9,12 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from evotune.device.launch import Argument, CompileFailure, CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
-from evotune.device.protocol import LaunchFailure
+from evotune.device.protocol import Fault, LaunchFailure
 from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem
 from evotune.trial import Json, OutcomeKind, Value
@@ -238,6 +238,8 @@ class CpuSession:
     """Candidates run in this process's OpenMP threads, as many as PyTorch's."""
 
     torch_device = "cpu"
+    pool_bytes = 1 << 30
+    cold_bytes = 0
 
     def __init__(self) -> None:
         import torch
@@ -280,14 +282,38 @@ class CpuSession:
         cores = (time.process_time() - busy_s) / (time.perf_counter() - started_s)
         return f"kept {cores:.1f} cores busy after it returned" if cores > 0.5 else ""
 
-    def time_us(self, call: Callable[[], object], calls: int) -> float:
-        self._reset_float_environment()
-        started = time.perf_counter_ns()
-        for _ in range(calls):
-            call()
-        return (time.perf_counter_ns() - started) / 1000 / calls
+    def sampler(self, calls: Sequence[Callable[[], object]]) -> CpuSampler:
+        return CpuSampler(calls, self._reset_float_environment)
+
+    def copy_gbps(self) -> float:
+        return 0.0
+
+    def fault(self, error: RuntimeError) -> Fault | None:
+        """PyTorch has no class of its own for memory that runs out on the CPU."""
+        reason = str(error).splitlines()[0] if str(error) else ""
+        return Fault(OutcomeKind.DEVICE_OOM, reason) if "can't allocate memory" in reason else None
 
     def state(self) -> Mapping[str, Json]:
         clocks = _cpuinfo("cpu MHz")
         load = os.getloadavg()[0]
         return {"clock_mhz": float(clocks) if clocks else None, "load_1min": round(load, 2)}
+
+
+class CpuSampler:
+    """Calls return when they are done, so the clock around them is the device's time."""
+
+    def __init__(self, calls: Sequence[Callable[[], object]], before: Callable[[], None]) -> None:
+        self._calls = calls
+        self._before = before
+
+    def run(self) -> None:
+        self._before()
+        for call in self._calls:
+            call()
+
+    def time_us(self) -> float:
+        self._before()
+        started = time.perf_counter_ns()
+        for call in self._calls:
+            call()
+        return (time.perf_counter_ns() - started) / 1000 / len(self._calls)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 from evotune.device import cpu
+from evotune.device.cuda import profiles
+from evotune.device.probe import GpuState, ask_present_gpus
 from evotune.device.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem, UsageError
 
-_REQUEST = re.compile(r"auto|cuda(?::[0-9]{1,3})?")
+_REQUEST = re.compile(r"auto|cpu|cuda(?::[0-9]{1,3})?")
 SYSTEM_ROOT = Path("/")
 """Where /proc and /dev are looked up; tests point it at a made-up machine."""
 
@@ -109,34 +113,111 @@ def choose_backend(request: str) -> str:
     `auto` is the GPU when the machine has one, else the CPU. EnvironmentProblem (exit 3)
     when a GPU is there, or asked for, and cannot be used.
     """
-    if request == "cpu":
+    if request == "cpu" or (request == "auto" and not gpus_present()):
         return "cpu"
-    gpus = gpus_present()
-    if request == "auto" and not gpus:
-        return "cpu"
-    if not _REQUEST.fullmatch(request):
-        raise UsageError(f"unknown device {request!r}; expected auto, cpu or cuda:N")
-    if not gpus:
-        where = "is visible (CUDA_VISIBLE_DEVICES hides all)" if _hidden() else "was found"
-        raise EnvironmentProblem(
-            f"--device {request}: no NVIDIA GPU {where}; fix: choose --device cpu, "
-            "or run where `nvidia-smi` lists a GPU"
-        )
-    index = request.partition(":")[2]
-    if index and int(index) >= len(gpus):
-        raise EnvironmentProblem(
-            f"--device {request}: this machine has {len(gpus)} GPU(s), counted from cuda:0"
-        )
-    problem = cuda_problem()
-    if problem:
-        raise EnvironmentProblem(f"GPU found ({gpus[0]}) but {problem}; or choose --device cpu")
+    find_gpu(request)
     return "cuda"
 
 
-def open_profile(backend: str) -> DeviceProfile:
-    """The live device's profile; EnvironmentProblem when this build has no such backend."""
+def backend_of(request: str) -> str | None:
+    """cpu or cuda; None for auto, which leaves it open. UsageError for an unknown request."""
+    if request in profiles.names():
+        return "cuda"
+    if not _REQUEST.fullmatch(request):
+        known = ", ".join(profiles.names())
+        raise UsageError(
+            f"unknown device {request!r}; expected auto, cpu, cuda:N or one of {known}"
+        )
+    return None if request == "auto" else request.partition(":")[0]
+
+
+def find_gpu(request: str) -> DeviceProfile:
+    """The live GPU that `auto`, `cuda`, `cuda:N` or a model's name asks for.
+
+    EnvironmentProblem (exit 3) when it is not there, or when software cannot use it.
+    """
+    backend_of(request)
+    gpus = gpus_present()
+    if not gpus:
+        raise EnvironmentProblem(_no_gpu(request))
+    index = int(request.partition(":")[2] or 0)
+    if index >= len(gpus):
+        raise _too_few(request, len(gpus))
+    state = _ask(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if state.problem:
+        raise EnvironmentProblem(
+            f"GPU found ({gpus[0]}) but {state.problem}; or choose --device cpu"
+        )
+    if request in profiles.names():
+        for profile in state.profiles:
+            if profiles.matches(request, profile.name):
+                return profile
+        raise EnvironmentProblem(_no_model(request, [profile.name for profile in state.profiles]))
+    if index >= len(state.profiles):
+        raise _too_few(request, len(state.profiles))
+    return state.profiles[index]
+
+
+@functools.cache
+def _ask(visible: str | None) -> GpuState:
+    """Asked once in a process: importing torch and CuPy takes the child seconds."""
+    return ask_present_gpus()
+
+
+def _too_few(request: str, count: int) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        f"--device {request}: this machine has {count} GPU(s), counted from cuda:0"
+    )
+
+
+def _no_gpu(request: str) -> str:
+    if request in profiles.names():
+        return _no_model(request, [])
+    where = "is visible (CUDA_VISIBLE_DEVICES hides all)" if _hidden() else "was found"
+    if request == "auto":
+        return (
+            f"CUDA kernels need a GPU and no NVIDIA GPU {where}; fix: run where `nvidia-smi` lists "
+            "one, or choose a space of C++ kernels; `evotune compile SPACE --device l4` needs none"
+        )
+    return (
+        f"--device {request}: no NVIDIA GPU {where}; fix: choose --device cpu, "
+        "or run where `nvidia-smi` lists a GPU"
+    )
+
+
+def _no_model(request: str, found: Sequence[str]) -> str:
+    product = profiles.product(request)
+    return (
+        f"--device {request}: this machine has no {product} (found: {', '.join(found) or 'none'})"
+    )
+
+
+def same_gpu(recorded: DeviceProfile) -> str:
+    """The request for the GPU that a profile was made of; of its model, if it is not here."""
+    find_gpu("auto")
+    found = _ask(os.environ.get("CUDA_VISIBLE_DEVICES")).profiles
+    for alike in (
+        [recorded.id != "" and profile.id == recorded.id for profile in found],
+        [profile.name == recorded.name for profile in found],
+    ):
+        if any(alike):
+            return f"cuda:{alike.index(True)}"
+    return "auto"
+
+
+def open_profile(request: str, backend: str, *, compile_only: bool) -> DeviceProfile:
+    """The profile of the device that `request` means for kernels of `backend`.
+
+    With `compile_only` a model's name needs no such GPU. EnvironmentProblem (exit 3) when what
+    is asked for is not here.
+    """
     if backend == "cpu":
         return cpu.profile()
-    raise EnvironmentProblem(
-        f"this version of evotune has no {backend} backend yet; use --device cpu"
-    )
+    if compile_only and request in profiles.names():
+        return profiles.named(request)
+    if compile_only and request == "auto" and not gpus_present():
+        raise EnvironmentProblem(
+            "no NVIDIA GPU was found to compile for; fix: name one, "
+            f"--device {'|'.join(profiles.names())}"
+        )
+    return find_gpu(request)

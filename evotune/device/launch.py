@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -36,19 +37,32 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Grid and block in blocks and threads (empty on the CPU), dynamic shared memory in bytes."""
+    """One launch of the function `entry` with the plan's arguments.
+
+    Grid in blocks, block in threads (both empty on the CPU), dynamic shared memory in bytes.
+    """
 
     grid: tuple[int, ...] = ()
     block: tuple[int, ...] = ()
     shared_bytes: int = 0
+    entry: str = ""
+
+    @property
+    def threads(self) -> int:
+        """Threads of one block."""
+        return math.prod(self.block)
 
     def to_json(self) -> list[Json]:
-        return [list(self.grid), list(self.block), self.shared_bytes]
+        return [list(self.grid), list(self.block), self.shared_bytes, self.entry]
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """Everything needed to call a compiled kernel on one case."""
+    """Everything needed to call a compiled kernel on one case.
+
+    `entry` is the kernel's (what the CPU calls); `launches` run in order on one stream, and all
+    take the same arguments.
+    """
 
     entry: str
     arguments: tuple[Argument, ...]
@@ -70,8 +84,8 @@ class LaunchPlan:
             arguments=tuple(Argument(*a) for a in data["arguments"]),
             workspaces=tuple(Workspace(*w) for w in data["workspaces"]),
             launches=tuple(
-                Launch(tuple(grid), tuple(block), shared)
-                for grid, block, shared in data["launches"]
+                Launch(tuple(grid), tuple(block), shared_bytes, entry)
+                for grid, block, shared_bytes, entry in data["launches"]
             ),
         )
 

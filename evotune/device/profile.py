@@ -13,7 +13,8 @@ class DeviceProfile:
     """A device, live or by name.
 
     `backend` is cpu, cuda or recorded; `arch` is what binaries are compiled for.
-    `attributes` are the names a space may use as `device.NAME`.
+    `attributes` are the names a space may use as `device.NAME`. Only a live GPU has an `id`
+    (its UUID) and a `driver` version.
     """
 
     name: str
@@ -21,6 +22,8 @@ class DeviceProfile:
     arch: str
     attributes: Mapping[str, Value]
     peak_gflops: float = 0.0  # 0: unknown, no roofline check
+    id: str = ""
+    driver: str = ""
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -29,6 +32,8 @@ class DeviceProfile:
             "arch": self.arch,
             "attributes": dict(self.attributes),
             "peak_gflops": self.peak_gflops,
+            "id": self.id,
+            "driver": self.driver,
         }
 
     @classmethod

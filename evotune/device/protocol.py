@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from evotune.device.launch import CompileFailure, CompileJob, LaunchPlan
-from evotune.trial import Json
+from evotune.trial import Json, OutcomeKind
 
 
 class Compiler(Protocol):
@@ -22,10 +23,36 @@ class Compiler(Protocol):
         """Writes machine code to `output`; returns its resources (registers, spills, ...)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What an error of the device's libraries means for the candidate that met it.
+
+    `fatal`: this process can use the device no more.
+    """
+
+    kind: OutcomeKind
+    reason: str
+    fatal: bool = False
+
+
+class Sampler(Protocol):
+    """A fixed row of calls, ready to be run and timed again and again."""
+
+    def run(self) -> None:
+        """All calls once; returns when they are done."""
+
+    def time_us(self) -> float:
+        """Runs all calls once: the mean device time of one, in microseconds."""
+
+
 class Session(Protocol):
     """An open device in a worker process. Tensors are torch tensors on `torch_device`."""
 
     torch_device: str
+    pool_bytes: int
+    """How much of the device's memory input sets and references may take."""
+    cold_bytes: int
+    """Inputs rotated over this many bytes are never found in a cache; 0: no cold timing."""
 
     def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
         """A loaded kernel. LaunchFailure when the machine code cannot be loaded."""
@@ -37,11 +64,17 @@ class Session(Protocol):
 
     def synchronize(self) -> None: ...
 
-    def time_us(self, call: Callable[[], object], calls: int) -> float:
-        """Mean device time of one of `calls` calls in a row, in microseconds."""
+    def sampler(self, calls: Sequence[Callable[[], object]]) -> Sampler:
+        """The calls, each of which ran before, as one thing to time."""
+
+    def copy_gbps(self) -> float:
+        """Measured bandwidth of a large copy, bytes read plus bytes written; 0: not measured."""
 
     def left_running(self) -> str:
         """What a candidate left at work after its launch returned, in words; "" when nothing."""
+
+    def fault(self, error: RuntimeError) -> Fault | None:
+        """What `error` says about the candidate; None when it is no error of the device's."""
 
     def state(self) -> Mapping[str, Json]:
         """Clocks, power, temperature and throttling as far as the device tells."""

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 import evotune
 from evotune.device.cpu import CpuCompiler
+from evotune.device.cuda.compiler import NvrtcCompiler
 from evotune.device.profile import DeviceProfile
 from evotune.trial import Json
 
@@ -23,6 +24,7 @@ PACKAGES = (
     "pydantic",
     "cupy-cuda12x",
     "cupy-cuda13x",
+    "nvidia-ml-py",
 )
 
 
@@ -51,6 +53,8 @@ def describe(profile: DeviceProfile, command: Sequence[str]) -> dict[str, Json]:
     }
     if profile.backend == "cpu":
         record["compiler"] = CpuCompiler().version()
+    elif profile.backend == "cuda":
+        record["compiler"] = NvrtcCompiler().version()
     return record
 
 
@@ -67,6 +71,8 @@ def changes(before: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]:
 def _times_depend_on(record: Mapping[str, Json]) -> dict[str, Json]:
     device = record["device"]
     facts = {"backend": device["backend"], "device": device["name"], **device["attributes"]}
+    if device.get("driver"):
+        facts["driver"] = device["driver"]
     if device["backend"] != "recorded":
         facts["torch"] = record["packages"].get("torch")
         facts["compiler"] = record.get("compiler")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from evotune.device.cuda.limits import launch_violation
 from evotune.device.launch import Argument, CompileJob, Launch, LaunchPlan, Workspace
 from evotune.device.profile import DeviceProfile
 from evotune.device.sources import fingerprint, read_sources
+from evotune.engine.review import BuildReviewer
 from evotune.errors import SpaceError
 from evotune.execute.protocol import EDGE, HELD_OUT, TIMED, CaseJob, Proposal
 from evotune.problems.base import Case, Problem
@@ -17,6 +20,10 @@ from evotune.space.document import SpaceDocument
 from evotune.space.language.expression import Expression
 from evotune.space.specs import ArgumentSpec, KernelSpec
 from evotune.trial import Configuration, Value
+
+
+class _Rejected(Exception):
+    """Why a configuration need not be compiled."""
 
 
 class Planner:
@@ -40,23 +47,57 @@ class Planner:
             for kernel in document.kernels
         }
         self._choices = _choice_constants(document)
+        self._architecture = architecture(profile)
+        self._reviewer = BuildReviewer(bound, profile) if profile.backend == "cuda" else None
         self._refuse_collisions()
 
     def proposal(
         self, number: int, configuration: Configuration, *, confirm: bool = False
     ) -> Proposal:
-        """Held-out cases join when a champion is confirmed."""
-        kernel = self._kernel(configuration)
-        roles = (TIMED, EDGE, HELD_OUT) if confirm else (TIMED, EDGE)
+        """Rejected when a case breaks a limit of the device. Held-out cases join when a
+        champion is confirmed."""
+        try:
+            jobs = self._case_jobs(self._kernel(configuration), configuration)
+        except _Rejected as rejected:
+            return Proposal(number, configuration, rejection=str(rejected), confirm=confirm)
+        cases = tuple(job for job in jobs if confirm or job.role != HELD_OUT)
+        review = None
+        if self._reviewer is not None:
+            review = functools.partial(self._reviewer.review, configuration, cases)
+        return Proposal(number, configuration, cases, confirm=confirm, review=review)
+
+    def _case_jobs(self, kernel: KernelSpec, configuration: Configuration) -> list[CaseJob]:
+        """Timed cases must be supported; of the others, those that are not are left out."""
+        unsupported = kernel.unsupported(self._architecture)
+        if unsupported is not None:
+            raise _Rejected(unsupported)
+        compile_jobs: dict[tuple[Value, ...], CompileJob] = {}
         jobs = []
-        for role in roles:
+        for role in (TIMED, EDGE, HELD_OUT):
             for case in self._cases[role]:
                 unsupported = kernel.unsupported(case.symbols)
+                if unsupported is not None and role == TIMED:
+                    raise _Rejected(unsupported)
                 if unsupported is None:
-                    jobs.append(self._case_job(kernel, configuration, case, role))
-                elif role == TIMED:
-                    return Proposal(number, configuration, rejection=unsupported, confirm=confirm)
-        return Proposal(number, configuration, tuple(jobs), confirm=confirm)
+                    plan = self._launch_plan(kernel, configuration, case)
+                    self._check_launches(kernel, plan, case)
+                    compiled_in = tuple(case.symbols[name] for name in kernel.define)
+                    if compiled_in not in compile_jobs:
+                        compile_jobs[compiled_in] = self._compile_job(kernel, configuration, case)
+                    flops = self._problem.flops(case)
+                    jobs.append(CaseJob(case, role, compile_jobs[compiled_in], plan, flops))
+        return jobs
+
+    def _check_launches(self, kernel: KernelSpec, plan: LaunchPlan, case: Case) -> None:
+        if kernel.launches and not plan.launches:
+            raise _Rejected(
+                f"{case.label}: no launch of kernel {kernel.name} has a 'when' that holds"
+            )
+        if self._profile.backend == "cuda":
+            for launch in plan.launches:
+                violation = launch_violation(launch, self._profile.attributes)
+                if violation:
+                    raise _Rejected(f"{case.label}: {violation}")
 
     def compile_jobs(self, configuration: Configuration) -> list[CompileJob]:
         """The distinct compiler runs that the timed cases need."""
@@ -82,17 +123,6 @@ class Planner:
     def _kernel(self, configuration: Configuration) -> KernelSpec:
         name = configuration.get("KERNEL")
         return self._document.kernel(str(name) if name is not None else None)
-
-    def _case_job(
-        self, kernel: KernelSpec, configuration: Configuration, case: Case, role: str
-    ) -> CaseJob:
-        return CaseJob(
-            case=case,
-            role=role,
-            compile=self._compile_job(kernel, configuration, case),
-            plan=self._launch_plan(kernel, configuration, case),
-            flops=self._problem.flops(case),
-        )
 
     def _compile_job(
         self, kernel: KernelSpec, configuration: Configuration, case: Case
@@ -127,6 +157,16 @@ class Planner:
             Workspace(spec.name, integer(spec.size_bytes), spec.init) for spec in kernel.workspace
         )
         buffers = {spec.name for spec in self._problem.tensors(case)}
+        launches = [
+            Launch(
+                tuple(integer(e) for e in spec.grid),
+                tuple(integer(e) for e in spec.block),
+                integer(spec.shared_bytes),
+                spec.entry,
+            )
+            for spec in kernel.launches
+            if spec.when is None or self.bound.evaluate(spec.when, configuration, case.symbols)
+        ]
         return LaunchPlan(
             entry=kernel.entry,
             arguments=tuple(
@@ -134,14 +174,7 @@ class Planner:
                 for argument in kernel.arguments
             ),
             workspaces=workspaces,
-            launches=tuple(
-                Launch(
-                    tuple(integer(e) for e in spec.grid),
-                    tuple(integer(e) for e in spec.block),
-                    integer(spec.shared_bytes),
-                )
-                for spec in kernel.launches
-            ),
+            launches=tuple(launches),
         )
 
     def _argument(
@@ -165,6 +198,11 @@ class Planner:
             raise argument.position.error(f"{name} is {value!r}: expected a tensor or a number")
         number = _as_number(value)
         return Argument("float32" if isinstance(number, float) else "int32", value=number)
+
+
+def architecture(profile: DeviceProfile) -> dict[str, Value]:
+    """`arch`, for kernels that say which they support; a CPU has none."""
+    return {name: profile.attributes[name] for name in ("arch",) if name in profile.attributes}
 
 
 def read_kernel_sources(document: SpaceDocument, kernel: KernelSpec) -> dict[str, bytes]:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from evotune.device.cuda.lock import measuring_alone
+from evotune.device.discover import same_gpu
 from evotune.device.profile import DeviceProfile
 from evotune.engine import environment
 from evotune.engine.folder import RunFolder, create_folder
 from evotune.engine.observer import Observer
-from evotune.engine.setup import load_setup, snapshot
+from evotune.engine.setup import Setup, load_setup, snapshot
 from evotune.engine.spaces import find_space, flagship
 from evotune.engine.work import RunWork, search_settings
 from evotune.errors import EnvironmentProblem, UsageError
@@ -55,6 +57,21 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
     create_strategy(settings["strategy"], setup.space, search_settings(settings))
     setup.space.size()  # refuses a space without a valid configuration
     described = environment.describe(setup.profile, request.command)
+    with measuring_alone(setup.profile):
+        return _start(
+            request, observer, path=path, setup=setup, settings=settings, described=described
+        )
+
+
+def _start(
+    request: RunRequest,
+    observer: Observer,
+    *,
+    path: Path,
+    setup: Setup,
+    settings: Json,
+    described: Json,
+) -> RunResult:
     run = create_folder(request.runs_dir, setup.name)
     problem = setup.document.problem if setup.document else None
     space_file = snapshot(run, setup, path)
@@ -96,7 +113,7 @@ def resume_run(
         if done >= settings["trials"]:
             observer.phase(f"all {done} trials are done; --trials asks for more")
         recorded = DeviceProfile.from_json(store.meta("device"))
-        device = "cpu" if recorded.backend == "cpu" else "auto"
+        device = {"cpu": "cpu", "recorded": "auto"}.get(recorded.backend) or same_gpu(recorded)
         setup = load_setup(run.sources / str(store.meta("space_file")), device, run)
         changes = environment.changes(
             json.loads(run.environment.read_text()), environment.describe(setup.profile, ())
@@ -106,9 +123,10 @@ def resume_run(
                 f"run {run.id} was made elsewhere ({'; '.join(changes)}): times would not compare; "
                 "use --allow-mixed to go on all the same"
             )
-        store.set_meta("settings", settings)
-        store.set_meta("state", "running")
-        return _finish(RunWork(run, store, setup, observer))
+        with measuring_alone(setup.profile):
+            store.set_meta("settings", settings)
+            store.set_meta("state", "running")
+            return _finish(RunWork(run, store, setup, observer))
 
 
 def _settings(document: SpaceDocument | None, request: RunRequest) -> dict[str, Json]:

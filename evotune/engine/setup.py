@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evotune.device import cpu
-from evotune.device.discover import choose_backend, open_profile
+from evotune.device.cuda import compiler
+from evotune.device.discover import backend_of, open_profile
 from evotune.device.profile import DeviceProfile
 from evotune.device.recorded import RecordedSpace, read_recorded_space
 from evotune.engine.folder import RunFolder
-from evotune.engine.planning import Planner, bind_space, source_files, space_file_name
+from evotune.engine.planning import Planner, architecture, bind_space, source_files, space_file_name
 from evotune.engine.spaces import is_recording
 from evotune.errors import SpaceError, UsageError
 from evotune.problems import Case, create_problem
@@ -39,8 +40,13 @@ class Setup:
     delay_ms: float = 0.0
 
 
-def load_setup(path: Path, device: str, run: RunFolder | None = None) -> Setup:
-    """Reads and binds a space file or a recording, for a device."""
+def load_setup(
+    path: Path, device: str, run: RunFolder | None = None, *, compile_only: bool = False
+) -> Setup:
+    """Reads and binds a space file or a recording, for a device.
+
+    With `compile_only` a GPU's name (`l4`) is enough; else the device must be here.
+    """
     root = run.sources if run is not None else None
     wants_device = device not in ("auto", "recorded") and run is None
     if is_recording(path):
@@ -58,12 +64,11 @@ def load_setup(path: Path, device: str, run: RunFolder | None = None) -> Setup:
     if len(languages) > 1:
         raise document.kernels[0].position.error("kernels of one space must be of one language")
     backend = "cpu" if languages == {"cpp"} else "cuda"
-    if device != "auto" and choose_backend(device) != backend:
+    if backend_of(device) not in (None, backend):
         raise UsageError(f"{path} holds {backend} kernels; they cannot run on --device {device}")
-    if backend == "cuda":
-        choose_backend("cuda")
     _refuse_options(document)
-    profile = open_profile(backend)
+    profile = open_profile(device, backend, compile_only=compile_only)
+    _refuse_device_of_no_kernel(document, profile)
     assert document.problem is not None
     try:
         problem = create_problem(document.problem.name, document.problem.dtype)
@@ -78,9 +83,19 @@ def _refuse_options(document: SpaceDocument) -> None:
     """Compiler options come from a list: others can load plugins or write files."""
     for kernel in document.kernels:
         for option in kernel.options:
-            if option not in cpu.OPTIONS:
-                allowed = ", ".join(sorted(cpu.OPTIONS))
+            if kernel.language == "cpp":
+                refused, allowed = option not in cpu.OPTIONS, ", ".join(sorted(cpu.OPTIONS))
+            else:
+                refused, allowed = not compiler.is_allowed(option), compiler.OPTIONS_IN_WORDS
+            if refused:
                 raise kernel.position.error(f"option {option!r} is not allowed; allowed: {allowed}")
+
+
+def _refuse_device_of_no_kernel(document: SpaceDocument, profile: DeviceProfile) -> None:
+    """SpaceError (exit 2) when no kernel `supports` the device's architecture."""
+    reasons = [kernel.unsupported(architecture(profile)) for kernel in document.kernels]
+    if all(reasons):
+        raise document.kernels[0].position.error(f"{reasons[0]} ({profile.name})")
 
 
 def _refuse_device(path: Path, wants_device: bool) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import evotune
 from evotune.device.discover import choose_backend
-from evotune.errors import EnvironmentProblem, UsageError
+from evotune.errors import UsageError
 
 _PACKAGE = Path(evotune.__file__).parent
-_FLAGSHIPS = {"cpu": "attention-cpu"}
+_FLAGSHIPS = {"cpu": "attention-cpu", "cuda": "attention-mma"}
 _RECORDINGS = (".json", ".json.gz")
 
 
@@ -46,9 +46,4 @@ def is_recording(path: Path) -> bool:
 
 def flagship(device: str) -> Path:
     """The space that `evotune run` tunes when none is named: attention, for the device."""
-    backend = choose_backend(device)
-    if backend not in _FLAGSHIPS:
-        raise EnvironmentProblem(
-            f"this version of evotune has no space for {backend} yet; use --device cpu"
-        )
-    return find_space(_FLAGSHIPS[backend])
+    return find_space(_FLAGSHIPS[choose_backend(device)])

@@ -108,9 +108,13 @@ class RunWork:
             return dict(stored["chosen"])
         self._observer.phase("timing the baselines")
         cases = [*self._setup.cases[TIMED], *self._setup.cases[HELD_OUT]]
-        timings = executor.time_baselines(cases)
-        chosen = {case.label: _choose(document, case, timings) for case in cases}
-        record = {"timings": [timing.to_json() for timing in timings], "chosen": chosen}
+        found = executor.time_baselines(cases)
+        chosen = {case.label: _choose(document, case, found.timings) for case in cases}
+        record = {
+            "timings": [timing.to_json() for timing in found.timings],
+            "chosen": chosen,
+            "copy_gbps": found.copy_gbps,
+        }
         self.store.set_meta("baselines", record)
         self._observer.phase(_in_words(chosen))
         return chosen

@@ -97,6 +97,15 @@ class Child:
                 with contextlib.suppress(OSError):
                     pipe.close()
 
+    def alive(self) -> bool:
+        """Whether the process has not ended (a pid that is not reaped stays its own)."""
+        dead = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return not self._ended and os.waitid(os.P_PID, self._process.pid, dead) is None
+
+    def forget_log(self) -> None:
+        """What is in the log by now are another child's words."""
+        self._log_start = self._log.stat().st_size
+
     def log_tail(self, limit: int = 4096) -> str:
         """The last words of this child (not of one before it that shared the log)."""
         with self._log.open("rb") as file:

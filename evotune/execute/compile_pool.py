@@ -149,4 +149,6 @@ class CompilePool:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _spawn(self) -> Child:
-        return Child("compile_worker", self._folder / "compile.log", {})
+        # CuPy is imported there, and a compiler has no business on a GPU.
+        environment = {"CUDA_VISIBLE_DEVICES": ""}
+        return Child("compile_worker", self._folder / "compile.log", environment)

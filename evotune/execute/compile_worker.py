@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from evotune.device.cpu import CpuCompiler
+from evotune.device.cuda.compiler import NvrtcCompiler
 from evotune.device.launch import Binary, CompileFailure, CompileJob
 from evotune.device.protocol import Compiler
 from evotune.device.sources import fingerprint, read_sources
@@ -23,6 +24,8 @@ _MEMORY_BYTES = 8 << 30  # a template or constexpr that runs away must not take 
 def compiler_for(language: str) -> Compiler:
     if language == "cpp":
         return CpuCompiler()
+    if language == "cuda":
+        return NvrtcCompiler()
     raise ValueError(f"no compiler for language {language}")
 
 

@@ -33,8 +33,9 @@ _OVERWRITTEN = ("corrupt", "invalid size", "invalid next size", "invalid pointer
 class DeviceSlot:
     """One device's worker. At most one request is under way.
 
-    A trial's time limit counts from when the worker has its inputs and references ready. A
-    trial that crashes a worker which served others before runs once more in a fresh one, since
+    A trial's time limit counts from when the worker has its inputs and references ready. On a
+    GPU the next worker waits, its libraries imported, for the present one to be done. A trial
+    that crashes a worker which served others before runs once more in a fresh one, since
     it may be one of those that broke it.
     """
 
@@ -58,6 +59,7 @@ class DeviceSlot:
             "deterministic": deterministic,
         }
         self._child: Child | None = None
+        self._spare: Child | None = None
         self._deadline = 0.0
         self._limit_s = 0.0
         self._sent = 0.0
@@ -75,7 +77,7 @@ class DeviceSlot:
     def start(self, request: Json) -> None:
         """Sends a request, opening (or renewing) the worker first if need be."""
         if self._served >= _TRIALS_PER_WORKER:
-            self.close()
+            self.renew()
         if self._child is None:
             self._open()
         assert self._child is not None
@@ -100,7 +102,7 @@ class DeviceSlot:
             self._answers += 1
             self._slowest_s = max(self._slowest_s, time.monotonic() - self._sent)
             if message.get("retire"):
-                self.close()
+                self.renew()
             return message
         return None
 
@@ -109,20 +111,23 @@ class DeviceSlot:
         if not self.busy or time.monotonic() <= self._deadline:
             return None
         log = self._child.log_tail() if self._child is not None else ""
-        self.close()
+        self.renew()
         reason = f"no answer within {self._limit_s:g} s; killed"
         return Outcome(OutcomeKind.TIMEOUT, reason=reason, log=log)
 
     def renew(self) -> None:
-        """The next request gets a fresh process."""
-        self.close()
-
-    def close(self) -> None:
+        """Ends the worker: the next request gets a fresh process."""
         if self._child is not None:
             self._child.kill()
         self._child = None
         self.busy = False
         self._served = 0
+
+    def close(self) -> None:
+        self.renew()
+        if self._spare is not None:
+            self._spare.kill()
+        self._spare = None
 
     def _start_clock(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -138,7 +143,29 @@ class DeviceSlot:
         return min(self._longest_trial_s, max(_LEAST_TIMEOUT_S, 10 * self._slowest_s))
 
     def _open(self) -> None:
-        environment = {}
+        if self._spare is not None and self._spare.alive():
+            self._child, self._spare = self._spare, None
+            self._child.forget_log()
+        else:
+            self._child = self._spawn()
+        self._child.send(self._hello)
+        deadline = time.monotonic() + _OPEN_TIMEOUT_S
+        while time.monotonic() < deadline:
+            messages = self._child.receive()
+            if messages is None:
+                break
+            if messages:
+                if self._profile.backend == "cuda":
+                    self._spare = self._spare or self._spawn()
+                return
+            time.sleep(0.01)
+        words = self._child.log_tail()
+        self.close()
+        last = words.splitlines()[-1] if words else "it said nothing"
+        raise EnvironmentProblem(f"the device worker does not start: {last}")
+
+    def _spawn(self) -> Child:
+        environment: dict[str, str] = {}
         if self._profile.backend == "cpu":
             count = str(self._profile.attributes["threads"])
             # Waiting threads sleep: candidate and baseline have separate OpenMP pools, and
@@ -149,20 +176,9 @@ class DeviceSlot:
                 "OMP_WAIT_POLICY": "passive",
                 "OMP_DYNAMIC": "false",
             }
-        self._child = Child("device_worker", self._folder / "device.log", environment)
-        self._child.send(self._hello)
-        deadline = time.monotonic() + _OPEN_TIMEOUT_S
-        while time.monotonic() < deadline:
-            messages = self._child.receive()
-            if messages is None:
-                break
-            if messages:
-                return
-            time.sleep(0.01)
-        words = self._child.log_tail()
-        self.close()
-        last = words.splitlines()[-1] if words else "it said nothing"
-        raise EnvironmentProblem(f"the device worker does not start: {last}")
+        elif self._profile.id:
+            environment = {"CUDA_VISIBLE_DEVICES": self._profile.id}
+        return Child("device_worker", self._folder / "device.log", environment)
 
     def _lost(self) -> Outcome | None:
         assert self._child is not None
@@ -173,7 +189,7 @@ class DeviceSlot:
             1 << 16
         )
         alone = self._served == 1
-        self.close()
+        self.renew()
         last = log.splitlines()[-1] if log else ""
         if garbled:
             reason = "the device worker's answer was garbled"

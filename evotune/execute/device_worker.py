@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 def open_session(profile: DeviceProfile) -> Session:
     if profile.backend == "cpu":
         return CpuSession()
+    if profile.backend == "cuda":
+        from evotune.device.cuda.session import CudaSession
+
+        return CudaSession(profile)
     raise ValueError(f"no session for backend {profile.backend}")
 
 
@@ -45,7 +49,8 @@ def _serve(channel: BlockingChannel, runner: TrialRunner, message: Json) -> None
     if message["request"] == "time_baselines":
         cases = [Case(item["label"], item["symbols"]) for item in message["cases"]]
         timings = runner.time_baselines(cases)
-        channel.send({"baselines": [timing.to_json() for timing in timings]})
+        answer = [timing.to_json() for timing in timings]
+        channel.send({"baselines": answer, "copy_gbps": runner.copy_gbps()})
     else:
         runner.prepare(message)
         channel.send({"prepared": True})

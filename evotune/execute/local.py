@@ -21,7 +21,7 @@ from evotune.errors import EnvironmentProblem
 from evotune.execute.child import Child
 from evotune.execute.compile_pool import CompilePool
 from evotune.execute.device_slot import DeviceSlot
-from evotune.execute.protocol import BaselineTiming, CaseJob, Proposal
+from evotune.execute.protocol import BaselineReport, BaselineTiming, CaseJob, Proposal
 from evotune.problems.base import Case
 from evotune.trial import Json, Outcome, OutcomeKind
 
@@ -33,6 +33,7 @@ _NOT_ITS_FAULT = frozenset({OutcomeKind.WORKER_LOST, OutcomeKind.DEVICE_LOST})
 class _InFlight:
     proposal: Proposal
     binaries: dict[str, Binary] = dataclasses.field(default_factory=dict)
+    resources: Mapping[str, Json] = dataclasses.field(default_factory=dict)
 
     @property
     def missing(self) -> int:
@@ -104,7 +105,7 @@ class LocalExecutor:
         self._pool.close()
         self._device.close()
 
-    def time_baselines(self, cases: Sequence[Case]) -> list[BaselineTiming]:
+    def time_baselines(self, cases: Sequence[Case]) -> BaselineReport:
         """All baselines on all cases, before the first trial; nothing else may be running."""
         self._device.start(
             {
@@ -121,7 +122,8 @@ class LocalExecutor:
             if isinstance(answer, Outcome):
                 raise EnvironmentProblem(f"the baselines could not be timed: {answer.reason}")
             if answer is not None:
-                return [BaselineTiming.from_json(item) for item in answer["baselines"]]
+                timings = tuple(map(BaselineTiming.from_json, answer["baselines"]))
+                return BaselineReport(timings, answer["copy_gbps"])
 
     def _advance(self) -> None:
         """Starts whatever may start now."""
@@ -209,7 +211,16 @@ class LocalExecutor:
             item.binaries[job.key] = result
             if item.missing == 0:
                 del self._compiling[number]
-                self._ready[number] = item
+                self._reviewed(number, item)
+
+    def _reviewed(self, number: int, item: _InFlight) -> None:
+        """A candidate whose compiled figures break a limit is never launched."""
+        review = item.proposal.examine(item.binaries)
+        item.resources = review.resources
+        if review.violation:
+            self._finish(item, _limit_outcome(item, review.violation))
+        else:
+            self._ready[number] = item
 
     def _finish(self, item: _InFlight, outcome: Outcome) -> None:
         self._done.append((item.proposal.number, outcome))
@@ -226,18 +237,26 @@ def _compile_outcome(failure: CompileFailure) -> Outcome:
 
 def _with_build(outcome: Outcome, item: _InFlight) -> Outcome:
     """The outcome with compile time, compiler figures and fingerprint added."""
-    binaries = list(item.binaries.values())
-    resources = dict(outcome.resources)
-    for binary in binaries:
-        for name, value in binary.resources.items():
-            resources[name] = max(value, resources.get(name, value))
-    compile_s = sum(0.0 if b.cached else b.seconds for b in binaries)
     return dataclasses.replace(
         outcome,
-        stage_s={"compile": compile_s, **outcome.stage_s},
-        resources=resources,
+        stage_s={"compile": _compile_s(item), **outcome.stage_s},
+        resources={**outcome.resources, **item.resources},
         binary=_fingerprint(item),
     )
+
+
+def _limit_outcome(item: _InFlight, reason: str) -> Outcome:
+    """Without a fingerprint: the same code may be fine where other parameters set the limit."""
+    return Outcome(
+        OutcomeKind.RESOURCE_LIMIT,
+        reason=reason,
+        stage_s={"compile": _compile_s(item)},
+        resources=item.resources,
+    )
+
+
+def _compile_s(item: _InFlight) -> float:
+    return sum(0.0 if binary.cached else binary.seconds for binary in item.binaries.values())
 
 
 def _fingerprint(item: _InFlight) -> str:

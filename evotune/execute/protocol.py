@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from evotune.device.launch import CompileJob, LaunchPlan
+from evotune.device.launch import Binary, CompileJob, LaunchPlan
 from evotune.problems.base import Case
 from evotune.trial import Configuration, Json, Outcome
 
@@ -38,14 +38,45 @@ class CaseJob:
 
 
 @dataclass(frozen=True, slots=True)
+class BuildReview:
+    """What compiled figures say of a candidate: `resources` for its record, and why it must
+    not be launched ("" when it may)."""
+
+    resources: Mapping[str, Json]
+    violation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Proposal:
-    """A configuration to try. `rejection` says why it need not even be compiled."""
+    """A configuration to try. `rejection` says why it need not even be compiled.
+
+    `review`, if there is one, is asked once all binaries (by compile key) are there.
+    """
 
     number: int
     configuration: Configuration
     cases: tuple[CaseJob, ...] = ()
     rejection: str = ""
     confirm: bool = False
+    review: Callable[[Mapping[str, Binary]], BuildReview] | None = field(
+        default=None, compare=False
+    )
+
+    def examine(self, binaries: Mapping[str, Binary]) -> BuildReview:
+        """The review; without one only the worst of each figure."""
+        if self.review is None:
+            return BuildReview(worst_resources(binaries.values()))
+        return self.review(binaries)
+
+
+def worst_resources(binaries: Iterable[Binary]) -> dict[str, Json]:
+    """The most of every figure; what a compiler tells of single functions is left out."""
+    found: dict[str, Json] = {}
+    for binary in binaries:
+        for name, value in binary.resources.items():
+            if not isinstance(value, dict):
+                found[name] = max(value, found.get(name, value))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +94,14 @@ class BaselineTiming:
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> BaselineTiming:
         return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineReport:
+    """Every baseline on every case, and the bandwidth of a large copy (0: not measured)."""
+
+    timings: tuple[BaselineTiming, ...]
+    copy_gbps: float
 
 
 class Executor(Protocol):

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -17,18 +18,27 @@ import torch
 
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
-from evotune.device.protocol import LaunchFailure, Session
+from evotune.device.protocol import LaunchFailure, Sampler, Session
 from evotune.execute.protocol import EDGE, HELD_OUT, TIMED, BaselineTiming
-from evotune.measure.paired import TimingSettings, measure_paired, time_in_turn_us
-from evotune.problems.base import Case, Problem, Tensors
+from evotune.measure.paired import (
+    TimingSettings,
+    measure_paired,
+    rotating_sampler,
+    time_in_turn_us,
+    warm_sampler,
+)
+from evotune.problems.base import Case, Problem
 from evotune.trial import Check, Json, Measurement, Outcome, OutcomeKind
 from evotune.verify.accuracy import errors_against
+from evotune.verify.buffers import BufferSet
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
 
 _POOL_SEEDS = 4
 _CONFIRM_SEED = 1_000_000  # champions see inputs the search never saw
 _SUSPICIOUS_SPEEDUP = 10.0
+_BASELINES_KEPT = 32  # with the inputs they run on
+_MOST_COLD_SETS = 256
 
 
 class TrialRunner:
@@ -40,27 +50,32 @@ class TrialRunner:
         self._session = session
         self._profile = profile
         self._problem = problem
-        self._pool = InputPool(problem)
+        self._pool = InputPool(problem, session.torch_device, session.pool_bytes)
         self._gate = Gate(session, problem, self._pool, deterministic=deterministic)
-        self._baselines: dict[tuple[str, str, int], Callable[[], Tensors]] = {}
+        self._baselines: OrderedDict[tuple[str, str, int], Sampler] = OrderedDict()
         self.tainted = False
-        """A candidate left something running: this process must measure nothing more."""
+        """A candidate left something running, or broke the device's context: this process must
+        measure nothing more."""
 
     def time_baselines(self, cases: Sequence[Case]) -> list[BaselineTiming]:
         """Every baseline on every case, timed alone and held to the same error limits."""
         timings = []
         for case in cases:
             inputs = self._pool.get(case, "normal", 0)
-            calls = self._problem.baselines(case, self._on_device(case, 0))
+            calls = self._problem.baselines(case, dict(inputs.inputs))
             times_us = time_in_turn_us(self._session, calls)
             for name, call in calls.items():
                 errors = {
-                    out: errors_against(value.cpu(), inputs.reference[out])
+                    out: errors_against(value, inputs.reference[out])
                     for out, value in call().items()
                 }
                 passed = all(inputs.limits(out, e).hold(e) for out, e in errors.items())
                 timings.append(BaselineTiming(case.label, name, times_us[name], passed))
         return timings
+
+    def copy_gbps(self) -> float:
+        """Bandwidth of a large copy on this device, measured now; 0 where it is not."""
+        return self._session.copy_gbps()
 
     def prepare(self, job: Json) -> None:
         """Makes the trial's inputs, references and limits: work that is not the candidate's."""
@@ -92,11 +107,11 @@ class TrialRunner:
         except LaunchFailure as error:
             return Outcome(OutcomeKind.LAUNCH_ERROR, reason=str(error), stage_s=stage_s)
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            # PyTorch has a class of its own for this on a GPU, but not on the CPU.
-            if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in reason:
-                return Outcome(OutcomeKind.DEVICE_OOM, reason=reason, stage_s=stage_s)
-            raise
+            fault = self._session.fault(error)
+            if fault is None:
+                raise
+            self.tainted = fault.fatal
+            return Outcome(fault.kind, reason=fault.reason, stage_s=stage_s)
         return _outcome(verdict, measurements, stage_s, self._session.state())
 
     def _load(self, cases: Json) -> list[tuple[str, int, Subject]]:
@@ -138,10 +153,10 @@ class TrialRunner:
             inputs = self._pool.get(subject.case, "normal", seed)
             buffers = self._gate.buffers(subject, inputs)
             launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers)
+            candidate = warm_sampler(self._session, launch, settings)
             name = job["baselines"][subject.case.label]
             measurement = measure_paired(
-                self._session,
-                launch,
+                candidate,
                 self._baseline(subject.case, name, seed),
                 case=subject.case.label,
                 baseline_name=name,
@@ -149,11 +164,47 @@ class TrialRunner:
                 contender_speedup=_needed_speedup(job["contender"], timed, measurements),
                 held_out=role == HELD_OUT,
                 before_sample=functools.partial(buffers.nudge, generator),
+                state=self._session.state,
             )
-            self._gate.replay(subject, launch, buffers, seed + 1, verdict)
+            self._gate.replay(subject, candidate, buffers, seed + 1, verdict)
             self._check_roofline(measurement, flops, verdict)
             measurements.append(measurement)
+            if job["confirm"] and self._session.cold_bytes and verdict.passed:
+                measurements += self._measure_cold(subject, name, seed, role == HELD_OUT)
         return measurements
+
+    def _measure_cold(
+        self, subject: Subject, name: str, seed: int, held_out: bool
+    ) -> list[Measurement]:
+        """Both sides on buffers that no cache can hold; nothing for cases too small for that."""
+        case = subject.case
+        count = 1 + math.ceil(self._session.cold_bytes / self._problem.bytes_moved(case))
+        if count > _MOST_COLD_SETS:
+            return []
+        inputs = dict(self._pool.get(case, "normal", seed).inputs)
+        specs = self._problem.tensors(case)
+        device = self._session.torch_device
+        sets = [BufferSet(specs, subject.plan, inputs, device) for _ in range(count)]
+        launches = [
+            self._session.bind(subject.kernel, subject.plan, buffers.pointers) for buffers in sets
+        ]
+        calls = []
+        for _ in range(count):
+            own = {tensor: value.clone() for tensor, value in inputs.items()}
+            calls.append(self._problem.baselines(case, own, name)[name])
+        settings = TimingSettings()
+        return [
+            measure_paired(
+                rotating_sampler(self._session, launches, settings),
+                rotating_sampler(self._session, calls, settings),
+                case=case.label,
+                baseline_name=name,
+                settings=settings,
+                cache="cold",
+                held_out=held_out,
+                state=self._session.state,
+            )
+        ]
 
     def _check_quiet(self, verdict: Verdict) -> None:
         left = self._session.left_running()
@@ -171,20 +222,22 @@ class TrialRunner:
                 f"than the device's peak of {self._profile.peak_gflops:.0f}"
             )
 
-    def _baseline(self, case: Case, name: str, seed: int) -> Callable[[], Tensors]:
+    def _baseline(self, case: Case, name: str, seed: int) -> Sampler:
         key = (case.label, name, seed)
         if key not in self._baselines:
-            self._baselines[key] = self._problem.baselines(case, self._on_device(case, seed))[name]
+            inputs = dict(self._pool.get(case, "normal", seed).inputs)
+            call = self._problem.baselines(case, inputs, name)[name]
+            self._baselines[key] = warm_sampler(self._session, call, TimingSettings())
+        self._baselines.move_to_end(key)
+        while len(self._baselines) > _BASELINES_KEPT:
+            self._baselines.popitem(last=False)
         return self._baselines[key]
-
-    def _on_device(self, case: Case, seed: int) -> Tensors:
-        inputs = self._pool.get(case, "normal", seed).inputs
-        return {name: value.to(self._session.torch_device) for name, value in inputs.items()}
 
 
 def _needed_speedup(contender: float, timed: int, measured: Sequence[Measurement]) -> float:
     """The speedup that the last timed case must reach for the mean over all `timed` cases to
     reach `contender` (a mean of ln speedup); 0 before the last, where nothing can be said."""
+    measured = [m for m in measured if m.counts]
     if len(measured) != timed - 1:
         return 0.0
     so_far = sum(math.log(m.speedup_high) for m in measured)
@@ -218,7 +271,7 @@ def _outcome(
             stage_s=stage_s,
             resources=resources,
         )
-    timed = [m for m in measurements if not m.held_out]
+    timed = [m for m in measurements if m.counts]
     suspicious = any(m.speedup > _SUSPICIOUS_SPEEDUP for m in measurements)
     return Outcome(
         OutcomeKind.OK,

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from evotune.device.protocol import Session
+from evotune.device.protocol import Sampler, Session
 from evotune.measure.statistics import Interval, median_interval
-from evotune.trial import Measurement
+from evotune.trial import Json, Measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +38,22 @@ class TimingSettings:
 
 
 def measure_paired(
-    session: Session,
-    candidate: Callable[[], object],
-    baseline: Callable[[], object],
+    candidate: Sampler,
+    baseline: Sampler,
     *,
     case: str,
     baseline_name: str,
     settings: TimingSettings,
     contender_speedup: float = 0.0,
+    cache: str = "warm",
     held_out: bool = False,
     before_sample: Callable[[], None] = lambda: None,
+    state: Callable[[], Mapping[str, Json]] = dict,
 ) -> Measurement:
-    """`before_sample` runs outside the clock before each candidate sample.
+    """`before_sample` runs outside the clock before each candidate sample; `state` is the
+    device's, read right after the last one.
 
-    Times both sides warm; stops early once the speedup is surely below `contender_speedup`."""
-    candidate_calls = _calls_per_sample(session, candidate, settings)
-    baseline_calls = _calls_per_sample(session, baseline, settings)
+    Stops early once the speedup is surely below `contender_speedup`."""
     candidate_us: list[float] = []
     baseline_us: list[float] = []
     ratios: list[float] = []
@@ -61,11 +61,11 @@ def measure_paired(
     started = time.monotonic()
     while len(ratios) < settings.max_rounds:
         before_sample()
-        first = session.time_us(candidate, candidate_calls)
-        reference_1 = session.time_us(baseline, baseline_calls)
-        reference_2 = session.time_us(baseline, baseline_calls)
+        first = candidate.time_us()
+        reference_1 = baseline.time_us()
+        reference_2 = baseline.time_us()
         before_sample()
-        second = session.time_us(candidate, candidate_calls)
+        second = candidate.time_us()
         candidate_us += (first, second)
         baseline_us += (reference_1, reference_2)
         ratios.append((reference_1 + reference_2) / (first + second))
@@ -90,8 +90,31 @@ def measure_paired(
         speedup_low=interval.low,
         speedup_high=interval.high,
         samples=len(ratios),
+        cache=cache,
         held_out=held_out,
+        state=dict(state()),
     )
+
+
+def warm_sampler(session: Session, call: Callable[[], object], settings: TimingSettings) -> Sampler:
+    """The call on the same buffers, as often in a row as fills a sample."""
+    call()  # the first call pays for page faults and lazy set-up
+    session.synchronize()
+    single = session.sampler([call])
+    once_us = min(single.time_us() for _ in range(2))  # one may meet an interruption
+    return session.sampler([call] * _calls_per_sample(once_us, settings))
+
+
+def rotating_sampler(
+    session: Session, calls: Sequence[Callable[[], object]], settings: TimingSettings
+) -> Sampler:
+    """The calls in turn, each on its own buffers: none finds its own in a cache."""
+    for call in calls:
+        call()
+    session.synchronize()
+    once_us = session.sampler(calls).time_us()
+    rounds = math.ceil(_calls_per_sample(once_us, settings) / len(calls))
+    return session.sampler(list(calls) * rounds)
 
 
 def time_in_turn_us(
@@ -102,17 +125,13 @@ def time_in_turn_us(
     The minimum, since whatever else the machine does can only add time.
     """
     settings = TimingSettings()
-    repeats = {name: _calls_per_sample(session, call, settings) for name, call in calls.items()}
+    samplers = {name: warm_sampler(session, call, settings) for name, call in calls.items()}
     times_us = dict.fromkeys(calls, math.inf)
     for _ in range(rounds):
-        for name, call in calls.items():
-            times_us[name] = min(times_us[name], session.time_us(call, repeats[name]))
+        for name, sampler in samplers.items():
+            times_us[name] = min(times_us[name], sampler.time_us())
     return times_us
 
 
-def _calls_per_sample(
-    session: Session, call: Callable[[], object], settings: TimingSettings
-) -> int:
-    session.time_us(call, 1)  # the first call pays for page faults and lazy set-up
-    once = min(session.time_us(call, 1) for _ in range(2))  # one may meet an interruption
-    return max(1, min(1000, math.ceil(settings.sample_us / max(once, 0.1))))
+def _calls_per_sample(once_us: float, settings: TimingSettings) -> int:
+    return max(1, min(1000, math.ceil(settings.sample_us / max(once_us, 0.1))))

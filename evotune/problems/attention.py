@@ -80,10 +80,10 @@ class Attention:
         )
         return [self.case({**shape, "head_dim": head_dim}, variant) for shape in shapes]
 
-    def make_inputs(self, case: Case, kind: str, seed: int) -> Tensors:
+    def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
         from evotune.problems import attention_torch
 
-        return attention_torch.make_inputs(self.tensors(case), case, kind, seed)
+        return attention_torch.make_inputs(self.tensors(case), case, kind, seed, device)
 
     def reference(self, case: Case, inputs: Tensors) -> Tensors:
         from evotune.problems import attention_torch
@@ -95,10 +95,12 @@ class Attention:
 
         return attention_torch.yardstick(case, inputs)
 
-    def baselines(self, case: Case, inputs: Tensors) -> dict[str, Callable[[], Tensors]]:
+    def baselines(
+        self, case: Case, inputs: Tensors, only: str = ""
+    ) -> dict[str, Callable[[], Tensors]]:
         from evotune.problems import attention_torch
 
-        return attention_torch.baselines(case, inputs)
+        return attention_torch.baselines(case, inputs, only)
 
 
 def _sizes(shape: Mapping[str, Value]) -> dict[str, int]:

@@ -20,34 +20,38 @@ _BACKENDS = {
 _SCORES_PER_TILE = 1 << 24  # 128 MiB in float64, whatever the batch
 
 
-def make_inputs(tensors: Sequence[TensorSpec], case: Case, kind: str, seed: int) -> Tensors:
-    """One seeded input set for the problem's `tensors`.
+def make_inputs(
+    tensors: Sequence[TensorSpec], case: Case, kind: str, seed: int, device: str
+) -> Tensors:
+    """One seeded input set for the problem's `tensors`, made on `device`.
 
     normal: N(0, 1). needle: each query matches one key far more than all others, so that a
     dropped or misplaced key shows. ramp: V counts the keys, so that every key's weight shows.
     large_logits: scores beyond 100, where a softmax without the running maximum overflows.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
     specs = {spec.name: spec for spec in tensors}
 
     def normal(name: str) -> torch.Tensor:
-        return torch.randn(specs[name].shape, generator=generator, dtype=torch.float32)
+        shape = specs[name].shape
+        return torch.randn(shape, generator=generator, dtype=torch.float32, device=device)
 
     q, k, v = normal("q"), normal("k"), normal("v")
     keys = k.shape[2]
     if kind == "needle":
         queries = q.shape[2]
         # Consecutive queries look at keys spread over the whole length, the last ones included.
-        target = (torch.arange(queries) * 7919 + (keys - 1)) % keys
+        query = torch.arange(queries, device=device)
+        target = (query * 7919 + (keys - 1)) % keys
         if case.symbols["causal"]:
-            own = torch.arange(queries).clamp(max=keys - 1)
+            own = query.clamp(max=keys - 1)
             # Every other query, the last one included, looks at the last key it may see.
-            at_edge = (queries - 1 - torch.arange(queries)) % 2 == 0
+            at_edge = (queries - 1 - query) % 2 == 0
             target = torch.where(at_edge, own, torch.minimum(target, own))
         grouped = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         q = 2.0 * grouped[:, :, target, :] + 0.1 * q
     elif kind == "ramp":
-        ramp = torch.arange(1, keys + 1, dtype=torch.float32) / keys
+        ramp = torch.arange(1, keys + 1, dtype=torch.float32, device=device) / keys
         v = ramp.reshape(1, 1, keys, 1) + 0.001 * v
     elif kind == "large_logits":
         q = q * 30.0
@@ -104,8 +108,8 @@ def _unfused(case: Case, inputs: Tensors) -> Tensors:
     return {"out": torch.matmul(torch.softmax(scores, dim=-1), v)}
 
 
-def baselines(case: Case, inputs: Tensors) -> dict[str, Callable[[], Tensors]]:
-    """The SDPA backends that accept these inputs here, and the unfused path.
+def baselines(case: Case, inputs: Tensors, only: str = "") -> dict[str, Callable[[], Tensors]]:
+    """The SDPA backends that accept these inputs here, and the unfused path; or `only` one.
 
     The backend that PyTorch would choose by itself is called plainly, without the context
     manager that forces a backend, so that its time is the time a user sees.
@@ -125,6 +129,8 @@ def baselines(case: Case, inputs: Tensors) -> dict[str, Callable[[], Tensors]]:
     chosen = SDPBackend(torch._fused_sdp_choice(q, k, v, is_causal=causal, enable_gqa=grouped))
     usable: dict[str, Callable[[], Tensors]] = {}
     for name, backend in _BACKENDS.items():
+        if only not in ("", name):
+            continue
         if backend == chosen:
             usable[name] = attend
             continue
@@ -133,5 +139,6 @@ def baselines(case: Case, inputs: Tensors) -> dict[str, Callable[[], Tensors]]:
         except RuntimeError:  # "No available kernel" is how PyTorch says no
             continue
         usable[name] = functools.partial(forced, backend)
-    usable["unfused"] = functools.partial(_unfused, case, inputs)
+    if only in ("", "unfused"):
+        usable["unfused"] = functools.partial(_unfused, case, inputs)
     return usable

@@ -62,8 +62,8 @@ class Problem(Protocol):
     def edge_cases(self, case: Case) -> Sequence[Case]:
         """Small awkward shapes that need no other binary: same head size, same variant, …"""
 
-    def make_inputs(self, case: Case, kind: str, seed: int) -> Tensors:
-        """Seeded CPU tensors of one input kind."""
+    def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
+        """Seeded tensors of one input kind; other values on another kind of device."""
 
     def reference(self, case: Case, inputs: Tensors) -> Tensors:
         """Outputs in float64 from the rounded inputs, by a separate, tiled path."""
@@ -71,5 +71,8 @@ class Problem(Protocol):
     def yardstick(self, case: Case, inputs: Tensors) -> Tensors:
         """Outputs by PyTorch's own math path in the problem's dtype; its error sets the limit."""
 
-    def baselines(self, case: Case, inputs: Tensors) -> dict[str, Callable[[], Tensors]]:
-        """Every baseline that runs on the inputs' device, by name, as a function to time."""
+    def baselines(
+        self, case: Case, inputs: Tensors, only: str = ""
+    ) -> dict[str, Callable[[], Tensors]]:
+        """Every baseline (or the one named) that runs on the inputs' device, by name, as a
+        function to time."""

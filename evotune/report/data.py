@@ -101,6 +101,12 @@ class RunData:
         return dict((self.meta.get("baselines") or {}).get("chosen", {}))
 
     @property
+    def copy_gbps(self) -> float | None:
+        """Bandwidth of a large copy on the device, bytes read plus written; None: unknown."""
+        found = (self.meta.get("baselines") or {}).get("copy_gbps")
+        return float(found) if found else None
+
+    @property
     def parameters(self) -> tuple[str, ...]:
         """Names of the parameters, in the space's order."""
         return tuple(self.trials[0].configuration) if self.trials else ()

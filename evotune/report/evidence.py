@@ -135,7 +135,7 @@ def _renamed(found: Mapping[int, int], stored: Mapping[int, int | None]) -> dict
 
 
 def _mean_time_us(outcome: Outcome) -> float | None:
-    times = [m.time_us for m in outcome.measurements if not m.held_out and m.time_us > 0]
+    times = [m.time_us for m in outcome.measurements if m.counts and m.time_us > 0]
     if not times or not outcome.ok:
         return None
     return math.exp(sum(math.log(time) for time in times) / len(times))

@@ -7,7 +7,9 @@ Columns, in this order; a value that does not exist is empty:
     time_us error error_limit                       microseconds; maximum error and its limit
     confirmed flags duplicate_of finished_s         flags joined by spaces; seconds
     stage_s.STAGE                                   seconds
-    time_us.CASE speedup.CASE baseline.CASE         per timed and held-out case
+    resource.NAME                                   the compiler's figures: registers, spills, ...
+    time_us.CASE speedup.CASE baseline.CASE         per timed and held-out case, warm, and cold
+                                                    (CASE ends with " cold") where it was timed
     param.NAME                                      the configuration
 """
 
@@ -28,6 +30,7 @@ _FIXED = (
     *("rank", "trial", "outcome", "reason", "speedup", "speedup_low", "speedup_high"),
     *("time_us", "error", "error_limit", "confirmed", "flags", "duplicate_of", "finished_s"),
 )
+_COLD = " cold"
 _INTEGERS = ("rank", "trial", "duplicate_of")
 
 
@@ -60,16 +63,23 @@ def _frame(data: RunData, rows: Iterable[Mapping[str, Json]]) -> pd.DataFrame:
     stages = dict.fromkeys(
         f"stage_s.{stage}" for trial in data.trials for stage in trial.outcome.stage_s
     )
+    resources = dict.fromkeys(name for row in flat for name in row if name.startswith("resource."))
+    labels = [*data.cases, *data.held_out_cases]
+    cold = {name for row in flat for name in row if name.endswith(_COLD)}
     cases = [
-        f"{figure}.{case}"
-        for case in (*data.cases, *data.held_out_cases)
+        f"{figure}.{label}"
+        for case in labels
+        for label in (case, case + _COLD)
         for figure in ("time_us", "speedup", "baseline")
+        if label == case or f"{figure}.{label}" in cold
     ]
-    columns = [*_FIXED, *stages, *cases, *(f"param.{name}" for name in data.parameters)]
+    parameters = [f"param.{name}" for name in data.parameters]
+    columns = [*_FIXED, *stages, *resources, *cases, *parameters]
     frame = pd.DataFrame(
         {name: pd.Series([row.get(name) for row in flat], dtype=object) for name in columns}
     )
-    return frame.astype(dict.fromkeys(_INTEGERS, "Int64"))
+    whole = [name for name in resources if all(isinstance(row.get(name, 0), int) for row in flat)]
+    return frame.astype(dict.fromkeys((*_INTEGERS, *whole), "Int64"))
 
 
 def _flat(record: Mapping[str, Json]) -> dict[str, Json]:
@@ -77,8 +87,13 @@ def _flat(record: Mapping[str, Json]) -> dict[str, Json]:
     row["trial"] = record["number"]
     row["flags"] = " ".join(record["flags"])
     row |= {f"stage_s.{stage}": seconds for stage, seconds in record["stage_s"].items()}
+    row |= {
+        f"resource.{name}": value
+        for name, value in record["resources"].items()
+        if isinstance(value, int | float)
+    }
     for measurement in record["measurements"]:
-        case = measurement["case"]
+        case = measurement["case"] + (_COLD if measurement["cache"] == "cold" else "")
         row[f"time_us.{case}"] = measurement["time_us"]
         row[f"speedup.{case}"] = measurement["speedup"]
         row[f"baseline.{case}"] = measurement["baseline"]

@@ -32,7 +32,7 @@ class Row:
     @property
     def timed(self) -> tuple[Measurement, ...]:
         """Measurements of the cases that make the fitness."""
-        return tuple(m for m in self.outcome.measurements if not m.held_out)
+        return tuple(m for m in self.outcome.measurements if m.counts)
 
 
 @dataclass(frozen=True, slots=True)

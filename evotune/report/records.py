@@ -41,6 +41,7 @@ def document(data: RunData) -> dict[str, Json]:
     baseline = {
         "timings": [dict(timing) for timing in data.baseline_timings],
         "chosen": dict(data.chosen_baselines),
+        "copy_gbps": data.copy_gbps,
     }
     return {
         "run": run,

@@ -118,8 +118,13 @@ def _configurations(rows: Sequence[Row], width: int) -> Iterator[Line]:
         )
     for row, label, text in zip(rows, labels, texts, strict=True):
         yield from paragraph(
-            text + _same_code(row), width, label=label.ljust(indent), indent=indent
+            text + _compiled(row) + _same_code(row), width, label=label.ljust(indent), indent=indent
         )
+
+
+def _compiled(row: Row) -> str:
+    text = wording.compiled_text(row.outcome.resources)
+    return f" ({text})" if text else ""
 
 
 def _same_code(row: Row) -> str:

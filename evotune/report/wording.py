@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from evotune.report.evidence import Figures
 from evotune.report.leaderboard import Row
-from evotune.trial import Value
+from evotune.trial import Json, Value
 
 NONE = "-"
 
@@ -107,6 +107,18 @@ def flags_text(row: Row) -> str:
     folded = [f"+{len(row.duplicates)} duplicates"] if len(row.duplicates) > 1 else []
     folded = folded or (["+1 duplicate"] if row.duplicates else [])
     return ", ".join((*row.outcome.flags, *folded))
+
+
+def compiled_text(resources: Mapping[str, Json]) -> str:
+    """`148 registers, no spills, 21% occupancy`; "" where the compiler tells no registers."""
+    if "registers" not in resources:
+        return ""
+    spill_bytes = resources.get("spill_bytes", 0)
+    parts = [f"{resources['registers']} registers"]
+    parts.append(f"{spill_bytes} bytes of spills" if spill_bytes else "no spills")
+    if "occupancy" in resources:
+        parts.append(f"{resources['occupancy']:.0%} occupancy")
+    return ", ".join(parts)
 
 
 def duration_text(seconds: float) -> str:

@@ -38,7 +38,10 @@ def bind(
     genes = [_gene(spec, names, scopes[0], interner) for spec in document.parameters]
     constraints = [_constraint(spec, names, scopes) for spec in document.constraints]
     _check_kernels(document, names)
-    return BoundSpace(document, names, interner, tuple(genes), tuple(constraints))
+    compiled = names.after_compile(document) if document.after_compile else names
+    for condition in document.after_compile:
+        _require_condition(condition.expression, compiled, "a constraint")
+    return BoundSpace(document, compiled, interner, tuple(genes), tuple(constraints))
 
 
 def _require_condition(expression: Expression, names: Names, what: str) -> None:
@@ -121,3 +124,6 @@ def _check_kernels(document: SpaceDocument, names: Names) -> None:
             kinds = names.check(expression)
             if kinds == {str}:
                 raise expression.error("expected a number, found an identifier")
+        for launch in kernel.launches:
+            if launch.when is not None:
+                _require_condition(launch.when, names, "'when'")

@@ -17,7 +17,7 @@ from evotune.space.counting.walking import fixed_by_one_change, neighbours
 from evotune.space.language.expression import Expression, parse_expression
 from evotune.space.language.interning import Interner
 from evotune.space.language.nodes import EvaluationError
-from evotune.space.language.scalar import Evaluate, compile_scalar
+from evotune.space.language.scalar import Evaluate, compile_scalar, truth
 from evotune.space.naming import Names
 from evotune.space.parameters import Parameter
 from evotune.space.protocol import SpaceSize
@@ -150,6 +150,26 @@ class BoundSpace:
         """The constraints that do not hold, in the words of the space file."""
         return [str(violated.spec) for violated in self._rules.violated(configuration)]
 
+    def violated_after_compile(
+        self,
+        configuration: Mapping[str, Value],
+        environment: Mapping[str, Value],
+        figures: Mapping[str, Value],
+    ) -> str:
+        """The first `after_compile` constraint that the compiled figures break, with those that
+        it names; "" when all hold."""
+        values = {**configuration, **figures}
+        for spec in self.document.after_compile:
+            try:
+                if truth(self.evaluate(spec.expression, values, environment)):
+                    continue
+            except SpaceError as error:
+                return error.message
+            names = dict.fromkeys(name.name for name in spec.expression.names)
+            found = [f"{name} = {_short(figures[name])}" for name in names if name in figures]
+            return f"{spec}; found {', '.join(found)}" if found else str(spec)
+        return ""
+
     def constraint_report(self) -> list[ConstraintReport]:
         """What each constraint removes, on its own and beyond all the others."""
         return report_constraints(self._variables, self.genes, self.constraints, self._interner)
@@ -182,3 +202,7 @@ class BoundSpace:
         return Configuration(
             {gene.name: gene.values[i] for gene, i in zip(self.genes, indices, strict=True)}
         )
+
+
+def _short(value: Value) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -40,6 +40,7 @@ class SpaceDocument:
     let: Mapping[str, Expression]
     parameters: tuple[ParameterSpec, ...]
     constraints: tuple[ConstraintSpec, ...]
+    after_compile: tuple[ConstraintSpec, ...]
     baseline: str
     baseline_position: Position
     objective: str
@@ -93,6 +94,7 @@ def _document(source: YamlSource, path: Path, root: Path | None) -> SpaceDocumen
         let=convert.let(),
         parameters=convert.parameters(),
         constraints=convert.constraints(),
+        after_compile=convert.after_compile(),
         baseline=model.baseline,
         baseline_position=source.position(("baseline",)),
         objective=model.objective,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from evotune.space.figures import COMPILED_FIGURES
 from evotune.space.language.expression import Expression
 from evotune.space.language.kinds import KindChecker, Kinds, kinds_of
 from evotune.space.language.nodes import Literal, Name, Node, Operation
@@ -46,6 +48,7 @@ class Names:
         self.choices = {
             value for values in self.values.values() for value in values if isinstance(value, str)
         }
+        self.figures: Mapping[str, type] = {}
         self._kinds: dict[str, Kinds] = {
             name: kinds_of(values) if not isinstance(values, range) else frozenset((int,))
             for name, values in self.values.items()
@@ -54,6 +57,20 @@ class Names:
         self._let_order = self._ordered_lets()
         for name in self._let_order:
             self._kinds[name] = self.check(self.let[name])
+
+    def after_compile(self, document: SpaceDocument) -> Names:
+        """The same names and the compiled figures; a SpaceError when one has a meaning already."""
+        for name in COMPILED_FIGURES:
+            if name in self.let:
+                message = f"let '{name}': 'after_compile' has a compiled figure of that name"
+                raise self.let[name].error(message)
+            if name in self.symbols or name in self.choices:
+                what = "problem symbol" if name in self.symbols else "choice"
+                message = f"the {what} '{name}' is a compiled figure as well; rename it"
+                raise document.after_compile[0].expression.error(message)
+        names = copy.copy(self)
+        names.figures = COMPILED_FIGURES
+        return names
 
     def _check_clashes(self, document: SpaceDocument) -> None:
         for spec in document.parameters:
@@ -86,7 +103,8 @@ class Names:
         return order
 
     def known(self) -> set[str]:
-        return {*self.parameters, *self.let, *self.symbols, *self.device, *self.choices}
+        known = {*self.parameters, *self.let, *self.symbols, *self.device, *self.choices}
+        return known | set(self.figures)
 
     def is_named(self, name: str) -> bool:
         """Whether it names something that has a value, not a bare choice."""
@@ -95,6 +113,7 @@ class Names:
             or name in self.let
             or name in self.symbols
             or name in self.device
+            or name in self.figures
         )
 
     def check(self, expression: Expression) -> Kinds:
@@ -112,6 +131,9 @@ class Names:
             raise expression.error(message, name.offset)
         if named or name.name in self.choices:
             return
+        if name.name in COMPILED_FIGURES:
+            message = f"'{name.name}' is known only after compiling; use it in 'after_compile'"
+            raise expression.error(message, name.offset)
         if name.name.startswith("device."):
             known: Iterable[str] = self.device
         else:
@@ -137,6 +159,8 @@ class Names:
             return self._kinds[name.name]
         if name.name in self.device:
             return frozenset((type(self.device[name.name]),))
+        if name.name in self.figures:
+            return frozenset((self.figures[name.name],))
         return kinds_of(env[name.name] for env in self.environments)
 
     def _name_values(self, name: Name) -> tuple[Value, ...] | None:

@@ -44,7 +44,10 @@ class BoundConstraint:
 
 
 class Scope:
-    """Replaces symbols, device limits and lets by what they are in one environment."""
+    """Replaces symbols, device limits and lets by what they are in one environment.
+
+    Parameters, and figures known only after compiling, stay names.
+    """
 
     def __init__(self, names: Names, interner: Interner, environment: Mapping[str, Value]) -> None:
         self._names = names
@@ -69,7 +72,7 @@ class Scope:
 
     def _bind_name(self, name: str) -> Node:
         names = self._names
-        if name in names.parameters:
+        if name in names.parameters or name in names.figures:
             return self._interner.name(name)
         if name in names.let:
             if name not in self._let:

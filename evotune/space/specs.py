@@ -55,9 +55,13 @@ class WorkspaceSpec:
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
+    """A launch of the function `entry`; with `when`, only where that holds."""
+
     grid: tuple[Expression, ...]
     block: tuple[Expression, ...]
     shared_bytes: Expression
+    entry: str
+    when: Expression | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ class KernelSpec:
     position: Position
 
     def expressions(self) -> Iterator[Expression]:
-        """Every expression a launch of this kernel evaluates."""
+        """Every number a launch of this kernel evaluates."""
         for launch in self.launches:
             yield from (*launch.grid, *launch.block, launch.shared_bytes)
         yield from (buffer.size_bytes for buffer in self.workspace)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from evotune.device.launch import LaunchPlan
-from evotune.device.protocol import Session
+from evotune.device.protocol import Sampler, Session
 from evotune.problems.base import Case, Problem
 from evotune.trial import Check, OutcomeKind
 from evotune.verify.accuracy import errors_against
@@ -88,12 +88,12 @@ class Gate:
     def replay(
         self,
         subject: Subject,
-        launch: Callable[[], object],
+        timed: Sampler,
         buffers: BufferSet,
         seed: int,
         verdict: Verdict,
     ) -> None:
-        """After timing: new inputs in the same memory, poisoned outputs, the timed launch again.
+        """After timing: new inputs in the same memory, poisoned outputs, what was timed again.
 
         And once more with a few input elements changed and the outputs left as they are: a
         kernel that skips work when it finds its outputs written or its inputs familiar fails.
@@ -105,15 +105,13 @@ class Gate:
         inputs = self._pool.get(subject.case, "normal", seed)
         buffers.overwrite_inputs(dict(inputs.inputs))
         buffers.poison()
-        launch()
-        self._session.synchronize()
+        timed.run()
         self.compare(subject.case, "replayed normal", buffers, inputs, verdict)
         if not verdict.passed:
             return
         inputs = self._pool.altered(subject.case, seed)
         buffers.overwrite_inputs(dict(inputs.inputs))
-        launch()
-        self._session.synchronize()
+        timed.run()
         self.compare(subject.case, "altered in place", buffers, inputs, verdict)
 
     def buffers(self, subject: Subject, inputs: InputSet) -> BufferSet:
@@ -131,8 +129,7 @@ class Gate:
         if self._damaged(case, kind, buffers, verdict):
             return
         for name, output in buffers.outputs().items():
-            on_host = output.cpu()
-            errors = errors_against(on_host, inputs.reference[name])
+            errors = errors_against(output, inputs.reference[name])
             limits = inputs.limits(name, errors)
             check = Check(
                 case.label,
@@ -143,7 +140,7 @@ class Gate:
                 rms_error=errors.rms,
                 rms_limit=limits.rms,
             )
-            bad = int((~torch.isfinite(on_host)).sum())
+            bad = int((~torch.isfinite(output)).sum())
             if bad:
                 unwritten = buffers.unwritten(name)
                 detail = f"{bad} elements of {name} are NaN or infinite"

@@ -19,7 +19,6 @@ import torch
 from evotune.problems.base import Case, Problem, Tensors
 from evotune.verify.accuracy import Errors, Limits, errors_against, limits_for
 
-_POOL_BYTES = 1 << 30
 # Held to 512 rows, 1 in 1,200 checks refused PyTorch's own backends in float32 (head sizes whose
 # scale is no power of two); to 8192, none of 43,200.
 _YARDSTICK_ROWS = 8192
@@ -30,7 +29,8 @@ _ALTERED_ELEMENTS = 8
 
 @dataclass(frozen=True, slots=True)
 class InputSet:
-    """Inputs of one kind and seed (on the CPU), the float64 outputs, and the error limits."""
+    """Inputs of one kind and seed, the float64 outputs (on the pool's device), and the error
+    limits."""
 
     inputs: Mapping[str, torch.Tensor]
     reference: Mapping[str, torch.Tensor]
@@ -48,10 +48,13 @@ class InputSet:
 
 
 class InputPool:
-    """Input sets by (case, kind, seed); the least recently used leave past 1 GiB."""
+    """Input sets by (case, kind, seed), made and kept on `device`; past `limit_bytes` the least
+    recently used leave."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, device: str = "cpu", limit_bytes: int = 1 << 30) -> None:
         self._problem = problem
+        self._device = device
+        self._limit_bytes = limit_bytes
         self._typical: dict[tuple[str, str], dict[str, Errors]] = {}
         self._sets: OrderedDict[tuple[str, str, int], InputSet] = OrderedDict()
 
@@ -62,9 +65,12 @@ class InputPool:
             return self._sets[key]
         made = self._make(case, kind, seed)
         self._sets[key] = made
-        while len(self._sets) > 1 and sum(s.nbytes for s in self._sets.values()) > _POOL_BYTES:
+        while len(self._sets) > 1 and self._nbytes() > self._limit_bytes:
             self._sets.popitem(last=False)
         return made
+
+    def _nbytes(self) -> int:
+        return sum(inputs.nbytes for inputs in self._sets.values())
 
     def altered(self, case: Case, seed: int) -> InputSet:
         """The normal set of that seed with a few elements of each input changed."""
@@ -94,7 +100,7 @@ class InputPool:
         if kind == _ALTERED:
             inputs = _alter(self.get(case, "normal", seed).inputs, number)
         else:
-            inputs = self._problem.make_inputs(case, kind, number)
+            inputs = self._problem.make_inputs(case, kind, number, self._device)
         return inputs, self._problem.reference(case, inputs), self._problem.yardstick(case, inputs)
 
     def _typical_errors(self, case: Case, kind: str) -> dict[str, Errors]:
@@ -120,5 +126,5 @@ def _alter(inputs: Mapping[str, torch.Tensor], seed: int) -> Tensors:
     for value in altered.values():
         places = torch.randint(value.numel(), (_ALTERED_ELEMENTS,), generator=generator)
         fresh = 3.0 * torch.randn(_ALTERED_ELEMENTS, generator=generator)
-        value.view(-1)[places] = fresh.to(value.dtype)
+        value.view(-1)[places.to(value.device)] = fresh.to(value)
     return altered

@@ -2,9 +2,11 @@
 //
 // A thread issues copies, closes them into a group, and waits until at most N of its latest groups are under way.
 // Waiting covers the thread's own copies only: a barrier must follow before others read them.
+// A CopyPolicy is a way through the L2 cache: as any data, or first to be given up again, which suits data that is
+// read once.
 //
 // Archs      sm_80 and later.
-// Reference  PTX ISA, "Data Movement and Conversion Instructions: cp.async".
+// Reference  PTX ISA, "Data Movement and Conversion Instructions: cp.async", "createpolicy".
 #pragma once
 
 namespace {
@@ -18,6 +20,36 @@ __device__ __forceinline__ void copy_async_16(unsigned shared, const void* from,
 __device__ __forceinline__ void copy_async_16(unsigned shared, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n" ::"r"(shared), "l"(from) : "memory");
 }
+
+template <bool EVICT_FIRST = false>
+struct CopyPolicy {
+  __device__ __forceinline__ void copy(unsigned shared, const void* from) const { copy_async_16(shared, from); }
+  __device__ __forceinline__ void copy(unsigned shared, const void* from, int bytes) const {
+    copy_async_16(shared, from, bytes);
+  }
+};
+
+template <>
+struct CopyPolicy<true> {
+  unsigned long long policy;
+  unsigned zero;
+
+  // ptxas 12.9 and 13.0 emit an illegal instruction for a copy with a policy whose shared address is the sum of a
+  // thread's and a uniform register. An exclusive or with a zero that they do not see through keeps the sum whole.
+  __device__ __forceinline__ CopyPolicy() : zero(__shfl_sync(0xffffffffu, threadIdx.x >> 10, 0)) {
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
+  }
+  __device__ __forceinline__ void copy(unsigned shared, const void* from) const {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;\n" ::"r"(shared ^ zero),
+                 "l"(from), "l"(policy)
+                 : "memory");
+  }
+  __device__ __forceinline__ void copy(unsigned shared, const void* from, int bytes) const {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;\n" ::"r"(shared ^ zero),
+                 "l"(from), "r"(bytes), "l"(policy)
+                 : "memory");
+  }
+};
 
 __device__ __forceinline__ void close_copy_group() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 

@@ -20,8 +20,8 @@
 //   BLOCK_M       rows a tile (16..256), a multiple of 16 * WARPS_Q.
 //   BLOCK_N       keys a block (16..512), a multiple of 16 * WARPS_KV.
 //   WARPS_Q       warps along the rows (1, 2, 4, 8).
-//   WARPS_KV      warps along the keys (1, 2, 4): each has its own softmax, merged at the end through shared memory.
-//   STAGES        blocks of K and V in shared memory (1..4). With 1, K loads under the softmax and PV, V under QK.
+//   WARPS_KV      warps along the keys (1, 2, 4, 8): each has its own softmax, merged at the end through shared memory.
+//   STAGES        blocks of K and V in shared memory (1..8). With 1, K loads under the softmax and PV, V under QK.
 //   V_WAIT        late: a second barrier, so that QK need not wait for V; early: one barrier a block. STAGES 1: late.
 //   Q_IN_REGS     0/1: Q's fragments stay in registers, or are read again for every block.
 //   SHARE_QK_SMEM 0/1: K and V overwrite Q in shared memory; needs Q_IN_REGS.
@@ -30,18 +30,25 @@
 //   RESCALE_LOG2  0: O is rescaled for every block. 4, 8: only when some row's maximum grew by more than 2^that; until
 //                 then weights exceed 1, which float16 (up to 65504) and the float32 sums can hold.
 //   SKIP_MASKED   0/1: in masked blocks, leave out products of 16 keys that no row of the warp sees.
-//   SPLIT_KV      blocks of threads that share a tile's keys (1..16): fills the device when tiles are few.
-//   MERGE         of their parts. counter: through `partials`, by the last to arrive. cluster: through distributed
-//                 shared memory (sm_90, SPLIT_KV 2..8).
+//   KV_EVICTION   normal, or first: K and V leave the L2 cache first. For decode, which reads them once.
+//   SPLIT_KV      blocks of threads that share a tile's keys (1..64): fills the device when tiles are few.
+//   MERGE         of their parts. counter: through `partials`, by the last to arrive. kernel: the same, by a second
+//                 kernel. cluster: through distributed shared memory (sm_90, SPLIT_KV 2..8).
 //   PACK_GQA      0/1: the rows of a tile are (position, head of the group) pairs: fuller tiles if seq_len_q is small.
 //   TILE_ORDER    by_row, by_row_descending: the tiles of a head are neighbours; by_head, by_head_descending: those of
 //                 all heads at the same rows are. Descending starts with the longest causal rows.
 //   PERSISTENT    0: a block a tile. n: n blocks a multiprocessor walk over the tiles. Needs SPLIT_KV == 1.
 //   MIN_CTAS      blocks a multiprocessor that the register allocation must allow (1..4).
 //
-// Constraints  BLOCK_M % (16 * WARPS_Q) == 0, BLOCK_N % (16 * WARPS_KV) == 0, (HEAD_DIM / 8) % PARTS == 0,
+//   Choices that a space leaves out need no constant.
+//
+// Decode (seq_len_q 1) is bound by how fast K and V arrive: SMs x bytes under way / latency (some 50 KB an SM fill an
+// H200). So PACK_GQA, for K and V to be read once a group; BLOCK_M 16; (STAGES - 1) * BLOCK_N large; and SPLIT_KV such
+// that batch * kv_heads * SPLIT_KV is just below 1, 2 or 3 times the multiprocessors: a second wave would start late.
+//
+// Constraints  BLOCK_M % (16 * WARPS_Q) == 0, BLOCK_N % (16 * WARPS_KV) == 0, columns % min(WARPS_KV, columns) == 0,
 //              SHARE_QK_SMEM <= Q_IN_REGS, PERSISTENT == 0 or SPLIT_KV == 1, MIN_CTAS * T <= 2048
-//              where PARTS = WARPS_KV * (MERGE == cluster ? SPLIT_KV : 1).
+//              where columns = HEAD_DIM / 8, with MERGE cluster (HEAD_DIM / 8) / SPLIT_KV, a whole number.
 // Launch       row_blocks = ceil((PACK_GQA ? seq_len_q * heads / kv_heads : seq_len_q) / BLOCK_M)
 //              tile_heads = batch * (PACK_GQA ? kv_heads : heads); a grid's second number is at most 65535
 //              tiles      = row_blocks * tile_heads
@@ -49,19 +56,24 @@
 //                         TILE_ORDER by_head...:        (tile_heads * SPLIT_KV, row_blocks)
 //                         TILE_ORDER by_row...:         (row_blocks * SPLIT_KV, tile_heads)
 //              block      (T)
+//              and with SPLIT_KV > 1 and MERGE kernel then attention_merge, with the same arguments:
+//              grid (tiles * BLOCK_M * HEAD_DIM / 256), block (64), no shared memory.
 // Shared bytes main = row_bytes * (SHARE_QK_SMEM ? max(BLOCK_M, 2 * STAGES * BLOCK_N) : BLOCK_M + 2 * STAGES * BLOCK_N)
 //              MERGE cluster, SPLIT_KV > 1:  main + 4 * WARPS_KV * BLOCK_M * (HEAD_DIM + 2 * SPLIT_KV) + 8
 //              else, WARPS_KV > 1:           max(main, row_bytes * BLOCK_M + 4 * WARPS_KV * BLOCK_M * (HEAD_DIM + 2))
 //              else:                         main
 //              where row_bytes = 2 * HEAD_DIM + (SWIZZLE == pad ? 16 : 0).
-// Workspace    with SPLIT_KV > 1 and MERGE counter, else unused: partials float[tiles * SPLIT_KV * BLOCK_M *
-//              (HEAD_DIM + 2)], any content; counter int[tiles], zero once: every launch leaves zeros.
+// Workspace    with SPLIT_KV > 1, else unused: MERGE counter or kernel: partials float[tiles * SPLIT_KV * BLOCK_M *
+//              (HEAD_DIM + 2)], any content; counter: counter int[tiles], zero once: every launch leaves zeros.
 // Archs        sm_80 and later.
 // Adds to attention_scalar.cu: tensor cores, asynchronous multi-stage copies, swizzled shared memory, masked and whole
 //              blocks apart, splits of the keys over warps and over blocks.
 // References   FlashAttention-2, Dao 2023; PTX ISA: mma.m16n8k16, ldmatrix, cp.async; see the helpers.
+#include "choices.cuh"
 #include "part_merge.cuh"
+#include "row_copy.cuh"
 #include "shared_rows.cuh"
+#include "split_merge.cuh"
 
 namespace {
 
@@ -72,6 +84,7 @@ constexpr bool kCausal = CAUSAL;
 constexpr bool kReverse = KV_ORDER == KV_ORDER_REVERSE;
 constexpr bool kWaitEarly = STAGES > 1 && V_WAIT == V_WAIT_EARLY;
 constexpr bool kCluster = SPLIT_KV > 1 && MERGE == MERGE_CLUSTER;
+constexpr bool kSecondKernel = SPLIT_KV > 1 && MERGE == MERGE_KERNEL;
 constexpr int kThreads = 32 * WARPS_Q * WARPS_KV;
 constexpr int kRowTiles = BLOCK_M / (16 * WARPS_Q);  // of 16 rows, a warp
 constexpr int kKeyTiles = BLOCK_N / (8 * WARPS_KV);  // of 8 keys, a warp
@@ -79,12 +92,14 @@ constexpr int kDimTiles = HEAD_DIM / 8;
 constexpr int kWarpRows = 16 * kRowTiles;
 constexpr int kWarpKeys = 8 * kKeyTiles;
 constexpr int kParts = WARPS_KV * (kCluster ? SPLIT_KV : 1);  // merged in shared memory
-constexpr int kOwnTiles = kDimTiles / kParts;  // columns that a warp merges and stores
+constexpr int kBlockTiles = kDimTiles / (kCluster ? SPLIT_KV : 1);  // of 8 columns, that a block merges and stores
+constexpr int kMergers = WARPS_KV < kBlockTiles ? WARPS_KV : kBlockTiles;  // warps along the keys that share them
+constexpr int kOwnTiles = kBlockTiles / kMergers;
 constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
 
 static_assert(HEAD_DIM % 32 == 0 && HEAD_DIM <= 128, "HEAD_DIM is 32, 64, 96 or 128");
 static_assert(BLOCK_M % (16 * WARPS_Q) == 0 && BLOCK_N % (16 * WARPS_KV) == 0, "warps have whole tiles");
-static_assert(kDimTiles % kParts == 0, "the merging warps share the columns");
+static_assert(kDimTiles % (kCluster ? SPLIT_KV : 1) == 0 && kBlockTiles % kMergers == 0, "warps share the columns");
 static_assert(Q_IN_REGS || !SHARE_QK_SMEM, "Q must leave before K arrives");
 static_assert(!kCluster || SPLIT_KV <= 8, "a cluster has up to eight blocks everywhere");
 static_assert(SPLIT_KV == 1 || !PERSISTENT, "a persistent block has its tiles alone");
@@ -93,7 +108,8 @@ static_assert(SPLIT_KV == 1 || !PERSISTENT, "a persistent block has its tiles al
 #endif
 
 using Rows = SharedRows<kDimTiles, SWIZZLE>;
-using SplitParts = PartLayout<BLOCK_M, HEAD_DIM>;                              // in `partials`
+using KeyPolicy = CopyPolicy<KV_EVICTION == KV_EVICTION_FIRST>;
+using SplitParts = SplitPart<BLOCK_M, HEAD_DIM>;                              // in `partials`
 using WarpParts = PartLayout<BLOCK_M, HEAD_DIM / (kCluster ? SPLIT_KV : 1)>;  // in shared memory
 
 // Shared memory: Q, later `out`, and behind it the stages (K, V, K, V, ...), later the warps' parts. What a cluster's
@@ -113,6 +129,15 @@ struct Problem {
   int* counter;
   float scale_log2;
   int group, seq_len_q, seq_len_k;  // group: query heads a kv head
+
+  __device__ Problem(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
+                     float softmax_scale, int heads, int kv_heads, int seq_len_q, int seq_len_k)
+      : q(q), k(k), v(v), out(out), partials(partials), counter(counter),
+        scale_log2(softmax_scale * 1.44269504088896341f), group(heads == kv_heads ? 1 : heads / kv_heads),
+        seq_len_q(seq_len_q), seq_len_k(seq_len_k) {}
+
+  __device__ int rows() const { return PACK_GQA ? seq_len_q * group : seq_len_q; }  // a head's, or a group's
+  __device__ int row_blocks() const { return (rows() + BLOCK_M - 1) / BLOCK_M; }
 };
 
 // BLOCK_M rows of one head, or of one group of heads.
@@ -120,6 +145,10 @@ struct Tile {
   const Problem& problem;
   int head, first_row, rows;  // head: over the batch, of kv heads if packed; rows: of the whole head
 
+  __device__ Tile(const Problem& of, int head, int row_block)
+      : problem(of), head(head), first_row(row_block * BLOCK_M), rows(of.rows()) {}
+
+  __device__ int valid_rows() const { return min(BLOCK_M, rows - first_row); }
   __device__ int position(int row) const { return PACK_GQA ? row / problem.group : row; }
   __device__ long long offset(int row) const {
     if constexpr (PACK_GQA) {
@@ -150,10 +179,10 @@ namespace {
 #define CLUSTER
 #endif
 
-// The PARTS of this block's warps, or of all its cluster's, merged: each warp gets some columns.
-template <int PARTS>
-__device__ __forceinline__ void merge_warps(const Worker& worker, int part_number,
-                                            PartFragments<kRowTiles, kDimTiles / PARTS>& merged) {
+// The PARTS of this block's warps, or of all its cluster's, merged: each warp gets TILES column tiles, while they last.
+template <int PARTS, int TILES>
+__device__ __forceinline__ void merge_warps(const Worker& worker, int split,
+                                            PartFragments<kRowTiles, TILES>& merged) {
   if constexpr (PARTS == 1) {
     merged = worker.part;
   } else {
@@ -162,44 +191,56 @@ __device__ __forceinline__ void merge_warps(const Worker& worker, int part_numbe
     if constexpr (kCluster) {
       const unsigned inbox = worker.shared + kInboxAt;
       wait_for_open_inboxes();
-      send_part<WarpParts, SPLIT_KV>(worker.part, worker.shared + kPartsAt, part_number, part_number / WARPS_KV, inbox,
-                                     row_tile);
+      send_part<WarpParts, SPLIT_KV>(worker.part, worker.shared + kPartsAt, split * WARPS_KV + worker.warp_kv, split,
+                                     inbox, row_tile, worker.tile.valid_rows());
       __syncthreads();  // what stays in this block is there, and Q and the stages were read by all
       wait_for_inbox(inbox);
     } else {
       __syncthreads();  // the stages were read by all
-      store_part<WarpParts>(worker.part, parts + part_number * WarpParts::kFloats, row_tile, 0, true);
+      store_part<WarpParts>(worker.part, parts + worker.warp_kv * WarpParts::kFloats, row_tile);
       __syncthreads();
     }
     const auto part = [=](int p) { return parts + p * WarpParts::kFloats; };
-    merge_parts<WarpParts, PARTS>(merged, part, row_tile, part_number % WARPS_KV * (kDimTiles / PARTS),
-                                  worker.tile.problem.scale_log2);
+    if (worker.merges())
+      merge_parts<WarpParts, PARTS>(merged, part, row_tile, worker.warp_kv * TILES, worker.tile.problem.scale_log2);
   }
 }
 
-__device__ __forceinline__ void attend_tile(const Problem& problem, int number, int head, int row_block, int rows,
-                                            int split) {
-  const Tile tile{problem, head, row_block * BLOCK_M, rows};
+// By `stride` threads, of which this is number `first`.
+template <int CELLS>
+__device__ __forceinline__ void merge_splits(const Tile& tile, const float* parts, int first, int stride) {
+  const auto store = [&](int row, int column, const float(&o)[4]) {
+    *reinterpret_cast<uint2*>(tile.problem.out + tile.offset(tile.first_row + row) + column) =
+        make_uint2(pack<kBfloat16>(o[0], o[1]), pack<kBfloat16>(o[2], o[3]));
+  };
+  merge_split_parts<SplitParts, SPLIT_KV, CELLS>(parts, tile.valid_rows(), first, stride, tile.problem.scale_log2,
+                                                 store);
+}
+
+__device__ __forceinline__ void attend_tile(const Problem& problem, int head, int row_block, int split) {
+  const Tile tile(problem, head, row_block);
   const unsigned shared = static_cast<unsigned>(__cvta_generic_to_shared(shared_memory));
-  if constexpr (kCluster) open_inbox(shared + kInboxAt, 4 * (kParts - WARPS_KV) * WarpParts::kFloats);
+  if constexpr (kCluster) open_inbox(shared + kInboxAt, (kParts - WARPS_KV) * WarpParts::sent_bytes(tile.valid_rows()));
   Worker worker(tile, shared);
   worker.attend_all(split);
 
-  const int part_number = (kCluster ? split * WARPS_KV : 0) + worker.warp_kv;
-  const int first_tile = part_number * kOwnTiles;
+  const int first_tile = (kCluster ? split * kBlockTiles : 0) + worker.warp_kv * kOwnTiles;
   PartFragments<kRowTiles, kOwnTiles> done;
-  merge_warps<kParts>(worker, part_number, done);
+  merge_warps<kParts>(worker, split, done);
   if constexpr (SPLIT_KV > 1 && !kCluster) {
+    const int number = head * problem.row_blocks() + row_block;
     float* parts = problem.partials + static_cast<long long>(number) * SPLIT_KV * SplitParts::kFloats;
-    const int row_tile = worker.warp_q * kRowTiles;
-    store_part<SplitParts>(done, parts + split * SplitParts::kFloats, row_tile, first_tile, first_tile == 0);
-    if (!last_to_arrive(problem.counter + number, SPLIT_KV)) return;
-    const auto part = [=](int p) { return parts + p * SplitParts::kFloats; };
-    merge_parts<SplitParts, SPLIT_KV>(done, part, row_tile, first_tile, problem.scale_log2);
-  } else if constexpr (kParts == 1 && SHARE_QK_SMEM) {
-    __syncthreads();  // the stages were read by all, and `out` passes through the same memory
+    if (worker.merges())
+      store_split_part<SplitParts>(done, parts + split * SplitParts::kFloats, worker.warp_q * kRowTiles, first_tile,
+                                   tile.valid_rows());
+    if constexpr (!kSecondKernel)
+      if (last_to_arrive(problem.counter + number, SPLIT_KV))
+        merge_splits<SPLIT_KV < 16 ? 16 / SPLIT_KV : 1>(tile, parts, threadIdx.x, kThreads);
+  } else {
+    if constexpr (kParts == 1 && SHARE_QK_SMEM)
+      __syncthreads();  // the stages were read by all, and `out` passes through the same memory
+    if (worker.merges()) worker.store_rows(done, first_tile);
   }
-  worker.store_rows(done, first_tile);
 }
 
 }  // namespace
@@ -207,18 +248,13 @@ __device__ __forceinline__ void attend_tile(const Problem& problem, int number, 
 extern "C" __global__ void CLUSTER __launch_bounds__(kThreads, MIN_CTAS)
     attention_forward(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
                       float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k) {
-  const int group = heads == kv_heads ? 1 : heads / kv_heads;
-  const Problem problem{q,     k,         v,        out, partials, counter, softmax_scale * 1.44269504088896341f,
-                        group, seq_len_q, seq_len_k};
-  const int rows = PACK_GQA ? seq_len_q * group : seq_len_q;
-  const int row_blocks = (rows + BLOCK_M - 1) / BLOCK_M;
-  const int tile_heads = batch * (PACK_GQA ? kv_heads : heads);
+  const Problem problem(q, k, v, out, partials, counter, softmax_scale, heads, kv_heads, seq_len_q, seq_len_k);
   constexpr bool heads_first = TILE_ORDER == TILE_ORDER_BY_HEAD || TILE_ORDER == TILE_ORDER_BY_HEAD_DESCENDING;
   constexpr bool descending = TILE_ORDER == TILE_ORDER_BY_ROW_DESCENDING || TILE_ORDER == TILE_ORDER_BY_HEAD_DESCENDING;
+  const int row_blocks = problem.row_blocks(), tile_heads = batch * (PACK_GQA ? kv_heads : heads);
   const auto attend = [&](int fast, int slow, int split) {
     const int head = heads_first ? fast : slow, row_block = heads_first ? slow : fast;
-    attend_tile(problem, head * row_blocks + row_block, head, descending ? row_blocks - 1 - row_block : row_block, rows,
-                split);
+    attend_tile(problem, head, descending ? row_blocks - 1 - row_block : row_block, split);
   };
 
   if constexpr (PERSISTENT) {
@@ -231,3 +267,21 @@ extern "C" __global__ void CLUSTER __launch_bounds__(kThreads, MIN_CTAS)
     attend(blockIdx.x / SPLIT_KV, blockIdx.y, blockIdx.x % SPLIT_KV);
   }
 }
+
+#if SPLIT_KV > 1 && MERGE == MERGE_KERNEL
+// A thread merges four columns of a row, a block those of one tile. One block at least may be resident: without that
+// number, the compiler saves registers for more of them, and the loads wait for each other.
+constexpr int kMergeThreads = 64;
+static_assert(SplitParts::kCells % kMergeThreads == 0, "a block has one tile");
+
+extern "C" __global__ void __launch_bounds__(kMergeThreads, 1)
+    attention_merge(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
+                    float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k) {
+  constexpr int blocks = SplitParts::kCells / kMergeThreads;  // a tile
+  const Problem problem(q, k, v, out, partials, counter, softmax_scale, heads, kv_heads, seq_len_q, seq_len_k);
+  const int number = blockIdx.x / blocks, row_blocks = problem.row_blocks();
+  const Tile tile(problem, number / row_blocks, number % row_blocks);
+  const float* parts = partials + static_cast<long long>(number) * SPLIT_KV * SplitParts::kFloats;
+  merge_splits<1>(tile, parts, blockIdx.x % blocks * kMergeThreads + threadIdx.x, SplitParts::kCells);
+}
+#endif

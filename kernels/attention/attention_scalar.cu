@@ -77,7 +77,8 @@ __device__ float dot(const float* q, const Element* key) {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+// One block at least: without that number, the compiler spills to fit more of them.
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_forward(const Element* q, const Element* k, const Element* v, Element* out, float softmax_scale,
                       int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

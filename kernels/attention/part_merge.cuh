@@ -4,9 +4,10 @@
 // weighted by v, o. Parts merge like the blocks of online softmax: M = max m, weights w = 2^(scale (m - M)),
 // l = sum w l, o = sum w o. The parts are added in their order, so the result does not depend on who finished first.
 //
-// A part in memory: the fragments of o, as float4 [16-row tile of BLOCK_M][8-column tile of HEAD_DIM][lane] (whoever
+// Parts of warps, in shared memory: the fragments of o as float4 [16-row tile of BLOCK_M][8-column tile][lane] (whoever
 // reads has the same lane, so that a warp moves 512 bytes at once), then float2 {m, l} [BLOCK_M].
-// In a cluster (sm_90) each block merges some columns, and the others send it theirs.
+// In a cluster (sm_90) each block merges some columns, and the others send it theirs: of the rows that exist.
+// Parts of splits, in global memory: see split_merge.cuh.
 //
 // Archs      sm_80 and later; send_part sm_90.
 // Reference  Milakov & Gimelshein 2018 (merging softmax).
@@ -25,6 +26,11 @@ struct PartLayout {
     return ((row_tile * (COLUMNS / 8) + column_tile) * 32 + lane) * 4;
   }
   __device__ static __forceinline__ int statistics(int row) { return ROWS * COLUMNS + 2 * row; }
+  // What send_part sends of a part, of which the first `rows` rows exist: a lane's rows g and g + 8 go together.
+  __device__ static __forceinline__ int sent_bytes(int rows) {
+    const int pairs = rows >= ROWS ? ROWS / 2 : rows / 16 * 8 + min(rows % 16, 8);
+    return pairs * 8 * (COLUMNS + 2);
+  }
 };
 
 // Rows g and g + 8 of ROW_TILES tiles, TILES column tiles each: what a lane holds of its warp's part.
@@ -36,18 +42,18 @@ struct PartFragments {
 };
 
 template <class Layout, int ROW_TILES, int TILES>
-__device__ __forceinline__ void store_part(const PartFragments<ROW_TILES, TILES>& part, float* base, int first_row_tile,
-                                           int first_column_tile, bool store_statistics) {
+__device__ __forceinline__ void store_part(const PartFragments<ROW_TILES, TILES>& part, float* base,
+                                           int first_row_tile) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < ROW_TILES; ++i) {
 #pragma unroll
     for (int n = 0; n < TILES; ++n) {
       const float(&o)[4] = part.output[i][n];
-      float* to = base + Layout::fragment(first_row_tile + i, first_column_tile + n, lane);
+      float* to = base + Layout::fragment(first_row_tile + i, n, lane);
       *reinterpret_cast<float4*>(to) = make_float4(o[0], o[1], o[2], o[3]);
     }
-    if (store_statistics && lane % 4 == 0)
+    if (lane % 4 == 0)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = 16 * (first_row_tile + i) + 8 * half + lane / 4;
@@ -58,10 +64,10 @@ __device__ __forceinline__ void store_part(const PartFragments<ROW_TILES, TILES>
 }
 
 // Each block of the cluster gets its own columns of this warp's part, as part `number` of the parts that lie there at
-// `parts`; this block, number `own`, too. BLOCKS - 1 shares of Layout's size go away.
+// `parts`; this block, number `own`, too. Of rows that do not exist nothing is sent: Layout::sent_bytes(rows) a block.
 template <class Layout, int BLOCKS, int ROW_TILES, int TILES>
 __device__ __forceinline__ void send_part(const PartFragments<ROW_TILES, TILES>& part, unsigned parts, int number,
-                                          int own, unsigned inbox, int first_row_tile) {
+                                          int own, unsigned inbox, int first_row_tile, int rows) {
   const int lane = threadIdx.x % 32;
   const unsigned base = parts + number * Layout::kFloats * 4;
   constexpr int tiles = TILES / BLOCKS;
@@ -71,6 +77,7 @@ __device__ __forceinline__ void send_part(const PartFragments<ROW_TILES, TILES>&
     const unsigned to = stays ? base : in_block(base, block), there = in_block(inbox, block);
 #pragma unroll
     for (int i = 0; i < ROW_TILES; ++i) {
+      if (16 * (first_row_tile + i) + lane / 4 >= rows) continue;
 #pragma unroll
       for (int n = 0; n < tiles; ++n) {
         const float(&o)[4] = part.output[i][block * tiles + n];
@@ -90,60 +97,47 @@ __device__ __forceinline__ void send_part(const PartFragments<ROW_TILES, TILES>&
 template <class Layout, int PARTS, int ROW_TILES, int TILES, class Part>
 __device__ __forceinline__ void merge_parts(PartFragments<ROW_TILES, TILES>& merged, Part part, int first_row_tile,
                                             int first_column_tile, float scale) {
+  constexpr int kUnroll = PARTS < 16 ? PARTS : 8;
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < ROW_TILES; ++i) {
-    float2 statistics[PARTS][2];
-#pragma unroll
-    for (int p = 0; p < PARTS; ++p)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = 16 * (first_row_tile + i) + 8 * half + lane / 4;
-        statistics[p][half] = *reinterpret_cast<const float2*>(part(p) + Layout::statistics(row));
-      }
+    const auto statistics = [&](int p, int half) {
+      const int row = 16 * (first_row_tile + i) + 8 * half + lane / 4;
+      return *reinterpret_cast<const float2*>(part(p) + Layout::statistics(row));
+    };
+    float(&top)[2] = merged.maximum[i], (&sum)[2] = merged.sum[i];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float top = statistics[0][half].x, sum = 0.0f;
-#pragma unroll
-      for (int p = 1; p < PARTS; ++p) top = fmaxf(top, statistics[p][half].x);
-#pragma unroll
-      for (int p = 0; p < PARTS; ++p) {
-        const float weight = exp2_approximate((statistics[p][half].x - top) * scale);
-        sum += weight * statistics[p][half].y;
-        statistics[p][half].x = weight;
-      }
-      merged.maximum[i][half] = top;
-      merged.sum[i][half] = sum;
+      top[half] = statistics(0, half).x;
+      sum[half] = 0.0f;
+#pragma unroll kUnroll
+      for (int p = 1; p < PARTS; ++p) top[half] = fmaxf(top[half], statistics(p, half).x);
     }
 #pragma unroll
-    for (int n = 0; n < TILES; ++n) {
-      float(&o)[4] = merged.output[i][n];
-      o[0] = o[1] = o[2] = o[3] = 0.0f;
+    for (int n = 0; n < TILES; ++n)
 #pragma unroll
-      for (int p = 0; p < PARTS; ++p) {
+      for (int e = 0; e < 4; ++e) merged.output[i][n][e] = 0.0f;
+#pragma unroll kUnroll
+    for (int p = 0; p < PARTS; ++p) {
+      float weight[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float2 theirs = statistics(p, half);
+        weight[half] = exp2_approximate((theirs.x - top[half]) * scale);
+        sum[half] += weight[half] * theirs.y;
+      }
+#pragma unroll
+      for (int n = 0; n < TILES; ++n) {
         const float* from = part(p) + Layout::fragment(first_row_tile + i, first_column_tile + n, lane);
         const float4 theirs = *reinterpret_cast<const float4*>(from);
-        o[0] += statistics[p][0].x * theirs.x;
-        o[1] += statistics[p][0].x * theirs.y;
-        o[2] += statistics[p][1].x * theirs.z;
-        o[3] += statistics[p][1].x * theirs.w;
+        float(&o)[4] = merged.output[i][n];
+        o[0] += weight[0] * theirs.x;
+        o[1] += weight[0] * theirs.y;
+        o[2] += weight[1] * theirs.z;
+        o[3] += weight[1] * theirs.w;
       }
     }
   }
-}
-
-// True in the last of `count` blocks that call this for one counter. What the others wrote before is then visible to
-// all of this block's threads, and the counter is 0 again: the next launch finds it as this one did.
-__device__ __forceinline__ bool last_to_arrive(int* counter, int count) {
-  bool last = false;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    last = atomicAdd(counter, 1) == count - 1;
-    if (last) *counter = 0;
-    __threadfence();
-  }
-  return __syncthreads_or(last);
 }
 
 }  // namespace

@@ -8,13 +8,14 @@
 
 namespace {
 
-template <int CHUNKS, int THREADS, class Layout>
+template <int CHUNKS, int THREADS, class Layout, class Policy = CopyPolicy<>>
 struct RowCopy {
   static constexpr int kRows = THREADS / CHUNKS;  // at a time
   static constexpr int kElements = 8 * CHUNKS;    // a row
 
   int row, chunk;
   unsigned at;
+  Policy policy;
 
   __device__ __forceinline__ RowCopy()
       : row(threadIdx.x / CHUNKS), chunk(threadIdx.x % CHUNKS), at(Layout::offset(row, chunk)) {}
@@ -36,14 +37,14 @@ struct RowCopy {
     if (valid >= ROWS) {
 #pragma unroll
       for (int i = 0; i < passes; ++i)
-        if (has(i, ROWS)) copy_async_16(shared + to(i), from + i * kRows * kElements);
+        if (has(i, ROWS)) policy.copy(shared + to(i), from + i * kRows * kElements);
     } else {
       const T* nowhere = from - start();  // the first row exists
 #pragma unroll
       for (int i = 0; i < passes; ++i)
         if (has(i, ROWS)) {
           const bool exists = row + i * kRows < valid;
-          copy_async_16(shared + to(i), exists ? from + i * kRows * kElements : nowhere, exists ? 16 : 0);
+          policy.copy(shared + to(i), exists ? from + i * kRows * kElements : nowhere, exists ? 16 : 0);
         }
     }
   }
@@ -55,7 +56,7 @@ struct RowCopy {
     for (int i = 0; i < (ROWS + kRows - 1) / kRows; ++i)
       if (has(i, ROWS)) {
         const bool exists = row + i * kRows < valid;
-        copy_async_16(shared + to(i), row_at(exists ? row + i * kRows : 0) + chunk * 8, exists ? 16 : 0);
+        policy.copy(shared + to(i), row_at(exists ? row + i * kRows : 0) + chunk * 8, exists ? 16 : 0);
       }
   }
 };

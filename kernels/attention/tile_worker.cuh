@@ -18,6 +18,7 @@ struct Worker {
   const unsigned shared, query_at, keys_at, values_at;  // addresses of this lane's rows for ldmatrix
   int first_block, blocks, loaded, stage, load_stage;
   const RowCopy<kDimTiles, kThreads, Rows> copier;
+  const RowCopy<kDimTiles, kThreads, Rows, KeyPolicy> key_copier;
   const Element *keys, *values;  // where this thread copies from, at block 0
   PartFragments<kRowTiles, kDimTiles> part;
   unsigned query[kRowTiles][Q_IN_REGS ? HEAD_DIM / 16 : 1][4];
@@ -45,6 +46,8 @@ struct Worker {
   __device__ __forceinline__ int row_of(int row_tile, int half) const {
     return tile.first_row + warp_q * kWarpRows + 16 * row_tile + 8 * half + lane / 4;
   }
+  // Whether this warp has columns to merge and to store.
+  __device__ __forceinline__ bool merges() const { return kMergers == WARPS_KV || warp_kv < kMergers; }
   __device__ __forceinline__ int key_of(int step) const {
     return (kReverse ? first_block + blocks - 1 - step : first_block + step) * BLOCK_N;
   }
@@ -65,7 +68,7 @@ struct Worker {
   __device__ __forceinline__ void load_block(const Element* from, unsigned to, int step) const {
     if (step < blocks) {
       const int key = key_of(step);
-      copier.copy<BLOCK_N>(to, from + static_cast<long long>(key) * HEAD_DIM, tile.problem.seq_len_k - key);
+      key_copier.copy<BLOCK_N>(to, from + static_cast<long long>(key) * HEAD_DIM, tile.problem.seq_len_k - key);
     }
     close_copy_group();
   }
@@ -82,19 +85,20 @@ struct Worker {
     load_stage = load_stage + 1 == STAGES ? 0 : load_stage + 1;
   }
 
-  // Q and the first blocks on their way, Q's fragments in registers.
+  // Q and the first blocks on their way, Q's fragments in registers. Packed rows need divisions to be found: then the
+  // first K goes ahead of Q.
   __device__ __forceinline__ void begin() {
-    constexpr int groups = STAGES == 1 ? 2 : 2 * (STAGES - 1);  // behind Q's
+    constexpr bool keys_first = PACK_GQA && !SHARE_QK_SMEM;
+    constexpr int groups = (STAGES == 1 ? 2 : 2 * (STAGES - 1)) - keys_first;  // behind Q's
+    if constexpr (keys_first) load_keys(0, 0);
     load_query();
     if constexpr (SHARE_QK_SMEM) take_query<0>();
     if constexpr (SHARE_QK_SMEM) __syncthreads();
-    if constexpr (STAGES == 1) {
-      load_keys(0, 0);
-      load_values(0, 0);
-    } else {
+    if constexpr (!keys_first) load_keys(0, 0);
+    load_values(0, 0);
+    loaded = load_stage = 1;
 #pragma unroll
-      for (int i = 0; i < STAGES - 1; ++i) load_next_stage();
-    }
+    for (int i = 1; i < STAGES - 1; ++i) load_next_stage();
     if constexpr (Q_IN_REGS && !SHARE_QK_SMEM) take_query<groups>();
   }
 

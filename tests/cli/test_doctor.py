@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evotune.cli.findings import Finding, Status, examine
-from evotune.cli.gpu_probe import GpuState, probe
+from evotune.device.probe import GpuState, probe
 
 from .conftest import Invoke
 

@@ -79,7 +79,7 @@ def test_compile_ends_with_1_when_one_does_not_compile(invoke: Invoke, space: Pa
     assert result.exit_code == 1
     assert "3 of 5 compile" in result.stdout
     assert "compile_error" in result.stdout
-    assert " compiled, 2 failed: compile_error kernels/scale.cpp:2:2" in result.stderr
+    assert " of 5 done, 2 failed: compile_error kernels/scale.cpp:2:2" in result.stderr
 
 
 def test_compile_ends_with_0_when_all_do_and_tells_the_cache(invoke: Invoke, space: Path) -> None:

@@ -43,7 +43,10 @@ def test_a_kernel_is_compiled_loaded_bound_and_timed(tmp_path: Path) -> None:
     launch = session.bind(session.load(library, PLAN), PLAN, {"x": x.data_ptr()})
     launch()
     assert x.tolist() == [2.5, 2.5, 2.5, 2.5, 1.0]
-    assert 0 < session.time_us(launch, 10) < 1e5
+    sampler = session.sampler([launch, launch])
+    assert 0 < sampler.time_us() < 1e5
+    sampler.run()
+    assert x.tolist() == [2.5**5] * 4 + [1.0]  # 1 + 2 + 2 launches
     json.dumps(dict(session.state()))
 
 
@@ -136,7 +139,7 @@ def test_plans_and_jobs_survive_json() -> None:
         "f",
         (Argument("tensor", "q"), Argument("int64", value=3)),
         (Workspace("scratch", 64, "zero_once"),),
-        (Launch((1, 2, 3), (32,), 1024),),
+        (Launch((1, 2, 3), (32,), 1024, "f"), Launch((4,), (64,), 0, "merge")),
     )
     assert LaunchPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     job = CompileJob("cpp", "/r", "k.cpp", (("N", 4),), ("-O2",), "sm_89", "ff")

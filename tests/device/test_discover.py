@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from evotune.device import discover
-from evotune.device.discover import choose_backend, cuda_problem, gpus_present
+from evotune.device.cuda import profiles
+from evotune.device.discover import (
+    choose_backend,
+    cuda_problem,
+    find_gpu,
+    gpus_present,
+    open_profile,
+    same_gpu,
+)
+from evotune.device.probe import GpuState
+from evotune.device.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem, UsageError
 
 
@@ -81,10 +92,12 @@ def test_asking_for_a_gpu_that_is_not_there_is_an_error_with_the_fix(request_: s
         choose_backend(request_)
 
 
-@pytest.mark.parametrize("request_", ["gpu", "cuda:", "cuda:x", "cuda:-1", "l4", "", "CPU"])
+@pytest.mark.parametrize("request_", ["gpu", "cuda:", "cuda:x", "cuda:-1", "L4", "l40", "", "CPU"])
 def test_an_unknown_device_is_a_usage_error(machine: Path, request_: str) -> None:
     _driver_lists(machine, "NVIDIA L4")
-    with pytest.raises(UsageError, match="expected auto, cpu or cuda:N"):
+    with pytest.raises(
+        UsageError, match="expected auto, cpu, cuda:N or one of l4, a100, h100, h200"
+    ):
         choose_backend(request_)
 
 
@@ -110,3 +123,56 @@ def test_a_gpu_that_torch_cannot_use_is_an_error_of_one_line(machine: Path, requ
     assert text.endswith("or choose --device cpu")
     assert "\n" not in text
     assert cuda_problem() in text
+
+
+def _gpu(name: str, id: str) -> DeviceProfile:
+    return dataclasses.replace(profiles.named("l4"), name=name, id=id)
+
+
+@pytest.fixture
+def two_gpus(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose probe answers with an H200 and an L4."""
+    _driver_lists(machine, "NVIDIA H200", "NVIDIA L4")
+    found = (_gpu("NVIDIA H200", "GPU-a"), _gpu("NVIDIA L4", "GPU-b"))
+    state = GpuState(("NVIDIA H200", "NVIDIA L4"), "", found)
+    monkeypatch.setattr(discover, "_ask", lambda visible: state)
+
+
+@pytest.mark.parametrize(
+    ("request_", "id"),
+    [("auto", "GPU-a"), ("cuda", "GPU-a"), ("cuda:1", "GPU-b"), ("l4", "GPU-b"), ("h200", "GPU-a")],
+)
+@pytest.mark.usefixtures("two_gpus")
+def test_a_gpu_is_found_by_number_and_by_model(request_: str, id: str) -> None:
+    assert find_gpu(request_).id == id
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_model_that_is_not_here_is_an_error_that_names_what_is() -> None:
+    with pytest.raises(EnvironmentProblem) as caught:
+        find_gpu("a100")
+    expected = "--device a100: this machine has no NVIDIA A100 (found: NVIDIA H200, NVIDIA L4)"
+    assert str(caught.value) == expected
+
+
+def test_a_model_on_a_machine_without_a_gpu_is_an_error() -> None:
+    for choose in (find_gpu, choose_backend):
+        with pytest.raises(EnvironmentProblem) as caught:
+            choose("l4")
+        assert str(caught.value) == "--device l4: this machine has no NVIDIA L4 (found: none)"
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_run_resumes_on_its_own_gpu_or_on_one_of_its_model() -> None:
+    assert same_gpu(_gpu("NVIDIA L4", "GPU-b")) == "cuda:1"
+    assert same_gpu(_gpu("NVIDIA L4", "GPU-gone")) == "cuda:1"
+    assert same_gpu(_gpu("NVIDIA L4", "")) == "cuda:1"
+    assert same_gpu(_gpu("NVIDIA B200", "GPU-gone")) == "auto"
+
+
+def test_compiling_needs_a_name_and_no_gpu() -> None:
+    assert open_profile("l4", "cuda", compile_only=True) == profiles.named("l4")
+    with pytest.raises(EnvironmentProblem, match=r"fix: name one, --device l4\|a100\|h100\|h200"):
+        open_profile("auto", "cuda", compile_only=True)
+    with pytest.raises(EnvironmentProblem, match="CUDA kernels need a GPU and no NVIDIA GPU was"):
+        open_profile("auto", "cuda", compile_only=False)

@@ -123,6 +123,7 @@ def test_csv_columns_are_the_documented_ones(mixed: RunData) -> None:
         *("rank", "trial", "outcome", "reason", "speedup", "speedup_low", "speedup_high"),
         *("time_us", "error", "error_limit", "confirmed", "flags", "duplicate_of", "finished_s"),
         *("stage_s.compile", "stage_s.verify", "stage_s.measure"),
+        "resource.code_bytes",
         *figures,
         *("param.BLOCK_M", "param.UNROLL", "param.PACK"),
     ]
@@ -133,6 +134,7 @@ def test_csv_values_are_exact_and_missing_ones_empty(mixed: RunData) -> None:
     assert float(row["speedup"]) == pytest.approx(1.25)
     assert (row["param.BLOCK_M"], row["param.PACK"]) == ("64", "True")
     assert row["baseline.500x64"] == "sdpa:flash"
+    assert row["resource.code_bytes"] == "4096"
     assert (row["duplicate_of"], row["reason"]) == ("", "")
 
 

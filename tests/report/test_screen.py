@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -185,6 +186,18 @@ def test_a_time_on_its_own_has_the_unit_that_suits_it(time_us: float, text: str)
 def test_many_duplicates_are_counted_rather_than_listed() -> None:
     outcomes = [ok(2.0), *(ok(2.0, duplicate_of=0) for _ in range(8))]
     assert "(same code: trials 1, 2, 3, 4, 5 and 3 more)" in shown(board(outcomes))
+
+
+def test_what_the_gpu_compiler_tells_stands_beside_the_configuration() -> None:
+    resources = {"registers": 159, "spill_bytes": 0, "occupancy": 0.25}
+    spilling = {"registers": 255, "spill_bytes": 24, "occupancy": 0.125}
+    outcomes = [
+        dataclasses.replace(ok(2.0), resources=resources),
+        dataclasses.replace(ok(1.5), resources=spilling),
+    ]
+    text = " ".join(shown(board(outcomes)).split())
+    assert "BLOCK_M=16 UNROLL=0 (159 registers, no spills, 25% occupancy)" in text
+    assert "UNROLL=1 (255 registers, 24 bytes of spills, 12% occupancy)" in text
 
 
 def test_a_run_without_rows_says_why() -> None:

@@ -169,7 +169,7 @@ def test_after_timing_the_launch_must_compute_from_what_is_there_then(pool: Inpu
         launch = CpuSession().bind(subject.kernel, subject.plan, buffers.pointers)
         launch()
         verdict = Verdict()
-        gate.replay(subject, launch, buffers, 1, verdict)
+        gate.replay(subject, CpuSession().sampler([launch]), buffers, 1, verdict)
         assert verdict.passed == passes
         if not passes:
             assert "replayed normal inputs: out is off by" in verdict.reason

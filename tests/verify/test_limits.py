@@ -135,13 +135,11 @@ def test_input_sets_are_made_once_and_never_share_values() -> None:
         assert not torch.equal(different.inputs["q"], first.inputs["q"])
 
 
-def test_the_pool_forgets_what_was_used_least_recently(monkeypatch: pytest.MonkeyPatch) -> None:
-    from evotune.verify import pool as module
-
-    pool = InputPool(PROBLEM)
+def test_the_pool_forgets_what_was_used_least_recently() -> None:
     case = make_case(16, causal=False)
+    nbytes = InputPool(PROBLEM).get(case, "normal", 0).nbytes
+    pool = InputPool(PROBLEM, limit_bytes=3 * nbytes)
     first = pool.get(case, "normal", 0)
-    monkeypatch.setattr(module, "_POOL_BYTES", 3 * first.nbytes)
     for seed in (1, 2):
         pool.get(case, "normal", seed)
     assert pool.get(case, "normal", 0) is first  # used again: now the most recent

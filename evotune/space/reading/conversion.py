@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from evotune.space.language.expression import Expression, parse_expression
@@ -17,6 +17,7 @@ from evotune.space.parameters import (
 from evotune.space.reading.schema import (
     MAX_PARAMETERS,
     MAX_VALUES,
+    ConstraintField,
     ConstraintModel,
     KernelModel,
     ParameterModel,
@@ -98,13 +99,25 @@ class Converter:
         }
 
     def constraints(self) -> tuple[ConstraintSpec, ...]:
+        return self._conditions("constraints", self.model.constraints)
+
+    def after_compile(self) -> tuple[ConstraintSpec, ...]:
+        kernels = self.model.kernels or {}
+        if self.model.after_compile:
+            for name, kernel in kernels.items():
+                if self._language(name, kernel) != "cuda":
+                    position = self.source.key_position(("after_compile",))
+                    raise position.error("'after_compile' needs CUDA kernels")
+        return self._conditions("after_compile", self.model.after_compile)
+
+    def _conditions(self, key: str, items: Sequence[ConstraintField]) -> tuple[ConstraintSpec, ...]:
         specs = []
-        for i, item in enumerate(self.model.constraints):
+        for i, item in enumerate(items):
             if isinstance(item, ConstraintModel):
-                expression = self._expression(item.expr, ("constraints", i, "expr"))
+                expression = self._expression(item.expr, (key, i, "expr"))
                 specs.append(ConstraintSpec(expression, item.reason or ""))
             else:
-                specs.append(ConstraintSpec(self._expression(item, ("constraints", i))))
+                specs.append(ConstraintSpec(self._expression(item, (key, i))))
         return tuple(specs)
 
     def _expression(self, text: Value, path: DataPath) -> Expression:
@@ -112,10 +125,7 @@ class Converter:
 
     def _kernel(self, name: str, kernel: KernelModel) -> KernelSpec:
         path: DataPath = ("kernels", name)
-        language = kernel.language or _LANGUAGES.get(PurePosixPath(kernel.source).suffix)
-        if language is None:
-            message = f"expected a .cpp, .cc or .cu file, or a 'language'; found '{kernel.source}'"
-            raise self.source.position((*path, "source")).error(message)
+        language = self._language(name, kernel)
         if language == "cuda" and not kernel.launches:
             raise self.source.position(path).error("a CUDA kernel needs 'launches'")
         deterministic = kernel.deterministic
@@ -136,6 +146,13 @@ class Converter:
             deterministic=self.model.deterministic if deterministic is None else deterministic,
             position=self.source.position(path),
         )
+
+    def _language(self, name: str, kernel: KernelModel) -> str:
+        language = kernel.language or _LANGUAGES.get(PurePosixPath(kernel.source).suffix)
+        if language is None:
+            message = f"expected a .cpp, .cc or .cu file, or a 'language'; found '{kernel.source}'"
+            raise self.source.position(("kernels", name, "source")).error(message)
+        return language
 
     def _source_file(self, source: str, path: DataPath) -> Path:
         """Sources live under the root, so that a space can be moved and shipped as a whole."""
@@ -190,7 +207,9 @@ class Converter:
                 for key, sizes in (("grid", launch.grid), ("block", launch.block))
             )
             shared_bytes = self._expression(launch.shared_bytes, (*place, "shared_bytes"))
-            specs.append(LaunchSpec(grid, block, shared_bytes))
+            when = None if launch.when is None else self._expression(launch.when, (*place, "when"))
+            entry = launch.entry or kernel.entry
+            specs.append(LaunchSpec(grid, block, shared_bytes, entry, when))
         return tuple(specs)
 
     def parameters(self) -> tuple[ParameterSpec, ...]:

@@ -123,6 +123,8 @@ class LaunchModel(SpaceModel):
     grid: Grid
     block: Grid
     shared_bytes: ExpressionField = 0
+    entry: Identifier | None = None
+    when: ExpressionField | None = None
 
 
 Argument = Annotated[
@@ -239,7 +241,13 @@ class SpaceModelFile(SpaceModel):
     what = "a space file"
     model_config = ConfigDict(title="evotune search space")
     full_form: ClassVar[tuple[str, ...]] = ("problem", "kernels", "parameters")
-    only_full: ClassVar[tuple[str, ...]] = (*full_form, "let", "constraints", "timeouts")
+    only_full: ClassVar[tuple[str, ...]] = (
+        *full_form,
+        "let",
+        "constraints",
+        "after_compile",
+        "timeouts",
+    )
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
     description: str = ""
@@ -257,6 +265,7 @@ class SpaceModelFile(SpaceModel):
         | None
     ) = None
     constraints: Annotated[list[ConstraintField], Field(max_length=MAX_CONSTRAINTS)] = []
+    after_compile: Annotated[list[ConstraintField], Field(max_length=MAX_CONSTRAINTS)] = []
     baseline: Text = "sdpa:best"
     objective: Literal["geomean_speedup"] = "geomean_speedup"
     deterministic: bool = True

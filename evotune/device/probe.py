@@ -1,7 +1,8 @@
 """What the GPU stack says, asked in a process of its own: a hanging driver hangs only that.
 
-`python -m evotune.cli.gpu_probe` prints one JSON value a line: the GPUs that are present, then,
-if there are any, why they cannot be used (empty when they can).
+`python -m evotune.device.probe` prints one JSON value a line: the GPUs that are present, then,
+if there are any, why they cannot be used (empty when they can), then their profiles. So neither
+torch nor CuPy, nor a CUDA context, enters the process that asks.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from evotune.device.profile import DeviceProfile
+from evotune.trial import Json
 
 TIMEOUT_S = 90.0  # importing torch alone takes ten seconds on a cold disk
 _REAP_S = 2.0
@@ -20,15 +25,27 @@ _REAP_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """The GPUs found, and in one line why they cannot be used; "" when they can or none is."""
+    """The GPUs found, and in one line why they cannot be used; "" when they can or none is.
+
+    `profiles` are those of the GPUs that CUDA shows, in its order.
+    """
 
     gpus: tuple[str, ...]
     problem: str = ""
+    profiles: tuple[DeviceProfile, ...] = field(default=())
 
 
-def probe(timeout_s: float = TIMEOUT_S, command: tuple[str, ...] = ()) -> GpuState:
+COMMAND = (sys.executable, "-m", "evotune.device.probe")
+_PRESENT = "present"
+
+
+def ask_present_gpus() -> GpuState:
+    """`probe` where a GPU is known to be here."""
+    return probe(command=(*COMMAND, _PRESENT))
+
+
+def probe(timeout_s: float = TIMEOUT_S, command: tuple[str, ...] = COMMAND) -> GpuState:
     """Never raises and never waits much longer than `timeout_s`."""
-    command = command or (sys.executable, "-m", "evotune.cli.gpu_probe")
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -40,14 +57,14 @@ def probe(timeout_s: float = TIMEOUT_S, command: tuple[str, ...] = ()) -> GpuSta
         output, errors = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired as expired:
         _kill(process)
-        gpus, _ = _parse(expired.stdout or b"")
+        gpus = _parse(expired.stdout or b"").gpus
         return GpuState(gpus, f"the GPU driver did not answer within {timeout_s:g} s; fix: reboot")
-    gpus, problem = _parse(output)
+    state = _parse(output)
     if process.returncode:
         words = errors.decode(errors="replace").strip().splitlines()
         last = words[-1] if words else f"status {process.returncode}"
-        return GpuState(gpus, f"asking for GPUs failed ({last})")
-    return GpuState(gpus, problem)
+        return GpuState(state.gpus, f"asking for GPUs failed ({last})")
+    return state
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -61,9 +78,10 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
             pipe.close()
 
 
-def _parse(output: bytes) -> tuple[tuple[str, ...], str]:
+def _parse(output: bytes) -> GpuState:
     gpus: tuple[str, ...] = ()
     problem = ""
+    profiles: Sequence[Json] = ()
     for line in output.splitlines():
         try:
             value = json.loads(line)
@@ -73,7 +91,9 @@ def _parse(output: bytes) -> tuple[tuple[str, ...], str]:
             gpus = tuple(str(name) for name in value)
         elif isinstance(value, str):
             problem = value
-    return gpus, problem
+        elif isinstance(value, dict):
+            profiles = value.get("profiles", ())
+    return GpuState(gpus, problem, tuple(DeviceProfile.from_json(item) for item in profiles))
 
 
 def main() -> None:
@@ -82,8 +102,14 @@ def main() -> None:
 
     gpus = gpus_present()
     print(json.dumps(gpus), flush=True)
-    if gpus:
-        print(json.dumps(cuda_problem()), flush=True)
+    if not gpus and _PRESENT not in sys.argv:
+        return
+    problem = cuda_problem()
+    print(json.dumps(problem), flush=True)
+    if not problem:
+        from evotune.device.cuda import live
+
+        print(json.dumps({"profiles": [profile.to_json() for profile in live.profiles()]}))
 
 
 if __name__ == "__main__":

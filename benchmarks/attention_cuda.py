@@ -1,0 +1,212 @@
+"""The CUDA attention ladder against SDPA on one GPU, each shape and mask tuned by itself.
+
+    python benchmarks/attention_cuda.py [--only NAME ...] [--seed 0] -o benchmarks/results/FILE.json
+    python benchmarks/attention_cuda.py --table benchmarks/results/FILE.json
+
+Each job is one `evotune run` (its space, trials and seed are in the record) whose best
+configuration was confirmed in a fresh process. A job's record replaces the one of the same name
+in the file. Times are device time by CUDA graph replay, warm unless it says cold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tuning import champion, derive, tune
+
+Shape = tuple[int, int, int, int, int, int]
+"""batch, query heads, key and value heads, queries, keys, head size"""
+
+
+@dataclass(frozen=True)
+class Job:
+    name: str
+    space: str
+    shape: Shape
+    causal: bool
+    trials: int
+    start: dict[str, Any] = field(default_factory=dict)
+    """The first configuration to try, where the space's own suits the shape badly."""
+
+    def problem(self) -> dict[str, Any]:
+        return {
+            "shapes": [self._sizes(self.shape)],
+            "variants": [{"causal": self.causal}],
+            "held_out": [self._sizes(self._nearby())],
+        }
+
+    def _nearby(self) -> Shape:
+        """Another batch, and lengths that no tile divides."""
+        batch, heads, kv_heads, queries, keys, head_dim = self.shape
+        return (batch + 1, heads, kv_heads, max(1, queries - 12), keys - 12, head_dim)
+
+    @staticmethod
+    def _sizes(shape: Shape) -> dict[str, int]:
+        names = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k", "head_dim")
+        return dict(zip(names, shape, strict=True))
+
+
+def square(batch: int, heads: int, length: int, head_dim: int) -> Shape:
+    return (batch, heads, heads, length, length, head_dim)
+
+
+MISSION = square(1, 8, 512, 64)
+SMALL_TILES = {"BLOCK_M": 32, "BLOCK_N": 128, "WARPS_Q": 2, "WARPS_KV": 2}
+WIDE_TILES = {"BLOCK_M": 64, "BLOCK_N": 256, "WARPS_Q": 4, "WARPS_KV": 2}
+PACKED = {"BLOCK_N": 64, "WARPS_KV": 4, "V_WAIT": "early", "Q_IN_REGS": True, "PACK_GQA": True}
+JOBS = (
+    Job("mission full", "attention_mma", MISSION, False, 300),
+    Job("mission causal", "attention_mma", MISSION, True, 300),
+    Job("scalar full", "attention_scalar", MISSION, False, 80),
+    Job("scalar causal", "attention_scalar", MISSION, True, 80),
+    Job("wmma full", "attention_wmma", MISSION, False, 200),
+    Job("wmma causal", "attention_wmma", MISSION, True, 200),
+    Job("decode 8x4096", "attention_mma_decode", (8, 32, 8, 1, 4096, 128), False, 200),
+    Job(
+        "decode 1x8192",
+        "attention_mma_decode",
+        (1, 32, 8, 1, 8192, 128),
+        False,
+        150,
+        {**PACKED, "STAGES": 4, "SPLIT_KV": 16},
+    ),
+    Job(
+        "decode 1x4096",
+        "attention_mma_decode",
+        (1, 8, 8, 1, 4096, 64),
+        False,
+        150,
+        {"BLOCK_N": 256, "WARPS_KV": 4, "STAGES": 1, "Q_IN_REGS": True, "SPLIT_KV": 16},
+    ),
+    Job("large full", "attention_mma_large", square(16, 16, 2048, 64), False, 100),
+    Job("large causal", "attention_mma_large", square(16, 16, 2048, 64), True, 100),
+    Job("1024 full", "attention_mma", square(1, 8, 1024, 64), False, 150, WIDE_TILES),
+    Job("1024 causal", "attention_mma", square(1, 8, 1024, 64), True, 150, WIDE_TILES),
+    Job("batch 2 full", "attention_mma", square(2, 8, 512, 64), False, 150, WIDE_TILES),
+    Job("batch 2 causal", "attention_mma", square(2, 8, 512, 64), True, 150, WIDE_TILES),
+    Job("head 128 full", "attention_mma", square(1, 8, 512, 128), False, 150, SMALL_TILES),
+    Job("head 128 causal", "attention_mma", square(1, 8, 512, 128), True, 150, SMALL_TILES),
+)
+
+
+def run(job: Job, seed: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        changes = {"problem": job.problem(), **({"default": job.start} if job.start else {})}
+        path = derive(job.space, changes, Path(folder) / "space.yaml")
+        options = ["--trials", str(job.trials), "--seed", str(seed), "--device", "cuda:0"]
+        report = tune(path, Path(folder), *options)
+    best = champion(report)
+    return {
+        "name": job.name,
+        "space": job.space,
+        "seed": seed,
+        "trials": len(report["trials"]),
+        "ok_trials": sum(trial["outcome"] == "ok" for trial in report["trials"]),
+        "seconds": max(trial["finished_s"] or 0 for trial in report["trials"]),
+        "trial": best["number"],
+        "configuration": best["configuration"],
+        "resources": best["resources"],
+        "measurements": best["measurements"],
+        "baselines": report["baseline"],
+        "environment": report["environment"],
+    }
+
+
+def flops(job: Job) -> int:
+    """4 x head size per visible score."""
+    batch, heads, _, queries, keys, head_dim = job.shape
+    seen = queries * keys
+    if job.causal:
+        seen = sum(min(row + 1, keys) for row in range(queries))
+    return 4 * batch * heads * seen * head_dim
+
+
+def bytes_moved(job: Job) -> int:
+    batch, heads, kv_heads, queries, keys, head_dim = job.shape
+    return 2 * batch * head_dim * (2 * heads * queries + 2 * kv_heads * keys)
+
+
+def label(job: Job) -> str:
+    batch, heads, kv_heads, queries, keys, head_dim = job.shape
+    shown_heads = str(heads) if heads == kv_heads else f"{heads}q/{kv_heads}kv"
+    length = str(queries) if queries == keys else f"{queries}×{keys}"
+    return f"({batch},{shown_heads},{length},{head_dim}) {'causal' if job.causal else 'full'}"
+
+
+def measurement(record: dict[str, Any], cache: str) -> dict[str, Any] | None:
+    found = (m for m in record["measurements"] if not m["held_out"] and m["cache"] == cache)
+    return next(found, None)
+
+
+def table(records: dict[str, dict[str, Any]]) -> list[str]:
+    """Markdown: the targets, then the rungs at the mission shape."""
+    lines = [
+        "| shape (batch, heads, length, head_dim), mask | SDPA µs | evotune µs | speedup [95%] "
+        "| TFLOP/s | of copy bandwidth | cold speedup |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for job in JOBS:
+        if job.name not in records or job.space in ("attention_scalar", "attention_wmma"):
+            continue
+        record = records[job.name]
+        warm, cold = measurement(record, "warm"), measurement(record, "cold")
+        assert warm is not None
+        copied = record["baselines"].get("copy_gbps")
+        share = f"{bytes_moved(job) / warm['time_us'] / 1000 / copied:.0%}" if copied else ""
+        lines.append(
+            f"| {label(job)} | {warm['baseline']} {warm['baseline_us']:.2f} "
+            f"| {warm['time_us']:.2f} | {ratio(warm)} | {flops(job) / warm['time_us'] / 1e6:.0f} "
+            f"| {share} | {ratio(cold) if cold else ''} |"
+        )
+    lines += ["", "| rung, mask | µs | vs SDPA [95%] | vs the rung before |", "|---|---|---|---|"]
+    for mask in ("full", "causal"):
+        before = 0.0
+        for rung, name in (("scalar", "scalar"), ("wmma", "wmma"), ("mma", "mission")):
+            record = records.get(f"{name} {mask}", {})
+            warm = measurement(record, "warm") if record else None
+            if warm is None:
+                continue
+            gain = f"{before / warm['time_us']:.1f}×" if before else ""
+            lines.append(f"| {rung}, {mask} | {warm['time_us']:.2f} | {ratio(warm)} | {gain} |")
+            before = warm["time_us"]
+    return lines
+
+
+def ratio(found: dict[str, Any]) -> str:
+    low, high = found["speedup_low"], found["speedup_high"]
+    return f"{found['speedup']:.2f}× [{low:.2f}, {high:.2f}]"
+
+
+def load(path: Path | None) -> dict[str, dict[str, Any]]:
+    if path is None or not path.exists():
+        return {}
+    return {record["name"]: record for record in json.loads(path.read_text())["jobs"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", choices=[job.name for job in JOBS])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--table", type=Path)
+    options = parser.parse_args()
+    records = load(options.table or options.output)
+    for job in () if options.table else JOBS:
+        if options.only and job.name not in options.only:
+            continue
+        records[job.name] = run(job, options.seed)
+        if options.output:  # after each job: a long benchmark may be stopped
+            command = ["python", "benchmarks/attention_cuda.py", *sys.argv[1:]]
+            data = {"command": command, "jobs": list(records.values())}
+            options.output.write_text(json.dumps(data, indent=1) + "\n")
+    print("\n".join(table(records)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""`compile`: what becomes of a space's configurations in the compiler."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import click
+
+from evotune.cli.options import Command, compile_device_option, format_option, output_option
+from evotune.cli.terminal import Terminal, opened_output, pass_terminal, write_output
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from evotune.engine.compiling import CompileRow, CompileSummary
+
+_SAMPLE = 16
+_MOST_ROWS = 200  # of a table; jsonl has all
+_MOST_REASONS = 10
+_MOST_FAILURE_NOTES = 10
+_PROGRESS_S = 5.0
+
+
+@click.command("compile", cls=Command, example="evotune compile attention-mma --device l4 --all")
+@click.argument("space")
+@compile_device_option
+@click.option("--all", "every", is_flag=True, help="Every valid configuration.")
+@click.option(
+    "--sample",
+    type=click.IntRange(min=1),
+    help=f"So many random valid configurations.  [default: {_SAMPLE}]",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@format_option(("table", "json", "jsonl"), "table")
+@output_option
+@pass_terminal
+def compile_command(
+    terminal: Terminal,
+    *,
+    space: str,
+    device: str,
+    every: bool,
+    sample: int | None,
+    seed: int,
+    style: str,
+    output: str,
+) -> int:
+    """Compile configurations of SPACE, on all cores; no GPU is needed.
+
+    Tells registers, spills, shared memory and occupancy of CUDA kernels. The exit code is 0 when
+    every configuration tried compiles: one that a limit of the device rejects beforehand is
+    not tried, and one that breaks `after_compile` has compiled.
+    """
+    if every and sample is not None:
+        raise click.UsageError("--all and --sample exclude each other")
+    count = None if every else sample or _SAMPLE
+    with _writer(terminal, style, output) as (keep, finish):
+        summary = _compile(terminal, keep, space=space, device=device, sample=count, seed=seed)
+        finish(summary)
+    if style != "table":
+        for line in summary_lines(summary):
+            terminal.note(line)
+    return 0 if summary.all_compile else 1
+
+
+def _compile(
+    terminal: Terminal,
+    keep: Callable[[CompileRow], None],
+    *,
+    space: str,
+    device: str,
+    sample: int | None,
+    seed: int,
+) -> CompileSummary:
+    from evotune.engine.compiling import compile_space
+
+    noted_s = time.monotonic()
+
+    def on_row(row: CompileRow, summary: CompileSummary) -> None:
+        nonlocal noted_s
+        keep(row)
+        failed = not row.compiled and row.outcome != "rejected"
+        if failed and summary.failed <= _MOST_FAILURE_NOTES:
+            terminal.note(f"{_progress(summary)}: {row.outcome} {row.reason}")
+        elif time.monotonic() - noted_s > _PROGRESS_S:
+            terminal.note(_progress(summary))
+            noted_s = time.monotonic()
+
+    return compile_space(space, device, sample=sample, seed=seed, on_row=on_row)
+
+
+def _progress(summary: CompileSummary) -> str:
+    of_all = f" of {summary.expected:,}" if summary.expected else ""
+    return f"{summary.rows:,}{of_all} done, {summary.failed:,} failed"
+
+
+@contextlib.contextmanager
+def _writer(
+    terminal: Terminal, style: str, output: str
+) -> Iterator[tuple[Callable[[CompileRow], None], Callable[[CompileSummary], None]]]:
+    """What to do with each row, and with the summary in the end. Only `json` keeps all rows."""
+    from evotune.report.records import to_json, to_jsonl
+
+    if style == "jsonl":
+        with opened_output(output) as write:
+            yield lambda row: write(to_jsonl([row.to_json()])), lambda summary: None
+    elif style == "json":
+        records: list[object] = []
+        yield (
+            lambda row: records.append(row.to_json()),
+            lambda summary: write_output(to_json(records), output),
+        )
+    else:
+        from evotune.cli.tables import print_tables
+
+        shown = _Shown()
+        yield (
+            shown.add,
+            lambda summary: print_tables(terminal, _parts(shown.rows(), summary), output),
+        )
+
+
+@dataclass(slots=True)
+class _Shown:
+    """The rows a table has room for: failures first, then broken limits, spills, and the rest."""
+
+    kinds: tuple[list[CompileRow], ...] = field(default_factory=lambda: ([], [], [], []))
+
+    def add(self, row: CompileRow) -> None:
+        kind = self.kinds[_urgency(row)]
+        if len(kind) < _MOST_ROWS:
+            kind.append(row)
+
+    def rows(self) -> list[CompileRow]:
+        return [row for kind in self.kinds for row in kind][:_MOST_ROWS]
+
+
+def _urgency(row: CompileRow) -> int:
+    if not row.compiled:
+        return 0
+    if row.outcome != "ok":
+        return 1
+    return 2 if row.spill_bytes else 3
+
+
+def _parts(rows: Sequence[CompileRow], summary: CompileSummary) -> Iterator[Table | str]:
+    from evotune.cli.tables import text_table
+    from evotune.report.wording import configuration_text
+
+    cuda = any("registers" in row.resources for row in rows)
+    varying = _varying(rows)
+    cells = [
+        (
+            row.outcome.value,
+            *(_cuda_figures(row) if cuda else (_figure(row, "code_bytes"),)),
+            f"{row.seconds:.2f}",
+            configuration_text({name: row.configuration[name] for name in varying}),
+            row.reason,
+        )
+        for row in rows
+    ]
+    heads = ("registers", "spill B", "shared B", "occupancy") if cuda else ("code B",)
+    yield text_table(
+        ("outcome", *heads, "seconds", "configuration", "reason"),
+        cells,
+        (False, *(True for _ in heads), True, False, False),
+    )
+    if summary.rows > len(rows):
+        yield f"{summary.rows - len(rows):,} more rows: --format jsonl has all"
+    yield from failure_parts(summary)
+
+
+def _varying(rows: Sequence[CompileRow]) -> list[str]:
+    """The parameters that tell the rows apart; all of them where there is only one row."""
+    if len(rows) == 1:
+        return list(rows[0].configuration)
+    names = rows[0].configuration if rows else ()
+    return [name for name in names if len({repr(row.configuration[name]) for row in rows}) > 1]
+
+
+def _cuda_figures(row: CompileRow) -> tuple[str, str, str, str]:
+    share = row.resources.get("occupancy")
+    return (
+        _figure(row, "registers"),
+        _figure(row, "spill_bytes"),
+        _figure(row, "shared_bytes_total"),
+        "-" if share is None else f"{share:.0%}",
+    )
+
+
+def _figure(row: CompileRow, name: str) -> str:
+    return str(row.resources.get(name, "-"))
+
+
+def failure_parts(summary: CompileSummary) -> Iterator[Table | str]:
+    """The reasons, most frequent first, and the summary."""
+    from evotune.cli.tables import text_table
+
+    if summary.reasons:
+        reasons = [
+            (f"{count:,}", outcome, reason)
+            for (outcome, reason), count in summary.reasons.most_common(_MOST_REASONS)
+        ]
+        yield text_table(("count", "outcome", "reason"), reasons, (True, False, False))
+    yield from summary_lines(summary)
+
+
+def summary_lines(summary: CompileSummary) -> Iterator[str]:
+    from_cache = f", {summary.cached:,} from the cache" if summary.cached else ""
+    yield f"{summary.compiled:,} of {summary.tried:,} compile{from_cache}"
+    facts = [
+        f"{summary.rejected:,} rejected before compiling" if summary.rejected else "",
+        f"{summary.limited:,} break a limit once compiled" if summary.limited else "",
+    ]
+    if summary.most_registers:
+        spills = f"{summary.spilling:,} spill"
+        spills += f" (at most {summary.most_spill_bytes:,} bytes)" if summary.spilling else ""
+        facts += [spills, f"at most {summary.most_registers} registers"]
+    facts.append(f"{summary.wall_s:.1f} s for {summary.device}")
+    yield ", ".join(filter(None, facts))

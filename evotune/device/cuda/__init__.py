@@ -1,0 +1,1 @@
+"""The CUDA backend. The compile side (`compiler`, `profiles`, `occupancy`) needs no GPU."""

@@ -1,0 +1,196 @@
+"""CUDA kernels to machine code by NVRTC, through CuPy: needs neither a GPU nor a driver."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from evotune.device.cuda.ptxas import read_figures
+from evotune.device.launch import CompileFailure, CompileJob
+from evotune.errors import EnvironmentProblem
+from evotune.trial import Json, OutcomeKind
+
+FLAGS = ("--std=c++17", "--ptxas-options=-v")
+_OPTIONS = re.compile(
+    r"--use_fast_math|--extra-device-vectorization|--maxrregcount=[1-9][0-9]{0,2}"
+    r"|--(?:fmad|ftz|prec-div|prec-sqrt)=(?:true|false)"
+)
+OPTIONS_IN_WORDS = (
+    "--use_fast_math, --fmad=, --ftz=, --prec-div=, --prec-sqrt= (true or false), "
+    "--maxrregcount=N, --extra-device-vectorization"
+)
+_LOG_BYTES = 16_384
+_COMPILATION_FAILED = 6  # nvrtcResult: the source's fault; every other error is the compiler's
+_INVALID_OPTION = 5
+_ERROR = re.compile(r"^(.*error\b.*)$", re.MULTILINE | re.IGNORECASE)
+_TOO_MUCH = re.compile(r"uses too much (?:shared|local|parameter|constant) data|too many registers")
+_HEADER_VERSION = re.compile(rb"^#define\s+CUDART_VERSION\s+(\d+)", re.MULTILINE)
+
+
+def is_allowed(option: str) -> bool:
+    """Whether a space may give it under `options:`; nothing that names a file."""
+    return _OPTIONS.fullmatch(option) is not None
+
+
+@functools.cache
+def _nvrtc() -> Any:
+    """CuPy's binding; EnvironmentProblem with the fix when there is none that works."""
+    try:
+        from cupy.cuda import nvrtc
+
+        nvrtc.getVersion()
+    except ImportError as error:
+        if error.name and error.name.partition(".")[0] == "cupy":
+            what = "CuPy is not installed"
+        else:
+            what = f"CuPy does not load ({_first_line(error)})"
+        raise EnvironmentProblem(_with_fix(what)) from error
+    except (OSError, RuntimeError) as error:
+        raise EnvironmentProblem(
+            _with_fix(f"NVRTC does not load ({_first_line(error)})")
+        ) from error
+    return nvrtc
+
+
+def _with_fix(what: str) -> str:
+    return (
+        f"cannot compile CUDA kernels: {what}; fix: pip install 'evotune[cuda12]' "
+        "(or 'evotune[cuda13]', as torch's CUDA)"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def nvrtc_version() -> tuple[int, int]:
+    """Major and minor; EnvironmentProblem when NVRTC cannot be used."""
+    major, minor = _nvrtc().getVersion()
+    return int(major), int(minor)
+
+
+@functools.cache
+def include_folders() -> tuple[Path, ...]:
+    """Folders of CUDA headers of NVRTC's major version; empty when there are none.
+
+    From the wheels, or from one toolkit: whichever comes first with all of them (mma.h needs
+    crt/, which for CUDA 13 is a wheel of its own). A kernel that includes none needs none.
+    """
+    sets = list(_header_sets())
+    complete = (s for s in sets if any((folder / "crt" / "mma.h").is_file() for folder in s))
+    return next(complete, sets[0] if sets else ())
+
+
+def _header_sets() -> Iterator[tuple[Path, ...]]:
+    major, _ = nvrtc_version()
+    wheels = [
+        root / package / "include"
+        for root in _nvidia_wheels()
+        for package in (f"cu{major}", "cuda_runtime", "cuda_nvcc", "cuda_cccl")
+    ]
+    found = [folder for folder in wheels if folder.is_dir()]
+    if any(header_version(folder) // 1000 == major for folder in found):
+        yield tuple(found)
+    toolkit = os.environ.get("CUDA_PATH") or os.environ.get("CUDA_HOME")
+    for root in filter(None, (toolkit, "/usr/local/cuda", f"/usr/local/cuda-{major}")):
+        folder = Path(root) / "include"
+        if header_version(folder) // 1000 == major:
+            yield tuple(path for path in (folder, folder / "cccl") if path.is_dir())
+
+
+def _nvidia_wheels() -> list[Path]:
+    found = importlib.util.find_spec("nvidia")
+    return [Path(path) for path in (found.submodule_search_locations or ())] if found else []
+
+
+def header_version(folder: Path) -> int:
+    """CUDART_VERSION of the headers there (12090 for 12.9); 0 when they are none."""
+    try:
+        match = _HEADER_VERSION.search((folder / "cuda_runtime_api.h").read_bytes())
+    except OSError:
+        return 0
+    return int(match.group(1)) if match else 0
+
+
+class NvrtcCompiler:
+    """See `evotune.device.protocol.Compiler`. Writes a cubin for the job's `arch`.
+
+    It cannot be stopped from within: its process is killed when a compilation takes too long.
+    """
+
+    def version(self) -> str:
+        major, minor = nvrtc_version()
+        headers = max((header_version(folder) for folder in include_folders()), default=0)
+        return " ".join((f"NVRTC {major}.{minor} (headers {headers})", *FLAGS))
+
+    def compile(
+        self, job: CompileJob, output: Path, timeout_s: float
+    ) -> Mapping[str, Json] | CompileFailure:
+        """Resources are the worst over the kernel's functions; `entries` has each one's."""
+        nvrtc = _nvrtc()
+        started = time.monotonic()
+        try:
+            source = (Path(job.root) / job.source).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            reason = f"{job.source} is not UTF-8 text ({error.reason} at byte {error.start})"
+            return CompileFailure(OutcomeKind.COMPILE_ERROR, reason, "", 0.0)
+        options = [f"--gpu-architecture={job.arch}", *FLAGS, *job.options]
+        options += [f"-I{folder}" for folder in (".", os.path.dirname(job.source) or ".")]
+        options += [f"-I{folder}" for folder in include_folders()]
+        options += [f"-D{name}={value}" for name, value in job.defines]
+        with _program(nvrtc, source, job.source) as program:
+            try:
+                # Names in messages and in the machine code are relative to the root: the same
+                # wherever a run's sources lie.
+                with contextlib.chdir(job.root):
+                    nvrtc.compileProgram(program, options)
+            except nvrtc.NVRTCError as error:
+                log = _legible(nvrtc.getProgramLog(program), job.root)
+                return _failure(error, log, job.arch, time.monotonic() - started)
+            code = nvrtc.getCUBIN(program) + b"\0"  # CuPy takes the last byte for a terminator
+            figures = read_figures(nvrtc.getProgramLog(program))
+        output.write_bytes(code)
+        return {**figures, "code_bytes": len(code)}
+
+
+@contextlib.contextmanager
+def _program(nvrtc: Any, source: str, name: str) -> Iterator[Any]:
+    program = nvrtc.createProgram(source, name, [], [])
+    try:
+        yield program
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def _legible(log: str, root: str) -> str:
+    """The log without this machine's folders; of a long one the beginning and the end."""
+    log = log.replace(root.rstrip(os.sep) + os.sep, "")
+    for folder in include_folders():
+        log = log.replace(f"{folder}{os.sep}", "")
+    if len(log) > 2 * _LOG_BYTES:
+        log = f"{log[:_LOG_BYTES]}\n[...]\n{log[-_LOG_BYTES:]}"
+    return log.strip()
+
+
+def _failure(error: Any, log: str, arch: str, seconds: float) -> CompileFailure:
+    status = getattr(error, "status", _COMPILATION_FAILED)
+    errors = _ERROR.search(log)
+    words = " ".join(errors.group(1).split()) if errors else ""
+    if status == _INVALID_OPTION and "gpu-architecture" in log:
+        major, minor = nvrtc_version()
+        raise EnvironmentProblem(f"NVRTC {major}.{minor} does not compile for {arch}; {_NEWER}")
+    if status != _COMPILATION_FAILED:
+        reason = f"NVRTC failed: {words or error}"
+        return CompileFailure(OutcomeKind.COMPILE_CRASH, reason, log, seconds)
+    kind = OutcomeKind.RESOURCE_LIMIT if _TOO_MUCH.search(words) else OutcomeKind.COMPILE_ERROR
+    return CompileFailure(kind, words or str(error), log, seconds)
+
+
+_NEWER = "fix: install the CUDA wheels of a version that knows it (evotune[cuda12] or [cuda13])"

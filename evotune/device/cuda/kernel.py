@@ -1,0 +1,109 @@
+"""A candidate on the GPU: its cubin loaded, its launches bound to buffers."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from evotune.device.launch import Argument, Launch, LaunchPlan
+from evotune.device.protocol import LaunchFailure
+
+_FREE_SHARED_BYTES = 48 << 10  # more than this per block must be asked for
+_SCALARS: Mapping[str, type[Any]] = {
+    "int32": ctypes.c_int32,
+    "int64": ctypes.c_int64,
+    "float32": ctypes.c_float,
+    "float64": ctypes.c_double,
+}
+
+
+class CudaKernel:
+    """The functions of one cubin, by entry. Unloads its module when nothing refers to it."""
+
+    def __init__(self, path: Path) -> None:
+        from cupy.cuda import driver
+
+        self._driver = driver
+        self._functions: dict[str, int] = {}
+        self._shared_bytes: dict[str, int] = {}
+        try:
+            self._module = driver.moduleLoadData(path.read_bytes())
+        except driver.CUDADriverError as error:
+            raise LaunchFailure(f"the machine code cannot be loaded: {error}") from error
+
+    def __call__(self) -> None:
+        raise TypeError("a CUDA kernel is launched through Session.bind")
+
+    def __del__(self) -> None:
+        # At interpreter exit, or after a fault, there is no context left to unload from.
+        module = getattr(self, "_module", None)
+        if module is not None:
+            with contextlib.suppress(self._driver.CUDADriverError):
+                self._driver.moduleUnload(module)
+
+    def function(self, launch: Launch) -> int:
+        """The entry's handle, allowed to use the launch's dynamic shared memory."""
+        entry = launch.entry
+        try:
+            if entry not in self._functions:
+                self._functions[entry] = self._driver.moduleGetFunction(self._module, entry)
+            function = self._functions[entry]
+            if launch.shared_bytes > max(_FREE_SHARED_BYTES, self._shared_bytes.get(entry, 0)):
+                attribute = self._driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                self._driver.funcSetAttribute(function, attribute, launch.shared_bytes)
+                self._shared_bytes[entry] = launch.shared_bytes
+        except self._driver.CUDADriverError as error:
+            what = f"entry {entry} with {launch.shared_bytes} bytes of dynamic shared memory"
+            raise LaunchFailure(f"{what}: {error}") from error
+        return function
+
+
+def bind(
+    kernel: CudaKernel,
+    plan: LaunchPlan,
+    pointers: Mapping[str, int],
+    current_stream: Callable[[], int],
+) -> Callable[[], None]:
+    """All launches of the plan, one after the other on the stream current at each call."""
+    from cupy.cuda import driver
+
+    # The driver reads the values through an array of pointers to them at each launch.
+    values = [_value(argument, pointers) for argument in plan.arguments]
+    addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+    calls = [
+        functools.partial(
+            driver.launchKernel,
+            kernel.function(launch),
+            *_three(launch.grid),
+            *_three(launch.block),
+            launch.shared_bytes,
+        )
+        for launch in plan.launches
+    ]
+
+    def run() -> None:
+        stream = current_stream()
+        for call in calls:
+            call(stream, ctypes.addressof(addresses), 0)
+
+    # What the pointers point to, and the module, must live as long as the function.
+    run.keeps = (values, kernel)  # type: ignore[attr-defined]
+    return run
+
+
+def _value(argument: Argument, pointers: Mapping[str, int]) -> Any:
+    if argument.type in ("tensor", "workspace"):
+        return ctypes.c_void_p(pointers[argument.name])
+    value = _SCALARS[argument.type](argument.value)
+    if argument.type.startswith("int") and value.value != argument.value:
+        raise LaunchFailure(f"the argument {argument.value} does not fit {argument.type}")
+    return value
+
+
+def _three(extents: tuple[int, ...]) -> tuple[int, int, int]:
+    x, y, z = (*extents, 1, 1)[:3]
+    return x, y, z

@@ -1,0 +1,103 @@
+"""What a GPU cannot launch: known before compiling, and known from the compiled figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from evotune.device.cuda.occupancy import occupancy
+from evotune.device.launch import Launch
+from evotune.trial import Json, Value
+
+_GRID_LIMITS = (2**31 - 1, 65_535, 65_535)
+_BLOCK_LIMITS = (1024, 1024, 64)
+_AXES = "xyz"
+_WORST_IS_LEAST = ("occupancy", "blocks_resident")
+
+
+def launch_violation(launch: Launch, device: Mapping[str, Value]) -> str:
+    """Why no GPU with these limits takes the launch, in words; "" when it does."""
+    for what, sizes, limits in (
+        ("grid", launch.grid, _GRID_LIMITS),
+        ("block", launch.block, _BLOCK_LIMITS),
+    ):
+        for axis, size, limit in zip(_AXES, sizes, limits, strict=False):
+            if not 1 <= size <= limit:
+                return f"{what}.{axis} is {size}, but must be from 1 to {limit}"
+    threads, most_threads = math.prod(launch.block), int(device["threads_per_block"])
+    if threads > most_threads:
+        return f"a block of {threads} threads, but the device takes {most_threads}"
+    if launch.shared_bytes < 0:
+        return f"shared_bytes is {launch.shared_bytes}"
+    most_bytes = int(device["shared_bytes_per_block"])
+    if launch.shared_bytes > most_bytes:
+        return f"{launch.shared_bytes} bytes of shared memory, but a block may have {most_bytes}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one launch: what it takes (see `COMPILED_FIGURES` in `space.figures`), and why it
+    cannot run, "" when it can."""
+
+    values: Mapping[str, int | float]
+    violation: str
+
+
+def launch_figures(
+    launch: Launch, resources: Mapping[str, Json], device: Mapping[str, Value]
+) -> Figures:
+    """`resources` are those of the launch's binary, as `NvrtcCompiler` gives them."""
+    own: Mapping[str, int] = resources.get("entries", {}).get(launch.entry, resources)
+    threads = math.prod(launch.block)
+    registers = int(own.get("registers", 0))
+    static_bytes = int(own.get("static_shared_bytes", 0))
+    total_bytes = static_bytes + launch.shared_bytes
+    resident = occupancy(device, threads=threads, registers=registers, shared_bytes=total_bytes)
+    stores, loads = int(own.get("spill_store_bytes", 0)), int(own.get("spill_load_bytes", 0))
+    values = {
+        "registers": registers,
+        "spill_bytes": stores + loads,
+        "spill_store_bytes": stores,
+        "spill_load_bytes": loads,
+        "stack_bytes": int(own.get("stack_bytes", 0)),
+        "static_shared_bytes": static_bytes,
+        "shared_bytes_total": total_bytes,
+        "occupancy": resident.share,
+        "blocks_resident": resident.blocks,
+    }
+    return Figures(values, _violation(threads, registers, static_bytes, total_bytes, device))
+
+
+def _violation(
+    threads: int, registers: int, static_bytes: int, total_bytes: int, device: Mapping[str, Value]
+) -> str:
+    most_registers = int(device["registers_per_block"])
+    most_bytes = int(device["shared_bytes_per_block"])
+    if total_bytes > most_bytes:
+        return (
+            f"{total_bytes} bytes of shared memory ({static_bytes} of them static), "
+            f"but a block may have {most_bytes}"
+        )
+    if occupancy(device, threads=threads, registers=registers, shared_bytes=0).blocks == 0:
+        return (
+            f"{threads} threads of {registers} registers, but a block may have {most_registers} "
+            "registers"
+        )
+    if occupancy(device, threads=threads, registers=registers, shared_bytes=total_bytes).blocks:
+        return ""
+    return (
+        f"no block of {threads} threads, {registers} registers each, with {total_bytes} bytes of "
+        "shared memory fits on a multiprocessor"
+    )
+
+
+def worst(figures: Iterable[Mapping[str, int | float]]) -> dict[str, int | float]:
+    """By name the worst of several launches: the least occupancy, the most of all else."""
+    found: dict[str, int | float] = {}
+    for values in figures:
+        for name, value in values.items():
+            choose = min if name in _WORST_IS_LEAST else max
+            found[name] = choose(value, found.get(name, value))
+    return found

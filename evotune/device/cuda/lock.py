@@ -1,0 +1,62 @@
+"""One run at a time on a GPU: two would disturb each other's measurements."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import tempfile
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import TracebackType
+
+from evotune.device.profile import DeviceProfile
+from evotune.errors import RunLocked
+
+
+def measuring_alone(profile: DeviceProfile) -> AbstractContextManager[object]:
+    """Holds the device's lock, if it is a GPU."""
+    return GpuLock(profile.id) if profile.backend == "cuda" else nullcontext()
+
+
+class GpuLock:
+    """An flock on a file named after the GPU: it ends with its process, however that ends."""
+
+    def __init__(self, gpu_id: str) -> None:
+        name = re.sub(r"[^A-Za-z0-9-]", "_", gpu_id) or "gpu"
+        self._path = Path(tempfile.gettempdir()) / f"evotune-{name}.lock"
+        self._fd = -1
+
+    def __enter__(self) -> GpuLock:
+        """RunLocked when another process measures on this GPU."""
+        self._fd, writable = self._open()
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(self._fd, 32).decode(errors="replace").strip()
+            os.close(self._fd)
+            who = f" (process {holder})" if holder.isdigit() else ""
+            raise RunLocked(
+                f"another evotune run measures on this GPU{who}; wait for it, "
+                "or choose another GPU with --device cuda:N"
+            ) from error
+        if writable:
+            os.ftruncate(self._fd, 0)
+            os.write(self._fd, f"{os.getpid()}\n".encode())
+        return self
+
+    def _open(self) -> tuple[int, bool]:
+        """The file, and whether it is ours to write; another user's can be locked as well."""
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            return os.open(self._path, flags | os.O_RDWR | os.O_CREAT, 0o644), True
+        except PermissionError:
+            return os.open(self._path, flags | os.O_RDONLY), False
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._fd)

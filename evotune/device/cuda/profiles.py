@@ -1,0 +1,95 @@
+"""GPUs by name: their limits as the driver reports them, and what they can do at best.
+
+Figures: CUDA C Programming Guide ("Compute Capabilities"), and NVIDIA's data sheets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evotune.device.profile import DeviceProfile
+from evotune.trial import Value
+
+_GIB = 1 << 30
+_MIB = 1 << 20
+_KIB = 1 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What one product has of its own. `tensor_gflops` are dense FP16 with float32 sums."""
+
+    product: str
+    arch: int
+    multiprocessors: int
+    l2_bytes: int
+    memory_bytes: int
+    memory_gbps: float
+    tensor_gflops: float
+
+
+_MODELS = {
+    "l4": _Model("NVIDIA L4", 89, 58, 48 * _MIB, 24 * _GIB, 300.0, 121e3),
+    "a100": _Model("NVIDIA A100", 80, 108, 40 * _MIB, 80 * _GIB, 2039.0, 312e3),
+    "h100": _Model("NVIDIA H100", 90, 132, 50 * _MIB, 80 * _GIB, 3350.0, 989e3),
+    "h200": _Model("NVIDIA H200", 90, 132, 60 * _MIB, 141 * _GIB, 4800.0, 989e3),
+}
+
+# By architecture: shared memory per block and per multiprocessor (KiB), resident blocks, threads.
+_LIMITS = {
+    80: (163, 164, 32, 2048),
+    89: (99, 100, 24, 1536),
+    90: (227, 228, 32, 2048),
+}
+
+
+def names() -> tuple[str, ...]:
+    return tuple(_MODELS)
+
+
+def product(name: str) -> str:
+    """What the driver calls it, at least in the beginning of the name."""
+    return _MODELS[name].product
+
+
+def named(name: str) -> DeviceProfile:
+    """The profile of a GPU that need not be here; KeyError for a name not in `names`."""
+    model = _MODELS[name]
+    shared_kib, multiprocessor_kib, blocks, threads = _LIMITS[model.arch]
+    attributes: dict[str, Value] = {
+        "arch": model.arch,
+        "multiprocessors": model.multiprocessors,
+        "shared_bytes_per_block": shared_kib * _KIB,
+        "shared_bytes_per_multiprocessor": multiprocessor_kib * _KIB,
+        "reserved_shared_bytes_per_block": _KIB,
+        "registers_per_multiprocessor": 65_536,
+        "registers_per_block": 65_536,
+        "threads_per_multiprocessor": threads,
+        "threads_per_block": 1024,
+        "blocks_per_multiprocessor": blocks,
+        "warp_size": 32,
+        "l2_bytes": model.l2_bytes,
+        "memory_bytes": model.memory_bytes,
+        "memory_gbps": model.memory_gbps,
+    }
+    return DeviceProfile(
+        name=model.product,
+        backend="cuda",
+        arch=target(model.arch),
+        attributes=attributes,
+        peak_gflops=model.tensor_gflops,
+    )
+
+
+def target(arch: int) -> str:
+    """What NVRTC compiles for: from Hopper on with the instructions of that family alone."""
+    return f"sm_{arch}a" if arch >= 90 else f"sm_{arch}"
+
+
+def matches(name: str, found: str) -> bool:
+    """Whether the driver's name `found` ("NVIDIA A100-SXM4-80GB") is the model `name`.
+
+    Board and memory may follow the product, after a blank or a hyphen; an L40 is no L4.
+    """
+    wanted = _MODELS[name].product
+    return found == wanted or found.startswith((wanted + " ", wanted + "-"))

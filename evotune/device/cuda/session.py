@@ -1,0 +1,87 @@
+"""The CUDA session: candidates are cubins, launched and timed on one GPU of this process.
+
+Torch owns the context and the memory; CuPy loads the machine code and launches it on torch's
+current stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from evotune.device.cuda.faults import classify
+from evotune.device.cuda.graphs import GraphSampler
+from evotune.device.cuda.kernel import CudaKernel, bind
+from evotune.device.cuda.state import GpuState
+from evotune.device.launch import LaunchPlan
+from evotune.device.profile import DeviceProfile
+from evotune.device.protocol import Fault
+from evotune.trial import Json
+
+_COPY_BYTES = 2 << 30
+_COPY_ROUNDS = 12
+
+
+class CudaSession:
+    """The first GPU that this process sees; see `evotune.device.protocol.Session`."""
+
+    torch_device = "cuda:0"
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        torch.zeros(1, device=self.torch_device)  # makes the context current, for CuPy too
+        properties = torch.cuda.get_device_properties(0)
+        self.pool_bytes = properties.total_memory // 8
+        self.cold_bytes = 2 * int(profile.attributes["l2_bytes"])
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._state = GpuState(profile.id)
+
+    def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
+        return CudaKernel(path)
+
+    def bind(
+        self, kernel: Callable[..., object], plan: LaunchPlan, pointers: Mapping[str, int]
+    ) -> Callable[[], object]:
+        assert isinstance(kernel, CudaKernel)
+        return bind(kernel, plan, pointers, lambda: torch.cuda.current_stream().cuda_stream)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def sampler(self, calls: Sequence[Callable[[], object]]) -> GraphSampler:
+        return GraphSampler(calls, self._stream)
+
+    def copy_gbps(self) -> float:
+        free_bytes, _ = torch.cuda.mem_get_info()
+        words = min(_COPY_BYTES, free_bytes // 4) // 8
+        source = torch.randint(1 << 60, (words,), device=self.torch_device)
+        target = torch.empty_like(source)
+
+        def copy() -> object:
+            # By a kernel: as a node of a graph, a plain copy takes the slower copy engines.
+            return torch.bitwise_not(source, out=target)
+
+        copy()
+        sampler = self.sampler([copy])
+        time_us = min(sampler.time_us() for _ in range(_COPY_ROUNDS))
+        return 2 * 8 * words / time_us / 1000
+
+    def left_running(self) -> str:
+        """Device code alone starts nothing that a synchronization does not wait for."""
+        return ""
+
+    def fault(self, error: RuntimeError) -> Fault | None:
+        return classify(error, self._usable)
+
+    @staticmethod
+    def _usable() -> bool:
+        try:
+            torch.cuda.synchronize()
+            torch.zeros(1, device=CudaSession.torch_device).item()
+        except RuntimeError:
+            return False
+        return True
+
+    def state(self) -> Mapping[str, Json]:
+        return self._state.read()

@@ -1,0 +1,214 @@
+"""Compiling the configurations of a space without running them: `evotune compile`."""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evotune.device.launch import Binary, CompileFailure
+from evotune.engine.planning import Planner
+from evotune.engine.setup import load_setup
+from evotune.engine.spaces import find_space
+from evotune.errors import UsageError
+from evotune.execute.build_cache import default_cache_dir
+from evotune.execute.compile_pool import CompilePool
+from evotune.execute.protocol import Proposal
+from evotune.space.bound import BoundSpace
+from evotune.trial import Configuration, Json, OutcomeKind
+
+_LEAST_IN_FLIGHT = 64
+_MOST_REASONS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class CompileRow:
+    """How one configuration compiled.
+
+    `resources` are the worst over its binaries and launches. A configuration that compiles and
+    then breaks a limit (`after_compile`, or the device's) has `compiled` and resource_limit.
+    """
+
+    configuration: Configuration
+    outcome: OutcomeKind
+    compiled: bool
+    reason: str
+    resources: Mapping[str, Json]
+    seconds: float
+    cached: bool
+
+    @property
+    def spill_bytes(self) -> int:
+        return int(self.resources.get("spill_bytes", 0))
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "configuration": self.configuration.to_json(),
+            "ok": self.outcome is OutcomeKind.OK,
+            "compiled": self.compiled,
+            "outcome": self.outcome.value,
+            "reason": self.reason,
+            "resources": dict(self.resources),
+            "seconds": self.seconds,
+            "cached": self.cached,
+        }
+
+
+@dataclass(slots=True)
+class CompileSummary:
+    """Counts over all rows. `rejected` ones never reached the compiler."""
+
+    device: str
+    expected: int | None = None  # rows to come in all, when that is known
+    rows: int = 0
+    compiled: int = 0
+    rejected: int = 0
+    limited: int = 0
+    spilling: int = 0
+    cached: int = 0
+    most_registers: int = 0
+    most_spill_bytes: int = 0
+    wall_s: float = 0.0
+    reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    @property
+    def tried(self) -> int:
+        return self.rows - self.rejected
+
+    @property
+    def failed(self) -> int:
+        return self.tried - self.compiled
+
+    @property
+    def all_compile(self) -> bool:
+        return self.tried > 0 and self.failed == 0
+
+    def add(self, row: CompileRow) -> None:
+        self.rows += 1
+        self.compiled += row.compiled
+        self.rejected += row.outcome is OutcomeKind.REJECTED
+        self.limited += row.compiled and row.outcome is OutcomeKind.RESOURCE_LIMIT
+        self.spilling += row.spill_bytes > 0
+        self.cached += row.cached
+        self.most_registers = max(self.most_registers, row.resources.get("registers", 0))
+        self.most_spill_bytes = max(self.most_spill_bytes, row.spill_bytes)
+        key = (row.outcome.value, row.reason)
+        if row.reason and (key in self.reasons or len(self.reasons) < _MOST_REASONS):
+            self.reasons[key] += 1
+
+
+def compile_space(
+    space: str,
+    device: str,
+    *,
+    sample: int | None,
+    seed: int,
+    on_row: Callable[[CompileRow, CompileSummary], None],
+) -> CompileSummary:
+    """Compiles every valid configuration, or `sample` distinct ones, on all cores.
+
+    `on_row` gets each row as it finishes, in any order, and the summary so far; rows are not
+    kept, so a space may be of any size.
+    """
+    started = time.monotonic()
+    setup = load_setup(find_space(space), device, compile_only=True)
+    if setup.planner is None:
+        raise UsageError(f"{space} is a recorded space: there is nothing to compile")
+    size = setup.space.size()
+    summary = CompileSummary(setup.profile.name, size.valid if size.exact else None)
+    configurations: Iterable[Configuration] = setup.space.enumerate()
+    if sample is not None:
+        chosen = distinct_samples(setup.planner.bound, sample, seed)
+        configurations, summary.expected = chosen, len(chosen)
+    with tempfile.TemporaryDirectory(prefix="evotune-") as folder:
+        pool = CompilePool(Path(folder), default_cache_dir())
+        try:
+            for row in _compile_all(pool, setup.planner, iter(configurations)):
+                summary.add(row)
+                summary.wall_s = time.monotonic() - started
+                on_row(row, summary)
+        finally:
+            pool.close()
+    return summary
+
+
+def distinct_samples(space: BoundSpace, count: int, seed: int) -> list[Configuration]:
+    """Up to `count` distinct valid configurations; fewer when the space is smaller."""
+    size = space.size()
+    if size.exact and size.valid <= count:
+        return list(space.enumerate())
+    rng = random.Random(seed)
+    found: dict[Configuration, None] = {}
+    for _ in range(50 * count):
+        if len(found) == count:
+            break
+        found[space.sample(rng)] = None
+    return list(found)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    proposal: Proposal
+    missing: set[str]
+    binaries: dict[str, Binary]
+    failure: CompileFailure | None = None
+
+
+def _compile_all(
+    pool: CompilePool, planner: Planner, configurations: Iterator[Configuration]
+) -> Iterator[CompileRow]:
+    in_flight = max(_LEAST_IN_FLIGHT, 4 * (os.cpu_count() or 1))
+    waiting: list[_Waiting] = []
+    more = True
+    while more or waiting:
+        while more and len(waiting) < in_flight:
+            configuration = next(configurations, None)
+            if configuration is None:
+                more = False
+                break
+            proposal = planner.proposal(0, configuration)
+            if proposal.rejection:
+                yield CompileRow(
+                    configuration, OutcomeKind.REJECTED, False, proposal.rejection, {}, 0.0, False
+                )
+                continue
+            jobs = {case.compile.key: case.compile for case in proposal.cases}
+            waiting.append(_Waiting(proposal, set(jobs), {}))
+            for job in jobs.values():
+                pool.submit(job)
+        for job, result in pool.wait(0.5):
+            for item in waiting:
+                if job.key in item.missing:
+                    item.missing.discard(job.key)
+                    if isinstance(result, Binary):
+                        item.binaries[job.key] = result
+                    else:
+                        item.failure = result
+        for item in [item for item in waiting if item.failure or not item.missing]:
+            waiting.remove(item)
+            yield _row(item)
+
+
+def _row(item: _Waiting) -> CompileRow:
+    configuration, failure = item.proposal.configuration, item.failure
+    if failure is not None:
+        return CompileRow(
+            configuration, failure.kind, False, failure.reason, {}, failure.seconds, False
+        )
+    review = item.proposal.examine(item.binaries)
+    kind = OutcomeKind.RESOURCE_LIMIT if review.violation else OutcomeKind.OK
+    binaries = item.binaries.values()
+    return CompileRow(
+        configuration,
+        kind,
+        True,
+        review.violation,
+        review.resources,
+        sum(binary.seconds for binary in binaries),
+        all(binary.cached for binary in binaries),
+    )

@@ -1,0 +1,47 @@
+"""What a candidate's compiled figures say before it is launched: `after_compile`, GPU limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from evotune.device.cuda.limits import Figures, launch_figures, worst
+from evotune.device.launch import Binary
+from evotune.device.profile import DeviceProfile
+from evotune.execute.protocol import TIMED, BuildReview, CaseJob, worst_resources
+from evotune.space.bound import BoundSpace
+from evotune.trial import Configuration
+
+
+class BuildReviewer:
+    """For CUDA kernels of one bound space on one device."""
+
+    def __init__(self, bound: BoundSpace, profile: DeviceProfile) -> None:
+        self._bound = bound
+        self._device = profile.attributes
+
+    def review(
+        self, configuration: Configuration, cases: Sequence[CaseJob], binaries: Mapping[str, Binary]
+    ) -> BuildReview:
+        """`binaries` by compile key. The device's limits hold for every case; the space's
+        `after_compile` for timed ones, since the others are only checked."""
+        found = [(case, self._figures(case, binaries[case.compile.key])) for case in cases]
+        timed = [(case, figures) for case, figures in found if case.role == TIMED]
+        resources = {
+            **worst_resources(binaries.values()),
+            **worst(item.values for _, figures in timed for item in figures),
+        }
+        for case, figures in found:
+            for item in figures:
+                if item.violation:
+                    return BuildReview(resources, f"{case.case.label}: {item.violation}")
+        for case, figures in timed:
+            values = worst(item.values for item in figures)
+            violated = self._bound.violated_after_compile(configuration, case.case.symbols, values)
+            if violated:
+                return BuildReview(resources, f"after_compile: {violated}")
+        return BuildReview(resources)
+
+    def _figures(self, case: CaseJob, binary: Binary) -> list[Figures]:
+        return [
+            launch_figures(launch, binary.resources, self._device) for launch in case.plan.launches
+        ]

@@ -1,0 +1,136 @@
+"""The shipped CUDA kernels compile for every architecture they name; needs NVRTC, no GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cupy")
+
+from evotune.device.cuda.compiler import NvrtcCompiler
+from evotune.device.launch import CompileFailure, CompileJob
+from evotune.engine.planning import Planner
+from evotune.engine.setup import load_setup
+from evotune.engine.spaces import find_space
+from evotune.space.bound import BoundSpace
+from evotune.trial import Configuration, Json, Value
+
+DEVICES = {"a100": "sm_80", "l4": "sm_89", "h200": "sm_90a"}
+LADDER = ["attention-scalar", "attention-wmma", "attention-mma"]
+SHAPES_OF_MMA = ["large", "decode"]
+DEFAULTS = [(space, device) for space in LADDER for device in DEVICES]
+DEFAULTS += [(f"attention-mma-{shape}", "h200") for shape in SHAPES_OF_MMA]
+
+
+def planner_for(space: str, device: str) -> tuple[Planner, BoundSpace]:
+    planner = load_setup(find_space(space), device, compile_only=True).planner
+    assert planner is not None
+    return planner, planner.bound
+
+
+def compiled(job: CompileJob, tmp_path: Path) -> Mapping[str, Json]:
+    found = NvrtcCompiler().compile(job, tmp_path / "kernel.cubin", timeout_s=60)
+    assert not isinstance(found, CompileFailure), found.reason
+    return found
+
+
+def repaired(bound: BoundSpace, **values: Value) -> Configuration:
+    """The default with these values, which the space must take as they are."""
+    configuration = bound.repair({**bound.default(), **values}, random.Random(0))
+    assert configuration is not None
+    assert {name: configuration[name] for name in values} == values
+    return configuration
+
+
+@pytest.mark.parametrize(("space", "device"), DEFAULTS)
+def test_the_default_compiles_without_spills(space: str, device: str, tmp_path: Path) -> None:
+    planner, bound = planner_for(space, device)
+    for job in planner.compile_jobs(bound.default()):
+        assert job.arch == DEVICES[device]
+        figures = compiled(job, tmp_path)
+        assert (figures["spill_store_bytes"], figures["spill_load_bytes"]) == (0, 0)
+
+
+@pytest.mark.parametrize("kernel", ["mma", "wmma", "scalar"])
+def test_every_kernel_of_the_l4_space_compiles(kernel: str, tmp_path: Path) -> None:
+    planner, bound = planner_for("attention-l4", "l4")
+    for job in planner.compile_jobs(repaired(bound, KERNEL=kernel)):
+        assert compiled(job, tmp_path)["spill_store_bytes"] == 0
+
+
+def test_the_l4_space_launches_its_kernels_as_their_own_spaces_do() -> None:
+    planner, bound = planner_for("attention-l4", "l4")
+    own = {kernel: planner_for(f"attention-{kernel}", "l4") for kernel in ("mma", "wmma", "scalar")}
+    rng = random.Random(0)
+    kernels = set()
+    for _ in range(100):
+        configuration = bound.sample(rng)
+        kernel = str(configuration["KERNEL"])
+        kernels.add(kernel)
+        own_planner, own_bound = own[kernel]
+        names = [parameter.name for parameter in own_bound.parameters]
+        twin = Configuration({name: configuration[name] for name in names})
+        assert own_bound.is_valid(twin)
+        cases = planner.proposal(0, configuration).cases
+        own_cases = own_planner.proposal(0, twin).cases
+        assert [case.plan for case in cases] == [case.plan for case in own_cases]
+    assert kernels == set(own)
+
+
+@pytest.mark.parametrize("split_kv", [2, 16, 64])
+@pytest.mark.parametrize("merge", ["counter", "kernel"])
+def test_splits_merge_through_memory_on_every_architecture(
+    merge: str, split_kv: int, tmp_path: Path
+) -> None:
+    entries = {"attention_forward", *(["attention_merge"] if merge == "kernel" else [])}
+    for device in DEVICES:
+        planner, bound = planner_for("attention-mma-decode", device)
+        configuration = repaired(bound, SPLIT_KV=split_kv, MERGE=merge)
+        (case, *_) = planner.proposal(0, configuration).cases
+        assert {launch.entry for launch in case.plan.launches} == entries
+        figures = compiled(case.compile, tmp_path)
+        assert set(figures["entries"]) == entries
+        assert figures["spill_store_bytes"] == 0
+
+
+@pytest.mark.parametrize("split_kv", [2, 8])
+def test_a_cluster_merges_whatever_its_warps(split_kv: int, tmp_path: Path) -> None:
+    """Also where there are more warps along the keys than columns to share among them."""
+    planner, bound = planner_for("attention-mma-decode", "h200")
+    values: dict[str, Value] = {"SPLIT_KV": split_kv, "MERGE": "cluster", "WARPS_KV": 8}
+    for job in planner.compile_jobs(repaired(bound, **values)):
+        assert compiled(job, tmp_path)["spill_store_bytes"] == 0
+
+
+def test_clusters_are_left_to_architectures_that_have_them() -> None:
+    for device, works in (("a100", False), ("l4", False), ("h200", True)):
+        _, bound = planner_for("attention-mma", device)
+        values = {**bound.default(), "BLOCK_N": 64, "STAGES": 1, "SPLIT_KV": 2, "MERGE": "cluster"}
+        values["V_WAIT"] = "late"
+        assert bound.is_valid(values) is works
+
+
+def test_packing_is_a_gene_only_where_heads_share_keys() -> None:
+    grouped = planner_for("attention-mma-decode", "h200")[1]
+    assert "PACK_GQA" in grouped.active(grouped.default())
+    alone = planner_for("attention-mma", "h200")[1]
+    assert "PACK_GQA" not in alone.active(alone.default())
+    assert alone.default()["PACK_GQA"] is False
+
+
+@pytest.mark.parametrize("dtype", [1, 2])
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
+@pytest.mark.parametrize("source", ["attention_scalar.cu", "attention_mma.cu"])
+def test_every_head_dimension_and_type_compiles(
+    source: str, head_dim: int, dtype: int, tmp_path: Path
+) -> None:
+    space = "attention-scalar" if "scalar" in source else "attention-mma"
+    planner, bound = planner_for(space, "l4")
+    for job in planner.compile_jobs(bound.default()):
+        defines = {**dict(job.defines), "HEAD_DIM": head_dim, "DTYPE": dtype}
+        job = dataclasses.replace(job, defines=tuple(defines.items()))  # noqa: PLW2901
+        assert compiled(job, tmp_path)["spill_store_bytes"] == 0

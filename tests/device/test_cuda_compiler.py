@@ -1,0 +1,167 @@
+"""NVRTC, which needs no GPU: cubins for several architectures, ptxas's figures, failures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evotune.device.cuda import compiler, profiles
+from evotune.device.cuda.compiler import NvrtcCompiler
+from evotune.device.launch import CompileFailure, CompileJob
+from evotune.errors import EnvironmentProblem
+from evotune.trial import Json, OutcomeKind
+
+HEADER = "__device__ int three() { return 3; }\n"
+SOURCE = """\
+#include "three.cuh"
+namespace { __device__ int hidden; }
+extern "C" __global__ void first(int *out) { *out = three() * N + hidden++; }
+extern "C" __global__ void second(float *out) {
+    __shared__ float tile[256];
+    tile[threadIdx.x] = out[threadIdx.x];
+    __syncthreads();
+    out[threadIdx.x] = tile[255 - threadIdx.x] + sizeof(__FILE__);
+}
+"""
+SPILLING = """\
+extern "C" __global__ void spilling(float *out, int n) {
+    float kept[64];
+    for (int i = 0; i < 64; ++i) kept[i] = out[i * n + threadIdx.x];
+    for (int step = 0; step < n; ++step)
+        for (int i = 0; i < 64; ++i) kept[i] += kept[(i + 1) % 64] * out[step];
+    for (int i = 0; i < 64; ++i) out[i * n + threadIdx.x] = kept[i];
+}
+"""
+
+
+def compiled(
+    folder: Path, source: str, *options: str, arch: str = "sm_89"
+) -> dict[str, Json] | CompileFailure:
+    (folder / "kernels").mkdir(parents=True, exist_ok=True)
+    (folder / "kernels" / "k.cu").write_text(source)
+    (folder / "kernels" / "three.cuh").write_text(HEADER)
+    job = CompileJob("cuda", str(folder), "kernels/k.cu", (("N", 7),), options, arch, "")
+    result = NvrtcCompiler().compile(job, folder / "k.cubin", 60.0)
+    return result if isinstance(result, CompileFailure) else dict(result)
+
+
+def failure(folder: Path, source: str, *options: str, arch: str = "sm_89") -> CompileFailure:
+    result = compiled(folder, source, *options, arch=arch)
+    assert isinstance(result, CompileFailure)
+    return result
+
+
+@pytest.mark.parametrize("name", profiles.names())
+def test_a_kernel_compiles_for_every_named_gpu(tmp_path: Path, name: str) -> None:
+    found = compiled(tmp_path, SOURCE, arch=profiles.named(name).arch)
+    assert isinstance(found, dict)
+    assert (tmp_path / "k.cubin").read_bytes()[:4] == b"\x7fELF"
+    assert found["code_bytes"] == (tmp_path / "k.cubin").stat().st_size
+    assert set(found["entries"]) == {"first", "second"}
+    assert found["static_shared_bytes"] == found["entries"]["second"]["static_shared_bytes"] == 1024
+    assert found["entries"]["first"]["static_shared_bytes"] == 0
+    assert found["registers"] == max(e["registers"] for e in found["entries"].values()) > 0
+    assert found["spill_store_bytes"] == found["spill_load_bytes"] == 0
+
+
+def test_the_machine_code_does_not_depend_on_where_the_sources_lie(tmp_path: Path) -> None:
+    compiled(tmp_path / "here", SOURCE)
+    compiled(tmp_path / "far" / "away", SOURCE)
+    codes = [(tmp_path / f / "k.cubin").read_bytes() for f in ("here", "far/away")]
+    assert codes[0] == codes[1]
+
+
+def test_spills_are_reported(tmp_path: Path) -> None:
+    found = compiled(tmp_path, SPILLING, "--maxrregcount=24")
+    assert isinstance(found, dict)
+    assert found["registers"] <= 24
+    assert found["spill_store_bytes"] > 0
+    assert found["spill_load_bytes"] > 0
+    assert found["stack_bytes"] > 0
+    free = compiled(tmp_path, SPILLING)
+    assert isinstance(free, dict)
+    assert free["spill_store_bytes"] == 0
+
+
+def test_headers_of_the_wheels_are_found(tmp_path: Path) -> None:
+    headers = "#include <mma.h>\n#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
+    found = compiled(tmp_path, headers + 'extern "C" __global__ void f(half *o) { *o = 1.5f; }')
+    assert isinstance(found, dict), found
+
+
+def test_an_error_in_the_source_names_its_place_under_the_root(tmp_path: Path) -> None:
+    found = failure(tmp_path, '#include "three.cuh"\nextern "C" __global__ void f() { four(); }\n')
+    assert found.kind is OutcomeKind.COMPILE_ERROR
+    assert found.reason == 'kernels/k.cu(2): error: identifier "four" is undefined'
+    assert str(tmp_path) not in found.log
+
+
+def test_an_error_in_a_header_names_its_place_under_the_root(tmp_path: Path) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "bad.cuh").write_text("int int;\n")
+    found = failure(tmp_path, '#include "bad.cuh"\nextern "C" __global__ void f() {}\n')
+    assert found.reason.startswith("kernels/bad.cuh(1): error:")
+    assert str(tmp_path) not in found.log
+
+
+def test_static_shared_memory_that_does_not_fit_is_a_resource_limit(tmp_path: Path) -> None:
+    source = SOURCE.replace("tile[256]", "tile[20000]")
+    found = failure(tmp_path, source)
+    assert found.kind is OutcomeKind.RESOURCE_LIMIT
+    assert "uses too much shared data" in found.reason
+
+
+def test_a_source_that_is_not_text_is_a_compile_error(tmp_path: Path) -> None:
+    (tmp_path / "k.cu").write_bytes(b"\xff\xfe\x00")
+    job = CompileJob("cuda", str(tmp_path), "k.cu", (), (), "sm_89", "")
+    found = NvrtcCompiler().compile(job, tmp_path / "k.cubin", 60.0)
+    assert isinstance(found, CompileFailure)
+    assert found.kind is OutcomeKind.COMPILE_ERROR
+
+
+def test_an_architecture_that_nvrtc_does_not_know_is_the_machine_s_problem(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem, match="does not compile for sm_77; fix:"):
+        compiled(tmp_path, SOURCE, arch="sm_77")
+
+
+def test_the_version_names_nvrtc_headers_and_flags() -> None:
+    version = NvrtcCompiler().version()
+    assert version.startswith("NVRTC 1")
+    assert "(headers 1" in version
+    assert "--std=c++17" in version
+
+
+@pytest.mark.parametrize(
+    ("option", "allowed"),
+    [
+        ("--use_fast_math", True),
+        ("--fmad=false", True),
+        ("--maxrregcount=128", True),
+        ("--maxrregcount=0", False),
+        ("--include-path=/etc", False),
+        ("-I/etc", False),
+        ("--pre-include=/etc/passwd", False),
+        ("--maxrregcount=64 -I/etc", False),
+    ],
+)
+def test_options_come_from_a_list(option: str, allowed: bool) -> None:
+    assert compiler.is_allowed(option) is allowed
+
+
+def test_without_cupy_the_fix_is_named() -> None:
+    program = (
+        "import sys; sys.modules['cupy'] = None\n"
+        "from evotune.device.cuda.compiler import NvrtcCompiler\n"
+        "from evotune.errors import EnvironmentProblem\n"
+        "try: NvrtcCompiler().version()\n"
+        "except EnvironmentProblem as error: print(error)\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=root
+    )
+    assert done.stdout.startswith("cannot compile CUDA kernels: CuPy is not installed; fix: pip ")
+    assert "evotune[cuda12]" in done.stdout

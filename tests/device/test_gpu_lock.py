@@ -1,0 +1,41 @@
+"""One run at a time on a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from evotune.device.cuda.lock import GpuLock
+from evotune.errors import RunLocked
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def test_a_gpu_is_locked_once_and_free_again_afterwards() -> None:
+    with GpuLock("GPU-1"), GpuLock("GPU-2"):
+        with pytest.raises(RunLocked, match=f"process {os.getpid()}") as refused, GpuLock("GPU-1"):
+            pass
+        assert refused.value.exit_code == 5
+    with GpuLock("GPU-1"):
+        pass
+
+
+def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
+    code = (
+        "import os, tempfile; tempfile.tempdir = os.environ['FOLDER']\n"
+        "from evotune.device.cuda.lock import GpuLock\n"
+        "GpuLock('GPU-1').__enter__(); os.kill(os.getpid(), 9)"
+    )
+    environment = {**os.environ, "FOLDER": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", code], check=False, env=environment)
+    assert ended.returncode == -9
+    with GpuLock("GPU-1"):
+        pass

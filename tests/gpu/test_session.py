@@ -1,0 +1,87 @@
+"""The CUDA session on a GPU: loading, launching, timing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from evotune.device.discover import open_profile
+from evotune.device.launch import Argument, CompileFailure, CompileJob, Launch, LaunchPlan
+from evotune.device.protocol import LaunchFailure
+from evotune.execute.compile_worker import compiler_for
+from evotune.execute.device_worker import open_session
+
+pytestmark = pytest.mark.gpu
+
+SOURCE = """
+extern "C" __global__ void add(float* x, float amount, long long count) {
+  const long long i = blockIdx.x * 256ll + threadIdx.x;
+  if (i < count) x[i] += amount;
+}
+extern "C" __global__ void add_through_shared(float* x, float amount, long long count) {
+  extern __shared__ float last[];
+  last[BYTES / 4 - 1 - threadIdx.x] = amount;
+  const long long i = blockIdx.x * 256ll + threadIdx.x;
+  if (i < count) x[i] += last[BYTES / 4 - 1 - threadIdx.x];
+}
+"""
+COUNT = 1000
+ARGUMENTS = (
+    Argument("tensor", "x"),
+    Argument("float32", value=2.5),
+    Argument("int64", value=COUNT),
+)
+
+
+def job(folder: Path, arch: str, shared_bytes: int) -> CompileJob:
+    (folder / "add.cu").write_text(SOURCE)
+    return CompileJob("cuda", str(folder), "add.cu", (("BYTES", shared_bytes),), (), arch, "")
+
+
+def plan(*launches: Launch) -> LaunchPlan:
+    return LaunchPlan("add", ARGUMENTS, (), launches)
+
+
+def test_launches_run_in_order_with_all_the_shared_memory_of_the_device(tmp_path: Path) -> None:
+    profile = open_profile("cuda:0", "cuda", compile_only=False)
+    largest = int(profile.attributes["shared_bytes_per_block"])
+    session = open_session(profile)
+    binary = tmp_path / "add.cubin"
+    built = compiler_for("cuda").compile(job(tmp_path, profile.arch, largest), binary, 60)
+    assert not isinstance(built, CompileFailure), built
+    both = plan(
+        Launch((4,), (256,), 0, "add"),
+        Launch((4,), (256,), largest, "add_through_shared"),
+    )
+    x = torch.zeros(COUNT + 24, device=session.torch_device)
+    launch = session.bind(session.load(binary, both), both, {"x": x.data_ptr()})
+    launch()
+    session.synchronize()
+    assert x[:COUNT].eq(5.0).all()
+    assert x[COUNT:].eq(0.0).all()
+
+    sampler = session.sampler([launch] * 10)  # runs them once
+    before = float(x[0])
+    sampler.run()
+    assert float(x[0]) - before == 50.0
+    assert 1.0 < sampler.time_us() < 1000.0
+    assert float(x[0]) - before == 100.0
+
+    too_much = plan(Launch((4,), (256,), largest + 4, "add_through_shared"))
+    with pytest.raises(LaunchFailure, match="shared memory"):
+        session.bind(session.load(binary, too_much), too_much, {"x": x.data_ptr()})
+    missing = plan(Launch((4,), (256,), 0, "subtract"))
+    with pytest.raises(LaunchFailure, match="subtract"):
+        session.bind(session.load(binary, missing), missing, {"x": x.data_ptr()})
+    (tmp_path / "broken.cubin").write_bytes(b"no machine code" * 100)
+    with pytest.raises(LaunchFailure, match="cannot be loaded"):
+        session.load(tmp_path / "broken.cubin", both)
+
+
+def test_the_copy_bandwidth_is_a_share_of_the_memorys() -> None:
+    profile = open_profile("cuda:0", "cuda", compile_only=False)
+    copied = open_session(profile).copy_gbps()
+    assert 0.5 * float(profile.attributes["memory_gbps"]) < copied
+    assert copied < 1.02 * float(profile.attributes["memory_gbps"])
