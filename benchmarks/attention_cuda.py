@@ -1,4 +1,4 @@
-"""The CUDA attention ladder against SDPA on one GPU, each shape and mask tuned by itself.
+"""The CUDA attention ladder against SDPA on one GPU, tuned for each shape.
 
     python benchmarks/attention_cuda.py [--only NAME ...] [--seed 0] -o benchmarks/results/FILE.json
     python benchmarks/attention_cuda.py --table benchmarks/results/FILE.json
@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuning import champion, derive, tune
+from tuning import champion, derive, environment, tune
 
 Shape = tuple[int, int, int, int, int, int]
 """batch, query heads, key and value heads, queries, keys, head size"""
@@ -29,7 +28,8 @@ class Job:
     name: str
     space: str
     shape: Shape
-    causal: bool
+    masks: tuple[bool, ...]
+    """Causal or not; both: one configuration is tuned for the mean of the two."""
     trials: int
     start: dict[str, Any] = field(default_factory=dict)
     """The first configuration to try, where the space's own suits the shape badly."""
@@ -37,7 +37,7 @@ class Job:
     def problem(self) -> dict[str, Any]:
         return {
             "shapes": [self._sizes(self.shape)],
-            "variants": [{"causal": self.causal}],
+            "variants": [{"causal": causal} for causal in self.masks],
             "held_out": [self._sizes(self._nearby())],
         }
 
@@ -56,42 +56,26 @@ def square(batch: int, heads: int, length: int, head_dim: int) -> Shape:
     return (batch, heads, heads, length, length, head_dim)
 
 
+FULL, CAUSAL, BOTH = (False,), (True,), (False, True)
 MISSION = square(1, 8, 512, 64)
 SMALL_TILES = {"BLOCK_M": 32, "BLOCK_N": 128, "WARPS_Q": 2, "WARPS_KV": 2}
 WIDE_TILES = {"BLOCK_M": 64, "BLOCK_N": 256, "WARPS_Q": 4, "WARPS_KV": 2}
-PACKED = {"BLOCK_N": 64, "WARPS_KV": 4, "V_WAIT": "early", "Q_IN_REGS": True, "PACK_GQA": True}
+LONG = {"BLOCK_N": 64, "WARPS_KV": 4, "STAGES": 4, "V_WAIT": "early", "Q_IN_REGS": True}
+LONG |= {"SPLIT_KV": 16, "PACK_GQA": True}
+SINGLE = {"BLOCK_N": 256, "WARPS_KV": 4, "STAGES": 1, "Q_IN_REGS": True, "SPLIT_KV": 16}
+DECODE = "attention_mma_decode"
 JOBS = (
-    Job("mission full", "attention_mma", MISSION, False, 300),
-    Job("mission causal", "attention_mma", MISSION, True, 300),
-    Job("scalar full", "attention_scalar", MISSION, False, 80),
-    Job("scalar causal", "attention_scalar", MISSION, True, 80),
-    Job("wmma full", "attention_wmma", MISSION, False, 200),
-    Job("wmma causal", "attention_wmma", MISSION, True, 200),
-    Job("decode 8x4096", "attention_mma_decode", (8, 32, 8, 1, 4096, 128), False, 200),
-    Job(
-        "decode 1x8192",
-        "attention_mma_decode",
-        (1, 32, 8, 1, 8192, 128),
-        False,
-        150,
-        {**PACKED, "STAGES": 4, "SPLIT_KV": 16},
-    ),
-    Job(
-        "decode 1x4096",
-        "attention_mma_decode",
-        (1, 8, 8, 1, 4096, 64),
-        False,
-        150,
-        {"BLOCK_N": 256, "WARPS_KV": 4, "STAGES": 1, "Q_IN_REGS": True, "SPLIT_KV": 16},
-    ),
-    Job("large full", "attention_mma_large", square(16, 16, 2048, 64), False, 100),
-    Job("large causal", "attention_mma_large", square(16, 16, 2048, 64), True, 100),
-    Job("1024 full", "attention_mma", square(1, 8, 1024, 64), False, 150, WIDE_TILES),
-    Job("1024 causal", "attention_mma", square(1, 8, 1024, 64), True, 150, WIDE_TILES),
-    Job("batch 2 full", "attention_mma", square(2, 8, 512, 64), False, 150, WIDE_TILES),
-    Job("batch 2 causal", "attention_mma", square(2, 8, 512, 64), True, 150, WIDE_TILES),
-    Job("head 128 full", "attention_mma", square(1, 8, 512, 128), False, 150, SMALL_TILES),
-    Job("head 128 causal", "attention_mma", square(1, 8, 512, 128), True, 150, SMALL_TILES),
+    Job("mission full", "attention_mma", MISSION, FULL, 200),
+    Job("mission causal", "attention_mma", MISSION, CAUSAL, 200),
+    Job("decode 8x4096", DECODE, (8, 32, 8, 1, 4096, 128), FULL, 120),
+    Job("decode 1x8192", DECODE, (1, 32, 8, 1, 8192, 128), FULL, 100, LONG),
+    Job("decode 1x4096", DECODE, (1, 8, 8, 1, 4096, 64), FULL, 100, SINGLE),
+    Job("large", "attention_mma_large", square(16, 16, 2048, 64), BOTH, 40),
+    Job("wmma", "attention_wmma", MISSION, BOTH, 100),
+    Job("scalar", "attention_scalar", MISSION, BOTH, 80),
+    Job("1024", "attention_mma", square(1, 8, 1024, 64), BOTH, 80, WIDE_TILES),
+    Job("batch 2", "attention_mma", square(2, 8, 512, 64), BOTH, 80, WIDE_TILES),
+    Job("head 128", "attention_mma", square(1, 8, 512, 128), BOTH, 80, SMALL_TILES),
 )
 
 
@@ -114,16 +98,14 @@ def run(job: Job, seed: int) -> dict[str, Any]:
         "resources": best["resources"],
         "measurements": best["measurements"],
         "baselines": report["baseline"],
-        "environment": report["environment"],
+        "environment": environment(report),
     }
 
 
-def flops(job: Job) -> int:
+def flops(job: Job, causal: bool) -> int:
     """4 x head size per visible score."""
     batch, heads, _, queries, keys, head_dim = job.shape
-    seen = queries * keys
-    if job.causal:
-        seen = sum(min(row + 1, keys) for row in range(queries))
+    seen = sum(min(row + 1, keys) for row in range(queries)) if causal else queries * keys
     return 4 * batch * heads * seen * head_dim
 
 
@@ -132,19 +114,25 @@ def bytes_moved(job: Job) -> int:
     return 2 * batch * head_dim * (2 * heads * queries + 2 * kv_heads * keys)
 
 
-def label(job: Job) -> str:
+def label(job: Job, causal: bool) -> str:
     batch, heads, kv_heads, queries, keys, head_dim = job.shape
     shown_heads = str(heads) if heads == kv_heads else f"{heads}q/{kv_heads}kv"
     length = str(queries) if queries == keys else f"{queries}×{keys}"
-    return f"({batch},{shown_heads},{length},{head_dim}) {'causal' if job.causal else 'full'}"
+    return f"({batch},{shown_heads},{length},{head_dim}) {'causal' if causal else 'full'}"
 
 
-def measurement(record: dict[str, Any], cache: str) -> dict[str, Any] | None:
-    found = (m for m in record["measurements"] if not m["held_out"] and m["cache"] == cache)
-    return next(found, None)
+Records = dict[str, dict[str, Any]]
 
 
-def table(records: dict[str, dict[str, Any]]) -> list[str]:
+def measurement(records: Records, name: str, causal: bool, cache: str) -> dict[str, Any] | None:
+    mask = "causal" if causal else "full"
+    for found in records.get(name, {}).get("measurements", ()):
+        if not found["held_out"] and found["cache"] == cache and found["case"].endswith(mask):
+            return dict(found)
+    return None
+
+
+def table(records: Records) -> list[str]:
     """Markdown: the targets, then the rungs at the mission shape."""
     lines = [
         "| shape (batch, heads, length, head_dim), mask | SDPA µs | evotune µs | speedup [95%] "
@@ -152,24 +140,24 @@ def table(records: dict[str, dict[str, Any]]) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for job in JOBS:
-        if job.name not in records or job.space in ("attention_scalar", "attention_wmma"):
-            continue
-        record = records[job.name]
-        warm, cold = measurement(record, "warm"), measurement(record, "cold")
-        assert warm is not None
-        copied = record["baselines"].get("copy_gbps")
-        share = f"{bytes_moved(job) / warm['time_us'] / 1000 / copied:.0%}" if copied else ""
-        lines.append(
-            f"| {label(job)} | {warm['baseline']} {warm['baseline_us']:.2f} "
-            f"| {warm['time_us']:.2f} | {ratio(warm)} | {flops(job) / warm['time_us'] / 1e6:.0f} "
-            f"| {share} | {ratio(cold) if cold else ''} |"
-        )
+        for causal in job.masks if job.name not in ("wmma", "scalar") else ():
+            warm = measurement(records, job.name, causal, "warm")
+            cold = measurement(records, job.name, causal, "cold")
+            if warm is None:
+                continue
+            copied = records[job.name]["baselines"]["copy_gbps"]
+            share = bytes_moved(job) / warm["time_us"] / 1000 / copied
+            rate = flops(job, causal) / warm["time_us"] / 1e6
+            lines.append(
+                f"| {label(job, causal)} | {warm['baseline']} {warm['baseline_us']:.2f} "
+                f"| {warm['time_us']:.2f} | {ratio(warm)} | {rate:.0f} | {share:.0%} "
+                f"| {ratio(cold) if cold else ''} |"
+            )
     lines += ["", "| rung, mask | µs | vs SDPA [95%] | vs the rung before |", "|---|---|---|---|"]
-    for mask in ("full", "causal"):
+    for causal, mask in ((False, "full"), (True, "causal")):
         before = 0.0
-        for rung, name in (("scalar", "scalar"), ("wmma", "wmma"), ("mma", "mission")):
-            record = records.get(f"{name} {mask}", {})
-            warm = measurement(record, "warm") if record else None
+        for rung, name in (("scalar", "scalar"), ("wmma", "wmma"), ("mma", f"mission {mask}")):
+            warm = measurement(records, name, causal, "warm")
             if warm is None:
                 continue
             gain = f"{before / warm['time_us']:.1f}×" if before else ""
@@ -183,7 +171,7 @@ def ratio(found: dict[str, Any]) -> str:
     return f"{found['speedup']:.2f}× [{low:.2f}, {high:.2f}]"
 
 
-def load(path: Path | None) -> dict[str, dict[str, Any]]:
+def load(path: Path | None) -> Records:
     if path is None or not path.exists():
         return {}
     return {record["name"]: record for record in json.loads(path.read_text())["jobs"]}
@@ -202,7 +190,7 @@ def main() -> None:
             continue
         records[job.name] = run(job, options.seed)
         if options.output:  # after each job: a long benchmark may be stopped
-            command = ["python", "benchmarks/attention_cuda.py", *sys.argv[1:]]
+            command = f"python benchmarks/attention_cuda.py --seed {options.seed}"
             data = {"command": command, "jobs": list(records.values())}
             options.output.write_text(json.dumps(data, indent=1) + "\n")
     print("\n".join(table(records)))

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from tuning import champion, derive, shape_of, shipped, tune
+from tuning import champion, derive, environment, shape_of, shipped, tune
 
 VARIED = ("STAGES", "PRODUCER_WARPS", "SWIZZLE")
 LENGTHS = (512, 4096)
@@ -44,7 +43,7 @@ def study(length: int, trials: int, seed: int) -> dict[str, Any]:
         "length": length,
         "best": best,
         "trials": trials_measured,
-        "environment": found["environment"],
+        "environment": environment(found),
     }
 
 
@@ -115,7 +114,8 @@ def main() -> None:
         for length in LENGTHS:
             studies.append(study(length, options.trials, options.seed))
             if options.output:
-                command = ["python", "benchmarks/attention_story.py", *sys.argv[1:]]
+                seeded = f"--trials {options.trials} --seed {options.seed}"
+                command = f"python benchmarks/attention_story.py {seeded}"
                 data = {"command": command, "studies": studies}
                 options.output.write_text(json.dumps(data, indent=1) + "\n")
     print("\n".join(table(studies)))

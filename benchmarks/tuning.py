@@ -53,3 +53,10 @@ def champion(report: Mapping[str, Any]) -> dict[str, Any]:
 
 def shape_of(batch: int, heads: int, length: int, head_dim: int) -> dict[str, int]:
     return {"batch": batch, "heads": heads, "seq_len": length, "head_dim": head_dim}
+
+
+def environment(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Where and with what it ran, without what names the one machine."""
+    found = {name: value for name, value in report["environment"].items() if name != "command"}
+    found["device"] = {name: value for name, value in found["device"].items() if name != "id"}
+    return found

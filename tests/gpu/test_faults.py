@@ -28,7 +28,7 @@ EXPECTED = {
     "out_of_bounds": ("out_of_bounds", "wrote outside out"),
     "changes_input": ("out_of_bounds", "changed its input q"),
     "compile_error": ("compile_error", "does not compile"),
-    "too_many_threads": ("rejected", "threads"),
+    "too_many_threads": ("rejected", "block.x is 2048"),
     "too_much_shared": ("rejected", "shared"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -14,13 +15,18 @@ before it starts and the processor's launch latency stays out of the time."""
 class GraphSampler:
     """See `evotune.device.protocol.Sampler`. One replay of the graph is one run of all calls."""
 
-    def __init__(self, calls: Sequence[Callable[[], object]], stream: torch.cuda.Stream) -> None:
+    def __init__(
+        self,
+        calls: Sequence[Callable[[], object]],
+        stream: torch.cuda.Stream,
+        pool: Any = None,
+    ) -> None:
         self._count = len(calls)
         self._graph = torch.cuda.CUDAGraph()
         self._calls = calls  # the graph holds bare addresses of what they keep alive
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
-            self._graph.capture_begin(capture_error_mode="thread_local")
+            self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 for call in calls:
                     call()

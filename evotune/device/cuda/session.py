@@ -35,6 +35,11 @@ class CudaSession:
         self.pool_bytes = properties.total_memory // 8
         self.cold_bytes = 2 * int(profile.attributes["l2_bytes"])
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        # One pool for all graphs: what calls allocate while they are captured is free again for
+        # the next graph, as no two replays overlap. The first graph keeps the pool alive.
+        one = torch.zeros(1, device=self.torch_device)
+        self._graph_pool = torch.cuda.graph_pool_handle()
+        self._keeper = GraphSampler([lambda: one + one], self._stream, self._graph_pool)
         self._state = GpuState(profile.id)
 
     def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
@@ -50,7 +55,7 @@ class CudaSession:
         torch.cuda.synchronize()
 
     def sampler(self, calls: Sequence[Callable[[], object]]) -> GraphSampler:
-        return GraphSampler(calls, self._stream)
+        return GraphSampler(calls, self._stream, self._graph_pool)
 
     def copy_gbps(self) -> float:
         free_bytes, _ = torch.cuda.mem_get_info()
