@@ -146,12 +146,12 @@ def table(records: Records) -> list[str]:
             if warm is None:
                 continue
             copied = records[job.name]["baselines"]["copy_gbps"]
-            share = bytes_moved(job) / warm["time_us"] / 1000 / copied
+            share = f"{bytes_moved(job) / warm['time_us'] / 1000 / copied:.0%}"
             rate = flops(job, causal) / warm["time_us"] / 1e6
             lines.append(
                 f"| {label(job, causal)} | {warm['baseline']} {warm['baseline_us']:.2f} "
-                f"| {warm['time_us']:.2f} | {ratio(warm)} | {rate:.0f} | {share:.0%} "
-                f"| {ratio(cold) if cold else ''} |"
+                f"| {warm['time_us']:.2f} | {ratio(warm)} | {rate:.0f} "
+                f"| {share if job.space == DECODE else ''} | {ratio(cold) if cold else ''} |"
             )
     lines += ["", "| rung, mask | µs | vs SDPA [95%] | vs the rung before |", "|---|---|---|---|"]
     for causal, mask in ((False, "full"), (True, "causal")):
