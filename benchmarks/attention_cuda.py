@@ -124,10 +124,13 @@ def label(job: Job, causal: bool) -> str:
 Records = dict[str, dict[str, Any]]
 
 
-def measurement(records: Records, name: str, causal: bool, cache: str) -> dict[str, Any] | None:
+def measurement(
+    records: Records, name: str, causal: bool, cache: str = "warm", held_out: bool = False
+) -> dict[str, Any] | None:
+    wanted = (held_out, cache)
     mask = "causal" if causal else "full"
     for found in records.get(name, {}).get("measurements", ()):
-        if not found["held_out"] and found["cache"] == cache and found["case"].endswith(mask):
+        if (found["held_out"], found["cache"]) == wanted and found["case"].endswith(mask):
             return dict(found)
     return None
 
@@ -136,34 +139,45 @@ def table(records: Records) -> list[str]:
     """Markdown: the targets, then the rungs at the mission shape."""
     lines = [
         "| shape (batch, heads, length, head_dim), mask | SDPA µs | evotune µs | speedup [95%] "
-        "| TFLOP/s | of copy bandwidth | cold speedup |",
-        "|---|---|---|---|---|---|---|",
+        "| TFLOP/s | of copy bandwidth | cold speedup | same configuration, held-out shape |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for job in JOBS:
         for causal in job.masks if job.name not in ("wmma", "scalar") else ():
-            warm = measurement(records, job.name, causal, "warm")
+            warm = measurement(records, job.name, causal)
             cold = measurement(records, job.name, causal, "cold")
+            other = measurement(records, job.name, causal, held_out=True)
             if warm is None:
                 continue
             copied = records[job.name]["baselines"]["copy_gbps"]
-            share = f"{bytes_moved(job) / warm['time_us'] / 1000 / copied:.0%}"
+            shares = [
+                f"{bytes_moved(job) / found['time_us'] / 1000 / copied:.0%} {cache}"
+                for cache, found in (("warm", warm), ("cold", cold))
+                if found is not None
+            ]
             rate = flops(job, causal) / warm["time_us"] / 1e6
             lines.append(
                 f"| {label(job, causal)} | {warm['baseline']} {warm['baseline_us']:.2f} "
                 f"| {warm['time_us']:.2f} | {ratio(warm)} | {rate:.0f} "
-                f"| {share if job.space == DECODE else ''} | {ratio(cold) if cold else ''} |"
+                f"| {', '.join(shares) if job.space == DECODE else ''} "
+                f"| {ratio(cold) if cold else ''} "
+                f"| {label_and_speedup(other) if other else ''} |"
             )
     lines += ["", "| rung, mask | µs | vs SDPA [95%] | vs the rung before |", "|---|---|---|---|"]
     for causal, mask in ((False, "full"), (True, "causal")):
         before = 0.0
         for rung, name in (("scalar", "scalar"), ("wmma", "wmma"), ("mma", f"mission {mask}")):
-            warm = measurement(records, name, causal, "warm")
+            warm = measurement(records, name, causal)
             if warm is None:
                 continue
             gain = f"{before / warm['time_us']:.1f}×" if before else ""
             lines.append(f"| {rung}, {mask} | {warm['time_us']:.2f} | {ratio(warm)} | {gain} |")
             before = warm["time_us"]
     return lines
+
+
+def label_and_speedup(found: dict[str, Any]) -> str:
+    return f"{found['case'].rpartition(' ')[0]} {found['speedup']:.2f}×"
 
 
 def ratio(found: dict[str, Any]) -> str:

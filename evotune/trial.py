@@ -119,7 +119,7 @@ class Check:
     """One check of the correctness gate on one case and input kind.
 
     `max_error` and `rms_error` are against the float64 reference; the limits are the
-    yardstick's (PyTorch's math path on the same inputs) as DESIGN's gate derives them.
+    yardstick's: see `evotune.verify.accuracy` and `evotune.verify.pool`.
     """
 
     case: str

@@ -25,7 +25,7 @@ _MOST_FAILURE_NOTES = 10
 _PROGRESS_S = 5.0
 
 
-@click.command("compile", cls=Command, example="evotune compile attention-mma --device l4 --all")
+@click.command("compile", cls=Command, example="evotune compile attention-l4 --device l4 --all")
 @click.argument("space")
 @compile_device_option
 @click.option("--all", "every", is_flag=True, help="Every valid configuration.")

@@ -101,7 +101,7 @@ def _cupy_problem(extra: str) -> str:
         import cupy
 
         count = int(cupy.cuda.runtime.getDeviceCount())
-    except (ImportError, OSError, RuntimeError) as error:
+    except (ImportError, OSError, RuntimeError, AttributeError, ValueError, TypeError) as error:
         line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return f"CuPy cannot use it ({line}); fix: pip install --force-reinstall 'evotune[{extra}]'"
     return "" if count else "CuPy finds no device; fix: check CUDA_VISIBLE_DEVICES"
@@ -146,7 +146,7 @@ def find_gpu(request: str) -> DeviceProfile:
     state = _ask(os.environ.get("CUDA_VISIBLE_DEVICES"))
     if state.problem:
         raise EnvironmentProblem(
-            f"GPU found ({gpus[0]}) but {state.problem}; or choose --device cpu"
+            f"GPU found ({gpus[0]}) but {state.problem}; or tune C++ kernels with --device cpu"
         )
     if request in profiles.names():
         for profile in state.profiles:
@@ -180,15 +180,16 @@ def _no_gpu(request: str) -> str:
             "one, or choose a space of C++ kernels; `evotune compile SPACE --device l4` needs none"
         )
     return (
-        f"--device {request}: no NVIDIA GPU {where}; fix: choose --device cpu, "
-        "or run where `nvidia-smi` lists a GPU"
+        f"--device {request}: no NVIDIA GPU {where}; fix: run where `nvidia-smi` lists one, "
+        "or tune a space of C++ kernels with --device cpu"
     )
 
 
 def _no_model(request: str, found: Sequence[str]) -> str:
     product = profiles.product(request)
     return (
-        f"--device {request}: this machine has no {product} (found: {', '.join(found) or 'none'})"
+        f"--device {request}: this machine has no {product} (found: {', '.join(found) or 'none'}); "
+        f"fix: run on one, or only compile: evotune compile SPACE --device {request}"
     )
 
 

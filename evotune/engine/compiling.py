@@ -125,8 +125,10 @@ def compile_space(
     if sample is not None:
         chosen = distinct_samples(setup.planner.bound, sample, seed)
         configurations, summary.expected = chosen, len(chosen)
+    assert setup.document is not None
+    timeout_s = setup.document.timeouts.compile_s
     with tempfile.TemporaryDirectory(prefix="evotune-") as folder:
-        pool = CompilePool(Path(folder), default_cache_dir())
+        pool = CompilePool(Path(folder), default_cache_dir(), timeout_s=timeout_s)
         try:
             for row in _compile_all(pool, setup.planner, iter(configurations)):
                 summary.add(row)

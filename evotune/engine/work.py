@@ -12,7 +12,7 @@ from evotune.engine.setup import Setup
 from evotune.engine.stop_signal import StopSignal
 from evotune.execute.build_cache import default_cache_dir
 from evotune.execute.inline import InlineExecutor
-from evotune.execute.local import LocalExecutor, open_local_executor
+from evotune.execute.local import NOT_ITS_FAULT, LocalExecutor, open_local_executor
 from evotune.execute.protocol import HELD_OUT, TIMED, BaselineTiming, Executor, Proposal
 from evotune.problems import Case
 from evotune.search.catalog import create_strategy
@@ -93,11 +93,14 @@ class RunWork:
         return executor, planner.proposal
 
     def _twins(self) -> dict[str, tuple[int, Outcome]]:
-        """Outcomes by machine code and launch."""
+        """Outcomes by machine code and launch; the first that says something about them."""
         twins: dict[str, tuple[int, Outcome]] = {}
         for trial in self.store.trials():
-            if trial.outcome.binary and trial.outcome.duplicate_of is None:
-                twins.setdefault(trial.outcome.binary, (trial.number, trial.outcome))
+            outcome = trial.outcome
+            if outcome.kind in NOT_ITS_FAULT:
+                continue
+            if outcome.binary and outcome.duplicate_of is None:
+                twins.setdefault(outcome.binary, (trial.number, outcome))
         return twins
 
     def _baselines(self, document: SpaceDocument, executor: LocalExecutor) -> dict[str, str]:

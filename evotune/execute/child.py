@@ -11,8 +11,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from evotune.errors import EnvironmentProblem
 from evotune.execute.channel import Decoder, GarbledMessage, encode
 from evotune.trial import Json
+
+_KILL_TIMEOUT_S = 60.0  # a GPU's memory and a running kernel take their time to be cleared
 
 
 class Child:
@@ -76,7 +79,12 @@ class Child:
             # Until it is reaped, its process id, and so its group's, is nobody else's.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            try:
+                self._process.wait(_KILL_TIMEOUT_S)
+            except subprocess.TimeoutExpired as error:
+                raise EnvironmentProblem(
+                    f"{self.role} does not die: it hangs in a driver or a file system; fix: reboot"
+                ) from error
             self._close_pipes()
             self._ended = True
         return self._process.returncode
@@ -96,15 +104,6 @@ class Child:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
-
-    def alive(self) -> bool:
-        """Whether the process has not ended (a pid that is not reaped stays its own)."""
-        dead = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return not self._ended and os.waitid(os.P_PID, self._process.pid, dead) is None
-
-    def forget_log(self) -> None:
-        """What is in the log by now are another child's words."""
-        self._log_start = self._log.stat().st_size
 
     def log_tail(self, limit: int = 4096) -> str:
         """The last words of this child (not of one before it that shared the log)."""

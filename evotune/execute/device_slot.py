@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from evotune.device.profile import DeviceProfile
 from evotune.device.signals import describe_status
@@ -60,6 +61,7 @@ class DeviceSlot:
         }
         self._child: Child | None = None
         self._spare: Child | None = None
+        self._spawned = 0
         self._deadline = 0.0
         self._limit_s = 0.0
         self._sent = 0.0
@@ -69,6 +71,11 @@ class DeviceSlot:
         self._slowest_s = 0.0
         self._answers = 0
         self.busy = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether the worker's present or last request is the first that it served."""
+        return self._served <= 1
 
     @property
     def child(self) -> Child | None:
@@ -99,8 +106,9 @@ class DeviceSlot:
                 continue
             self.busy = False
             self._exceptions = 0
-            self._answers += 1
-            self._slowest_s = max(self._slowest_s, time.monotonic() - self._sent)
+            if self._request["request"] == "trial" and not self._request["confirm"]:
+                self._answers += 1
+                self._slowest_s = max(self._slowest_s, time.monotonic() - self._sent)
             if message.get("retire"):
                 self.renew()
             return message
@@ -143,22 +151,32 @@ class DeviceSlot:
         return min(self._longest_trial_s, max(_LEAST_TIMEOUT_S, 10 * self._slowest_s))
 
     def _open(self) -> None:
-        if self._spare is not None and self._spare.alive():
-            self._child, self._spare = self._spare, None
-            self._child.forget_log()
-        else:
+        spare, self._spare = self._spare, None
+        if spare is not None and self._greet(spare):
+            self._child = spare
+        else:  # no spare, or one that died while it waited
             self._child = self._spawn()
-        self._child.send(self._hello)
+            if not self._greet(self._child):
+                self._give_up()
+        if self._profile.backend == "cuda":
+            self._spare = self._spawn()
+
+    def _greet(self, child: Child) -> bool:
+        """Whether the worker opened the device; else it is ended."""
+        child.send(self._hello)
         deadline = time.monotonic() + _OPEN_TIMEOUT_S
         while time.monotonic() < deadline:
-            messages = self._child.receive()
+            messages = child.receive()
             if messages is None:
                 break
             if messages:
-                if self._profile.backend == "cuda":
-                    self._spare = self._spare or self._spawn()
-                return
+                return True
             time.sleep(0.01)
+        child.kill()
+        return False
+
+    def _give_up(self) -> NoReturn:
+        assert self._child is not None
         words = self._child.log_tail()
         self.close()
         last = words.splitlines()[-1] if words else "it said nothing"
@@ -178,7 +196,11 @@ class DeviceSlot:
             }
         elif self._profile.id:
             environment = {"CUDA_VISIBLE_DEVICES": self._profile.id}
-        return Child("device_worker", self._folder / "device.log", environment)
+        self._spawned += 1
+        # A worker and the spare one share no file: each one's last words must be its own.
+        second = self._profile.backend == "cuda" and self._spawned % 2 == 0
+        log = self._folder / ("device-2.log" if second else "device.log")
+        return Child("device_worker", log, environment)
 
     def _lost(self) -> Outcome | None:
         assert self._child is not None

@@ -25,8 +25,10 @@ from evotune.execute.protocol import BaselineReport, BaselineTiming, CaseJob, Pr
 from evotune.problems.base import Case
 from evotune.trial import Json, Outcome, OutcomeKind
 
-_NOT_ITS_FAULT = frozenset({OutcomeKind.WORKER_LOST, OutcomeKind.DEVICE_LOST})
+NOT_ITS_FAULT = frozenset({OutcomeKind.WORKER_LOST, OutcomeKind.DEVICE_LOST})
 """Outcomes that say nothing about the same machine code tried again."""
+
+_DOUBTFUL = frozenset({OutcomeKind.WRONG_RESULT, OutcomeKind.NAN})
 
 
 @dataclasses.dataclass(slots=True)
@@ -34,6 +36,7 @@ class _InFlight:
     proposal: Proposal
     binaries: dict[str, Binary] = dataclasses.field(default_factory=dict)
     resources: Mapping[str, Json] = dataclasses.field(default_factory=dict)
+    again: bool = False  # measured a second time, in a fresh worker
 
     @property
     def missing(self) -> int:
@@ -58,11 +61,7 @@ class LocalExecutor:
         self._pool = compile_pool
         self._device = device
         self._exclusive = exclusive
-        self._twins = {
-            fingerprint: (number, outcome)
-            for fingerprint, (number, outcome) in (twins or {}).items()
-            if outcome.kind not in _NOT_ITS_FAULT
-        }
+        self._twins = dict(twins or {})
         self.baselines: Mapping[str, str] = {}
         self._contender = float("-inf")
         self._compile_phase = True
@@ -193,9 +192,15 @@ class LocalExecutor:
         item, self._measuring = self._measuring, None
         outcome = answer if isinstance(answer, Outcome) else Outcome.from_json(answer["outcome"])
         outcome = _with_build(outcome, item)
+        if outcome.kind in _DOUBTFUL and not (self._exclusive or self._device.alone or item.again):
+            # A candidate before may have written far beyond its buffers, into the references.
+            item.again = True
+            self._device.renew()
+            self._ready[item.proposal.number] = item
+            return
         if outcome.kind is OutcomeKind.OUT_OF_BOUNDS:
             self._device.renew()  # who knows what else it overwrote
-        if not item.proposal.confirm and outcome.kind not in _NOT_ITS_FAULT:
+        if not item.proposal.confirm and outcome.kind not in NOT_ITS_FAULT:
             self._twins[outcome.binary] = (item.proposal.number, outcome)
         self._finish(item, outcome)
 

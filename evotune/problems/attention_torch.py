@@ -95,15 +95,14 @@ def yardstick(case: Case, inputs: Tensors) -> Tensors:
     return {"out": out}
 
 
-def _unfused(case: Case, inputs: Tensors) -> Tensors:
-    """matmul, softmax, matmul: three library calls and the whole score matrix."""
+def _unfused(case: Case, inputs: Tensors, mask: torch.Tensor | None) -> Tensors:
+    """matmul, scale, mask, softmax, matmul: library calls on the whole score matrix."""
     group = inputs["q"].shape[1] // inputs["k"].shape[1]
     k, v = inputs["k"], inputs["v"]
     if group > 1:
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scores = torch.matmul(inputs["q"], k.transpose(-1, -2)) * float(case.symbols["softmax_scale"])
-    if case.symbols["causal"]:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    if mask is not None:
         scores = scores.masked_fill(mask, float("-inf"))
     return {"out": torch.matmul(torch.softmax(scores, dim=-1), v)}
 
@@ -140,5 +139,7 @@ def baselines(case: Case, inputs: Tensors, only: str = "") -> dict[str, Callable
             continue
         usable[name] = functools.partial(forced, backend)
     if only in ("", "unfused"):
-        usable["unfused"] = functools.partial(_unfused, case, inputs)
+        lengths = (q.shape[2], k.shape[2])
+        mask = torch.ones(lengths, dtype=torch.bool, device=q.device).triu(1) if causal else None
+        usable["unfused"] = functools.partial(_unfused, case, inputs, mask)
     return usable

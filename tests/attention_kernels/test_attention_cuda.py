@@ -124,11 +124,10 @@ def test_packing_is_a_gene_only_where_heads_share_keys() -> None:
 
 @pytest.mark.parametrize("dtype", [1, 2])
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
-@pytest.mark.parametrize("source", ["attention_scalar.cu", "attention_mma.cu"])
+@pytest.mark.parametrize("space", LADDER)
 def test_every_head_dimension_and_type_compiles(
-    source: str, head_dim: int, dtype: int, tmp_path: Path
+    space: str, head_dim: int, dtype: int, tmp_path: Path
 ) -> None:
-    space = "attention-scalar" if "scalar" in source else "attention-mma"
     planner, bound = planner_for(space, "l4")
     for job in planner.compile_jobs(bound.default()):
         defines = {**dict(job.defines), "HEAD_DIM": head_dim, "DTYPE": dtype}

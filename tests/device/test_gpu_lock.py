@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
+from evotune.device.cuda import lock
 from evotune.device.cuda.lock import GpuLock
 from evotune.errors import RunLocked
 
 
 @pytest.fixture(autouse=True)
 def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(lock, "FOLDER", tmp_path)
 
 
 def test_a_gpu_is_locked_once_and_free_again_afterwards() -> None:
@@ -30,9 +30,9 @@ def test_a_gpu_is_locked_once_and_free_again_afterwards() -> None:
 
 def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
     code = (
-        "import os, tempfile; tempfile.tempdir = os.environ['FOLDER']\n"
-        "from evotune.device.cuda.lock import GpuLock\n"
-        "GpuLock('GPU-1').__enter__(); os.kill(os.getpid(), 9)"
+        "import os, pathlib; from evotune.device.cuda import lock\n"
+        "lock.FOLDER = pathlib.Path(os.environ['FOLDER'])\n"
+        "lock.GpuLock('GPU-1').__enter__(); os.kill(os.getpid(), 9)"
     )
     environment = {**os.environ, "FOLDER": str(tmp_path)}
     ended = subprocess.run([sys.executable, "-c", code], check=False, env=environment)

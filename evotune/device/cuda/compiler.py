@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -52,7 +53,8 @@ def _nvrtc() -> Any:
         else:
             what = f"CuPy does not load ({_first_line(error)})"
         raise EnvironmentProblem(_with_fix(what)) from error
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, AttributeError, ValueError, TypeError) as error:
+        # The latter three: how a CuPy built against another NumPy fails.
         raise EnvironmentProblem(
             _with_fix(f"NVRTC does not load ({_first_line(error)})")
         ) from error
@@ -119,6 +121,15 @@ def header_version(folder: Path) -> int:
     return int(match.group(1)) if match else 0
 
 
+def _wheel_version() -> str:
+    """The NVRTC wheel's version with its patch level; "" when NVRTC is no wheel."""
+    major, _ = nvrtc_version()
+    for name in (f"nvidia-cuda-nvrtc-cu{major}", "nvidia-cuda-nvrtc"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return ""
+
+
 class NvrtcCompiler:
     """See `evotune.device.protocol.Compiler`. Writes a cubin for the job's `arch`.
 
@@ -128,7 +139,9 @@ class NvrtcCompiler:
     def version(self) -> str:
         major, minor = nvrtc_version()
         headers = max((header_version(folder) for folder in include_folders()), default=0)
-        return " ".join((f"NVRTC {major}.{minor} (headers {headers})", *FLAGS))
+        patch = _wheel_version()
+        release = f"NVRTC {major}.{minor}{f' ({patch})' if patch else ''}"
+        return " ".join((f"{release} (headers {headers})", *FLAGS))
 
     def compile(
         self, job: CompileJob, output: Path, timeout_s: float
@@ -142,7 +155,8 @@ class NvrtcCompiler:
             reason = f"{job.source} is not UTF-8 text ({error.reason} at byte {error.start})"
             return CompileFailure(OutcomeKind.COMPILE_ERROR, reason, "", 0.0)
         options = [f"--gpu-architecture={job.arch}", *FLAGS, *job.options]
-        options += [f"-I{folder}" for folder in (".", os.path.dirname(job.source) or ".")]
+        # Quoted files are found beside the file that includes them, nowhere else: the scan of the
+        # sources, and so the cache's key, knows no other place.
         options += [f"-I{folder}" for folder in include_folders()]
         options += [f"-D{name}={value}" for name, value in job.defines]
         with _program(nvrtc, source, job.source) as program:

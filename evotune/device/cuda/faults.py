@@ -30,7 +30,10 @@ _KINDS: tuple[tuple[str, OutcomeKind], ...] = (
         OutcomeKind.DEVICE_LOST,
     ),
 )
-_CUDA_ERROR = re.compile(r"CUDA error|CUDA_ERROR|cudaError|CUDA out of memory")
+_CUDA_ERROR = re.compile(
+    r"CUDA (?:driver )?error|CUDA_ERROR|cudaError|CUDA out of memory|CUBLAS_STATUS|CUDNN_STATUS"
+    r"|cuDNN error"
+)
 
 
 def classify(error: RuntimeError, usable: Callable[[], bool]) -> Fault | None:

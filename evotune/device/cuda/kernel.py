@@ -13,6 +13,10 @@ from evotune.device.launch import Argument, Launch, LaunchPlan
 from evotune.device.protocol import LaunchFailure
 
 _FREE_SHARED_BYTES = 48 << 10  # more than this per block must be asked for
+_CANDIDATES_FAULT = (
+    *("INVALID_IMAGE", "NO_BINARY_FOR_GPU", "INVALID_PTX", "UNSUPPORTED_PTX", "INVALID_SOURCE"),
+    *("NOT_FOUND", "INVALID_VALUE", "SHARED_OBJECT"),
+)
 _SCALARS: Mapping[str, type[Any]] = {
     "int32": ctypes.c_int32,
     "int64": ctypes.c_int64,
@@ -33,6 +37,8 @@ class CudaKernel:
         try:
             self._module = driver.moduleLoadData(path.read_bytes())
         except driver.CUDADriverError as error:
+            if not _blames_the_candidate(error):
+                raise
             raise LaunchFailure(f"the machine code cannot be loaded: {error}") from error
 
     def __call__(self) -> None:
@@ -57,9 +63,16 @@ class CudaKernel:
                 self._driver.funcSetAttribute(function, attribute, launch.shared_bytes)
                 self._shared_bytes[entry] = launch.shared_bytes
         except self._driver.CUDADriverError as error:
+            if not _blames_the_candidate(error):
+                raise
             what = f"entry {entry} with {launch.shared_bytes} bytes of dynamic shared memory"
             raise LaunchFailure(f"{what}: {error}") from error
         return function
+
+
+def _blames_the_candidate(error: Exception) -> bool:
+    """Whether the code or the request is at fault; else the device is, or a fault before."""
+    return any(word in str(error) for word in _CANDIDATES_FAULT)
 
 
 def bind(

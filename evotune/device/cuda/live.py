@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -97,15 +98,17 @@ def _text(name: bytes | str) -> str:
 
 
 def _id(runtime: Any, index: int, nvml: Any) -> str:
-    """GPU-…, as nvidia-smi and CUDA_VISIBLE_DEVICES spell it; "" when it is not told.
+    """What CUDA_VISIBLE_DEVICES calls it: GPU-…, or, when NVML does not tell, its number there.
 
     By the PCI address: NVML counts GPUs in another order, and CuPy's `uuid` may be cut short.
     """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    number = visible[index].strip() if index < len(visible) and visible[index] else str(index)
     if nvml is None:
-        return ""
+        return number
     try:
         address = runtime.deviceGetPCIBusId(index)
         handle = nvml.nvmlDeviceGetHandleByPciBusId(address)
         return _text(nvml.nvmlDeviceGetUUID(handle))
     except (nvml.NVMLError, AttributeError, RuntimeError):
-        return ""
+        return number

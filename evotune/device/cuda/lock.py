@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import tempfile
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -19,12 +18,16 @@ def measuring_alone(profile: DeviceProfile) -> AbstractContextManager[object]:
     return GpuLock(profile.id) if profile.backend == "cuda" else nullcontext()
 
 
+FOLDER = Path("/tmp")
+"""The same for every user, whatever TMPDIR says; a GPU is shared by all."""
+
+
 class GpuLock:
     """An flock on a file named after the GPU: it ends with its process, however that ends."""
 
     def __init__(self, gpu_id: str) -> None:
         name = re.sub(r"[^A-Za-z0-9-]", "_", gpu_id) or "gpu"
-        self._path = Path(tempfile.gettempdir()) / f"evotune-{name}.lock"
+        self._path = FOLDER / f"evotune-{name}.lock"
         self._fd = -1
 
     def __enter__(self) -> GpuLock:
