@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -165,3 +166,24 @@ def test_without_cupy_the_fix_is_named() -> None:
     )
     assert done.stdout.startswith("cannot compile CUDA kernels: CuPy is not installed; fix: pip ")
     assert "evotune[cuda12]" in done.stdout
+
+
+@pytest.mark.parametrize("name", ['"kernels/three.cuh"', "<kernels/three.cuh>", "<three.cuh>"])
+def test_a_header_is_found_only_where_the_cache_s_key_looks_for_it(
+    tmp_path: Path, name: str
+) -> None:
+    found = failure(tmp_path, f"#include {name}\n")
+    assert found.kind is OutcomeKind.COMPILE_ERROR
+    assert "cannot open" in found.reason
+
+
+def test_the_machine_code_is_whole(tmp_path: Path) -> None:
+    """ELF: the headers at the file's end end where the file ends."""
+    compiled(tmp_path, SOURCE)
+    code = (tmp_path / "k.cubin").read_bytes()
+    ends = []
+    for table_at, entry_at in ((32, 54), (40, 58)):  # program headers, section headers
+        (offset,) = struct.unpack_from("<Q", code, table_at)
+        entry_bytes, entries = struct.unpack_from("<HH", code, entry_at)
+        ends.append(offset + entry_bytes * entries)
+    assert max(ends) == len(code)

@@ -120,7 +120,7 @@ def test_a_gpu_that_torch_cannot_use_is_an_error_of_one_line(machine: Path, requ
     assert caught.value.exit_code == 3
     assert text.startswith("GPU found (NVIDIA L4) but torch ")
     assert "fix: " in text
-    assert text.endswith("or choose --device cpu")
+    assert text.endswith("or tune C++ kernels with --device cpu")
     assert "\n" not in text
     assert cuda_problem() in text
 
@@ -151,7 +151,10 @@ def test_a_gpu_is_found_by_number_and_by_model(request_: str, id: str) -> None:
 def test_a_model_that_is_not_here_is_an_error_that_names_what_is() -> None:
     with pytest.raises(EnvironmentProblem) as caught:
         find_gpu("a100")
-    expected = "--device a100: this machine has no NVIDIA A100 (found: NVIDIA H200, NVIDIA L4)"
+    expected = (
+        "--device a100: this machine has no NVIDIA A100 (found: NVIDIA H200, NVIDIA L4); "
+        "fix: run on one, or only compile: evotune compile SPACE --device a100"
+    )
     assert str(caught.value) == expected
 
 
@@ -159,7 +162,10 @@ def test_a_model_on_a_machine_without_a_gpu_is_an_error() -> None:
     for choose in (find_gpu, choose_backend):
         with pytest.raises(EnvironmentProblem) as caught:
             choose("l4")
-        assert str(caught.value) == "--device l4: this machine has no NVIDIA L4 (found: none)"
+        assert str(caught.value) == (
+            "--device l4: this machine has no NVIDIA L4 (found: none); "
+            "fix: run on one, or only compile: evotune compile SPACE --device l4"
+        )
 
 
 @pytest.mark.usefixtures("two_gpus")
