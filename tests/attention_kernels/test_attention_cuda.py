@@ -101,13 +101,10 @@ def test_splits_merge_through_memory_on_every_architecture(
 def test_a_cluster_merges_whatever_its_warps(split_kv: int, tmp_path: Path) -> None:
     """Also where there are more warps along the keys than columns to share among them."""
     planner, bound = planner_for("attention-mma-decode", "h200")
-    values: dict[str, Value] = {
-        "SPLIT_KV": split_kv,
-        "MERGE": "cluster",
-        "WARPS_KV": 8,
-        "BLOCK_N": 128,
-    }
-    for job in planner.compile_jobs(repaired(bound, **values)):
+    values = {**bound.default(), "BLOCK_N": 128, "STAGES": 1, "V_WAIT": "late"}
+    values |= {"SPLIT_KV": split_kv, "MERGE": "cluster", "WARPS_KV": 8}
+    assert bound.is_valid(values)
+    for job in planner.compile_jobs(Configuration(values)):
         assert compiled(job, tmp_path)["spill_store_bytes"] == 0
 
 
