@@ -78,7 +78,8 @@ def test_all_figures_are_in_jsonl(sound: Path, tmp_path: Path) -> None:
     limited = [row for row in rows if row["outcome"] == "resource_limit"]
     assert limited
     assert all(row["compiled"] and not row["ok"] for row in limited)
-    assert "54" in err
+    assert "36 of 36 compile" in err
+    assert "18 rejected before compiling" in err
 
 
 def test_a_kernel_that_does_not_compile_ends_with_1(tmp_path: Path) -> None:
