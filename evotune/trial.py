@@ -85,7 +85,10 @@ class Measurement:
     `speedup_high` bound it at 95% (bootstrap). `cache` is `warm` (the same buffers again and
     again) or `cold` (buffers rotated over more memory than the caches hold). Neither a cold
     measurement nor a `held_out` case has a part in the fitness. `state` holds the device's
-    clocks, power, temperature and throttling right after the last sample.
+    clocks, power, temperature and throttling right after the last sample. `retakes` counts the
+    takes before this one, thrown away since the device slowed down in them; `throttled` says that
+    it did so in this one too. `eager_us` and `eager_baseline_us` are wall-clock times per call
+    without a graph, as a PyTorch user sees them; None where they were not taken.
     """
 
     case: str
@@ -100,6 +103,10 @@ class Measurement:
     cache: str = "warm"
     held_out: bool = False
     state: Mapping[str, Json] = field(default_factory=dict)
+    retakes: int = 0
+    throttled: bool = False
+    eager_us: float | None = None
+    eager_baseline_us: float | None = None
 
     @property
     def counts(self) -> bool:

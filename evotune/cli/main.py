@@ -1,7 +1,8 @@
 """The entry point: finds the command, and turns every way it can end into an exit code.
 
-0 done · 1 no valid candidate · 2 usage or space error · 3 environment · 4 store damaged ·
-5 run locked · 70 internal error (a bug; its traceback is kept) · 130 interrupted, resumable
+0 done · 1 no valid candidate, a check failed · 2 usage or space error · 3 environment ·
+4 store damaged · 5 run locked · 70 internal error (a bug; its traceback is kept) ·
+130 interrupted, resumable
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _COMMANDS = {
     "status": "evotune.cli.readers:status",
     "top": "evotune.cli.readers:top",
     "report": "evotune.cli.readers:report",
+    "verify": "evotune.cli.verification:verify",
     "check": "evotune.cli.inspection:check",
     "compile": "evotune.cli.compiling:compile_command",
     "schema": "evotune.cli.inspection:schema",

@@ -104,18 +104,21 @@ def _status_parts(summary: RunSummary, width: int) -> Iterator[Table | str]:
     counts = [(kind, str(count)) for kind, count in summary.outcomes.items()]
     if counts:
         yield text_table(("outcome", "trials"), counts, (False, True))
-    if summary.stages:
-        stages = [
+    for what, stages in (
+        ("trials", summary.stages),
+        ("confirmations", summary.confirmation_stages),
+    ):
+        rows = [
             (
                 stage.stage,
                 str(stage.trials),
                 wording.duration_text(stage.total_s),
-                f"{stage.median_s:.3f}",
+                wording.stage_text(stage.median_s),
             )
-            for stage in summary.stages
+            for stage in stages
         ]
-        columns = ("stage", "trials", "sum", "median s")
-        yield text_table(columns, stages, (False, True, True, True))
+        if rows:
+            yield text_table(("stage", what, "sum", "median"), rows, (False, True, True, True))
 
 
 def _facts(summary: RunSummary, width: int) -> Iterator[tuple[str, str]]:

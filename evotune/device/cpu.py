@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
 import platform
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -57,7 +59,9 @@ _CRASH_MARKS = (
     "clang frontend command failed due to signal",
 )
 _ERROR_MARKS = ("error:", "undefined reference")
-_IDLE_S = 0.003  # how long the process is watched for work that should have ended
+_GLANCE_S = 0.001  # how often it is looked for work that should have ended
+_GLANCES = 3
+_BUSY_CORES = 0.35  # idle threads take none, and seldom 0.2
 _HIGHEST_CLOCK_GHZ = 6.5  # above any CPU sold: keeps the roofline check free of false alarms
 _SCALARS: Mapping[str, type] = {
     "int32": ctypes.c_int32,
@@ -234,6 +238,49 @@ def _compiler_version(path: str) -> str:
     return " ".join((version, *FLAGS, *sorted(_cpu_flags())))
 
 
+def _float_environment_changed() -> bool:
+    """Whether this thread flushes denormals or rounds otherwise than to nearest.
+
+    Constants come from a list: Python would compute an expression of literals by itself.
+    """
+    one, tiny, least = _PROBES
+    return tiny + one != one or one - tiny != one or least * one != least or least + least == 0
+
+
+_PROBES = [1.0, 2.0**-60, 5e-324]
+
+
+def _seconds_of_other_threads() -> float:
+    return time.process_time() - time.thread_time()
+
+
+def _running_threads() -> set[int]:
+    """Threads of this process, but for this one, that run or wait for a core only."""
+    found = set()
+    for task in _tasks():
+        with contextlib.suppress(OSError):
+            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+            if state == "R" and int(task.name) != threading.get_native_id():
+                found.add(int(task.name))
+    return found
+
+
+def _tasks() -> list[Path]:
+    try:
+        return list(Path("/proc/self/task").iterdir())
+    except OSError:
+        return []
+
+
+def _has_children() -> bool:
+    """Whether this process has child processes, dead or alive; False where nobody can tell."""
+    for task in _tasks():
+        with contextlib.suppress(OSError):
+            if (task / "children").read_text().strip():
+                return True
+    return False
+
+
 class CpuSession:
     """Candidates run in this process's OpenMP threads, as many as PyTorch's."""
 
@@ -245,6 +292,7 @@ class CpuSession:
         import torch
 
         torch.set_num_threads(threads())
+        self._float_environment_left = False
 
     def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
         self._reset_float_environment()
@@ -273,17 +321,33 @@ class CpuSession:
         return functools.partial(kernel, *arguments)
 
     def synchronize(self) -> None:
-        """Calls return when they are done."""
+        """Calls return when they are done. What follows must not compute as a candidate set."""
+        if _float_environment_changed():
+            self._float_environment_left = True
+            self._reset_float_environment()
 
     def left_running(self) -> str:
         """Threads that a candidate started would slow the baseline, or finish its work late."""
-        busy_s, started_s = time.process_time(), time.perf_counter()
-        time.sleep(_IDLE_S)
-        cores = (time.process_time() - busy_s) / (time.perf_counter() - started_s)
-        return f"kept {cores:.1f} cores busy after it returned" if cores > 0.5 else ""
+        busy_s, started_s = _seconds_of_other_threads(), time.perf_counter()
+        threads = _running_threads()
+        for _ in range(_GLANCES):
+            time.sleep(_GLANCE_S)
+            threads &= _running_threads()
+        cores = (_seconds_of_other_threads() - busy_s) / (time.perf_counter() - started_s)
+        if threads or cores > _BUSY_CORES:
+            return f"kept {len(threads)} threads and {cores:.1f} cores busy after it returned"
+        if _has_children():
+            return "left a process running"
+        if self._float_environment_left:
+            self._float_environment_left = False
+            return "left the processor's rounding or its denormals other than it found them"
+        return ""
 
     def sampler(self, calls: Sequence[Callable[[], object]]) -> CpuSampler:
         return CpuSampler(calls, self._reset_float_environment)
+
+    def eager_sampler(self, calls: Sequence[Callable[[], object]]) -> None:
+        """There are no graphs on the CPU: `sampler` times eager calls."""
 
     def copy_gbps(self) -> float:
         return 0.0

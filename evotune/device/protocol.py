@@ -67,6 +67,10 @@ class Session(Protocol):
     def sampler(self, calls: Sequence[Callable[[], object]]) -> Sampler:
         """The calls, each of which ran before, as one thing to time."""
 
+    def eager_sampler(self, calls: Sequence[Callable[[], object]]) -> Sampler | None:
+        """The calls issued one by one, then waited for together: its time is the clock's on the
+        wall. None where `sampler` measures just that."""
+
     def copy_gbps(self) -> float:
         """Measured bandwidth of a large copy, bytes read plus bytes written; 0: not measured."""
 

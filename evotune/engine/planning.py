@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from evotune.device.cuda.limits import launch_violation
 from evotune.device.launch import Argument, CompileJob, Launch, LaunchPlan, Workspace
 from evotune.device.profile import DeviceProfile
 from evotune.device.sources import fingerprint, read_sources
+from evotune.engine.champion_cases import obstacle
 from evotune.engine.review import BuildReviewer
 from evotune.errors import SpaceError
-from evotune.execute.protocol import EDGE, HELD_OUT, TIMED, CaseJob, Proposal
+from evotune.execute.protocol import EDGE, HELD_OUT, RANDOM, TIMED, CaseJob, Proposal
 from evotune.problems.base import Case, Problem
 from evotune.space.binding import bind
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument
 from evotune.space.language.expression import Expression
 from evotune.space.specs import ArgumentSpec, KernelSpec
-from evotune.trial import Configuration, Value
+from evotune.trial import Check, Configuration, Value
+from evotune.verify.summary import ALL_KINDS
+
+_RANDOM_TESTS = 100
+_RANDOM_SHAPES = 1000  # looked at for as many that the kernel supports
+
+_CompileJobs = dict[tuple[Value, ...], CompileJob]  # by the symbols that are compiled in
 
 
 class _Rejected(Exception):
@@ -54,24 +62,33 @@ class Planner:
     def proposal(
         self, number: int, configuration: Configuration, *, confirm: bool = False
     ) -> Proposal:
-        """Rejected when a case breaks a limit of the device. Held-out cases join when a
-        champion is confirmed."""
+        """Rejected when a case breaks a limit of the device. When a champion is confirmed,
+        held-out cases join, edge shapes of variants that are not tuned, and random shapes."""
+        kernel = self._kernel(configuration)
+        compile_jobs: _CompileJobs = {}
         try:
-            jobs = self._case_jobs(self._kernel(configuration), configuration)
+            jobs = self._case_jobs(kernel, configuration, compile_jobs)
         except _Rejected as rejected:
             return Proposal(number, configuration, rejection=str(rejected), confirm=confirm)
+        skipped: list[Check] = []
+        if confirm:
+            jobs += self._random_jobs(kernel, configuration, compile_jobs, number, skipped)
+            jobs += self._sibling_jobs(kernel, configuration, compile_jobs, skipped)
         cases = tuple(job for job in jobs if confirm or job.role != HELD_OUT)
         review = None
         if self._reviewer is not None:
             review = functools.partial(self._reviewer.review, configuration, cases)
-        return Proposal(number, configuration, cases, confirm=confirm, review=review)
+        return Proposal(
+            number, configuration, cases, confirm=confirm, skipped=tuple(skipped), review=review
+        )
 
-    def _case_jobs(self, kernel: KernelSpec, configuration: Configuration) -> list[CaseJob]:
+    def _case_jobs(
+        self, kernel: KernelSpec, configuration: Configuration, compile_jobs: _CompileJobs
+    ) -> list[CaseJob]:
         """Timed cases must be supported; of the others, those that are not are left out."""
         unsupported = kernel.unsupported(self._architecture)
         if unsupported is not None:
             raise _Rejected(unsupported)
-        compile_jobs: dict[tuple[Value, ...], CompileJob] = {}
         jobs = []
         for role in (TIMED, EDGE, HELD_OUT):
             for case in self._cases[role]:
@@ -79,13 +96,83 @@ class Planner:
                 if unsupported is not None and role == TIMED:
                     raise _Rejected(unsupported)
                 if unsupported is None:
-                    plan = self._launch_plan(kernel, configuration, case)
-                    self._check_launches(kernel, plan, case)
-                    compiled_in = tuple(case.symbols[name] for name in kernel.define)
-                    if compiled_in not in compile_jobs:
-                        compile_jobs[compiled_in] = self._compile_job(kernel, configuration, case)
-                    flops = self._problem.flops(case)
-                    jobs.append(CaseJob(case, role, compile_jobs[compiled_in], plan, flops))
+                    jobs.append(self._case_job(kernel, configuration, case, role, compile_jobs))
+        return jobs
+
+    def _case_job(
+        self,
+        kernel: KernelSpec,
+        configuration: Configuration,
+        case: Case,
+        role: str,
+        compile_jobs: _CompileJobs,
+    ) -> CaseJob:
+        plan = self._launch_plan(kernel, configuration, case)
+        self._check_launches(kernel, plan, case)
+        compiled_in = _compiled_in(kernel, case)
+        if compiled_in not in compile_jobs:
+            compile_jobs[compiled_in] = self._compile_job(kernel, configuration, case)
+        flops = self._problem.flops(case)
+        return CaseJob(case, role, compile_jobs[compiled_in], plan, flops)
+
+    def _sibling_jobs(
+        self,
+        kernel: KernelSpec,
+        configuration: Configuration,
+        compile_jobs: _CompileJobs,
+        skipped: list[Check],
+    ) -> list[CaseJob]:
+        """Edge shapes of the variants that the space does not tune: a kernel that is told the
+        variant must master all. They may need another binary."""
+        tuned = {case.label for case in self._cases[TIMED]}
+        known = {case.label for cases in self._cases.values() for case in cases}
+        jobs = []
+        for case in self._cases[TIMED]:
+            for sibling in self._problem.siblings(case):
+                if sibling.label in tuned:
+                    continue
+                why = obstacle(self.bound, kernel, configuration, case, sibling)
+                if why:
+                    skipped.append(
+                        Check(f"edge shapes of {sibling.label}", ALL_KINDS, "skipped", detail=why)
+                    )
+                    continue
+                for edge in self._problem.edge_cases(sibling):
+                    if edge.label not in known and kernel.unsupported(edge.symbols) is None:
+                        known.add(edge.label)
+                        try:
+                            job = self._case_job(kernel, configuration, edge, EDGE, compile_jobs)
+                        except (_Rejected, SpaceError) as error:
+                            detail = str(error)
+                            skipped.append(Check(edge.label, ALL_KINDS, "skipped", detail=detail))
+                        else:
+                            jobs.append(job)
+        return jobs
+
+    def _random_jobs(
+        self,
+        kernel: KernelSpec,
+        configuration: Configuration,
+        compile_jobs: _CompileJobs,
+        seed: int,
+        skipped: list[Check],
+    ) -> list[CaseJob]:
+        """Random shapes that the kernel supports and can be launched on with the binaries that
+        the other cases need."""
+        jobs: list[CaseJob] = []
+        for case in islice(self._problem.random_cases(self._cases[TIMED], seed), _RANDOM_SHAPES):
+            if len(jobs) == _RANDOM_TESTS:
+                break
+            compiled = _compiled_in(kernel, case) in compile_jobs
+            if compiled and kernel.unsupported(case.symbols) is None:
+                try:
+                    job = self._case_job(kernel, configuration, case, RANDOM, compile_jobs)
+                except (_Rejected, SpaceError):
+                    continue
+                jobs.append(job)
+        if not jobs:
+            detail = f"kernel {kernel.name} takes no random shape without another binary"
+            skipped.append(Check("random tests", ALL_KINDS, "skipped", detail=detail))
         return jobs
 
     def _check_launches(self, kernel: KernelSpec, plan: LaunchPlan, case: Case) -> None:
@@ -198,6 +285,10 @@ class Planner:
             raise argument.position.error(f"{name} is {value!r}: expected a tensor or a number")
         number = _as_number(value)
         return Argument("float32" if isinstance(number, float) else "int32", value=number)
+
+
+def _compiled_in(kernel: KernelSpec, case: Case) -> tuple[Value, ...]:
+    return tuple(case.symbols[name] for name in kernel.define)
 
 
 def architecture(profile: DeviceProfile) -> dict[str, Value]:

@@ -8,12 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from evotune.device.cuda.lock import measuring_alone
-from evotune.device.discover import same_gpu
-from evotune.device.profile import DeviceProfile
 from evotune.engine import environment
 from evotune.engine.folder import RunFolder, create_folder
 from evotune.engine.observer import Observer
-from evotune.engine.setup import Setup, load_setup, snapshot
+from evotune.engine.setup import Setup, load_run_setup, load_setup, snapshot
 from evotune.engine.spaces import find_space, flagship
 from evotune.engine.work import RunWork, search_settings
 from evotune.errors import EnvironmentProblem, UsageError
@@ -112,9 +110,7 @@ def resume_run(
                 settings[name] = value
         if done >= settings["trials"]:
             observer.phase(f"all {done} trials are done; --trials asks for more")
-        recorded = DeviceProfile.from_json(store.meta("device"))
-        device = {"cpu": "cpu", "recorded": "auto"}.get(recorded.backend) or same_gpu(recorded)
-        setup = load_setup(run.sources / str(store.meta("space_file")), device, run)
+        setup = load_run_setup(run, store)
         changes = environment.changes(
             json.loads(run.environment.read_text()), environment.describe(setup.profile, ())
         )

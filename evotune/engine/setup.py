@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evotune.device import cpu
 from evotune.device.cuda import compiler
-from evotune.device.discover import backend_of, open_profile
+from evotune.device.discover import backend_of, open_profile, same_gpu
 from evotune.device.profile import DeviceProfile
 from evotune.device.recorded import RecordedSpace, read_recorded_space
 from evotune.engine.folder import RunFolder
@@ -19,6 +19,7 @@ from evotune.errors import SpaceError, UsageError
 from evotune.problems import Case, create_problem
 from evotune.space.document import SpaceDocument, load_space
 from evotune.space.protocol import SearchSpace
+from evotune.store import RunStore
 
 _RECORDED_PROFILE = DeviceProfile("recorded", "recorded", "", {})
 
@@ -77,6 +78,13 @@ def load_setup(
     bound, cases = bind_space(document, problem, profile)
     planner = Planner(document, bound, problem, cases, profile)
     return Setup(document.name, bound, profile, document, planner, None, cases)
+
+
+def load_run_setup(run: RunFolder, store: RunStore) -> Setup:
+    """A run's own copy of its space, for the device it was made on (or one of that model)."""
+    recorded = DeviceProfile.from_json(store.meta("device"))
+    device = {"cpu": "cpu", "recorded": "auto"}.get(recorded.backend) or same_gpu(recorded)
+    return load_setup(run.sources / str(store.meta("space_file")), device, run)
 
 
 def _refuse_options(document: SpaceDocument) -> None:

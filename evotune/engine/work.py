@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from evotune.engine import champions
 from evotune.engine.folder import RunFolder
@@ -29,6 +30,26 @@ def search_settings(settings: Json) -> SearchSettings:
         population=settings["population"],
         elites=settings["elites"],
         lookahead=settings["lookahead"],
+    )
+
+
+def open_kernel_executor(
+    setup: Setup, folder: Path, twins: Mapping[str, tuple[int, Outcome]] | None = None
+) -> LocalExecutor:
+    """For a space of kernels; its children write their logs under `folder`."""
+    document = setup.document
+    assert document is not None
+    assert document.problem is not None
+    return open_local_executor(
+        folder=folder,
+        cache=default_cache_dir(),
+        profile=setup.profile,
+        problem=document.problem.name,
+        dtype=document.problem.dtype,
+        deterministic=document.deterministic,
+        compile_timeout_s=document.timeouts.compile_s,
+        trial_timeout_s=document.timeouts.trial_s,
+        twins=twins,
     )
 
 
@@ -72,19 +93,8 @@ class RunWork:
             return InlineExecutor(setup.recording.outcome, setup.delay_ms / 1000), Proposal
         document, planner = setup.document, setup.planner
         assert document is not None
-        assert document.problem is not None
         assert planner is not None
-        executor = open_local_executor(
-            folder=self.run.logs,
-            cache=default_cache_dir(),
-            profile=setup.profile,
-            problem=document.problem.name,
-            dtype=document.problem.dtype,
-            deterministic=document.deterministic,
-            compile_timeout_s=document.timeouts.compile_s,
-            trial_timeout_s=document.timeouts.trial_s,
-            twins=self._twins(),
-        )
+        executor = open_kernel_executor(setup, self.run.logs, self._twins())
         try:
             executor.baselines = self._baselines(document, executor)
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 import time
 from pathlib import Path
@@ -11,6 +12,8 @@ from evotune.device.profile import DeviceProfile
 from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem
 from evotune.execute.child import Child
+from evotune.execute.protocol import RANDOM
+from evotune.execute.sanitizer import LIMIT_S, TOOLS
 from evotune.trial import Json, Outcome, OutcomeKind
 
 _OPEN_TIMEOUT_S = 120.0
@@ -88,8 +91,9 @@ class DeviceSlot:
         if self._child is None:
             self._open()
         assert self._child is not None
-        self._request = request
-        self._child.send(request)
+        # Native code in the worker may write to its pipe; it does not know what to say there.
+        self._request = {**request, "token": secrets.token_hex(16)}
+        self._child.send(self._request)
         self._start_clock(_HARNESS_TIMEOUT_S)
         self._served += 1
         self.busy = True
@@ -101,6 +105,9 @@ class DeviceSlot:
         if messages is None:
             return self._lost()
         for message in messages:
+            if message.get("token") != self._request["token"]:
+                self._child.garbled = True
+                return self._lost()
             if "prepared" in message:
                 self._start_clock(self._trial_limit_s())
                 continue
@@ -145,7 +152,9 @@ class DeviceSlot:
     def _trial_limit_s(self) -> float:
         """Generous at first, then what trials of this run take, with room."""
         if self._request["confirm"]:
-            return self._longest_trial_s + _CONFIRM_CASE_S * len(self._request["cases"])
+            cases: int = sum(case["role"] != RANDOM for case in self._request["cases"])
+            sanitizer_s = LIMIT_S * len(TOOLS) if self._profile.backend == "cuda" else 0.0
+            return self._longest_trial_s + _CONFIRM_CASE_S * cases + sanitizer_s
         if self._answers < 5:
             return self._longest_trial_s
         return min(self._longest_trial_s, max(_LEAST_TIMEOUT_S, 10 * self._slowest_s))

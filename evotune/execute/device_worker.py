@@ -46,16 +46,17 @@ def main() -> None:
 
 
 def _serve(channel: BlockingChannel, runner: TrialRunner, message: Json) -> None:
+    token = {"token": message["token"]}
     if message["request"] == "time_baselines":
         cases = [Case(item["label"], item["symbols"]) for item in message["cases"]]
         timings = runner.time_baselines(cases)
         answer = [timing.to_json() for timing in timings]
-        channel.send({"baselines": answer, "copy_gbps": runner.copy_gbps()})
+        channel.send({**token, "baselines": answer, "copy_gbps": runner.copy_gbps()})
     else:
         runner.prepare(message)
-        channel.send({"prepared": True})
+        channel.send({**token, "prepared": True})
         outcome = runner.run(message)
-        channel.send({"outcome": outcome.to_json(), "retire": runner.tainted})
+        channel.send({**token, "outcome": outcome.to_json(), "retire": runner.tainted})
 
 
 if __name__ == "__main__":

@@ -153,6 +153,8 @@ class LocalExecutor:
                 "request": "trial",
                 "number": item.proposal.number,
                 "confirm": item.proposal.confirm,
+                "audit": item.proposal.audit,
+                "skipped": [check.to_json() for check in item.proposal.skipped],
                 "contender": self._contender,
                 "baselines": dict(self.baselines),
                 "cases": [

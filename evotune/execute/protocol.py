@@ -8,9 +8,9 @@ from typing import Protocol
 
 from evotune.device.launch import Binary, CompileJob, LaunchPlan
 from evotune.problems.base import Case
-from evotune.trial import Configuration, Json, Outcome
+from evotune.trial import Check, Configuration, Json, Outcome
 
-TIMED, EDGE, HELD_OUT = "timed", "edge", "held_out"
+TIMED, EDGE, HELD_OUT, RANDOM = "timed", "edge", "held_out", "random"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,8 @@ class CaseJob:
     """One case of a trial: what to compile for it and how to launch it.
 
     `role`: timed cases make the fitness, edge cases are only checked, held-out cases are
-    checked and timed when a champion is confirmed, and never steer the search.
+    checked and timed when a champion is confirmed, and never steer the search; random cases are
+    checked then, each on inputs of one kind.
     """
 
     case: Case
@@ -50,7 +51,9 @@ class BuildReview:
 class Proposal:
     """A configuration to try. `rejection` says why it need not even be compiled.
 
-    `review`, if there is one, is asked once all binaries (by compile key) are there.
+    With `audit` too, a confirmation is one that somebody asked for: its outcome holds every check
+    made, and its timing is as brief as in the search. `skipped` are checks that were to be made
+    and cannot be. `review`, if there is one, is asked once all binaries (by compile key) are there.
     """
 
     number: int
@@ -58,6 +61,8 @@ class Proposal:
     cases: tuple[CaseJob, ...] = ()
     rejection: str = ""
     confirm: bool = False
+    audit: bool = False
+    skipped: tuple[Check, ...] = ()
     review: Callable[[Mapping[str, Binary]], BuildReview] | None = field(
         default=None, compare=False
     )

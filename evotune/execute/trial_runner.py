@@ -7,6 +7,7 @@ never the run.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import time
@@ -19,9 +20,12 @@ import torch
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import LaunchFailure, Sampler, Session
-from evotune.execute.protocol import EDGE, HELD_OUT, TIMED, BaselineTiming
+from evotune.execute.protocol import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTiming
+from evotune.execute.sanitizer import sanitize, skipped_checks
 from evotune.measure.paired import (
     TimingSettings,
+    eager_sampler,
+    eager_times_us,
     measure_paired,
     rotating_sampler,
     time_in_turn_us,
@@ -33,12 +37,15 @@ from evotune.verify.accuracy import errors_against
 from evotune.verify.buffers import BufferSet
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
+from evotune.verify.random_tests import run_random_tests
+from evotune.verify.summary import worth_keeping
 
 _POOL_SEEDS = 4
 _CONFIRM_SEED = 1_000_000  # champions see inputs the search never saw
 _SUSPICIOUS_SPEEDUP = 10.0
 _BASELINES_KEPT = 32  # with the inputs they run on
 _MOST_COLD_SETS = 256
+_RANDOM_TESTS_S = 10.0  # a GPU makes a hundred in a second; a CPU as many as it can
 
 
 class TrialRunner:
@@ -82,6 +89,8 @@ class TrialRunner:
         seed = _seed(job)
         for item in job["cases"]:
             case = Case(item["label"], item["symbols"])
+            if item["role"] == RANDOM:
+                continue
             for kind in self._problem.input_kinds:
                 self._pool.get(case, kind, seed)
             if item["role"] != EDGE:
@@ -91,7 +100,7 @@ class TrialRunner:
     def run(self, job: Json) -> Outcome:
         """The whole gate, then the timing; a failure is an Outcome."""
         stage_s: dict[str, float] = {}
-        verdict = Verdict()
+        verdict = Verdict([Check.from_json(check) for check in job["skipped"]])
         measurements: list[Measurement] = []
         seed = _seed(job)
         try:
@@ -100,10 +109,14 @@ class TrialRunner:
             with _timed(stage_s, "verify"):
                 self._verify(subjects, seed, verdict)
                 self._check_quiet(verdict)
+            if job["confirm"]:
+                with _timed(stage_s, "random_tests"):
+                    self._test_randomly(subjects, seed, verdict)
             if verdict.passed:
                 with _timed(stage_s, "measure"):
                     measurements = self._measure(subjects, job, seed, verdict)
-                    self._check_quiet(verdict)
+            if job["confirm"] and verdict.passed:
+                self._sanitize(job["cases"], verdict, stage_s)
         except LaunchFailure as error:
             return Outcome(OutcomeKind.LAUNCH_ERROR, reason=str(error), stage_s=stage_s)
         except RuntimeError as error:
@@ -112,6 +125,8 @@ class TrialRunner:
                 raise
             self.tainted = fault.fatal
             return Outcome(fault.kind, reason=fault.reason, stage_s=stage_s)
+        if not job["audit"] and verdict.passed:
+            verdict.checks = list(worth_keeping(verdict.checks, {m.case for m in measurements}))
         return _outcome(verdict, measurements, stage_s, self._session.state())
 
     def _load(self, cases: Json) -> list[tuple[str, int, Subject]]:
@@ -136,6 +151,39 @@ class TrialRunner:
                     for kind in self._problem.input_kinds:
                         self._gate.examine(subject, kind, seed, verdict)
 
+    def _test_randomly(
+        self, subjects: Sequence[tuple[str, int, Subject]], seed: int, verdict: Verdict
+    ) -> None:
+        chosen = [subject for role, _, subject in subjects if role == RANDOM]
+        kinds = self._problem.input_kinds
+        run_random_tests(self._gate, chosen, kinds, seed, verdict, limit_s=_RANDOM_TESTS_S)
+        self._check_quiet(verdict)
+
+    def _sanitize(self, cases: Json, verdict: Verdict, stage_s: dict[str, float]) -> None:
+        """What memcheck finds is a failure; what racecheck finds is a warning."""
+        if self._profile.backend != "cuda":
+            verdict.checks += skipped_checks("the kernel is no CUDA kernel")
+            return
+        tensors = [
+            {
+                "binary": item["binary"],
+                "plan": item["plan"],
+                "tensors": [
+                    [spec.name, spec.shape, spec.dtype, spec.is_output]
+                    for spec in self._problem.tensors(Case(item["label"], item["symbols"]))
+                ],
+            }
+            for item in cases
+            if item["role"] == EDGE
+        ]
+        with _timed(stage_s, "sanitizer"):
+            checks = sanitize(tensors)
+        verdict.checks += checks
+        for check in checks:
+            if check.status == "failed" and "memcheck" in check.inputs:
+                verdict.kind = OutcomeKind.OUT_OF_BOUNDS
+                verdict.reason = f"{check.inputs}, {check.case}: {check.detail}"
+
     def _measure(
         self,
         subjects: Sequence[tuple[str, int, Subject]],
@@ -143,12 +191,13 @@ class TrialRunner:
         seed: int,
         verdict: Verdict,
     ) -> list[Measurement]:
-        settings = TimingSettings.thorough() if job["confirm"] else TimingSettings()
+        thorough = job["confirm"] and not job["audit"]
+        settings = TimingSettings.thorough() if thorough else TimingSettings()
         generator = torch.Generator().manual_seed(seed)
         timed = sum(role == TIMED for role, _, _ in subjects)
         measurements: list[Measurement] = []
         for role, flops, subject in subjects:
-            if role == EDGE or not verdict.passed:
+            if role not in (TIMED, HELD_OUT) or not verdict.passed:
                 continue
             inputs = self._pool.get(subject.case, "normal", seed)
             buffers = self._gate.buffers(subject, inputs)
@@ -166,12 +215,31 @@ class TrialRunner:
                 before_sample=functools.partial(buffers.nudge, generator),
                 state=self._session.state,
             )
+            if thorough:
+                measurement = self._with_eager_times(measurement, subject.case, launch, seed)
             self._gate.replay(subject, candidate, buffers, seed + 1, verdict)
+            candidate.run()
+            self._check_quiet(verdict)  # right after it ran: helpers may rest while nobody calls
             self._check_roofline(measurement, flops, verdict)
             measurements.append(measurement)
-            if job["confirm"] and self._session.cold_bytes and verdict.passed:
+            if thorough and self._session.cold_bytes and verdict.passed:
                 measurements += self._measure_cold(subject, name, seed, role == HELD_OUT)
         return measurements
+
+    def _with_eager_times(
+        self, measurement: Measurement, case: Case, launch: Callable[[], object], seed: int
+    ) -> Measurement:
+        """The measurement with the times of calls outside a graph, where these differ."""
+        mine = eager_sampler(self._session, launch, TimingSettings())
+        if mine is None:
+            return measurement
+        inputs = dict(self._pool.get(case, "normal", seed).inputs)
+        name = measurement.baseline
+        call = self._problem.baselines(case, inputs, name)[name]
+        theirs = eager_sampler(self._session, call, TimingSettings())
+        assert theirs is not None
+        eager_us, baseline_us = eager_times_us(mine, theirs)
+        return dataclasses.replace(measurement, eager_us=eager_us, eager_baseline_us=baseline_us)
 
     def _measure_cold(
         self, subject: Subject, name: str, seed: int, held_out: bool
@@ -272,15 +340,19 @@ def _outcome(
             resources=resources,
         )
     timed = [m for m in measurements if m.counts]
-    suspicious = any(m.speedup > _SUSPICIOUS_SPEEDUP for m in measurements)
+    flags = {
+        "suspicious": any(m.speedup > _SUSPICIOUS_SPEEDUP for m in measurements),
+        "throttled": any(m.throttled for m in measurements),
+        "racecheck": any(check.status == "failed" for check in verdict.checks),
+    }
     return Outcome(
         OutcomeKind.OK,
         fitness=_mean_log([m.speedup for m in timed]),
         fitness_low=_mean_log([m.speedup_low for m in timed]),
         fitness_high=_mean_log([m.speedup_high for m in timed]),
-        flags=("suspicious",) if suspicious else (),
+        flags=tuple(name for name, holds in flags.items() if holds),
         measurements=tuple(measurements),
-        checks=_worst_checks(verdict.checks, {m.case for m in measurements}),
+        checks=tuple(verdict.checks),
         stage_s=stage_s,
         resources=resources,
     )
@@ -288,26 +360,3 @@ def _outcome(
 
 def _mean_log(speedups: Sequence[float]) -> float:
     return sum(math.log(max(s, 1e-12)) for s in speedups) / len(speedups)
-
-
-def _worst_checks(checks: Sequence[Check], measured: set[str]) -> tuple[Check, ...]:
-    """The check nearest its limit for each measured case, and one for all edge shapes."""
-    worst: dict[str, Check] = {}
-    for check in checks:
-        key = check.case if check.case in measured else ""
-        if key not in worst or _closeness(check) > _closeness(worst[key]):
-            worst[key] = check
-    return tuple(worst.values())
-
-
-def _closeness(check: Check) -> float:
-    """Share of the error limits that a passed check used."""
-    shares = [
-        error / limit
-        for error, limit in (
-            (check.max_error, check.max_limit),
-            (check.rms_error, check.rms_limit),
-        )
-        if error is not None and limit
-    ]
-    return max(shares, default=0.0)

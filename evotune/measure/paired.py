@@ -2,11 +2,13 @@
 
 One round is candidate, baseline, baseline, candidate, so that a drift of the machine within
 the round cancels in its ratio. Rounds go on until the ratio is known well enough, or it is
-clear that the candidate is no contender.
+clear that the candidate is no contender. What was taken while the device slowed down is taken
+again, a bounded number of times.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +19,12 @@ import numpy as np
 from evotune.device.protocol import Sampler, Session
 from evotune.measure.statistics import Interval, median_interval
 from evotune.trial import Json, Measurement
+
+_MOST_RETAKES = 2
+_STEADY_CLOCKS = 0.03  # clocks that differ by more are no steady state
+_SLOWDOWNS = frozenset({"hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal"})
+_POWER_CAP = "sw_power_cap"
+_EAGER_SAMPLES = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +59,53 @@ def measure_paired(
     state: Callable[[], Mapping[str, Json]] = dict,
 ) -> Measurement:
     """`before_sample` runs outside the clock before each candidate sample; `state` is the
-    device's, read right after the last one.
+    device's, read before the first sample and right after the last one.
 
-    Stops early once the speedup is surely below `contender_speedup`."""
+    Stops early once the speedup is surely below `contender_speedup`. Taken again, at most twice,
+    when the device was slowed down by heat or hardware meanwhile; the last take is kept, marked
+    `throttled` if that one was slowed down too."""
+    retakes = -1
+    throttled = True
+    while throttled and retakes < _MOST_RETAKES:
+        retakes += 1
+        before = state()
+        taken = _take(candidate, baseline, settings, contender_speedup, before_sample)
+        after = state()
+        throttled = slowed_down(before, after)
+    return dataclasses.replace(
+        taken,
+        case=case,
+        baseline=baseline_name,
+        cache=cache,
+        held_out=held_out,
+        state=dict(after),
+        retakes=retakes,
+        throttled=throttled,
+    )
+
+
+def slowed_down(before: Mapping[str, Json], after: Mapping[str, Json]) -> bool:
+    """Whether heat or hardware slowed the device down, or its SM clocks changed, in between.
+
+    A software power cap alone is none: a small GPU lives at its cap, and clocks that follow it
+    hit candidate and baseline alike."""
+    reasons = {*before.get("throttled_by", ()), *after.get("throttled_by", ())}
+    if reasons & _SLOWDOWNS:
+        return True
+    first, last = before.get("sm_mhz"), after.get("sm_mhz")
+    if not first or not last or _POWER_CAP in reasons:
+        return False
+    return bool(abs(first - last) > _STEADY_CLOCKS * max(first, last))
+
+
+def _take(
+    candidate: Sampler,
+    baseline: Sampler,
+    settings: TimingSettings,
+    contender_speedup: float,
+    before_sample: Callable[[], None],
+) -> Measurement:
+    """One row of rounds; what it is of is left for the caller to say."""
     candidate_us: list[float] = []
     baseline_us: list[float] = []
     ratios: list[float] = []
@@ -81,19 +133,27 @@ def measure_paired(
         if settled or spent or interval.high < contender_speedup:
             break
     return Measurement(
-        case=case,
+        case="",
         time_us=float(np.median(candidate_us)),
         time_min_us=min(candidate_us),
-        baseline=baseline_name,
+        baseline="",
         baseline_us=float(np.median(baseline_us)),
         speedup=interval.median,
         speedup_low=interval.low,
         speedup_high=interval.high,
         samples=len(ratios),
-        cache=cache,
-        held_out=held_out,
-        state=dict(state()),
     )
+
+
+def eager_times_us(candidate: Sampler, baseline: Sampler) -> tuple[float, float]:
+    """Median time per call of each side, interleaved ABBA; for samplers of eager calls."""
+    candidate_us: list[float] = []
+    baseline_us: list[float] = []
+    for _ in range(_EAGER_SAMPLES // 2):
+        candidate_us.append(candidate.time_us())
+        baseline_us += (baseline.time_us(), baseline.time_us())
+        candidate_us.append(candidate.time_us())
+    return float(np.median(candidate_us)), float(np.median(baseline_us))
 
 
 def warm_sampler(session: Session, call: Callable[[], object], settings: TimingSettings) -> Sampler:
@@ -131,6 +191,18 @@ def time_in_turn_us(
         for name, sampler in samplers.items():
             times_us[name] = min(times_us[name], sampler.time_us())
     return times_us
+
+
+def eager_sampler(
+    session: Session, call: Callable[[], object], settings: TimingSettings
+) -> Sampler | None:
+    """As `warm_sampler`, but of calls as Python issues them; None where that is the same."""
+    single = session.eager_sampler([call])
+    if single is None:
+        return None
+    single.run()
+    once_us = min(single.time_us() for _ in range(2))
+    return session.eager_sampler([call] * _calls_per_sample(once_us, settings))
 
 
 def _calls_per_sample(once_us: float, settings: TimingSettings) -> int:

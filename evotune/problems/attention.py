@@ -8,13 +8,16 @@ Causal is top-left aligned (query i sees keys j <= i), as SDPA's `is_causal`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from evotune.problems.base import Case, Tensors, TensorSpec
 from evotune.trial import Value
 
 _SHAPE_NAMES = ("batch", "heads", "kv_heads", "seq_len", "seq_len_q", "seq_len_k", "head_dim")
+_SIZES = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k", "head_dim")
+_LONGEST = 600  # of the random lengths: several blocks of keys and rows of any kernel's
 
 
 class Attention:
@@ -70,15 +73,40 @@ class Attention:
     def edge_cases(self, case: Case) -> Sequence[Case]:
         """Odd, short and unequal lengths, and grouped heads, with the case's head_dim and mask."""
         head_dim = case.symbols["head_dim"]
-        variant = {"causal": case.symbols["causal"]}
+        causal = case.symbols["causal"]
+        variant = {"causal": causal}
         shapes = (
             {"batch": 1, "heads": 2, "seq_len": 1},
             {"batch": 2, "heads": 2, "seq_len": 67},
             {"batch": 1, "heads": 4, "kv_heads": 2, "seq_len_q": 33, "seq_len_k": 130},
             {"batch": 1, "heads": 3, "kv_heads": 1, "seq_len_q": 145, "seq_len_k": 29},
-            {"batch": 1, "heads": 1, "seq_len_q": 1, "seq_len_k": 257},
+            # Row 0 of a causal case sees one key: only many rows see many keys.
+            {"batch": 1, "heads": 1, "seq_len_q": 257 if causal else 1, "seq_len_k": 257},
         )
         return [self.case({**shape, "head_dim": head_dim}, variant) for shape in shapes]
+
+    def siblings(self, case: Case) -> Sequence[Case]:
+        """Without a mask and causal."""
+        sizes = {name: value for name, value in case.symbols.items() if name in _SIZES}
+        return [self.case(sizes, {"causal": causal}) for causal in (False, True)]
+
+    def random_cases(self, cases: Sequence[Case], seed: int) -> Iterator[Case]:
+        """Lengths of 1 to 600, half of them short and most of them odd, equal in half the
+        shapes; up to two batches, six heads, and groups of up to four heads."""
+        rng = random.Random(seed)
+        while True:
+            like = rng.choice(cases).symbols
+            seq_len_q, seq_len_k = _random_length(rng), _random_length(rng)
+            kv_heads = rng.randint(1, 3)
+            shape = {
+                "batch": rng.randint(1, 2),
+                "heads": kv_heads * rng.choice((1, 1, 2, 4) if kv_heads == 1 else (1, 1, 2)),
+                "kv_heads": kv_heads,
+                "seq_len_q": seq_len_q,
+                "seq_len_k": rng.choice((seq_len_q, seq_len_k)),
+                "head_dim": like["head_dim"],
+            }
+            yield self.case(shape, {"causal": like["causal"]})
 
     def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
         from evotune.problems import attention_torch
@@ -119,11 +147,15 @@ def _sizes(shape: Mapping[str, Value]) -> dict[str, int]:
         if seq_len is not None:
             sizes.setdefault(name, seq_len)
     sizes.setdefault("kv_heads", sizes.get("heads", 1))
-    required = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k", "head_dim")
-    missing = [name for name in required if name not in sizes]
+    missing = [name for name in _SIZES if name not in sizes]
     if missing:
         raise ValueError(f"the shape lacks {', '.join(missing)} (seq_len sets both lengths)")
-    return {name: sizes[name] for name in required}
+    return {name: sizes[name] for name in _SIZES}
+
+
+def _random_length(rng: random.Random) -> int:
+    length = rng.randint(1, rng.choice((64, _LONGEST)))
+    return length - 1 if length % 2 == 0 and rng.random() < 0.7 else length
 
 
 def _label(sizes: Mapping[str, int], causal: bool) -> str:

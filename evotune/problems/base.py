@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
@@ -39,7 +39,8 @@ class Problem(Protocol):
     """What a kernel must compute, and what it is compared with.
 
     Built in the main process (torch-free: `case`, `tensors`, `flops`, `bytes_moved`,
-    `edge_cases`) and again in the worker, where the methods that take or give tensors run.
+    `edge_cases`, `siblings`, `random_cases`) and again in the worker, where the methods that take
+    or give tensors run.
     """
 
     name: ClassVar[str]
@@ -61,6 +62,13 @@ class Problem(Protocol):
 
     def edge_cases(self, case: Case) -> Sequence[Case]:
         """Small awkward shapes that need no other binary: same head size, same variant, …"""
+
+    def siblings(self, case: Case) -> Sequence[Case]:
+        """The case's shape in every variant there is, its own too: what a finalist must master."""
+
+    def random_cases(self, cases: Sequence[Case], seed: int) -> Iterator[Case]:
+        """Seeded small shapes without end, spread over the variants of `cases`; no other binary
+        is needed for them than for `cases`."""
 
     def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
         """Seeded tensors of one input kind; other values on another kind of device."""

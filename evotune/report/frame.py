@@ -10,6 +10,7 @@ Columns, in this order; a value that does not exist is empty:
     resource.NAME                                   the compiler's figures: registers, spills, ...
     time_us.CASE speedup.CASE baseline.CASE         per timed and held-out case, warm, and cold
                                                     (CASE ends with " cold") where it was timed
+    eager_us.CASE eager_baseline_us.CASE            where calls were timed without a graph too
     param.NAME                                      the configuration
 """
 
@@ -31,6 +32,8 @@ _FIXED = (
     *("time_us", "error", "error_limit", "confirmed", "flags", "duplicate_of", "finished_s"),
 )
 _COLD = " cold"
+_ALWAYS = ("time_us", "speedup", "baseline")
+_EAGER = ("eager_us", "eager_baseline_us")
 _INTEGERS = ("rank", "trial", "duplicate_of")
 
 
@@ -65,13 +68,15 @@ def _frame(data: RunData, rows: Iterable[Mapping[str, Json]]) -> pd.DataFrame:
     )
     resources = dict.fromkeys(name for row in flat for name in row if name.startswith("resource."))
     labels = [*data.cases, *data.held_out_cases]
-    cold = {name for row in flat for name in row if name.endswith(_COLD)}
+    sometimes = {
+        name for row in flat for name in row if name.endswith(_COLD) or name.startswith(_EAGER)
+    }
     cases = [
         f"{figure}.{label}"
         for case in labels
         for label in (case, case + _COLD)
-        for figure in ("time_us", "speedup", "baseline")
-        if label == case or f"{figure}.{label}" in cold
+        for figure in (*_ALWAYS, *_EAGER)
+        if (label == case and figure in _ALWAYS) or f"{figure}.{label}" in sometimes
     ]
     parameters = [f"param.{name}" for name in data.parameters]
     columns = [*_FIXED, *stages, *resources, *cases, *parameters]
@@ -97,5 +102,8 @@ def _flat(record: Mapping[str, Json]) -> dict[str, Json]:
         row[f"time_us.{case}"] = measurement["time_us"]
         row[f"speedup.{case}"] = measurement["speedup"]
         row[f"baseline.{case}"] = measurement["baseline"]
+        for figure in _EAGER:
+            if measurement[figure] is not None:
+                row[f"{figure}.{case}"] = measurement[figure]
     row |= {f"param.{name}": value for name, value in record["configuration"].items()}
     return row

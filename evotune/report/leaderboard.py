@@ -30,6 +30,12 @@ class Row:
         return f"{self.rank}=" if self.tied else str(self.rank)
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """Findings that do not disqualify: a valid outcome's failed checks (racecheck's)."""
+        failed = (check for check in self.outcome.checks if check.status == "failed")
+        return tuple(f"{check.inputs}: {check.detail}" for check in failed)
+
+    @property
     def timed(self) -> tuple[Measurement, ...]:
         """Measurements of the cases that make the fitness."""
         return tuple(m for m in self.outcome.measurements if m.counts)

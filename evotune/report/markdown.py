@@ -131,6 +131,13 @@ def _ranking(data: RunData, board: Leaderboard) -> Iterator[str]:
     if hidden > 0:
         notes.append(f"{hidden} more rows: `evotune report {data.id} --format csv`.")
     yield " ".join(notes)
+    warnings = [
+        f"- Trial {row.number}: {markdown_text(warning)}"
+        for row in board.rows[:_SHOWN_ROWS]
+        for warning in row.warnings
+    ]
+    if warnings:
+        yield "\n".join(("Warnings, which a reader must judge:", "", *warnings))
 
 
 def _disqualified(board: Leaderboard) -> Iterator[str]:
@@ -173,8 +180,18 @@ def _times(summary: RunSummary) -> Iterator[str]:
     if not summary.stages:
         return
     yield "## Time by stage"
-    rows = [
-        (stage.stage, str(stage.trials), f"{stage.total_s:.1f}", f"{stage.median_s:.3f}")
-        for stage in summary.stages
-    ]
-    yield table(("stage", "trials", "sum s", "median s"), rows, (False, True, True, True))
+    for what, stages in (
+        ("trials", summary.stages),
+        ("confirmations", summary.confirmation_stages),
+    ):
+        rows = [
+            (
+                stage.stage,
+                str(stage.trials),
+                f"{stage.total_s:.1f}",
+                wording.stage_text(stage.median_s),
+            )
+            for stage in stages
+        ]
+        if rows:
+            yield table(("stage", what, "sum s", "median"), rows, (False, True, True, True))

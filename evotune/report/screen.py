@@ -95,6 +95,10 @@ def _notes(
         more = "1 more row" if hidden == 1 else f"{hidden} more rows"
         text = f"{more}: evotune top -n {len(board.rows)}"
         yield from paragraph(text, width, role=Role.QUIET)
+    for row in rows:
+        for warning in row.warnings:
+            text = f"warning: trial {row.number}: {warning}"
+            yield from paragraph(text, width, role=Role.BAD)
     yield from _disqualified(board, width)
 
 

@@ -9,17 +9,21 @@ from dataclasses import dataclass
 
 from evotune.report.data import RunData
 from evotune.report.leaderboard import Leaderboard, Row, rank
-from evotune.trial import Json, Trial
+from evotune.trial import Json, Outcome, Trial
 
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """Seconds of one stage over all trials that went through it. Trials overlap in time."""
+    """Seconds of one stage over all trials (or confirmations) that went through it; they overlap
+    in time."""
 
     stage: str
     trials: int
     total_s: float
     median_s: float
+
+
+_STAGES = ("stages", "confirmation_stages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +49,18 @@ class RunSummary:
     disqualified: int
     best: Row | None
     stages: tuple[StageTime, ...]
+    confirmation_stages: tuple[StageTime, ...]
 
     def to_json(self) -> dict[str, Json]:
         data: dict[str, Json] = {
-            name: getattr(self, name) for name in self.__slots__ if name not in ("best", "stages")
+            name: getattr(self, name) for name in self.__slots__ if name not in ("best", *_STAGES)
         }
         data["outcomes"] = dict(self.outcomes)
-        data["stages"] = [
-            {name: getattr(stage, name) for name in stage.__slots__} for stage in self.stages
-        ]
+        for field in _STAGES:
+            data[field] = [
+                {name: getattr(stage, name) for name in stage.__slots__}
+                for stage in getattr(self, field)
+            ]
         data["best"] = _best_json(self.best)
         return data
 
@@ -82,7 +89,8 @@ def summarize(data: RunData, board: Leaderboard | None = None) -> RunSummary:
         confirmed=sum(row.confirmed for row in board.rows),
         disqualified=len(board.disqualified),
         best=board.rows[0] if board.rows else None,
-        stages=_stages(data.trials),
+        stages=_stages(trial.outcome for trial in data.trials),
+        confirmation_stages=_stages(data.confirmations.values()),
     )
 
 
@@ -92,10 +100,10 @@ def count_outcomes(trials: Iterable[Trial]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (item[0] != "ok", -item[1], item[0])))
 
 
-def _stages(trials: Iterable[Trial]) -> tuple[StageTime, ...]:
+def _stages(outcomes: Iterable[Outcome]) -> tuple[StageTime, ...]:
     seconds: dict[str, list[float]] = {}
-    for trial in trials:
-        for stage, duration_s in trial.outcome.stage_s.items():
+    for outcome in outcomes:
+        for stage, duration_s in outcome.stage_s.items():
             seconds.setdefault(stage, []).append(duration_s)
     return tuple(
         StageTime(stage, len(spent), sum(spent), statistics.median(spent))

@@ -17,6 +17,11 @@ _ALIGNMENT = 256
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+def unwritten(output: torch.Tensor) -> int:
+    """How many elements of `output` still hold the poison."""
+    return int((output.view(_INTEGERS[output.element_size()]) == -1).sum())
+
+
 class GuardedBuffer:
     """`nbytes` of device memory between two guard bands."""
 
@@ -55,6 +60,7 @@ class BufferSet:
         self._buffers: dict[str, GuardedBuffer] = {}
         self._views: dict[str, torch.Tensor] = {}
         self._inputs = dict(inputs)
+        self._nudged: set[str] = set()
         self._outputs = [spec.name for spec in specs if spec.is_output]
         self._poisoned = list(self._outputs)
         self._zeroed: list[str] = []
@@ -83,8 +89,7 @@ class BufferSet:
 
     def overwrite_inputs(self, inputs: Tensors) -> None:
         """New input values in the same places."""
-        self._inputs = dict(inputs)
-        self._nudged: set[str] = set()
+        self.expect_inputs(inputs)
         for name, value in inputs.items():
             self._views[name].copy_(value)
 
@@ -101,6 +106,15 @@ class BufferSet:
             expected[place] = torch.randn(1, generator=generator).item()
             view.view(-1)[place] = expected[place]
 
+    def element(self, name: str, place: int) -> torch.Tensor:
+        """A view of one element of a tensor, by its flat index."""
+        return self._views[name].view(-1)[place : place + 1]
+
+    def expect_inputs(self, inputs: Tensors) -> None:
+        """These values are in the inputs now."""
+        self._inputs = dict(inputs)
+        self._nudged = set()
+
     def poison(self) -> None:
         """Every byte a launch must write becomes NaN."""
         for name in self._poisoned:
@@ -110,11 +124,14 @@ class BufferSet:
         """Views, not copies."""
         return {name: self._views[name] for name in self._outputs}
 
-    def unwritten(self, name: str) -> int:
-        """How many elements of output `name` still hold the poison."""
-        view = self._views[name]
-        integer = _INTEGERS[view.element_size()]
-        return int((view.view(integer) == -1).sum())
+    def snapshot(self) -> Tensors:
+        """Copies of the outputs as they are now: later writes come too late."""
+        return {name: value.clone() for name, value in self.outputs().items()}
+
+    def written(self) -> str:
+        """An output that no longer holds its poison everywhere; "" when there is none."""
+        outputs = self.outputs().items()
+        return next((name for name, value in outputs if unwritten(value) != value.numel()), "")
 
     def not_zeroed(self) -> str:
         """A zero_once workspace that the launch did not leave zero; "" when there is none."""

@@ -13,10 +13,11 @@ import torch
 
 from evotune.device.launch import LaunchPlan
 from evotune.device.protocol import Sampler, Session
-from evotune.problems.base import Case, Problem
+from evotune.problems.base import Case, Problem, Tensors
 from evotune.trial import Check, OutcomeKind
 from evotune.verify.accuracy import errors_against
-from evotune.verify.buffers import BufferSet
+from evotune.verify.buffers import BufferSet, unwritten
+from evotune.verify.burst import altering_burst, reuse
 from evotune.verify.pool import InputPool, InputSet
 
 
@@ -66,18 +67,17 @@ class Gate:
         inputs = self._pool.get(subject.case, kind, seed)
         buffers = self.buffers(subject, inputs)
         launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers)
-        launch()
-        self._session.synchronize()
-        self.compare(subject.case, kind, buffers, inputs, verdict)
-        if not (verdict.passed and self._deterministic):
-            return
-        first = {name: value.clone() for name, value in buffers.outputs().items()}
+        first = self._launch(launch, buffers)
         buffers.poison()
-        launch()
-        self._session.synchronize()
+        self.compare(subject.case, kind, buffers, inputs, verdict, outputs=first)
+        if not verdict.passed or self._written_late(subject.case, kind, buffers, verdict):
+            return
+        if not self._deterministic:
+            return
+        second = self._launch(launch, buffers)
         if self._damaged(subject.case, kind, buffers, verdict, " in its second launch"):
             return
-        for name, value in buffers.outputs().items():
+        for name, value in second.items():
             differing = int((_bits(value) != _bits(first[name])).sum())
             if differing:
                 detail = f"{differing} elements of {name} differ between two equal launches"
@@ -95,24 +95,37 @@ class Gate:
     ) -> None:
         """After timing: new inputs in the same memory, poisoned outputs, what was timed again.
 
-        And once more with a few input elements changed and the outputs left as they are: a
-        kernel that skips work when it finds its outputs written or its inputs familiar fails.
+        Then bursts of launches with one input element changed before each and the outputs left
+        as they are: a kernel that skips work when it finds its outputs written, its inputs
+        familiar or its launches close together fails. At last, whether new inputs take longer.
         """
         if not verdict.passed:
             return
-        if self._damaged(subject.case, "normal", buffers, verdict, " while it was timed"):
+        case = subject.case
+        if self._damaged(case, "normal", buffers, verdict, " while it was timed"):
             return
-        inputs = self._pool.get(subject.case, "normal", seed)
+        inputs = self._pool.get(case, "normal", seed)
         buffers.overwrite_inputs(dict(inputs.inputs))
         buffers.poison()
         timed.run()
-        self.compare(subject.case, "replayed normal", buffers, inputs, verdict)
-        if not verdict.passed:
-            return
-        inputs = self._pool.altered(subject.case, seed)
-        buffers.overwrite_inputs(dict(inputs.inputs))
-        timed.run()
-        self.compare(subject.case, "altered in place", buffers, inputs, verdict)
+        output = buffers.snapshot()
+        self.compare(case, "replayed normal", buffers, inputs, verdict, outputs=output)
+        launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers)
+        for altered in self._pool.altered(case, seed):
+            if not verdict.passed:
+                return
+            burst = altering_burst(self._session, launch, buffers, altered.alterations)
+            buffers.overwrite_inputs(dict(inputs.inputs))
+            burst.run([alteration.value for alteration in altered.alterations])
+            output = buffers.snapshot()
+            buffers.expect_inputs(dict(altered.inputs))
+            self.compare(case, "altered in place", buffers, altered, verdict, outputs=output)
+        if verdict.passed:
+            generator = torch.Generator().manual_seed(seed)
+            reused = reuse(self._session, launch, buffers, altered.alterations, generator)
+            if reused:
+                check = Check(case.label, "new and familiar", "failed", detail=f"a launch {reused}")
+                verdict.fail(OutcomeKind.TOO_FAST, check)
 
     def buffers(self, subject: Subject, inputs: InputSet) -> BufferSet:
         """Fresh memory, at other addresses than the set before."""
@@ -122,13 +135,26 @@ class Gate:
         self._latest = BufferSet(specs, subject.plan, dict(inputs.inputs), device)
         return self._latest
 
+    def _launch(self, launch: Callable[[], object], buffers: BufferSet) -> Tensors:
+        """The outputs as they are when the launch has returned."""
+        launch()
+        self._session.synchronize()
+        return buffers.snapshot()
+
     def compare(
-        self, case: Case, kind: str, buffers: BufferSet, inputs: InputSet, verdict: Verdict
+        self,
+        case: Case,
+        kind: str,
+        buffers: BufferSet,
+        inputs: InputSet,
+        verdict: Verdict,
+        *,
+        outputs: Tensors,
     ) -> None:
         """Guards and inputs intact, all written, no NaN, errors within the limits."""
         if self._damaged(case, kind, buffers, verdict):
             return
-        for name, output in buffers.outputs().items():
+        for name, output in outputs.items():
             errors = errors_against(output, inputs.reference[name])
             limits = inputs.limits(name, errors)
             check = Check(
@@ -142,10 +168,10 @@ class Gate:
             )
             bad = int((~torch.isfinite(output)).sum())
             if bad:
-                unwritten = buffers.unwritten(name)
+                never = unwritten(output)
                 detail = f"{bad} elements of {name} are NaN or infinite"
-                if unwritten:
-                    detail += f", {unwritten} of them never written"
+                if never:
+                    detail += f", {never} of them never written"
                 failed = Check(case.label, kind, "failed", detail=detail)
                 verdict.fail(OutcomeKind.NAN, failed)
                 return
@@ -158,6 +184,15 @@ class Gate:
                 verdict.fail(OutcomeKind.WRONG_RESULT, failed)
                 return
             verdict.checks.append(check)
+
+    @staticmethod
+    def _written_late(case: Case, kind: str, buffers: BufferSet, verdict: Verdict) -> bool:
+        """Outputs were poisoned when the launch had returned: nobody may write them now."""
+        late = buffers.written()
+        if late:
+            detail = f"wrote {late} after its launch had returned"
+            verdict.fail(OutcomeKind.LAUNCH_ERROR, Check(case.label, kind, "failed", detail=detail))
+        return bool(late)
 
     @staticmethod
     def _damaged(

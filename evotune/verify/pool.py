@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,18 +24,28 @@ from evotune.verify.accuracy import Errors, Limits, errors_against, limits_for
 _YARDSTICK_ROWS = 8192
 _YARDSTICK_SETS = 64
 _ALTERED = "altered"
-_ALTERED_ELEMENTS = 8
+_ALTERED_ELEMENTS = (2, 3, 2)  # odd and even: a kernel that works every other time is found
+
+
+@dataclass(frozen=True, slots=True)
+class Alteration:
+    """One element of the input `name`, by its flat index, and its new value (one element)."""
+
+    name: str
+    place: int
+    value: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class InputSet:
     """Inputs of one kind and seed, the float64 outputs (on the pool's device), and the error
-    limits."""
+    limits. An altered set is the normal one of its seed after its `alterations`."""
 
     inputs: Mapping[str, torch.Tensor]
     reference: Mapping[str, torch.Tensor]
     own_limits: Mapping[str, Limits]
     typical_limits: Callable[[], Mapping[str, Limits]]
+    alterations: tuple[Alteration, ...] = ()
 
     def limits(self, name: str, errors: Errors) -> Limits:
         """What `errors` of output `name` are held to."""
@@ -72,12 +82,22 @@ class InputPool:
     def _nbytes(self) -> int:
         return sum(inputs.nbytes for inputs in self._sets.values())
 
-    def altered(self, case: Case, seed: int) -> InputSet:
-        """The normal set of that seed with a few elements of each input changed."""
-        return self.get(case, _ALTERED, seed)
+    def altered(self, case: Case, seed: int) -> list[InputSet]:
+        """Variants of the normal set of that seed: in each, a few elements have changed."""
+        return [
+            self.get(case, f"{_ALTERED} {index}", seed) for index in range(len(_ALTERED_ELEMENTS))
+        ]
 
     def _make(self, case: Case, kind: str, seed: int) -> InputSet:
-        inputs, reference, yardstick = self._evaluate(case, kind, seed)
+        alterations: tuple[Alteration, ...] = ()
+        if kind.startswith(_ALTERED):
+            normal = self.get(case, "normal", seed).inputs
+            number = _stream(case, kind, seed)
+            alterations = _alterations(normal, int(kind.removeprefix(_ALTERED)), number)
+            inputs, reference, yardstick = self._evaluate(case, _alter(normal, alterations))
+            kind = "normal"  # as far as typical errors go
+        else:
+            inputs, reference, yardstick = self._evaluate(case, self._inputs(case, kind, seed))
         own = {
             name: limits_for(errors_against(value, reference[name]), reference[name], value.dtype)
             for name, value in yardstick.items()
@@ -91,16 +111,12 @@ class InputPool:
                 for name, errors in self._typical_errors(case, kind).items()
             }
 
-        return InputSet(inputs, reference, own, typical)
+        return InputSet(inputs, reference, own, typical, alterations)
 
-    def _evaluate(self, case: Case, kind: str, seed: int) -> tuple[Tensors, Tensors, Tensors]:
-        # The kind and the case are part of the stream: no two sets share values.
-        digest = hashlib.sha256(f"{case.label}/{kind}/{seed}".encode()).digest()
-        number = int.from_bytes(digest[:6], "big")
-        if kind == _ALTERED:
-            inputs = _alter(self.get(case, "normal", seed).inputs, number)
-        else:
-            inputs = self._problem.make_inputs(case, kind, number, self._device)
+    def _inputs(self, case: Case, kind: str, seed: int) -> Tensors:
+        return self._problem.make_inputs(case, kind, _stream(case, kind, seed), self._device)
+
+    def _evaluate(self, case: Case, inputs: Tensors) -> tuple[Tensors, Tensors, Tensors]:
         return inputs, self._problem.reference(case, inputs), self._problem.yardstick(case, inputs)
 
     def _typical_errors(self, case: Case, kind: str) -> dict[str, Errors]:
@@ -111,7 +127,8 @@ class InputPool:
             outputs = [spec for spec in self._problem.tensors(case) if spec.is_output]
             rows = min(math.prod(spec.shape[:-1]) for spec in outputs)
             for index in range(max(0, min(_YARDSTICK_SETS, math.ceil(_YARDSTICK_ROWS / rows) - 1))):
-                _, reference, yardstick = self._evaluate(case, kind, -1 - index)
+                inputs = self._inputs(case, kind, -1 - index)
+                _, reference, yardstick = self._evaluate(case, inputs)
                 for name, value in yardstick.items():
                     errors = errors_against(value, reference[name])
                     worst[name] = errors.worst(worst.get(name, errors))
@@ -120,11 +137,32 @@ class InputPool:
         return self._typical[key]
 
 
-def _alter(inputs: Mapping[str, torch.Tensor], seed: int) -> Tensors:
+def _stream(case: Case, kind: str, seed: int) -> int:
+    """The kind and the case are part of the stream: no two sets share values."""
+    digest = hashlib.sha256(f"{case.label}/{kind}/{seed}".encode()).digest()
+    return int.from_bytes(digest[:6], "big")
+
+
+def _alterations(
+    inputs: Mapping[str, torch.Tensor], index: int, seed: int
+) -> tuple[Alteration, ...]:
+    """The inputs in turn; each variant ends with another one."""
     generator = torch.Generator().manual_seed(seed)
+    names = list(inputs)
+    count = _ALTERED_ELEMENTS[index]
+    made = []
+    for step in range(count):
+        name = names[(index + 1 - count + step) % len(names)]
+        place = int(torch.randint(inputs[name].numel(), (1,), generator=generator))
+        old = float(inputs[name].view(-1)[place])
+        # Far from the old value: one element among thousands must show in the output.
+        value = -math.copysign(2.0 + abs(float(torch.randn(1, generator=generator))), old)
+        made.append(Alteration(name, place, torch.full_like(inputs[name].view(-1)[:1], value)))
+    return tuple(made)
+
+
+def _alter(inputs: Mapping[str, torch.Tensor], alterations: Sequence[Alteration]) -> Tensors:
     altered = {name: value.clone() for name, value in inputs.items()}
-    for value in altered.values():
-        places = torch.randint(value.numel(), (_ALTERED_ELEMENTS,), generator=generator)
-        fresh = 3.0 * torch.randn(_ALTERED_ELEMENTS, generator=generator)
-        value.view(-1)[places.to(value.device)] = fresh.to(value)
+    for alteration in alterations:
+        altered[alteration.name].view(-1)[alteration.place] = alteration.value[0]
     return altered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from pathlib import Path
 
@@ -37,7 +38,7 @@ FAULTS = {
     "state_between_calls": (OutcomeKind.WRONG_RESULT, "replayed normal inputs"),
     "skips_when_written": (OutcomeKind.WRONG_RESULT, "altered in place inputs"),
     "trusts_a_probe": (OutcomeKind.WRONG_RESULT, "altered in place inputs"),
-    "spinner": (OutcomeKind.LAUNCH_ERROR, "cores busy after it returned"),
+    "spinner": (OutcomeKind.LAUNCH_ERROR, "busy after it returned"),
 }
 
 
@@ -122,8 +123,49 @@ def test_edge_shapes_and_champions_pass_the_whole_gate(faulty: FaultyKernels) ->
     made = planner().proposal(7000, Configuration({"FAULT": "none"}), confirm=True)
     outcome = faulty.run_proposal(made)
     assert outcome.ok, outcome
-    assert {check.status for check in outcome.checks} == {"passed"}
-    assert outcome.measurements[0].samples >= 20
+    by_status = {check.status: check for check in outcome.checks}
+    assert by_status.keys() == {"passed", "skipped"}
+    assert by_status["skipped"].inputs == "compute-sanitizer racecheck"
+    (random_tests,) = [check for check in outcome.checks if check.case == "100 random tests"]
+    assert random_tests.status == "passed"
+    assert random_tests.max_error is not None
+    assert random_tests.max_error <= (random_tests.max_limit or 0.0)
+    measured = outcome.measurements[0]
+    assert measured.samples >= 20
+    assert (measured.eager_us, measured.eager_baseline_us) == (None, None)  # no graphs on a CPU
+    assert {"random_tests", "verify", "measure"} <= outcome.stage_s.keys()
+
+
+def test_an_audit_keeps_every_check_and_is_timed_as_briefly_as_a_trial(
+    faulty: FaultyKernels,
+) -> None:
+    made = planner().proposal(7300, Configuration({"FAULT": "none"}), confirm=True)
+    outcome = faulty.run_proposal(dataclasses.replace(made, audit=True))
+    assert outcome.ok, outcome
+    compared = {(check.case, check.inputs) for check in outcome.checks}
+    for kind in ("normal", "needle", "ramp", "large_logits"):
+        assert {("(1,2,64,32) causal", kind), ("(2,2,67,32) full", kind)} <= compared
+    assert ("(1,2,64,32) causal", "replayed normal") in compared
+    assert outcome.measurements[0].samples <= 25
+
+
+def test_a_champion_meets_shapes_that_the_search_never_saw(faulty: FaultyKernels) -> None:
+    assert faulty.run("wrong_when_long").ok
+    made = planner().proposal(7100, Configuration({"FAULT": "wrong_when_long"}), confirm=True)
+    outcome = faulty.run_proposal(made)
+    assert outcome.kind is OutcomeKind.WRONG_RESULT
+    assert re.search(r"out is off by .* \(random test \d+ of 100\)$", outcome.reason)
+    assert [check.status for check in outcome.checks].count("failed") == 1
+
+
+def test_a_champion_is_right_without_a_mask_too_although_only_causal_is_tuned(
+    faulty: FaultyKernels,
+) -> None:
+    assert faulty.run("wrong_without_mask").ok
+    made = planner().proposal(7200, Configuration({"FAULT": "wrong_without_mask"}), confirm=True)
+    outcome = faulty.run_proposal(made)
+    assert outcome.kind is OutcomeKind.WRONG_RESULT
+    assert re.match(r"\(\S+\) full, \w+ inputs: out is off by ", outcome.reason)
 
 
 def test_dropped_proposals_never_come_back_and_new_ones_do(faulty: FaultyKernels) -> None:

@@ -14,12 +14,13 @@ from evotune.device.protocol import Sampler, Session
 from evotune.measure import paired
 from evotune.measure.paired import (
     TimingSettings,
+    eager_times_us,
     measure_paired,
     rotating_sampler,
     time_in_turn_us,
     warm_sampler,
 )
-from evotune.trial import Measurement
+from evotune.trial import Json, Measurement
 
 CANDIDATE, BASELINE = (lambda: "candidate"), (lambda: "baseline")
 
@@ -181,6 +182,84 @@ def test_the_interval_covers_the_true_speedup_although_sampling_stops_when_it_is
     # 95% is for a fixed number of samples; stopping early costs some. A look after every round
     # would bring this down to 84%.
     assert covered / 400 >= 0.855
+
+
+class States:
+    """Readings of a device's state, one after the other; the last one again and again."""
+
+    def __init__(self, *readings: Mapping[str, Json]) -> None:
+        self._readings = list(readings)
+        self.read = 0
+
+    def __call__(self) -> Mapping[str, Json]:
+        self.read += 1
+        return self._readings.pop(0) if len(self._readings) > 1 else self._readings[0]
+
+
+def measure_with(states: States) -> tuple[Measurement, SimulatedMachine]:
+    machine = SimulatedMachine({"candidate": 100.0, "baseline": 150.0})
+    settings = TimingSettings(min_rounds=5)
+    session = cast(Session, machine)
+    samplers = [warm_sampler(session, call, settings) for call in (CANDIDATE, BASELINE)]
+    machine.samples.clear()
+    found = measure_paired(
+        *samplers, case="c", baseline_name="b", settings=settings, cache="cold", state=states
+    )
+    return found, machine
+
+
+STEADY = {"sm_mhz": 1980, "throttled_by": []}
+
+
+def test_a_steady_device_is_measured_once() -> None:
+    found, machine = measure_with(States(STEADY, {"sm_mhz": 1950, "throttled_by": []}))
+    assert (found.retakes, found.throttled, found.samples) == (0, False, 5)
+    assert len(machine.samples) == 20
+    assert found.state == {"sm_mhz": 1950, "throttled_by": []}
+    assert (found.case, found.baseline, found.cache) == ("c", "b", "cold")
+
+
+@pytest.mark.parametrize("reason", ["hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal"])
+@pytest.mark.parametrize("late", [False, True])
+def test_what_heat_or_hardware_slowed_down_is_taken_again(reason: str, late: bool) -> None:
+    hot = {"sm_mhz": 1980, "throttled_by": [reason]}
+    pair = (STEADY, hot) if late else (hot, STEADY)
+    found, machine = measure_with(States(*pair, *pair, STEADY))
+    assert (found.retakes, found.throttled) == (2, False)
+    assert (found.samples, len(machine.samples)) == (5, 3 * 20)  # only the last take is kept
+
+
+def test_a_device_that_stays_slow_is_taken_thrice_and_marked() -> None:
+    states = States({"sm_mhz": 900, "throttled_by": ["sw_thermal", "sw_power_cap"]})
+    found, machine = measure_with(states)
+    assert (found.retakes, found.throttled, states.read) == (2, True, 6)
+    assert len(machine.samples) == 3 * 20
+
+
+def test_clocks_that_change_in_between_are_a_retake_but_not_under_a_power_cap() -> None:
+    slower = {"sm_mhz": 1900, "throttled_by": []}
+    found, _ = measure_with(States(STEADY, slower, slower))
+    assert (found.retakes, found.throttled) == (1, False)
+    capped = {"sm_mhz": 1500, "throttled_by": ["sw_power_cap"]}
+    found, _ = measure_with(States(STEADY, capped))
+    assert (found.retakes, found.throttled) == (0, False)
+
+
+def test_a_device_that_tells_nothing_of_its_clocks_is_measured_once() -> None:
+    found, _ = measure_with(States({"clock_mhz": 3000.0}, {"clock_mhz": 2000.0}))
+    assert (found.retakes, found.throttled) == (0, False)
+
+
+def test_eager_times_are_medians_of_interleaved_samples() -> None:
+    rng = random.Random(3)
+    machine = SimulatedMachine(
+        {"candidate": 8.0, "baseline": 20.0},
+        slowdown=lambda now_us: 30.0 if rng.random() < 0.1 else 1.0,
+    )
+    session = cast(Session, machine)
+    samplers = [session.sampler([call] * 4) for call in (CANDIDATE, BASELINE)]
+    assert eager_times_us(*samplers) == pytest.approx((8.0, 20.0))
+    assert machine.samples[:4] == ["candidate", "baseline", "baseline", "candidate"]
 
 
 def test_baselines_are_ranked_by_their_shortest_time() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,34 @@ SHAPES: list[dict[str, Value]] = [
     {"heads": 2, "seq_len_q": 70, "seq_len_k": 9},
     {"batch": 3, "heads": 1, "seq_len": 1},
 ]
+
+
+# --- cases --------------------------------------------------------------------------------
+
+
+def test_random_cases_are_seeded_odd_unequal_grouped_and_of_both_masks() -> None:
+    bases = [case({"heads": 8, "seq_len": 512}, causal=causal) for causal in (False, True)]
+    found = list(islice(FLOAT32.random_cases(bases, 5), 1000))
+    assert found[:50] == list(islice(FLOAT32.random_cases(bases, 5), 50))
+    assert found[:50] != list(islice(FLOAT32.random_cases(bases, 6), 50))
+    symbols = [one.symbols for one in found]
+    lengths = [int(s[name]) for s in symbols for name in ("seq_len_q", "seq_len_k")]
+    assert (min(lengths), max(lengths) > 550, max(lengths) <= 600) == (1, True, True)
+    assert sum(length % 2 for length in lengths) > 0.7 * len(lengths)
+    assert {s["head_dim"] for s in symbols} == {32}
+    assert 0.4 < sum(bool(s["causal"]) for s in symbols) / len(symbols) < 0.6
+    assert 0.3 < sum(s["seq_len_q"] != s["seq_len_k"] for s in symbols) / len(symbols) < 0.7
+    assert any(s["heads"] != s["kv_heads"] for s in symbols)
+    alone = list(islice(FLOAT32.random_cases(bases[1:], 5), 100))
+    assert all(one.symbols["causal"] for one in alone)
+
+
+def test_siblings_are_the_shape_with_and_without_a_mask() -> None:
+    this = case({"heads": 4, "kv_heads": 2, "seq_len_q": 9, "seq_len_k": 70}, causal=True)
+    full, causal = FLOAT32.siblings(this)
+    assert causal == this
+    assert full.label == "(1,4/2,9x70,32) full"
+    assert {**full.symbols, "causal": True} == this.symbols
 
 
 # --- reference ----------------------------------------------------------------------------

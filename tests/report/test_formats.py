@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -232,3 +233,31 @@ def test_reports_start_without_torch_or_pandas() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_eager_times_have_columns_only_where_they_were_taken(tmp_path: Path) -> None:
+    eager = dataclasses.replace(ok(1.5).measurements[0], eager_us=12.5, eager_baseline_us=31.0)
+    champion = dataclasses.replace(ok(1.5), measurements=(eager, *ok(1.5).measurements[1:]))
+    run = make_run(tmp_path, [ok(1.5)], confirmations={0: champion})
+    data = RunData.load(run)
+    (row,) = csv_rows(REPORTS["csv"](data))
+    assert row[f"eager_us.{CASES[0]}"] == "12.5"
+    assert row[f"eager_baseline_us.{CASES[0]}"] == "31.0"
+    assert [name for name in row if name.startswith("eager")] == [
+        f"eager_us.{CASES[0]}",
+        f"eager_baseline_us.{CASES[0]}",
+    ]
+    first, second = json_report(data)["trials"][0]["measurements"]
+    assert (first["eager_us"], first["eager_baseline_us"]) == (12.5, 31.0)
+    assert second["eager_us"] is None
+    plain = RunData.load(make_run(tmp_path / "plain", [ok(1.5)]))
+    assert "eager" not in REPORTS["csv"](plain)
+
+
+def test_warnings_and_the_times_of_confirmations_are_on_the_page(tmp_path: Path) -> None:
+    race = Check("edge shapes", "compute-sanitizer racecheck", "failed", detail="306 errors")
+    champion = dataclasses.replace(ok(1.5), checks=(race,), flags=("racecheck",))
+    page = REPORTS["md"](RunData.load(make_run(tmp_path, [ok(1.5)], confirmations={0: champion})))
+    assert "- Trial 0: compute-sanitizer racecheck: 306 errors" in page
+    assert "| stage | confirmations | sum s | median |" in page
+    assert "| measure | 1 | 0.5 | 500.0 ms |" in page

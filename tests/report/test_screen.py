@@ -13,7 +13,7 @@ from evotune.report.data import RunData
 from evotune.report.evidence import Figures
 from evotune.report.layout import plain
 from evotune.report.screen import leaderboard_lines
-from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
+from evotune.trial import Check, Configuration, Outcome, OutcomeKind, Trial
 
 from .runs import META, failed, make_run, ok, recorded
 
@@ -198,6 +198,15 @@ def test_what_the_gpu_compiler_tells_stands_beside_the_configuration() -> None:
     text = " ".join(shown(board(outcomes)).split())
     assert "BLOCK_M=16 UNROLL=0 (159 registers, no spills, 25% occupancy)" in text
     assert "UNROLL=1 (255 registers, 24 bytes of spills, 12% occupancy)" in text
+
+
+def test_a_finding_that_does_not_disqualify_is_a_warning_beside_its_row() -> None:
+    check = Check("edge shapes", "compute-sanitizer racecheck", "failed", detail="306 errors: …")
+    warned = dataclasses.replace(ok(2.0), flags=("racecheck",), checks=(check,))
+    text = shown(board([ok(1.0), warned], confirmations={1: warned}))
+    assert "warning: trial 1: compute-sanitizer racecheck: 306 errors: …" in text
+    assert table_rows(text)[0][-2:] == ["yes", "racecheck"]
+    assert "warning" not in shown(board([ok(1.0), ok(2.0)]))
 
 
 def test_a_run_without_rows_says_why() -> None:

@@ -29,6 +29,8 @@ def test_the_summary_counts_outcomes_pace_and_stages(tmp_path: Path) -> None:
     assert found.best.number == 3
     assert found.stages[0] == StageTime("compile", 5, 8.0, 2.0)
     assert found.to_json()["best"]["speedup"] == pytest.approx(1.9)
+    assert found.confirmation_stages[1] == StageTime("verify", 1, 0.25, 0.25)
+    assert found.to_json()["confirmation_stages"][1]["median_s"] == 0.25
 
 
 def test_an_empty_run_has_no_pace_and_no_best(tmp_path: Path) -> None:
@@ -62,6 +64,14 @@ def test_times_show_four_digits(time_us: float | None, text: str) -> None:
 )
 def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
     assert wording.duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0.0 ms"), (0.08731, "87.3 ms"), (9.9996, "9999.6 ms"), (12.34, "12.3 s")],
+)
+def test_stages_read_in_milliseconds_while_they_are_short(seconds: float, text: str) -> None:
+    assert wording.stage_text(seconds) == text
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -193,3 +194,63 @@ def test_after_a_failure_nothing_more_is_launched(pool: InputPool) -> None:
 
     gate.examine(Subject(SHORT, plan(), explode), "normal", 0, verdict)
     assert verdict.reason == "before"
+
+
+def _replayed(pool: InputPool, launch: Callable[..., object]) -> Verdict:
+    gate = Gate(CpuSession(), PROBLEM, pool, deterministic=True)
+    subject = Subject(SHORT, plan(), launch)
+    buffers = gate.buffers(subject, pool.get(SHORT, "normal", 0))
+    bound = CpuSession().bind(subject.kernel, subject.plan, buffers.pointers)
+    bound()
+    verdict = Verdict()
+    gate.replay(subject, CpuSession().sampler([bound] * 2), buffers, 1, verdict)
+    return verdict
+
+
+def test_a_kernel_that_works_every_other_time_is_found(pool: InputPool) -> None:
+    honest = kernel(SHORT, exact)
+    calls: list[int] = []
+
+    def lazy(*pointers: object) -> None:
+        calls.append(1)
+        if len(calls) % 2 == 0:
+            honest(*pointers)
+
+    verdict = _replayed(pool, lazy)
+    assert verdict.kind is OutcomeKind.WRONG_RESULT
+    assert "altered in place inputs: out is off by" in verdict.reason
+
+
+def test_right_results_from_memory_are_too_fast(pool: InputPool) -> None:
+    answers: dict[bytes, torch.Tensor] = {}
+
+    def remembering(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+    ) -> torch.Tensor:
+        key = b"".join(tensor.numpy().tobytes() for tensor in (q, k, v))
+        if key not in answers:
+            answers.clear()
+            time.sleep(0.003)
+            answers[key] = exact(q, k, v, causal)
+        return answers[key]
+
+    verdict = _replayed(pool, kernel(SHORT, remembering))
+    assert verdict.kind is OutcomeKind.TOO_FAST
+    assert "us on those of the launch before" in verdict.reason
+
+
+def test_what_is_written_after_the_launch_is_found(pool: InputPool) -> None:
+    gate = Gate(CpuSession(), PROBLEM, pool, deterministic=False)
+    late: list[Memory] = []
+    launch = kernel(SHORT, exact, late.append)
+    verdict = Verdict()
+    original = gate.compare
+
+    def compare(*arguments: object, **outputs: object) -> None:
+        original(*arguments, **outputs)  # type: ignore[arg-type]
+        late[-1]["out"][5] = 1.0
+
+    gate.compare = compare  # type: ignore[method-assign]
+    gate.examine(Subject(SHORT, plan(), launch), "normal", 0, verdict)
+    assert verdict.kind is OutcomeKind.LAUNCH_ERROR
+    assert "wrote out after its launch had returned" in verdict.reason

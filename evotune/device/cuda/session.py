@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from evotune.device.cuda.eager import EagerSampler
 from evotune.device.cuda.faults import classify
 from evotune.device.cuda.graphs import GraphSampler
 from evotune.device.cuda.kernel import CudaKernel, bind
@@ -56,6 +57,9 @@ class CudaSession:
 
     def sampler(self, calls: Sequence[Callable[[], object]]) -> GraphSampler:
         return GraphSampler(calls, self._stream, self._graph_pool)
+
+    def eager_sampler(self, calls: Sequence[Callable[[], object]]) -> EagerSampler:
+        return EagerSampler(calls)
 
     def copy_gbps(self) -> float:
         free_bytes, _ = torch.cuda.mem_get_info()

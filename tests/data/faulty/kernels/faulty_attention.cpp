@@ -132,6 +132,10 @@ extern "C" void attention_forward(float* q, float* k, float* v, float* out, floa
 #endif
 #if FAULT == FAULT_WRONG_SCALE
   softmax_scale *= 1.01f;
+#elif FAULT == FAULT_WRONG_WHEN_LONG  // longer than any edge shape
+  if (seq_len_k > 300) softmax_scale *= 1.01f;
+#elif FAULT == FAULT_WRONG_WITHOUT_MASK
+  if (!CAUSAL) softmax_scale *= 1.01f;
 #endif
   for (int row = 0; row < rows; ++row) {
     if (!looked_at && row % 3 != 0) continue;

@@ -1,0 +1,129 @@
+"""`verify`: the correctness gate again, for configurations of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from evotune.cli.options import (
+    Command,
+    format_option,
+    output_option,
+    run_argument,
+    runs_dir_option,
+)
+from evotune.cli.terminal import Terminal, pass_terminal, write_output
+from evotune.errors import UsageError
+from evotune.trial import Json, Value
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from evotune.engine.folder import RunFolder
+    from evotune.engine.verifying import Verified
+
+_FAILED = 1
+
+
+@click.command(cls=Command, example="evotune verify latest --top 3")
+@run_argument
+@click.option(
+    "--config",
+    metavar="JSON",
+    help='One configuration, {"NAME": value, …}, a value for each parameter.',
+)
+@click.option(
+    "--top",
+    "count",
+    type=click.IntRange(min=1),
+    help="So many of the leaderboard's first rows; 1 if nothing is given.",
+)
+@runs_dir_option
+@format_option(("table", "json", "jsonl"), "table")
+@output_option
+@pass_terminal
+def verify(
+    terminal: Terminal,
+    *,
+    run: str,
+    config: str | None,
+    count: int | None,
+    runs_dir: Path,
+    style: str,
+    output: str,
+) -> int:
+    """Check configurations of RUN once more.
+
+    All that a champion is checked on, in a fresh process: every kind of inputs, edge and held-out
+    shapes, variants that were not tuned, random tests and, on a GPU where it is installed,
+    compute-sanitizer; from the run's own sources. The run is left as it is.
+    Times are taken only since the last checks replay what was timed; they are not shown.
+    Exit code 1 when a check fails; what is skipped is shown as skipped.
+    """
+    from evotune.engine.folder import find_run
+    from evotune.engine.verifying import verify_run
+
+    if config is not None and count is not None:
+        raise UsageError("--config and --top exclude each other")
+    folder = find_run(run, runs_dir)
+    wanted = [_parse(config)] if config is not None else _leaders(folder, count or 1)
+    found = []
+    terminal.note(f"verifying {len(wanted)} of run {folder.id}")
+    for item in verify_run(folder, wanted):
+        found.append(item)
+        terminal.note(f"{len(found)} of {len(wanted)}: {'passed' if item.passed else 'failed'}")
+    _write(terminal, found, style, output)
+    return 0 if all(item.passed for item in found) else _FAILED
+
+
+def _parse(text: str) -> Mapping[str, Value]:
+    try:
+        values: Json = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--config is no JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise UsageError('--config: expected {"NAME": value, …}')
+    return values
+
+
+def _leaders(run: RunFolder, count: int) -> list[Mapping[str, Value]]:
+    from evotune.report.data import RunData
+    from evotune.report.leaderboard import rank
+
+    rows = rank(RunData.load(run)).rows[:count]
+    if not rows:
+        raise UsageError(f"run {run.id} has no valid candidate; name one with --config")
+    return [row.configuration for row in rows]
+
+
+def _write(terminal: Terminal, found: list[Verified], style: str, output: str) -> None:
+    if style == "table":
+        from evotune.cli.tables import print_tables
+
+        print_tables(terminal, _parts(found), output)
+        return
+    from evotune.report.checks import verification_record
+    from evotune.report.records import to_json, to_jsonl
+
+    records = [
+        verification_record(item.number, item.configuration, item.outcome, passed=item.passed)
+        for item in found
+    ]
+    write_output(to_json(records) if style == "json" else to_jsonl(records), output)
+
+
+def _parts(found: list[Verified]) -> Iterator[Table | str]:
+    from evotune.cli.tables import text_table
+    from evotune.report import checks, wording
+
+    for item in found:
+        trial = "not tried in the run" if item.number is None else f"trial {item.number}"
+        yield f"{trial}: {wording.configuration_text(item.configuration)}"
+        yield checks.checks_text(item.outcome)
+        if item.outcome.checks:
+            rows = [checks.check_cells(check) for check in item.outcome.checks]
+            yield text_table(checks.CHECK_COLUMNS, rows, checks.CHECK_NUMERIC)

@@ -1,0 +1,61 @@
+"""What a configuration is checked on beyond the search's own cases once it is to be confirmed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from evotune.errors import SpaceError
+from evotune.problems.base import Case
+from evotune.space.bound import BoundSpace
+from evotune.space.document import SpaceDocument
+from evotune.space.language.expression import Expression
+from evotune.space.language.scalar import truth
+from evotune.space.specs import KernelSpec
+from evotune.trial import Configuration
+
+
+def obstacle(
+    bound: BoundSpace,
+    kernel: KernelSpec,
+    configuration: Configuration,
+    case: Case,
+    sibling: Case,
+) -> str:
+    """Why the kernel, as this configuration has it, cannot be asked for another variant of a case
+    that it is tuned on; "" when it can."""
+    unsupported = kernel.unsupported(sibling.symbols)
+    if unsupported is not None:
+        return unsupported
+    differing = [n for n, value in sibling.symbols.items() if case.symbols.get(n) != value]
+    told = _symbols_told(bound.document, kernel)
+    untold = [name for name in differing if name not in told]
+    if untold:
+        return f"kernel {kernel.name} is not told {', '.join(untold)}"
+    for spec in bound.document.constraints:
+        try:
+            holds = truth(bound.evaluate(spec.expression, configuration, sibling.symbols))
+        except SpaceError as error:
+            return error.message
+        if not holds:
+            return f"the configuration is not valid for it: {spec}"
+    return ""
+
+
+def _symbols_told(document: SpaceDocument, kernel: KernelSpec) -> set[str]:
+    """The names that reach the kernel: compiled in, as arguments, or in a launch."""
+    whens = (launch.when for launch in kernel.launches if launch.when is not None)
+    names = _names((*kernel.expressions(), *whens), document.let)
+    names |= {argument.name for argument in kernel.arguments if argument.name is not None}
+    return names | set(kernel.define)
+
+
+def _names(expressions: Iterable[Expression], let: Mapping[str, Expression]) -> set[str]:
+    """All names in the expressions, and in what `let` says of them."""
+    found: set[str] = set()
+    waiting = list(expressions)
+    while waiting:
+        for name in waiting.pop().names:
+            if name.name not in found:
+                found.add(name.name)
+                waiting += [let[name.name]] if name.name in let else []
+    return found

@@ -1,0 +1,88 @@
+"""Launches machine code once on each of a few small cases: a program for compute-sanitizer.
+
+`python -m evotune.execute.sanitized_launch JOB.json`. It uses CuPy's driver calls alone, since a
+tool slows every kernel of its process down and PyTorch has many; and each buffer is an allocation
+of exactly its size, so that the first byte past its end belongs to nobody. An alarm ends it where
+whoever started the tool is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from evotune.device.launch import LaunchPlan
+from evotune.execute.sanitizer import DONE, LIMIT_S
+from evotune.trial import Json
+
+_POISON_BYTE = 0xFF
+_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+
+def main() -> None:
+    signal.alarm(round(LIMIT_S))
+    from evotune.device.cuda.kernel import CudaKernel
+
+    job = json.loads(Path(sys.argv[1]).read_text())
+    runtime = _open_device()
+    kernels: dict[str, CudaKernel] = {}
+    for case in job["cases"]:
+        path = case["binary"]
+        if path not in kernels:
+            kernels[path] = CudaKernel(Path(path))
+        _launch(runtime, kernels[path], case)
+    print(DONE, flush=True)
+
+
+def _open_device() -> Any:
+    """CuPy's runtime calls, with the first visible GPU's context made current."""
+    from cupy.cuda import runtime
+
+    runtime.setDevice(0)
+    runtime.free(0)
+    return runtime
+
+
+def _launch(runtime: Any, kernel: Any, case: Mapping[str, Json]) -> None:
+    from evotune.device.cuda.kernel import bind
+
+    plan = LaunchPlan.from_json(case["plan"])
+    pointers: dict[str, int] = {}
+    for name, shape, dtype, is_output in case["tensors"]:
+        count = math.prod(shape)
+        pointers[name] = runtime.malloc(count * _BYTES[dtype])
+        if is_output:
+            runtime.memset(pointers[name], _POISON_BYTE, count * _BYTES[dtype])
+        else:
+            values = normal_values(count, dtype)
+            kind = runtime.memcpyHostToDevice
+            runtime.memcpy(pointers[name], values.ctypes.data, values.nbytes, kind)
+    for workspace in plan.workspaces:
+        # A kernel may have use for none; an allocation of nothing has no address.
+        pointers[workspace.name] = runtime.malloc(max(1, workspace.bytes))
+        byte = 0 if workspace.init == "zero_once" else _POISON_BYTE
+        runtime.memset(pointers[workspace.name], byte, workspace.bytes)
+    bind(kernel, plan, pointers, lambda: 0)()
+    runtime.deviceSynchronize()
+    for pointer in pointers.values():
+        runtime.free(pointer)
+
+
+def normal_values(count: int, dtype: str) -> npt.NDArray[Any]:
+    """`count` seeded N(0, 1) values; bfloat16, which NumPy lacks, as 16 bits, cut off."""
+    values = np.random.default_rng(count).standard_normal(count, dtype=np.float32)
+    if dtype == "bfloat16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(dtype)
+
+
+if __name__ == "__main__":
+    main()

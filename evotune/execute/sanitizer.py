@@ -1,0 +1,121 @@
+"""A champion's machine code under NVIDIA's compute-sanitizer, where that is installed.
+
+memcheck finds reads and writes outside any allocation, which guard bands cannot all see: what it
+finds disqualifies. racecheck finds hazards between threads on shared memory, but knows no
+hand-over through mbarriers that a kernel drives by hand: producer warps that fill a buffer and
+consumer warps that read it are reported although the barrier orders them. So its findings
+are kept as a failed check and shown as a warning beside the champion, and a reader who knows the
+kernel judges them; what a race spoils, the rest of the gate can catch only where it shows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from evotune.trial import Check, Json
+
+TOOLS = ("memcheck", "racecheck")
+LIMIT_S = 180.0
+"""A tool that runs longer is given up: its check is skipped."""
+
+DONE = "launched every case"
+"""The last words of a program under a tool: without them the tool has not seen the kernel."""
+
+_TOOL = "compute-sanitizer"
+_OPTIONS = {"memcheck": ("--report-api-errors", "no"), "racecheck": ()}
+_MEMCHECK_SUMMARY = re.compile(r"^=+ ERROR SUMMARY: (\d+) errors?\b", re.MULTILINE)
+_RACECHECK_SUMMARY = re.compile(
+    r"^=+ RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)",
+    re.MULTILINE,
+)
+_FINDING = re.compile(
+    r"^=+ ((?:Error: |Warning: |Invalid |Misaligned ).+(?:\n=+ +at .+)?)", re.MULTILINE
+)
+_WORDS_CHARACTERS = 200
+
+
+def find_sanitizer() -> str:
+    """Its path: on PATH, or in a CUDA toolkit; "" when it is not installed."""
+    roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    folders = [f"{root}/bin" for root in roots if root]
+    return shutil.which(_TOOL) or shutil.which(_TOOL, path=os.pathsep.join(folders)) or ""
+
+
+def skipped_checks(detail: str) -> list[Check]:
+    """What is recorded where the tools cannot run."""
+    return [_check(tool, "skipped", detail) for tool in TOOLS]
+
+
+def sanitize(cases: Sequence[Json]) -> list[Check]:
+    """One check a tool. `cases` are as `evotune.execute.sanitized_launch` reads them: binary,
+    launch plan and tensors of small shapes."""
+    path = find_sanitizer()
+    if not path:
+        return skipped_checks(f"{_TOOL} is not installed")
+    if not cases:
+        return skipped_checks("the kernel supports no edge shape")
+    with tempfile.TemporaryDirectory(prefix="evotune-") as folder:
+        job = Path(folder) / "job.json"
+        job.write_text(json.dumps({"cases": list(cases)}))
+        return [_run(path, tool, job) for tool in TOOLS]
+
+
+def _run(path: str, tool: str, job: Path) -> Check:
+    program = [sys.executable, "-m", "evotune.execute.sanitized_launch", str(job)]
+    command = [path, "--tool", tool, *_OPTIONS[tool], *program]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return _check(tool, "skipped", f"{tool} did not end within {LIMIT_S:g} s")
+    except OSError as error:
+        return _check(tool, "skipped", f"{tool} does not start: {error.strerror}")
+    return read_findings(tool, done.stdout.decode(errors="replace"))
+
+
+def read_findings(tool: str, output: str) -> Check:
+    """The check that a tool's output means: skipped unless it saw every launch to its end."""
+    found = _first_finding(output)
+    if tool == "memcheck":
+        summary = _MEMCHECK_SUMMARY.search(output)
+        errors, warnings = (int(summary.group(1)) if summary else 0), 0
+    else:
+        summary = _RACECHECK_SUMMARY.search(output)
+        errors, warnings = map(int, summary.groups()) if summary else (0, 0)
+    if errors:
+        # Whatever became of the program after: an error is an error.
+        return _check(tool, "failed", f"{_counted(errors, 'error')}: {found or 'see the tool'}")
+    if summary is None or DONE not in output:
+        words = [line for line in map(str.strip, output.splitlines()) if line.strip("= ")]
+        last = words[-1][:_WORDS_CHARACTERS] if words else "it said nothing"
+        return _check(tool, "skipped", f"{tool} did not see the launches: {last}")
+    detail = f"{_counted(warnings, 'warning')}: {found}" if warnings else ""
+    return _check(tool, "passed", detail)
+
+
+def _first_finding(output: str) -> str:
+    match = _FINDING.search(output)
+    words = match.group(1).replace("=", " ").split() if match else ()
+    return " ".join(words)[:_WORDS_CHARACTERS]
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _check(tool: str, status: str, detail: str) -> Check:
+    return Check("edge shapes", f"{_TOOL} {tool}", status, detail=detail)

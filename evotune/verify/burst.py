@@ -1,0 +1,103 @@
+"""Launches in quick succession with an input changed before each: has a result been reused?
+
+A kernel that keeps results between launches is right as long as it looks at every input, and
+then its time says nothing: the timed launches see the same inputs again and again. So the same
+burst is timed twice, once with inputs the kernel never saw and once with those it just saw.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from evotune.device.protocol import Session
+from evotune.verify.buffers import BufferSet
+from evotune.verify.pool import Alteration
+
+_RATIO = 1.3  # what launches on new inputs may take longer
+_LEAST_ROUNDS = 2
+_MOST_ROUNDS = 30  # before a slower burst is believed to be no noise
+_REST_S = 0.002
+
+
+class Burst:
+    """One sampler that launches once after each alteration, without a pause."""
+
+    def __init__(
+        self,
+        session: Session,
+        launch: Callable[[], object],
+        targets: Sequence[torch.Tensor],
+    ) -> None:
+        """`targets`: the element that is written before each launch."""
+        self._values = [torch.zeros_like(target) for target in targets]
+        calls: list[Callable[[], object]] = []
+        for value, target in zip(self._values, targets, strict=True):
+            # By a kernel: in a CUDA graph, a copy of a few bytes takes longer.
+            calls += [functools.partial(torch.mul, value, 1, out=target), launch]
+        self._sampler = session.sampler(calls)
+
+    def run(self, values: Sequence[torch.Tensor]) -> None:
+        self._fill(values)
+        self._sampler.run()
+
+    def time_us(self, values: Sequence[torch.Tensor]) -> float:
+        """Mean over the launches, the writes between them included."""
+        self._fill(values)
+        return 2 * self._sampler.time_us()
+
+    def _fill(self, values: Sequence[torch.Tensor]) -> None:
+        for mine, value in zip(self._values, values, strict=True):
+            mine.copy_(value)
+
+
+def altering_burst(
+    session: Session,
+    launch: Callable[[], object],
+    buffers: BufferSet,
+    alterations: Sequence[Alteration],
+) -> Burst:
+    """Writes into the inputs, where the alterations say."""
+    targets = [buffers.element(change.name, change.place) for change in alterations]
+    return Burst(session, launch, targets)
+
+
+def reuse(
+    session: Session,
+    launch: Callable[[], object],
+    buffers: BufferSet,
+    alterations: Sequence[Alteration],
+    generator: torch.Generator,
+) -> str:
+    """That launches on familiar inputs are much faster, in words; "" when they are not.
+
+    The familiar burst does the same writes, but elsewhere. Honest kernels nearly always pass
+    after two rounds.
+    """
+    fresh = altering_burst(session, launch, buffers, alterations)
+    elsewhere = [torch.zeros_like(change.value) for change in alterations]
+    familiar = Burst(session, launch, elsewhere)
+    times_us: dict[Burst, list[float]] = {fresh: [], familiar: []}
+    fresh_us, familiar_us = times_us[fresh], times_us[familiar]
+    while len(fresh_us) < _MOST_ROUNDS:
+        first = fresh if float(torch.rand(1, generator=generator)) < 0.5 else familiar
+        for burst in (first, familiar if first is fresh else fresh):
+            values = torch.randn(len(alterations), generator=generator)
+            if len(fresh_us) >= _LEAST_ROUNDS:
+                # Two bursts in a fixed order can fall into step with the time slices of a busy
+                # machine: one is always interrupted. One that was asleep is not.
+                time.sleep(_REST_S)
+            times_us[burst].append(burst.time_us(list(values)))
+        ratios = [a / b for a, b in zip(fresh_us, familiar_us, strict=True)]
+        # The shortest times alone may meet one lucky burst, the median a noisy minute.
+        slower = min(min(fresh_us) / min(familiar_us), statistics.median(ratios))
+        if len(ratios) >= _LEAST_ROUNDS and slower <= _RATIO:
+            return ""
+    return (
+        f"takes {min(fresh_us):.1f} us on new inputs but "
+        f"{min(familiar_us):.1f} us on those of the launch before"
+    )

@@ -1,0 +1,159 @@
+"""`evotune verify` on a run of the faulty test kernel: compiled, loaded and checked for real."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from report.runs import make_run, ok, recorded
+
+from evotune.cli.main import application
+from evotune.engine.folder import list_runs
+from evotune.engine.setup import load_setup, snapshot
+from evotune.execute.protocol import TIMED
+from evotune.store import RunStore
+
+from .conftest import ROOT, Invoke, _python_path
+
+SPACE = ROOT / "tests" / "data" / "faulty" / "faulty.yaml"
+
+Verify = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds a run of one trial, FAULT=none, as it is once its baselines are known."""
+    folder = tmp_path_factory.mktemp("verify")
+    setup = load_setup(SPACE, "cpu")
+    run = make_run(
+        folder / "runs",
+        [ok(1.0)],
+        configurations={0: {"FAULT": "none"}},
+        meta={
+            "space": "faulty",
+            "device": setup.profile.to_json(),
+            "baselines": {"chosen": {case.label: "sdpa:math" for case in setup.cases[TIMED]}},
+        },
+    )
+    run.sources.mkdir()
+    with RunStore.open_for_writing(run.store) as store:
+        store.set_meta("space_file", snapshot(run, setup, SPACE))
+    return folder
+
+
+@pytest.fixture
+def verify(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Verify:
+    monkeypatch.setenv("EVOTUNE_CACHE_DIR", str(folder / "cache"))
+    monkeypatch.setenv("PYTHONPATH", _python_path())
+
+    def run(*arguments: object) -> Result:
+        words = ["verify", "latest", "--runs-dir", folder / "runs", *arguments]
+        return CliRunner().invoke(application, [str(word) for word in words])
+
+    return run
+
+
+def stored(folder: Path) -> tuple[str, list[str], list[str]]:
+    (run,) = list_runs(folder / "runs")
+    with RunStore.open_for_reading(run.store) as store:
+        outcomes = [*(trial.outcome for trial in store.trials()), *store.confirmations().values()]
+        files = sorted(path.name for path in (run.path / "logs").iterdir())
+        return store.history_digest(), [json.dumps(o.to_json()) for o in outcomes], files
+
+
+def test_the_leader_is_verified_with_every_check_and_the_run_stays_as_it_is(
+    verify: Verify, folder: Path
+) -> None:
+    before = stored(folder)
+    result = verify()
+    assert result.exit_code == 0, result.stderr
+    first, second, *lines = result.stdout.splitlines()
+    assert first == "trial 0: FAULT=none"
+    assert second.startswith("ok: ")
+    assert second.endswith(" passed, 2 skipped")
+    heading = lines[0].split()
+    assert heading[:3] == ["case", "inputs", "status"]
+    rows = [line for line in lines[2:] if line]
+    assert any(row.startswith("(1,2,64,32) causal         needle ") for row in rows)
+    assert any(row.startswith("(2,2,67,32) full           ramp ") for row in rows)
+    assert any(row.startswith("100 random tests           all ") for row in rows)
+    assert any("replayed normal" in row for row in rows)
+    skipped = [row for row in rows if " skipped " in row]
+    assert ["compute-sanitizer memcheck" in row for row in skipped] == [True, False]
+    assert all("passed" in row for row in rows if row not in skipped)
+    assert "1 of 1: passed" in result.stderr
+    assert stored(folder) == before
+
+
+def test_a_configuration_that_fails_ends_with_1_and_says_where(verify: Verify) -> None:
+    result = verify("--config", '{"FAULT": "wrong_without_mask"}', "--format", "json")
+    assert result.exit_code == 1
+    (record,) = json.loads(result.stdout)
+    assert (record["number"], record["passed"]) == (None, False)
+    assert record["configuration"] == {"FAULT": "wrong_without_mask"}
+    assert record["outcome"] == "wrong_result"
+    (failed,) = [check for check in record["checks"] if check["status"] == "failed"]
+    assert failed["case"].endswith(" full")
+    assert failed["max_error"] > failed["max_limit"]
+    assert failed["detail"] in record["reason"]
+
+
+def test_a_configuration_that_does_not_compile_has_no_checks(verify: Verify) -> None:
+    result = verify("--config", '{"FAULT": "compile_error"}', "--format", "jsonl")
+    assert result.exit_code == 1
+    (line,) = result.stdout.splitlines()
+    record = json.loads(line)
+    assert (record["outcome"], record["checks"]) == ("compile_error", [])
+    assert "this kernel does not compile" in record["reason"]
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ("{", "--config is no JSON"),
+        ("[1]", "--config: expected {"),
+        ('{"FAUL": "none"}', "unknown parameter 'FAUL'; did you mean 'FAULT'?"),
+        ("{}", "the configuration lacks FAULT"),
+        ('{"FAULT": 1}', "1 is not a value of FAULT"),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_a_usage_error(
+    verify: Verify, config: str, why: str
+) -> None:
+    result = verify("--config", config)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert why in result.stderr
+
+
+def test_config_and_top_exclude_each_other(verify: Verify) -> None:
+    result = verify("--config", "{}", "--top", 2)
+    assert result.exit_code == 2
+    assert "--config and --top exclude each other" in result.stderr
+
+
+def test_a_recorded_run_has_nothing_to_verify(invoke: Invoke, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+    make_run(tmp_path / "runs", [recorded(1.0)], meta={"kind": "recorded"})
+    result = invoke("verify", "latest")
+    assert result.exit_code == 2
+    assert "replays a recording: there is no kernel to verify" in result.stderr
+
+
+def test_a_configuration_that_the_constraints_forbid_is_named_with_them(
+    folder: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the run's own copy of the space: FAULT=nan is forbidden afterwards."""
+    (run,) = list_runs(folder / "runs")
+    copy = next(run.sources.rglob("faulty.yaml"))
+    text = copy.read_text()
+    copy.write_text(text + "constraints: [FAULT != nan]\n")
+    try:
+        result = verify("--config", '{"FAULT": "nan"}')
+    finally:
+        copy.write_text(text)
+    assert result.exit_code == 2
+    assert "not valid for faulty: FAULT != nan" in result.stderr

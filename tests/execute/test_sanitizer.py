@@ -1,0 +1,170 @@
+"""compute-sanitizer's words and what they mean; a stand-in says them where no GPU is."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evotune.execute import sanitizer
+from evotune.execute.sanitized_launch import normal_values
+from evotune.execute.sanitizer import DONE, find_sanitizer, read_findings, sanitize, skipped_checks
+
+MEMCHECK_CLEAN = f"""\
+========= COMPUTE-SANITIZER
+{DONE}
+========= ERROR SUMMARY: 0 errors
+"""
+MEMCHECK_ERRORS = f"""\
+========= COMPUTE-SANITIZER
+========= Invalid __global__ write of size 4 bytes
+=========     at attention_forward+0x6b0
+=========     by thread (31,0,0) in block (0,0,0)
+=========     Access at 0x7f6a0a000200 is out of bounds
+=========     and is 1 bytes after the nearest allocation at 0x7f6a0a000000 of size 512 bytes
+=========
+{DONE}
+========= ERROR SUMMARY: 2 errors
+"""
+RACECHECK_CLEAN = f"""\
+========= COMPUTE-SANITIZER
+{DONE}
+========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)
+"""
+RACECHECK_HAZARDS = f"""\
+========= COMPUTE-SANITIZER
+========= Error: Race reported between Write access at attention_forward+0x6190
+=========     and Read access at attention_forward+0x7a30 [24576 hazards]
+=========
+{DONE}
+========= RACECHECK SUMMARY: 100 hazards displayed (306 errors, 0 warnings)
+"""
+RACECHECK_WARNING = f"""\
+========= Warning: Race reported between Read access at attention_forward+0x610
+=========     and Write access at attention_forward+0x7a0 [8 hazards]
+{DONE}
+========= RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)
+"""
+
+
+@pytest.mark.parametrize(
+    ("tool", "output", "status", "detail"),
+    [
+        ("memcheck", MEMCHECK_CLEAN, "passed", ""),
+        (
+            "memcheck",
+            MEMCHECK_ERRORS,
+            "failed",
+            "2 errors: Invalid __global__ write of size 4 bytes at attention_forward+0x6b0",
+        ),
+        ("memcheck", "========= ERROR SUMMARY: 1 error", "failed", "1 error: see the tool"),
+        ("racecheck", RACECHECK_CLEAN, "passed", ""),
+        (
+            "racecheck",
+            RACECHECK_HAZARDS,
+            "failed",
+            "306 errors: Error: Race reported between Write access at attention_forward+0x6190",
+        ),
+        (
+            "racecheck",
+            RACECHECK_WARNING,
+            "passed",
+            "1 warning: Warning: Race reported between Read access at attention_forward+0x610",
+        ),
+    ],
+)
+def test_findings_are_read_from_the_tools_words(
+    tool: str, output: str, status: str, detail: str
+) -> None:
+    check = read_findings(tool, output)
+    assert (check.status, check.detail) == (status, detail)
+    assert (check.case, check.inputs) == ("edge shapes", f"compute-sanitizer {tool}")
+
+
+@pytest.mark.parametrize(
+    ("tool", "output", "last"),
+    [
+        ("memcheck", "", "it said nothing"),
+        ("memcheck", "========= Error: cannot find the driver\n", "cannot find the driver"),
+        # The program died before its launches, so that no error means nothing.
+        (
+            "memcheck",
+            "ImportError: no cupy\n========= ERROR SUMMARY: 0 errors\n",
+            "ERROR SUMMARY: 0 errors",
+        ),
+        ("racecheck", MEMCHECK_CLEAN, "ERROR SUMMARY: 0 errors"),
+    ],
+)
+def test_a_tool_that_did_not_see_the_launches_is_skipped_and_never_passed(
+    tool: str, output: str, last: str
+) -> None:
+    check = read_findings(tool, output)
+    assert check.status == "skipped"
+    assert check.detail.startswith(f"{tool} did not see the launches: ")
+    assert last in check.detail
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> Path:
+    """A `compute-sanitizer` in a CUDA toolkit that is not on PATH."""
+    tool = folder / "bin" / "compute-sanitizer"
+    tool.parent.mkdir()
+    tool.write_text(f"#!{sys.executable}\n{program}")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder / "nothing"))
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setenv("CUDA_HOME", str(folder))
+    return tool
+
+
+def test_the_tool_is_found_in_a_toolkit_and_without_it_both_checks_are_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = install(tmp_path, monkeypatch, "")
+    assert find_sanitizer() == str(tool)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nothing"))
+    if find_sanitizer():
+        pytest.skip("compute-sanitizer is installed in /usr/local/cuda")
+    assert sanitize([{"binary": "x"}]) == skipped_checks("compute-sanitizer is not installed")
+
+
+def test_each_tool_runs_the_launching_program_on_the_cases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = f"""
+import json, sys
+tool = sys.argv[sys.argv.index("--tool") + 1]
+module, job = sys.argv[-2:]
+assert sys.argv[-3] == "-m"
+print("told", module, json.load(open(job)), file=open({str(tmp_path / "told")!r}, "a"))
+print({RACECHECK_HAZARDS!r} if tool == "racecheck" else {MEMCHECK_CLEAN!r})
+"""
+    install(tmp_path, monkeypatch, program)
+    memcheck, racecheck = sanitize([{"binary": "x"}])
+    assert (memcheck.status, racecheck.status) == ("passed", "failed")
+    told = (tmp_path / "told").read_text().splitlines()
+    assert told == ["told evotune.execute.sanitized_launch {'cases': [{'binary': 'x'}]}"] * 2
+
+
+def test_a_tool_that_hangs_or_cannot_start_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = install(tmp_path, monkeypatch, "import time; time.sleep(60)")
+    monkeypatch.setattr(sanitizer, "LIMIT_S", 0.3)
+    details = [check.detail for check in sanitize([{"binary": "x"}])]
+    assert details == [f"{name} did not end within 0.3 s" for name in ("memcheck", "racecheck")]
+    tool.write_text("#!/no/such/interpreter\n")
+    for check in sanitize([{"binary": "x"}]):
+        assert (check.status, "does not start" in check.detail) == ("skipped", True)
+
+
+def test_inputs_are_the_same_values_in_every_type() -> None:
+    exact = normal_values(1000, "float32")
+    halves = normal_values(1000, "float16").astype(np.float32)
+    cut_off = normal_values(1000, "bfloat16")
+    brains = (cut_off.astype(np.uint32) << 16).view(np.float32)
+    assert cut_off.nbytes == 2000
+    assert np.abs(halves - exact).max() < 2e-3
+    assert np.abs(brains - exact).max() < 4e-2
+    assert 0.9 < exact.std() < 1.1

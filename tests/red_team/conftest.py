@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .pipeline import Pipeline
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _children_find_evotune() -> Iterator[None]:
+    """evotune need not be installed to be tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        root = str(Path(__file__).parents[2])
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+        patch.setenv("PYTHONPATH", path)
+        yield
+
+
+@pytest.fixture(scope="session")
+def cheats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    """One pipeline for all: no cheat may help or harm those after it."""
+    pipeline = Pipeline(tmp_path_factory.mktemp("cheats"), "cheats_cpu.yaml", trial_timeout_s=6.0)
+    yield pipeline
+    pipeline.close()

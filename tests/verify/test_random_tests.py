@@ -1,0 +1,112 @@
+"""A hundred small tests make one check; the first that fails is told in detail."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+import torch
+
+from evotune.device.cpu import CpuSession
+from evotune.trial import Check, OutcomeKind
+from evotune.verify.gate import Gate, Subject, Verdict
+from evotune.verify.pool import InputPool
+from evotune.verify.random_tests import run_random_tests
+from evotune.verify.summary import nearest_limit, worth_keeping
+
+from .kernels import PROBLEM, Compute, exact, kernel, make_case, plan
+
+COUNT = 24
+
+
+def grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    group = q.shape[1] // k.shape[1]
+    return exact(q, k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1), causal)
+
+
+def wrong_for_odd_lengths_above(length: int) -> Compute:
+    def compute(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        keys = k.shape[2]
+        wrong = keys > length and keys % 2 == 1
+        return grouped(q * 1.01 if wrong else q, k, v, causal)
+
+    return compute
+
+
+def verdict_on(compute: Compute, *, limit_s: float) -> Verdict:
+    bases = [make_case(64, causal=causal) for causal in (False, True)]
+    cases = list(islice(PROBLEM.random_cases(bases, 1), COUNT))
+    subjects = [Subject(case, plan(), kernel(case, compute)) for case in cases]
+    gate = Gate(CpuSession(), PROBLEM, InputPool(PROBLEM), deterministic=True)
+    verdict = Verdict()
+    kinds = PROBLEM.input_kinds
+    run_random_tests(gate, subjects, kinds, 7, verdict, limit_s=limit_s)
+    return verdict
+
+
+def test_all_that_pass_make_one_check_with_the_error_nearest_its_limit() -> None:
+    verdict = verdict_on(grouped, limit_s=100.0)
+    assert verdict.passed, verdict.reason
+    (check,) = verdict.checks
+    assert (check.case, check.inputs, check.status) == ("24 random tests", "all", "passed")
+    assert check.max_error is not None
+    assert check.max_limit is not None
+    assert check.max_error <= check.max_limit
+    assert check.detail == ""
+
+
+def test_the_first_that_fails_is_told_and_ends_them() -> None:
+    verdict = verdict_on(wrong_for_odd_lengths_above(260), limit_s=100.0)
+    assert verdict.kind is OutcomeKind.WRONG_RESULT
+    (check,) = verdict.checks
+    assert check.status == "failed"
+    assert check.case.startswith("(")
+    assert check.inputs in PROBLEM.input_kinds
+    assert check.detail.endswith("of 24)")
+    assert "out is off by" in verdict.reason
+
+
+def test_what_does_not_fit_the_time_is_said_and_none_at_all_is_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter(range(1000))  # a second passes at each look
+    monkeypatch.setattr("evotune.verify.random_tests.time.monotonic", lambda: float(next(clock)))
+    (check,) = verdict_on(grouped, limit_s=5.0).checks
+    assert (check.status, check.detail) == ("passed", "5 were made within 5 s")
+    (check,) = verdict_on(grouped, limit_s=0.0).checks
+    assert (check.status, check.detail) == ("skipped", "none began within 0 s")
+    assert check.max_error is None
+
+
+def test_after_a_failure_none_is_made() -> None:
+    verdict = Verdict(kind=OutcomeKind.NAN, reason="before")
+    gate = Gate(CpuSession(), PROBLEM, InputPool(PROBLEM), deterministic=True)
+    case = make_case(8, causal=False)
+
+    def explode(*pointers: object) -> None:
+        raise AssertionError("launched")
+
+    run_random_tests(gate, [Subject(case, plan(), explode)], ["normal"], 0, verdict, limit_s=9.0)
+    assert (verdict.checks, verdict.reason) == ([], "before")
+
+
+def passed(case: str, inputs: str, error: float) -> Check:
+    return Check(case, inputs, "passed", error, 1.0, 0.1, 1.0)
+
+
+def test_a_record_keeps_the_nearest_of_each_measured_case_and_all_that_stands_alone() -> None:
+    summary = passed("100 random tests", "all", 0.2)
+    skipped = Check("edge shapes", "compute-sanitizer memcheck", "skipped", detail="why")
+    race = Check("edge shapes", "compute-sanitizer racecheck", "failed", detail="hazards")
+    checks = [
+        skipped,
+        passed("timed", "normal", 0.1),
+        passed("timed", "needle", 0.9),
+        passed("edge 1", "normal", 0.5),
+        passed("edge 2", "normal", 0.4),
+        summary,
+        race,
+    ]
+    kept = worth_keeping(checks, {"timed"})
+    assert kept == (checks[2], checks[3], skipped, summary, race)
+    assert nearest_limit(checks[1:5]) == checks[2]
