@@ -19,6 +19,10 @@ from typing import Any
 
 from tuning import champion, derive, environment, tune
 
+from evotune.problems.attention import Attention
+from evotune.problems.base import Case
+
+PROBLEM = Attention("float16")
 Shape = tuple[int, int, int, int, int, int]
 """batch, query heads, key and value heads, queries, keys, head size"""
 
@@ -36,7 +40,7 @@ class Job:
 
     def problem(self) -> dict[str, Any]:
         return {
-            "shapes": [self._sizes(self.shape)],
+            "shapes": [self.sizes()],
             "variants": [{"causal": causal} for causal in self.masks],
             "held_out": [self._sizes(self._nearby())],
         }
@@ -45,6 +49,9 @@ class Job:
         """Another batch, and lengths that no tile divides."""
         batch, heads, kv_heads, queries, keys, head_dim = self.shape
         return (batch + 1, heads, kv_heads, max(1, queries - 12), keys - 12, head_dim)
+
+    def sizes(self) -> dict[str, int]:
+        return self._sizes(self.shape)
 
     @staticmethod
     def _sizes(shape: Shape) -> dict[str, int]:
@@ -102,23 +109,8 @@ def run(job: Job, seed: int) -> dict[str, Any]:
     }
 
 
-def flops(job: Job, causal: bool) -> int:
-    """4 x head size per visible score."""
-    batch, heads, _, queries, keys, head_dim = job.shape
-    seen = sum(min(row + 1, keys) for row in range(queries)) if causal else queries * keys
-    return 4 * batch * heads * seen * head_dim
-
-
-def bytes_moved(job: Job) -> int:
-    batch, heads, kv_heads, queries, keys, head_dim = job.shape
-    return 2 * batch * head_dim * (2 * heads * queries + 2 * kv_heads * keys)
-
-
-def label(job: Job, causal: bool) -> str:
-    batch, heads, kv_heads, queries, keys, head_dim = job.shape
-    shown_heads = str(heads) if heads == kv_heads else f"{heads}q/{kv_heads}kv"
-    length = str(queries) if queries == keys else f"{queries}×{keys}"
-    return f"({batch},{shown_heads},{length},{head_dim}) {'causal' if causal else 'full'}"
+def case_of(job: Job, causal: bool) -> Case:
+    return PROBLEM.case(job.sizes(), {"causal": causal})
 
 
 Records = dict[str, dict[str, Any]]
@@ -149,15 +141,16 @@ def table(records: Records) -> list[str]:
             other = measurement(records, job.name, causal, held_out=True)
             if warm is None:
                 continue
+            case = case_of(job, causal)
             copied = records[job.name]["baselines"]["copy_gbps"]
             shares = [
-                f"{bytes_moved(job) / found['time_us'] / 1000 / copied:.0%} {cache}"
+                f"{PROBLEM.bytes_moved(case) / found['time_us'] / 1000 / copied:.0%} {cache}"
                 for cache, found in (("warm", warm), ("cold", cold))
                 if found is not None
             ]
-            rate = flops(job, causal) / warm["time_us"] / 1e6
+            rate = PROBLEM.flops(case) / warm["time_us"] / 1e6
             lines.append(
-                f"| {label(job, causal)} | {warm['baseline']} {warm['baseline_us']:.2f} "
+                f"| {case.label} | {warm['baseline']} {warm['baseline_us']:.2f} "
                 f"| {warm['time_us']:.2f} | {ratio(warm)} | {rate:.0f} "
                 f"| {', '.join(shares) if job.space == DECODE else ''} "
                 f"| {ratio(cold) if cold else ''} "

@@ -64,25 +64,23 @@ def run_argument(function: Function) -> Function:
     return click.argument("run", metavar="RUN")(function)
 
 
-def device_option(function: Function) -> Function:
+def _device_option(help_text: str) -> Callable[[Function], Function]:
     return click.option(
         "--device",
         default="auto",
         show_default=True,
         metavar="auto|cpu|cuda:N|NAME",
-        help="What to run on: auto is the GPU where there is one; a NAME (l4, a100, h100, h200) "
-        "demands that model.",
-    )(function)
+        help=help_text,
+    )
 
 
-def compile_device_option(function: Function) -> Function:
-    return click.option(
-        "--device",
-        default="auto",
-        show_default=True,
-        metavar="auto|cpu|cuda:N|NAME",
-        help="What to compile for; a GPU's NAME (l4, a100, h100, h200) needs no GPU.",
-    )(function)
+device_option = _device_option(
+    "What to run on: auto is the GPU where there is one; a NAME (l4, a100, h100, h200) "
+    "demands that model."
+)
+compile_device_option = _device_option(
+    "What to compile for; a GPU's NAME (l4, a100, h100, h200) needs no GPU."
+)
 
 
 def format_option(names: Sequence[str], default: str) -> Callable[[Function], Function]:

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from evotune.device.launch import Argument, CompileFailure, CompileJob, LaunchPlan
+from evotune.device.launch import CompileFailure, CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import Fault, LaunchFailure
+from evotune.device.scalars import c_value
 from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem
 from evotune.trial import Json, OutcomeKind, Value
@@ -63,12 +64,6 @@ _GLANCE_S = 0.001  # how often it is looked for work that should have ended
 _GLANCES = 3
 _BUSY_CORES = 0.35  # idle threads take none, and seldom 0.2
 _HIGHEST_CLOCK_GHZ = 6.5  # above any CPU sold: keeps the roofline check free of false alarms
-_SCALARS: Mapping[str, type] = {
-    "int32": ctypes.c_int32,
-    "int64": ctypes.c_int64,
-    "float32": ctypes.c_float,
-    "float64": ctypes.c_double,
-}
 
 
 def threads() -> int:
@@ -134,14 +129,6 @@ def _cache_bytes(level: int, fallback: int) -> int:
         unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
         return int(text.rstrip("KM")) * unit
     return fallback
-
-
-def _scalar(argument: Argument) -> object:
-    """LaunchFailure where ctypes would silently cut off the upper bits."""
-    converted = _SCALARS[argument.type](argument.value)
-    if argument.type.startswith("int") and converted.value != argument.value:
-        raise LaunchFailure(f"the argument {argument.value} does not fit {argument.type}")
-    return converted
 
 
 class CpuCompiler:
@@ -315,7 +302,7 @@ class CpuSession:
         arguments = [
             ctypes.c_void_p(pointers[argument.name])
             if argument.type in ("tensor", "workspace")
-            else _scalar(argument)
+            else c_value(argument)
             for argument in plan.arguments
         ]
         return functools.partial(kernel, *arguments)

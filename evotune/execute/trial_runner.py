@@ -244,12 +244,17 @@ class TrialRunner:
     def _measure_cold(
         self, subject: Subject, name: str, seed: int, held_out: bool
     ) -> list[Measurement]:
-        """Both sides on buffers that no cache can hold; nothing for cases too small for that."""
+        """Both sides on inputs that no cache can hold; nothing for cases too small for that.
+
+        The candidate's outputs rotate with its inputs; a baseline allocates its own, which may
+        be the same block each time.
+        """
         case = subject.case
-        count = 1 + math.ceil(self._session.cold_bytes / self._problem.bytes_moved(case))
+        inputs = dict(self._pool.get(case, "normal", seed).inputs)
+        input_bytes = sum(value.nbytes for value in inputs.values())
+        count = 1 + math.ceil(self._session.cold_bytes / input_bytes)
         if count > _MOST_COLD_SETS:
             return []
-        inputs = dict(self._pool.get(case, "normal", seed).inputs)
         specs = self._problem.tensors(case)
         device = self._session.torch_device
         sets = [BufferSet(specs, subject.plan, inputs, device) for _ in range(count)]
@@ -260,7 +265,7 @@ class TrialRunner:
         for _ in range(count):
             own = {tensor: value.clone() for tensor, value in inputs.items()}
             calls.append(self._problem.baselines(case, own, name)[name])
-        settings = TimingSettings()
+        settings = TimingSettings.thorough()
         return [
             measure_paired(
                 rotating_sampler(self._session, launches, settings),

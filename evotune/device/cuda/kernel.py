@@ -11,18 +11,13 @@ from typing import Any
 
 from evotune.device.launch import Argument, Launch, LaunchPlan
 from evotune.device.protocol import LaunchFailure
+from evotune.device.scalars import c_value
 
 _FREE_SHARED_BYTES = 48 << 10  # more than this per block must be asked for
 _CANDIDATES_FAULT = (
     *("INVALID_IMAGE", "NO_BINARY_FOR_GPU", "INVALID_PTX", "UNSUPPORTED_PTX", "INVALID_SOURCE"),
     *("NOT_FOUND", "INVALID_VALUE", "SHARED_OBJECT"),
 )
-_SCALARS: Mapping[str, type[Any]] = {
-    "int32": ctypes.c_int32,
-    "int64": ctypes.c_int64,
-    "float32": ctypes.c_float,
-    "float64": ctypes.c_double,
-}
 
 
 class CudaKernel:
@@ -111,10 +106,7 @@ def bind(
 def _value(argument: Argument, pointers: Mapping[str, int]) -> Any:
     if argument.type in ("tensor", "workspace"):
         return ctypes.c_void_p(pointers[argument.name])
-    value = _SCALARS[argument.type](argument.value)
-    if argument.type.startswith("int") and value.value != argument.value:
-        raise LaunchFailure(f"the argument {argument.value} does not fit {argument.type}")
-    return value
+    return c_value(argument)
 
 
 def _three(extents: tuple[int, ...]) -> tuple[int, int, int]:

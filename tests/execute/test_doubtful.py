@@ -1,0 +1,91 @@
+"""A wrong result on a GPU is believed only of a worker that no other candidate used before."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from evotune.execute.compile_pool import CompilePool
+from evotune.execute.device_slot import DeviceSlot
+from evotune.execute.local import LocalExecutor, _InFlight
+from evotune.execute.protocol import Proposal
+from evotune.trial import Configuration, Json, Outcome, OutcomeKind
+
+WRONG = Outcome(OutcomeKind.WRONG_RESULT, reason="off")
+RIGHT = Outcome(OutcomeKind.OK, fitness=0.5)
+
+
+class Pool:
+    """Proposals without cases need no compiler."""
+
+    running = queued = 0
+
+    def start_queued(self) -> None: ...
+
+    def expire(self) -> list[object]:
+        return []
+
+    def children(self) -> list[object]:
+        return []
+
+
+class Device:
+    """Answers each request with the next outcome; its worker served one request before."""
+
+    child = None
+
+    def __init__(self, *answers: Outcome) -> None:
+        self._answers = list(answers)
+        self._served = 1
+        self.busy = False
+        self.requests = 0
+
+    @property
+    def alone(self) -> bool:
+        return self._served <= 1
+
+    def start(self, request: Json) -> None:
+        self._served += 1
+        self.requests += 1
+        self.busy = True
+
+    def renew(self) -> None:
+        self._served = 0
+        self.busy = False
+
+    def expire(self) -> Json:
+        self.busy = False
+        return {"outcome": self._answers.pop(0).to_json()}
+
+
+def tried(device: Device, *, exclusive: bool) -> Outcome:
+    executor = LocalExecutor(
+        cast(CompilePool, Pool()), cast(DeviceSlot, device), exclusive=exclusive
+    )
+    executor._reviewed(7, _InFlight(Proposal(7, Configuration({"A": 1}))))
+    ((number, outcome),) = executor.poll(5.0)
+    assert number == 7
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind", "requests"),
+    [
+        ((WRONG, RIGHT), OutcomeKind.OK, 2),  # the worker's references were spoilt
+        ((WRONG, WRONG), OutcomeKind.WRONG_RESULT, 2),  # it is the candidate, and only twice
+        ((RIGHT,), OutcomeKind.OK, 1),
+    ],
+)
+def test_a_used_worker_s_verdict_is_checked_in_a_fresh_one(
+    answers: tuple[Outcome, ...], kind: OutcomeKind, requests: int
+) -> None:
+    device = Device(*answers)
+    assert tried(device, exclusive=False).kind is kind
+    assert device.requests == requests
+
+
+def test_on_the_cpu_it_is_believed_at_once() -> None:
+    device = Device(WRONG)
+    assert tried(device, exclusive=True).kind is OutcomeKind.WRONG_RESULT
+    assert device.requests == 1
