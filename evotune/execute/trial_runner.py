@@ -48,6 +48,10 @@ _MOST_COLD_SETS = 256
 _RANDOM_TESTS_S = 10.0  # a GPU makes a hundred in a second; a CPU as many as it can
 
 
+def _rest() -> None:
+    time.sleep(0.02)
+
+
 class TrialRunner:
     """Holds the session, the problem and the input pool of one worker."""
 
@@ -218,8 +222,8 @@ class TrialRunner:
             if thorough:
                 measurement = self._with_eager_times(measurement, subject.case, launch, seed)
             self._gate.replay(subject, candidate, buffers, seed + 1, verdict)
-            candidate.run()
-            self._check_quiet(verdict)  # right after it ran: helpers may rest while nobody calls
+            candidate.run()  # helpers may rest while nobody calls
+            self._check_quiet(verdict, candidate.run)
             self._check_roofline(measurement, flops, verdict)
             measurements.append(measurement)
             if thorough and self._session.cold_bytes and verdict.passed:
@@ -279,8 +283,8 @@ class TrialRunner:
             )
         ]
 
-    def _check_quiet(self, verdict: Verdict) -> None:
-        left = self._session.left_running()
+    def _check_quiet(self, verdict: Verdict, run: Callable[[], object] = _rest) -> None:
+        left = self._session.left_running(run)
         if left:
             self.tainted = True
         if left and verdict.passed:

@@ -49,6 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def verify(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Verify:
     monkeypatch.setenv("EVOTUNE_CACHE_DIR", str(folder / "cache"))
     monkeypatch.setenv("PYTHONPATH", _python_path())
+    monkeypatch.delenv("COLUMNS", raising=False)
 
     def run(*arguments: object) -> Result:
         words = ["verify", "latest", "--runs-dir", folder / "runs", *arguments]
