@@ -30,6 +30,11 @@ _INTERRUPTED = 130
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the search.")
 @click.option("--strategy", metavar="NAME", help="How to search; the space's choice if not given.")
+@click.option(
+    "--racing/--no-racing",
+    default=True,
+    help="Take few samples of candidates that cannot win, or equally many of all.",
+)
 @device_option
 @runs_dir_option
 @pass_terminal
@@ -41,6 +46,7 @@ def run(
     minutes: float | None,
     seed: int | None,
     strategy: str | None,
+    racing: bool,
     device: str,
     runs_dir: Path,
 ) -> int:
@@ -60,6 +66,7 @@ def run(
         minutes=minutes,
         seed=seed,
         strategy=strategy,
+        racing=racing,
         command=("evotune", *sys.argv[1:]),
     )
     with show_progress(terminal) as observer:

@@ -288,6 +288,7 @@ class CpuSession:
     torch_device = "cpu"
     pool_bytes = 1 << 30
     cold_bytes = 0
+    sampler_choice = 1
 
     def __init__(self) -> None:
         import torch

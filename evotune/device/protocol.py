@@ -54,6 +54,9 @@ class Session(Protocol):
     cold_bytes: int
     """Inputs rotated over this many bytes are never found in a cache; 0: no cold timing."""
 
+    sampler_choice: int
+    """So many samplers of the same calls it takes to meet a fast one."""
+
     def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
         """A loaded kernel. LaunchFailure when the machine code cannot be loaded."""
 

@@ -35,6 +35,7 @@ class RunRequest:
     minutes: float | None = None
     seed: int | None = None
     strategy: str | None = None
+    racing: bool = True
     command: tuple[str, ...] = ()
 
 
@@ -136,8 +137,9 @@ def _settings(document: SpaceDocument | None, request: RunRequest) -> dict[str, 
         "trials": document.budget.trials if document else 1000,
         "minutes": document.budget.minutes if document else None,
         "champions": _CHAMPIONS,
+        "racing": True,
     }
-    for name in ("strategy", "seed", "trials", "minutes"):
+    for name in ("strategy", "seed", "trials", "minutes", "racing"):
         value = getattr(request, name)
         if value is not None:
             settings[name] = value

@@ -96,6 +96,7 @@ class RunWork:
         assert planner is not None
         executor = open_kernel_executor(setup, self.run.logs, self._twins())
         try:
+            executor.fixed_sampling = not self.store.meta("settings").get("racing", True)
             executor.baselines = self._baselines(document, executor)
         except BaseException:
             executor.close()

@@ -46,7 +46,8 @@ class _InFlight:
 class LocalExecutor:
     """See `evotune.execute.protocol.Executor`.
 
-    `baselines` names the baseline of each case label; `twins` gives the outcomes already known
+    `baselines` names the baseline of each case label; with `fixed_sampling` losers get as many
+    samples as contenders; `twins` gives the outcomes already known
     by fingerprint (machine code and launch), so that no code is measured twice in a run.
     """
 
@@ -63,6 +64,7 @@ class LocalExecutor:
         self._exclusive = exclusive
         self._twins = dict(twins or {})
         self.baselines: Mapping[str, str] = {}
+        self.fixed_sampling = False
         self._contender = float("-inf")
         self._compile_phase = True
         self._compiling: dict[int, _InFlight] = {}
@@ -155,7 +157,8 @@ class LocalExecutor:
                 "confirm": item.proposal.confirm,
                 "audit": item.proposal.audit,
                 "skipped": [check.to_json() for check in item.proposal.skipped],
-                "contender": self._contender,
+                "contender": float("-inf") if self.fixed_sampling else self._contender,
+                "fixed_sampling": self.fixed_sampling,
                 "baselines": dict(self.baselines),
                 "cases": [
                     {**case.to_json(), "binary": item.binaries[case.compile.key].path}

@@ -197,6 +197,9 @@ class TrialRunner:
     ) -> list[Measurement]:
         thorough = job["confirm"] and not job["audit"]
         settings = TimingSettings.thorough() if thorough else TimingSettings()
+        if job["fixed_sampling"] and not thorough:
+            settings = TimingSettings.fixed()
+        of = self._session.sampler_choice if thorough else 1
         generator = torch.Generator().manual_seed(seed)
         timed = sum(role == TIMED for role, _, _ in subjects)
         measurements: list[Measurement] = []
@@ -206,7 +209,7 @@ class TrialRunner:
             inputs = self._pool.get(subject.case, "normal", seed)
             buffers = self._gate.buffers(subject, inputs)
             launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers)
-            candidate = warm_sampler(self._session, launch, settings)
+            candidate = warm_sampler(self._session, launch, settings, of=of)
             name = job["baselines"][subject.case.label]
             measurement = measure_paired(
                 candidate,
@@ -304,7 +307,8 @@ class TrialRunner:
         if key not in self._baselines:
             inputs = dict(self._pool.get(case, "normal", seed).inputs)
             call = self._problem.baselines(case, inputs, name)[name]
-            self._baselines[key] = warm_sampler(self._session, call, TimingSettings())
+            of = self._session.sampler_choice
+            self._baselines[key] = warm_sampler(self._session, call, TimingSettings(), of=of)
         self._baselines.move_to_end(key)
         while len(self._baselines) > _BASELINES_KEPT:
             self._baselines.popitem(last=False)
