@@ -69,7 +69,7 @@ def repeat(device: str, backend: str, processes: int, folder: Path) -> dict[str,
             for case in timed
         }
         for number in range(processes):
-            executor.submit(dataclasses.replace(proposal, number=number, cases=timed))
+            executor.submit(dataclasses.replace(proposal, number=number, cases=timed, review=None))
             done: list[Any] = []
             while not done:
                 done = executor.poll(0.5)
