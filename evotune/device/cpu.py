@@ -288,7 +288,7 @@ class CpuSession:
     torch_device = "cpu"
     pool_bytes = 1 << 30
     cold_bytes = 0
-    sampler_choice = 1
+    warm_bytes = 0
 
     def __init__(self) -> None:
         import torch

@@ -54,8 +54,9 @@ class Session(Protocol):
     cold_bytes: int
     """Inputs rotated over this many bytes are never found in a cache; 0: no cold timing."""
 
-    sampler_choice: int
-    """So many samplers of the same calls it takes to meet a fast one."""
+    warm_bytes: int
+    """Copies of a call's buffers may take so much in all and stay in the cache together; 0 where
+    one copy is as good as another."""
 
     def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
         """A loaded kernel. LaunchFailure when the machine code cannot be loaded."""

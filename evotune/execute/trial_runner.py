@@ -7,34 +7,22 @@ never the run.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import torch
-
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
-from evotune.device.protocol import LaunchFailure, Sampler, Session
+from evotune.device.protocol import LaunchFailure, Session
 from evotune.execute.protocol import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTiming
 from evotune.execute.sanitizer import sanitize, skipped_checks
-from evotune.measure.paired import (
-    TimingSettings,
-    eager_sampler,
-    eager_times_us,
-    measure_paired,
-    rotating_sampler,
-    time_in_turn_us,
-    warm_sampler,
-)
+from evotune.execute.timer import BaselineSamplers, CaseTimer
+from evotune.measure.paired import TimingSettings
+from evotune.measure.samplers import time_in_turn_us
 from evotune.problems.base import Case, Problem
 from evotune.trial import Check, Json, Measurement, Outcome, OutcomeKind
 from evotune.verify.accuracy import errors_against
-from evotune.verify.buffers import BufferSet
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
 from evotune.verify.random_tests import run_random_tests
@@ -43,8 +31,6 @@ from evotune.verify.summary import worth_keeping
 _POOL_SEEDS = 4
 _CONFIRM_SEED = 1_000_000  # champions see inputs the search never saw
 _SUSPICIOUS_SPEEDUP = 10.0
-_BASELINES_KEPT = 32  # with the inputs they run on
-_MOST_COLD_SETS = 256
 _RANDOM_TESTS_S = 10.0  # a GPU makes a hundred in a second; a CPU as many as it can
 
 
@@ -63,7 +49,7 @@ class TrialRunner:
         self._problem = problem
         self._pool = InputPool(problem, session.torch_device, session.pool_bytes)
         self._gate = Gate(session, problem, self._pool, deterministic=deterministic)
-        self._baselines: OrderedDict[tuple[str, str, int], Sampler] = OrderedDict()
+        self._baselines = BaselineSamplers(session, problem, self._pool)
         self.tainted = False
         """A candidate left something running, or broke the device's context: this process must
         measure nothing more."""
@@ -199,92 +185,30 @@ class TrialRunner:
         settings = TimingSettings.thorough() if thorough else TimingSettings()
         if job["fixed_sampling"] and not thorough:
             settings = TimingSettings.fixed()
-        of = self._session.sampler_choice if thorough else 1
-        generator = torch.Generator().manual_seed(seed)
         timed = sum(role == TIMED for role, _, _ in subjects)
         measurements: list[Measurement] = []
         for role, flops, subject in subjects:
             if role not in (TIMED, HELD_OUT) or not verdict.passed:
                 continue
-            inputs = self._pool.get(subject.case, "normal", seed)
-            buffers = self._gate.buffers(subject, inputs)
-            launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers)
-            candidate = warm_sampler(self._session, launch, settings, of=of)
-            name = job["baselines"][subject.case.label]
-            measurement = measure_paired(
+            timer = CaseTimer(self._session, self._problem, self._pool, self._baselines, seed)
+            candidate = timer.place(self._gate, subject, settings)
+            measurement = timer.measure(
                 candidate,
-                self._baseline(subject.case, name, seed),
-                case=subject.case.label,
-                baseline_name=name,
-                settings=settings,
+                job["baselines"][subject.case.label],
                 contender_speedup=_needed_speedup(job["contender"], timed, measurements),
                 held_out=role == HELD_OUT,
-                before_sample=functools.partial(buffers.nudge, generator),
-                state=self._session.state,
             )
             if thorough:
-                measurement = self._with_eager_times(measurement, subject.case, launch, seed)
-            self._gate.replay(subject, candidate, buffers, seed + 1, verdict)
-            candidate.run()  # helpers may rest while nobody calls
-            self._check_quiet(verdict, candidate.run)
+                measurement = timer.with_eager_times(measurement, candidate)
+            sampler = candidate.sampler
+            self._gate.replay(subject, sampler, candidate.buffers, seed + 1, verdict)
+            sampler.run()  # helpers may rest while nobody calls
+            self._check_quiet(verdict, sampler.run)
             self._check_roofline(measurement, flops, verdict)
             measurements.append(measurement)
-            if thorough and self._session.cold_bytes and verdict.passed:
-                measurements += self._measure_cold(subject, name, seed, role == HELD_OUT)
+            if thorough and verdict.passed:
+                measurements += timer.measure_cold(candidate, measurement)
         return measurements
-
-    def _with_eager_times(
-        self, measurement: Measurement, case: Case, launch: Callable[[], object], seed: int
-    ) -> Measurement:
-        """The measurement with the times of calls outside a graph, where these differ."""
-        mine = eager_sampler(self._session, launch, TimingSettings())
-        if mine is None:
-            return measurement
-        inputs = dict(self._pool.get(case, "normal", seed).inputs)
-        name = measurement.baseline
-        call = self._problem.baselines(case, inputs, name)[name]
-        theirs = eager_sampler(self._session, call, TimingSettings())
-        assert theirs is not None
-        eager_us, baseline_us = eager_times_us(mine, theirs)
-        return dataclasses.replace(measurement, eager_us=eager_us, eager_baseline_us=baseline_us)
-
-    def _measure_cold(
-        self, subject: Subject, name: str, seed: int, held_out: bool
-    ) -> list[Measurement]:
-        """Both sides on inputs that no cache can hold; nothing for cases too small for that.
-
-        The candidate's outputs rotate with its inputs; a baseline allocates its own, which may
-        be the same block each time.
-        """
-        case = subject.case
-        inputs = dict(self._pool.get(case, "normal", seed).inputs)
-        input_bytes = sum(value.nbytes for value in inputs.values())
-        count = 1 + math.ceil(self._session.cold_bytes / input_bytes)
-        if count > _MOST_COLD_SETS:
-            return []
-        specs = self._problem.tensors(case)
-        device = self._session.torch_device
-        sets = [BufferSet(specs, subject.plan, inputs, device) for _ in range(count)]
-        launches = [
-            self._session.bind(subject.kernel, subject.plan, buffers.pointers) for buffers in sets
-        ]
-        calls = []
-        for _ in range(count):
-            own = {tensor: value.clone() for tensor, value in inputs.items()}
-            calls.append(self._problem.baselines(case, own, name)[name])
-        settings = TimingSettings.thorough()
-        return [
-            measure_paired(
-                rotating_sampler(self._session, launches, settings),
-                rotating_sampler(self._session, calls, settings),
-                case=case.label,
-                baseline_name=name,
-                settings=settings,
-                cache="cold",
-                held_out=held_out,
-                state=self._session.state,
-            )
-        ]
 
     def _check_quiet(self, verdict: Verdict, run: Callable[[], object] = _rest) -> None:
         left = self._session.left_running(run)
@@ -301,18 +225,6 @@ class TrialRunner:
                 f"{measurement.case}: {flops / measurement.time_us / 1e3:.0f} GFLOP/s is more "
                 f"than the device's peak of {self._profile.peak_gflops:.0f}"
             )
-
-    def _baseline(self, case: Case, name: str, seed: int) -> Sampler:
-        key = (case.label, name, seed)
-        if key not in self._baselines:
-            inputs = dict(self._pool.get(case, "normal", seed).inputs)
-            call = self._problem.baselines(case, inputs, name)[name]
-            of = self._session.sampler_choice
-            self._baselines[key] = warm_sampler(self._session, call, TimingSettings(), of=of)
-        self._baselines.move_to_end(key)
-        while len(self._baselines) > _BASELINES_KEPT:
-            self._baselines.popitem(last=False)
-        return self._baselines[key]
 
 
 def _needed_speedup(contender: float, timed: int, measured: Sequence[Measurement]) -> float:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from evotune.device.protocol import Sampler, Session
+from evotune.device.protocol import Sampler
 from evotune.measure.statistics import Interval, median_interval
 from evotune.trial import Json, Measurement
 
@@ -25,7 +25,6 @@ _STEADY_CLOCKS = 0.03  # clocks that differ by more are no steady state
 _SLOWDOWNS = frozenset({"hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal"})
 _POWER_CAP = "sw_power_cap"
 _EAGER_SAMPLES = 24
-_SAMPLES_TO_CHOOSE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,73 +159,3 @@ def eager_times_us(candidate: Sampler, baseline: Sampler) -> tuple[float, float]
         baseline_us += (baseline.time_us(), baseline.time_us())
         candidate_us.append(candidate.time_us())
     return float(np.median(candidate_us)), float(np.median(baseline_us))
-
-
-def warm_sampler(
-    session: Session, call: Callable[[], object], settings: TimingSettings, *, of: int = 1
-) -> Sampler:
-    """The call on the same buffers, as often in a row as fills a sample.
-
-    The fastest `of` so many samplers: the same kernels in another graph may take some per cent
-    longer (SDPA's cuDNN backend: 8.95 or 9.10 us on an H200), and keep to it.
-    """
-    call()  # the first call pays for page faults and lazy set-up
-    session.synchronize()
-    single = session.sampler([call])
-    once_us = min(single.time_us() for _ in range(2))  # one may meet an interruption
-    calls = [call] * _calls_per_sample(once_us, settings)
-    # All are kept until the end: a graph made where another was would be like it.
-    samplers = [session.sampler(calls) for _ in range(of)]
-    return _fastest(samplers) if of > 1 else samplers[0]
-
-
-def _fastest(samplers: Sequence[Sampler]) -> Sampler:
-    times_us: list[list[float]] = [[] for _ in samplers]
-    for _ in range(_SAMPLES_TO_CHOOSE):
-        for sampler, mine in zip(samplers, times_us, strict=True):
-            mine.append(sampler.time_us())
-    return min(zip(times_us, samplers, strict=True), key=lambda pair: float(np.median(pair[0])))[1]
-
-
-def rotating_sampler(
-    session: Session, calls: Sequence[Callable[[], object]], settings: TimingSettings
-) -> Sampler:
-    """The calls in turn, each on its own buffers: none finds its own in a cache."""
-    for call in calls:
-        call()
-    session.synchronize()
-    once_us = session.sampler(calls).time_us()
-    rounds = math.ceil(_calls_per_sample(once_us, settings) / len(calls))
-    return session.sampler(list(calls) * rounds)
-
-
-def time_in_turn_us(
-    session: Session, calls: Mapping[str, Callable[[], object]], rounds: int = 9
-) -> dict[str, float]:
-    """Shortest time of each call, all sampled in turn: ranks baselines, claims no speedup.
-
-    The minimum, since whatever else the machine does can only add time.
-    """
-    settings = TimingSettings()
-    samplers = {name: warm_sampler(session, call, settings) for name, call in calls.items()}
-    times_us = dict.fromkeys(calls, math.inf)
-    for _ in range(rounds):
-        for name, sampler in samplers.items():
-            times_us[name] = min(times_us[name], sampler.time_us())
-    return times_us
-
-
-def eager_sampler(
-    session: Session, call: Callable[[], object], settings: TimingSettings
-) -> Sampler | None:
-    """As `warm_sampler`, but of calls as Python issues them; None where that is the same."""
-    single = session.eager_sampler([call])
-    if single is None:
-        return None
-    single.run()
-    once_us = min(single.time_us() for _ in range(2))
-    return session.eager_sampler([call] * _calls_per_sample(once_us, settings))
-
-
-def _calls_per_sample(once_us: float, settings: TimingSettings) -> int:
-    return max(1, min(1000, math.ceil(settings.sample_us / max(once_us, 0.1))))

@@ -6,7 +6,7 @@ The harness allocates, launches and compares; a candidate is only ever device co
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -89,27 +89,35 @@ class Gate:
         self,
         subject: Subject,
         timed: Sampler,
-        buffers: BufferSet,
+        placed: Sequence[BufferSet],
         seed: int,
         verdict: Verdict,
     ) -> None:
         """After timing: new inputs in the same memory, poisoned outputs, what was timed again.
+        `placed` are all the buffers that it was timed on.
 
-        Then bursts of launches with one input element changed before each and the outputs left
-        as they are: a kernel that skips work when it finds its outputs written, its inputs
-        familiar or its launches close together fails. At last, whether new inputs take longer.
+        Then, on one of these, bursts of launches with one input element changed before each and
+        the outputs left as they are: a kernel that skips work when it finds its outputs written,
+        its inputs familiar or its launches close together fails. At last, whether new inputs take
+        longer.
         """
         if not verdict.passed:
             return
         case = subject.case
-        if self._damaged(case, "normal", buffers, verdict, " while it was timed"):
+        if any(self._damaged(case, "normal", b, verdict, " while it was timed") for b in placed):
             return
         inputs = self._pool.get(case, "normal", seed)
-        buffers.overwrite_inputs(dict(inputs.inputs))
-        buffers.poison()
+        for buffers in placed:
+            buffers.overwrite_inputs(dict(inputs.inputs))
+            buffers.poison()
         timed.run()
-        output = buffers.snapshot()
-        self.compare(case, "replayed normal", buffers, inputs, verdict, outputs=output)
+        outputs = [buffers.snapshot() for buffers in placed]
+        for buffers, output in zip(placed, outputs, strict=True):
+            self.compare(case, "replayed normal", buffers, inputs, verdict, outputs=output)
+            if not verdict.passed:
+                return
+        generator = torch.Generator().manual_seed(seed)
+        buffers = placed[int(torch.randint(len(placed), (1,), generator=generator))]
         launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers)
         for altered in self._pool.altered(case, seed):
             if not verdict.passed:
@@ -121,7 +129,6 @@ class Gate:
             buffers.expect_inputs(dict(altered.inputs))
             self.compare(case, "altered in place", buffers, altered, verdict, outputs=output)
         if verdict.passed:
-            generator = torch.Generator().manual_seed(seed)
             reused = reuse(self._session, launch, buffers, altered.alterations, generator)
             if reused:
                 check = Check(case.label, "new and familiar", "failed", detail=f"a launch {reused}")

@@ -4,67 +4,23 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import numpy as np
 import pytest
 
-from evotune.device.protocol import Sampler, Session
+from evotune.device.protocol import Session
 from evotune.measure import paired
 from evotune.measure.paired import (
     TimingSettings,
     eager_times_us,
     measure_paired,
-    rotating_sampler,
-    time_in_turn_us,
-    warm_sampler,
 )
+from evotune.measure.samplers import warm_sampler
 from evotune.trial import Json, Measurement
 
-CANDIDATE, BASELINE = (lambda: "candidate"), (lambda: "baseline")
-
-
-class SimulatedMachine:
-    """Every call takes its time times the machine's speed at that moment, plus noise."""
-
-    def __init__(
-        self,
-        times_us: Mapping[str, float],
-        *,
-        slowdown: Callable[[float], float] = lambda now_us: 1.0,
-        noise: float = 0.0,
-        seed: int = 0,
-    ) -> None:
-        self._times_us = times_us
-        self._slowdown = slowdown
-        self._noise = noise
-        self._rng = random.Random(seed)
-        self.now_us = 0.0
-        self.samples: list[str] = []
-
-    def synchronize(self) -> None: ...
-
-    def sampler(self, calls: Sequence[Callable[[], object]]) -> Sampler:
-        return SimulatedSampler(self, calls)
-
-    def sample(self, names: Sequence[str]) -> float:
-        self.samples.append(names[0])
-        speed = self._slowdown(self.now_us) * math.exp(self._rng.gauss(0.0, self._noise))
-        time_us = sum(self._times_us[name] for name in names) * speed
-        self.now_us += time_us
-        return time_us / len(names)
-
-
-class SimulatedSampler:
-    def __init__(self, machine: SimulatedMachine, calls: Sequence[Callable[[], object]]) -> None:
-        self._machine = machine
-        self._names = [str(call()) for call in calls]
-
-    def run(self) -> None: ...
-
-    def time_us(self) -> float:
-        return self._machine.sample(self._names)
+from .simulated import BASELINE, CANDIDATE, SimulatedMachine
 
 
 def measure(
@@ -72,8 +28,8 @@ def measure(
 ) -> Measurement:
     session = cast(Session, machine)
     return measure_paired(
-        warm_sampler(session, CANDIDATE, settings),
-        warm_sampler(session, BASELINE, settings),
+        warm_sampler(session, [CANDIDATE], settings),
+        warm_sampler(session, [BASELINE], settings),
         case="c",
         baseline_name="b",
         settings=settings,
@@ -200,7 +156,7 @@ def measure_with(states: States) -> tuple[Measurement, SimulatedMachine]:
     machine = SimulatedMachine({"candidate": 100.0, "baseline": 150.0})
     settings = TimingSettings(min_rounds=5)
     session = cast(Session, machine)
-    samplers = [warm_sampler(session, call, settings) for call in (CANDIDATE, BASELINE)]
+    samplers = [warm_sampler(session, [call], settings) for call in (CANDIDATE, BASELINE)]
     machine.samples.clear()
     found = measure_paired(
         *samplers, case="c", baseline_name="b", settings=settings, cache="cold", state=states
@@ -260,25 +216,6 @@ def test_eager_times_are_medians_of_interleaved_samples() -> None:
     samplers = [session.sampler([call] * 4) for call in (CANDIDATE, BASELINE)]
     assert eager_times_us(*samplers) == pytest.approx((8.0, 20.0))
     assert machine.samples[:4] == ["candidate", "baseline", "baseline", "candidate"]
-
-
-def test_baselines_are_ranked_by_their_shortest_time() -> None:
-    rng = random.Random(5)
-    machine = SimulatedMachine(
-        {"candidate": 100.0, "baseline": 104.0},
-        slowdown=lambda now_us: 1.0 + (rng.random() < 0.3) * rng.random(),
-    )
-    times_us = time_in_turn_us(cast(Session, machine), {"a": CANDIDATE, "b": BASELINE})
-    assert times_us == pytest.approx({"a": 100.0, "b": 104.0})
-
-
-def test_a_rotation_visits_all_buffers_in_turn_and_fills_a_sample() -> None:
-    seen: list[str] = []
-    names = [f"set {i}" for i in range(3)]
-    calls = [lambda name=name: seen.append(name) or name for name in names]
-    machine = SimulatedMachine(dict.fromkeys(names, 100.0))
-    rotating_sampler(cast(Session, machine), calls, TimingSettings(sample_us=1000.0))
-    assert seen[-12:] == names * 4  # the first multiple of the sets that lasts 1 ms
 
 
 def test_champions_are_sampled_more_thoroughly() -> None:

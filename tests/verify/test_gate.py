@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable
 
@@ -170,10 +171,30 @@ def test_after_timing_the_launch_must_compute_from_what_is_there_then(pool: Inpu
         launch = CpuSession().bind(subject.kernel, subject.plan, buffers.pointers)
         launch()
         verdict = Verdict()
-        gate.replay(subject, CpuSession().sampler([launch]), buffers, 1, verdict)
+        gate.replay(subject, CpuSession().sampler([launch]), [buffers], 1, verdict)
         assert verdict.passed == passes
         if not passes:
             assert "replayed normal inputs: out is off by" in verdict.reason
+
+
+def test_after_timing_each_place_is_checked(pool: InputPool) -> None:
+    """A kernel that works at the first place only."""
+    gate = Gate(CpuSession(), PROBLEM, pool, deterministic=True)
+    honest = kernel(SHORT, exact)
+    inputs = pool.get(SHORT, "normal", 0)
+    places = [gate.buffers(Subject(SHORT, plan(), honest), inputs) for _ in range(3)]
+    first = places[0].pointers["out"]
+
+    def launch(*pointers: ctypes.c_void_p) -> None:
+        if pointers[3].value == first:
+            honest(*pointers)
+
+    subject = Subject(SHORT, plan(), launch)
+    calls = [CpuSession().bind(launch, subject.plan, buffers.pointers) for buffers in places]
+    verdict = Verdict()
+    gate.replay(subject, CpuSession().sampler(calls), places, 1, verdict)
+    assert verdict.kind is OutcomeKind.NAN
+    assert "replayed normal inputs" in verdict.reason
 
 
 def test_each_check_runs_on_memory_of_its_own(pool: InputPool) -> None:
@@ -203,7 +224,7 @@ def _replayed(pool: InputPool, launch: Callable[..., object]) -> Verdict:
     bound = CpuSession().bind(subject.kernel, subject.plan, buffers.pointers)
     bound()
     verdict = Verdict()
-    gate.replay(subject, CpuSession().sampler([bound] * 2), buffers, 1, verdict)
+    gate.replay(subject, CpuSession().sampler([bound] * 2), [buffers], 1, verdict)
     return verdict
 
 

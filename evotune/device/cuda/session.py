@@ -34,7 +34,7 @@ class CudaSession:
         torch.zeros(1, device=self.torch_device)  # makes the context current, for CuPy too
         properties = torch.cuda.get_device_properties(0)
         self.pool_bytes = properties.total_memory // 8
-        self.sampler_choice = 8
+        self.warm_bytes = int(profile.attributes["l2_bytes"]) // 2
         self.cold_bytes = 2 * int(profile.attributes["l2_bytes"])
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         # One pool for all graphs: what calls allocate while they are captured is free again for

@@ -1,0 +1,179 @@
+"""The timing of one case: candidate and baseline side by side, warm, cold and as eager calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from evotune.device.protocol import Sampler, Session
+from evotune.measure.paired import TimingSettings, eager_times_us, measure_paired
+from evotune.measure.samplers import eager_sampler, places, rotating_sampler, warm_sampler
+from evotune.problems.base import Case, Problem
+from evotune.trial import Measurement
+from evotune.verify.buffers import BufferSet
+from evotune.verify.gate import Gate, Subject
+from evotune.verify.pool import InputPool
+
+_PLACES = 8  # of a baseline, and of a champion
+_SEARCH_PLACES = 4
+_BASELINES_KEPT = 32  # with the inputs they run on
+_MOST_COLD_SETS = 256
+
+
+class BaselineSamplers:
+    """The warm samplers of baselines by (case, name, seed), the latest used of them kept."""
+
+    def __init__(self, session: Session, problem: Problem, pool: InputPool) -> None:
+        self._session = session
+        self._problem = problem
+        self._pool = pool
+        self._kept: OrderedDict[tuple[str, str, int], Sampler] = OrderedDict()
+
+    def get(self, case: Case, name: str, seed: int) -> Sampler:
+        key = (case.label, name, seed)
+        if key not in self._kept:
+            self._kept[key] = self._make(case, name, seed)
+        self._kept.move_to_end(key)
+        while len(self._kept) > _BASELINES_KEPT:
+            self._kept.popitem(last=False)
+        return self._kept[key]
+
+    def _make(self, case: Case, name: str, seed: int) -> Sampler:
+        inputs = dict(self._pool.get(case, "normal", seed).inputs)
+        copies = [inputs]
+        for _ in range(places(self._session, _nbytes(self._problem, case), _PLACES) - 1):
+            copies.append({tensor: value.clone() for tensor, value in inputs.items()})
+        calls = [self._problem.baselines(case, own, name)[name] for own in copies]
+        return warm_sampler(self._session, calls, TimingSettings())
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A candidate on equal buffers at one or more places, and the sampler of its launches."""
+
+    subject: Subject
+    buffers: Sequence[BufferSet]
+    launches: Sequence[Callable[[], object]]
+    sampler: Sampler
+    settings: TimingSettings
+
+
+class CaseTimer:
+    """Times candidates on normal inputs of one seed."""
+
+    def __init__(
+        self,
+        session: Session,
+        problem: Problem,
+        pool: InputPool,
+        baselines: BaselineSamplers,
+        seed: int,
+    ) -> None:
+        self._session = session
+        self._problem = problem
+        self._pool = pool
+        self._baselines = baselines
+        self._seed = seed
+
+    def place(self, gate: Gate, subject: Subject, settings: TimingSettings) -> Placed:
+        """Fresh buffers for the candidate; at more places where sampling is thorough."""
+        inputs = self._pool.get(subject.case, "normal", self._seed)
+        most = _PLACES if settings == TimingSettings.thorough() else _SEARCH_PLACES
+        count = places(self._session, _nbytes(self._problem, subject.case), most)
+        buffers = [gate.buffers(subject, inputs) for _ in range(count)]
+        launches = [self._session.bind(subject.kernel, subject.plan, b.pointers) for b in buffers]
+        sampler = warm_sampler(self._session, launches, settings)
+        return Placed(subject, buffers, launches, sampler, settings)
+
+    def measure(
+        self, candidate: Placed, baseline: str, *, contender_speedup: float, held_out: bool
+    ) -> Measurement:
+        """Warm; one element of each input changes before each sample."""
+        case = candidate.subject.case
+        generator = torch.Generator().manual_seed(self._seed)
+        return measure_paired(
+            candidate.sampler,
+            self._baselines.get(case, baseline, self._seed),
+            case=case.label,
+            baseline_name=baseline,
+            settings=candidate.settings,
+            contender_speedup=contender_speedup,
+            held_out=held_out,
+            before_sample=_nudger(candidate.buffers, generator),
+            state=self._session.state,
+        )
+
+    def with_eager_times(self, measurement: Measurement, candidate: Placed) -> Measurement:
+        """The measurement with the times of calls outside a graph, where these differ."""
+        mine = eager_sampler(self._session, candidate.launches[0], TimingSettings())
+        if mine is None:
+            return measurement
+        case, name = candidate.subject.case, measurement.baseline
+        call = self._problem.baselines(case, self._inputs(case), name)[name]
+        theirs = eager_sampler(self._session, call, TimingSettings())
+        assert theirs is not None
+        eager_us, baseline_us = eager_times_us(mine, theirs)
+        return dataclasses.replace(measurement, eager_us=eager_us, eager_baseline_us=baseline_us)
+
+    def measure_cold(self, candidate: Placed, warm: Measurement) -> list[Measurement]:
+        """Both sides on inputs that no cache can hold; nothing for cases too small for that, or
+        where nobody knows the caches.
+
+        The candidate's outputs rotate with its inputs; a baseline allocates its own, which may
+        be the same block each time.
+        """
+        if not self._session.cold_bytes:
+            return []
+        subject, name = candidate.subject, warm.baseline
+        inputs = self._inputs(subject.case)
+        input_bytes = sum(value.nbytes for value in inputs.values())
+        count = 1 + math.ceil(self._session.cold_bytes / input_bytes)
+        if count > _MOST_COLD_SETS:
+            return []
+        specs = self._problem.tensors(subject.case)
+        device = self._session.torch_device
+        sets = [BufferSet(specs, subject.plan, inputs, device) for _ in range(count)]
+        launches = [
+            self._session.bind(subject.kernel, subject.plan, buffers.pointers) for buffers in sets
+        ]
+        calls = []
+        for _ in range(count):
+            own = {tensor: value.clone() for tensor, value in inputs.items()}
+            calls.append(self._problem.baselines(subject.case, own, name)[name])
+        settings = TimingSettings.thorough()
+        return [
+            measure_paired(
+                rotating_sampler(self._session, launches, settings),
+                rotating_sampler(self._session, calls, settings),
+                case=subject.case.label,
+                baseline_name=name,
+                settings=settings,
+                cache="cold",
+                held_out=warm.held_out,
+                state=self._session.state,
+            )
+        ]
+
+    def _inputs(self, case: Case) -> dict[str, torch.Tensor]:
+        return dict(self._pool.get(case, "normal", self._seed).inputs)
+
+
+def _nudger(sets: Sequence[BufferSet], generator: torch.Generator) -> Callable[[], None]:
+    """The sets in turn."""
+
+    turn = itertools.cycle(sets)
+    return lambda: next(turn).nudge(generator)
+
+
+def _nbytes(problem: Problem, case: Case) -> int:
+    """Of all tensors of the case, workspaces not counted."""
+    return sum(
+        math.prod(spec.shape) * getattr(torch, spec.dtype).itemsize
+        for spec in problem.tensors(case)
+    )

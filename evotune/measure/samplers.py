@@ -1,0 +1,93 @@
+"""Calls made into things to time: warm, cold and eager samplers, and a ranking of baselines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from evotune.device.protocol import Sampler, Session
+from evotune.measure.paired import TimingSettings
+
+
+def places(session: Session, nbytes: int, most: int) -> int:
+    """At how many places a call with buffers of `nbytes` in all is to be timed."""
+    return max(1, min(most, session.warm_bytes // max(1, nbytes)))
+
+
+def warm_sampler(
+    session: Session, placed: Sequence[Callable[[], object]], settings: TimingSettings
+) -> Sampler:
+    """The call on the same buffers, as often in a row as fills a sample.
+
+    `placed` is one call with its buffers at one or more places in memory: a sample has a row of
+    calls for each, so that its time is the mean over the places. On an H200 the place alone made
+    a 4.5 us kernel 3% slower or faster, and SDPA 2% (see ARCHITECTURE.md, "Found on the way").
+    """
+    for call in placed:
+        call()  # the first call pays for page faults and lazy set-up
+    session.synchronize()
+    single = session.sampler([placed[0]])
+    once_us = min(single.time_us() for _ in range(2))  # one may meet an interruption
+    in_a_row = math.ceil(_calls_per_sample(once_us, settings) / len(placed))
+    if len(placed) == 1:
+        return session.sampler(list(placed) * in_a_row)
+    calls: list[Callable[[], object]] = []
+    for call in placed:
+        calls += [_Keeping(call), *[call] * (in_a_row - 1)]
+    return session.sampler(calls)
+
+
+class _Keeping:
+    """Holds on to what the call returned: memory that it allocated is not the next row's."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+        self._result: object = None
+
+    def __call__(self) -> object:
+        self._result = self._call()
+        return self._result
+
+
+def rotating_sampler(
+    session: Session, calls: Sequence[Callable[[], object]], settings: TimingSettings
+) -> Sampler:
+    """The calls in turn, each on its own buffers: none finds its own in a cache."""
+    for call in calls:
+        call()
+    session.synchronize()
+    once_us = session.sampler(calls).time_us()
+    rounds = math.ceil(_calls_per_sample(once_us, settings) / len(calls))
+    return session.sampler(list(calls) * rounds)
+
+
+def time_in_turn_us(
+    session: Session, calls: Mapping[str, Callable[[], object]], rounds: int = 9
+) -> dict[str, float]:
+    """Shortest time of each call, all sampled in turn: ranks baselines, claims no speedup.
+
+    The minimum, since whatever else the machine does can only add time.
+    """
+    settings = TimingSettings()
+    samplers = {name: warm_sampler(session, [call], settings) for name, call in calls.items()}
+    times_us = dict.fromkeys(calls, math.inf)
+    for _ in range(rounds):
+        for name, sampler in samplers.items():
+            times_us[name] = min(times_us[name], sampler.time_us())
+    return times_us
+
+
+def eager_sampler(
+    session: Session, call: Callable[[], object], settings: TimingSettings
+) -> Sampler | None:
+    """As `warm_sampler`, but of calls as Python issues them; None where that is the same."""
+    single = session.eager_sampler([call])
+    if single is None:
+        return None
+    single.run()
+    once_us = min(single.time_us() for _ in range(2))
+    return session.eager_sampler([call] * _calls_per_sample(once_us, settings))
+
+
+def _calls_per_sample(once_us: float, settings: TimingSettings) -> int:
+    return max(1, min(1000, math.ceil(settings.sample_us / max(once_us, 0.1))))

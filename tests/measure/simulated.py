@@ -1,0 +1,56 @@
+"""A machine on a simulated clock: a Sampler is a seam, and this one's time is made up."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+from evotune.device.protocol import Sampler
+
+CANDIDATE, BASELINE = (lambda: "candidate"), (lambda: "baseline")
+
+
+class SimulatedMachine:
+    """Every call takes its time times the machine's speed at that moment, plus noise."""
+
+    def __init__(
+        self,
+        times_us: Mapping[str, float],
+        *,
+        slowdown: Callable[[float], float] = lambda now_us: 1.0,
+        noise: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        self._times_us = times_us
+        self._slowdown = slowdown
+        self._noise = noise
+        self._rng = random.Random(seed)
+        self.now_us = 0.0
+        self.samples: list[str] = []
+        self.rows: list[list[str]] = []
+        self.warm_bytes = 0
+
+    def synchronize(self) -> None: ...
+
+    def sampler(self, calls: Sequence[Callable[[], object]]) -> Sampler:
+        return SimulatedSampler(self, calls)
+
+    def sample(self, names: Sequence[str]) -> float:
+        self.samples.append(names[0])
+        self.rows.append(list(names))
+        speed = self._slowdown(self.now_us) * math.exp(self._rng.gauss(0.0, self._noise))
+        time_us = sum(self._times_us[name] for name in names) * speed
+        self.now_us += time_us
+        return time_us / len(names)
+
+
+class SimulatedSampler:
+    def __init__(self, machine: SimulatedMachine, calls: Sequence[Callable[[], object]]) -> None:
+        self._machine = machine
+        self._names = [str(call()) for call in calls]
+
+    def run(self) -> None: ...
+
+    def time_us(self) -> float:
+        return self._machine.sample(self._names)
