@@ -120,7 +120,7 @@ def racing(device: str, backend: str, folder: Path) -> dict[str, Any]:
             "winner": best,
             "winner_speedup": math.exp(ok[best].fitness or 0.0),
             "rounds": sum(m.samples for outcome in ok.values() for m in outcome.measurements),
-            "device_s": sum(sampling_s(m) for outcome in ok.values() for m in outcome.measurements),
+            "device_s": sum(sampling_s(m, backend) for o in ok.values() for m in o.measurements),
             "verify_s": sum(outcome.stage_s.get("verify", 0.0) for outcome in ok.values()),
             "measure_s": sum(outcome.stage_s.get("measure", 0.0) for outcome in ok.values()),
         }
@@ -128,14 +128,19 @@ def racing(device: str, backend: str, folder: Path) -> dict[str, Any]:
     return found
 
 
-def sampling_s(measurement: Measurement) -> float:
+def sampling_s(measurement: Measurement, backend: str) -> float:
     """Time on the device in timed samples: two of each side a round."""
-    both_us = sample_us(measurement.time_us) + sample_us(measurement.baseline_us)
+    settings = TimingSettings()
+    on_cpu = backend == "cpu"
+    both_us = sample_us(measurement.time_us, 1 if on_cpu else settings.places)
+    both_us += sample_us(measurement.baseline_us, 1 if on_cpu else settings.baseline_places)
     return measurement.samples * 2 * both_us / 1e6
 
 
-def sample_us(time_us: float) -> float:
-    return time_us * max(1, math.ceil(TimingSettings().sample_us / time_us))
+def sample_us(time_us: float, places: int) -> float:
+    settings = TimingSettings()
+    part_us = max(settings.sample_us / places, settings.place_us)
+    return places * time_us * max(1, math.ceil(part_us / time_us))
 
 
 def table(data: Mapping[str, Any]) -> list[str]:

@@ -20,37 +20,36 @@ from evotune.verify.buffers import BufferSet
 from evotune.verify.gate import Gate, Subject
 from evotune.verify.pool import InputPool
 
-_PLACES = 8  # of a baseline, and of a champion
-_SEARCH_PLACES = 4
 _BASELINES_KEPT = 32  # with the inputs they run on
 _MOST_COLD_SETS = 256
 
 
 class BaselineSamplers:
-    """The warm samplers of baselines by (case, name, seed), the latest used of them kept."""
+    """Warm samplers of baselines by case, name, seed and settings; the latest used are kept."""
 
     def __init__(self, session: Session, problem: Problem, pool: InputPool) -> None:
         self._session = session
         self._problem = problem
         self._pool = pool
-        self._kept: OrderedDict[tuple[str, str, int], Sampler] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str, int, TimingSettings], Sampler] = OrderedDict()
 
-    def get(self, case: Case, name: str, seed: int) -> Sampler:
-        key = (case.label, name, seed)
+    def get(self, case: Case, name: str, seed: int, settings: TimingSettings) -> Sampler:
+        key = (case.label, name, seed, settings)
         if key not in self._kept:
-            self._kept[key] = self._make(case, name, seed)
+            self._kept[key] = self._make(case, name, seed, settings)
         self._kept.move_to_end(key)
         while len(self._kept) > _BASELINES_KEPT:
             self._kept.popitem(last=False)
         return self._kept[key]
 
-    def _make(self, case: Case, name: str, seed: int) -> Sampler:
+    def _make(self, case: Case, name: str, seed: int, settings: TimingSettings) -> Sampler:
         inputs = dict(self._pool.get(case, "normal", seed).inputs)
         copies = [inputs]
-        for _ in range(places(self._session, _nbytes(self._problem, case), _PLACES) - 1):
+        count = places(self._session, _nbytes(self._problem, case), settings.baseline_places)
+        for _ in range(count - 1):
             copies.append({tensor: value.clone() for tensor, value in inputs.items()})
         calls = [self._problem.baselines(case, own, name)[name] for own in copies]
-        return warm_sampler(self._session, calls, TimingSettings())
+        return warm_sampler(self._session, calls, settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +83,7 @@ class CaseTimer:
     def place(self, gate: Gate, subject: Subject, settings: TimingSettings) -> Placed:
         """Fresh buffers for the candidate; at more places where sampling is thorough."""
         inputs = self._pool.get(subject.case, "normal", self._seed)
-        most = _PLACES if settings == TimingSettings.thorough() else _SEARCH_PLACES
-        count = places(self._session, _nbytes(self._problem, subject.case), most)
+        count = places(self._session, _nbytes(self._problem, subject.case), settings.places)
         buffers = [gate.buffers(subject, inputs) for _ in range(count)]
         launches = [self._session.bind(subject.kernel, subject.plan, b.pointers) for b in buffers]
         sampler = warm_sampler(self._session, launches, settings)
@@ -99,7 +97,7 @@ class CaseTimer:
         generator = torch.Generator().manual_seed(self._seed)
         return measure_paired(
             candidate.sampler,
-            self._baselines.get(case, baseline, self._seed),
+            self._baselines.get(case, baseline, self._seed, candidate.settings),
             case=case.label,
             baseline_name=baseline,
             settings=candidate.settings,

@@ -19,34 +19,35 @@ def warm_sampler(
 ) -> Sampler:
     """The call on the same buffers, as often in a row as fills a sample.
 
-    `placed` is one call with its buffers at one or more places in memory: a sample has a row of
-    calls for each, so that its time is the mean over the places. On an H200 the place alone made
-    a 4.5 us kernel 3% slower or faster, and SDPA 2% (see ARCHITECTURE.md, "Found on the way").
+    `placed` is one call with its buffers at one or more places in memory; each place has a sampler
+    of its own, and a sample is the mean over them. On an H200 the place of the buffers makes a
+    kernel of 4.5 us 3% slower or faster, and the place of a graph SDPA's cuDNN kernel 2%
+    (ARCHITECTURE.md, "Found on the way").
     """
     for call in placed:
         call()  # the first call pays for page faults and lazy set-up
     session.synchronize()
     single = session.sampler([placed[0]])
     once_us = min(single.time_us() for _ in range(2))  # one may meet an interruption
-    in_a_row = math.ceil(_calls_per_sample(once_us, settings) / len(placed))
-    if len(placed) == 1:
-        return session.sampler(list(placed) * in_a_row)
-    calls: list[Callable[[], object]] = []
-    for call in placed:
-        calls += [_Keeping(call), *[call] * (in_a_row - 1)]
-    return session.sampler(calls)
+    part_us = max(settings.sample_us / len(placed), settings.place_us)
+    in_a_row = _calls_for(part_us, once_us)
+    samplers = [session.sampler([call] * in_a_row) for call in placed]
+    return MeanSampler(samplers) if len(placed) > 1 else samplers[0]
 
 
-class _Keeping:
-    """Holds on to what the call returned: memory that it allocated is not the next row's."""
+class MeanSampler:
+    """Several samplers as one: runs them all, and times them one after the other."""
 
-    def __init__(self, call: Callable[[], object]) -> None:
-        self._call = call
-        self._result: object = None
+    def __init__(self, samplers: Sequence[Sampler]) -> None:
+        self._samplers = samplers
 
-    def __call__(self) -> object:
-        self._result = self._call()
-        return self._result
+    def run(self) -> None:
+        for sampler in self._samplers:
+            sampler.run()
+
+    def time_us(self) -> float:
+        """Mean over the samplers of their time per call."""
+        return sum(sampler.time_us() for sampler in self._samplers) / len(self._samplers)
 
 
 def rotating_sampler(
@@ -57,7 +58,7 @@ def rotating_sampler(
         call()
     session.synchronize()
     once_us = session.sampler(calls).time_us()
-    rounds = math.ceil(_calls_per_sample(once_us, settings) / len(calls))
+    rounds = math.ceil(_calls_for(settings.sample_us, once_us) / len(calls))
     return session.sampler(list(calls) * rounds)
 
 
@@ -86,8 +87,8 @@ def eager_sampler(
         return None
     single.run()
     once_us = min(single.time_us() for _ in range(2))
-    return session.eager_sampler([call] * _calls_per_sample(once_us, settings))
+    return session.eager_sampler([call] * _calls_for(settings.sample_us, once_us))
 
 
-def _calls_per_sample(once_us: float, settings: TimingSettings) -> int:
-    return max(1, min(1000, math.ceil(settings.sample_us / max(once_us, 0.1))))
+def _calls_for(sample_us: float, once_us: float) -> int:
+    return max(1, min(1000, math.ceil(sample_us / max(once_us, 0.1))))
