@@ -38,7 +38,7 @@ from evotune.trial import Configuration, Measurement
 
 PARTS = ("repeat", "winners", "racing")
 SEARCH_TRIALS = {"cuda": 60, "cpu": 40}
-RACING_TRIALS = {"cuda": 100, "cpu": 40}
+RACING_TRIALS = {"cuda": 80, "cpu": 40}
 
 
 def space(backend: str, folder: Path) -> Path:
@@ -130,17 +130,13 @@ def racing(device: str, backend: str, folder: Path) -> dict[str, Any]:
 
 def sampling_s(measurement: Measurement, backend: str) -> float:
     """Time on the device in timed samples: two of each side a round."""
-    settings = TimingSettings()
-    on_cpu = backend == "cpu"
-    both_us = sample_us(measurement.time_us, 1 if on_cpu else settings.places)
-    both_us += sample_us(measurement.baseline_us, 1 if on_cpu else settings.baseline_places)
+    graphs = 1 if backend == "cpu" else TimingSettings().baseline_graphs
+    both_us = sample_us(measurement.time_us) + graphs * sample_us(measurement.baseline_us)
     return measurement.samples * 2 * both_us / 1e6
 
 
-def sample_us(time_us: float, places: int) -> float:
-    settings = TimingSettings()
-    part_us = max(settings.sample_us / places, settings.place_us)
-    return places * time_us * max(1, math.ceil(part_us / time_us))
+def sample_us(time_us: float) -> float:
+    return time_us * max(1, math.ceil(TimingSettings().sample_us / time_us))
 
 
 def table(data: Mapping[str, Any]) -> list[str]:

@@ -56,7 +56,7 @@ class Session(Protocol):
 
     warm_bytes: int
     """Copies of a call's buffers may take so much in all and stay in the cache together; 0 where
-    one copy is as good as another."""
+    one copy, and one sampler, is as good as another."""
 
     def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
         """A loaded kernel. LaunchFailure when the machine code cannot be loaded."""

@@ -45,11 +45,12 @@ class BaselineSamplers:
     def _make(self, case: Case, name: str, seed: int, settings: TimingSettings) -> Sampler:
         inputs = dict(self._pool.get(case, "normal", seed).inputs)
         copies = [inputs]
-        count = places(self._session, _nbytes(self._problem, case), settings.baseline_places)
+        count = places(self._session, _nbytes(self._problem, case), settings.places)
         for _ in range(count - 1):
             copies.append({tensor: value.clone() for tensor, value in inputs.items()})
         calls = [self._problem.baselines(case, own, name)[name] for own in copies]
-        return warm_sampler(self._session, calls, settings)
+        graphs = settings.baseline_graphs if self._session.warm_bytes else 1
+        return warm_sampler(self._session, calls, settings, graphs=graphs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,8 @@ class CaseTimer:
         count = places(self._session, _nbytes(self._problem, subject.case), settings.places)
         buffers = [gate.buffers(subject, inputs) for _ in range(count)]
         launches = [self._session.bind(subject.kernel, subject.plan, b.pointers) for b in buffers]
-        sampler = warm_sampler(self._session, launches, settings)
+        graphs = settings.graphs if self._session.warm_bytes else 1
+        sampler = warm_sampler(self._session, launches, settings, graphs=graphs)
         return Placed(subject, buffers, launches, sampler, settings)
 
     def measure(

@@ -31,17 +31,17 @@ _EAGER_SAMPLES = 24
 class TimingSettings:
     """When to stop sampling: at `max_rounds`; after a multiple of `min_rounds` when the interval
     is within `half_width` of the median; or, past `min_rounds`, after `max_seconds`. A sample
-    lasts `sample_us` or longer, and at each place in memory `place_us` or longer; a candidate is
-    timed at up to `places` of them, a baseline at up to `baseline_places`."""
+    lasts `sample_us` or longer and visits up to `places` copies of the buffers; where the place of
+    a graph matters, it is the mean over `graphs`, or `baseline_graphs`."""
 
     min_rounds: int = 5
     max_rounds: int = 25
     half_width: float = 0.01
     sample_us: float = 1000.0
     max_seconds: float = 1.0
-    place_us: float = 250.0
     places: int = 4
-    baseline_places: int = 8
+    graphs: int = 1
+    baseline_graphs: int = 3
 
     @classmethod
     def fixed(cls) -> TimingSettings:
@@ -56,9 +56,9 @@ class TimingSettings:
             max_rounds=60,
             half_width=0.005,
             max_seconds=10.0,
-            place_us=500.0,
-            places=16,
-            baseline_places=16,
+            places=8,
+            graphs=8,
+            baseline_graphs=8,
         )
 
 

@@ -15,24 +15,30 @@ def places(session: Session, nbytes: int, most: int) -> int:
 
 
 def warm_sampler(
-    session: Session, placed: Sequence[Callable[[], object]], settings: TimingSettings
+    session: Session,
+    placed: Sequence[Callable[[], object]],
+    settings: TimingSettings,
+    *,
+    graphs: int = 1,
 ) -> Sampler:
     """The call on the same buffers, as often in a row as fills a sample.
 
-    `placed` is one call with its buffers at one or more places in memory; each place has a sampler
-    of its own, and a sample is the mean over them. On an H200 the place of the buffers makes a
-    kernel of 4.5 us 3% slower or faster, and the place of a graph SDPA's cuDNN kernel 2%
-    (ARCHITECTURE.md, "Found on the way").
+    `placed` is one call with its buffers at one or more places in memory: a sample has a row of
+    calls for each. With several `graphs` it is the mean over as many samples. For on an H200 the
+    place of the buffers makes a kernel of 4.5 us 3% slower or faster, and the place of the graph
+    SDPA's cuDNN kernel 2% (ARCHITECTURE.md, "Found on the way").
     """
     for call in placed:
         call()  # the first call pays for page faults and lazy set-up
     session.synchronize()
     single = session.sampler([placed[0]])
     once_us = min(single.time_us() for _ in range(2))  # one may meet an interruption
-    part_us = max(settings.sample_us / len(placed), settings.place_us)
-    in_a_row = _calls_for(part_us, once_us)
-    samplers = [session.sampler([call] * in_a_row) for call in placed]
-    return MeanSampler(samplers) if len(placed) > 1 else samplers[0]
+    in_a_row = math.ceil(_calls_per_sample(once_us, settings) / len(placed))
+    calls = [call for call in placed for _ in range(in_a_row)]
+    if graphs == 1:
+        return session.sampler(calls)
+    # Neighbours are often alike, so every other one is thrown away, but only when all are made.
+    return MeanSampler([session.sampler(calls) for _ in range(2 * graphs)][::2])
 
 
 class MeanSampler:
@@ -58,7 +64,7 @@ def rotating_sampler(
         call()
     session.synchronize()
     once_us = session.sampler(calls).time_us()
-    rounds = math.ceil(_calls_for(settings.sample_us, once_us) / len(calls))
+    rounds = math.ceil(_calls_per_sample(once_us, settings) / len(calls))
     return session.sampler(list(calls) * rounds)
 
 
@@ -87,8 +93,8 @@ def eager_sampler(
         return None
     single.run()
     once_us = min(single.time_us() for _ in range(2))
-    return session.eager_sampler([call] * _calls_for(settings.sample_us, once_us))
+    return session.eager_sampler([call] * _calls_per_sample(once_us, settings))
 
 
-def _calls_for(sample_us: float, once_us: float) -> int:
-    return max(1, min(1000, math.ceil(sample_us / max(once_us, 0.1))))
+def _calls_per_sample(once_us: float, settings: TimingSettings) -> int:
+    return max(1, min(1000, math.ceil(settings.sample_us / max(once_us, 0.1))))

@@ -33,20 +33,28 @@ def test_a_rotation_visits_all_buffers_in_turn_and_fills_a_sample() -> None:
     assert seen[-12:] == names * 4  # the first multiple of the sets that lasts 1 ms
 
 
-def test_a_warm_sample_is_the_mean_over_the_places() -> None:
+def test_a_warm_sample_has_a_row_of_calls_for_each_place() -> None:
     machine = SimulatedMachine({"here": 100.0, "there": 140.0})
     calls = [lambda name=name: name for name in ("here", "there")]
-    settings = TimingSettings(sample_us=1000.0, place_us=250.0)
-    sampler = warm_sampler(cast(Session, machine), calls, settings)
+    sampler = warm_sampler(cast(Session, machine), calls, TimingSettings(sample_us=1000.0))
     assert sampler.time_us() == pytest.approx(120.0)
-    assert machine.rows[-2:] == [["here"] * 5, ["there"] * 5]
+    assert machine.rows[-1] == ["here"] * 5 + ["there"] * 5
 
 
-def test_no_place_s_part_is_too_short() -> None:
-    machine = SimulatedMachine({"candidate": 100.0})
-    settings = TimingSettings(sample_us=1000.0, place_us=400.0)
-    warm_sampler(cast(Session, machine), [CANDIDATE] * 5, settings).time_us()
-    assert machine.rows[-5:] == [["candidate"] * 4] * 5
+def test_a_slow_call_is_made_once_at_each_place() -> None:
+    machine = SimulatedMachine({"candidate": 5000.0})
+    warm_sampler(cast(Session, machine), [CANDIDATE] * 3, TimingSettings()).time_us()
+    assert machine.rows[-1] == ["candidate"] * 3
+
+
+def test_several_graphs_are_one_sample_their_mean() -> None:
+    speeds = iter([1.0, 1.0, *([1.0, 1.5] * 2)])
+    machine = SimulatedMachine({"candidate": 100.0}, slowdown=lambda now_us: next(speeds))
+    session = cast(Session, machine)
+    sampler = warm_sampler(session, [CANDIDATE], TimingSettings(), graphs=2)
+    before = len(machine.samples)
+    assert sampler.time_us() == pytest.approx(125.0)
+    assert len(machine.samples) == before + 2
 
 
 @pytest.mark.parametrize(
