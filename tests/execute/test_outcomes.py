@@ -13,6 +13,7 @@ from evotune.device.launch import Argument, Workspace
 from evotune.errors import EnvironmentProblem
 from evotune.execute.device_slot import _crash_kind
 from evotune.execute.protocol import Proposal
+from evotune.measure.paired import TimingSettings
 from evotune.trial import Configuration, OutcomeKind
 
 from .faulty import FaultyKernels, open_executor, planner
@@ -102,6 +103,22 @@ def test_machine_code_that_was_measured_is_not_measured_again(faulty: FaultyKern
     twin = faulty.run_proposal(again)
     assert twin.duplicate_of == first.number
     assert (twin.fitness, twin.measurements) == (outcome.fitness, outcome.measurements)
+
+
+def test_a_candidate_that_cannot_win_gets_few_samples_unless_all_get_the_same(
+    tmp_path: Path,
+) -> None:
+    samples = []
+    for fixed in (False, True):
+        kernels = FaultyKernels(tmp_path / str(fixed))
+        try:
+            kernels.executor.set_contender(20.0)  # ln speedup: nothing comes near
+            kernels.executor.fixed_sampling = fixed
+            (measurement,) = (m for m in kernels.run("none").measurements if m.counts)
+            samples.append(measurement.samples)
+        finally:
+            kernels.executor.close()
+    assert samples == [TimingSettings().min_rounds, TimingSettings().max_rounds]
 
 
 def test_a_lost_worker_says_nothing_about_the_same_code_tried_again(faulty: FaultyKernels) -> None:
