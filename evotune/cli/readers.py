@@ -16,6 +16,7 @@ from evotune.cli.options import (
     runs_dir_option,
 )
 from evotune.cli.terminal import Terminal, pass_terminal, write_output
+from evotune.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -74,18 +75,32 @@ def top(
     return 0
 
 
-@click.command(cls=Command, example="evotune report latest --format csv -o trials.csv")
-@run_argument
+@click.command(cls=Command, example="evotune report latest --format html -o report.html")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @runs_dir_option
-@format_option(("md", "csv", "json", "jsonl"), "md")
+@format_option(("html", "md", "csv", "json", "jsonl"), "md")
 @output_option
 @pass_terminal
-def report(terminal: Terminal, *, run: str, runs_dir: Path, style: str, output: str) -> int:
-    """Write a run as a page to read, or with every trial for a script."""
-    data = _load(run, runs_dir)
+def report(
+    terminal: Terminal, *, runs: tuple[str, ...], runs_dir: Path, style: str, output: str
+) -> int:
+    """Write a run as a page to read, or with every trial for a script.
+
+    html is one file that opens offline, about 5 MB; it takes several runs.
+    """
+    if len(runs) > 1 and style != "html":
+        raise UsageError(f"--format {style} takes one run; html takes several")
+    data = [_load(run, runs_dir) for run in runs]
+    if style == "html":
+        from evotune.report.html import html_page
+
+        write_output(html_page(data), output)
+        if output != "-":
+            terminal.note(f"wrote {output}")
+        return 0
     from evotune.report.formats import REPORTS
 
-    write_output(REPORTS[style](data), output)
+    write_output(REPORTS[style](data[0]), output)
     return 0
 
 

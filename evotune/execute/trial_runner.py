@@ -12,7 +12,7 @@ import functools
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ import torch
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import LaunchFailure, Sampler, Session
-from evotune.execute.protocol import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTiming
+from evotune.execute.protocol import EDGE, HELD_OUT, RANDOM, RIVAL, TIMED, BaselineTiming
 from evotune.execute.sanitizer import sanitize, skipped_checks
 from evotune.measure.paired import (
     TimingSettings,
@@ -36,7 +36,7 @@ from evotune.trial import Check, Json, Measurement, Outcome, OutcomeKind
 from evotune.verify.accuracy import errors_against
 from evotune.verify.buffers import BufferSet
 from evotune.verify.gate import Gate, Subject, Verdict
-from evotune.verify.pool import InputPool
+from evotune.verify.pool import InputPool, InputSet
 from evotune.verify.random_tests import run_random_tests
 from evotune.verify.summary import worth_keeping
 
@@ -46,6 +46,10 @@ _SUSPICIOUS_SPEEDUP = 10.0
 _BASELINES_KEPT = 32  # with the inputs they run on
 _MOST_COLD_SETS = 256
 _RANDOM_TESTS_S = 10.0  # a GPU makes a hundred in a second; a CPU as many as it can
+
+
+def _nothing() -> None:
+    """Before a baseline's samples."""
 
 
 def _rest() -> None:
@@ -110,6 +114,7 @@ class TrialRunner:
         try:
             with _timed(stage_s, "load"):
                 subjects = self._load(job["cases"])
+                rivals = {subject.case.label: subject for _, _, subject in self._load(job["rival"])}
             with _timed(stage_s, "verify"):
                 self._verify(subjects, seed, verdict)
                 self._check_quiet(verdict)
@@ -118,7 +123,7 @@ class TrialRunner:
                     self._test_randomly(subjects, seed, verdict)
             if verdict.passed:
                 with _timed(stage_s, "measure"):
-                    measurements = self._measure(subjects, job, seed, verdict)
+                    measurements = self._measure(subjects, rivals, job, seed, verdict)
             if job["confirm"] and verdict.passed:
                 self._sanitize(job["cases"], verdict, stage_s)
         except LaunchFailure as error:
@@ -191,12 +196,13 @@ class TrialRunner:
     def _measure(
         self,
         subjects: Sequence[tuple[str, int, Subject]],
+        rivals: Mapping[str, Subject],
         job: Json,
         seed: int,
         verdict: Verdict,
     ) -> list[Measurement]:
         thorough = job["confirm"] and not job["audit"]
-        settings = TimingSettings.thorough() if thorough else TimingSettings()
+        settings = TimingSettings.thorough() if thorough or rivals else TimingSettings()
         generator = torch.Generator().manual_seed(seed)
         timed = sum(role == TIMED for role, _, _ in subjects)
         measurements: list[Measurement] = []
@@ -207,16 +213,26 @@ class TrialRunner:
             buffers = self._gate.buffers(subject, inputs)
             launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers)
             candidate = warm_sampler(self._session, launch, settings)
-            name = job["baselines"][subject.case.label]
+            before_baseline: Callable[[], None] = _nothing
+            if rivals:
+                # Whatever is done to a candidate's memory is done to its rival's too.
+                name = RIVAL
+                rival_buffers = self._buffers_beside(rivals[subject.case.label], inputs)
+                reference = self._rival(rivals[subject.case.label], rival_buffers, settings)
+                before_baseline = functools.partial(rival_buffers.nudge, generator)
+            else:
+                name = job["baselines"][subject.case.label]
+                reference = self._baseline(subject.case, name, seed)
             measurement = measure_paired(
                 candidate,
-                self._baseline(subject.case, name, seed),
+                reference,
                 case=subject.case.label,
                 baseline_name=name,
                 settings=settings,
                 contender_speedup=_needed_speedup(job["contender"], timed, measurements),
                 held_out=role == HELD_OUT,
                 before_sample=functools.partial(buffers.nudge, generator),
+                before_baseline=before_baseline,
                 state=self._session.state,
             )
             if thorough:
@@ -298,6 +314,15 @@ class TrialRunner:
                 f"{measurement.case}: {flops / measurement.time_us / 1e3:.0f} GFLOP/s is more "
                 f"than the device's peak of {self._profile.peak_gflops:.0f}"
             )
+
+    def _buffers_beside(self, rival: Subject, inputs: InputSet) -> BufferSet:
+        """A rival's own memory, with the candidate's inputs."""
+        specs = self._problem.tensors(rival.case)
+        return BufferSet(specs, rival.plan, dict(inputs.inputs), self._session.torch_device)
+
+    def _rival(self, rival: Subject, buffers: BufferSet, settings: TimingSettings) -> Sampler:
+        launch = self._session.bind(rival.kernel, rival.plan, buffers.pointers)
+        return warm_sampler(self._session, launch, settings)
 
     def _baseline(self, case: Case, name: str, seed: int) -> Sampler:
         key = (case.label, name, seed)

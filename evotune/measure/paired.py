@@ -1,9 +1,10 @@
 """Paired timing of a candidate against its baseline, interleaved ABBA in one process.
 
 One round is candidate, baseline, baseline, candidate, so that a drift of the machine within
-the round cancels in its ratio. Rounds go on until the ratio is known well enough, or it is
-clear that the candidate is no contender. What was taken while the device slowed down is taken
-again, a bounded number of times.
+the round cancels in its ratio; every second round is the other way round, since the first sample
+after the pause between rounds meets cooler caches and resting threads. Rounds go on until the
+ratio is known well enough, or it is clear that the candidate is no contender. What was taken while
+the device slowed down is taken again, a bounded number of times.
 """
 
 from __future__ import annotations
@@ -56,10 +57,12 @@ def measure_paired(
     cache: str = "warm",
     held_out: bool = False,
     before_sample: Callable[[], None] = lambda: None,
+    before_baseline: Callable[[], None] = lambda: None,
     state: Callable[[], Mapping[str, Json]] = dict,
 ) -> Measurement:
-    """`before_sample` runs outside the clock before each candidate sample; `state` is the
-    device's, read before the first sample and right after the last one.
+    """`before_sample` and `before_baseline` run outside the clock before each sample of the
+    candidate and of the baseline; `state` is the device's, read before the first sample and right
+    after the last one.
 
     Stops early once the speedup is surely below `contender_speedup`. Taken again, at most twice,
     when the device was slowed down by heat or hardware meanwhile; the last take is kept, marked
@@ -69,7 +72,14 @@ def measure_paired(
     while throttled and retakes < _MOST_RETAKES:
         retakes += 1
         before = state()
-        taken = _take(candidate, baseline, settings, contender_speedup, before_sample)
+        taken = _take(
+            candidate,
+            baseline,
+            settings,
+            contender_speedup,
+            before_sample=before_sample,
+            before_baseline=before_baseline,
+        )
         after = state()
         throttled = slowed_down(before, after)
     return dataclasses.replace(
@@ -103,21 +113,24 @@ def _take(
     baseline: Sampler,
     settings: TimingSettings,
     contender_speedup: float,
+    *,
     before_sample: Callable[[], None],
+    before_baseline: Callable[[], None],
 ) -> Measurement:
     """One row of rounds; what it is of is left for the caller to say."""
     candidate_us: list[float] = []
     baseline_us: list[float] = []
     ratios: list[float] = []
     interval = Interval(1.0, 0.0, math.inf)
+    sides = {"A": (before_sample, candidate), "B": (before_baseline, baseline)}
     started = time.monotonic()
     while len(ratios) < settings.max_rounds:
-        before_sample()
-        first = candidate.time_us()
-        reference_1 = baseline.time_us()
-        reference_2 = baseline.time_us()
-        before_sample()
-        second = candidate.time_us()
+        order = "ABBA" if len(ratios) % 2 == 0 else "BAAB"
+        taken: dict[str, list[float]] = {"A": [], "B": []}
+        for side in order:
+            sides[side][0]()
+            taken[side].append(sides[side][1].time_us())
+        (first, second), (reference_1, reference_2) = taken["A"], taken["B"]
         candidate_us += (first, second)
         baseline_us += (reference_1, reference_2)
         ratios.append((reference_1 + reference_2) / (first + second))

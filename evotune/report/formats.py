@@ -16,7 +16,7 @@ REPORTS: Final[Mapping[str, Callable[[RunData], str]]] = {
     "json": lambda data: to_json(document(data)),
     "jsonl": lambda data: to_jsonl(records(data)),
 }
-"""The whole run. Imported only when a report is made; `evotune.cli` lists the names itself."""
+"""One whole run as text; `evotune.report.html` makes the page."""
 
 LEADERBOARDS: Final[Mapping[str, Callable[[RunData, int | None], str]]] = {
     "md": markdown.leaderboard_page,

@@ -90,11 +90,26 @@ def test_a_quiet_machine_needs_the_least_rounds() -> None:
     assert (result.time_us, result.baseline_us) == pytest.approx((100.0, 150.0))
 
 
-def test_samples_are_taken_as_candidate_baseline_baseline_candidate() -> None:
+def test_every_second_round_is_the_other_way_round() -> None:
     machine = SimulatedMachine({"candidate": 100.0, "baseline": 150.0})
-    measure(machine, TimingSettings(min_rounds=5))
-    rounds = machine.samples[-20:]
-    assert rounds == ["candidate", "baseline", "baseline", "candidate"] * 5
+    measure(machine, TimingSettings(min_rounds=4))
+    first = ["candidate", "baseline", "baseline", "candidate"]
+    second = ["baseline", "candidate", "candidate", "baseline"]
+    assert machine.samples[-16:] == (first + second) * 2
+
+
+def test_neither_side_pays_for_the_pause_between_rounds() -> None:
+    """The first sample after it is slower: of two equal sides none may look faster."""
+    machine = SimulatedMachine({"candidate": 100.0, "baseline": 100.0})
+    machine._slowdown = lambda now_us: 1.2 if len(machine.samples) % 4 == 1 else 1.0
+    settings = TimingSettings(min_rounds=40, max_rounds=40, max_seconds=100)
+    while len(machine.samples) % 4:
+        machine.sample(["candidate"])
+    session = cast(Session, machine)
+    samplers = [session.sampler([call]) for call in (CANDIDATE, BASELINE)]
+    found = measure_paired(samplers[0], samplers[1], case="c", baseline_name="b", settings=settings)
+    assert found.speedup == pytest.approx(1.0, abs=0.01)
+    assert found.speedup_low < 1.0 < found.speedup_high
 
 
 def test_a_noisy_machine_is_sampled_until_the_interval_is_narrow_or_the_rounds_are_spent() -> None:
