@@ -117,3 +117,13 @@ def test_a_recorded_run_has_nothing_to_ablate(invoke: Invoke, tmp_path: Path) ->
     result = invoke("ablate", find_run(made.id, tmp_path / "runs").path)
     assert result.exit_code == 2
     assert "replays a recording" in result.stderr
+
+
+def test_compare_can_measure_both_again_in_turn(ablate: Ablate, run: RunFolder) -> None:
+    other = ["--runs-dir", str(run.path.parent), "--format", "json", "--remeasure"]
+    result = CliRunner().invoke(application, ["compare", "latest:0", "latest:0", *other])
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert (found["basis"], found["differences"]) == ("paired", [])
+    assert found["ratio_low"] <= found["ratio"] <= found["ratio_high"]
+    assert found["cases"][0]["first_us"] > 0
