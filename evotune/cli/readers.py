@@ -15,7 +15,7 @@ from evotune.cli.options import (
     run_argument,
     runs_dir_option,
 )
-from evotune.cli.terminal import Terminal, pass_terminal, write_output
+from evotune.cli.terminal import Terminal, pass_terminal, write_bytes, write_output
 from evotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def top(
 @click.command(cls=Command, example="evotune report latest --format html -o report.html")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @runs_dir_option
-@format_option(("html", "md", "csv", "json", "jsonl"), "md")
+@format_option(("html", "md", "csv", "json", "jsonl", "parquet", "t4"), "md")
 @output_option
 @pass_terminal
 def report(
@@ -86,7 +86,9 @@ def report(
 ) -> int:
     """Write a run as a page to read, or with every trial for a script.
 
-    html is one file that opens offline, about 5 MB; it takes several runs.
+    html is one file that opens offline, about 5 MB; it takes several runs. csv and parquet are
+    a row a trial, json and jsonl have every measurement and check; t4 is the auto-tuning
+    community's results format. Failed trials are in all of them, with their reasons.
     """
     if len(runs) > 1 and style != "html":
         raise UsageError(f"--format {style} takes one run; html takes several")
@@ -97,6 +99,11 @@ def report(
         write_output(html_page(data), output)
         if output != "-":
             terminal.note(f"wrote {output}")
+        return 0
+    if style == "parquet":
+        from evotune.report.frame import run_frame, to_parquet
+
+        write_bytes(to_parquet(run_frame(data[0])), output)
         return 0
     from evotune.report.formats import REPORTS
 
