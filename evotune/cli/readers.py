@@ -27,14 +27,24 @@ if TYPE_CHECKING:
 _FACT_COLUMNS = len("trials per minute") + 3  # what stands before a fact in `status`
 
 
-@click.command(cls=Command, example="evotune status latest")
+@click.command(cls=Command, example="evotune status latest --watch")
 @run_argument
+@click.option(
+    "--watch", is_flag=True, help="Follow a running run, also from another terminal; Ctrl-C ends."
+)
 @runs_dir_option
 @format_option(("table", "json"), "table")
 @output_option
 @pass_terminal
-def status(terminal: Terminal, *, run: str, runs_dir: Path, style: str, output: str) -> int:
+def status(
+    terminal: Terminal, *, run: str, watch: bool, runs_dir: Path, style: str, output: str
+) -> int:
     """Show where a run stands: outcomes, best, pace."""
+    if watch:
+        from evotune.cli.watching import watch as watch_run
+        from evotune.engine.folder import find_run
+
+        watch_run(terminal, find_run(run, runs_dir))
     data = _load(run, runs_dir)
     from evotune.report.summary import summarize
 
