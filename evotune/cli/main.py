@@ -27,6 +27,8 @@ _COMMANDS = {
     "status": "evotune.cli.readers:status",
     "top": "evotune.cli.readers:top",
     "report": "evotune.cli.readers:report",
+    "compare": "evotune.cli.comparing:compare",
+    "ablate": "evotune.cli.ablating:ablate",
     "verify": "evotune.cli.verification:verify",
     "check": "evotune.cli.inspection:check",
     "compile": "evotune.cli.compiling:compile_command",

@@ -15,7 +15,8 @@ from evotune.cli.options import (
     run_argument,
     runs_dir_option,
 )
-from evotune.cli.terminal import Terminal, pass_terminal, write_output
+from evotune.cli.terminal import Terminal, pass_terminal, write_bytes, write_output
+from evotune.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,14 +27,24 @@ if TYPE_CHECKING:
 _FACT_COLUMNS = len("trials per minute") + 3  # what stands before a fact in `status`
 
 
-@click.command(cls=Command, example="evotune status latest")
+@click.command(cls=Command, example="evotune status latest --watch")
 @run_argument
+@click.option(
+    "--watch", is_flag=True, help="Follow a running run, also from another terminal; Ctrl-C ends."
+)
 @runs_dir_option
 @format_option(("table", "json"), "table")
 @output_option
 @pass_terminal
-def status(terminal: Terminal, *, run: str, runs_dir: Path, style: str, output: str) -> int:
+def status(
+    terminal: Terminal, *, run: str, watch: bool, runs_dir: Path, style: str, output: str
+) -> int:
     """Show where a run stands: outcomes, best, pace."""
+    if watch:
+        from evotune.cli.watching import watch as watch_run
+        from evotune.engine.folder import find_run
+
+        watch_run(terminal, find_run(run, runs_dir))
     data = _load(run, runs_dir)
     from evotune.report.summary import summarize
 
@@ -74,18 +85,39 @@ def top(
     return 0
 
 
-@click.command(cls=Command, example="evotune report latest --format csv -o trials.csv")
-@run_argument
+@click.command(cls=Command, example="evotune report latest --format html -o report.html")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @runs_dir_option
-@format_option(("md", "csv", "json", "jsonl"), "md")
+@format_option(("html", "md", "csv", "json", "jsonl", "parquet", "t4"), "md")
 @output_option
 @pass_terminal
-def report(terminal: Terminal, *, run: str, runs_dir: Path, style: str, output: str) -> int:
-    """Write a run as a page to read, or with every trial for a script."""
-    data = _load(run, runs_dir)
+def report(
+    terminal: Terminal, *, runs: tuple[str, ...], runs_dir: Path, style: str, output: str
+) -> int:
+    """Write a run as a page to read, or with every trial for a script.
+
+    html is one file that opens offline, about 5 MB; it takes several runs. csv and parquet are
+    a row a trial, json and jsonl have every measurement and check; t4 is the auto-tuning
+    community's results format. Failed trials are in all of them, with their reasons.
+    """
+    if len(runs) > 1 and style != "html":
+        raise UsageError(f"--format {style} takes one run; html takes several")
+    data = [_load(run, runs_dir) for run in runs]
+    if style == "html":
+        from evotune.report.html import html_page
+
+        write_output(html_page(data), output)
+        if output != "-":
+            terminal.note(f"wrote {output}")
+        return 0
+    if style == "parquet":
+        from evotune.report.frame import run_frame, to_parquet
+
+        write_bytes(to_parquet(run_frame(data[0])), output)
+        return 0
     from evotune.report.formats import REPORTS
 
-    write_output(REPORTS[style](data), output)
+    write_output(REPORTS[style](data[0]), output)
     return 0
 
 

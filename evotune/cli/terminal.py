@@ -97,6 +97,21 @@ def write_output(text: str, output: str) -> None:
         raise UsageError(f"cannot write {output}: {error.strerror or error}") from error
 
 
+def write_bytes(content: bytes, output: str) -> None:
+    """Binary data, as `write_output`; UsageError rather than spoiling a terminal."""
+    from evotune.errors import UsageError
+
+    if output == "-":
+        if sys.stdout.isatty():
+            raise UsageError("this format is binary: name a file with -o FILE")
+        sys.stdout.buffer.write(content)
+        return
+    try:
+        Path(output).write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror or error}") from error
+
+
 @contextlib.contextmanager
 def opened_output(output: str) -> Iterator[Callable[[str], None]]:
     """`write_output` piece by piece: for data that is not held as a whole."""

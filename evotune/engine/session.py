@@ -82,6 +82,7 @@ def _start(
         "device": setup.profile.to_json(),
         "problem": {"name": problem.name, "dtype": problem.dtype} if problem else {},
         "settings": settings,
+        "default": setup.space.default().to_json(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": described["command"],
         "state": "running",

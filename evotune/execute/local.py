@@ -40,7 +40,7 @@ class _InFlight:
 
     @property
     def missing(self) -> int:
-        return len({case.compile.key for case in self.proposal.cases}) - len(self.binaries)
+        return len(self.proposal.compile_jobs) - len(self.binaries)
 
 
 class LocalExecutor:
@@ -78,8 +78,8 @@ class LocalExecutor:
             self._done.append((proposal.number, outcome))
             return
         self._compiling[proposal.number] = _InFlight(proposal)
-        for case in proposal.cases:
-            self._pool.submit(case.compile)
+        for job in proposal.compile_jobs.values():
+            self._pool.submit(job)
 
     def set_contender(self, fitness: float) -> None:
         self._contender = fitness
@@ -141,14 +141,12 @@ class LocalExecutor:
                 self._measure(self._ready.pop(min(self._ready)))
 
     def _measure(self, item: _InFlight) -> None:
-        if not item.proposal.confirm:
-            fingerprint = _fingerprint(item)
-            if fingerprint in self._twins:
-                number, outcome = self._twins[fingerprint]
-                self._finish(item, dataclasses.replace(outcome, duplicate_of=number, stage_s={}))
-                return
-        else:
+        if item.proposal.confirm:
             self._device.renew()
+        elif not item.proposal.rival and (twin := self._twins.get(_fingerprint(item))):
+            number, outcome = twin
+            self._finish(item, dataclasses.replace(outcome, duplicate_of=number, stage_s={}))
+            return
         self._measuring = item
         self._device.start(
             {
@@ -160,10 +158,8 @@ class LocalExecutor:
                 "contender": float("-inf") if self.fixed_sampling else self._contender,
                 "fixed_sampling": self.fixed_sampling,
                 "baselines": dict(self.baselines),
-                "cases": [
-                    {**case.to_json(), "binary": item.binaries[case.compile.key].path}
-                    for case in item.proposal.cases
-                ],
+                "cases": _with_binaries(item.proposal.cases, item.binaries),
+                "rival": _with_binaries(item.proposal.rival, item.binaries),
             }
         )
 
@@ -205,14 +201,15 @@ class LocalExecutor:
             return
         if outcome.kind is OutcomeKind.OUT_OF_BOUNDS:
             self._device.renew()  # who knows what else it overwrote
-        if not item.proposal.confirm and outcome.kind not in NOT_ITS_FAULT:
+        in_search = not (item.proposal.confirm or item.proposal.rival)
+        if in_search and outcome.kind not in NOT_ITS_FAULT:
             self._twins[outcome.binary] = (item.proposal.number, outcome)
         self._finish(item, outcome)
 
     def _compiled(self, job: CompileJob, result: Binary | CompileFailure) -> None:
         """Hands a compile result to every proposal that waits for it."""
         for number, item in list(self._compiling.items()):
-            if all(case.compile.key != job.key for case in item.proposal.cases):
+            if job.key not in item.proposal.compile_jobs:
                 continue
             if isinstance(result, CompileFailure):
                 del self._compiling[number]
@@ -234,6 +231,10 @@ class LocalExecutor:
 
     def _finish(self, item: _InFlight, outcome: Outcome) -> None:
         self._done.append((item.proposal.number, outcome))
+
+
+def _with_binaries(cases: Sequence[CaseJob], binaries: Mapping[str, Binary]) -> list[Json]:
+    return [{**case.to_json(), "binary": binaries[case.compile.key].path} for case in cases]
 
 
 def _compile_outcome(failure: CompileFailure) -> Outcome:

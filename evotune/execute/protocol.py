@@ -11,6 +11,8 @@ from evotune.problems.base import Case
 from evotune.trial import Check, Configuration, Json, Outcome
 
 TIMED, EDGE, HELD_OUT, RANDOM = "timed", "edge", "held_out", "random"
+RIVAL = "rival"
+"""What stands for a baseline's name where a candidate was timed against another configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,9 @@ class Proposal:
 
     With `audit` too, a confirmation is one that somebody asked for: its outcome holds every check
     made, and its timing is as brief as in the search. `skipped` are checks that were to be made
-    and cannot be. `review`, if there is one, is asked once all binaries (by compile key) are there.
+    and cannot be. `rival` are the timed cases of another configuration, known to be correct: the
+    candidate is then timed against that one instead of the baselines, thoroughly. `review`,
+    if there is one, is asked once all binaries (by compile key) are there.
     """
 
     number: int
@@ -63,15 +67,22 @@ class Proposal:
     confirm: bool = False
     audit: bool = False
     skipped: tuple[Check, ...] = ()
+    rival: tuple[CaseJob, ...] = ()
     review: Callable[[Mapping[str, Binary]], BuildReview] | None = field(
         default=None, compare=False
     )
 
+    @property
+    def compile_jobs(self) -> dict[str, CompileJob]:
+        """Everything that must be compiled for it, by key."""
+        return {case.compile.key: case.compile for case in (*self.cases, *self.rival)}
+
     def examine(self, binaries: Mapping[str, Binary]) -> BuildReview:
-        """The review; without one only the worst of each figure."""
+        """The review of its own binaries; without one only the worst of each figure."""
+        own = {case.compile.key: binaries[case.compile.key] for case in self.cases}
         if self.review is None:
-            return BuildReview(worst_resources(binaries.values()))
-        return self.review(binaries)
+            return BuildReview(worst_resources(own.values()))
+        return self.review(own)
 
 
 def worst_resources(binaries: Iterable[Binary]) -> dict[str, Json]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from evotune.device.protocol import Sampler, Session
+from evotune.execute.protocol import RIVAL
 from evotune.measure.paired import TimingSettings, eager_times_us, measure_paired
 from evotune.measure.samplers import eager_sampler, places, rotating_sampler, warm_sampler
 from evotune.problems.base import Case, Problem
@@ -92,20 +93,33 @@ class CaseTimer:
         return Placed(subject, buffers, launches, sampler, settings)
 
     def measure(
-        self, candidate: Placed, baseline: str, *, contender_speedup: float, held_out: bool
+        self,
+        candidate: Placed,
+        reference: Placed | str,
+        *,
+        contender_speedup: float,
+        held_out: bool,
     ) -> Measurement:
-        """Warm; one element of each input changes before each sample."""
+        """Warm, against a rival or the baseline of that name; one element of each input changes
+        before each sample, of the rival's too."""
         case = candidate.subject.case
         generator = torch.Generator().manual_seed(self._seed)
+        if isinstance(reference, Placed):
+            name, sampler = RIVAL, reference.sampler
+            nudged = [*candidate.buffers, *reference.buffers]
+        else:
+            name, nudged = reference, list(candidate.buffers)
+            sampler = self._baselines.get(case, name, self._seed, candidate.settings)
+        turn = itertools.cycle(nudged)
         return measure_paired(
             candidate.sampler,
-            self._baselines.get(case, baseline, self._seed, candidate.settings),
+            sampler,
             case=case.label,
-            baseline_name=baseline,
+            baseline_name=name,
             settings=candidate.settings,
             contender_speedup=contender_speedup,
             held_out=held_out,
-            before_sample=_nudger(candidate.buffers, generator),
+            before_sample=lambda: next(turn).nudge(generator),
             state=self._session.state,
         )
 
@@ -162,13 +176,6 @@ class CaseTimer:
 
     def _inputs(self, case: Case) -> dict[str, torch.Tensor]:
         return dict(self._pool.get(case, "normal", self._seed).inputs)
-
-
-def _nudger(sets: Sequence[BufferSet], generator: torch.Generator) -> Callable[[], None]:
-    """The sets in turn."""
-
-    turn = itertools.cycle(sets)
-    return lambda: next(turn).nudge(generator)
 
 
 def _nbytes(problem: Problem, case: Case) -> int:

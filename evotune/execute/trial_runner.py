@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from evotune.device.launch import LaunchPlan
@@ -32,6 +32,10 @@ _POOL_SEEDS = 4
 _CONFIRM_SEED = 1_000_000  # champions see inputs the search never saw
 _SUSPICIOUS_SPEEDUP = 10.0
 _RANDOM_TESTS_S = 10.0  # a GPU makes a hundred in a second; a CPU as many as it can
+
+
+def _nothing() -> None:
+    """Before a baseline's samples."""
 
 
 def _rest() -> None:
@@ -96,6 +100,7 @@ class TrialRunner:
         try:
             with _timed(stage_s, "load"):
                 subjects = self._load(job["cases"])
+                rivals = {subject.case.label: subject for _, _, subject in self._load(job["rival"])}
             with _timed(stage_s, "verify"):
                 self._verify(subjects, seed, verdict)
                 self._check_quiet(verdict)
@@ -104,7 +109,7 @@ class TrialRunner:
                     self._test_randomly(subjects, seed, verdict)
             if verdict.passed:
                 with _timed(stage_s, "measure"):
-                    measurements = self._measure(subjects, job, seed, verdict)
+                    measurements = self._measure(subjects, rivals, job, seed, verdict)
             if job["confirm"] and verdict.passed:
                 self._sanitize(job["cases"], verdict, stage_s)
         except LaunchFailure as error:
@@ -177,13 +182,14 @@ class TrialRunner:
     def _measure(
         self,
         subjects: Sequence[tuple[str, int, Subject]],
+        rivals: Mapping[str, Subject],
         job: Json,
         seed: int,
         verdict: Verdict,
     ) -> list[Measurement]:
         thorough = job["confirm"] and not job["audit"]
-        settings = TimingSettings.thorough() if thorough else TimingSettings()
-        if job["fixed_sampling"] and not thorough:
+        settings = TimingSettings.thorough() if thorough or rivals else TimingSettings()
+        if job["fixed_sampling"] and not (thorough or rivals):
             settings = TimingSettings.fixed()
         timed = sum(role == TIMED for role, _, _ in subjects)
         measurements: list[Measurement] = []
@@ -192,9 +198,12 @@ class TrialRunner:
                 continue
             timer = CaseTimer(self._session, self._problem, self._pool, self._baselines, seed)
             candidate = timer.place(self._gate, subject, settings)
+            rival = rivals.get(subject.case.label)
             measurement = timer.measure(
                 candidate,
-                job["baselines"][subject.case.label],
+                timer.place(self._gate, rival, settings)
+                if rival
+                else job["baselines"][subject.case.label],
                 contender_speedup=_needed_speedup(job["contender"], timed, measurements),
                 held_out=role == HELD_OUT,
             )

@@ -1,9 +1,11 @@
 """Paired timing of a candidate against its baseline, interleaved ABBA in one process.
 
 One round is candidate, baseline, baseline, candidate, so that a drift of the machine within
-the round cancels in its ratio. Rounds go on until the ratio is known well enough, or it is
-clear that the candidate is no contender. What was taken while the device slowed down is taken
-again, a bounded number of times.
+the round cancels in its ratio. Before it the candidate runs once untimed, since the first sample
+after a pause meets cooler caches and resting threads, so that each side has one sample after itself
+and one after the other. Rounds go on until the ratio is known well enough, or it is clear that the
+candidate is no contender. What was taken while the device slowed down is taken again, a bounded
+number of times.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def measure_paired(
     before_sample: Callable[[], None] = lambda: None,
     state: Callable[[], Mapping[str, Json]] = dict,
 ) -> Measurement:
-    """`before_sample` runs outside the clock before each candidate sample; `state` is the
+    """`before_sample` runs outside the clock before each sample of either side; `state` is the
     device's, read before the first sample and right after the last one.
 
     Stops early once the speedup is surely below `contender_speedup`. Taken again, at most twice,
@@ -129,12 +131,12 @@ def _take(
     interval = Interval(1.0, 0.0, math.inf)
     started = time.monotonic()
     while len(ratios) < settings.max_rounds:
-        before_sample()
-        first = candidate.time_us()
-        reference_1 = baseline.time_us()
-        reference_2 = baseline.time_us()
-        before_sample()
-        second = candidate.time_us()
+        candidate.run()
+        times_us = []
+        for side in (candidate, baseline, baseline, candidate):
+            before_sample()
+            times_us.append(side.time_us())
+        first, reference_1, reference_2, second = times_us
         candidate_us += (first, second)
         baseline_us += (reference_1, reference_2)
         ratios.append((reference_1 + reference_2) / (first + second))

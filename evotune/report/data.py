@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from evotune.errors import StoreError
 from evotune.store import RunStore
-from evotune.trial import Json, Outcome, Trial
+from evotune.trial import Json, Outcome, Trial, Value
 
 if TYPE_CHECKING:
     # The engine brings a device's libraries along; a report starts without them.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _META = (
     *("space", "kind", "state", "created", "command"),
-    *("device", "problem", "settings", "baselines"),
+    *("device", "problem", "settings", "baselines", "default", "ablation"),
 )
 
 
@@ -105,6 +105,12 @@ class RunData:
         """Bandwidth of a large copy on the device, bytes read plus written; None: unknown."""
         found = (self.meta.get("baselines") or {}).get("copy_gbps")
         return float(found) if found else None
+
+    @property
+    def default(self) -> Mapping[str, Value] | None:
+        """The space's starting point; None in a run of an evotune that did not store it."""
+        found = self.meta.get("default")
+        return found if isinstance(found, dict) else None
 
     @property
     def parameters(self) -> tuple[str, ...]:

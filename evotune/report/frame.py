@@ -1,6 +1,6 @@
-"""A run as one flat table: a pandas frame, and its CSV.
+"""A run as one flat table: a pandas frame, its CSV and its Parquet file.
 
-Columns, in this order; a value that does not exist is empty:
+Columns, in this order; names and units stay as they are, a value that does not exist is empty:
 
     rank trial outcome reason                       rank 1 is best; ties share a rank
     speedup speedup_low speedup_high                baseline time / candidate time, 95% interval
@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from evotune.errors import EnvironmentProblem
 from evotune.report.data import RunData
 from evotune.report.escape import csv_text
 from evotune.report.records import leaderboard_records, records
@@ -53,6 +54,26 @@ def to_csv(frame: pd.DataFrame) -> str:
     header = [csv_text(name) for name in frame.columns]
     safe = frame.astype(object).map(_csv_cell)
     return safe.to_csv(index=False, header=header, lineterminator="\n")
+
+
+def to_parquet(frame: pd.DataFrame) -> bytes:
+    """Parquet with the same columns, typed: missing values are nulls, parameters keep their type.
+
+    EnvironmentProblem without pyarrow."""
+    import io
+
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "parquet needs pyarrow; get it with: pip install 'evotune[parquet]'"
+        ) from error
+    typed = frame.convert_dtypes()
+    mixed = [name for name in typed.columns if typed[name].dtype == object]
+    typed[mixed] = typed[mixed].map(lambda cell: None if cell is None else str(cell))
+    buffer = io.BytesIO()
+    typed.to_parquet(buffer, engine="pyarrow", index=False)
+    return buffer.getvalue()
 
 
 def _csv_cell(cell: object) -> object:

@@ -52,7 +52,12 @@ def leaderboard_page(data: RunData, count: int | None = None) -> str:
 
 
 def headline(summary: RunSummary) -> str:
-    """The result in one sentence."""
+    """The result in one sentence, as Markdown."""
+    return markdown_text(sentence(summary))
+
+
+def sentence(summary: RunSummary) -> str:
+    """The result in one sentence of plain text."""
     best = summary.best
     if best is None:
         return f"No valid candidate in {summary.done} trials."
@@ -61,7 +66,7 @@ def headline(summary: RunSummary) -> str:
         figure = f"{wording.time_ms_text(best.figures.time_us)} ms (recorded)"
     else:
         figure = f"{wording.speedup_text(best.figures)} over the baseline ({standing})"
-    return markdown_text(f"Best of {summary.done} trials: {figure}, trial {best.number}.")
+    return f"Best of {summary.done} trials: {figure}, trial {best.number}."
 
 
 def _table(cells: TextTable) -> str:

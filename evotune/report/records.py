@@ -56,26 +56,25 @@ def records(data: RunData) -> Iterator[dict[str, Json]]:
     evidence = weigh(data)
     ranks = _ranks(rank(data, evidence))
     for number, item in evidence.items():
-        yield _record(data, item, ranks.get(number))
+        yield trial_record(data, item, ranks.get(number))
 
 
 def leaderboard_records(data: RunData, count: int | None = None) -> list[dict[str, Json]]:
     """The records of the first `count` rows of the leaderboard, in its order."""
     evidence = weigh(data)
     rows = rank(data, evidence).rows[:count]
-    return [_record(data, evidence[row.number], row.rank) for row in rows]
+    return [trial_record(data, evidence[row.number], row.rank) for row in rows]
 
 
 def to_json(value: Json) -> str:
     """JSON text that every reader accepts: numbers that JSON cannot hold become null."""
-    return json.dumps(_finite(value), indent=2, allow_nan=False) + "\n"
+    return json.dumps(finite(value), indent=2, allow_nan=False) + "\n"
 
 
 def to_jsonl(values: Iterable[Json]) -> str:
     """One value a line, with the same guarantee."""
     return "".join(
-        json.dumps(_finite(value), separators=(",", ":"), allow_nan=False) + "\n"
-        for value in values
+        json.dumps(finite(value), separators=(",", ":"), allow_nan=False) + "\n" for value in values
     )
 
 
@@ -84,7 +83,8 @@ def _ranks(board: Leaderboard) -> dict[int, int]:
     return {row.number: row.rank for row in board.rows}
 
 
-def _record(data: RunData, item: Evidence, place: int | None) -> dict[str, Json]:
+def trial_record(data: RunData, item: Evidence, place: int | None) -> dict[str, Json]:
+    """One trial as the module's docstring says; `place` is its rank, None where it has none."""
     trial, outcome = item.trial, item.outcome
     numbers = figures(outcome, recorded=data.recorded)
     flags = dict.fromkeys((*trial.outcome.flags, *outcome.flags))
@@ -114,11 +114,12 @@ def _record(data: RunData, item: Evidence, place: int | None) -> dict[str, Json]
     }
 
 
-def _finite(value: Json) -> Json:
+def finite(value: Json) -> Json:
+    """The value with null for every number that JSON cannot hold."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(name): _finite(item) for name, item in value.items()}
+        return {str(name): finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

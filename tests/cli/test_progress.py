@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import dataclasses
 import io
+import math
 
 import pytest
 from report.runs import configuration, failed, ok, recorded
 from rich.console import Console
 
-from evotune.cli.progress import LiveProgress, PlainProgress, Standing, panel
+from evotune.cli.live import panel, sparkline
+from evotune.cli.progress import LiveProgress, PlainProgress
+from evotune.cli.standing import Standing
 from evotune.engine.observer import Progress, RunInfo
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 
@@ -131,9 +135,10 @@ def test_a_confirmation_is_a_line_in_both_kinds_of_progress(outcome: Outcome, li
     assert lines == [line, line]
 
 
-def render(standing: Standing) -> str:
+def render(standing: Standing, width: int = 80, encoding: str = "utf-8") -> str:
     file = io.StringIO()
-    Console(file=file, width=200, markup=False, highlight=False).print(panel(standing))
+    console = Console(file=file, width=width, markup=False, highlight=False)
+    console.print(panel(standing, width, encoding))
     return file.getvalue()
 
 
@@ -147,10 +152,47 @@ def test_the_live_panel_shows_everything_at_a_glance() -> None:
     text = render(standing)
     for words in (
         *("space on CPU: evolution, seed 3", "searching (10 s)", "trial 2/100", "12/min"),
-        *("1 ok, 1 timeout", "best 1.200x", "BLOCK_M=16 UNROLL=0 PACK=true", "━"),
+        *("1 ok, 1 timeout", "best      1.200x", "BLOCK_M=16 UNROLL=0 PACK=true", "━"),
     ):
         assert words in text
 
 
 def test_the_live_panel_can_be_drawn_before_anything_is_known() -> None:
     assert "starting" in render(Standing(Clock()))
+
+
+def test_the_live_panel_fits_eighty_columns_and_shows_curve_elites_device_and_stages() -> None:
+    standing = Standing(Clock(), info())
+    gpu = {"sm_mhz": 1980, "power_w": 140.4, "temperature_c": 46, "throttled_by": ["sw_power_cap"]}
+    best = None
+    for number, speedup in enumerate((1.0, 1.2, 0.8, 1.5)):
+        outcome = ok(speedup)
+        outcome = dataclasses.replace(
+            outcome,
+            measurements=tuple(dataclasses.replace(m, state=gpu) for m in outcome.measurements),
+        )
+        made = Trial(number, Configuration({f"PARAMETER_{n}": number for n in range(20)}), outcome)
+        best = made if best is None or speedup > 1 else best
+        elites = [(math.log(1.5), made.configuration), (0.0, Configuration({"PARAMETER_1": 7}))]
+        standing.tell(made, Progress(number + 1, 10.0, 0, best, elites))
+    text = render(standing)
+    assert max(map(len, text.splitlines())) <= 80
+    for words in (
+        "so far    1.000x ▁▄▄█ 1.500x",
+        "elites    1.500x: the best",
+        "1.000x: PARAMETER_1=7",
+        "device    SM 1980 MHz, 140 W, 46 °C, clocks lowered by sw_power_cap",
+        "time in   compile 4 s, measure 2 s, verify 1 s",
+        "PARAMETER_19=3",
+    ):
+        assert words in text
+    assert "1.000x _==@ 1.500x" in render(standing, encoding="ascii")
+    assert max(map(len, render(standing, 40).splitlines())) <= 40
+
+
+def test_a_sparkline_keeps_the_last_of_each_stretch() -> None:
+    assert sparkline([math.nan, 1.0, 2.0, 3.0], 4) == " ▁▅█"
+    assert len(sparkline(list(range(1000)), 60)) == 60
+    assert sparkline(list(range(1000)), 60)[-1] == "█"
+    assert sparkline([math.nan], 9) == ""
+    assert sparkline([2.0, 2.0], 9) == "▁▁"

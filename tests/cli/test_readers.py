@@ -7,17 +7,20 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import click
 import pytest
+from engine.runs import recorded_space
 from report.runs import failed, make_run, ok, recorded
 
 from evotune.cli.readers import report, top
+from evotune.engine.folder import list_runs
 from evotune.report.formats import LEADERBOARDS, REPORTS
 from evotune.trial import OutcomeKind
 
-from .conftest import ROOT, Invoke
+from .conftest import ROOT, Invoke, start
 
 
 @pytest.fixture
@@ -146,7 +149,7 @@ def test_the_commands_offer_every_format_there_is() -> None:
         for option in command.params
         if isinstance(option.type, click.Choice) and option.name == "style"
     }
-    assert offered == {"report": set(REPORTS), "top": {"table", *LEADERBOARDS}}
+    assert offered == {"report": {"html", "parquet", *REPORTS}, "top": {"table", *LEADERBOARDS}}
 
 
 def test_status_in_words(invoke: Invoke, runs: Path) -> None:
@@ -223,3 +226,28 @@ def test_resuming_a_run_that_is_worked_on_ends_with_5_and_the_process(
         result = invoke("resume", "latest")
     assert result.exit_code == 5
     assert "is being worked on by process" in result.stderr
+
+
+def test_watching_follows_a_run_from_another_process_to_its_end(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    space = recorded_space(tmp_path / "space", delay_ms=20)
+    process = start("run", space, "--trials", 60, cwd=tmp_path)
+    while not list_runs(tmp_path / "runs"):
+        time.sleep(0.01)
+        assert process.poll() is None
+    watching = start("status", "latest", "--watch", cwd=tmp_path)
+    output, lines = watching.communicate(timeout=60)
+    process.communicate(timeout=60)
+    assert watching.returncode == 0
+    assert lines.splitlines()[0].startswith("recorded-test on ")
+    assert "new best: " in lines
+    assert "ended: finished (trial budget spent)" in lines
+    assert "60 of 60" in output
+
+
+def test_watching_a_finished_run_shows_it_once(invoke: Invoke, runs: Path) -> None:
+    result = invoke("status", "latest", "--watch")
+    assert result.exit_code == 0
+    assert "so far: " in result.stderr
+    assert "ended: finished (trial budget spent)" in result.stderr

@@ -141,7 +141,7 @@ def test_a_recorded_run_has_nothing_to_verify(invoke: Invoke, tmp_path: Path) ->
     make_run(tmp_path / "runs", [recorded(1.0)], meta={"kind": "recorded"})
     result = invoke("verify", "latest")
     assert result.exit_code == 2
-    assert "replays a recording: there is no kernel to verify" in result.stderr
+    assert "replays a recording: there is no kernel in it" in result.stderr
 
 
 def test_a_configuration_that_the_constraints_forbid_is_named_with_them(

@@ -30,6 +30,8 @@ class SimulatedMachine:
         self.samples: list[str] = []
         self.rows: list[list[str]] = []
         self.warm_bytes = 0
+        self.rests_after = 0  # so many samples
+        self.rested = False
 
     def synchronize(self) -> None: ...
 
@@ -40,6 +42,9 @@ class SimulatedMachine:
         self.samples.append(names[0])
         self.rows.append(list(names))
         speed = self._slowdown(self.now_us) * math.exp(self._rng.gauss(0.0, self._noise))
+        if self.rested:
+            speed *= 1.2
+        self.rested = bool(self.rests_after) and len(self.samples) % self.rests_after == 0
         time_us = sum(self._times_us[name] for name in names) * speed
         self.now_us += time_us
         return time_us / len(names)
@@ -50,7 +55,8 @@ class SimulatedSampler:
         self._machine = machine
         self._names = [str(call()) for call in calls]
 
-    def run(self) -> None: ...
+    def run(self) -> None:
+        self._machine.rested = False
 
     def time_us(self) -> float:
         return self._machine.sample(self._names)

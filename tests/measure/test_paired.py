@@ -46,11 +46,15 @@ def test_a_quiet_machine_needs_the_least_rounds() -> None:
     assert (result.time_us, result.baseline_us) == pytest.approx((100.0, 150.0))
 
 
-def test_samples_are_taken_as_candidate_baseline_baseline_candidate() -> None:
-    machine = SimulatedMachine({"candidate": 100.0, "baseline": 150.0})
-    measure(machine, TimingSettings(min_rounds=5))
-    rounds = machine.samples[-20:]
-    assert rounds == ["candidate", "baseline", "baseline", "candidate"] * 5
+def test_neither_side_pays_for_the_pause_between_rounds() -> None:
+    """What runs first after it is slower: of two equal sides none may look faster."""
+    machine = SimulatedMachine({"candidate": 100.0, "baseline": 100.0})
+    machine.rests_after = 4
+    session = cast(Session, machine)
+    candidate, baseline = (session.sampler([call]) for call in (CANDIDATE, BASELINE))
+    settings = TimingSettings(min_rounds=5)
+    found = measure_paired(candidate, baseline, case="c", baseline_name="b", settings=settings)
+    assert (found.speedup_low, found.speedup, found.speedup_high) == pytest.approx((1.0,) * 3)
 
 
 def test_a_noisy_machine_is_sampled_until_the_interval_is_narrow_or_the_rounds_are_spent() -> None:

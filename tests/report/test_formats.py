@@ -17,6 +17,7 @@ import pytest
 from evotune.errors import StoreError
 from evotune.report.data import RunData
 from evotune.report.formats import LEADERBOARDS, REPORTS
+from evotune.report.frame import run_frame, to_parquet
 from evotune.trial import Check, Json, Outcome, OutcomeKind
 
 from .runs import CASES, failed, make_run, ok, recorded
@@ -191,7 +192,8 @@ def test_a_run_without_a_valid_trial_still_makes_every_report(
         assert f"No valid candidate in {len(outcomes)} trials." in text
     if name == "csv":
         assert len(csv_rows(text)) == len(outcomes)
-    assert LEADERBOARDS[name](data, 10) is not None
+    if name in LEADERBOARDS:
+        assert LEADERBOARDS[name](data, 10) is not None
 
 
 def test_a_leaderboard_keeps_its_order_and_its_limit(mixed: RunData) -> None:
@@ -261,3 +263,45 @@ def test_warnings_and_the_times_of_confirmations_are_on_the_page(tmp_path: Path)
     assert "- Trial 0: compute-sanitizer racecheck: 306 errors" in page
     assert "| stage | confirmations | sum s | median |" in page
     assert "| measure | 1 | 0.5 | 500.0 ms |" in page
+
+
+def test_parquet_has_the_columns_and_rows_of_the_csv_with_their_types(mixed: RunData) -> None:
+    pyarrow = pytest.importorskip("pyarrow.parquet")
+    frame = run_frame(mixed)
+    table = pyarrow.read_table(io.BytesIO(to_parquet(frame)))
+    assert table.column_names == list(frame.columns)
+    assert table.num_rows == len(mixed.trials)
+    kinds = {name: str(table.schema.field(name).type) for name in table.column_names}
+    assert kinds["trial"] == "int64"
+    assert kinds["speedup"] == "double"
+    assert kinds["confirmed"] == "bool"
+    assert kinds["param.BLOCK_M"] == "int64"
+    assert kinds["param.PACK"] == "bool"
+    rows = {row["trial"]: row for row in table.to_pylist()}
+    assert (rows[1]["outcome"], rows[1]["reason"], rows[1]["speedup"]) == (
+        "compile_error",
+        HOSTILE,
+        None,
+    )
+
+
+def test_t4_holds_every_trial_in_the_community_schemas_words(mixed: RunData) -> None:
+    found = json.loads(REPORTS["t4"](mixed))
+    assert list(found) == ["schema_version", "results"]
+    assert found["schema_version"] == "1.0.0"
+    assert [result["invalidity"] for result in found["results"]] == [
+        *("correctness", "compile", "correct", "correct", "correct", "timeout"),
+    ]
+    for result in found["results"]:
+        assert {"configuration", "times", "invalidity", "correctness"} <= result.keys()
+        assert all(isinstance(value, int | float) for value in result["times"].pop("runtimes"))
+        assert all(isinstance(value, int | float) for value in result["times"].values())
+        assert all({"name", "value", "unit"} == m.keys() for m in result["measurements"])
+    best = found["results"][2]
+    assert best["timestamp"] == "2030-01-02T03:04:11+00:00"
+    assert best["times"]["compilation_time"] == 1000.0
+    values = {m["name"]: (m["value"], m["unit"]) for m in best["measurements"]}
+    assert values["time"] == (pytest.approx(0.8), "ms")
+    assert values["speedup"] == (pytest.approx(1.25), "")
+    failure = {m["name"]: m["value"] for m in found["results"][1]["measurements"]}
+    assert (failure["outcome"], failure["reason"]) == ("compile_error", HOSTILE)

@@ -1,0 +1,92 @@
+"""`ablate`: what each choice of a run's champion is worth, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from evotune.cli.options import (
+    Command,
+    format_option,
+    output_option,
+    run_argument,
+    runs_dir_option,
+)
+from evotune.cli.terminal import Terminal, pass_terminal, write_output
+from evotune.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from evotune.engine.ablation import AblationRow
+
+
+@click.command(cls=Command, example="evotune ablate latest")
+@run_argument
+@click.option(
+    "--trial", type=click.IntRange(min=0), help="Another trial than the leaderboard's first."
+)
+@runs_dir_option
+@format_option(("table", "json"), "table")
+@output_option
+@pass_terminal
+def ablate(
+    terminal: Terminal,
+    *,
+    run: str,
+    trial: int | None,
+    runs_dir: Path,
+    style: str,
+    output: str,
+) -> int:
+    """Measure what each choice of RUN's champion is worth.
+
+    Sets one gene at a time to the space's default or to a neighbouring value, checks the changed
+    candidate and times it in turn with the champion. The rows are stored in the run: the HTML
+    report shows them.
+    """
+    from evotune.engine.ablation import ablate_run
+    from evotune.engine.folder import find_run
+    from evotune.report.data import RunData
+    from evotune.report.leaderboard import rank
+
+    folder = find_run(run, runs_dir)
+    rows = rank(RunData.load(folder)).rows
+    chosen = next((row for row in rows if trial in (None, row.number)), None)
+    if chosen is None:
+        what = "no valid candidate" if trial is None else f"no valid trial {trial} of its own code"
+        raise UsageError(f"run {folder.id} has {what}")
+    terminal.note(f"changing trial {chosen.number} of run {folder.id}, one gene at a time")
+    found = []
+    for item in ablate_run(folder, chosen.number, chosen.configuration):
+        found.append(item)
+        terminal.note(" ".join(_cells(item)))
+    if style == "json":
+        from evotune.report.records import to_json
+
+        write_output(to_json([item.to_json() for item in found]), output)
+    else:
+        from evotune.cli.tables import print_tables
+
+        print_tables(terminal, _parts(found), output)
+    return 0
+
+
+def _parts(found: list[AblationRow]) -> Iterator[Table | str]:
+    from evotune.cli.tables import text_table
+
+    ranked = sorted(found[1:], key=lambda item: (item.ratio is None, item.ratio))
+    yield text_table(
+        ("change", "why", "speed against the champion [95%]"),
+        [_cells(item) for item in (*found[:1], *ranked)],
+    )
+
+
+def _cells(item: AblationRow) -> tuple[str, str, str]:
+    from evotune.report.changes import change_text, ratio_text
+
+    row = item.to_json()
+    return change_text(row), str(row["why"]), ratio_text(row)

@@ -1,0 +1,113 @@
+"""`status --watch`: a running run seen from another terminal, read from its store alone."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from evotune.cli.progress import progress_observer
+from evotune.cli.terminal import Terminal
+from evotune.engine.observer import Observer, Progress, RunInfo
+from evotune.report.data import RunData
+from evotune.store import RunStore
+from evotune.trial import Trial
+
+if TYPE_CHECKING:
+    from evotune.engine.folder import RunFolder
+
+_EVERY_S = 0.5
+
+
+class Follower:
+    """Tells an observer what a run's store says, as the run itself would.
+
+    Outcomes are told as they arrive, so a generation's border may be a few trials off.
+    """
+
+    def __init__(self, run: RunFolder, observer: Observer) -> None:
+        self._run = run
+        self._observer = observer
+        self._told: set[int] = set()
+        self._first_missing = 0
+        self._confirmed: set[int] = set()
+        self._best: list[tuple[float, Trial]] = []
+        self._population = 1
+        self._elites = 1
+
+    def start(self) -> None:
+        data = RunData.load(self._run)
+        settings = data.settings
+        self._population = max(1, int(settings.get("population", 1)))
+        self._elites = max(1, int(settings.get("elites", 1)))
+        self._observer.started(
+            RunInfo(
+                id=data.id,
+                path=data.path,
+                space=data.space,
+                device=str(data.device.get("name", "")),
+                strategy=str(settings.get("strategy", "")),
+                seed=int(settings.get("seed") or 0),
+                population=self._population,
+                trials=int(settings.get("trials") or 0),
+                minutes=settings.get("minutes"),
+                already_done=len(data.trials),
+            )
+        )
+
+    def look(self) -> str:
+        """Tells what is new; the run's state as stored."""
+        with RunStore.open_for_reading(self._run.store) as store:
+            new = [t for t in store.trials(self._first_missing) if t.number not in self._told]
+            elapsed_s = store.elapsed_s()
+            confirmations = store.confirmations() if self._best else {}
+            state = str(store.meta("state", ""))
+        for trial in new:
+            self._tell(trial, elapsed_s)
+        while self._first_missing in self._told:
+            self._told.remove(self._first_missing)
+            self._first_missing += 1
+        for number, outcome in confirmations.items():
+            trials = [trial for _, trial in self._best if trial.number == number]
+            if number not in self._confirmed and trials:
+                self._observer.confirmed(trials[0], outcome)
+            self._confirmed.add(number)
+        self._observer.phase("confirming" if confirmations else "searching")
+        return state
+
+    def _tell(self, trial: Trial, elapsed_s: float) -> None:
+        self._told.add(trial.number)
+        fitness = trial.outcome.fitness
+        if fitness is not None and trial.outcome.duplicate_of is None:
+            self._best.append((fitness, trial))
+            self._best.sort(key=lambda item: (-item[0], item[1].number))
+            del self._best[max(32, self._elites) :]
+        told = self._first_missing + len(self._told)
+        self._observer.told(
+            trial,
+            Progress(
+                told=told,
+                elapsed_s=elapsed_s,
+                generation=told // self._population,
+                best=self._best[0][1] if self._best else None,
+                elites=[(f, t.configuration) for f, t in self._best[: self._elites]],
+            ),
+        )
+
+
+def watch(terminal: Terminal, run: RunFolder) -> None:
+    """Until nobody works on the run any more, or Ctrl-C."""
+    from evotune.report import wording
+
+    with progress_observer(terminal) as observer:
+        follower = Follower(run, observer)
+        follower.start()
+        try:
+            while True:
+                working = run.holder() is not None
+                state = follower.look()
+                if not working:
+                    break
+                time.sleep(_EVERY_S)
+        except KeyboardInterrupt:
+            return
+        observer.finished(wording.state_text("killed" if state == "running" else state))

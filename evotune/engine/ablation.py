@@ -1,0 +1,155 @@
+"""What each choice of a champion is worth: one gene changed at a time, measured against it.
+
+A change sets a gene to the space's default, or to a neighbouring value. Candidate and champion
+are sampled in turn, in one process, on the same inputs; so the ratio is a paired one, as a
+speedup is, with the champion in the baseline's place. The first row is the champion against
+itself: what remains of a ratio when nothing differs.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from evotune.engine.folder import RunFolder
+from evotune.engine.reopening import ReopenedRun, against, outcome_of
+from evotune.store import RunStore
+from evotune.trial import Configuration, Json, Outcome, Value
+
+_NEIGHBOURS = 2  # of each gene: the nearest below and above, where there are two
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`configuration` is the champion with `parameter` changed; `also` are values that had to
+    follow for it to be valid. `why`: default, neighbour, or nothing for the champion itself."""
+
+    configuration: Configuration
+    parameter: str
+    before: Value | None
+    after: Value | None
+    why: str
+    also: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class AblationRow:
+    """A change and what it did. The ratio is champion's time / changed time over the timed
+    cases (geometric mean) with its 95% interval: below 1, the change makes it slower. All three
+    are None when the changed candidate failed. `same_code`: the compiler made the same of both.
+    """
+
+    change: Change
+    outcome: str
+    reason: str
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    same_code: bool
+
+    def to_json(self) -> dict[str, Json]:
+        change = self.change
+        return {
+            "parameter": change.parameter,
+            "before": change.before,
+            "after": change.after,
+            "also": dict(change.also),
+            "why": change.why,
+            "outcome": self.outcome,
+            "reason": self.reason,
+            "ratio": self.ratio,
+            "ratio_low": self.ratio_low,
+            "ratio_high": self.ratio_high,
+            "same_code": self.same_code,
+        }
+
+
+def ablate_run(run: RunFolder, number: int, champion: Configuration) -> Iterator[AblationRow]:
+    """Measures every change of trial `number` and, after the last, stores the rows in the run.
+
+    RunLocked while another process works on the run.
+    """
+    with run.locked():
+        reopened = ReopenedRun.load(run)
+        champion = reopened.configuration(champion)
+        rows = []
+        own_code = ""
+        with reopened.executor() as executor:
+            rival = reopened.rival_jobs(champion)
+            for change in changes_of(reopened, champion):
+                proposal = reopened.planner.proposal(number, change.configuration)
+                outcome = outcome_of(executor, against(proposal, rival))
+                own_code = own_code or outcome.binary
+                rows.append(_row(change, outcome, same_code=outcome.binary == own_code))
+                yield rows[-1]
+        record = {
+            "trial": number,
+            "configuration": champion.to_json(),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "rows": [row.to_json() for row in rows],
+        }
+        with RunStore.open_for_writing(run.store) as store:
+            store.set_meta("ablation", record)
+
+
+def changes_of(reopened: ReopenedRun, champion: Configuration) -> list[Change]:
+    """The champion unchanged, then every change of one gene, in the space's order."""
+    found = [Change(champion, "", None, None, "", {})]
+    seen = {champion}
+    default = reopened.space.default()
+    neighbours: dict[str, list[Configuration]] = {}
+    for neighbour in reopened.space.neighbours(champion):
+        neighbours.setdefault(_differing(champion, neighbour)[0], []).append(neighbour)
+    for name in reopened.space.active(champion):
+        back = _with_value(reopened, champion, name, default[name])
+        candidates = [(back, "default")] if back is not None else []
+        candidates += [(near, "neighbour") for near in _nearest(name, champion, neighbours)]
+        for configuration, why in candidates:
+            if configuration not in seen:
+                seen.add(configuration)
+                also = {
+                    other: configuration[other]
+                    for other in _differing(champion, configuration)
+                    if other != name
+                }
+                found.append(
+                    Change(configuration, name, champion[name], configuration[name], why, also)
+                )
+    return found
+
+
+def _nearest(
+    name: str, champion: Configuration, neighbours: Mapping[str, list[Configuration]]
+) -> list[Configuration]:
+    """The nearest neighbours of a gene, for numbers one on either side."""
+    known = neighbours.get(name, [])
+    mine = champion[name]
+    if isinstance(mine, str):
+        return known[:_NEIGHBOURS]
+    below = [near for near in known if not isinstance(near[name], str) and near[name] < mine]  # type: ignore[operator]
+    above = [near for near in known if near not in below]
+    return [*below[:1], *above[:1]]
+
+
+def _with_value(
+    reopened: ReopenedRun, champion: Configuration, name: str, value: Value
+) -> Configuration | None:
+    """The champion with one other value, mended where that is needed; None where it cannot be."""
+    if champion[name] == value:
+        return None
+    wanted = {**champion, name: value}
+    repaired = reopened.space.repair(wanted, random.Random(0))
+    return repaired if repaired is not None and repaired[name] == value else None
+
+
+def _differing(one: Configuration, other: Configuration) -> list[str]:
+    return [name for name in one if one[name] != other[name]]
+
+
+def _row(change: Change, outcome: Outcome, *, same_code: bool) -> AblationRow:
+    fitness = (outcome.fitness, outcome.fitness_low, outcome.fitness_high)
+    ratio, low, high = (None if value is None else math.exp(value) for value in fitness)
+    return AblationRow(change, outcome.kind.value, outcome.reason, ratio, low, high, same_code)

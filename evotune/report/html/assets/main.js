@@ -1,0 +1,37 @@
+// The whole page: a heading, with several runs a comparison of them, and one run in full.
+
+(function () {
+  const root = document.documentElement;
+  const report = JSON.parse(document.getElementById("data").textContent);
+  const page = document.getElementById("page");
+  const darkNow = window.matchMedia("(prefers-color-scheme: dark)");
+  root.dataset.theme = darkNow.matches ? "dark" : "light";
+  const themeButton = el("button", { type: "button", id: "theme", onclick: () => {
+    setTheme(root.dataset.theme === "dark" ? "light" : "dark");
+  } });
+  function setTheme(name) {
+    root.dataset.theme = name;
+    themeButton.textContent = name === "dark" ? "Light" : "Dark";
+    redrawCharts();
+  }
+  setTheme(root.dataset.theme);
+  darkNow.addEventListener("change", () => setTheme(darkNow.matches ? "dark" : "light"));
+
+  page.append(el("header", { class: "top" }, el("h1", {}, "evotune report"), themeButton));
+  const shown = el("div", { id: "run" });
+  function show(at) {
+    forgetCharts(shown);
+    shown.replaceChildren(...runSections(report.runs[at]));
+    for (const [place, tab] of [...document.querySelectorAll(".tabs button")].entries()) {
+      tab.setAttribute("aria-selected", String(place === at));
+    }
+  }
+  if (report.runs.length > 1) {
+    page.append(...comparisonSections(report.runs, (at) => { show(at); shown.scrollIntoView(); }));
+    page.append(el("div", { class: "tabs", role: "tablist" }, report.runs.map((run, at) =>
+      el("button", { type: "button", role: "tab", onclick: () => show(at) }, run.space + " · " + run.id))));
+  }
+  page.append(shown, el("footer", {}, "Written by evotune " + report.evotune + ". Everything is in this file."));
+  show(0);
+  root.dataset.ready = "true";
+})();

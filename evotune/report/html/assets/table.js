@@ -1,0 +1,80 @@
+// A table of any length: sorted and filtered as data, shown a page at a time.
+
+const ROWS_SHOWN = 50;
+
+// columns: {name, title, numeric, value(row), text(row), kind(row)}; options: {detail(row),
+// outcomes: [kind], outcomeOf(row), label}
+function dataTable(columns, rows, options) {
+  const state = { filter: () => true, outcome: "", sort: null, down: false, shown: ROWS_SHOWN };
+  const count = el("span", { class: "quiet", role: "status" });
+  const body = el("tbody");
+  const more = el("button", { type: "button", onclick: () => { state.shown *= 4; draw(); } }, "Show more rows");
+  const heads = columns.map((column) => {
+    const head = el("th", { scope: "col", class: column.numeric ? "number" : "" },
+      el("button", { type: "button", title: column.title || "Sort by " + column.name,
+        onclick: () => sortBy(column) }, column.name));
+    return head;
+  });
+  const search = el("input", { type: "search", "aria-label": "Filter " + options.label,
+    placeholder: "Filter: a text, or NAME=value, speedup>1.2",
+    oninput: () => { state.filter = compileFilter(search.value, columns); state.shown = ROWS_SHOWN; draw(); } });
+  const chooser = options.outcomes && options.outcomes.length > 1
+    ? el("select", { "aria-label": "Outcome", onchange: () => { state.outcome = chooser.value; draw(); } },
+      el("option", { value: "" }, "every outcome"),
+      options.outcomes.map((kind) => el("option", { value: kind }, kind)))
+    : null;
+
+  function sortBy(column) {
+    // First click: the best or smallest first; the next ones turn it round.
+    state.down = state.sort === column ? !state.down : Boolean(column.downFirst);
+    state.sort = column;
+    heads.forEach((head, at) => {
+      if (columns[at] === column) head.setAttribute("aria-sort", state.down ? "descending" : "ascending");
+      else head.removeAttribute("aria-sort");
+    });
+    draw();
+  }
+
+  function compare(one, other) {
+    const a = state.sort.value(one);
+    const b = state.sort.value(other);
+    const missing = (value) => value === null || value === undefined || value === "";
+    if (missing(a) || missing(b)) return missing(a) - missing(b);
+    const order = typeof a === "number" && typeof b === "number" ? a - b
+      : String(a).localeCompare(String(b), undefined, { numeric: true });
+    return state.down ? -order : order;
+  }
+
+  function draw() {
+    let found = rows.filter((row) => (!state.outcome || options.outcomeOf(row) === state.outcome)
+      && state.filter(row));
+    if (state.sort) found = [...found].sort(compare);
+    body.replaceChildren(...found.slice(0, state.shown).map(line));
+    count.textContent = `${found.length} of ${rows.length} rows`;
+    more.hidden = found.length <= state.shown;
+  }
+
+  function line(row) {
+    const detail = options.detail && options.detail(row);
+    const cells = columns.map((column) => el("td",
+      { class: [column.numeric ? "number" : column.long ? "text" : "short", column.kind ? column.kind(row) : ""].join(" ") },
+      column.text(row)));
+    const node = el("tr", detail ? { class: "opens", tabindex: "0", "aria-expanded": "false" } : {}, cells);
+    if (detail) {
+      const toggle = () => {
+        const open = node.nextSibling && node.nextSibling.classList.contains("detail");
+        node.setAttribute("aria-expanded", String(!open));
+        if (open) node.nextSibling.remove();
+        else node.after(el("tr", { class: "detail" }, el("td", { colspan: columns.length }, detail())));
+      };
+      node.addEventListener("click", toggle);
+      node.addEventListener("keydown", (event) => { if (event.key === "Enter") toggle(); });
+    }
+    return node;
+  }
+
+  draw();
+  return el("div", { class: "datatable" }, el("div", { class: "bar" }, search, chooser, count),
+    el("div", { class: "scroll" }, el("table", { class: "wide" }, el("thead", {}, el("tr", {}, heads)), body)),
+    el("div", { class: "bar" }, more));
+}

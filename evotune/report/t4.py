@@ -1,0 +1,93 @@
+"""A run as T4, the auto-tuning community's results format, version 1.0.0.
+
+The schema: `kernel_tuner/schema/T4/1.0.0/results-schema.json` in github.com/KernelTuner. Every
+trial is a result, failed ones too; each holds what evotune knows in T4's words:
+
+    invalidity    correct, constraints (also a limit of the device), compile, runtime, timeout or
+                  correctness
+    times         ms: compilation_time, validation (load and verify), benchmark, and `runtimes`, the
+                  median time of each timed case
+    measurements  time (ms, geometric mean over the timed cases), speedup and its interval where
+                  there is a baseline, and as texts evotune's own outcome and its reason
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+
+from evotune.report.data import RunData
+from evotune.report.evidence import weigh
+from evotune.report.records import trial_record
+from evotune.trial import Json, OutcomeKind
+
+_VERSION = "1.0.0"
+_INVALIDITY: Mapping[OutcomeKind, str] = {
+    OutcomeKind.OK: "correct",
+    OutcomeKind.REJECTED: "constraints",
+    OutcomeKind.RESOURCE_LIMIT: "constraints",
+    OutcomeKind.COMPILE_ERROR: "compile",
+    OutcomeKind.COMPILE_CRASH: "compile",
+    OutcomeKind.COMPILE_TIMEOUT: "timeout",
+    OutcomeKind.TIMEOUT: "timeout",
+    OutcomeKind.WRONG_RESULT: "correctness",
+    OutcomeKind.NAN: "correctness",
+    OutcomeKind.OUT_OF_BOUNDS: "correctness",
+    OutcomeKind.NONDETERMINISTIC: "correctness",
+    OutcomeKind.TOO_FAST: "correctness",
+}
+"""All other kinds are `runtime`."""
+
+_STAGES = {"compile": "compilation_time", "verify": "validation", "measure": "benchmark"}
+
+
+def t4_document(data: RunData) -> dict[str, Json]:
+    """{schema_version, results}, results in proposal order."""
+    return {"schema_version": _VERSION, "results": list(_results(data))}
+
+
+def _results(data: RunData) -> Iterator[dict[str, Json]]:
+    started = _started(data)
+    for number, item in weigh(data).items():
+        record = trial_record(data, item, None)
+        kind = item.outcome.kind
+        result: dict[str, Json] = {
+            "configuration": record["configuration"],
+            "objectives": ["time"],
+            "times": _times(record),
+            "invalidity": _INVALIDITY.get(kind, "runtime"),
+            "correctness": 0 if _INVALIDITY.get(kind) == "correctness" else 1,
+            "measurements": list(_measurements(record)),
+        }
+        seconds = data.finish_times_s.get(number)
+        if started is not None and seconds is not None:
+            result["timestamp"] = (started + timedelta(seconds=seconds)).isoformat()
+        yield result
+
+
+def _times(record: Mapping[str, Json]) -> dict[str, Json]:
+    stage_s: Mapping[str, float] = record["stage_s"]
+    times: dict[str, Json] = {
+        name: 1000 * stage_s[stage] for stage, name in _STAGES.items() if stage in stage_s
+    }
+    counting = [m for m in record["measurements"] if m["cache"] == "warm" and not m["held_out"]]
+    times["runtimes"] = [m["time_us"] / 1000 for m in counting]
+    return times
+
+
+def _measurements(record: Mapping[str, Json]) -> Iterator[dict[str, Json]]:
+    if record["time_us"] is not None:
+        yield {"name": "time", "value": record["time_us"] / 1000, "unit": "ms"}
+    for name in ("speedup", "speedup_low", "speedup_high"):
+        if record[name] is not None:
+            yield {"name": name, "value": record[name], "unit": ""}
+    yield {"name": "outcome", "value": record["outcome"], "unit": ""}
+    if record["reason"]:
+        yield {"name": "reason", "value": record["reason"], "unit": ""}
+
+
+def _started(data: RunData) -> datetime | None:
+    try:
+        return datetime.fromisoformat(str(data.meta.get("created")))
+    except ValueError:
+        return None

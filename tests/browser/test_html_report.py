@@ -1,0 +1,195 @@
+"""The HTML report as a reader meets it: in a browser, offline, with hostile texts in the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report.runs import META, failed, make_run, ok, recorded
+
+from evotune.report.data import RunData
+from evotune.report.html import html_page
+from evotune.trial import OutcomeKind
+
+from . import chromium
+
+HOSTILE = "</script><img src=x onerror=window.hacked=1><b>%{x}</b>"
+ABLATION = {
+    "trial": 2,
+    "date": "2030-01-02T03:04:05+00:00",
+    "rows": [
+        {"parameter": "UNROLL", "before": 2, "after": 1, "also": {}, "why": "default",
+         "outcome": "ok", "reason": "", "ratio": 0.8, "ratio_low": 0.78, "ratio_high": 0.82},
+        {"parameter": HOSTILE, "before": True, "after": False, "also": {HOSTILE: 1},
+         "why": "neighbour", "outcome": "compile_error", "reason": HOSTILE, "ratio": None,
+         "ratio_low": None, "ratio_high": None},
+    ],
+}  # fmt: skip
+
+if chromium.find() is None:
+    pytest.skip(f"needs one of {', '.join(chromium.NAMES)}", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[chromium.Browser]:
+    program = chromium.find()
+    assert program is not None
+    with chromium.Browser(program) as opened:
+        yield opened
+
+
+@pytest.fixture
+def page(tmp_path: Path, browser: chromium.Browser) -> Iterator[Path]:
+    """A run with a champion, slower rows, failures and hostile texts everywhere; then the proof
+    that reading it made no error, ran no foreign script and asked for nothing."""
+    browser.errors.clear()
+    browser.requests.clear()
+    outcomes = [
+        ok(1.1),
+        failed(OutcomeKind.COMPILE_ERROR, HOSTILE),
+        ok(1.5, held_out=(HOSTILE,)),
+        ok(0.7, flags=("throttled",)),
+        failed(OutcomeKind.TIMEOUT, "10 s"),
+        failed(OutcomeKind.TIMEOUT, "11 s"),
+    ]
+    configurations = {
+        number: {"BLOCK_M": 16 << number, "UNROLL": number, "MODE": HOSTILE if number % 2 else "a"}
+        for number in range(len(outcomes))
+    }
+    run = make_run(
+        tmp_path, outcomes, confirmations={2: ok(1.4, 1.35, 1.45, held_out=(HOSTILE,))},
+        configurations=configurations, environment=f'{{"compiler": "{HOSTILE}"}}',
+        meta={"space": HOSTILE, "default": configurations[0], "ablation": ABLATION,
+              "command": ["evotune", "run", HOSTILE]},
+    )  # fmt: skip
+    file = tmp_path / "report.html"
+    file.write_text(html_page([RunData.load(run)]), encoding="utf-8")
+    yield file
+    assert browser.errors == []
+    assert [
+        url for url in browser.requests if not url.startswith(("file:", "data:", "blob:"))
+    ] == []
+    assert browser.evaluate("window.hacked") is None
+    assert browser.evaluate("document.querySelectorAll('img, #page b').length") == 0
+
+
+def draw_all(browser: chromium.Browser) -> int:
+    """Draws the charts that are out of sight too; how many there are."""
+    browser.evaluate(
+        "for (const node of charts.keys()) { watcher.unobserve(node); drawChart(node); }"
+    )
+    return int(browser.evaluate("document.querySelectorAll('.js-plotly-plot').length"))
+
+
+def column(browser: chromium.Browser, number: int) -> Any:
+    """The leaderboard's cells of one column, from the top."""
+    cells = f"[...document.querySelectorAll('.datatable tbody tr td:nth-child({number})')]"
+    return browser.evaluate(f"{cells}.map((cell) => cell.textContent)")
+
+
+def click(browser: chromium.Browser, selector: str, text: str) -> None:
+    found = f"[...document.querySelectorAll({selector!r})].find((e) => e.textContent === {text!r})"
+    browser.evaluate(f"{found}.click()")
+
+
+def type_filter(browser: chromium.Browser, text: str) -> None:
+    browser.evaluate(
+        "(() => { const box = document.querySelector('.datatable input');"
+        f" box.value = {text!r}; box.dispatchEvent(new Event('input')); }})()"
+    )
+
+
+def test_every_section_draws_in_light_dark_and_on_a_phone(
+    browser: chromium.Browser, page: Path
+) -> None:
+    for width, dark in ((1280, False), (1280, True), (390, False)):
+        browser.look(width=width, dark=dark)
+        browser.open(page)
+        assert draw_all(browser) == 9  # six charts and one for each of three parameters
+        theme = browser.evaluate("document.documentElement.dataset.theme")
+        assert theme == ("dark" if dark else "light")
+        assert browser.evaluate("document.documentElement.scrollWidth") == width
+    headings = browser.evaluate(
+        "[...document.querySelectorAll('section > h2')].map((e) => e.textContent)"
+    )
+    assert headings == [
+        "Best so far",
+        "Leaderboard",
+        "Champion by shape and variant",
+        "Champion against the default",
+        "What each choice is worth",
+        "Parallel coordinates",
+        "Effect of each parameter",
+        "Outcomes",
+        "Time by stage",
+        "Run and environment",
+    ]
+    ink = "document.querySelector('.js-plotly-plot')._fullLayout.font.color"
+    before = browser.evaluate(ink)
+    click(browser, "#theme", "Dark")
+    assert browser.evaluate(ink) != before  # charts that are drawn change colour with the page
+    hero = browser.evaluate("document.querySelector('.hero').textContent")
+    assert "1.400x [1.350, 1.450] against sdpa:flash" in hero
+    assert HOSTILE in hero
+
+
+def test_a_click_on_a_heading_sorts_and_a_second_one_turns_the_order(
+    browser: chromium.Browser, page: Path
+) -> None:
+    browser.look()
+    browser.open(page)
+    assert column(browser, 2)[:3] == ["2", "0", "3"]  # the leaderboard's own order
+    click(browser, "th button", "trial")
+    assert column(browser, 2) == ["0", "1", "2", "3", "4", "5"]
+    click(browser, "th button", "trial")
+    assert column(browser, 2) == ["5", "4", "3", "2", "1", "0"]
+    click(browser, "th button", "speedup")
+    assert column(browser, 2)[:3] == ["2", "0", "3"]
+    click(browser, "th button", "speedup")
+    assert column(browser, 2)[:3] == ["3", "0", "2"]  # rows without a speedup stay last
+
+
+def test_the_filter_keeps_the_rows_that_fit(browser: chromium.Browser, page: Path) -> None:
+    browser.look()
+    browser.open(page)
+    for text, trials in {
+        "timeout": [4, 5],
+        "speedup>1": [2, 0],
+        "speedup>1 UNROLL=0": [0],
+        "block_m>=128": [3, 4, 5],
+        "outcome!=ok": [1, 4, 5],
+        "throttled": [3],
+        "confirmed=yes": [2],
+        "no such text": [],
+        "(": [],
+        "": [2, 0, 3, 1, 4, 5],
+    }.items():
+        type_filter(browser, text)
+        assert [int(number) for number in column(browser, 2)] == trials, text
+    browser.evaluate("document.querySelector('tr.opens').click()")
+    detail = browser.evaluate("document.querySelector('tr.detail').textContent")
+    assert "512x64-causal" in detail
+    assert HOSTILE in detail
+
+
+def test_several_runs_share_a_page(browser: chromium.Browser, page: Path, tmp_path: Path) -> None:
+    first = RunData.load(make_run(tmp_path, [ok(1.2)], name="first"))
+    second = RunData.load(make_run(tmp_path, [ok(1.3), ok(0.9)], name="second"))
+    replayed = RunData.load(
+        make_run(tmp_path, [recorded(2.0), recorded(1.0)], name="third", meta={"kind": "recorded"})
+    )
+    nothing = RunData.load(make_run(tmp_path, [], name="fourth", meta={"baselines": None}))
+    page.write_text(html_page([first, second, replayed, nothing]), encoding="utf-8")
+    browser.look()
+    browser.open(page)
+    tables = "document.querySelectorAll('.datatable')"
+    assert browser.evaluate(f"{tables}[0].querySelectorAll('tbody tr').length") == 4
+    assert browser.evaluate(f"{tables}[1].querySelectorAll('tbody tr').length") == 5
+    for tab in range(4):
+        browser.evaluate(f"document.querySelectorAll('.tabs button')[{tab}].click()")
+        draw_all(browser)
+        environment = browser.evaluate("document.querySelector('#run dl').textContent")
+        assert META["device"]["name"] in environment
+    assert "No valid candidate" in browser.evaluate("document.querySelector('#run').textContent")

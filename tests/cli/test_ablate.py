@@ -1,0 +1,129 @@
+"""`evotune ablate` on a run of the faulty test kernel: compiled, checked and timed for real."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from report.runs import make_run, ok, recorded
+
+from evotune.cli.main import application
+from evotune.engine.folder import RunFolder, find_run
+from evotune.engine.setup import load_setup, snapshot
+from evotune.execute.protocol import TIMED
+from evotune.report.data import RunData
+from evotune.report.html.findings import ablation
+from evotune.store import RunStore
+
+from .conftest import ROOT, Invoke, _python_path
+
+Ablate = Callable[..., Result]
+SPACE = f"""
+name: few-faults
+root: {ROOT / "tests" / "data" / "faulty"}
+problem:
+  name: attention
+  shapes: [{{batch: 1, heads: 2, seq_len: 64, head_dim: 32}}]
+  variants: [{{causal: true}}]
+kernels:
+  faulty:
+    source: kernels/faulty_attention.cpp
+    entry: attention_forward
+    define: [head_dim, causal]
+    arguments: [q, k, v, out, softmax_scale, batch, heads, kv_heads, seq_len_q, seq_len_k]
+parameters:
+  FAULT: {{choices: [none, compile_error, wrong_scale]}}
+  UNUSED: [1, 2, 4, 8]
+constraints:
+  - UNUSED != 2
+default: {{FAULT: none, UNUSED: 8}}
+"""
+CHAMPION = {"FAULT": "none", "UNUSED": 4}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run whose champion is trial 0, as it is after the search."""
+    folder = tmp_path_factory.mktemp("ablate")
+    space = folder / "space.yaml"
+    space.write_text(SPACE)
+    setup = load_setup(space, "cpu")
+    made = make_run(
+        folder / "runs",
+        [ok(1.0)],
+        configurations={0: CHAMPION},
+        meta={
+            "space": "few-faults",
+            "device": setup.profile.to_json(),
+            "baselines": {"chosen": {case.label: "sdpa:math" for case in setup.cases[TIMED]}},
+        },
+    )
+    made.sources.mkdir()
+    with RunStore.open_for_writing(made.store) as store:
+        store.set_meta("space_file", snapshot(made, setup, space))
+    return made
+
+
+@pytest.fixture
+def ablate(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Ablate:
+    monkeypatch.setenv("EVOTUNE_CACHE_DIR", str(run.path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", _python_path())
+
+    def invoke(*arguments: object) -> Result:
+        words = ["ablate", "latest", "--runs-dir", run.path.parent, *arguments]
+        return CliRunner().invoke(application, [str(word) for word in words])
+
+    return invoke
+
+
+def test_each_gene_is_changed_alone_and_the_rows_are_kept_for_the_report(
+    ablate: Ablate, run: RunFolder
+) -> None:
+    result = ablate("--format", "json")
+    assert result.exit_code == 0, result.stderr
+    itself, *rows = json.loads(result.stdout)
+    assert (itself["parameter"], itself["outcome"], itself["same_code"]) == ("", "ok", True)
+    assert itself["ratio_low"] <= itself["ratio"] <= itself["ratio_high"]
+    changes = [(row["parameter"], row["after"], row["why"], row["outcome"]) for row in rows]
+    assert changes == [
+        ("FAULT", "compile_error", "neighbour", "compile_error"),
+        ("FAULT", "wrong_scale", "neighbour", "wrong_result"),
+        ("UNUSED", 8, "default", "ok"),
+        ("UNUSED", 1, "neighbour", "ok"),
+    ]
+    assert [row["ratio"] is None for row in rows] == [True, True, False, False]
+    assert [row["same_code"] for row in rows] == [False, False, True, True]
+    assert "error" in rows[0]["reason"]
+    shown = ablation(RunData.load(run))
+    assert shown["trial"] == 0
+    assert shown["rows"][0]["change"] == "nothing (the champion against itself)"
+    assert {row["change"] for row in shown["rows"]} >= {
+        "UNUSED 4 to 8",
+        "FAULT none to wrong_scale",
+    }
+
+
+def test_a_trial_that_is_not_there_is_a_usage_error(ablate: Ablate) -> None:
+    result = ablate("--trial", 7)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "no valid trial 7" in result.stderr
+
+
+def test_a_recorded_run_has_nothing_to_ablate(invoke: Invoke, tmp_path: Path) -> None:
+    made = make_run(tmp_path / "runs", [recorded(1.0)], meta={"kind": "recorded"})
+    result = invoke("ablate", find_run(made.id, tmp_path / "runs").path)
+    assert result.exit_code == 2
+    assert "replays a recording" in result.stderr
+
+
+def test_compare_can_measure_both_again_in_turn(ablate: Ablate, run: RunFolder) -> None:
+    other = ["--runs-dir", str(run.path.parent), "--format", "json", "--remeasure"]
+    result = CliRunner().invoke(application, ["compare", "latest:0", "latest:0", *other])
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert (found["basis"], found["differences"]) == ("paired", [])
+    assert found["ratio_low"] <= found["ratio"] <= found["ratio_high"]
+    assert found["cases"][0]["first_us"] > 0
