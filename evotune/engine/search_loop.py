@@ -17,7 +17,7 @@ from evotune.errors import StoreError
 from evotune.execute.protocol import Executor, Proposal
 from evotune.search.strategy import Strategy
 from evotune.store import RunStore
-from evotune.trial import Configuration, Outcome, Trial
+from evotune.trial import Configuration, Json, Outcome, Trial
 
 _SNAPSHOT_EVERY = 1000
 _POLL_S = 0.5
@@ -96,15 +96,22 @@ class SearchLoop:
         stored = {trial.number: trial for trial in self._store.trials()}
         first_missing = next(n for n in range(len(stored) + 1) if n not in stored)
         snapshot = self._store.snapshot(at_most=max(0, first_missing - self._lookahead))
-        if snapshot is not None:
-            told, state = snapshot
-            self._strategy.restore(state)
+        if snapshot is not None and self._take_up(snapshot[1]):
+            told = snapshot[0]
             self._told = told
             # Proposals up to `told + lookahead` were asked by then.
             self._asked = told
             for number in range(told):
                 self._see(stored[number])
         self._stored = {n: trial for n, trial in stored.items() if n >= self._told}
+
+    def _take_up(self, state: Json) -> bool:
+        """False for a snapshot of a version before this one: then all outcomes are told again."""
+        try:
+            self._strategy.restore(state)
+        except StoreError:
+            return False
+        return True
 
     def _advance(self) -> None:
         """Asks and tells as far as the outcomes at hand allow."""

@@ -23,6 +23,7 @@ from evotune.store.schema import APPLICATION_ID, migrate, newest_version
 from evotune.trial import Configuration, Json, Outcome, Trial
 
 _SYNC_EVERY_S = 1.0
+_LEAST_BYTES = 512  # SQLite's smallest page
 _NOT_DAMAGE = frozenset(
     {
         sqlite3.SQLITE_FULL,
@@ -62,18 +63,20 @@ class RunStore:
 
     @classmethod
     def open_for_writing(cls, path: Path) -> RunStore:
-        """An existing store, brought to the newest version first."""
+        """An existing store, brought to the newest version first; a damaged one stays as it is."""
         _require(path)
+        # A writer that closes moves the log into the main file, whatever state that is in.
+        with cls._open_read_only(path) as connection:
+            _check_version(path, connection)
+            _check_pages(path, connection)
+            connection.close()
         return cls._open_writable(path)
 
     @classmethod
     def open_for_reading(cls, path: Path) -> RunStore:
         """Reads a store that may be in use; writes nothing into it, whatever its version."""
         _require(path)
-        uri = f"{path.resolve().as_uri()}?mode=ro"
-        if not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
-            uri += "&immutable=1"  # no place for the index that WAL readers share
-        with _opening(path, uri) as connection:
+        with cls._open_read_only(path) as connection:
             if _check_version(path, connection) == newest_version():
                 return cls(path, connection)
             newest = sqlite3.connect(":memory:", isolation_level=None)
@@ -81,6 +84,13 @@ class RunStore:
             connection.close()
             migrate(newest)
             return cls(path, newest)
+
+    @staticmethod
+    def _open_read_only(path: Path) -> contextlib.AbstractContextManager[sqlite3.Connection]:
+        uri = f"{path.resolve().as_uri()}?mode=ro"
+        if not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
+            uri += "&immutable=1"  # no place for the index that WAL readers share
+        return _opening(path, uri)
 
     @classmethod
     def _open_writable(cls, path: Path) -> RunStore:
@@ -249,6 +259,9 @@ class RunStore:
 def _require(path: Path) -> None:
     if not path.is_file():
         raise StoreError(f"{path} is missing: this folder holds no run, or its store was deleted")
+    # SQLite throws away the log of a file that is shorter than a page: all that there is.
+    if path.stat().st_size < _LEAST_BYTES:
+        raise _foreign(path)
 
 
 @contextlib.contextmanager
@@ -272,13 +285,26 @@ def _check_version(path: Path, connection: sqlite3.Connection) -> int:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID or version < 1:
-        raise StoreError(f"{path} is not an evotune store")
+        raise _foreign(path)
     if version > newest_version():
         raise StoreError(
             f"{path} was written by a newer evotune (store version {version}, "
             f"this one reads up to {newest_version()}); update evotune"
         )
     return int(version)
+
+
+def _foreign(path: Path) -> StoreError:
+    return StoreError(
+        f"{path} is not an evotune store; if it was one, take the run's folder from a copy"
+    )
+
+
+def _check_pages(path: Path, connection: sqlite3.Connection) -> None:
+    """StoreError when a page of the file is missing or makes no sense; reads all of it."""
+    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise _damaged(path, sqlite3.DatabaseError(found.partition("\n")[0]))
 
 
 def _damaged(path: Path, error: Exception) -> StoreError:
