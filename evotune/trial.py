@@ -16,6 +16,8 @@ from typing import Any, TypeAlias
 Value: TypeAlias = bool | int | float | str
 Json: TypeAlias = Any  # what json.loads returns
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps makes an encoder each time
+
 
 class Configuration(Mapping[str, Value]):
     """One value for every parameter of a space, in the space's order; hashable.
@@ -28,7 +30,7 @@ class Configuration(Mapping[str, Value]):
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self._values: dict[str, Value] = dict(values)
-        self.key: str = json.dumps(self._values, separators=(",", ":"))
+        self.key: str = _encode(self._values)
         self._hash = hash(self.key)
 
     def __getitem__(self, name: str) -> Value:

@@ -93,17 +93,13 @@ class SearchLoop:
 
     def _restore(self) -> None:
         """Takes up the newest snapshot that still lets every missing proposal be asked in turn."""
-        stored = {trial.number: trial for trial in self._store.trials()}
-        first_missing = next(n for n in range(len(stored) + 1) if n not in stored)
-        snapshot = self._store.snapshot(at_most=max(0, first_missing - self._lookahead))
+        enough = max(0, self._store.first_missing() - self._lookahead)
+        snapshot = self._store.snapshot(at_most=enough)
         if snapshot is not None and self._take_up(snapshot[1]):
-            told = snapshot[0]
-            self._told = told
             # Proposals up to `told + lookahead` were asked by then.
-            self._asked = told
-            for number in range(told):
-                self._see(stored[number])
-        self._stored = {n: trial for n, trial in stored.items() if n >= self._told}
+            self._told = self._asked = snapshot[0]
+            self._best = self._store.best(before=self._told)
+        self._stored = {trial.number: trial for trial in self._store.trials(first=self._told)}
 
     def _take_up(self, state: Json) -> bool:
         """False for a snapshot of a version before this one: then all outcomes are told again."""

@@ -146,5 +146,4 @@ def _settings(document: SpaceDocument | None, request: RunRequest) -> dict[str, 
 
 def _finish(work: RunWork) -> RunResult:
     reason = work.run_to_end()
-    ok_trials = sum(trial.outcome.ok for trial in work.store.trials())
-    return RunResult(work.run, reason, ok_trials)
+    return RunResult(work.run, reason, work.store.count_ok())

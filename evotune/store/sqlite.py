@@ -23,6 +23,7 @@ from evotune.store.schema import APPLICATION_ID, migrate, newest_version
 from evotune.trial import Configuration, Json, Outcome, Trial
 
 _SYNC_EVERY_S = 1.0
+_FITNESS = "json_extract(outcome, '$.fitness')"
 _LEAST_BYTES = 512  # SQLite's smallest page
 _NOT_DAMAGE = frozenset(
     {
@@ -151,11 +152,14 @@ class RunStore:
             "SELECT number, configuration, outcome FROM outcomes WHERE number >= ? ORDER BY number",
             (first,),
         ):
-            try:
-                values = Configuration(json.loads(configuration))
-            except (ValueError, TypeError) as error:
-                raise _damaged(self.path, error) from error
-            yield Trial(number, values, self._outcome(outcome))
+            yield self._trial(number, configuration, outcome)
+
+    def _trial(self, number: int, configuration: str, outcome: str) -> Trial:
+        try:
+            values = Configuration(json.loads(configuration))
+        except (ValueError, TypeError) as error:
+            raise _damaged(self.path, error) from error
+        return Trial(number, values, self._outcome(outcome))
 
     def finish_times_s(self) -> dict[int, float]:
         """When each trial finished, in seconds of the run's own time."""
@@ -167,6 +171,24 @@ class RunStore:
 
     def count(self) -> int:
         return int(self._read("SELECT count(*) FROM outcomes")[0][0])
+
+    def count_ok(self) -> int:
+        """Outcomes with a fitness."""
+        return int(self._read(f"SELECT count({_FITNESS}) FROM outcomes")[0][0])
+
+    def first_missing(self) -> int:
+        """The lowest number without an outcome."""
+        numbers = self._read("SELECT number FROM outcomes ORDER BY number")
+        return next((n for n, (number,) in enumerate(numbers) if n != number), len(numbers))
+
+    def best(self, before: int) -> Trial | None:
+        """The fittest trial below that number; of equals, the first."""
+        rows = self._read(
+            f"SELECT number, configuration, outcome FROM outcomes WHERE number < ?"
+            f" AND {_FITNESS} IS NOT NULL ORDER BY {_FITNESS} DESC, number LIMIT 1",
+            (before,),
+        )
+        return self._trial(*rows[0]) if rows else None
 
     def history_digest(self) -> str:
         """SHA-256 over (number, configuration) of every stored trial: what was tried, in order."""

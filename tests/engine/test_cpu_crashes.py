@@ -53,7 +53,7 @@ def test_killed_at_every_step_that_only_real_kernels_have(forker: Forker, tmp_pa
             confirmed = store.confirmations()
     assert len(confirmed) == 1
     assert forker.run(*command, *runs) == 0, forker.output()
-    assert forker.journaled("submitted") == [], "only champions were left to confirm"
+    assert forker.journaled("stored") == [], "only champions were left to confirm"
     assert [trial.configuration for trial in history(run)] == replayed(run)
 
 
