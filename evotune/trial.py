@@ -79,6 +79,10 @@ class OutcomeKind(enum.StrEnum):
     DEVICE_LOST = "device_lost"
 
 
+QUARANTINED = "quarantined"
+"""Flag of an outcome: the configuration ended two workers, the second one all by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """Paired timing of one case (shape x variant). Times in microseconds.

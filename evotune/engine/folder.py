@@ -5,6 +5,7 @@ runs/<id>/sources/           the space and every kernel source, as they were at 
 runs/<id>/environment.json   versions, device, flags, command
 runs/<id>/lock               held (flock) by the process that works on the run
 runs/<id>/logs/              what compilers and workers said; scratch files
+runs/<id>/quarantine/        a script for each configuration that ended two workers
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ class RunFolder:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    @property
+    def quarantine(self) -> Path:
+        return self.path / "quarantine"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

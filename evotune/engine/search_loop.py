@@ -17,7 +17,7 @@ from evotune.errors import StoreError
 from evotune.execute.protocol import Executor, Proposal
 from evotune.search.strategy import Strategy
 from evotune.store import RunStore
-from evotune.trial import Configuration, Json, Outcome, Trial
+from evotune.trial import QUARANTINED, Configuration, Json, Outcome, Trial
 
 _SNAPSHOT_EVERY = 1000
 _POLL_S = 0.5
@@ -33,7 +33,10 @@ class Budget:
 
 
 class SearchLoop:
-    """One session of a run. `stop` is asked between events: True ends the session early."""
+    """One session of a run. `stop` is asked between events: True ends the session early.
+
+    `quarantine` is told of each quarantined trial before its outcome is stored.
+    """
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class SearchLoop:
         elapsed_s: float,
         stop: Callable[[], bool],
         observer: Observer,
+        quarantine: Callable[[Trial], None] = lambda trial: None,
     ) -> None:
         self._store = store
         self._strategy = strategy
@@ -56,6 +60,7 @@ class SearchLoop:
         self._budget = budget
         self._stop = stop
         self._observer = observer
+        self._quarantine = quarantine
         self._started_s = time.monotonic() - elapsed_s
         self._stored: dict[int, Trial] = {}
         self._pending: deque[Configuration] = deque()
@@ -175,6 +180,8 @@ class SearchLoop:
                     f"an outcome arrived for proposal {number}, which nobody asked for"
                 )
             trial = Trial(number, self._pending[place], outcome)
+            if QUARANTINED in outcome.flags:
+                self._quarantine(trial)
             self._store.append(trial, self.elapsed_s)
             self._arrived[number] = outcome
         self._store.sync()

@@ -14,7 +14,7 @@ from evotune.errors import EnvironmentProblem
 from evotune.execute.child import Child
 from evotune.execute.protocol import RANDOM
 from evotune.execute.sanitizer import LIMIT_S, TOOLS
-from evotune.trial import Json, Outcome, OutcomeKind
+from evotune.trial import QUARANTINED, Json, Outcome, OutcomeKind
 
 _OPEN_TIMEOUT_S = 120.0
 _HARNESS_TIMEOUT_S = 900.0  # references and baselines: our work, and PyTorch's
@@ -39,8 +39,8 @@ class DeviceSlot:
 
     A trial's time limit counts from when the worker has its inputs and references ready. On a
     GPU the next worker waits, its libraries imported, for the present one to be done. A trial
-    that crashes a worker which served others before runs once more in a fresh one, since
-    it may be one of those that broke it.
+    whose worker died runs once more in a fresh one, since somebody else may have killed it, or one
+    of those that it served before may have broken it. Who ends that one too is quarantined.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class DeviceSlot:
         self._sent = 0.0
         self._request: Json = None
         self._exceptions = 0
+        self._deaths = 0
         self._served = 0
         self._slowest_s = 0.0
         self._answers = 0
@@ -86,6 +87,10 @@ class DeviceSlot:
 
     def start(self, request: Json) -> None:
         """Sends a request, opening (or renewing) the worker first if need be."""
+        self._deaths = 0
+        self._send(request)
+
+    def _send(self, request: Json) -> None:
         if self._served >= _TRIALS_PER_WORKER:
             self.renew()
         if self._child is None:
@@ -222,12 +227,10 @@ class DeviceSlot:
         alone = self._served == 1
         self.renew()
         last = log.splitlines()[-1] if log else ""
-        if garbled:
-            reason = "the device worker's answer was garbled"
-            return Outcome(OutcomeKind.WORKER_LOST, reason=reason, log=log)
-        kind = _crash_kind(status, log)
-        if kind is not None and not alone:
-            self.start(self._request)
+        kind = None if garbled else _crash_kind(status, log)
+        if not (self._deaths or raised or (alone and kind is not None)):
+            self._deaths += 1
+            self._send(self._request)
             return None
         self._exceptions = self._exceptions + 1 if raised else 0
         if self._exceptions >= _TOO_MANY_EXCEPTIONS:
@@ -236,10 +239,17 @@ class DeviceSlot:
                 f"the device worker failed {self._exceptions} times in a row: {last}"
             )
         reason = f"the device worker {describe_status(status)}"
+        if garbled:
+            reason = "the device worker's answer was garbled"
         # After a crash by memory access the log's end belongs to whoever wrote last.
-        if last and status != -signal.SIGSEGV:
+        elif last and status != -signal.SIGSEGV:
             reason += f": {last}"
-        return Outcome(kind or OutcomeKind.WORKER_LOST, reason=reason, log=log)
+        return Outcome(
+            kind or OutcomeKind.WORKER_LOST,
+            reason=reason,
+            log=log,
+            flags=(QUARANTINED,) if self._deaths and not raised else (),
+        )
 
 
 def _crash_kind(status: int, log: str) -> OutcomeKind | None:

@@ -23,12 +23,15 @@ from evotune.execute.compile_pool import CompilePool
 from evotune.execute.device_slot import DeviceSlot
 from evotune.execute.protocol import BaselineReport, BaselineTiming, CaseJob, Proposal
 from evotune.problems.base import Case
-from evotune.trial import Json, Outcome, OutcomeKind
+from evotune.trial import QUARANTINED, Json, Outcome, OutcomeKind
 
-NOT_ITS_FAULT = frozenset({OutcomeKind.WORKER_LOST, OutcomeKind.DEVICE_LOST})
-"""Outcomes that say nothing about the same machine code tried again."""
-
+_NOT_ITS_FAULT = frozenset({OutcomeKind.WORKER_LOST, OutcomeKind.DEVICE_LOST})
 _DOUBTFUL = frozenset({OutcomeKind.WRONG_RESULT, OutcomeKind.NAN})
+
+
+def speaks_for_its_code(outcome: Outcome) -> bool:
+    """Whether the same machine code need not be tried again."""
+    return outcome.kind not in _NOT_ITS_FAULT or QUARANTINED in outcome.flags
 
 
 @dataclasses.dataclass(slots=True)
@@ -202,7 +205,7 @@ class LocalExecutor:
             return
         if outcome.kind is OutcomeKind.OUT_OF_BOUNDS:
             self._device.renew()  # who knows what else it overwrote
-        if not item.proposal.confirm and outcome.kind not in NOT_ITS_FAULT:
+        if not item.proposal.confirm and speaks_for_its_code(outcome):
             self._twins[outcome.binary] = (item.proposal.number, outcome)
         self._finish(item, outcome)
 
