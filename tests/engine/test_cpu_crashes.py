@@ -99,7 +99,7 @@ def test_killed_forty_times_with_compilers_and_workers_at_work(
         assert status == 0, forker.output()
         assert run is not None
         assert digest(run) == digest(unbroken)
-    keep_result(device="cpu", **counts, lost=0, orphans=0, other_histories=0)
+        keep_result(device="cpu", **counts, lost=0, orphans=0, other_histories=0)
 
 
 def _work_of(run: RunFolder) -> set[int]:
