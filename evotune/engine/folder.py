@@ -98,6 +98,14 @@ def create_folder(runs_dir: Path, name: str) -> RunFolder:
     return RunFolder(path)
 
 
+def write_durably(path: Path, content: bytes) -> None:
+    """For what the store relies on: it is on the disk before the store is."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def find_run(text: str, runs_dir: Path) -> RunFolder:
     """The run that an id, a unique part of its beginning, or a path names; `latest` too."""
     path = Path(text)
