@@ -33,6 +33,17 @@ class Configuration(Mapping[str, Value]):
         self.key: str = _encode(self._values)
         self._hash = hash(self.key)
 
+    @classmethod
+    def from_key(cls, key: str) -> Configuration:
+        """The one whose `key` that is; ValueError for text that is no JSON object."""
+        configuration = cls.__new__(cls)
+        configuration._values = json.loads(key)
+        if not isinstance(configuration._values, dict):
+            raise ValueError(f"{key[:40]!r} is no configuration")
+        configuration.key = key
+        configuration._hash = hash(key)
+        return configuration
+
     def __getitem__(self, name: str) -> Value:
         return self._values[name]
 

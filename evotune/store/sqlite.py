@@ -156,10 +156,10 @@ class RunStore:
 
     def _trial(self, number: int, configuration: str, outcome: str) -> Trial:
         try:
-            values = Configuration(json.loads(configuration))
-        except (ValueError, TypeError) as error:
+            found = Configuration.from_key(configuration)
+        except ValueError as error:
             raise _damaged(self.path, error) from error
-        return Trial(number, values, self._outcome(outcome))
+        return Trial(number, found, self._outcome(outcome))
 
     def finish_times_s(self) -> dict[int, float]:
         """When each trial finished, in seconds of the run's own time."""
