@@ -23,9 +23,10 @@ def keep_result(request: pytest.FixtureRequest) -> KeepResult:
     def keep(**figures: object) -> None:
         results = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
         name = request.node.name
+        marker = "gpu" if request.node.get_closest_marker("gpu") else "soak"
         results[name] = {
             **figures,
-            "command": f"python -m pytest -m soak -k {name}",
+            "command": f"python -m pytest -m {marker} -k {name}",
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "evotune": evotune.__version__,
             "python": platform.python_version(),

@@ -57,7 +57,7 @@ def _recording(path: Path) -> Path:
     rng = random.Random(0)
     cache = {}
     for values in itertools.product(*PARAMETERS.values()):
-        time_ms = 1.0 + sum(abs(math.log2(value) - 2) for value in values) + rng.random()
+        time_ms = 1.0 + sum(abs(math.log2(1 + value) - 2) for value in values) + rng.random()
         failed = rng.random() < 0.1
         cache[",".join(map(str, values))] = {
             **dict(zip(PARAMETERS, values, strict=True)),
