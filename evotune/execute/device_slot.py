@@ -110,7 +110,7 @@ class DeviceSlot:
         if messages is None:
             return self._lost()
         for message in messages:
-            if message.get("token") != self._request["token"]:
+            if not isinstance(message, dict) or message.get("token") != self._request["token"]:
                 self._child.garbled = True
                 return self._lost()
             if "prepared" in message:

@@ -30,6 +30,7 @@ FAULTS = {
     "misaligned": (OutcomeKind.ILLEGAL_ACCESS, "SIGBUS"),
     "illegal_instruction": (OutcomeKind.LAUNCH_ERROR, "SIGILL"),
     "garbles": (OutcomeKind.WORKER_LOST, "answer was garbled"),
+    "answers_nonsense": (OutcomeKind.WORKER_LOST, "answer was garbled"),
     "exit": (OutcomeKind.WORKER_LOST, "ended with status 7"),
     "kill": (OutcomeKind.WORKER_LOST, "SIGKILL"),
     "wrong_scale": (OutcomeKind.WRONG_RESULT, "out is off by"),

@@ -115,6 +115,9 @@ void misbehave() {
 #elif FAULT == FAULT_GARBLES
   for (int fd = 3; fd < 64; ++fd)  // one of them is the worker's channel
     if (write(fd, "no message of the worker's", 26) == 26) std::fflush(stderr);
+#elif FAULT == FAULT_ANSWERS_NONSENSE
+  for (int fd = 3; fd < 64; ++fd)  // a whole message, and no answer
+    if (write(fd, "\0\0\0\2[]", 6) == 6) std::fflush(stderr);
 #elif FAULT == FAULT_SPINNER
   if (calls == 1) std::thread([] { for (volatile long i = 0;; i = i + 1) {} }).detach();
 #elif FAULT == FAULT_TIME_BOMB
