@@ -116,11 +116,13 @@ class LocalExecutor:
             }
         )
         while True:
-            answer = self._device.expire()
+            answer = None
             child = self._device.child
-            if answer is None and child is not None:
+            if child is not None:
                 self._select([child], 0.2)
                 answer = self._device.handle()
+            if answer is None:
+                answer = self._device.expire()
             if isinstance(answer, Outcome):
                 raise EnvironmentProblem(f"the baselines could not be timed: {answer.reason}")
             if answer is not None:
@@ -172,12 +174,13 @@ class LocalExecutor:
         if self._device.child is not None:
             children.append(self._device.child)
         readable = self._select(children, min(0.2, max(0.0, deadline - time.monotonic())))
-        results: list[tuple[CompileJob, Binary | CompileFailure]] = self._pool.expire()
+        results: list[tuple[CompileJob, Binary | CompileFailure]] = []
         for child in readable:
             if child is self._device.child:
                 self._device_answered(self._device.handle())
             elif child in self._pool.children():
                 results += self._pool.handle(child)
+        results += self._pool.expire()
         for job, result in results:
             self._compiled(job, result)
         if self._device.busy:
