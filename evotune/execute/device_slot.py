@@ -18,6 +18,8 @@ from evotune.trial import QUARANTINED, Json, Outcome, OutcomeKind
 
 _OPEN_TIMEOUT_S = 120.0
 _HARNESS_TIMEOUT_S = 900.0  # references and baselines: our work, and PyTorch's
+_LEAST_HARNESS_TIMEOUT_S = 60.0
+_KNOWN_AFTER = 5  # answers, and time-outs follow what such took
 _CONFIRM_CASE_S = 30.0  # a champion's case is timed for ten seconds, and not only once
 _LEAST_TIMEOUT_S = 20.0
 _TRIALS_PER_WORKER = 200  # bounds what loaded candidates leave behind in one process
@@ -73,6 +75,7 @@ class DeviceSlot:
         self._deaths = 0
         self._served = 0
         self._slowest_s = 0.0
+        self._slowest_preparation_s = 0.0
         self._answers = 0
         self.busy = False
 
@@ -99,7 +102,7 @@ class DeviceSlot:
         # Native code in the worker may write to its pipe; it does not know what to say there.
         self._request = {**request, "token": secrets.token_hex(16)}
         self._child.send(self._request)
-        self._start_clock(_HARNESS_TIMEOUT_S)
+        self._start_clock(self._harness_limit_s())
         self._served += 1
         self.busy = True
 
@@ -114,11 +117,14 @@ class DeviceSlot:
                 self._child.garbled = True
                 return self._lost()
             if "prepared" in message:
+                if self._is_search_trial():
+                    seconds = time.monotonic() - self._sent
+                    self._slowest_preparation_s = max(self._slowest_preparation_s, seconds)
                 self._start_clock(self._trial_limit_s())
                 continue
             self.busy = False
             self._exceptions = 0
-            if self._request["request"] == "trial" and not self._request["confirm"]:
+            if self._is_search_trial():
                 self._answers += 1
                 self._slowest_s = max(self._slowest_s, time.monotonic() - self._sent)
             if message.get("retire"):
@@ -154,13 +160,24 @@ class DeviceSlot:
         self._sent = time.monotonic()
         self._deadline = self._sent + limit_s
 
+    def _is_search_trial(self) -> bool:
+        return self._request["request"] == "trial" and not self._request["confirm"]
+
+    def _harness_limit_s(self) -> float:
+        """For the inputs and references of a trial: as long as it may take at first, then with
+        much room what it took in this run, since a worker can stop there as well."""
+        if self._answers < _KNOWN_AFTER or not self._is_search_trial():
+            return _HARNESS_TIMEOUT_S
+        room_s = max(_LEAST_HARNESS_TIMEOUT_S, 20 * self._slowest_preparation_s)
+        return min(_HARNESS_TIMEOUT_S, room_s)
+
     def _trial_limit_s(self) -> float:
         """Generous at first, then what trials of this run take, with room."""
         if self._request["confirm"]:
             cases: int = sum(case["role"] != RANDOM for case in self._request["cases"])
             sanitizer_s = LIMIT_S * len(TOOLS) if self._profile.backend == "cuda" else 0.0
             return self._longest_trial_s + _CONFIRM_CASE_S * cases + sanitizer_s
-        if self._answers < 5:
+        if self._answers < _KNOWN_AFTER:
             return self._longest_trial_s
         return min(self._longest_trial_s, max(_LEAST_TIMEOUT_S, 10 * self._slowest_s))
 

@@ -38,6 +38,26 @@ def test_time_outs_follow_what_trials_of_this_run_take(
     assert slot._trial_limit_s() == limit_s
 
 
+@pytest.mark.parametrize(
+    ("request_", "slowest_s", "answers", "limit_s"),
+    [
+        ("trial", 0.0, 4, 900.0),
+        ("trial", 0.1, 5, 60.0),
+        ("trial", 10.0, 5, 200.0),
+        ("trial", 100.0, 5, 900.0),
+        ("time_baselines", 0.1, 5, 900.0),
+    ],
+)
+def test_a_worker_that_stops_before_its_trial_is_not_waited_for_without_end(
+    tmp_path: Path, request_: str, slowest_s: float, answers: int, limit_s: float
+) -> None:
+    profile = DeviceProfile("cpu", "cpu", "", {"threads": 1})
+    slot = DeviceSlot(tmp_path, profile, "attention", "float32", True)
+    slot._request = {"request": request_, "confirm": False}
+    slot._slowest_preparation_s, slot._answers = slowest_s, answers
+    assert slot._harness_limit_s() == limit_s
+
+
 @pytest.mark.soak
 def test_a_hung_worker_is_replaced_in_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_result: Callable[..., None]
