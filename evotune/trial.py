@@ -16,6 +16,8 @@ from typing import Any, TypeAlias
 Value: TypeAlias = bool | int | float | str
 Json: TypeAlias = Any  # what json.loads returns
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps makes an encoder each time
+
 
 class Configuration(Mapping[str, Value]):
     """One value for every parameter of a space, in the space's order; hashable.
@@ -28,8 +30,19 @@ class Configuration(Mapping[str, Value]):
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self._values: dict[str, Value] = dict(values)
-        self.key: str = json.dumps(self._values, separators=(",", ":"))
+        self.key: str = _encode(self._values)
         self._hash = hash(self.key)
+
+    @classmethod
+    def from_key(cls, key: str) -> Configuration:
+        """The one whose `key` that is; ValueError for text that is no JSON object."""
+        configuration = cls.__new__(cls)
+        configuration._values = json.loads(key)
+        if not isinstance(configuration._values, dict):
+            raise ValueError(f"{key[:40]!r} is no configuration")
+        configuration.key = key
+        configuration._hash = hash(key)
+        return configuration
 
     def __getitem__(self, name: str) -> Value:
         return self._values[name]
@@ -75,6 +88,10 @@ class OutcomeKind(enum.StrEnum):
     TOO_FAST = "too_fast"
     WORKER_LOST = "worker_lost"
     DEVICE_LOST = "device_lost"
+
+
+QUARANTINED = "quarantined"
+"""Flag of an outcome: the configuration ended two workers, the second one all by itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 import evotune
 from evotune.device.cpu import CpuCompiler
 from evotune.device.cuda.compiler import NvrtcCompiler
 from evotune.device.profile import DeviceProfile
+from evotune.errors import StoreError
 from evotune.trial import Json
 
 PACKAGES = (
@@ -56,6 +59,19 @@ def describe(profile: DeviceProfile, command: Sequence[str]) -> dict[str, Json]:
     elif profile.backend == "cuda":
         record["compiler"] = NvrtcCompiler().version()
     return record
+
+
+def read(path: Path) -> Mapping[str, Json]:
+    """What `describe` said when the run was made; StoreError when that is lost."""
+    try:
+        record: Json = json.loads(path.read_bytes())
+        _times_depend_on(record)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StoreError(
+            f"{path} is damaged, which says where the run was made; if it was here, "
+            "--allow-mixed goes on without it"
+        ) from error
+    return dict(record)
 
 
 def changes(before: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]:

@@ -5,6 +5,7 @@ runs/<id>/sources/           the space and every kernel source, as they were at 
 runs/<id>/environment.json   versions, device, flags, command
 runs/<id>/lock               held (flock) by the process that works on the run
 runs/<id>/logs/              what compilers and workers said; scratch files
+runs/<id>/quarantine/        a script for each configuration that ended two workers
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ class RunFolder:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    @property
+    def quarantine(self) -> Path:
+        return self.path / "quarantine"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -91,6 +96,14 @@ def create_folder(runs_dir: Path, name: str) -> RunFolder:
     except OSError as error:
         raise UsageError(f"cannot create the run's folder {path}: {error.strerror}") from error
     return RunFolder(path)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """For what the store relies on: it is on the disk before the store is."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def find_run(text: str, runs_dir: Path) -> RunFolder:

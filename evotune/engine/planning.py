@@ -19,7 +19,7 @@ from evotune.problems.base import Case, Problem
 from evotune.space.binding import bind
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument
-from evotune.space.language.expression import Expression
+from evotune.space.language.expression import Expression, parse_expression
 from evotune.space.specs import ArgumentSpec, KernelSpec
 from evotune.trial import Check, Configuration, Value
 from evotune.verify.summary import ALL_KINDS
@@ -58,6 +58,7 @@ class Planner:
         self._architecture = architecture(profile)
         self._reviewer = BuildReviewer(bound, profile) if profile.backend == "cuda" else None
         self._refuse_collisions()
+        self._refuse_unknown_arguments()
 
     def proposal(
         self, number: int, configuration: Configuration, *, confirm: bool = False
@@ -207,6 +208,14 @@ class Planner:
                     )
                 taken.add(name)
 
+    def _refuse_unknown_arguments(self) -> None:
+        buffers = {spec.name for spec in self._problem.tensors(self._cases[TIMED][0])}
+        for kernel in self._document.kernels:
+            known = buffers | {workspace.name for workspace in kernel.workspace}
+            for argument in kernel.arguments:
+                if argument.name is not None and argument.name not in known:
+                    self.bound.check(parse_expression(argument.name, argument.position))
+
     def _kernel(self, configuration: Configuration) -> KernelSpec:
         name = configuration.get("KERNEL")
         return self._document.kernel(str(name) if name is not None else None)
@@ -280,7 +289,8 @@ class Planner:
             return Argument("tensor", name)
         if any(workspace.name == name for workspace in kernel.workspace):
             return Argument("workspace", name)
-        value = self.bound.evaluate(name, configuration, case.symbols)
+        expression = parse_expression(name, argument.position)
+        value = self.bound.evaluate(expression, configuration, case.symbols)
         if isinstance(value, str):
             raise argument.position.error(f"{name} is {value!r}: expected a tensor or a number")
         number = _as_number(value)

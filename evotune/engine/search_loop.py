@@ -17,7 +17,7 @@ from evotune.errors import StoreError
 from evotune.execute.protocol import Executor, Proposal
 from evotune.search.strategy import Strategy
 from evotune.store import RunStore
-from evotune.trial import Configuration, Outcome, Trial
+from evotune.trial import QUARANTINED, Configuration, Json, Outcome, Trial
 
 _SNAPSHOT_EVERY = 1000
 _POLL_S = 0.5
@@ -33,7 +33,10 @@ class Budget:
 
 
 class SearchLoop:
-    """One session of a run. `stop` is asked between events: True ends the session early."""
+    """One session of a run. `stop` is asked between events: True ends the session early.
+
+    `quarantine` is told of each quarantined trial before its outcome is stored.
+    """
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class SearchLoop:
         elapsed_s: float,
         stop: Callable[[], bool],
         observer: Observer,
+        quarantine: Callable[[Trial], None] = lambda trial: None,
     ) -> None:
         self._store = store
         self._strategy = strategy
@@ -56,6 +60,7 @@ class SearchLoop:
         self._budget = budget
         self._stop = stop
         self._observer = observer
+        self._quarantine = quarantine
         self._started_s = time.monotonic() - elapsed_s
         self._stored: dict[int, Trial] = {}
         self._pending: deque[Configuration] = deque()
@@ -93,18 +98,21 @@ class SearchLoop:
 
     def _restore(self) -> None:
         """Takes up the newest snapshot that still lets every missing proposal be asked in turn."""
-        stored = {trial.number: trial for trial in self._store.trials()}
-        first_missing = next(n for n in range(len(stored) + 1) if n not in stored)
-        snapshot = self._store.snapshot(at_most=max(0, first_missing - self._lookahead))
-        if snapshot is not None:
-            told, state = snapshot
-            self._strategy.restore(state)
-            self._told = told
+        enough = max(0, self._store.first_missing() - self._lookahead)
+        snapshot = self._store.snapshot(at_most=enough)
+        if snapshot is not None and self._take_up(snapshot[1]):
             # Proposals up to `told + lookahead` were asked by then.
-            self._asked = told
-            for number in range(told):
-                self._see(stored[number])
-        self._stored = {n: trial for n, trial in stored.items() if n >= self._told}
+            self._told = self._asked = snapshot[0]
+            self._best = self._store.best(before=self._told)
+        self._stored = {trial.number: trial for trial in self._store.trials(first=self._told)}
+
+    def _take_up(self, state: Json) -> bool:
+        """False for a snapshot of a version before this one: then all outcomes are told again."""
+        try:
+            self._strategy.restore(state)
+        except StoreError:
+            return False
+        return True
 
     def _advance(self) -> None:
         """Asks and tells as far as the outcomes at hand allow."""
@@ -172,6 +180,8 @@ class SearchLoop:
                     f"an outcome arrived for proposal {number}, which nobody asked for"
                 )
             trial = Trial(number, self._pending[place], outcome)
+            if QUARANTINED in outcome.flags:
+                self._quarantine(trial)
             self._store.append(trial, self.elapsed_s)
             self._arrived[number] = outcome
         self._store.sync()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evotune.device.cuda.lock import measuring_alone
 from evotune.engine import environment
-from evotune.engine.folder import RunFolder, create_folder
+from evotune.engine.folder import RunFolder, create_folder, write_durably
 from evotune.engine.observer import Observer
 from evotune.engine.setup import Setup, load_run_setup, load_setup, snapshot
 from evotune.engine.spaces import find_space, flagship
@@ -74,7 +74,7 @@ def _start(
     run = create_folder(request.runs_dir, setup.name)
     problem = setup.document.problem if setup.document else None
     space_file = snapshot(run, setup, path)
-    run.environment.write_text(json.dumps(described, indent=2) + "\n")
+    write_durably(run.environment, (json.dumps(described, indent=2) + "\n").encode())
     facts = {
         "space": setup.name,
         "space_file": space_file,
@@ -113,10 +113,11 @@ def resume_run(
         if done >= settings["trials"]:
             observer.phase(f"all {done} trials are done; --trials asks for more")
         setup = load_run_setup(run, store)
-        changes = environment.changes(
-            json.loads(run.environment.read_text()), environment.describe(setup.profile, ())
-        )
-        if changes and not allow_mixed:
+        changes = []
+        if not allow_mixed:
+            now = environment.describe(setup.profile, ())
+            changes = environment.changes(environment.read(run.environment), now)
+        if changes:
             raise EnvironmentProblem(
                 f"run {run.id} was made elsewhere ({'; '.join(changes)}): times would not compare; "
                 "use --allow-mixed to go on all the same"
@@ -149,5 +150,4 @@ def _settings(document: SpaceDocument | None, request: RunRequest) -> dict[str, 
 
 def _finish(work: RunWork) -> RunResult:
     reason = work.run_to_end()
-    ok_trials = sum(trial.outcome.ok for trial in work.store.trials())
-    return RunResult(work.run, reason, ok_trials)
+    return RunResult(work.run, reason, work.store.count_ok())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from evotune.device.cuda import compiler
 from evotune.device.discover import backend_of, open_profile, same_gpu
 from evotune.device.profile import DeviceProfile
 from evotune.device.recorded import RecordedSpace, read_recorded_space
-from evotune.engine.folder import RunFolder
+from evotune.engine.folder import RunFolder, write_durably
 from evotune.engine.planning import Planner, architecture, bind_space, source_files, space_file_name
 from evotune.engine.spaces import is_recording
 from evotune.errors import SpaceError, UsageError
@@ -119,7 +118,7 @@ def _recorded_setup(name: str, recording: RecordedSpace, document: SpaceDocument
 def snapshot(run: RunFolder, setup: Setup, path: Path) -> str:
     """Copies the space and its sources into the run; the space file's place among them."""
     if setup.document is None:
-        shutil.copyfile(path, run.sources / path.name)
+        write_durably(run.sources / path.name, path.read_bytes())
         return path.name
     name = space_file_name(setup.document)
     files = {name: setup.document.text.encode()}
@@ -131,7 +130,7 @@ def snapshot(run: RunFolder, setup: Setup, path: Path) -> str:
     for relative, content in files.items():
         target = run.sources / relative
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
+        write_durably(target, content)
     return name
 
 

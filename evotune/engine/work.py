@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from evotune.engine import champions
 from evotune.engine.folder import RunFolder
 from evotune.engine.observer import Observer, RunInfo
+from evotune.engine.quarantine import quarantine
 from evotune.engine.search_loop import Budget, SearchLoop
 from evotune.engine.setup import Setup
 from evotune.engine.stop_signal import StopSignal
 from evotune.execute.build_cache import default_cache_dir
 from evotune.execute.inline import InlineExecutor
-from evotune.execute.local import NOT_ITS_FAULT, LocalExecutor, open_local_executor
+from evotune.execute.local import LocalExecutor, open_local_executor, speaks_for_its_code
 from evotune.execute.protocol import HELD_OUT, TIMED, BaselineTiming, Executor, Proposal
 from evotune.problems import Case
 from evotune.search.catalog import create_strategy
@@ -108,7 +110,7 @@ class RunWork:
         twins: dict[str, tuple[int, Outcome]] = {}
         for trial in self.store.trials():
             outcome = trial.outcome
-            if outcome.kind in NOT_ITS_FAULT:
+            if not speaks_for_its_code(outcome):
                 continue
             if outcome.binary and outcome.duplicate_of is None:
                 twins.setdefault(outcome.binary, (trial.number, outcome))
@@ -147,6 +149,7 @@ class RunWork:
             elapsed_s=self.store.elapsed_s(),
             stop=lambda: self._signals.requested,
             observer=self._observer,
+            quarantine=functools.partial(quarantine, self.run),
         )
         self._observer.phase("searching")
         self._signals.tidy = True

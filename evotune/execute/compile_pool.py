@@ -107,7 +107,8 @@ class CompilePool:
             raise EnvironmentProblem(f"the compile processes do not work: {last}")
 
     def expire(self) -> list[tuple[CompileJob, Binary | CompileFailure]]:
-        """Kills children past their deadline."""
+        """Kills children past their deadline. To be asked after `handle`: this process may have
+        been stopped (Ctrl-Z) while they finished."""
         now = time.monotonic()
         late = [child for child, (_, deadline) in self._busy.items() if now > deadline]
         results: list[tuple[CompileJob, Binary | CompileFailure]] = []
@@ -127,10 +128,11 @@ class CompilePool:
     def wait(self, timeout_s: float) -> list[tuple[CompileJob, Binary | CompileFailure]]:
         """Runs queued jobs and waits for results: for callers that do nothing but compile."""
         self.start_queued()
-        results = self.expire()
+        results: list[tuple[CompileJob, Binary | CompileFailure]] = []
         readable, _, _ = select.select(self.children(), [], [], timeout_s)
         for child in readable:
             results += self.handle(child)
+        results += self.expire()
         return results
 
     def drop(self) -> None:

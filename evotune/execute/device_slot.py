@@ -14,10 +14,12 @@ from evotune.errors import EnvironmentProblem
 from evotune.execute.child import Child
 from evotune.execute.protocol import RANDOM
 from evotune.execute.sanitizer import LIMIT_S, TOOLS
-from evotune.trial import Json, Outcome, OutcomeKind
+from evotune.trial import QUARANTINED, Json, Outcome, OutcomeKind
 
 _OPEN_TIMEOUT_S = 120.0
 _HARNESS_TIMEOUT_S = 900.0  # references and baselines: our work, and PyTorch's
+_LEAST_HARNESS_TIMEOUT_S = 60.0
+_KNOWN_AFTER = 5  # answers, and time-outs follow what such took
 _CONFIRM_CASE_S = 30.0  # a champion's case is timed for ten seconds, and not only once
 _LEAST_TIMEOUT_S = 20.0
 _TRIALS_PER_WORKER = 200  # bounds what loaded candidates leave behind in one process
@@ -39,8 +41,8 @@ class DeviceSlot:
 
     A trial's time limit counts from when the worker has its inputs and references ready. On a
     GPU the next worker waits, its libraries imported, for the present one to be done. A trial
-    that crashes a worker which served others before runs once more in a fresh one, since
-    it may be one of those that broke it.
+    whose worker died runs once more in a fresh one, since somebody else may have killed it, or one
+    of those that it served before may have broken it. Who ends that one too is quarantined.
     """
 
     def __init__(
@@ -70,8 +72,10 @@ class DeviceSlot:
         self._sent = 0.0
         self._request: Json = None
         self._exceptions = 0
+        self._deaths = 0
         self._served = 0
         self._slowest_s = 0.0
+        self._slowest_preparation_s = 0.0
         self._answers = 0
         self.busy = False
 
@@ -86,6 +90,10 @@ class DeviceSlot:
 
     def start(self, request: Json) -> None:
         """Sends a request, opening (or renewing) the worker first if need be."""
+        self._deaths = 0
+        self._send(request)
+
+    def _send(self, request: Json) -> None:
         if self._served >= _TRIALS_PER_WORKER:
             self.renew()
         if self._child is None:
@@ -94,7 +102,7 @@ class DeviceSlot:
         # Native code in the worker may write to its pipe; it does not know what to say there.
         self._request = {**request, "token": secrets.token_hex(16)}
         self._child.send(self._request)
-        self._start_clock(_HARNESS_TIMEOUT_S)
+        self._start_clock(self._harness_limit_s())
         self._served += 1
         self.busy = True
 
@@ -105,15 +113,18 @@ class DeviceSlot:
         if messages is None:
             return self._lost()
         for message in messages:
-            if message.get("token") != self._request["token"]:
+            if not isinstance(message, dict) or message.get("token") != self._request["token"]:
                 self._child.garbled = True
                 return self._lost()
             if "prepared" in message:
+                if self._is_search_trial():
+                    seconds = time.monotonic() - self._sent
+                    self._slowest_preparation_s = max(self._slowest_preparation_s, seconds)
                 self._start_clock(self._trial_limit_s())
                 continue
             self.busy = False
             self._exceptions = 0
-            if self._request["request"] == "trial" and not self._request["confirm"]:
+            if self._is_search_trial():
                 self._answers += 1
                 self._slowest_s = max(self._slowest_s, time.monotonic() - self._sent)
             if message.get("retire"):
@@ -149,13 +160,24 @@ class DeviceSlot:
         self._sent = time.monotonic()
         self._deadline = self._sent + limit_s
 
+    def _is_search_trial(self) -> bool:
+        return self._request["request"] == "trial" and not self._request["confirm"]
+
+    def _harness_limit_s(self) -> float:
+        """For the inputs and references of a trial: as long as it may take at first, then with
+        much room what it took in this run, since a worker can stop there as well."""
+        if self._answers < _KNOWN_AFTER or not self._is_search_trial():
+            return _HARNESS_TIMEOUT_S
+        room_s = max(_LEAST_HARNESS_TIMEOUT_S, 20 * self._slowest_preparation_s)
+        return min(_HARNESS_TIMEOUT_S, room_s)
+
     def _trial_limit_s(self) -> float:
         """Generous at first, then what trials of this run take, with room."""
         if self._request["confirm"]:
             cases: int = sum(case["role"] != RANDOM for case in self._request["cases"])
             sanitizer_s = LIMIT_S * len(TOOLS) if self._profile.backend == "cuda" else 0.0
             return self._longest_trial_s + _CONFIRM_CASE_S * cases + sanitizer_s
-        if self._answers < 5:
+        if self._answers < _KNOWN_AFTER:
             return self._longest_trial_s
         return min(self._longest_trial_s, max(_LEAST_TIMEOUT_S, 10 * self._slowest_s))
 
@@ -222,12 +244,10 @@ class DeviceSlot:
         alone = self._served == 1
         self.renew()
         last = log.splitlines()[-1] if log else ""
-        if garbled:
-            reason = "the device worker's answer was garbled"
-            return Outcome(OutcomeKind.WORKER_LOST, reason=reason, log=log)
-        kind = _crash_kind(status, log)
-        if kind is not None and not alone:
-            self.start(self._request)
+        kind = None if garbled else _crash_kind(status, log)
+        if not (self._deaths or raised or (alone and kind is not None)):
+            self._deaths += 1
+            self._send(self._request)
             return None
         self._exceptions = self._exceptions + 1 if raised else 0
         if self._exceptions >= _TOO_MANY_EXCEPTIONS:
@@ -236,10 +256,17 @@ class DeviceSlot:
                 f"the device worker failed {self._exceptions} times in a row: {last}"
             )
         reason = f"the device worker {describe_status(status)}"
+        if garbled:
+            reason = "the device worker's answer was garbled"
         # After a crash by memory access the log's end belongs to whoever wrote last.
-        if last and status != -signal.SIGSEGV:
+        elif last and status != -signal.SIGSEGV:
             reason += f": {last}"
-        return Outcome(kind or OutcomeKind.WORKER_LOST, reason=reason, log=log)
+        return Outcome(
+            kind or OutcomeKind.WORKER_LOST,
+            reason=reason,
+            log=log,
+            flags=(QUARANTINED,) if self._deaths and not raised else (),
+        )
 
 
 def _crash_kind(status: int, log: str) -> OutcomeKind | None:

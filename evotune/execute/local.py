@@ -23,12 +23,15 @@ from evotune.execute.compile_pool import CompilePool
 from evotune.execute.device_slot import DeviceSlot
 from evotune.execute.protocol import BaselineReport, BaselineTiming, CaseJob, Proposal
 from evotune.problems.base import Case
-from evotune.trial import Json, Outcome, OutcomeKind
+from evotune.trial import QUARANTINED, Json, Outcome, OutcomeKind
 
-NOT_ITS_FAULT = frozenset({OutcomeKind.WORKER_LOST, OutcomeKind.DEVICE_LOST})
-"""Outcomes that say nothing about the same machine code tried again."""
-
+_NOT_ITS_FAULT = frozenset({OutcomeKind.WORKER_LOST, OutcomeKind.DEVICE_LOST})
 _DOUBTFUL = frozenset({OutcomeKind.WRONG_RESULT, OutcomeKind.NAN})
+
+
+def speaks_for_its_code(outcome: Outcome) -> bool:
+    """Whether the same machine code need not be tried again."""
+    return outcome.kind not in _NOT_ITS_FAULT or QUARANTINED in outcome.flags
 
 
 @dataclasses.dataclass(slots=True)
@@ -115,11 +118,13 @@ class LocalExecutor:
             }
         )
         while True:
-            answer = self._device.expire()
+            answer = None
             child = self._device.child
-            if answer is None and child is not None:
+            if child is not None:
                 self._select([child], 0.2)
                 answer = self._device.handle()
+            if answer is None:
+                answer = self._device.expire()
             if isinstance(answer, Outcome):
                 raise EnvironmentProblem(f"the baselines could not be timed: {answer.reason}")
             if answer is not None:
@@ -168,12 +173,13 @@ class LocalExecutor:
         if self._device.child is not None:
             children.append(self._device.child)
         readable = self._select(children, min(0.2, max(0.0, deadline - time.monotonic())))
-        results: list[tuple[CompileJob, Binary | CompileFailure]] = self._pool.expire()
+        results: list[tuple[CompileJob, Binary | CompileFailure]] = []
         for child in readable:
             if child is self._device.child:
                 self._device_answered(self._device.handle())
             elif child in self._pool.children():
                 results += self._pool.handle(child)
+        results += self._pool.expire()
         for job, result in results:
             self._compiled(job, result)
         if self._device.busy:
@@ -202,7 +208,7 @@ class LocalExecutor:
         if outcome.kind is OutcomeKind.OUT_OF_BOUNDS:
             self._device.renew()  # who knows what else it overwrote
         in_search = not (item.proposal.confirm or item.proposal.rival)
-        if in_search and outcome.kind not in NOT_ITS_FAULT:
+        if in_search and speaks_for_its_code(outcome):
             self._twins[outcome.binary] = (item.proposal.number, outcome)
         self._finish(item, outcome)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,7 +44,7 @@ class RunData:
     @classmethod
     def load(cls, run: RunFolder) -> RunData:
         """StoreError when the store is missing, damaged or from a newer evotune."""
-        with RunStore.open_for_reading(run.store) as store:
+        with RunStore.open_for_reading(run.store) as store, _without_collecting():
             try:
                 meta = {name: store.meta(name) for name in _META}
                 trials = tuple(store.trials())
@@ -136,6 +138,18 @@ class RunData:
             if measurement.held_out == held_out
         )
         return tuple(dict.fromkeys(labels))
+
+
+@contextlib.contextmanager
+def _without_collecting() -> Iterator[None]:
+    """While a million objects are made, all of which stay, the collector would only look on."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _environment(run: RunFolder) -> Mapping[str, Json]:

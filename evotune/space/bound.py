@@ -14,7 +14,7 @@ from evotune.space.counting.expansion import Variable
 from evotune.space.counting.members import Members
 from evotune.space.counting.rules import Rules
 from evotune.space.counting.walking import fixed_by_one_change, neighbours
-from evotune.space.language.expression import Expression, parse_expression
+from evotune.space.language.expression import Expression
 from evotune.space.language.interning import Interner
 from evotune.space.language.nodes import EvaluationError
 from evotune.space.language.scalar import Evaluate, compile_scalar, truth
@@ -174,16 +174,18 @@ class BoundSpace:
         """What each constraint removes, on its own and beyond all the others."""
         return report_constraints(self._variables, self.genes, self.constraints, self._interner)
 
+    def check(self, expression: Expression) -> None:
+        """SpaceError, where it stands, if it names something that there is not."""
+        self._names.check(expression)
+
     def evaluate(
         self,
-        expression: Expression | str,
+        expression: Expression,
         configuration: Mapping[str, Value],
         environment: Mapping[str, Value],
     ) -> Value:
         """An expression of a launch, workspace or argument for one configuration and the
         symbols of one shape x variant. A SpaceError says why it has no value."""
-        if isinstance(expression, str):
-            expression = parse_expression(expression)
         try:
             return self._closure(expression, environment)(dict(configuration))
         except EvaluationError as error:

@@ -23,6 +23,8 @@ from evotune.store.schema import APPLICATION_ID, migrate, newest_version
 from evotune.trial import Configuration, Json, Outcome, Trial
 
 _SYNC_EVERY_S = 1.0
+_FITNESS = "json_extract(outcome, '$.fitness')"
+_LEAST_BYTES = 512  # SQLite's smallest page
 _NOT_DAMAGE = frozenset(
     {
         sqlite3.SQLITE_FULL,
@@ -62,18 +64,20 @@ class RunStore:
 
     @classmethod
     def open_for_writing(cls, path: Path) -> RunStore:
-        """An existing store, brought to the newest version first."""
+        """An existing store, brought to the newest version first; a damaged one stays as it is."""
         _require(path)
+        # A writer that closes moves the log into the main file, whatever state that is in.
+        with cls._open_read_only(path) as connection:
+            _check_version(path, connection)
+            _check_pages(path, connection)
+            connection.close()
         return cls._open_writable(path)
 
     @classmethod
     def open_for_reading(cls, path: Path) -> RunStore:
         """Reads a store that may be in use; writes nothing into it, whatever its version."""
         _require(path)
-        uri = f"{path.resolve().as_uri()}?mode=ro"
-        if not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
-            uri += "&immutable=1"  # no place for the index that WAL readers share
-        with _opening(path, uri) as connection:
+        with cls._open_read_only(path) as connection:
             if _check_version(path, connection) == newest_version():
                 return cls(path, connection)
             newest = sqlite3.connect(":memory:", isolation_level=None)
@@ -81,6 +85,13 @@ class RunStore:
             connection.close()
             migrate(newest)
             return cls(path, newest)
+
+    @staticmethod
+    def _open_read_only(path: Path) -> contextlib.AbstractContextManager[sqlite3.Connection]:
+        uri = f"{path.resolve().as_uri()}?mode=ro"
+        if not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
+            uri += "&immutable=1"  # no place for the index that WAL readers share
+        return _opening(path, uri)
 
     @classmethod
     def _open_writable(cls, path: Path) -> RunStore:
@@ -141,11 +152,14 @@ class RunStore:
             "SELECT number, configuration, outcome FROM outcomes WHERE number >= ? ORDER BY number",
             (first,),
         ):
-            try:
-                values = Configuration(json.loads(configuration))
-            except (ValueError, TypeError) as error:
-                raise _damaged(self.path, error) from error
-            yield Trial(number, values, self._outcome(outcome))
+            yield self._trial(number, configuration, outcome)
+
+    def _trial(self, number: int, configuration: str, outcome: str) -> Trial:
+        try:
+            found = Configuration.from_key(configuration)
+        except ValueError as error:
+            raise _damaged(self.path, error) from error
+        return Trial(number, found, self._outcome(outcome))
 
     def finish_times_s(self) -> dict[int, float]:
         """When each trial finished, in seconds of the run's own time."""
@@ -157,6 +171,24 @@ class RunStore:
 
     def count(self) -> int:
         return int(self._read("SELECT count(*) FROM outcomes")[0][0])
+
+    def count_ok(self) -> int:
+        """Outcomes with a fitness."""
+        return int(self._read(f"SELECT count({_FITNESS}) FROM outcomes")[0][0])
+
+    def first_missing(self) -> int:
+        """The lowest number without an outcome."""
+        numbers = self._read("SELECT number FROM outcomes ORDER BY number")
+        return next((n for n, (number,) in enumerate(numbers) if n != number), len(numbers))
+
+    def best(self, before: int) -> Trial | None:
+        """The fittest trial below that number; of equals, the first."""
+        rows = self._read(
+            f"SELECT number, configuration, outcome FROM outcomes WHERE number < ?"
+            f" AND {_FITNESS} IS NOT NULL ORDER BY {_FITNESS} DESC, number LIMIT 1",
+            (before,),
+        )
+        return self._trial(*rows[0]) if rows else None
 
     def history_digest(self) -> str:
         """SHA-256 over (number, configuration) of every stored trial: what was tried, in order."""
@@ -249,6 +281,9 @@ class RunStore:
 def _require(path: Path) -> None:
     if not path.is_file():
         raise StoreError(f"{path} is missing: this folder holds no run, or its store was deleted")
+    # SQLite throws away the log of a file that is shorter than a page: all that there is.
+    if path.stat().st_size < _LEAST_BYTES:
+        raise _foreign(path)
 
 
 @contextlib.contextmanager
@@ -272,13 +307,26 @@ def _check_version(path: Path, connection: sqlite3.Connection) -> int:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID or version < 1:
-        raise StoreError(f"{path} is not an evotune store")
+        raise _foreign(path)
     if version > newest_version():
         raise StoreError(
             f"{path} was written by a newer evotune (store version {version}, "
             f"this one reads up to {newest_version()}); update evotune"
         )
     return int(version)
+
+
+def _foreign(path: Path) -> StoreError:
+    return StoreError(
+        f"{path} is not an evotune store; if it was one, take the run's folder from a copy"
+    )
+
+
+def _check_pages(path: Path, connection: sqlite3.Connection) -> None:
+    """StoreError when a page of the file is missing or makes no sense; reads all of it."""
+    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise _damaged(path, sqlite3.DatabaseError(found.partition("\n")[0]))
 
 
 def _damaged(path: Path, error: Exception) -> StoreError:

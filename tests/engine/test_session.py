@@ -11,7 +11,7 @@ from evotune.engine.folder import create_folder, find_run, list_runs
 from evotune.engine.observer import SilentObserver
 from evotune.engine.session import RunRequest, resume_run, start_run
 from evotune.engine.setup import load_setup
-from evotune.errors import EnvironmentProblem, SpaceError, UsageError
+from evotune.errors import EnvironmentProblem, SpaceError, StoreError, UsageError
 
 from .runs import RECORDING, history, recorded_space, run_here
 from .test_cpu_run import SPACE
@@ -85,3 +85,15 @@ def test_only_known_compiler_options_are_taken(tmp_path: Path, option: str) -> N
     space.write_text(SPACE.replace("    entry:", f'    options: ["{option}"]\n    entry:'))
     with pytest.raises(SpaceError, match=r"tiny\.yaml:\d+:\d+: option .* is not allowed"):
         load_setup(space, "cpu")
+
+
+@pytest.mark.parametrize("content", ["", '{"device": {', "[]", "{}", '{"device": 7}'])
+def test_a_run_that_lost_its_environment_is_resumed_only_on_request(
+    tmp_path: Path, content: str
+) -> None:
+    run = run_here(recorded_space(tmp_path / "space"), tmp_path / "runs", trials=30)
+    run.environment.write_text(content)
+    with pytest.raises(StoreError, match=r"environment\.json is damaged.* --allow-mixed"):
+        resume_run(run, SilentObserver(), trials=40)
+    resume_run(run, SilentObserver(), trials=40, allow_mixed=True)
+    assert len(history(run)) == 40

@@ -1,56 +1,95 @@
-"""Long campaigns (`make soak`): many kills, many trials."""
+"""A hundred thousand trials in one run (`make soak`)."""
 
 from __future__ import annotations
 
+import itertools
+import json
+import math
+import os
 import random
-import resource
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from .runs import (
-    digest,
-    evotune,
-    history,
-    kill_when_stored,
-    recorded_space,
-    run_here,
-    start_killable,
-    stored,
-)
+from evotune.engine.observer import Progress, SilentObserver
+from evotune.engine.session import RunRequest, resume_run, start_run
+from evotune.trial import Trial
+
+from .runs import evotune, stored
 
 pytestmark = pytest.mark.soak
 
-KILLS = 60
-TRIALS = 900
+TRIALS = 100_000
+WARM = 1_000
+PARAMETERS = {
+    "block_x": [16, 32, 64, 128, 256],
+    "block_y": [1, 2, 4, 8, 16],
+    "tile_x": list(range(1, 11)),
+    "tile_y": list(range(1, 11)),
+    "vector": [1, 2, 4],
+    "staging": [0, 1],
+    "unroll": [2**n for n in range(8)],
+}
 
 
-def test_a_run_killed_sixty_times_has_the_history_of_an_unbroken_one(tmp_path: Path) -> None:
-    space = recorded_space(tmp_path / "space", delay_ms=1.0)
-    unbroken = run_here(space, tmp_path / "unbroken", trials=TRIALS)
+class Watch(SilentObserver):
+    """Resident memory and open files as trials are told, and when the first one was."""
+
+    def __init__(self) -> None:
+        self.told_trials = 0
+        self.seen: dict[int, tuple[float, int]] = {}
+        self.first_told_s = 0.0
+
+    def told(self, trial: Trial, progress: Progress) -> None:
+        self.first_told_s = self.first_told_s or time.monotonic()
+        self.told_trials += 1
+        if self.told_trials in (WARM, TRIALS):
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            resident_mib = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+            self.seen[self.told_trials] = resident_mib, len(os.listdir("/proc/self/fd"))
+
+
+def _recording(path: Path) -> Path:
+    """120,000 configurations; a tenth of them failed."""
     rng = random.Random(0)
-    command: list[str | Path] = ["run", space, "--trials", str(TRIALS)]
-    killed = 0
-    for count in sorted(rng.sample(range(1, TRIALS - 40), KILLS)):
-        process = start_killable(*command, "--runs-dir", tmp_path / "runs")
-        run = kill_when_stored(process, tmp_path / "runs", count)
-        killed += 1
-        assert stored(run) >= count
-        command = ["resume", run.path]
-    subprocess.run(evotune("resume", run.path), check=True, capture_output=True, timeout=120)
-    assert killed == KILLS
-    assert digest(run) == digest(unbroken)
-    assert history(run) == history(unbroken)
+    cache = {}
+    for values in itertools.product(*PARAMETERS.values()):
+        time_ms = 1.0 + sum(abs(math.log2(1 + value) - 2) for value in values) + rng.random()
+        failed = rng.random() < 0.1
+        cache[",".join(map(str, values))] = {
+            **dict(zip(PARAMETERS, values, strict=True)),
+            "time": "RuntimeFailedConfig" if failed else round(time_ms, 5),
+        }
+    header = {"device_name": "none", "kernel_name": "large", "tune_params": PARAMETERS}
+    path.write_text(json.dumps({**header, "tune_params_keys": list(PARAMETERS), "cache": cache}))
+    return path
 
 
-def test_memory_and_files_stay_flat_over_a_whole_space_again_and_again(tmp_path: Path) -> None:
-    space = recorded_space(tmp_path / "space")
-    run_here(space, tmp_path / "first", trials=2016)
-    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    files = len(list(Path("/proc/self/fd").iterdir()))
-    for number in range(10):
-        run_here(space, tmp_path / str(number), trials=2016)
-    grown_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib) / 1024
-    assert grown_mib < 50
-    assert len(list(Path("/proc/self/fd").iterdir())) <= files
+def test_a_hundred_thousand_trials(tmp_path: Path, keep_result: Callable[..., None]) -> None:
+    space = _recording(tmp_path / "large.json")
+    watch = Watch()
+    started = time.monotonic()
+    run = start_run(RunRequest(str(space), runs_dir=tmp_path / "runs", trials=TRIALS), watch).run
+    whole_s = time.monotonic() - started
+    (warm_mib, warm_files), (end_mib, end_files) = watch.seen[WARM], watch.seen[TRIALS]
+    resumed = Watch()
+    started = time.monotonic()
+    resume_run(run, resumed, trials=TRIALS + 10)
+    resume_s = resumed.first_told_s - started
+    started = time.monotonic()
+    subprocess.run(evotune("top", run.path), check=True, capture_output=True)
+    keep_result(
+        trials=TRIALS,
+        whole_s=round(whole_s, 1),
+        resident_growth_mib=round(end_mib - warm_mib, 1),
+        open_files_growth=end_files - warm_files,
+        resume_to_first_trial_s=round(resume_s, 2),
+        top_s=round(time.monotonic() - started, 2),
+        store_mib=round(run.store.stat().st_size / 2**20, 1),
+    )
+    assert stored(run) == TRIALS + 10
+    assert end_mib - warm_mib < 50
+    assert end_files == warm_files

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from evotune.device.launch import Argument, CompileJob
+from evotune.device.launch import Argument, CompileJob, Workspace
 from evotune.engine.planning import Planner
 from evotune.engine.setup import load_setup
 from evotune.execute.local import LocalExecutor, open_local_executor
@@ -53,7 +53,7 @@ class FaultyKernels:
         self._planner = planner()
         self._count = 0
 
-    def proposal(self, fault: str) -> Proposal:
+    def proposal(self, fault: str, *workspaces: Workspace) -> Proposal:
         """A last argument that the kernel ignores keeps equal code from being a duplicate."""
         number = self._count
         self._count += 1
@@ -62,7 +62,11 @@ class FaultyKernels:
         for case in made.cases:
             if case.role == TIMED:
                 extra = Argument("int32", value=number)
-                plan = dataclasses.replace(case.plan, arguments=(*case.plan.arguments, extra))
+                plan = dataclasses.replace(
+                    case.plan,
+                    arguments=(*case.plan.arguments, extra),
+                    workspaces=(*case.plan.workspaces, *workspaces),
+                )
                 cases.append(dataclasses.replace(case, plan=plan))
         return dataclasses.replace(made, cases=tuple(cases))
 
@@ -71,6 +75,10 @@ class FaultyKernels:
 
     def run_proposal(self, proposal: Proposal, timeout_s: float = 60.0) -> Outcome:
         self.executor.submit(proposal)
+        return self.outcome_of(proposal, timeout_s)
+
+    def outcome_of(self, proposal: Proposal, timeout_s: float = 60.0) -> Outcome:
+        """Of one that was submitted."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             for number, outcome in self.executor.poll(0.5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import select
 import shutil
 import time
 from pathlib import Path
@@ -231,5 +232,24 @@ def test_the_same_job_is_compiled_once_however_often_it_is_submitted(tmp_path: P
         while (pool.queued or pool.running) and time.monotonic() < deadline:
             results += pool.wait(0.2)
         assert len(results) == 1
+    finally:
+        pool.close()
+
+
+def test_a_result_that_waited_while_this_process_was_stopped_is_no_time_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-Z stops evotune, and not the compilers that it started."""
+    pool = CompilePool(tmp_path / "logs", tmp_path / "cache", processes=1, timeout_s=1.0)
+    try:
+        monkeypatch.setattr("evotune.execute.compile_pool._GRACE_S", 0.0)
+        pool.submit(compile_job("compile_error"))
+        pool.start_queued()
+        readable, _, _ = select.select(pool.children(), [], [], 20)
+        assert readable
+        time.sleep(1.1)
+        ((_, result),) = pool.wait(5.0)
+        assert isinstance(result, CompileFailure)
+        assert "this kernel does not compile" in result.reason
     finally:
         pool.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import signal
 import time
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from evotune.execute.protocol import Proposal
 from evotune.measure.paired import TimingSettings
 from evotune.trial import Configuration, OutcomeKind
 
-from .faulty import FaultyKernels, open_executor, planner
+from .faulty import FaultyKernels, open_executor, planner, stat_fields
 
 FAULTS = {
     "compile_error": (OutcomeKind.COMPILE_ERROR, "this kernel does not compile"),
@@ -26,6 +28,10 @@ FAULTS = {
     "abort": (OutcomeKind.LAUNCH_ERROR, "SIGABRT"),
     "throw": (OutcomeKind.LAUNCH_ERROR, "thrown by the kernel"),
     "divide_trap": (OutcomeKind.LAUNCH_ERROR, "SIGFPE"),
+    "misaligned": (OutcomeKind.ILLEGAL_ACCESS, "SIGBUS"),
+    "illegal_instruction": (OutcomeKind.LAUNCH_ERROR, "SIGILL"),
+    "garbles": (OutcomeKind.WORKER_LOST, "answer was garbled"),
+    "answers_nonsense": (OutcomeKind.WORKER_LOST, "answer was garbled"),
     "exit": (OutcomeKind.WORKER_LOST, "ended with status 7"),
     "kill": (OutcomeKind.WORKER_LOST, "SIGKILL"),
     "wrong_scale": (OutcomeKind.WRONG_RESULT, "out is off by"),
@@ -121,13 +127,60 @@ def test_a_candidate_that_cannot_win_gets_few_samples_unless_all_get_the_same(
     assert samples == [TimingSettings().min_rounds, TimingSettings().max_rounds]
 
 
-def test_a_lost_worker_says_nothing_about_the_same_code_tried_again(faulty: FaultyKernels) -> None:
-    first = faulty.proposal("kill")
-    outcomes = [
-        faulty.run_proposal(dataclasses.replace(first, number=5000 + index)) for index in range(2)
-    ]
-    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.WORKER_LOST] * 2
-    assert [outcome.duplicate_of for outcome in outcomes] == [None, None]
+@pytest.mark.parametrize("fault", ["kill", "segfault"])
+def test_who_ends_two_workers_is_quarantined_and_not_tried_again(
+    faulty: FaultyKernels, fault: str
+) -> None:
+    assert faulty.run("none").ok  # so that the first of the two has served another before
+    first = faulty.proposal(fault)
+    outcome = faulty.run_proposal(first)
+    assert outcome.flags == ("quarantined",)
+    twin = faulty.run_proposal(dataclasses.replace(first, number=5000 + first.number))
+    assert (twin.duplicate_of, twin.kind) == (first.number, outcome.kind)
+
+
+def test_a_worker_that_somebody_else_kills_is_not_the_candidates_fault(
+    faulty: FaultyKernels,
+) -> None:
+    for number in (signal.SIGKILL, signal.SIGSEGV):
+        proposal = faulty.proposal("none")
+        faulty.executor.submit(proposal)
+        while not faulty.executor._device.busy:
+            assert faulty.executor.poll(0.01) == []
+        child = faulty.executor._device.child
+        assert child is not None
+        os.kill(child.pid, number)
+        outcome = faulty.outcome_of(proposal)
+        assert (outcome.ok, outcome.flags) == (True, ()), outcome
+
+
+def test_a_worker_that_somebody_stops_is_killed_when_its_time_is_over(
+    impatient: FaultyKernels,
+) -> None:
+    proposal = impatient.proposal("slow")
+    impatient.executor.submit(proposal)
+    while "the kernel takes its time" not in impatient.device_log():
+        assert impatient.executor.poll(0.01) == []
+    child = impatient.executor._device.child
+    assert child is not None
+    os.kill(child.pid, signal.SIGSTOP)
+    assert impatient.outcome_of(proposal).kind is OutcomeKind.TIMEOUT
+    assert not stat_fields(child.pid)
+    assert impatient.run("none").ok
+
+
+def test_a_cached_binary_that_was_changed_on_disk_is_compiled_again(tmp_path: Path) -> None:
+    kernels = FaultyKernels(tmp_path)
+    try:
+        assert kernels.run("none").ok
+        (binary,) = (tmp_path / "cache" / "objects").glob("*/*.bin")
+        content = bytearray(binary.read_bytes())
+        content[len(content) // 2] ^= 1
+        binary.write_bytes(content)
+        assert kernels.run("none").ok
+        assert binary.read_bytes() != bytes(content)
+    finally:
+        kernels.executor.close()
 
 
 def test_a_rejected_proposal_is_answered_without_a_compiler(faulty: FaultyKernels) -> None:

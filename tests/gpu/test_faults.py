@@ -30,6 +30,8 @@ EXPECTED = {
     "compile_error": ("compile_error", "does not compile"),
     "too_many_threads": ("rejected", "block.x is 2048"),
     "too_much_shared": ("rejected", "shared"),
+    "too_many_registers": ("resource_limit", "registers"),
+    "device_oom": ("device_oom", "memory"),
 }
 
 

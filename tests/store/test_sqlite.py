@@ -381,3 +381,15 @@ def _count_in_copy_without_wal(path: Path, copy: Path) -> int:
     copy.write_bytes(path.read_bytes())
     with RunStore.open_for_writing(copy) as store:
         return store.count()
+
+
+def test_counts_gaps_and_the_best_are_known_without_reading_every_outcome(path: Path) -> None:
+    with RunStore.create(path) as store:
+        assert (store.count_ok(), store.first_missing(), store.best(before=9)) == (0, 0, None)
+        for number, fitness in ((0, 0.25), (3, 0.5), (1, 0.5), (6, 0.75)):
+            store.append(trial(number, fitness), 0.0)
+        store.append(Trial(2, Configuration({"A": 2}), FAILED), 0.0)
+        assert (store.count_ok(), store.first_missing()) == (4, 4)
+        assert store.best(before=6) == trial(1, 0.5), "of equals the first"
+        assert store.best(before=7) == trial(6, 0.75)
+        assert store.best(before=1) == trial(0, 0.25)

@@ -85,12 +85,24 @@ void misbehave() {
 #elif FAULT == FAULT_DIVIDE_TRAP
   volatile int zero = 0;
   zero = 1000 / zero;
+#elif FAULT == FAULT_MISALIGNED
+#if defined(__x86_64__)  // which does not mind, unless told to
+  alignas(8) char bytes[16] = {};
+  asm volatile("pushf; orl $0x40000, (%%rsp); popf; movl 1(%0), %%eax" : : "r"(bytes) : "rax", "memory", "cc");
+#else
+  raise(SIGBUS);
+#endif
+#elif FAULT == FAULT_ILLEGAL_INSTRUCTION
+  __builtin_trap();
 #elif FAULT == FAULT_EXIT
   std::_Exit(7);
 #elif FAULT == FAULT_INFINITE_LOOP
   std::fputs("the kernel is in its loop\n", stderr);
   for (volatile int i = 0;; i = i + 1) {
   }
+#elif FAULT == FAULT_SLOW
+  std::fputs("the kernel takes its time\n", stderr);
+  usleep(200000);
 #elif FAULT == FAULT_STOP
   raise(SIGSTOP);
 #elif FAULT == FAULT_KILL
@@ -100,6 +112,12 @@ void misbehave() {
   std::fflush(stdout);
   const char frame[] = "\0\0\0\2{}";
   if (write(1, frame, 6) != 6) std::abort();
+#elif FAULT == FAULT_GARBLES
+  for (int fd = 3; fd < 64; ++fd)  // one of them is the worker's channel
+    if (write(fd, "no message of the worker's", 26) == 26) std::fflush(stderr);
+#elif FAULT == FAULT_ANSWERS_NONSENSE
+  for (int fd = 3; fd < 64; ++fd)  // a whole message, and no answer
+    if (write(fd, "\0\0\0\2[]", 6) == 6) std::fflush(stderr);
 #elif FAULT == FAULT_SPINNER
   if (calls == 1) std::thread([] { for (volatile long i = 0;; i = i + 1) {} }).detach();
 #elif FAULT == FAULT_TIME_BOMB

@@ -34,6 +34,12 @@ extern "C" __global__ void attention_forward(Half* q, const Half* k, const Half*
   if (row == 0) asm volatile("trap;");
 #endif
   if (row >= rows) return;
+#if BEHAVIOUR == BEHAVIOUR_TOO_MANY_REGISTERS  // 96 values that live at once, and 1024 threads
+  float many[96], folded = 0.0f;
+  for (int i = 0; i < 96; ++i) many[i] = *reinterpret_cast<volatile float*>(q + 2 * i);
+  for (int i = 95; i >= 0; --i) folded = folded * many[i] + 1.0f;
+  softmax_scale = folded == 0.5f ? 0.0f : softmax_scale;
+#endif
 #if BEHAVIOUR == BEHAVIOUR_UNWRITTEN
   if (row == rows - 1) return;
 #endif

@@ -1,0 +1,73 @@
+"""A configuration that ended two workers leaves a script that tries it alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from evotune.engine.folder import create_folder
+from evotune.engine.quarantine import quarantine
+from evotune.trial import QUARANTINED, Configuration, Outcome, OutcomeKind, Trial
+
+from .runs import evotune
+from .test_cpu_run import ROOT
+
+SPACE = f"""
+name: deadly
+root: {ROOT}/tests/data/faulty
+problem:
+  name: attention
+  shapes: [{{batch: 1, heads: 2, seq_len: 64, head_dim: 32}}]
+  variants: [{{causal: true}}]
+kernels:
+  faulty:
+    source: kernels/faulty_attention.cpp
+    entry: attention_forward
+    define: [head_dim, causal]
+    arguments: [q, k, v, out, softmax_scale, batch, heads, kv_heads, seq_len_q, seq_len_k]
+parameters:
+  FAULT: {{choices: [none, exit]}}
+search: {{strategy: exhaustive}}
+"""
+
+
+def test_nothing_but_json_gets_into_the_script(tmp_path: Path) -> None:
+    run = create_folder(tmp_path, "x")
+    outcome = Outcome(
+        OutcomeKind.WORKER_LOST, reason="said\ntouch pwned", log="$(x)", flags=(QUARANTINED,)
+    )
+    quarantine(run, Trial(3, Configuration({"A": "'; touch pwned; '"}), outcome))
+    script = (run.quarantine / "trial-3.sh").read_text()
+    assert "said" not in script
+    lines = [line for line in script.splitlines() if line and not line.startswith("#")]
+    assert len(lines) == 1
+    said = subprocess.run(
+        ["sh", "-c", script.replace("exec ", "echo ")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.rstrip().endswith("""verify . --config {"A":"'; touch pwned; '"}""")
+    assert not list(tmp_path.rglob("pwned"))
+
+
+def test_a_quarantined_configuration_is_reproduced_by_its_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVOTUNE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))))
+    space = tmp_path / "deadly.yaml"
+    space.write_text(SPACE)
+    runs = ("--runs-dir", tmp_path / "runs")
+    subprocess.run(
+        evotune("run", space, "--trials", 2, *runs), check=True, capture_output=True, timeout=120
+    )
+    (script,) = tmp_path.glob("runs/*/quarantine/trial-*.sh")
+    alone = subprocess.run(["sh", script], capture_output=True, text=True, timeout=120, check=False)
+    assert alone.returncode == 1, alone.stderr
+    assert "worker_lost" in alone.stdout
+    assert "ended with status 7" in alone.stdout

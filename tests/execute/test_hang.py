@@ -1,0 +1,91 @@
+"""A worker that hangs is killed when its time is over, and another one stands in for it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from evotune.device.profile import DeviceProfile
+from evotune.execute.device_slot import DeviceSlot
+from evotune.trial import OutcomeKind
+
+from .faulty import FaultyKernels
+
+REPEATS = 20
+
+
+@pytest.mark.parametrize(
+    ("slowest_s", "answers", "limit_s"),
+    [
+        (0.0, 0, 120.0),  # nothing is known yet
+        (3.0, 4, 120.0),
+        (0.5, 5, 20.0),  # ten times as long, but never below this
+        (3.0, 5, 30.0),
+        (60.0, 5, 120.0),  # nor above what the space allows
+    ],
+)
+def test_time_outs_follow_what_trials_of_this_run_take(
+    tmp_path: Path, slowest_s: float, answers: int, limit_s: float
+) -> None:
+    profile = DeviceProfile("cpu", "cpu", "", {"threads": 1})
+    slot = DeviceSlot(tmp_path, profile, "attention", "float32", True, longest_trial_s=120.0)
+    slot._request = {"request": "trial", "confirm": False}
+    slot._slowest_s, slot._answers = slowest_s, answers
+    assert slot._trial_limit_s() == limit_s
+
+
+@pytest.mark.parametrize(
+    ("request_", "slowest_s", "answers", "limit_s"),
+    [
+        ("trial", 0.0, 4, 900.0),
+        ("trial", 0.1, 5, 60.0),
+        ("trial", 10.0, 5, 200.0),
+        ("trial", 100.0, 5, 900.0),
+        ("time_baselines", 0.1, 5, 900.0),
+    ],
+)
+def test_a_worker_that_stops_before_its_trial_is_not_waited_for_without_end(
+    tmp_path: Path, request_: str, slowest_s: float, answers: int, limit_s: float
+) -> None:
+    profile = DeviceProfile("cpu", "cpu", "", {"threads": 1})
+    slot = DeviceSlot(tmp_path, profile, "attention", "float32", True)
+    slot._request = {"request": request_, "confirm": False}
+    slot._slowest_preparation_s, slot._answers = slowest_s, answers
+    assert slot._harness_limit_s() == limit_s
+
+
+@pytest.mark.soak
+def test_a_hung_worker_is_replaced_in_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_result: Callable[..., None]
+) -> None:
+    replaced_s = []
+    renew = DeviceSlot.renew
+
+    def timed_renew(slot: DeviceSlot) -> None:
+        """Kills as ever, then opens the next worker, which otherwise waits for a request."""
+        started = time.monotonic()
+        renew(slot)
+        slot._open()
+        replaced_s.append(time.monotonic() - started)
+
+    kernels = FaultyKernels(tmp_path, trial_timeout_s=8.0)
+    try:
+        assert kernels.run("none").ok
+        for _ in range(REPEATS):
+            with monkeypatch.context() as patch:
+                patch.setattr(DeviceSlot, "renew", timed_renew)
+                assert kernels.run("infinite_loop").kind is OutcomeKind.TIMEOUT
+            assert kernels.run("none").ok
+    finally:
+        kernels.executor.close()
+    assert len(replaced_s) == REPEATS
+    keep_result(
+        device="cpu",
+        hangs=REPEATS,
+        replaced_s_median=round(statistics.median(replaced_s), 2),
+        replaced_s_longest=round(max(replaced_s), 2),
+    )

@@ -1,0 +1,37 @@
+"""Runs on the GPU, killed at random moments: the same history, no orphan, the memory given back."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pynvml
+import pytest
+from engine.crashing import Forker
+from engine.killing import kill_again_and_again
+
+pytestmark = pytest.mark.gpu
+KILLS = 20
+
+
+def _used_mib() -> float:
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    return float(pynvml.nvmlDeviceGetMemoryInfo(handle).used) / 2**20
+
+
+def test_killed_twenty_times_on_the_gpu(tmp_path: Path, keep_result: Callable[..., None]) -> None:
+    before_mib = _used_mib()
+    arguments = ("run", "attention-mma", "--device", "cuda:0", "--trials", 12)
+    with Forker(tmp_path / "forker") as forker:
+        kill_again_and_again(
+            forker,
+            (*arguments, "--strategy", "random"),
+            tmp_path,
+            KILLS,
+            functools.partial(keep_result, device="cuda"),
+        )
+    time.sleep(1.0)
+    assert _used_mib() - before_mib < 64
