@@ -31,7 +31,7 @@ format: $(VENV)/.development
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-soak: $(VENV)/.development  ## long campaigns
+soak: $(VENV)/.development  ## long campaigns, hours: their figures go to benchmarks/results/survival.json
 	$(BIN)/python -m pytest -m soak
 
 test-gpu: $(VENV)/.development  ## tests that need a CUDA GPU
