@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import os
 import platform
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from evotune.device.cpu_leftovers import (
+    float_environment_changed,
+    has_children,
+    kept_busy,
+)
 from evotune.device.launch import CompileFailure, CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import Fault, LaunchFailure
@@ -60,10 +63,8 @@ _CRASH_MARKS = (
     "clang frontend command failed due to signal",
 )
 _ERROR_MARKS = ("error:", "undefined reference")
-_GLANCE_S = 0.001  # how often it is looked for work that should have ended
-_GLANCES = 3
-_LOOKS = 4  # a thread of OpenMP's that was denied a core goes to sleep as soon as it has one
-_BUSY_CORES = 0.35  # idle threads take none, and seldom 0.2
+_LOOKS = 4
+_SEEN = 2  # in so many of them: one may meet a busy machine
 _HIGHEST_CLOCK_GHZ = 6.5  # above any CPU sold: keeps the roofline check free of false alarms
 
 
@@ -226,62 +227,6 @@ def _compiler_version(path: str) -> str:
     return " ".join((version, *FLAGS, *sorted(_cpu_flags())))
 
 
-def _float_environment_changed() -> bool:
-    """Whether this thread flushes denormals or rounds otherwise than to nearest.
-
-    Constants come from a list: Python would compute an expression of literals by itself.
-    """
-    one, tiny, least = _PROBES
-    return tiny + one != one or one - tiny != one or least * one != least or least + least == 0
-
-
-_PROBES = [1.0, 2.0**-60, 5e-324]
-
-
-def _seconds_of_other_threads() -> float:
-    return time.process_time() - time.thread_time()
-
-
-def _running_threads() -> set[int]:
-    """Threads of this process, but for this one, that run or wait for a core only."""
-    found = set()
-    for task in _tasks():
-        with contextlib.suppress(OSError):
-            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
-            if state == "R" and int(task.name) != threading.get_native_id():
-                found.add(int(task.name))
-    return found
-
-
-def _kept_busy() -> str:
-    """What other threads of this process do just now, in words; "" when they rest."""
-    busy_s, started_s = _seconds_of_other_threads(), time.perf_counter()
-    threads = _running_threads()
-    for _ in range(_GLANCES):
-        time.sleep(_GLANCE_S)
-        threads &= _running_threads()
-    cores = (_seconds_of_other_threads() - busy_s) / (time.perf_counter() - started_s)
-    if threads or cores > _BUSY_CORES:
-        return f"kept {len(threads)} threads and {cores:.1f} cores busy after it returned"
-    return ""
-
-
-def _tasks() -> list[Path]:
-    try:
-        return list(Path("/proc/self/task").iterdir())
-    except OSError:
-        return []
-
-
-def _has_children() -> bool:
-    """Whether this process has child processes, dead or alive; False where nobody can tell."""
-    for task in _tasks():
-        with contextlib.suppress(OSError):
-            if (task / "children").read_text().strip():
-                return True
-    return False
-
-
 class CpuSession:
     """Candidates run in this process's OpenMP threads, as many as PyTorch's."""
 
@@ -324,21 +269,23 @@ class CpuSession:
 
     def synchronize(self) -> None:
         """Calls return when they are done. What follows must not compute as a candidate set."""
-        if _float_environment_changed():
+        if float_environment_changed():
             self._float_environment_left = True
             self._reset_float_environment()
 
-    def left_running(self, run: Callable[[], object]) -> str:
+    def left_running(self, run: Callable[[], object] | None = None) -> str:
         """Threads that a candidate started would slow the baseline, or finish its work late."""
-        busy = _kept_busy()
-        for _ in range(_LOOKS - 1):
-            if not busy:
+        seen = 0
+        for _ in range(_LOOKS):
+            busy = kept_busy()
+            seen += bool(busy)
+            if seen == _SEEN:
+                return busy
+            if run is not None:
+                run()
+            elif not seen:
                 break
-            run()
-            busy = _kept_busy()
-        if busy:
-            return busy
-        if _has_children():
+        if has_children():
             return "left a process running"
         if self._float_environment_left:
             self._float_environment_left = False

@@ -78,9 +78,9 @@ class Session(Protocol):
     def copy_gbps(self) -> float:
         """Measured bandwidth of a large copy, bytes read plus bytes written; 0: not measured."""
 
-    def left_running(self, run: Callable[[], object]) -> str:
+    def left_running(self, run: Callable[[], object] | None = None) -> str:
         """What a candidate left at work after its launch returned, in words; "" when nothing.
-        To be called right after a launch; `run` is called before any further look."""
+        To be called right after a launch; with `run`, which launches it again, several times."""
 
     def fault(self, error: RuntimeError) -> Fault | None:
         """What `error` says about the candidate; None when it is no error of the device's."""

@@ -38,10 +38,6 @@ def _nothing() -> None:
     """Before a baseline's samples."""
 
 
-def _rest() -> None:
-    time.sleep(0.02)
-
-
 class TrialRunner:
     """Holds the session, the problem and the input pool of one worker."""
 
@@ -219,7 +215,7 @@ class TrialRunner:
                 measurements += timer.measure_cold(candidate, measurement)
         return measurements
 
-    def _check_quiet(self, verdict: Verdict, run: Callable[[], object] = _rest) -> None:
+    def _check_quiet(self, verdict: Verdict, run: Callable[[], object] | None = None) -> None:
         left = self._session.left_running(run)
         if left:
             self.tainted = True

@@ -77,7 +77,7 @@ class CudaSession:
         time_us = min(sampler.time_us() for _ in range(_COPY_ROUNDS))
         return 2 * 8 * words / time_us / 1000
 
-    def left_running(self, run: Callable[[], object]) -> str:
+    def left_running(self, run: Callable[[], object] | None = None) -> str:
         """Device code alone starts nothing that a synchronization does not wait for."""
         return ""
 
