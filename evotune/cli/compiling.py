@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evotune.cli.options import Command, compile_device_option, format_option, output_option
+from evotune.cli.options import (
+    Command,
+    compile_device_option,
+    format_option,
+    output_option,
+    trust_option,
+)
 from evotune.cli.terminal import Terminal, opened_output, pass_terminal, write_output
 
 if TYPE_CHECKING:
@@ -27,6 +33,7 @@ _PROGRESS_S = 5.0
 
 @click.command("compile", cls=Command, example="evotune compile attention-l4 --device l4 --all")
 @click.argument("space")
+@trust_option
 @compile_device_option
 @click.option("--all", "every", is_flag=True, help="Every valid configuration.")
 @click.option(

@@ -32,6 +32,7 @@ _COMMANDS = {
     "verify": "evotune.cli.verification:verify",
     "check": "evotune.cli.inspection:check",
     "compile": "evotune.cli.compiling:compile_command",
+    "init": "evotune.cli.scaffolding:init",
     "schema": "evotune.cli.inspection:schema",
     "doctor": "evotune.cli.doctor:doctor",
 }

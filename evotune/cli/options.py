@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,6 +48,17 @@ class Command(click.Command):
         kwargs["epilog"] = f"\b\nExample:\n  {example}"
         kwargs["params"] = [*kwargs.get("params", ()), *global_options()]
         super().__init__(*args, **kwargs)
+
+
+def trust_option(function: Function) -> Function:
+    """--trust-problem: run the problem file of a space from elsewhere without asking."""
+    return click.option(
+        "--trust-problem",
+        is_flag=True,
+        expose_value=False,
+        callback=_trust,
+        help="Run the Python file of a space's problem though it lies outside this folder.",
+    )(function)
 
 
 def runs_dir_option(function: Function) -> Function:
@@ -103,6 +115,21 @@ def output_option(function: Function) -> Function:
         show_default=True,
         help="Where to write it; - is standard output.",
     )(function)
+
+
+def _trust(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if ctx.resilient_parsing:
+        return
+    from evotune.problems.loading import trust
+
+    trust.ask = (lambda path: True) if value else _ask
+
+
+def _ask(path: Path) -> bool:
+    """Whether somebody at the terminal agrees to run the file; nobody is no."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    return click.confirm(f"The space runs the Python file {path}. Run it?", err=True)
 
 
 def _terminal(ctx: click.Context) -> Terminal:

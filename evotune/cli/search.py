@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evotune.cli.options import Command, device_option, run_argument, runs_dir_option
+from evotune.cli.options import Command, device_option, run_argument, runs_dir_option, trust_option
 from evotune.cli.terminal import Terminal, pass_terminal
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ _INTERRUPTED = 130
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the search.")
 @click.option("--strategy", metavar="NAME", help="How to search; the space's choice if not given.")
+@trust_option
 @device_option
 @runs_dir_option
 @pass_terminal
@@ -73,6 +74,7 @@ def run(
 @click.option(
     "--minutes", type=click.FloatRange(min=0, min_open=True), help="New total of minutes."
 )
+@trust_option
 @click.option(
     "--allow-mixed", is_flag=True, help="Go on even on another device, or another driver."
 )
