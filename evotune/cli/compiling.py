@@ -15,6 +15,7 @@ from evotune.cli.options import (
     compile_device_option,
     format_option,
     output_option,
+    space_argument,
     trust_option,
 )
 from evotune.cli.terminal import Terminal, opened_output, pass_terminal, write_output
@@ -32,7 +33,7 @@ _PROGRESS_S = 5.0
 
 
 @click.command("compile", cls=Command, example="evotune compile attention-l4 --device l4 --all")
-@click.argument("space")
+@space_argument()
 @trust_option
 @compile_device_option
 @click.option("--all", "every", is_flag=True, help="Every valid configuration.")
@@ -41,7 +42,13 @@ _PROGRESS_S = 5.0
     type=click.IntRange(min=1),
     help=f"So many random valid configurations.  [default: {_SAMPLE}]",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Which configurations --sample draws.",
+)
 @format_option(("table", "json", "jsonl"), "table")
 @output_option
 @pass_terminal

@@ -34,6 +34,7 @@ _COMMANDS = {
     "compile": "evotune.cli.compiling:compile_command",
     "init": "evotune.cli.scaffolding:init",
     "schema": "evotune.cli.inspection:schema",
+    "completion": "evotune.cli.completing:completion",
     "doctor": "evotune.cli.doctor:doctor",
 }
 _INTERNAL_ERROR = 70  # EX_SOFTWARE

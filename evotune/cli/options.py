@@ -50,6 +50,23 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
 
 
+def _complete_run(*asked: Any) -> Any:
+    from evotune.cli.completing import complete_run
+
+    return complete_run(*asked)
+
+
+def space_argument(*, required: bool = True) -> Callable[[Function], Function]:
+    """SPACE: a file, or the name of a space that ships with evotune."""
+
+    def complete(*asked: Any) -> Any:
+        from evotune.cli.completing import complete_space
+
+        return complete_space(*asked)
+
+    return click.argument("space", required=required, shell_complete=complete)
+
+
 def trust_option(function: Function) -> Function:
     """--trust-problem: run the problem file of a space from elsewhere without asking."""
     return click.option(
@@ -73,7 +90,7 @@ def runs_dir_option(function: Function) -> Function:
 
 def run_argument(function: Function) -> Function:
     """RUN: an id, a unique beginning of one, a path, or `latest`."""
-    return click.argument("run", metavar="RUN")(function)
+    return click.argument("run", metavar="RUN", shell_complete=_complete_run)(function)
 
 
 def _device_option(help_text: str) -> Callable[[Function], Function]:

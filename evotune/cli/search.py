@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evotune.cli.options import Command, device_option, run_argument, runs_dir_option, trust_option
+from evotune.cli.options import (
+    Command,
+    device_option,
+    run_argument,
+    runs_dir_option,
+    space_argument,
+    trust_option,
+)
 from evotune.cli.terminal import Terminal, pass_terminal
 
 if TYPE_CHECKING:
@@ -21,7 +28,7 @@ _INTERRUPTED = 130
 
 
 @click.command(cls=Command, example="evotune run attention-cpu --trials 200 --seed 1")
-@click.argument("space", required=False)
+@space_argument(required=False)
 @click.option("--trials", type=click.IntRange(min=1), help="Stop after so many trials.")
 @click.option(
     "--minutes",
