@@ -93,8 +93,8 @@ def space_reference() -> str:
         "A space is one YAML file. Expressions are a small safe language: numbers, names, "
         "`+ - * / // % **`, comparisons, `and or not`, `a if b else c`, `min max abs ceil_div log2 "
         "is_pow2`; names are parameters, sizes of the problem, `let` and `device.*`. `evotune "
-        "check SPACE` says what is wrong as `file:line:column`, and `evotune schema` prints the schema that "
-        "editors use through the first line:\n",
+        "check SPACE` says what is wrong as `file:line:column`, and `evotune schema` prints the "
+        "schema that editors use through the first line:\n",
         "```yaml\n# yaml-language-server: $schema=space.schema.json\n```\n",
         "## The file\n",
         _keys(schema),
