@@ -23,7 +23,7 @@ _REGRESSION = 1
 _BASES = {
     "paired": "measured in turn, now",
     "baseline": "each measured in turn with the same baseline, in its own run",
-    "times": "by their times alone, as their baselines differ: no interval",
+    "times": "by their times alone: without a common baseline there is no interval",
 }
 
 
