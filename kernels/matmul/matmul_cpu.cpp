@@ -2,7 +2,8 @@
 //
 // Shapes     a (m, k), b (k, n), out (m, n), row-major, contiguous, float32; any sizes >= 1.
 // Tunables   BLOCK_M, BLOCK_N, BLOCK_K  rows, columns and depth of the block that one thread works on at a time; its
-//                                       part of b (BLOCK_K x BLOCK_N) is copied into panels of TILE_N columns
+//                                       part of b (BLOCK_K x BLOCK_N) is copied into panels of TILE_N columns. A sum is
+//                                       made in chains of BLOCK_K: long ones round more than PyTorch's sums do
 //            TILE_M, TILE_N             the register tile: TILE_M x TILE_N sums live in registers over the whole depth
 //            LOOP_ORDER                 which blocks a thread takes in a row: those of one row (m_outer) or column
 // Workspace  scratch: for each thread a block of b and one of a, padded with zeros to whole tiles.
