@@ -14,6 +14,7 @@ from evotune.cli.options import (
     output_option,
     run_argument,
     runs_dir_option,
+    trust_option,
 )
 from evotune.cli.terminal import Terminal, pass_terminal, write_output
 from evotune.errors import UsageError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 @click.option(
     "--trial", type=click.IntRange(min=0), help="Another trial than the leaderboard's first."
 )
+@trust_option
 @runs_dir_option
 @format_option(("table", "json"), "table")
 @output_option

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evotune.cli.options import Command, format_option, output_option, runs_dir_option
+from evotune.cli.options import Command, format_option, output_option, runs_dir_option, trust_option
 from evotune.cli.terminal import Terminal, pass_terminal, write_output
 from evotune.errors import EvotuneError, UsageError
 
@@ -23,7 +23,7 @@ _REGRESSION = 1
 _BASES = {
     "paired": "measured in turn, now",
     "baseline": "each measured in turn with the same baseline, in its own run",
-    "times": "by their times alone, as their baselines differ: no interval",
+    "times": "by their times alone: without a common baseline there is no interval",
 }
 
 
@@ -39,6 +39,7 @@ _BASES = {
     "worst of the cases, or sure (beyond the interval). May be given several times.",
 )
 @click.option("--remeasure", is_flag=True, help="Time both in turn on the device, now.")
+@trust_option
 @runs_dir_option
 @format_option(("table", "json"), "table")
 @output_option

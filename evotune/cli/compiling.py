@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evotune.cli.options import Command, compile_device_option, format_option, output_option
+from evotune.cli.options import (
+    Command,
+    compile_device_option,
+    format_option,
+    output_option,
+    space_argument,
+    trust_option,
+)
 from evotune.cli.terminal import Terminal, opened_output, pass_terminal, write_output
 
 if TYPE_CHECKING:
@@ -26,7 +33,8 @@ _PROGRESS_S = 5.0
 
 
 @click.command("compile", cls=Command, example="evotune compile attention-l4 --device l4 --all")
-@click.argument("space")
+@space_argument()
+@trust_option
 @compile_device_option
 @click.option("--all", "every", is_flag=True, help="Every valid configuration.")
 @click.option(
@@ -34,7 +42,13 @@ _PROGRESS_S = 5.0
     type=click.IntRange(min=1),
     help=f"So many random valid configurations.  [default: {_SAMPLE}]",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Which configurations --sample draws.",
+)
 @format_option(("table", "json", "jsonl"), "table")
 @output_option
 @pass_terminal

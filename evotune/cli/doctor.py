@@ -52,3 +52,8 @@ def _parts(found: Sequence[Finding]) -> Iterator[Table | str]:
     yield "everything needed is here" if not wrong else f"{len(wrong)} to fix:"
     for finding in wrong:
         yield f"  {finding.name}: {finding.fix or finding.detail}"
+    optional = [finding for finding in found if finding.status.fine and finding.fix]
+    if optional:
+        yield "for more:"
+    for finding in optional:
+        yield f"  {finding.name}: {finding.fix}"

@@ -21,8 +21,9 @@ from evotune.device.probe import GpuState, probe
 from evotune.device.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem
 from evotune.execute.build_cache import default_cache_dir
+from evotune.execute.sanitizer import find_sanitizer
 
-_REQUIRED = ("torch", "numpy", "deap", "pandas", "pyyaml", "rich", "click", "pydantic")
+_REQUIRED = ("torch", "numpy", "deap", "pandas", "plotly", "pyyaml", "rich", "click", "pydantic")
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 _TEST_TIMEOUT_S = 60.0
 _TEST_SOURCE = """#include <omp.h>
@@ -73,11 +74,13 @@ def examine(ask_gpus: Callable[[], GpuState] = probe) -> list[Finding]:
         Finding("python", Status.OK, f"{platform.python_version()} ({sys.executable})"),
         Finding("evotune", Status.OK, evotune.__version__),
         *(_package(name) for name in _REQUIRED),
+        _parquet(),
         *_gpu_packages(needed=bool(state.gpus)),
         *_compiler(),
         *_cpu(),
         *_cuda_compiler(needed=bool(state.gpus)),
         *_gpus(state),
+        *(_sanitizer() if state.gpus else ()),
         _cache(),
     ]
 
@@ -107,6 +110,13 @@ def _requirement(name: str) -> str:
         if found and found.group().lower() == name and "extra ==" not in text:
             return text
     return name
+
+
+def _parquet() -> Finding:
+    if version := _version("pyarrow"):
+        return Finding("pyarrow", Status.OK, version)
+    what = "not installed; only `report --format parquet` needs it"
+    return Finding("pyarrow", Status.ABSENT, what, "pip install 'evotune[parquet]'")
 
 
 def _gpu_packages(*, needed: bool) -> Iterator[Finding]:
@@ -209,6 +219,15 @@ def _gpus(state: GpuState) -> Iterator[Finding]:
             yield Finding("GPU", Status.BROKEN, f"{name}: {what}", fix)
         else:
             yield Finding("GPU", Status.OK, f"{name}: usable from torch and CuPy")
+
+
+def _sanitizer() -> Iterator[Finding]:
+    if path := find_sanitizer():
+        yield Finding("compute-sanitizer", Status.OK, path)
+    else:
+        what = "not found; champions are not checked with it"
+        fix = "install the CUDA toolkit's compute-sanitizer, or put its folder on PATH"
+        yield Finding("compute-sanitizer", Status.ABSENT, what, fix)
 
 
 def _gpu_text(profile: DeviceProfile) -> str:

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evotune.cli.options import Command, compile_device_option, output_option
+from evotune.cli.options import (
+    Command,
+    compile_device_option,
+    output_option,
+    space_argument,
+    trust_option,
+)
 from evotune.cli.terminal import Terminal, pass_terminal, write_output
 
 if TYPE_CHECKING:
@@ -20,7 +26,8 @@ _SHOWN_VALUES = 12
 
 
 @click.command(cls=Command, example="evotune check search_spaces/attention_cpu.yaml")
-@click.argument("space")
+@space_argument()
+@trust_option
 @compile_device_option
 @click.option("--no-compile", is_flag=True, help="Do not compile a sample.")
 @pass_terminal

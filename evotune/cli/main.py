@@ -32,7 +32,9 @@ _COMMANDS = {
     "verify": "evotune.cli.verification:verify",
     "check": "evotune.cli.inspection:check",
     "compile": "evotune.cli.compiling:compile_command",
+    "init": "evotune.cli.scaffolding:init",
     "schema": "evotune.cli.inspection:schema",
+    "completion": "evotune.cli.completing:completion",
     "doctor": "evotune.cli.doctor:doctor",
 }
 _INTERNAL_ERROR = 70  # EX_SOFTWARE

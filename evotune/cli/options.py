@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,6 +50,34 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
 
 
+def _complete_run(*asked: Any) -> Any:
+    from evotune.cli.completing import complete_run
+
+    return complete_run(*asked)
+
+
+def space_argument(*, required: bool = True) -> Callable[[Function], Function]:
+    """SPACE: a file, or the name of a space that ships with evotune."""
+
+    def complete(*asked: Any) -> Any:
+        from evotune.cli.completing import complete_space
+
+        return complete_space(*asked)
+
+    return click.argument("space", required=required, shell_complete=complete)
+
+
+def trust_option(function: Function) -> Function:
+    """--trust-problem: run the problem file of a space from elsewhere without asking."""
+    return click.option(
+        "--trust-problem",
+        is_flag=True,
+        expose_value=False,
+        callback=_trust,
+        help="Run the Python file of a space's problem though it lies outside this folder.",
+    )(function)
+
+
 def runs_dir_option(function: Function) -> Function:
     return click.option(
         "--runs-dir",
@@ -61,7 +90,7 @@ def runs_dir_option(function: Function) -> Function:
 
 def run_argument(function: Function) -> Function:
     """RUN: an id, a unique beginning of one, a path, or `latest`."""
-    return click.argument("run", metavar="RUN")(function)
+    return click.argument("run", metavar="RUN", shell_complete=_complete_run)(function)
 
 
 def _device_option(help_text: str) -> Callable[[Function], Function]:
@@ -103,6 +132,21 @@ def output_option(function: Function) -> Function:
         show_default=True,
         help="Where to write it; - is standard output.",
     )(function)
+
+
+def _trust(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if ctx.resilient_parsing:
+        return
+    from evotune.problems.loading import trust
+
+    trust.ask = (lambda path: True) if value else _ask
+
+
+def _ask(path: Path) -> bool:
+    """Whether somebody at the terminal agrees to run the file; nobody is no."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    return click.confirm(f"The space runs the Python file {path}. Run it?", err=True)
 
 
 def _terminal(ctx: click.Context) -> Terminal:

@@ -79,15 +79,22 @@ class PlainProgress:
 class LiveProgress:
     """The same facts in place, redrawn a few times a second by rich's own thread."""
 
-    def __init__(self, standing: Standing, write: Callable[[str], None] = say) -> None:
+    def __init__(
+        self,
+        standing: Standing,
+        write: Callable[[str], None] = say,
+        start: Callable[[], object] = lambda: None,
+    ) -> None:
         self._standing = standing
         self._write = write
+        self._start = start
 
     def phase(self, text: str) -> None:
         self._standing.phase = text
 
     def started(self, info: RunInfo) -> None:
         self._standing.info = info
+        self._start()
 
     def told(self, trial: Trial, progress: Progress) -> None:
         self._standing.tell(trial, progress)
@@ -138,10 +145,16 @@ def progress_observer(terminal: Terminal) -> Iterator[Observer]:
     else:
         from rich.live import Live
 
-        live = LiveProgress(Standing())
-        # Live takes over stderr: a line written meanwhile appears above the panel.
-        with Live(live, console=console, refresh_per_second=_REFRESH_PER_SECOND):
+        standing = Standing()
+        # Live takes over stderr: a line written meanwhile appears above the panel. It starts with
+        # the run: before that, somebody may be asked something.
+        panels = Live(console=console, refresh_per_second=_REFRESH_PER_SECOND)
+        live = LiveProgress(standing, start=panels.start)
+        panels.update(live)
+        try:
             yield live
+        finally:
+            panels.stop()
 
 
 def confirmation(trial: Trial, outcome: Outcome) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,6 +103,8 @@ def report(
     """
     if len(runs) > 1 and style != "html":
         raise UsageError(f"--format {style} takes one run; html takes several")
+    if style == "html" and output == "-" and sys.stdout.isatty():
+        raise UsageError("a page of five megabytes is not for a terminal: name a file with -o FILE")
     data = [_load(run, runs_dir) for run in runs]
     if style == "html":
         from evotune.report.html import html_page

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evotune.cli.options import Command, device_option, run_argument, runs_dir_option
+from evotune.cli.options import (
+    Command,
+    device_option,
+    run_argument,
+    runs_dir_option,
+    space_argument,
+    trust_option,
+)
 from evotune.cli.terminal import Terminal, pass_terminal
 
 if TYPE_CHECKING:
@@ -21,7 +28,7 @@ _INTERRUPTED = 130
 
 
 @click.command(cls=Command, example="evotune run attention-cpu --trials 200 --seed 1")
-@click.argument("space", required=False)
+@space_argument(required=False)
 @click.option("--trials", type=click.IntRange(min=1), help="Stop after so many trials.")
 @click.option(
     "--minutes",
@@ -35,6 +42,7 @@ _INTERRUPTED = 130
     default=True,
     help="Take few samples of candidates that cannot win, or equally many of all.",
 )
+@trust_option
 @device_option
 @runs_dir_option
 @pass_terminal
@@ -80,6 +88,7 @@ def run(
 @click.option(
     "--minutes", type=click.FloatRange(min=0, min_open=True), help="New total of minutes."
 )
+@trust_option
 @click.option(
     "--allow-mixed", is_flag=True, help="Go on even on another device, or another driver."
 )

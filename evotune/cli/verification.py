@@ -15,6 +15,7 @@ from evotune.cli.options import (
     output_option,
     run_argument,
     runs_dir_option,
+    trust_option,
 )
 from evotune.cli.terminal import Terminal, pass_terminal, write_output
 from evotune.errors import UsageError
@@ -42,6 +43,7 @@ _FAILED = 1
     type=click.IntRange(min=1),
     help="So many of the leaderboard's first rows; 1 if nothing is given.",
 )
+@trust_option
 @runs_dir_option
 @format_option(("table", "json", "jsonl"), "table")
 @output_option

@@ -16,6 +16,7 @@ from evotune.engine.review import BuildReviewer
 from evotune.errors import SpaceError
 from evotune.execute.protocol import EDGE, HELD_OUT, RANDOM, TIMED, CaseJob, Proposal
 from evotune.problems.base import Case, Problem
+from evotune.problems.loading import is_file_reference, problem_source
 from evotune.space.binding import bind
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument
@@ -339,10 +340,13 @@ def bind_space(
 
 
 def source_files(document: SpaceDocument) -> dict[str, bytes]:
-    """Every kernel's files, for a run's snapshot."""
+    """Every kernel's files and the problem's, for a run's snapshot."""
     files: dict[str, bytes] = {}
     for kernel in document.kernels:
         files |= read_kernel_sources(document, kernel)
+    if document.problem is not None and is_file_reference(document.problem.name):
+        path, content = problem_source(document.problem.name, document.root)
+        files[path] = content
     return files
 
 

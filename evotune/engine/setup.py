@@ -71,7 +71,9 @@ def load_setup(
     _refuse_device_of_no_kernel(document, profile)
     assert document.problem is not None
     try:
-        problem = create_problem(document.problem.name, document.problem.dtype)
+        problem = create_problem(
+            document.problem.name, document.problem.dtype, document.root.absolute()
+        )
     except UsageError as error:
         raise document.problem.position.error(str(error)) from error
     bound, cases = bind_space(document, problem, profile)

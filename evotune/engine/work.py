@@ -48,6 +48,7 @@ def open_kernel_executor(
         profile=setup.profile,
         problem=document.problem.name,
         dtype=document.problem.dtype,
+        root=document.root.absolute(),
         deterministic=document.deterministic,
         compile_timeout_s=document.timeouts.compile_s,
         trial_timeout_s=document.timeouts.trial_s,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,6 +16,7 @@ from evotune.errors import EnvironmentProblem
 from evotune.execute.child import Child
 from evotune.execute.protocol import RANDOM
 from evotune.execute.sanitizer import LIMIT_S, TOOLS
+from evotune.problems.loading import is_file_reference, problem_source
 from evotune.trial import QUARANTINED, Json, Outcome, OutcomeKind
 
 _OPEN_TIMEOUT_S = 120.0
@@ -36,6 +39,27 @@ _OVERWRITTEN = ("corrupt", "invalid size", "invalid next size", "invalid pointer
                 "smashing", "buffer overflow detected")  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class ProblemSource:
+    """A problem's name and dtype, and where its file lies if it is one from a file."""
+
+    name: str
+    dtype: str
+    root: Path
+
+    def to_json(self) -> Json:
+        """With the hash of the file that this process trusts: the worker runs no other."""
+        sha256 = ""
+        if is_file_reference(self.name):
+            sha256 = hashlib.sha256(problem_source(self.name, self.root)[1]).hexdigest()
+        return {
+            "problem": self.name,
+            "dtype": self.dtype,
+            "root": str(self.root),
+            "problem_sha256": sha256,
+        }
+
+
 class DeviceSlot:
     """One device's worker. At most one request is under way.
 
@@ -49,10 +73,9 @@ class DeviceSlot:
         self,
         folder: Path,
         profile: DeviceProfile,
-        problem: str,
-        dtype: str,
-        deterministic: bool,
+        problem: ProblemSource,
         *,
+        deterministic: bool,
         longest_trial_s: float = 120.0,
     ) -> None:
         self._folder = folder
@@ -60,8 +83,7 @@ class DeviceSlot:
         self._profile = profile
         self._hello = {
             "profile": profile.to_json(),
-            "problem": problem,
-            "dtype": dtype,
+            **problem.to_json(),
             "deterministic": deterministic,
         }
         self._child: Child | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evotune.device.cpu import CpuSession
@@ -11,6 +12,7 @@ from evotune.device.protocol import Session
 from evotune.execute.channel import BlockingChannel
 from evotune.execute.entry import open_channel
 from evotune.problems import Case, create_problem
+from evotune.problems.loading import trust
 from evotune.trial import Json
 
 if TYPE_CHECKING:
@@ -37,7 +39,9 @@ def main() -> None:
     if hello is None:
         return
     profile = DeviceProfile.from_json(hello["profile"])
-    problem = create_problem(hello["problem"], hello["dtype"])
+    if hello["problem_sha256"]:
+        trust.agree(hello["problem_sha256"])  # somebody agreed to it in the parent
+    problem = create_problem(hello["problem"], hello["dtype"], Path(hello["root"]))
     session = open_session(profile)
     runner = TrialRunner(session, profile, problem, deterministic=hello["deterministic"])
     channel.send({"ready": True, "state": dict(session.state())})

@@ -20,7 +20,7 @@ from evotune.device.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem
 from evotune.execute.child import Child
 from evotune.execute.compile_pool import CompilePool
-from evotune.execute.device_slot import DeviceSlot
+from evotune.execute.device_slot import DeviceSlot, ProblemSource
 from evotune.execute.protocol import BaselineReport, BaselineTiming, CaseJob, Proposal
 from evotune.problems.base import Case
 from evotune.trial import QUARANTINED, Json, Outcome, OutcomeKind
@@ -294,14 +294,20 @@ def open_local_executor(
     problem: str,
     dtype: str,
     deterministic: bool,
+    root: Path = Path(),
     compile_timeout_s: float = 60.0,
     trial_timeout_s: float = 120.0,
     twins: Mapping[str, tuple[int, Outcome]] | None = None,
 ) -> LocalExecutor:
-    """Children write their logs and scratch files under `folder`."""
+    """Children write their logs and scratch files under `folder`; a problem's own file lies under
+    `root`."""
     folder.mkdir(parents=True, exist_ok=True)
     pool = CompilePool(folder, cache, timeout_s=compile_timeout_s)
     device = DeviceSlot(
-        folder, profile, problem, dtype, deterministic, longest_trial_s=trial_timeout_s
+        folder,
+        profile,
+        ProblemSource(problem, dtype, root),
+        deterministic=deterministic,
+        longest_trial_s=trial_timeout_s,
     )
     return LocalExecutor(pool, device, exclusive=profile.backend == "cpu", twins=twins)

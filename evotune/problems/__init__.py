@@ -2,5 +2,6 @@
 
 from evotune.problems.base import Case, Problem, TensorSpec
 from evotune.problems.registry import create_problem, problem_names
+from evotune.problems.user import UserProblem
 
-__all__ = ["Case", "Problem", "TensorSpec", "create_problem", "problem_names"]
+__all__ = ["Case", "Problem", "TensorSpec", "UserProblem", "create_problem", "problem_names"]

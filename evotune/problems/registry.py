@@ -1,10 +1,13 @@
-"""Problems by name."""
+"""Problems by name, or by the class in a file that a space refers to."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from evotune.errors import UsageError
 from evotune.problems.attention import Attention
 from evotune.problems.base import Problem
+from evotune.problems.loading import is_file_reference, load_problem
 
 _PROBLEMS: dict[str, type[Attention]] = {Attention.name: Attention}
 
@@ -13,10 +16,15 @@ def problem_names() -> tuple[str, ...]:
     return tuple(sorted(_PROBLEMS))
 
 
-def create_problem(name: str, dtype: str) -> Problem:
-    """The problem `name` in `dtype`; UsageError when either is unknown."""
+def create_problem(name: str, dtype: str, root: Path = Path()) -> Problem:
+    """The problem `name` in `dtype`; files lie under `root`. UsageError when either is unknown."""
+    if is_file_reference(name):
+        return load_problem(name, dtype, root)
     if name not in _PROBLEMS:
-        raise UsageError(f"unknown problem {name!r}; known: {', '.join(problem_names())}")
+        raise UsageError(
+            f"unknown problem {name!r}; known: {', '.join(problem_names())}, "
+            "or path/to/problem.py:ClassName"
+        )
     problem = _PROBLEMS[name]
     if dtype not in problem.dtypes:
         known = ", ".join(problem.dtypes)

@@ -124,7 +124,7 @@ def test_a_traceback_goes_elsewhere_when_the_cache_cannot_be_written(
         (["status", "nothing"], 2, "error: no run 'nothing' in runs"),
         (["top", "latest"], 2, "error: no run 'latest' in runs"),
         (["top", "latest", "-n", "0"], 2, "Error: Invalid value for '-n'"),
-        (["report", "latest", "--format", "html"], 2, "Error: Invalid value for '--format'"),
+        (["report", "latest", "--format", "htm"], 2, "Error: Invalid value for '--format'"),
         (["check"], 2, "Error: Missing argument 'SPACE'."),
         (["check", "nowhere.yaml"], 2, "error: nowhere.yaml: does not exist"),
         (["compile", "x.yaml", "--all", "--sample", "3"], 2, "Error: --all and --sample exclude"),
@@ -143,7 +143,7 @@ def test_a_mistake_ends_with_its_exit_code_and_says_what_it_was(
 
 
 def test_the_formats_of_a_report_are_listed_when_one_does_not_exist(invoke: Invoke) -> None:
-    assert "'md', 'csv', 'json', 'jsonl'" in invoke("report", "x", "--format", "html").stderr
+    assert "'html', 'md', 'csv', 'json'" in invoke("report", "x", "--format", "htm").stderr
 
 
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:

@@ -246,6 +246,17 @@ def test_watching_follows_a_run_from_another_process_to_its_end(
     assert "60 of 60" in output
 
 
+def test_a_page_takes_several_runs_and_everything_else_takes_one(
+    invoke: Invoke, runs: Path, tmp_path: Path
+) -> None:
+    done = invoke("report", "latest", "2030", "--format", "html", "-o", "page.html")
+    assert done.exit_code == 0, done.stderr
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    refused = invoke("report", "latest", "2030", "--format", "csv")
+    assert refused.exit_code == 2
+    assert "--format csv takes one run" in refused.stderr
+
+
 def test_watching_a_finished_run_shows_it_once(invoke: Invoke, runs: Path) -> None:
     result = invoke("status", "latest", "--watch")
     assert result.exit_code == 0

@@ -72,7 +72,9 @@ def _form(value: object) -> str:
 class SpaceModel(BaseModel):
     """Strict types, no unknown keys. `what` names it in messages."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
+    )
     what: ClassVar[str] = "this mapping"
 
     @model_validator(mode="before")
@@ -97,34 +99,49 @@ class ProblemModel(SpaceModel):
     what = "problem"
 
     name: Text
+    """A built-in problem (`attention`), or `path/to/problem.py:ClassName` under the root."""
     dtype: Identifier = "float32"
+    """Element type of every tensor: float16, bfloat16 or float32; also the macro DTYPE."""
     shapes: Annotated[list[Symbols], Field(min_length=1, max_length=1000)]
+    """Sizes by name; tuned for all of them at once. What the names are, the problem says."""
     variants: Annotated[list[Symbols], Field(min_length=1, max_length=100)] = [{}]
+    """Further symbols, such as `{causal: true}`; every shape is tuned in each of them."""
     held_out: Annotated[list[Symbols], Field(max_length=1000)] = []
+    """Shapes that judge the champion and never steer the search."""
 
 
 class ArgumentModel(SpaceModel):
     what = "an argument"
 
     value: ExpressionField
+    """An expression over parameters, sizes, `let` and `device.*`."""
     type: Literal["int32", "int64", "float32", "float64"]
+    """The C type it is passed as."""
 
 
 class WorkspaceModel(SpaceModel):
     what = "a workspace buffer"
 
     bytes: ExpressionField
+    """Size of the buffer, an expression."""
     init: Literal["poison", "zero_once"] = "poison"
+    """poison: filled with NaN before every launch. zero_once: zeroed once; every launch must leave
+    it zero."""
 
 
 class LaunchModel(SpaceModel):
     what = "a launch"
 
     grid: Grid
+    """Blocks in x, y and z, one to three expressions."""
     block: Grid
+    """Threads of a block in x, y and z."""
     shared_bytes: ExpressionField = 0
+    """Dynamic shared memory of a block."""
     entry: Identifier | None = None
+    """Another function of the same source than the kernel's."""
     when: ExpressionField | None = None
+    """The launch is left out where this does not hold."""
 
 
 Argument = Annotated[
@@ -142,15 +159,25 @@ class KernelModel(SpaceModel):
     what = "a kernel"
 
     source: Text
+    """The kernel's file, under the root."""
     entry: Identifier
+    """The function to call: `extern "C"`, and `__global__` in CUDA."""
     language: Literal["cpp", "cuda"] | None = None
+    """cpp or cuda; the suffix (.cpp, .cu) says it if this does not."""
     supports: dict[Identifier, Support] = {}
+    """Symbol -> values it takes, or a comparison such as `">= 80"`; other shapes are left out."""
     define: list[Identifier] = []
+    """Symbols that are compiled in, as -DHEAD_DIM=64, instead of passed."""
     arguments: list[Argument] = []
+    """What the function takes, in order: tensors, workspaces, symbols, or `{value, type}`."""
     workspace: dict[Identifier, WorkspaceModel] = {}
+    """Buffers of scratch memory by name."""
     options: list[Text] = []
+    """Compiler options, from a list of allowed ones."""
     launches: Annotated[list[LaunchModel], Field(max_length=64)] = []
+    """CUDA: what is launched, one after the other, all with the same arguments."""
     deterministic: bool | None = None
+    """false: two launches may differ in bits."""
 
 
 class ParameterModel(SpaceModel):
@@ -158,13 +185,21 @@ class ParameterModel(SpaceModel):
     forms: ClassVar[tuple[str, ...]] = ("values", "range", "pow2", "choices", "bool")
 
     values: Values | None = None
+    """A list of values of one type."""
     range: Annotated[list[int], Field(min_length=2, max_length=3)] | None = None
+    """[first, last] or [first, last, step], integers, the last one included."""
     pow2: Annotated[list[int], Field(min_length=2, max_length=2)] | None = None
+    """[first, last]: the powers of two in between, both included."""
     choices: Values | None = None
+    """Words; `NAME` is a number and `NAME_WORD` its constants in the source."""
     bool: Literal[True] | None = None
+    """true: the values false and true."""
     when: ExpressionField | None = None
+    """The parameter matters where this holds."""
     otherwise: ParameterValue | None = None
+    """Its value where `when` does not hold; the first one if not given."""
     default: ParameterValue | None = None
+    """Its value in the configuration that the search starts from."""
 
     @model_validator(mode="before")
     @classmethod
@@ -189,7 +224,9 @@ class ConstraintModel(SpaceModel):
     what = "a constraint"
 
     expr: ExpressionField
+    """What must hold."""
     reason: Text | None = None
+    """Why, in words, for reports."""
 
 
 ParameterField = Annotated[
@@ -206,17 +243,24 @@ class SearchModel(SpaceModel):
     what = "search"
 
     strategy: Text = "evolution"
+    """evolution, local, random or exhaustive."""
     population: Annotated[int, Field(ge=2, le=100_000)] = 32
+    """Trials of a generation."""
     elites: Annotated[int, Field(ge=1, le=100_000)] = 8
+    """How many of the best are kept."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Decides every random choice."""
     lookahead: Annotated[int, Field(ge=0, le=10_000)] = 16
+    """Proposals that are made ahead of the outcomes; fixed in a run."""
 
 
 class BudgetModel(SpaceModel):
     what = "budget"
 
     trials: Annotated[int, Field(ge=1, le=10**9)] = 1000
+    """The run ends after so many trials."""
     minutes: Annotated[float, Field(gt=0, le=10**6)] | None = None
+    """The run ends after so many minutes of work."""
 
 
 class TimeoutsModel(SpaceModel):
@@ -225,14 +269,18 @@ class TimeoutsModel(SpaceModel):
     what = "timeouts"
 
     compile_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
+    """For one run of the compiler."""
     trial_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
+    """For a trial on the device, its references left out."""
 
 
 class RecordedModel(SpaceModel):
     what = "recorded"
 
     file: Text
+    """A measured space in Kernel Tuner's cache format, under the root."""
     delay_ms: Annotated[float, Field(ge=0, le=10**6)] = 0.0
+    """How long each trial pretends to take."""
 
 
 class SpaceModelFile(SpaceModel):
@@ -250,29 +298,46 @@ class SpaceModelFile(SpaceModel):
     )
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+    """What runs and reports call the space."""
     description: str = ""
+    """One line for readers."""
     root: Text | None = None
+    """Where sources are looked for; else the nearest folder above that holds kernels/."""
     recorded: RecordedModel | None = None
+    """Instead of problem, kernels and parameters: a space that was measured before."""
     problem: ProblemModel | None = None
+    """What is computed, and for which shapes."""
     kernels: Annotated[dict[Identifier, KernelModel], Field(min_length=1, max_length=64)] | None = (
         None
     )
+    """One or more by name; with several, KERNEL is a parameter like any other."""
     let: Annotated[dict[Identifier, ExpressionField], Field(max_length=256)] = {}
+    """Names for expressions, usable in all others."""
     parameters: (
         Annotated[
             dict[ParameterName, ParameterField], Field(min_length=1, max_length=MAX_PARAMETERS)
         ]
         | None
     ) = None
+    """What is tuned: each is compiled in as a macro of its name."""
     constraints: Annotated[list[ConstraintField], Field(max_length=MAX_CONSTRAINTS)] = []
+    """Expressions that must hold for a configuration to be tried."""
     after_compile: Annotated[list[ConstraintField], Field(max_length=MAX_CONSTRAINTS)] = []
+    """The same over what the compiler reports: registers, spill_bytes, occupancy, …"""
     baseline: Text = "sdpa:best"
+    """What to beat: a name, or `family:best` for the fastest that is correct."""
     objective: Literal["geomean_speedup"] = "geomean_speedup"
+    """The geometric mean of the speedups over all cases."""
     deterministic: bool = True
+    """false: two launches of any kernel may differ in bits."""
     default: dict[ParameterName, ParameterValue] = {}
+    """The configuration that the search starts from, whole or in part."""
     search: SearchModel = SearchModel()
+    """How to search."""
     budget: BudgetModel = BudgetModel()
+    """When to stop."""
     timeouts: TimeoutsModel = TimeoutsModel()
+    """When to give up on a candidate."""
 
     @model_validator(mode="before")
     @classmethod

@@ -28,8 +28,6 @@
   }
   if (report.runs.length > 1) {
     page.append(...comparisonSections(report.runs, (at) => { show(at); shown.scrollIntoView(); }));
-    page.append(el("div", { class: "tabs", role: "tablist" }, report.runs.map((run, at) =>
-      el("button", { type: "button", role: "tab", onclick: () => show(at) }, run.space + " · " + run.id))));
   }
   page.append(shown, el("footer", {}, "Written by evotune " + report.evotune + ". Everything is in this file."));
   show(0);

@@ -2,6 +2,8 @@
 
 const TIMED_NOTE = "Baseline time / candidate time: above 1 is faster. Brackets and bars are 95% intervals.";
 
+const LEADERS = 10; // rows of each run on the common leaderboard
+
 function trialRows(run) {
   const columns = run.trials;
   return columns.number.map((number, at) => ({
@@ -207,18 +209,18 @@ function comparisonSections(runs, open) {
     { name: "trials", numeric: true, value: (row) => row.run.trials.number.length, text: (row) => String(row.run.trials.number.length) },
     { name: "run", value: (row) => row.run.id, text: (row) => row.run.id },
   ], rows, { label: "runs" });
-  const all = runs.flatMap((run, at) => trialRows(run).filter((row) => row.place !== null).slice(0, 50).map((row) => ({ ...row, runAt: at })));
+  const all = runs.flatMap((run) => trialRows(run).filter((row) => row.place !== null).slice(0, LEADERS));
   const board = dataTable([
     { name: "space", value: (row) => row.run.space, text: (row) => row.run.space },
     { name: "device", value: (row) => row.run.device, text: (row) => row.run.device },
     ...resultColumns({ recorded: runs.every((run) => run.recorded) }).filter((column) => column.name !== "outcome"),
-    { name: "configuration", long: true, value: (row) => configurationText(row.run, row), text: (row) => configurationText(row.run, row) },
     { name: "run", value: (row) => row.run.id, text: (row) => row.run.id },
+    { name: "configuration", value: (row) => configurationText(row.run, row), text: (row) => configurationText(row.run, row) },
   ], all, { label: "leaders" });
   return [
     section("Runs", "Speedups are comparable where the baseline and the cases are the same.", overview,
-      el("div", { class: "bar" }, runs.map((run, at) =>
-        el("button", { type: "button", onclick: () => open(at) }, "Open " + run.id)))),
-    section("Leaderboard across runs", "The first 50 rows of each run.", board),
+      el("div", { class: "tabs", role: "tablist", "aria-label": "Run to show below" }, runs.map((run, at) =>
+        el("button", { type: "button", role: "tab", onclick: () => open(at) }, run.space + " · " + run.id)))),
+    section("Leaderboard across runs", `The first ${LEADERS} rows of each run.`, board),
   ];
 }

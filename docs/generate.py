@@ -1,0 +1,156 @@
+"""Writes docs/cli.md from the commands themselves, and docs/spaces.md from the schema.
+
+python docs/generate.py            # a test fails when the files are not what this writes
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from evotune.cli.main import application
+from evotune.space.reading.schema import schema_text
+
+FOLDER = Path(__file__).parent
+_GLOBAL = ("color", "quiet", "verbose", "help")
+_SECTIONS = {
+    "ProblemModel": "problem",
+    "KernelModel": "kernels.NAME",
+    "ArgumentModel": "kernels.NAME.arguments[]",
+    "WorkspaceModel": "kernels.NAME.workspace.NAME",
+    "LaunchModel": "kernels.NAME.launches[]",
+    "ParameterModel": "parameters.NAME",
+    "ConstraintModel": "constraints[], after_compile[]",
+    "SearchModel": "search",
+    "BudgetModel": "budget",
+    "TimeoutsModel": "timeouts",
+    "RecordedModel": "recorded",
+}
+
+
+def cli_reference() -> str:
+    """Every command with its arguments, options and example."""
+    context = click.Context(application, info_name="evotune")
+    parts = [
+        "# Commands\n",
+        "<!-- written by docs/generate.py -->\n",
+        "Before or after every command: `--color auto|always|never` (auto honours NO_COLOR), `-q` "
+        "for no progress, `-v` for more detail, `-h` for help.\n",
+        "Data goes to stdout, progress to stderr. Exit codes: 0 done; 1 no valid candidate, a "
+        "failed check, a regression; 2 usage or space error; 3 environment; 4 store damaged; 5 run "
+        "locked; 130 interrupted, resumable.\n",
+    ]
+    for name in application.list_commands(context):
+        command = application.get_command(context, name)
+        assert command is not None
+        parts.append(_command(name, command, context))
+    return "\n".join(parts)
+
+
+def _command(name: str, command: click.Command, above: click.Context) -> str:
+    context = click.Context(command, info_name=name, parent=above)
+    pieces = [word for word in command.collect_usage_pieces(context) if word != "[OPTIONS]"]
+    usage = " ".join(["evotune", name, "[OPTIONS]", *pieces])
+    lines = [f"## {name}\n", f"```\n{usage}\n```\n", _paragraphs(command.help or ""), ""]
+    rows = [
+        (", ".join(option.opts), option.metavar or _choices(option), option.help or "", option)
+        for option in command.params
+        if isinstance(option, click.Option) and option.name not in _GLOBAL and option.help
+    ]
+    if rows:
+        lines += ["| option | value | |", "|---|---|---|"]
+        for names, value, text, option in rows:
+            default = f" Default: `{option.default}`." if option.show_default else ""
+            lines.append(f"| `{names}` | {_cell(value)} | {_cell(text)}{default} |")
+        lines.append("")
+    example = (command.epilog or "").replace("\b", "").replace("Example:", "").strip()
+    lines.append(f"```\n{example}\n```\n")
+    return "\n".join(lines)
+
+
+def _choices(option: click.Option) -> str:
+    if option.is_flag:
+        return ""
+    if isinstance(option.type, click.Choice):
+        return "|".join(map(str, option.type.choices))
+    return option.type.name.removesuffix(" range")
+
+
+def _paragraphs(text: str) -> str:
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+
+
+def space_reference() -> str:
+    """Every key of a space file."""
+    schema = json.loads(schema_text())
+    parts = [
+        "# Space files\n",
+        "<!-- written by docs/generate.py -->\n",
+        "A space is one YAML file. Expressions are a small safe language: numbers, names, "
+        "`+ - * / // % **`, comparisons, `and or not`, `a if b else c`, `min max abs ceil_div log2 "
+        "is_pow2`; names are parameters, sizes of the problem, `let` and `device.*`. `evotune "
+        "check SPACE` says what is wrong as `file:line:column`, and `evotune schema` prints the "
+        "schema that editors use through the first line:\n",
+        "```yaml\n# yaml-language-server: $schema=space.schema.json\n```\n",
+        "## The file\n",
+        _keys(schema),
+    ]
+    for model, path in _SECTIONS.items():
+        parts += [f"## `{path}`\n", _keys(schema["$defs"][model])]
+    missing = set(schema["$defs"]) - set(_SECTIONS)
+    assert not missing, f"say where {missing} stand in a file"
+    return "\n".join(parts)
+
+
+def _keys(model: Mapping[str, Any]) -> str:
+    return "\n".join(["| key | value | |", "|---|---|---|", *_rows(model), ""])
+
+
+def _rows(model: Mapping[str, Any]) -> Iterator[str]:
+    required = model.get("required", ())
+    for name, field in sorted(
+        model["properties"].items(), key=lambda item: item[0] not in required
+    ):
+        default = field.get("default")
+        note = " Required." if name in required else ""
+        if default not in (None, "", [], {}) and not isinstance(default, dict):
+            note = f" Default: `{json.dumps(default)}`."
+        yield f"| `{name}` | {_cell(_type(field))} | {_cell(field['description'])}{note} |"
+
+
+def _type(field: Mapping[str, Any]) -> str:
+    """The value's kind in a few words."""
+    if "$ref" in field:
+        return "mapping"
+    if "const" in field:
+        return json.dumps(field["const"])
+    if "enum" in field:
+        return "|".join(map(str, field["enum"]))
+    for key in ("anyOf", "oneOf"):
+        if key in field:
+            kinds = dict.fromkeys(_type(one) for one in field[key] if one.get("type") != "null")
+            return "expression" if set(kinds) >= {"text", "integer", "number"} else ", ".join(kinds)
+    kind = field.get("type", "value")
+    return {"object": "mapping", "array": "list", "string": "text", "boolean": "true|false"}.get(
+        kind, kind
+    )
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+PAGES = {"cli.md": cli_reference, "spaces.md": space_reference}
+
+
+def main() -> None:
+    for name, write in PAGES.items():
+        (FOLDER / name).write_text(write(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""What the kernel must compute: out = alpha * x + y. Replace it with your own computation.
+
+`compute` is the reference (on float64 inputs), the measure of allowed errors and the baseline to
+beat, all three. See docs/writing-a-problem.md, or `help(evotune.problems.UserProblem)`.
+"""
+
+from evotune.problems import UserProblem
+
+
+class Problem(UserProblem):
+    sizes = ("count",)  # each shape in space.yaml gives these
+    constants = {"alpha": 2.5}  # further names for the kernel's arguments
+
+    def inputs(self, count):
+        return {"x": (count,), "y": (count,)}
+
+    def outputs(self, count):
+        return {"out": (count,)}
+
+    def operations(self, count):
+        return 2 * count  # a multiplication and an addition for each element
+
+    def compute(self, x, y):
+        return {"out": self.constants["alpha"] * x + y}
+
+    def baselines_of(self, x, y):
+        import torch
+
+        alpha = self.constants["alpha"]
+        return {
+            "torch:eager": lambda: self.compute(x, y),
+            "torch:add": lambda: {"out": torch.add(y, x, alpha=alpha)},
+        }

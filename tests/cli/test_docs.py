@@ -1,0 +1,133 @@
+"""What is written about the commands and the space file is what they are."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from evotune.cli.main import application
+from evotune.engine.spaces import shipped_spaces
+from evotune.space.reading.schema import schema_text
+
+from .conftest import ROOT, Invoke, _python_path
+
+DOCS = ROOT / "docs"
+CONTEXT = click.Context(application)
+COMMANDS = {
+    name: application.get_command(CONTEXT, name) for name in application.list_commands(CONTEXT)
+}
+
+spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+assert spec is not None
+assert spec.loader is not None
+generate = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(generate)
+
+
+@pytest.mark.parametrize("page", generate.PAGES)
+def test_a_generated_page_is_what_the_code_says(page: str) -> None:
+    written = (DOCS / page).read_text()
+    assert written == generate.PAGES[page](), "run: python docs/generate.py"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_option_is_explained_with_an_example(name: str) -> None:
+    command = COMMANDS[name]
+    assert command is not None
+    assert command.help
+    assert f"evotune {name}" in (command.epilog or "")
+    for option in command.params:
+        if isinstance(option, click.Option):
+            assert option.help, option.opts
+    readme = (ROOT / "README.md").read_text()
+    assert re.search(rf"^\|.*`{name}\b", readme, re.MULTILINE), f"README does not name {name}"
+
+
+def test_every_key_of_a_space_file_is_explained() -> None:
+    schema = json.loads(schema_text())
+    models = {"the file": schema, **schema["$defs"]}
+    silent = [
+        f"{model}.{key}"
+        for model, found in models.items()
+        for key, field in found["properties"].items()
+        if not field.get("description")
+    ]
+    assert silent == []
+
+
+def test_every_command_line_in_the_documentation_exists() -> None:
+    for page in (*DOCS.glob("*.md"), ROOT / "README.md"):
+        for block in re.findall(r"```(?:sh)?\n(.*?)```", page.read_text(), re.DOTALL):
+            for line in block.splitlines():
+                words = line.split("#")[0].split()
+                if words[:1] == ["evotune"]:
+                    command = COMMANDS.get(words[1])
+                    assert command is not None, f"{page.name}: {line}"
+                    known = {option for p in command.params for option in p.opts}
+                    used = {w.split("=")[0] for w in words[2:] if re.match(r"--?[a-z]", w)}
+                    assert used <= known | {"-h"}, f"{page.name}: {line}"
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in DOCS.glob("*.md"):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (DOCS / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("path", shipped_spaces().values(), ids=lambda path: path.stem)
+def test_every_shipped_space_names_its_schema_and_fits_it(path: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    yaml = pytest.importorskip("yaml")
+    text = path.read_text()
+    head = "# yaml-language-server: $schema="
+    first = text.splitlines()[0]
+    assert first.startswith(head)
+    schema = path.parent / first.removeprefix(head)
+    if path.parent == (ROOT / "search_spaces"):  # an installed wheel has another layout
+        assert schema.resolve() == ROOT / "evotune" / "space" / "space.schema.json"
+    jsonschema.validate(yaml.safe_load(text), json.loads(schema_text()))
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_a_completion_script(invoke: Invoke, shell: str) -> None:
+    result = invoke("completion", shell)
+    assert result.exit_code == 0
+    assert f"_EVOTUNE_COMPLETE={shell}_complete" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("evotune re", {"resume", "report"}),
+        ("evotune check softmax", {"softmax", "softmax-cpu"}),
+        ("evotune top lat", {"latest"}),
+        ("evotune report x --format par", {"parquet"}),
+        ("evotune run --tri", {"--trials"}),
+    ],
+)
+def test_completion_knows_commands_options_runs_and_spaces(
+    words: str, expected: set[str], tmp_path: Path
+) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": _python_path(),
+        "_EVOTUNE_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "from evotune.cli.main import main; main()"],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    found = {
+        line.partition(",")[2] for line in done.stdout.splitlines() if line.startswith("plain")
+    }
+    assert found == expected

@@ -1,0 +1,78 @@
+"""`evotune init`: what it writes runs at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evotune.cli.scaffolding import scaffold
+from evotune.space.document import parse_space
+
+from .conftest import Invoke
+
+
+def test_a_new_kernel_runs_at_once(invoke: Invoke, tmp_path: Path) -> None:
+    made = invoke("init", "my-kernel")
+    assert made.exit_code == 0, made.stderr
+    assert made.stdout.splitlines() == ["cd my-kernel", "evotune run space.yaml"]
+    assert sorted(path.name for path in (tmp_path / "my-kernel").iterdir()) == [
+        *("my-kernel.cpp", "problem.py", "space.schema.json", "space.yaml", "test_my_kernel.py"),
+    ]
+    space = tmp_path / "my-kernel" / "space.yaml"
+    space.write_text(space.read_text().replace("1000000", "2000").replace("777777", "777"))
+    run = invoke("run", "my-kernel/space.yaml", "--trials", 1)
+    assert run.exit_code == 0, run.stderr
+    assert "torch:" in run.stdout
+    assert list((tmp_path / "runs").glob("*/sources/problem.py"))
+
+
+def test_a_space_from_elsewhere_needs_trust(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    invoke("init", "elsewhere")
+    path = tmp_path / "elsewhere" / "problem.py"
+    path.write_text(path.read_text() + "# other content than in any other test\n")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    space = tmp_path / "elsewhere" / "space.yaml"
+    refused = invoke("check", space, "--no-compile")
+    assert refused.exit_code == 2
+    assert "add --trust-problem" in refused.stderr
+    assert f"{space}:5:3: " in refused.stderr
+    assert invoke("check", space, "--no-compile", "--trust-problem").exit_code == 0
+
+
+def test_the_cuda_scaffold_compiles_without_a_gpu(invoke: Invoke) -> None:
+    pytest.importorskip("cupy")
+    assert invoke("init", "gpu_kernel", "--language", "cuda").exit_code == 0
+    done = invoke("compile", "gpu_kernel/space.yaml", "--device", "h200", "--sample", 2)
+    assert done.exit_code == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["1st", "../up", "a b", "", "-x" * 30])
+def test_a_name_that_is_none_is_refused(invoke: Invoke, name: str, tmp_path: Path) -> None:
+    assert invoke("init", "--", name).exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_overwritten(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    result = invoke("init", "mine")
+    assert result.exit_code == 2
+    assert "exists already" in result.stderr
+
+
+@pytest.mark.parametrize("language", ["cpp", "cuda"])
+def test_the_scaffold_is_valid_python_and_a_valid_space(language: str, tmp_path: Path) -> None:
+    made = scaffold("my-kernel", language)
+    assert not any("@" in text for name, text in made.items() if name.endswith((".yaml", ".py")))
+    parse_space(made["space.yaml"], tmp_path / "space.yaml")
+    for name, text in made.items():
+        if name.endswith(".py"):
+            subprocess.run(
+                [sys.executable, "-c", "import ast, sys; ast.parse(sys.stdin.read())"],
+                input=text, text=True, check=True,
+            )  # fmt: skip

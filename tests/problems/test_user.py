@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from evotune.errors import UsageError
+from evotune.problems import UserProblem, create_problem
+from evotune.problems.loading import Trust, problem_source, trust
+from evotune.verify.accuracy import errors_against
+from evotune.verify.pool import InputPool
+
+ROOT = Path(__file__).parents[2]
+GOOD = """
+from evotune.problems import UserProblem
+
+class Scale(UserProblem):
+    sizes = ("rows", "columns")
+    fixed = ("columns",)
+    constants = {"factor": 3.0}
+
+    def inputs(self, rows, columns):
+        return {"x": (rows, columns)}
+
+    def outputs(self, rows, columns):
+        return {"out": (rows, columns)}
+
+    def operations(self, rows, columns):
+        return rows * columns
+
+    def compute(self, x):
+        return {"out": 3.0 * x}
+
+    def check(self, rows, columns):
+        if rows == 17:
+            raise ValueError("no 17 rows")
+"""
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test agrees to holds for that test."""
+    fresh = Trust()
+    monkeypatch.setattr(trust, "_agreed", fresh._agreed)
+    monkeypatch.setattr(trust, "ask", fresh.ask)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "problem.py").write_text(GOOD)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_class_in_a_file_is_a_whole_problem(folder: Path) -> None:
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    case = problem.case({"rows": 5, "columns": 8}, {})
+    assert case.label == "(5,8)"
+    assert dict(case.symbols) == {"rows": 5, "columns": 8, "factor": 3.0, "dtype": "float32"}
+    assert [(s.name, s.shape, s.is_output) for s in problem.tensors(case)] == [
+        ("x", (5, 8), False),
+        ("out", (5, 8), True),
+    ]
+    assert (problem.flops(case), problem.bytes_moved(case)) == (40, 320)
+    for kind in problem.input_kinds:
+        made = InputPool(problem).get(case, kind, 7)
+        assert made.reference["out"].dtype == torch.float64
+        again = problem.make_inputs(case, kind, 1)
+        assert torch.equal(again["x"], problem.make_inputs(case, kind, 1)["x"])
+        assert not torch.equal(again["x"], problem.make_inputs(case, kind, 2)["x"])
+        (call,) = problem.baselines(case, again).values()
+        assert errors_against(call()["out"], problem.reference(case, again)["out"]).max < 1e-5
+
+
+def test_edge_and_random_shapes_keep_fixed_sizes_and_pass_the_check(folder: Path) -> None:
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    case = problem.case({"rows": 50, "columns": 8}, {})
+    edges = problem.edge_cases(case)
+    assert [edge.symbols["rows"] for edge in edges] == [1, 3, 67]  # 17 is refused
+    found = list(islice(problem.random_cases([case], 3), 50))
+    assert {case.symbols["columns"] for case in (*edges, *found)} == {8}
+    assert len({case.symbols["rows"] for case in found}) > 10
+    assert found == list(islice(problem.random_cases([case], 3), 50))
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        ({"rows": 1}, "the shape lacks columns"),
+        ({"rows": 1, "columns": 0}, "expected columns to be an integer of at least 1, got 0"),
+        ({"rows": True, "columns": 1}, "expected rows to be an integer"),
+        ({"rows": 1, "columns": 1, "depth": 1}, "unknown size 'depth'; known: rows, columns"),
+        ({"rows": 17, "columns": 1}, "no 17 rows"),
+    ],
+)
+def test_a_shape_that_makes_no_sense_is_named(folder: Path, shape: dict, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        create_problem("problem.py:Scale", "float32", folder).case(shape, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import nothing_like_this", "cannot be imported: ModuleNotFoundError"),
+        ("def broken(:\n", "cannot be imported: SyntaxError.*line 1"),
+        ("raise ValueError('no\\nway')", "cannot be imported: ValueError: no way$"),
+        ("Scale = 1", "has no class Scale derived from"),
+        ("class Scale: pass", "has no class Scale derived from"),
+        (GOOD.replace("def compute", "def computes"), "Scale lacks compute$"),
+        (GOOD.replace("sizes =", "size ="), "Scale lacks sizes"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line(folder: Path, text: str, why: str) -> None:
+    (folder / "problem.py").write_text(text)
+    with pytest.raises(UsageError, match=why) as caught:
+        create_problem("problem.py:Scale", "float32", folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("../problem.py:Scale", "outside the space's root"),
+        ("/etc/passwd.py:Scale", "outside the space's root"),
+        ("problem.py", "expected path/to/problem.py:ClassName"),
+        ("problem.py:a b", "expected path/to/problem.py:ClassName"),
+        ("nothing.py:Scale", "No such file"),
+    ],
+)
+def test_a_reference_stays_under_the_root(folder: Path, name: str, why: str) -> None:
+    (folder / "below").mkdir()
+    with pytest.raises(UsageError, match=why):
+        problem_source(name, folder / "below" if name.startswith("..") else folder)
+
+
+def test_a_file_from_elsewhere_is_run_only_when_somebody_agrees(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = folder / "ran"
+    (folder / "problem.py").write_text(f"open({str(marker)!r}, 'w').close()\n{GOOD}")
+    (folder / "here").mkdir()
+    monkeypatch.chdir(folder / "here")
+    with pytest.raises(UsageError, match="lies outside this folder: read it, then add --trust"):
+        create_problem("problem.py:Scale", "float32", folder)
+    assert not marker.exists()
+    asked: list[Path] = []
+    trust.ask = lambda path: bool(asked.append(path)) or True
+    create_problem("problem.py:Scale", "float32", folder)
+    assert asked == [folder / "problem.py"]
+    assert marker.exists()
+    copy = folder / "runs"
+    copy.mkdir()
+    (copy / "problem.py").write_bytes((folder / "problem.py").read_bytes())
+    create_problem("problem.py:Scale", "float32", copy)
+    assert len(asked) == 1  # the same content needs no second answer
+
+
+def test_outputs_of_another_shape_are_named(folder: Path) -> None:
+    (folder / "problem.py").write_text(GOOD.replace('{"out": 3.0 * x}', '{"out": x[0]}'))
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    case = problem.case({"rows": 2, "columns": 8}, {})
+    with pytest.raises(ValueError, match=r"compute gave .*'out': .8,.*outputs says .*2, 8"):
+        problem.reference(case, problem.make_inputs(case, "normal", 0))
+
+
+@pytest.mark.parametrize(
+    ("reference", "shape"),
+    [
+        ("kernels/softmax/problem.py:Softmax", {"rows": 3, "columns": 40}),
+        ("kernels/rms_norm/problem.py:RmsNorm", {"rows": 3, "columns": 40}),
+        ("kernels/matmul/problem.py:Matmul", {"m": 3, "n": 40, "k": 20}),
+    ],
+)
+@pytest.mark.parametrize("dtype", UserProblem.dtypes)
+def test_every_baseline_of_the_shipped_problems_is_correct(
+    reference: str, shape: dict, dtype: str
+) -> None:
+    problem = create_problem(reference, dtype, ROOT)
+    case = problem.case(shape, {})
+    for kind in problem.input_kinds:
+        made = InputPool(problem).get(case, kind, 5)
+        for name, call in problem.baselines(case, dict(made.inputs)).items():
+            for out, value in call().items():
+                errors = errors_against(value, made.reference[out])
+                assert made.limits(out, errors).hold(errors), (name, kind)
