@@ -30,6 +30,7 @@ _COMMANDS = {
     "verify": "evotune.cli.verification:verify",
     "check": "evotune.cli.inspection:check",
     "compile": "evotune.cli.compiling:compile_command",
+    "replay": "evotune.cli.replay:replay",
     "schema": "evotune.cli.inspection:schema",
     "doctor": "evotune.cli.doctor:doctor",
 }

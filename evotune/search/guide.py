@@ -1,0 +1,212 @@
+"""The surrogate filter of `evolution`: breeds a pool of candidates, and picks the most promising.
+
+A pool and the model of it are made anew at fixed counts of told trials, ever more seldom, since
+that costs tens of milliseconds; in between every trial is worked in at once, told or pending
+(`posterior.py`). All of it is a pure function of the settings, the trials told and the pending
+ones: what is kept between calls is a memo.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from evotune.search.feasibility import Feasibility
+from evotune.search.kernel import Encoder, Floats, Kernel, Rows, default_kernel, fit_kernel
+from evotune.search.posterior import Posterior, log_expected_improvement
+from evotune.search.strategy import Elite
+from evotune.search.streams import stream
+from evotune.space.parameters import Parameter
+from evotune.trial import Configuration
+
+FIRST_MODEL: Final = 8  # trials told before the first model
+_LEAST_SUCCESSES: Final = 3
+_REFRESH_SHARE: Final = 24  # a pool lives for 1/24 of the trials told so far,
+_LONGEST_POOL: Final = 64  # and for so many at most
+_REFIT_GROWTH: Final = 1.4
+_MODEL_ROWS: Final = 448  # trials that the model of times is built on at most
+
+Breed: TypeAlias = Callable[[Sequence[Elite], random.Random], list[Configuration]]
+
+
+@dataclass(slots=True)
+class _Told:
+    configuration: Configuration
+    row: list[int]
+    fitness: float | None
+    dropped: bool = False  # measured again since
+
+
+@dataclass(slots=True)
+class _Pool:
+    """One epoch's candidates and what is believed of them."""
+
+    start: int  # trials that were told when it was made
+    candidates: list[Configuration]
+    index: dict[Configuration, int]
+    posterior: Posterior
+    feasibility: Feasibility
+    best: float
+    counted: int  # trials that `feasibility` knows
+    appended: list[Configuration] = field(default_factory=list)
+    chances: Floats | None = None
+
+
+class Guide:
+    def __init__(
+        self, parameters: Sequence[Parameter], seed: int, breed: Breed
+    ) -> None:
+        self._encoder = Encoder(parameters)
+        self._seed = seed
+        self._breed = breed
+        self._told: list[_Told] = []
+        self._forget_memo()
+
+    def learn(self, configuration: Configuration, fitness: float | None) -> None:
+        told = _Told(configuration, self._encoder.row(configuration), fitness)
+        self._told.append(told)
+        self._advance()
+
+    def drop(self, configuration: Configuration) -> None:
+        """Its outcomes so far do not count any more."""
+        for told in self._told:
+            if told.configuration == configuration:
+                told.dropped = True
+        self._forget_memo()
+
+    def snapshot(self) -> list[object]:
+        return [[list(t.configuration.values()), t.fitness, t.dropped] for t in self._told]
+
+    def restore(self, snapshot: Sequence[Sequence[object]], names: Sequence[str]) -> None:
+        self._told = []
+        for values, fitness, dropped in snapshot:
+            configuration = Configuration(dict(zip(names, values, strict=True)))
+            row = self._encoder.row(configuration)
+            self._told.append(_Told(configuration, row, fitness, bool(dropped)))
+        self._forget_memo()
+
+    def pick(self, pending: Sequence[Configuration]) -> Configuration | None:
+        """The most promising candidate that is neither told nor pending; None when there is no
+        model yet, or the pool is used up."""
+        self._advance()
+        start = self._start
+        if start is None:
+            return None
+        if self._pool is None or self._pool.start != start:
+            self._pool = self._make_pool(start)
+        pool = self._pool
+        if pool is None:
+            return None
+        since = self._told[start:]
+        self._append(pool, [t.configuration for t in since] + list(pending))
+        values = [None if t.dropped else t.fitness for t in since] + [None] * len(pending)
+        if pool.chances is None or pool.counted < len(self._told):
+            fresh = self._told[pool.counted :]
+            pool.feasibility.add(_array(fresh), [t.fitness is not None for t in fresh])
+            pool.counted = len(self._told)
+            pool.chances = pool.feasibility.log_chances()
+        best = max([pool.best, *(v for v in values if v is not None)])
+        means = pool.posterior.means(values)
+        worth = log_expected_improvement(means, pool.posterior.deviations(), best) + pool.chances
+        for configuration in pool.appended:
+            place = pool.index.get(configuration)
+            if place is not None:
+                worth[place] = -np.inf
+        chosen = int(np.argmax(worth))
+        return pool.candidates[chosen] if np.isfinite(worth[chosen]) else None
+
+    def _append(self, pool: _Pool, configurations: list[Configuration]) -> None:
+        """Makes `configurations` the trials that the posterior has beyond its first ones."""
+        same = 0
+        while (
+            same < min(len(pool.appended), len(configurations))
+            and pool.appended[same] == configurations[same]
+        ):
+            same += 1
+        if same < len(pool.appended):
+            pool.posterior.truncate(same)
+        for configuration in configurations[same:]:
+            pool.posterior.append(np.array(self._encoder.row(configuration)))
+        pool.appended = configurations
+
+    def _forget_memo(self) -> None:
+        self._pool: _Pool | None = None
+        self._start: int | None = None  # of the pool that is current
+        self._next = FIRST_MODEL
+        self._kernel: Kernel = default_kernel(self._encoder.axes)
+        self._next_fit = 0
+        self._fits: list[int] = []
+
+    def _advance(self) -> None:
+        """Moves to the newest of the fixed counts at which a pool is due."""
+        while self._next <= len(self._told):
+            self._start = self._next
+            if self._start >= self._next_fit:
+                self._fits.append(self._start)
+                self._next_fit = int(self._start * _REFIT_GROWTH) + 1
+            self._next += min(_LONGEST_POOL, max(1, self._next // _REFRESH_SHARE))
+
+    def _fitted_kernel(self) -> Kernel:
+        """Fits are a chain, each starts from the one before; those that are due are made now."""
+        for count in self._fits:
+            known = self._successes(count)
+            if len(known) >= _LEAST_SUCCESSES:
+                self._kernel = fit_kernel(
+                    self._kernel,
+                    self._encoder.axes,
+                    _array(known),
+                    _values(known),
+                    np.random.default_rng([self._seed, count]),
+                )
+        self._fits = []
+        return self._kernel
+
+    def _successes(self, count: int) -> list[_Told]:
+        return [t for t in self._told[:count] if t.fitness is not None and not t.dropped]
+
+    def _make_pool(self, start: int) -> _Pool | None:
+        known = self._successes(start)
+        if len(known) < _LEAST_SUCCESSES:
+            return None
+        kernel = self._fitted_kernel()
+        rng = stream(self._seed, "pool", start)
+        elites = [Elite(i, t.configuration, t.fitness) for i, t in enumerate(known)]
+        elites.sort(key=lambda elite: -elite.fitness)
+        told = {t.configuration for t in self._told[:start]}
+        candidates = [c for c in dict.fromkeys(self._breed(elites, rng)) if c not in told]
+        if not candidates:
+            return None
+        rows = np.array([self._encoder.row(c) for c in candidates], dtype=np.int64)
+        used = _most_telling(known, _MODEL_ROWS)
+        values = _values(used)
+        feasibility = Feasibility(self._encoder.axes, rows)
+        return _Pool(
+            start,
+            candidates,
+            {c: i for i, c in enumerate(candidates)},
+            Posterior(kernel, _array(used), values, rows),
+            feasibility,
+            best=float(values.max()),
+            counted=0,
+        )
+
+
+def _most_telling(known: list[_Told], count: int) -> list[_Told]:
+    """The best half, and the newest of the rest, in the order they were told."""
+    if len(known) <= count:
+        return known
+    order = sorted(range(len(known)), key=lambda i: (-known[i].fitness, i))
+    chosen = {*order[: count // 2], *sorted(order[count // 2 :])[-(count - count // 2) :]}
+    return [known[i] for i in sorted(chosen)]
+
+
+def _array(told: Sequence[_Told]) -> Rows:
+    return np.array([t.row for t in told], dtype=np.int64)
+
+
+def _values(told: Sequence[_Told]) -> Floats:
+    return np.array([t.fitness for t in told])
