@@ -24,7 +24,7 @@ _KERNEL_TUNER = {
 }
 _OPTUNA = "optuna:tpe"
 PEERS = (*_KERNEL_TUNER, _OPTUNA)
-_ATTEMPTS = 100  # suggestions that are no new member, before a random one is drawn instead
+_ATTEMPTS = 20  # suggestions that are no new member, before a random one is drawn instead
 
 
 class _Ledger:
@@ -61,9 +61,9 @@ def _kernel_tuner_runner(
 ) -> Callable[[_Ledger, int, int], None]:
     from kernel_tuner import util
     from kernel_tuner.interface import Options, strategy_map
-    from kernel_tuner.runners.runner import Runner
     from kernel_tuner.searchspace import Searchspace
 
+    runner = _recorded_runner()
     members = _Ledger(recording)
 
     def is_member(values: Mapping[str, Value]) -> bool:
@@ -73,6 +73,34 @@ def _kernel_tuner_runner(
     space = Searchspace(members.domains, is_member, 1_000_000_000)
     if space.size != len(members.times_ms):
         raise AssertionError(f"{space.size} of {len(members.times_ms)} configurations")
+
+    def run(ledger: _Ledger, evaluations: int, seed: int) -> None:
+        random.seed(seed)
+        np.random.seed(seed)
+        options = Options(
+            strategy_options=Options(max_fevals=evaluations),
+            objective=["time"],
+            objective_higher_is_better=[False],
+            budget=util.TuningBudget(None, evaluations),
+            tune_params=ledger.domains,
+            restrictions=is_member,
+            verbose=False,
+            cache={},
+        )
+        # A strategy that is content before its budget is spent starts again.
+        for _ in range(50):
+            asked = len(ledger.asked)
+            strategy_map[strategy].tune(space, runner(ledger), options)
+            if len(ledger.asked) >= evaluations or len(ledger.asked) == asked:
+                break
+
+    return run
+
+
+def _recorded_runner() -> Callable[[_Ledger], Any]:
+    """A Kernel Tuner runner that looks times up. A function, for its imports."""
+    from kernel_tuner import util
+    from kernel_tuner.runners.runner import Runner
 
     class RecordedRunner(Runner):  # type: ignore[misc]
         def __init__(self, ledger: _Ledger) -> None:
@@ -101,27 +129,7 @@ def _kernel_tuner_runner(
                 results.append(result)
             return results
 
-    def run(ledger: _Ledger, evaluations: int, seed: int) -> None:
-        random.seed(seed)
-        np.random.seed(seed)
-        options = Options(
-            strategy_options=Options(max_fevals=evaluations),
-            objective=["time"],
-            objective_higher_is_better=[False],
-            budget=util.TuningBudget(None, evaluations),
-            tune_params=ledger.domains,
-            restrictions=is_member,
-            verbose=False,
-            cache={},
-        )
-        # A strategy that is content before its budget is spent starts again.
-        for _ in range(50):
-            asked = len(ledger.asked)
-            strategy_map[strategy].tune(space, RecordedRunner(ledger), options)
-            if len(ledger.asked) >= evaluations or len(ledger.asked) == asked:
-                break
-
-    return run
+    return RecordedRunner
 
 
 def _run_optuna(ledger: _Ledger, evaluations: int, seed: int) -> None:

@@ -85,8 +85,9 @@ def _t4_time_ms(result: Mapping[str, Json]) -> Json:
             value, scale = measurement.get("value"), _MS_PER_UNIT.get(measurement.get("unit", ""))
             if scale is None:
                 raise SpaceError(f"{name} is in {measurement['unit']!r}, which is no time")
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            return value * scale if is_number else value
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                return value * scale
+            return value
     return None
 
 

@@ -8,6 +8,7 @@ from typing import ClassVar, Final
 
 from evotune.search.folded import FoldedStrategy
 from evotune.search.guide import Guide
+from evotune.search.opening import open_search
 from evotune.search.population import Individual, create_toolbox
 from evotune.search.strategy import Elite, SearchSettings
 from evotune.search.streams import stream
@@ -49,7 +50,15 @@ class Evolution(FoldedStrategy):
         picked = self._guide.pick(pending)
         if picked is not None and self._unseen.is_free(picked, taken):
             return picked
-        return self._unseen.sample(stream(self._settings.seed, "propose", number), taken)
+        rng = stream(self._settings.seed, "propose", number)
+        if self._told < self._settings.population:
+            return open_search(
+                lambda rng: self._unseen.sample(rng, taken),
+                self._guide.encoder,
+                [*self._guide.told, *pending],
+                rng,
+            )
+        return self._unseen.sample(rng, taken)
 
     def _breed(self, elites: Sequence[Elite], rng: random.Random) -> list[Configuration]:
         """Candidates: neighbours of the best, children of tournaments, and immigrants."""
@@ -72,16 +81,12 @@ class Evolution(FoldedStrategy):
             return near
         return rng.sample(near, _LARGEST_NEIGHBOURHOOD)
 
-    def _children(
-        self, parents: Collection[Individual], rng: random.Random
-    ) -> list[Configuration]:
+    def _children(self, parents: Collection[Individual], rng: random.Random) -> list[Configuration]:
         children: list[Configuration] = []
         repairs = _REPAIRS
-        for _ in range(_CHILDREN):
-            child = self._toolbox.select(parents, rng).elite.configuration
-            values = child.to_json()
+        chosen = [p.elite.configuration for p in self._toolbox.select(parents, 2 * _CHILDREN, rng)]
+        for child, other in zip(chosen[::2], chosen[1::2], strict=True):
             if rng.random() < _MATE_CHANCE:
-                other = self._toolbox.select(parents, rng).elite.configuration
                 values = self._toolbox.mate(child, other, rng)
             else:
                 values = self._toolbox.mutate(child, rng)

@@ -9,7 +9,7 @@ ones: what is kept between calls is a memo.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -21,9 +21,9 @@ from evotune.search.posterior import Posterior, log_expected_improvement
 from evotune.search.strategy import Elite
 from evotune.search.streams import stream
 from evotune.space.parameters import Parameter
-from evotune.trial import Configuration
+from evotune.trial import Configuration, Json
 
-FIRST_MODEL: Final = 8  # trials told before the first model
+_FIRST_MODEL: Final = 5  # trials told before the first model
 _LEAST_SUCCESSES: Final = 3
 _REFRESH_SHARE: Final = 24  # a pool lives for 1/24 of the trials told so far,
 _LONGEST_POOL: Final = 64  # and for so many at most
@@ -35,10 +35,15 @@ Breed: TypeAlias = Callable[[Sequence[Elite], random.Random], list[Configuration
 
 @dataclass(slots=True)
 class _Told:
+    """A trial that was told; `fitness` is None when it failed."""
+
     configuration: Configuration
     row: list[int]
     fitness: float | None
     dropped: bool = False  # measured again since
+
+
+_Success: TypeAlias = tuple[_Told, float]
 
 
 @dataclass(slots=True)
@@ -57,19 +62,22 @@ class _Pool:
 
 
 class Guide:
-    def __init__(
-        self, parameters: Sequence[Parameter], seed: int, breed: Breed
-    ) -> None:
-        self._encoder = Encoder(parameters)
+    """Learns every trial; picks from what `breed` makes of the successes, best first."""
+
+    def __init__(self, parameters: Sequence[Parameter], seed: int, breed: Breed) -> None:
+        self.encoder = Encoder(parameters)
         self._seed = seed
         self._breed = breed
         self._told: list[_Told] = []
+        self._pool: _Pool | None = None
+        self._start: int | None = None  # of the pool that is current
+        self._kernel: Kernel = default_kernel(self.encoder.axes)
+        self._fits: list[int] = []  # counts of told trials at which a fit is due
         self._forget_memo()
 
     def learn(self, configuration: Configuration, fitness: float | None) -> None:
-        told = _Told(configuration, self._encoder.row(configuration), fitness)
+        told = _Told(configuration, self.encoder.row(configuration), fitness)
         self._told.append(told)
-        self._advance()
 
     def drop(self, configuration: Configuration) -> None:
         """Its outcomes so far do not count any more."""
@@ -78,14 +86,18 @@ class Guide:
                 told.dropped = True
         self._forget_memo()
 
-    def snapshot(self) -> list[object]:
+    @property
+    def told(self) -> Sequence[Configuration]:
+        return [told.configuration for told in self._told]
+
+    def snapshot(self) -> Json:
         return [[list(t.configuration.values()), t.fitness, t.dropped] for t in self._told]
 
-    def restore(self, snapshot: Sequence[Sequence[object]], names: Sequence[str]) -> None:
+    def restore(self, snapshot: Json, names: Sequence[str]) -> None:
         self._told = []
         for values, fitness, dropped in snapshot:
             configuration = Configuration(dict(zip(names, values, strict=True)))
-            row = self._encoder.row(configuration)
+            row = self.encoder.row(configuration)
             self._told.append(_Told(configuration, row, fitness, bool(dropped)))
         self._forget_memo()
 
@@ -106,7 +118,7 @@ class Guide:
         values = [None if t.dropped else t.fitness for t in since] + [None] * len(pending)
         if pool.chances is None or pool.counted < len(self._told):
             fresh = self._told[pool.counted :]
-            pool.feasibility.add(_array(fresh), [t.fitness is not None for t in fresh])
+            pool.feasibility.add(_rows(fresh), [t.fitness is not None for t in fresh])
             pool.counted = len(self._told)
             pool.chances = pool.feasibility.log_chances()
         best = max([pool.best, *(v for v in values if v is not None)])
@@ -130,16 +142,16 @@ class Guide:
         if same < len(pool.appended):
             pool.posterior.truncate(same)
         for configuration in configurations[same:]:
-            pool.posterior.append(np.array(self._encoder.row(configuration)))
+            pool.posterior.append(np.array(self.encoder.row(configuration)))
         pool.appended = configurations
 
     def _forget_memo(self) -> None:
-        self._pool: _Pool | None = None
-        self._start: int | None = None  # of the pool that is current
-        self._next = FIRST_MODEL
-        self._kernel: Kernel = default_kernel(self._encoder.axes)
+        self._pool = None
+        self._start = None
+        self._next = _FIRST_MODEL
+        self._kernel = default_kernel(self.encoder.axes)
         self._next_fit = 0
-        self._fits: list[int] = []
+        self._fits = []
 
     def _advance(self) -> None:
         """Moves to the newest of the fixed counts at which a pool is due."""
@@ -157,16 +169,18 @@ class Guide:
             if len(known) >= _LEAST_SUCCESSES:
                 self._kernel = fit_kernel(
                     self._kernel,
-                    self._encoder.axes,
-                    _array(known),
-                    _values(known),
+                    self.encoder.axes,
+                    _rows(told for told, _ in known),
+                    np.array([fitness for _, fitness in known]),
                     np.random.default_rng([self._seed, count]),
                 )
         self._fits = []
         return self._kernel
 
-    def _successes(self, count: int) -> list[_Told]:
-        return [t for t in self._told[:count] if t.fitness is not None and not t.dropped]
+    def _successes(self, count: int) -> list[_Success]:
+        return [
+            (t, t.fitness) for t in self._told[:count] if t.fitness is not None and not t.dropped
+        ]
 
     def _make_pool(self, start: int) -> _Pool | None:
         known = self._successes(start)
@@ -174,39 +188,35 @@ class Guide:
             return None
         kernel = self._fitted_kernel()
         rng = stream(self._seed, "pool", start)
-        elites = [Elite(i, t.configuration, t.fitness) for i, t in enumerate(known)]
+        elites = [Elite(i, t.configuration, f) for i, (t, f) in enumerate(known)]
         elites.sort(key=lambda elite: -elite.fitness)
         told = {t.configuration for t in self._told[:start]}
         candidates = [c for c in dict.fromkeys(self._breed(elites, rng)) if c not in told]
         if not candidates:
             return None
-        rows = np.array([self._encoder.row(c) for c in candidates], dtype=np.int64)
+        rows = np.array([self.encoder.row(c) for c in candidates], dtype=np.int64)
         used = _most_telling(known, _MODEL_ROWS)
-        values = _values(used)
-        feasibility = Feasibility(self._encoder.axes, rows)
+        values = np.array([fitness for _, fitness in used])
+        feasibility = Feasibility(self.encoder.axes, rows)
         return _Pool(
             start,
             candidates,
             {c: i for i, c in enumerate(candidates)},
-            Posterior(kernel, _array(used), values, rows),
+            Posterior(kernel, _rows(told for told, _ in used), values, rows),
             feasibility,
             best=float(values.max()),
             counted=0,
         )
 
 
-def _most_telling(known: list[_Told], count: int) -> list[_Told]:
+def _most_telling(known: list[_Success], count: int) -> list[_Success]:
     """The best half, and the newest of the rest, in the order they were told."""
     if len(known) <= count:
         return known
-    order = sorted(range(len(known)), key=lambda i: (-known[i].fitness, i))
+    order = sorted(range(len(known)), key=lambda i: (-known[i][1], i))
     chosen = {*order[: count // 2], *sorted(order[count // 2 :])[-(count - count // 2) :]}
     return [known[i] for i in sorted(chosen)]
 
 
-def _array(told: Sequence[_Told]) -> Rows:
+def _rows(told: Iterable[_Told]) -> Rows:
     return np.array([t.row for t in told], dtype=np.int64)
-
-
-def _values(told: Sequence[_Told]) -> Floats:
-    return np.array([t.fitness for t in told])

@@ -65,7 +65,7 @@ class Posterior:
         correlations = self._kernel.between(self._appended_rows, row)[:, 0]
         for earlier, correlation in zip(self._own, correlations, strict=True):
             own = np.append(own, (correlation - earlier[:-1] @ own) / earlier[-1])
-        residue = math.sqrt(max(1 + self._kernel.noise - own @ own, _LEAST_VARIANCE))
+        residue = math.sqrt(max(1 + self._kernel.noise - float(own @ own), _LEAST_VARIANCE))
         count = len(self._rows)
         along = own[:count] @ self._coordinates + own[count:] @ self._extra
         extra = (self._kernel.between(row, self._pool)[0] - along) / residue
@@ -82,7 +82,8 @@ class Posterior:
             if value is not None:
                 surprise = (value - self._centre - float(own[:-1] @ white)) / own[-1]
             white = np.append(white, surprise)
-        return self._base_mean + white[len(self._rows) :] @ self._extra
+        means: Floats = self._base_mean + white[len(self._rows) :] @ self._extra
+        return means
 
     def deviations(self) -> Floats:
         """Standard deviations of all candidates, in the unit of the values."""
