@@ -1,47 +1,37 @@
-"""How likely a configuration is to fail, judged by its nearest told ones."""
+"""How likely a configuration is to fail."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import Final
 
 import numpy as np
 
-from evotune.search.kernel import Floats, Rows
+from evotune.search.kernel import Floats, Kernel, Rows
+from evotune.search.posterior import Posterior
 
-_REACH: Final = 0.3  # how far a verdict carries, as a sum of distances in widths of the axes
-_PRIOR_WEIGHT: Final = 0.5  # of the overall rate of success, in trials
+_LEAST_DEVIATION: Final = 0.1  # of the share of successes: no verdict is certain
+_LEAST_CHANCE: Final = 1e-6
 
 
 class Feasibility:
-    """The chance of success of every candidate of a pool: a kernel-weighted share of successes.
+    """The chance of success of every candidate of a pool.
 
-    Failures are told apart from slow configurations, so that they teach the time model nothing
-    wrong; here they count fully, and only nearby.
+    A Gaussian process of its own, on 1 for a success and 0 for a failure, with a kernel fitted to
+    those: failures hang on other parameters than times do, and on few of them. So they are told
+    apart from slow configurations and teach the model of times nothing wrong.
     """
 
-    def __init__(self, axes: Sequence[Floats], pool: Rows) -> None:
-        self._tables = [np.exp(-axis / _REACH) for axis in axes]
+    def __init__(self, kernel: Kernel, rows: Rows, succeeded: Floats, pool: Rows) -> None:
+        self._kernel = kernel
         self._pool = pool
-        self._weight: Floats = np.zeros(len(pool))
-        self._successes: Floats = np.zeros(len(pool))
-        self._told = 0
-        self._succeeded = 0
+        posterior = Posterior(kernel, rows, succeeded, pool)
+        deviations = np.maximum(posterior.deviations(), _LEAST_DEVIATION)
+        z = (posterior.means([]) - 0.5) / deviations
+        chances = np.fromiter((0.5 * math.erfc(-x / math.sqrt(2)) for x in z), float, len(z))
+        self.chances: Floats = np.maximum(chances, _LEAST_CHANCE)
 
-    def add(self, rows: Rows, succeeded: Sequence[bool]) -> None:
-        flags = np.array(succeeded, dtype=float)
-        # In parts, so that ten thousand trials do not need gigabytes.
-        for start in range(0, len(rows), 512):
-            part = rows[start : start + 512]
-            similarity = np.ones((len(part), len(self._pool)))
-            for i, table in enumerate(self._tables):
-                similarity *= table[np.abs(part[:, i, None] - self._pool[None, :, i])]
-            self._weight = self._weight + similarity.sum(axis=0)
-            self._successes = self._successes + flags[start : start + 512] @ similarity
-        self._told += len(flags)
-        self._succeeded += int(flags.sum())
-
-    def log_chances(self) -> Floats:
-        rate = (self._succeeded + 1) / (self._told + 1)
-        chances = (self._successes + _PRIOR_WEIGHT * rate) / (self._weight + _PRIOR_WEIGHT)
-        return np.log(np.maximum(chances, 1e-6))
+    def fail(self, row: Rows) -> None:
+        """A failure since: what is like it gets as unlikely as it is alike."""
+        alike = self._kernel.between(row[None, :], self._pool)[0]
+        self.chances = np.maximum(self.chances * (1 - alike), _LEAST_CHANCE)

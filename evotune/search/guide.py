@@ -24,7 +24,7 @@ from evotune.space.parameters import Parameter
 from evotune.trial import Configuration, Json
 
 _FIRST_MODEL: Final = 5  # trials told before the first model
-_LEAST_SUCCESSES: Final = 3
+_LEAST_FITTED: Final = 3  # successes before the model of times is fitted
 _REFRESH_SHARE: Final = 24  # a pool lives for 1/24 of the trials told so far,
 _LONGEST_POOL: Final = 64  # and for so many at most
 _REFIT_GROWTH: Final = 1.4
@@ -54,11 +54,10 @@ class _Pool:
     candidates: list[Configuration]
     index: dict[Configuration, int]
     posterior: Posterior
-    feasibility: Feasibility
+    feasibility: Feasibility | None  # None while nothing failed
     best: float
-    counted: int  # trials that `feasibility` knows
+    counted: int  # trials whose failure `feasibility` knows
     appended: list[Configuration] = field(default_factory=list)
-    chances: Floats | None = None
 
 
 class Guide:
@@ -71,7 +70,8 @@ class Guide:
         self._told: list[_Told] = []
         self._pool: _Pool | None = None
         self._start: int | None = None  # of the pool that is current
-        self._kernel: Kernel = default_kernel(self.encoder.axes)
+        self._times: Kernel = default_kernel(self.encoder.axes)
+        self._failures = self._times
         self._fits: list[int] = []  # counts of told trials at which a fit is due
         self._forget_memo()
 
@@ -116,20 +116,26 @@ class Guide:
         since = self._told[start:]
         self._append(pool, [t.configuration for t in since] + list(pending))
         values = [None if t.dropped else t.fitness for t in since] + [None] * len(pending)
-        if pool.chances is None or pool.counted < len(self._told):
-            fresh = self._told[pool.counted :]
-            pool.feasibility.add(_rows(fresh), [t.fitness is not None for t in fresh])
-            pool.counted = len(self._told)
-            pool.chances = pool.feasibility.log_chances()
-        best = max([pool.best, *(v for v in values if v is not None)])
-        means = pool.posterior.means(values)
-        worth = log_expected_improvement(means, pool.posterior.deviations(), best) + pool.chances
+        worth = self._worth(pool, values)
         for configuration in pool.appended:
             place = pool.index.get(configuration)
             if place is not None:
                 worth[place] = -np.inf
         chosen = int(np.argmax(worth))
         return pool.candidates[chosen] if np.isfinite(worth[chosen]) else None
+
+    def _worth(self, pool: _Pool, values: list[float | None]) -> Floats:
+        """ln of the improvement to expect of each candidate, failures taken into account."""
+        best = max([pool.best, *(v for v in values if v is not None)])
+        means = pool.posterior.means(values)
+        worth = log_expected_improvement(means, pool.posterior.deviations(), best)
+        if pool.feasibility is None:
+            return worth
+        for told in self._told[pool.counted :]:
+            if told.fitness is None:
+                pool.feasibility.fail(np.array(told.row))
+        pool.counted = len(self._told)
+        return worth + np.log(pool.feasibility.chances)
 
     def _append(self, pool: _Pool, configurations: list[Configuration]) -> None:
         """Makes `configurations` the trials that the posterior has beyond its first ones."""
@@ -149,7 +155,7 @@ class Guide:
         self._pool = None
         self._start = None
         self._next = _FIRST_MODEL
-        self._kernel = default_kernel(self.encoder.axes)
+        self._times = self._failures = default_kernel(self.encoder.axes)
         self._next_fit = 0
         self._fits = []
 
@@ -162,20 +168,23 @@ class Guide:
                 self._next_fit = int(self._start * _REFIT_GROWTH) + 1
             self._next += min(_LONGEST_POOL, max(1, self._next // _REFRESH_SHARE))
 
-    def _fitted_kernel(self) -> Kernel:
-        """Fits are a chain, each starts from the one before; those that are due are made now."""
+    def _fit_kernels(self) -> None:
+        """Fits are chains, each starts from the one before; those that are due are made now."""
         for count in self._fits:
             known = self._successes(count)
-            if len(known) >= _LEAST_SUCCESSES:
-                self._kernel = fit_kernel(
-                    self._kernel,
-                    self.encoder.axes,
-                    _rows(told for told, _ in known),
-                    np.array([fitness for _, fitness in known]),
-                    np.random.default_rng([self._seed, count]),
-                )
+            if len(known) >= _LEAST_FITTED:
+                fitness = np.array([fitness for _, fitness in known])
+                rows = _rows(told for told, _ in known)
+                self._times = self._fitted(self._times, rows, fitness, count)
+            tried = self._told[:count][-_MODEL_ROWS:]
+            succeeded = _succeeded(tried)
+            if succeeded.min() < succeeded.max():
+                self._failures = self._fitted(self._failures, _rows(tried), succeeded, count)
         self._fits = []
-        return self._kernel
+
+    def _fitted(self, start: Kernel, rows: Rows, values: Floats, count: int) -> Kernel:
+        rng = np.random.default_rng([self._seed, count])
+        return fit_kernel(start, self.encoder.axes, rows, values, rng)
 
     def _successes(self, count: int) -> list[_Success]:
         return [
@@ -184,9 +193,9 @@ class Guide:
 
     def _make_pool(self, start: int) -> _Pool | None:
         known = self._successes(start)
-        if len(known) < _LEAST_SUCCESSES:
+        if not known:
             return None
-        kernel = self._fitted_kernel()
+        self._fit_kernels()
         rng = stream(self._seed, "pool", start)
         elites = [Elite(i, t.configuration, f) for i, (t, f) in enumerate(known)]
         elites.sort(key=lambda elite: -elite.fitness)
@@ -197,15 +206,19 @@ class Guide:
         rows = np.array([self.encoder.row(c) for c in candidates], dtype=np.int64)
         used = _most_telling(known, _MODEL_ROWS)
         values = np.array([fitness for _, fitness in used])
-        feasibility = Feasibility(self.encoder.axes, rows)
+        tried = self._told[:start][-_MODEL_ROWS:]
+        succeeded = _succeeded(tried)
+        feasibility = None
+        if not succeeded.all():
+            feasibility = Feasibility(self._failures, _rows(tried), succeeded, rows)
         return _Pool(
             start,
             candidates,
             {c: i for i, c in enumerate(candidates)},
-            Posterior(kernel, _rows(told for told, _ in used), values, rows),
+            Posterior(self._times, _rows(told for told, _ in used), values, rows),
             feasibility,
             best=float(values.max()),
-            counted=0,
+            counted=start,
         )
 
 
@@ -220,3 +233,7 @@ def _most_telling(known: list[_Success], count: int) -> list[_Success]:
 
 def _rows(told: Iterable[_Told]) -> Rows:
     return np.array([t.row for t in told], dtype=np.int64)
+
+
+def _succeeded(tried: Iterable[_Told]) -> Floats:
+    return np.array([float(t.fitness is not None) for t in tried])

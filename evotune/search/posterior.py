@@ -87,7 +87,8 @@ class Posterior:
 
     def deviations(self) -> Floats:
         """Standard deviations of all candidates, in the unit of the values."""
-        return np.sqrt(self.amplitude * self.variance)
+        deviations: Floats = np.sqrt(self.amplitude * self.variance)
+        return deviations
 
 
 def log_expected_improvement(means: Floats, deviations: Floats, best: float) -> Floats:
@@ -96,4 +97,5 @@ def log_expected_improvement(means: Floats, deviations: Floats, best: float) -> 
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
     tail = np.fromiter((0.5 * math.erfc(-x / math.sqrt(2)) for x in z), float, len(z))
     improvement = deviations * (density + z * tail)
-    return np.log(np.maximum(improvement, 1e-300)) + 1e-6 * z
+    worth: Floats = np.log(np.maximum(improvement, 1e-300)) + 1e-6 * z
+    return worth
