@@ -28,6 +28,15 @@ _INTERRUPTED = 130
     type=click.FloatRange(min=0, min_open=True),
     help="Stop after so many minutes.",
 )
+@click.option("--compiles", type=click.IntRange(min=1), help="Stop after so many compiles.")
+@click.option(
+    "--speedup", type=click.FloatRange(min=0, min_open=True), help="Stop when this is reached."
+)
+@click.option(
+    "--no-improvement",
+    type=click.IntRange(min=1),
+    help="Stop after so many trials without a better one.",
+)
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the search.")
 @click.option("--strategy", metavar="NAME", help="How to search; the space's choice if not given.")
 @device_option
@@ -39,6 +48,9 @@ def run(
     space: str | None,
     trials: int | None,
     minutes: float | None,
+    compiles: int | None,
+    speedup: float | None,
+    no_improvement: int | None,
     seed: int | None,
     strategy: str | None,
     device: str,
@@ -58,6 +70,9 @@ def run(
         runs_dir=runs_dir,
         trials=trials,
         minutes=minutes,
+        compiles=compiles,
+        speedup=speedup,
+        no_improvement=no_improvement,
         seed=seed,
         strategy=strategy,
         command=("evotune", *sys.argv[1:]),

@@ -22,6 +22,7 @@ _T4_FAILURES: Final = {
     "compile": "CompilationFailedConfig",
     "runtime": "RuntimeFailedConfig",
     "constraints": "InvalidConfig",
+    "correctness": "wrong_result",
 }
 _MS_PER_UNIT: Final = {"": 1.0, "ms": 1.0, "milliseconds": 1.0, "s": 1e3, "us": 1e-3, "ns": 1e-6}
 _Records = Iterator[tuple[Mapping[str, Json], Json]]  # configuration, and time in ms or failure

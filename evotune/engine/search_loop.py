@@ -26,10 +26,17 @@ _FINISH_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """When to stop: proposals in all, and seconds in all (pauses between sessions left out)."""
+    """When to stop: proposals in all, and seconds in all (pauses between sessions left out).
+
+    The others look only at what was told, so they end equal runs at equal trials: `compiles`
+    trials that reached a compiler, a `fitness` to reach, `no_improvement` for so many trials.
+    """
 
     trials: int
     seconds: float | None
+    compiles: int | None = None
+    fitness: float | None = None
+    no_improvement: int | None = None
 
 
 class SearchLoop:
@@ -64,26 +71,45 @@ class SearchLoop:
         self._asked = 0
         self._exhausted = False
         self._best: Trial | None = None
+        self._improved = 0  # trials told when the best was
+        self._compiles = 0
 
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self._started_s
 
     def run(self) -> str:
-        """Why it ended: trials, minutes, exhausted or interrupted."""
+        """Why it ended: trials, minutes, compiles, speedup, no_improvement, exhausted or
+        interrupted."""
         self._restore()
         while True:
             self._advance()
-            if self._told >= self._asked and (
-                self._exhausted or self._asked >= self._budget.trials
-            ):
-                return "exhausted" if self._exhausted else "trials"
+            ended = self._end_of_asking()
+            if self._told >= self._asked and ended:
+                return ended
             reason = self._stop_reason()
             if reason:
                 self._collect(_FINISH_S)
                 self._advance()
                 return reason
             self._collect(_POLL_S)
+
+    def _end_of_asking(self) -> str:
+        """Why no further proposal is asked for; "" while one is. What is in flight is told yet."""
+        budget = self._budget
+        fitness = self._best.outcome.fitness if self._best is not None else None
+        if self._exhausted:
+            return "exhausted"
+        if self._asked >= budget.trials:
+            return "trials"
+        if budget.fitness is not None and fitness is not None and fitness >= budget.fitness:
+            return "speedup"
+        if budget.compiles is not None and self._compiles >= budget.compiles:
+            return "compiles"
+        if budget.no_improvement is not None:
+            stale = self._best is not None and self._told - self._improved >= budget.no_improvement
+            return "no_improvement" if stale else ""
+        return ""
 
     def _stop_reason(self) -> str:
         if self._stop():
@@ -115,11 +141,7 @@ class SearchLoop:
             self._tell()
 
     def _ask(self) -> None:
-        while (
-            not self._exhausted
-            and self._asked <= self._told + self._lookahead
-            and self._asked < self._budget.trials
-        ):
+        while self._asked <= self._told + self._lookahead and not self._end_of_asking():
             number = self._asked
             known = self._stored.pop(number, None)
             if known is not None:
@@ -156,12 +178,14 @@ class SearchLoop:
         self._observer.told(trial, progress)
 
     def _see(self, trial: Trial) -> None:
+        self._compiles += "compile" in trial.outcome.stage_s
         fitness = trial.outcome.fitness
         if fitness is None:
             return
         best = self._best.outcome.fitness if self._best is not None else None
         if best is None or fitness > best:
             self._best = trial
+            self._improved = trial.number + 1
 
     def _collect(self, timeout_s: float) -> None:
         """Stores what has finished, before the search may see it."""

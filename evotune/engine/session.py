@@ -35,12 +35,15 @@ class RunRequest:
     minutes: float | None = None
     seed: int | None = None
     strategy: str | None = None
+    compiles: int | None = None
+    speedup: float | None = None
+    no_improvement: int | None = None
     command: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """`reason`: trials, minutes, exhausted or interrupted."""
+    """`reason`: as `SearchLoop.run` has it."""
 
     run: RunFolder
     reason: str
@@ -52,6 +55,8 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
     path = flagship(request.device) if request.space is None else find_space(request.space)
     setup = load_setup(path, request.device)
     settings = _settings(setup.document, request)
+    if settings["speedup"] is not None and setup.planner is None:
+        raise UsageError("a recorded space has no baseline, so no speedup to reach")
     create_strategy(settings["strategy"], setup.space, search_settings(settings))
     setup.space.size()  # refuses a space without a valid configuration
     described = environment.describe(setup.profile, request.command)
@@ -136,8 +141,11 @@ def _settings(document: SpaceDocument | None, request: RunRequest) -> dict[str, 
         "trials": document.budget.trials if document else 1000,
         "minutes": document.budget.minutes if document else None,
         "champions": _CHAMPIONS,
+        "compiles": document.budget.compiles if document else None,
+        "speedup": document.budget.speedup if document else None,
+        "no_improvement": document.stop.no_improvement if document else None,
     }
-    for name in ("strategy", "seed", "trials", "minutes"):
+    for name in ("strategy", "seed", "trials", "minutes", "compiles", "speedup", "no_improvement"):
         value = getattr(request, name)
         if value is not None:
             settings[name] = value

@@ -217,6 +217,16 @@ class BudgetModel(SpaceModel):
 
     trials: Annotated[int, Field(ge=1, le=10**9)] = 1000
     minutes: Annotated[float, Field(gt=0, le=10**6)] | None = None
+    compiles: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    speedup: Annotated[float, Field(gt=0, le=10**6)] | None = None
+
+
+class StopModel(SpaceModel):
+    """When to give up before the budget is spent."""
+
+    what = "stop"
+
+    no_improvement: Annotated[int, Field(ge=1, le=10**9)] | None = None
 
 
 class TimeoutsModel(SpaceModel):
@@ -272,6 +282,7 @@ class SpaceModelFile(SpaceModel):
     default: dict[ParameterName, ParameterValue] = {}
     search: SearchModel = SearchModel()
     budget: BudgetModel = BudgetModel()
+    stop: StopModel = StopModel()
     timeouts: TimeoutsModel = TimeoutsModel()
 
     @model_validator(mode="before")
