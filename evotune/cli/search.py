@@ -37,6 +37,9 @@ _INTERRUPTED = 130
     type=click.IntRange(min=1),
     help="Stop after so many trials without a better one.",
 )
+@click.option(
+    "--warm-start", metavar="RUN", help="Try the best of this run first, of another device too."
+)
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the search.")
 @click.option("--strategy", metavar="NAME", help="How to search; the space's choice if not given.")
 @device_option
@@ -51,6 +54,7 @@ def run(
     compiles: int | None,
     speedup: float | None,
     no_improvement: int | None,
+    warm_start: str | None,
     seed: int | None,
     strategy: str | None,
     device: str,
@@ -62,6 +66,7 @@ def run(
     for the device is tuned. The first Ctrl-C ends the run tidily, it can be resumed.
     """
     from evotune.cli.progress import show_progress
+    from evotune.engine.folder import find_run
     from evotune.engine.session import RunRequest, start_run
 
     request = RunRequest(
@@ -73,6 +78,7 @@ def run(
         compiles=compiles,
         speedup=speedup,
         no_improvement=no_improvement,
+        warm_start=None if warm_start is None else find_run(warm_start, runs_dir),
         seed=seed,
         strategy=strategy,
         command=("evotune", *sys.argv[1:]),

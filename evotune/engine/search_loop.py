@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from evotune.engine.observer import Observer, Progress
@@ -40,7 +40,10 @@ class Budget:
 
 
 class SearchLoop:
-    """One session of a run. `stop` is asked between events: True ends the session early."""
+    """One session of a run. `stop` is asked between events: True ends the session early.
+
+    `starts` are distinct, and proposed before the strategy is asked; it learns their outcomes.
+    """
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class SearchLoop:
         lookahead: int,
         budget: Budget,
         elapsed_s: float,
+        starts: Sequence[Configuration] = (),
         stop: Callable[[], bool],
         observer: Observer,
     ) -> None:
@@ -61,6 +65,7 @@ class SearchLoop:
         self._propose = propose
         self._lookahead = lookahead
         self._budget = budget
+        self._starts = starts
         self._stop = stop
         self._observer = observer
         self._started_s = time.monotonic() - elapsed_s
@@ -148,7 +153,7 @@ class SearchLoop:
                 configuration: Configuration | None = known.configuration
                 self._arrived[number] = known.outcome
             else:
-                configuration = self._strategy.ask(number, tuple(self._pending))
+                configuration = self._choose(number)
             if configuration is None:
                 self._exhausted = True
                 return
@@ -156,6 +161,11 @@ class SearchLoop:
             self._asked += 1
             if known is None:
                 self._executor.submit(self._propose(number, configuration))
+
+    def _choose(self, number: int) -> Configuration | None:
+        if number < len(self._starts):
+            return self._starts[number]
+        return self._strategy.ask(number, tuple(self._pending))
 
     def _tell(self) -> None:
         number = self._told

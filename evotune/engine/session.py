@@ -13,6 +13,7 @@ from evotune.engine.folder import RunFolder, create_folder
 from evotune.engine.observer import Observer
 from evotune.engine.setup import Setup, load_run_setup, load_setup, snapshot
 from evotune.engine.spaces import find_space, flagship
+from evotune.engine.warm_start import warm_starts
 from evotune.engine.work import RunWork, search_settings
 from evotune.errors import EnvironmentProblem, UsageError
 from evotune.search.catalog import create_strategy
@@ -38,6 +39,7 @@ class RunRequest:
     compiles: int | None = None
     speedup: float | None = None
     no_improvement: int | None = None
+    warm_start: RunFolder | None = None
     command: tuple[str, ...] = ()
 
 
@@ -57,6 +59,9 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
     settings = _settings(setup.document, request)
     if settings["speedup"] is not None and setup.planner is None:
         raise UsageError("a recorded space has no baseline, so no speedup to reach")
+    if request.warm_start is not None:
+        starts = warm_starts(setup.space, request.warm_start)
+        settings["starts"] = [configuration.to_json() for configuration in starts]
     create_strategy(settings["strategy"], setup.space, search_settings(settings))
     setup.space.size()  # refuses a space without a valid configuration
     described = environment.describe(setup.profile, request.command)

@@ -152,6 +152,7 @@ class RunWork:
                 settings.get("no_improvement"),
             ),
             elapsed_s=self.store.elapsed_s(),
+            starts=[Configuration(values) for values in settings.get("starts", ())],
             stop=lambda: self._signals.requested,
             observer=self._observer,
         )
