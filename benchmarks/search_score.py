@@ -71,7 +71,7 @@ def _load(path: Path) -> dict[str, Any]:
 def _measure(
     results: dict[str, Any], folder: Path, names: Sequence[str], repeats: int
 ) -> Iterator[None]:
-    """Yields after each strategy and space, so that little is lost when it is stopped."""
+    """Yields after each run, so that little is lost when it is stopped."""
     for path in sorted(folder.glob("*/*.json.gz")):
         recording = read_recorded_space(path)
         scale = PerformanceScale(recording.times_ms.values())
@@ -88,7 +88,7 @@ def _measure(
             runs = space["strategies"].setdefault(name, [])
             for times in _runs(name, recording, scale.budget, range(len(runs), repeats)):
                 runs.append(_scored(times, scale))
-            yield
+                yield
 
 
 def _runs(name: str, recording: RecordedSpace, evaluations: int, seeds: range) -> Iterator[Times]:

@@ -28,7 +28,7 @@ _LEAST_FITTED: Final = 3  # successes before the model of times is fitted
 _REFRESH_SHARE: Final = 24  # a pool lives for 1/24 of the trials told so far,
 _LONGEST_POOL: Final = 64  # and for so many at most
 _REFIT_GROWTH: Final = 1.4
-_MODEL_ROWS: Final = 448  # trials that the model of times is built on at most
+_MODEL_ROWS: Final = 448  # trials that a model is built on at most
 
 Breed: TypeAlias = Callable[[Sequence[Elite], random.Random], list[Configuration]]
 
@@ -76,8 +76,7 @@ class Guide:
         self._forget_memo()
 
     def learn(self, configuration: Configuration, fitness: float | None) -> None:
-        told = _Told(configuration, self.encoder.row(configuration), fitness)
-        self._told.append(told)
+        self._told.append(_Told(configuration, self.encoder.row(configuration), fitness))
 
     def drop(self, configuration: Configuration) -> None:
         """Its outcomes so far do not count any more."""
@@ -132,7 +131,7 @@ class Guide:
         if pool.feasibility is None:
             return worth
         for told in self._told[pool.counted :]:
-            if told.fitness is None:
+            if told.fitness is None and not told.dropped:
                 pool.feasibility.fail(np.array(told.row))
         pool.counted = len(self._told)
         return worth + np.log(pool.feasibility.chances)
@@ -176,9 +175,9 @@ class Guide:
                 fitness = np.array([fitness for _, fitness in known])
                 rows = _rows(told for told, _ in known)
                 self._times = self._fitted(self._times, rows, fitness, count)
-            tried = self._told[:count][-_MODEL_ROWS:]
+            tried = self._tried(count)
             succeeded = _succeeded(tried)
-            if succeeded.min() < succeeded.max():
+            if 0 < succeeded.sum() < len(tried):
                 self._failures = self._fitted(self._failures, _rows(tried), succeeded, count)
         self._fits = []
 
@@ -190,6 +189,10 @@ class Guide:
         return [
             (t, t.fitness) for t in self._told[:count] if t.fitness is not None and not t.dropped
         ]
+
+    def _tried(self, count: int) -> list[_Told]:
+        """What the model of failures is built on: the newest, failed or not."""
+        return [t for t in self._told[:count] if not t.dropped][-_MODEL_ROWS:]
 
     def _make_pool(self, start: int) -> _Pool | None:
         known = self._successes(start)
@@ -206,7 +209,7 @@ class Guide:
         rows = np.array([self.encoder.row(c) for c in candidates], dtype=np.int64)
         used = _most_telling(known, _MODEL_ROWS)
         values = np.array([fitness for _, fitness in used])
-        tried = self._told[:start][-_MODEL_ROWS:]
+        tried = self._tried(start)
         succeeded = _succeeded(tried)
         feasibility = None
         if not succeeded.all():
