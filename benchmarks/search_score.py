@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 import platform
+import re
 import statistics
 import sys
 import warnings
@@ -185,7 +186,8 @@ def _environment() -> dict[str, str]:
 def _compact(results: Mapping[str, Any]) -> str:
     """One run a line."""
     text = json.dumps(results, indent=1)
-    return text.replace('{\n      "scores"', '{"scores"') + "\n"
+    run = r'\{\s+"scores": \{[^}]*\},[^}]*\}'
+    return re.sub(run, lambda found: " ".join(found.group().split()), text) + "\n"
 
 
 if __name__ == "__main__":

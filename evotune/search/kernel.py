@@ -79,7 +79,7 @@ class Kernel:
         """Correlations, first x second."""
         total = np.zeros((len(first), len(second)))
         for i, table in enumerate(self.tables):
-            total += table[np.abs(first[:, i, None] - second[None, :, i])]
+            total += table.take(np.abs(first[:, i, None] - second[None, :, i]))
         return np.exp(total)
 
 

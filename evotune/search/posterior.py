@@ -10,6 +10,7 @@ import numpy as np
 from evotune.search.kernel import Floats, Kernel, Rows
 
 _LEAST_VARIANCE: Final = 1e-9
+_ROOM: Final = 32  # appended trials before the first growth
 
 
 class Posterior:
@@ -25,6 +26,7 @@ class Posterior:
         self._kernel = kernel
         self._rows = rows
         self._pool = pool
+        self._everything = np.concatenate([rows, pool])
         covariance = kernel.between(rows, rows)
         covariance[np.diag_indices_from(covariance)] += kernel.noise
         self._whiten: Floats = np.linalg.inv(np.linalg.cholesky(covariance))
@@ -48,41 +50,49 @@ class Posterior:
         """Forget all but the first `count` appended trials."""
         if count == 0:
             self._own: list[Floats] = []  # coordinates of each appended trial, then its residue
-            self._extra = self._coordinates[:0]  # appended trials x candidates
-            self._appended_rows = self._rows[:0]
+            # Appended trials x candidates, and their rows; with room for more.
+            self._extra: Floats = np.empty((_ROOM, self._pool.shape[0]))
+            self._appended_rows: Rows = np.empty((_ROOM, self._pool.shape[1]), dtype=np.int64)
         else:
             self._own = self._own[:count]
-            self._extra = self._extra[:count]
-            self._appended_rows = self._appended_rows[:count]
         self.variance: Floats = np.maximum(
-            self._base_variance - (self._extra**2).sum(axis=0), _LEAST_VARIANCE
+            self._base_variance - (self._extra[:count] ** 2).sum(axis=0), _LEAST_VARIANCE
         )
 
     def append(self, row: Rows) -> None:
         """A further trial; its value is taken from `set_values`."""
+        count, appended = len(self._rows), len(self._own)
+        if appended == len(self._extra):
+            self._extra = np.concatenate([self._extra, np.empty_like(self._extra)])
+            self._appended_rows = np.concatenate([self._appended_rows, self._appended_rows])
         row = row[None, :]
-        own = self._whiten @ self._kernel.between(self._rows, row)[:, 0]
-        correlations = self._kernel.between(self._appended_rows, row)[:, 0]
-        for earlier, correlation in zip(self._own, correlations, strict=True):
-            own = np.append(own, (correlation - earlier[:-1] @ own) / earlier[-1])
-        residue = math.sqrt(max(1 + self._kernel.noise - float(own @ own), _LEAST_VARIANCE))
-        count = len(self._rows)
-        along = own[:count] @ self._coordinates + own[count:] @ self._extra
-        extra = (self._kernel.between(row, self._pool)[0] - along) / residue
-        self._own.append(np.append(own, residue))
-        self._extra = np.vstack([self._extra, extra])
-        self._appended_rows = np.vstack([self._appended_rows, row])
+        own = np.empty(count + appended + 1)
+        alike = self._kernel.between(row, self._everything)[0]
+        own[:count] = self._whiten @ alike[:count]
+        correlations = self._kernel.between(self._appended_rows[:appended], row)[:, 0]
+        for i, earlier in enumerate(self._own):
+            known = earlier[:-1] @ own[: count + i]
+            own[count + i] = (correlations[i] - known) / earlier[-1]
+        found = own[:-1]
+        residue = math.sqrt(max(1 + self._kernel.noise - float(found @ found), _LEAST_VARIANCE))
+        own[-1] = residue
+        along = own[:count] @ self._coordinates + own[count:-1] @ self._extra[:appended]
+        extra = (alike[count:] - along) / residue
+        self._own.append(own)
+        self._extra[appended] = extra
+        self._appended_rows[appended] = row
         self.variance = np.maximum(self.variance - extra**2, _LEAST_VARIANCE)
 
     def means(self, values: list[float | None]) -> Floats:
         """Of all candidates, given the values of the appended trials, None for unknown ones."""
-        white = self._white
-        for own, value in zip(self._own, values, strict=True):
-            surprise = 0.0
+        count = len(self._rows)
+        white = np.zeros(count + len(values))
+        white[:count] = self._white
+        for i, (own, value) in enumerate(zip(self._own, values, strict=True)):
             if value is not None:
-                surprise = (value - self._centre - float(own[:-1] @ white)) / own[-1]
-            white = np.append(white, surprise)
-        means: Floats = self._base_mean + white[len(self._rows) :] @ self._extra
+                known = float(own[:-1] @ white[: count + i])
+                white[count + i] = (value - self._centre - known) / own[-1]
+        means: Floats = self._base_mean + white[count:] @ self._extra[: len(values)]
         return means
 
     def deviations(self) -> Floats:
@@ -95,7 +105,7 @@ def log_expected_improvement(means: Floats, deviations: Floats, best: float) -> 
     """ln E[max(0, f - best)]; ordered by mean where that underflows."""
     z = (means - best) / deviations
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-    tail = np.fromiter((0.5 * math.erfc(-x / math.sqrt(2)) for x in z), float, len(z))
+    tail = np.array([0.5 * math.erfc(x) for x in (-z / math.sqrt(2)).tolist()])
     improvement = deviations * (density + z * tail)
     worth: Floats = np.log(np.maximum(improvement, 1e-300)) + 1e-6 * z
     return worth
