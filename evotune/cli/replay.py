@@ -55,9 +55,9 @@ def replay(
     style: str,
     output: str,
 ) -> int:
-    """Run a search strategy on CACHE, a recorded space, without any device.
+    """Run a search strategy on a recorded space.
 
-    CACHE is a Kernel Tuner cache (.json or .json.gz, an unfinished one too), T4 results, a
+    No device is needed. CACHE is a Kernel Tuner cache (also .gz, also unfinished), T4 results, a
     report of an evotune run (--format json), or a space file with `recorded:`. The table has the
     published performance score: 0 is random search, 1 the optimum at once. The jsonl form is
     one line an evaluation: {"repeat", "eval", "config", "time_ms"}, null for a failure.
