@@ -27,6 +27,7 @@ _SECTIONS = {
     "ConstraintModel": "constraints[], after_compile[]",
     "SearchModel": "search",
     "BudgetModel": "budget",
+    "StopModel": "stop",
     "TimeoutsModel": "timeouts",
     "RecordedModel": "recorded",
 }

@@ -33,6 +33,7 @@ _COMMANDS = {
     "check": "evotune.cli.inspection:check",
     "compile": "evotune.cli.compiling:compile_command",
     "init": "evotune.cli.scaffolding:init",
+    "replay": "evotune.cli.replay:replay",
     "schema": "evotune.cli.inspection:schema",
     "completion": "evotune.cli.completing:completion",
     "doctor": "evotune.cli.doctor:doctor",

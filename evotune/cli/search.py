@@ -35,6 +35,18 @@ _INTERRUPTED = 130
     type=click.FloatRange(min=0, min_open=True),
     help="Stop after so many minutes.",
 )
+@click.option("--compiles", type=click.IntRange(min=1), help="Stop after so many compiles.")
+@click.option(
+    "--speedup", type=click.FloatRange(min=0, min_open=True), help="Stop when this is reached."
+)
+@click.option(
+    "--no-improvement",
+    type=click.IntRange(min=1),
+    help="Stop after so many trials without a better one.",
+)
+@click.option(
+    "--warm-start", metavar="RUN", help="Try the best of this run first, of another device too."
+)
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the search.")
 @click.option("--strategy", metavar="NAME", help="How to search; the space's choice if not given.")
 @click.option(
@@ -52,6 +64,10 @@ def run(
     space: str | None,
     trials: int | None,
     minutes: float | None,
+    compiles: int | None,
+    speedup: float | None,
+    no_improvement: int | None,
+    warm_start: str | None,
     seed: int | None,
     strategy: str | None,
     racing: bool,
@@ -64,6 +80,7 @@ def run(
     for the device is tuned. The first Ctrl-C ends the run tidily, it can be resumed.
     """
     from evotune.cli.progress import show_progress
+    from evotune.engine.folder import find_run
     from evotune.engine.session import RunRequest, start_run
 
     request = RunRequest(
@@ -72,6 +89,10 @@ def run(
         runs_dir=runs_dir,
         trials=trials,
         minutes=minutes,
+        compiles=compiles,
+        speedup=speedup,
+        no_improvement=no_improvement,
+        warm_start=None if warm_start is None else find_run(warm_start, runs_dir),
         seed=seed,
         strategy=strategy,
         racing=racing,

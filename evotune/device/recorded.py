@@ -1,4 +1,5 @@
-"""Replays a recorded search space: a Kernel Tuner cache file, finished or cut short."""
+"""Replays a recorded search space: a Kernel Tuner cache, finished or cut short, T4 results,
+or a report of evotune's own."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
+from evotune.device.recorded_formats import as_cache
 from evotune.errors import SpaceError, UsageError
 from evotune.space.explicit import ExplicitSpace
 from evotune.space.parameters import Boolean, Categorical, OrderedParameter, Parameter
@@ -22,6 +24,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 # Old versions of Kernel Tuner record a failure as a time of 1e20 ms.
 _FAILURE_TIME_MS = 1e20
 _FAILURE_KINDS = {
+    **{kind.value: kind for kind in OutcomeKind if kind is not OutcomeKind.OK},
     "InvalidConfig": OutcomeKind.REJECTED,
     "CompilationFailedConfig": OutcomeKind.COMPILE_ERROR,
     "RuntimeFailedConfig": OutcomeKind.LAUNCH_ERROR,
@@ -65,9 +68,9 @@ class RecordedSpace:
 
 
 def read_recorded_space(path: Path) -> RecordedSpace:
-    """Read a Kernel Tuner cache, plain or gzip; SpaceError or UsageError for any other file.
+    """Read a recording, plain or gzip; SpaceError or UsageError for any other file.
 
-    A plain file may end anywhere after `"cache": {`: the entries before that are kept.
+    A cache may end anywhere after `"cache": {`: the entries before that are kept.
     """
     text = _read_text(path)
     try:
@@ -130,6 +133,7 @@ def _parse(text: str) -> tuple[Mapping[str, Json], Mapping[str, Json], bool]:
         raise SpaceError("not a Kernel Tuner cache: absurd JSON") from None
     if not isinstance(document, dict):
         raise SpaceError("not a Kernel Tuner cache: expected a JSON object")
+    document = as_cache(document)
     cache = document.get("cache")
     if not isinstance(cache, dict):
         raise SpaceError('not a Kernel Tuner cache: no "cache" object')
@@ -213,6 +217,9 @@ def _configuration(key: str, entry: Json, parameters: tuple[Parameter, ...]) -> 
 
 
 def _time_or_failure(key: str, entry: Mapping[str, Json]) -> float | str:
+    error = entry.get("__error__")  # where Kernel Tuner 1.5 keeps failures
+    if error is not None:
+        return f"{error}"
     if "time" not in entry:
         raise SpaceError(f'entry "{key}" has no "time"')
     time = entry["time"]

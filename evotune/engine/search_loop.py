@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from evotune.engine.observer import Observer, Progress
@@ -26,16 +26,24 @@ _FINISH_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """When to stop: proposals in all, and seconds in all (pauses between sessions left out)."""
+    """When to stop: proposals in all, and seconds in all (pauses between sessions left out).
+
+    The others look only at what was told, so they end equal runs at equal trials: `compiles`
+    trials that reached a compiler, a `fitness` to reach, `no_improvement` for so many trials.
+    """
 
     trials: int
     seconds: float | None
+    compiles: int | None = None
+    fitness: float | None = None
+    no_improvement: int | None = None
 
 
 class SearchLoop:
     """One session of a run. `stop` is asked between events: True ends the session early.
 
     `quarantine` is told of each quarantined trial before its outcome is stored.
+    `starts` are distinct, and proposed before the strategy is asked; it learns their outcomes.
     """
 
     def __init__(
@@ -48,6 +56,7 @@ class SearchLoop:
         lookahead: int,
         budget: Budget,
         elapsed_s: float,
+        starts: Sequence[Configuration] = (),
         stop: Callable[[], bool],
         observer: Observer,
         quarantine: Callable[[Trial], None] = lambda trial: None,
@@ -58,6 +67,7 @@ class SearchLoop:
         self._propose = propose
         self._lookahead = lookahead
         self._budget = budget
+        self._starts = starts
         self._stop = stop
         self._observer = observer
         self._quarantine = quarantine
@@ -69,26 +79,45 @@ class SearchLoop:
         self._asked = 0
         self._exhausted = False
         self._best: Trial | None = None
+        self._improved = 0  # trials told when the best was
+        self._compiles = 0
 
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self._started_s
 
     def run(self) -> str:
-        """Why it ended: trials, minutes, exhausted or interrupted."""
+        """Why it ended: trials, minutes, compiles, speedup, no_improvement, exhausted or
+        interrupted."""
         self._restore()
         while True:
             self._advance()
-            if self._told >= self._asked and (
-                self._exhausted or self._asked >= self._budget.trials
-            ):
-                return "exhausted" if self._exhausted else "trials"
+            ended = self._end_of_asking()
+            if self._told >= self._asked and ended:
+                return ended
             reason = self._stop_reason()
             if reason:
                 self._collect(_FINISH_S)
                 self._advance()
                 return reason
             self._collect(_POLL_S)
+
+    def _end_of_asking(self) -> str:
+        """Why no further proposal is asked for; "" while one is. What is in flight is told yet."""
+        budget = self._budget
+        fitness = self._best.outcome.fitness if self._best is not None else None
+        if self._exhausted:
+            return "exhausted"
+        if self._asked >= budget.trials:
+            return "trials"
+        if budget.fitness is not None and fitness is not None and fitness >= budget.fitness:
+            return "speedup"
+        if budget.compiles is not None and self._compiles >= budget.compiles:
+            return "compiles"
+        if budget.no_improvement is not None:
+            stale = self._best is not None and self._told - self._improved >= budget.no_improvement
+            return "no_improvement" if stale else ""
+        return ""
 
     def _stop_reason(self) -> str:
         if self._stop():
@@ -123,18 +152,14 @@ class SearchLoop:
             self._tell()
 
     def _ask(self) -> None:
-        while (
-            not self._exhausted
-            and self._asked <= self._told + self._lookahead
-            and self._asked < self._budget.trials
-        ):
+        while self._asked <= self._told + self._lookahead and not self._end_of_asking():
             number = self._asked
             known = self._stored.pop(number, None)
             if known is not None:
                 configuration: Configuration | None = known.configuration
                 self._arrived[number] = known.outcome
             else:
-                configuration = self._strategy.ask(number, tuple(self._pending))
+                configuration = self._choose(number)
             if configuration is None:
                 self._exhausted = True
                 return
@@ -142,6 +167,11 @@ class SearchLoop:
             self._asked += 1
             if known is None:
                 self._executor.submit(self._propose(number, configuration))
+
+    def _choose(self, number: int) -> Configuration | None:
+        if number < len(self._starts):
+            return self._starts[number]
+        return self._strategy.ask(number, tuple(self._pending))
 
     def _tell(self) -> None:
         number = self._told
@@ -164,12 +194,14 @@ class SearchLoop:
         self._observer.told(trial, progress)
 
     def _see(self, trial: Trial) -> None:
+        self._compiles += "compile" in trial.outcome.stage_s
         fitness = trial.outcome.fitness
         if fitness is None:
             return
         best = self._best.outcome.fitness if self._best is not None else None
         if best is None or fitness > best:
             self._best = trial
+            self._improved = trial.number + 1
 
     def _collect(self, timeout_s: float) -> None:
         """Stores what has finished, before the search may see it."""

@@ -13,6 +13,7 @@ from evotune.engine.folder import RunFolder, create_folder, write_durably
 from evotune.engine.observer import Observer
 from evotune.engine.setup import Setup, load_run_setup, load_setup, snapshot
 from evotune.engine.spaces import find_space, flagship
+from evotune.engine.warm_start import warm_starts
 from evotune.engine.work import RunWork, search_settings
 from evotune.errors import EnvironmentProblem, UsageError
 from evotune.search.catalog import create_strategy
@@ -36,12 +37,16 @@ class RunRequest:
     seed: int | None = None
     strategy: str | None = None
     racing: bool = True
+    compiles: int | None = None
+    speedup: float | None = None
+    no_improvement: int | None = None
+    warm_start: RunFolder | None = None
     command: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """`reason`: trials, minutes, exhausted or interrupted."""
+    """`reason`: as `SearchLoop.run` has it."""
 
     run: RunFolder
     reason: str
@@ -53,6 +58,11 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
     path = flagship(request.device) if request.space is None else find_space(request.space)
     setup = load_setup(path, request.device)
     settings = _settings(setup.document, request)
+    if settings["speedup"] is not None and setup.planner is None:
+        raise UsageError("a recorded space has no baseline, so no speedup to reach")
+    if request.warm_start is not None:
+        starts = warm_starts(setup.space, request.warm_start)
+        settings["starts"] = [configuration.to_json() for configuration in starts]
     create_strategy(settings["strategy"], setup.space, search_settings(settings))
     setup.space.size()  # refuses a space without a valid configuration
     described = environment.describe(setup.profile, request.command)
@@ -140,8 +150,12 @@ def _settings(document: SpaceDocument | None, request: RunRequest) -> dict[str, 
         "minutes": document.budget.minutes if document else None,
         "champions": _CHAMPIONS,
         "racing": True,
+        "compiles": document.budget.compiles if document else None,
+        "speedup": document.budget.speedup if document else None,
+        "no_improvement": document.stop.no_improvement if document else None,
     }
-    for name in ("strategy", "seed", "trials", "minutes", "racing"):
+    asked = ("strategy", "seed", "trials", "minutes", "racing")
+    for name in (*asked, "compiles", "speedup", "no_improvement"):
         value = getattr(request, name)
         if value is not None:
             settings[name] = value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -67,7 +68,7 @@ class RunWork:
         self._signals = StopSignal()
 
     def run_to_end(self) -> str:
-        """Why it ended: trials, minutes, exhausted or interrupted."""
+        """Why it ended, as `SearchLoop.run` has it."""
         with self._signals:
             executor: Executor | None = None
             reason = "interrupted"
@@ -146,8 +147,16 @@ class RunWork:
             executor,
             propose,
             lookahead=chosen.lookahead,
-            budget=Budget(settings["trials"], None if minutes is None else minutes * 60),
+            budget=Budget(
+                settings["trials"],
+                None if minutes is None else minutes * 60,
+                # Runs from before these had a name have none of them.
+                settings.get("compiles"),
+                math.log(speedup) if (speedup := settings.get("speedup")) is not None else None,
+                settings.get("no_improvement"),
+            ),
             elapsed_s=self.store.elapsed_s(),
+            starts=[Configuration(values) for values in settings.get("starts", ())],
             stop=lambda: self._signals.requested,
             observer=self._observer,
             quarantine=functools.partial(quarantine, self.run),

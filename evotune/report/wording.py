@@ -143,5 +143,11 @@ def state_text(state: str) -> str:
         return {"killed": "killed (resumable)", "interrupted": "interrupted (resumable)"}.get(
             kind, kind
         )
-    reasons = {"trials": "trial budget spent", "minutes": "time budget spent"}
+    reasons = {
+        "trials": "trial budget spent",
+        "minutes": "time budget spent",
+        "compiles": "compile budget spent",
+        "speedup": "target speedup reached",
+        "no_improvement": "no improvement any more",
+    }
     return f"finished ({reasons.get(why, 'every configuration tried' if why else 'done')})"

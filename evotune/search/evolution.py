@@ -1,120 +1,113 @@
-"""A steady-state genetic algorithm on DEAP, with elitist survival by generations."""
+"""A steady-state genetic algorithm on DEAP whose offspring a surrogate filters."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar, Final
 
 from evotune.search.folded import FoldedStrategy
+from evotune.search.guide import Guide
+from evotune.search.opening import open_search
 from evotune.search.population import Individual, create_toolbox
-from evotune.search.strategy import SearchSettings
+from evotune.search.strategy import Elite, SearchSettings
 from evotune.search.streams import stream
 from evotune.space.protocol import SearchSpace
-from evotune.trial import Configuration, Json, Value
+from evotune.trial import Configuration, Json
 
-# Each proposal draws its kind by these chances. A share of a population would be rounded,
-# for a small one down to nothing (Helion #3518).
-_IMMIGRANT_CHANCE: Final = 0.05
-_NEIGHBOUR_CHANCE: Final = 0.3
+# What a pool is bred from. All are counts, none a share that could be rounded down to nothing
+# (Helion #3518).
+_PARENTS: Final = 16
+_NEIGHBOURHOODS: Final = 8  # elites whose neighbours are all candidates
+_SECOND_NEIGHBOURHOODS: Final = 12  # neighbours of elites whose neighbours are candidates too
+_LARGEST_NEIGHBOURHOOD: Final = 64
+_CHILDREN: Final = 96
+_REPAIRS: Final = 8  # invalid children that are repaired: that can cost milliseconds
+_IMMIGRANTS: Final = 200
 _MATE_CHANCE: Final = 0.6
-_MUTATE_MATED_CHANCE: Final = 0.2
-_BREEDING_ATTEMPTS: Final = 8
 
 
 class Evolution(FoldedStrategy):
-    """Parents are the survivors of the last generation and the successes since then.
+    """Breeds far more offspring than can be tried, and tries those that a model of the times and
+    of the failures expects most of (`guide.py`).
 
-    So a good child breeds as soon as it is told; at a generation's end the best survive
-    (mu + lambda: an elite never gets lost). Failures never breed.
+    Parents are the best trials so far, each as soon as it is told; failures never breed. The
+    first proposals are the default and samples, spread out.
     """
 
     name: ClassVar[str] = "evolution"
+    version: ClassVar[int] = 2
 
     def __init__(self, space: SearchSpace, settings: SearchSettings) -> None:
         super().__init__(space, settings)
         self._toolbox = create_toolbox(space)
-        self._survivors = max(settings.elites, settings.population // 4)
-        self._parents: list[Individual] = []
+        self._guide = Guide(space.parameters, settings.seed, self._breed)
 
     def ask(self, number: int, pending: Sequence[Configuration]) -> Configuration | None:
         taken = frozenset(pending)
         if number == 0 and self._unseen.is_free(self._space.default(), taken):
             return self._space.default()
+        picked = self._guide.pick(pending)
+        if picked is not None and self._unseen.is_free(picked, taken):
+            return picked
         rng = stream(self._settings.seed, "propose", number)
-        proposal = None
-        if self._has_founders(number):
-            proposal = self._exploit(taken, rng)
-        return self._unseen.sample(rng, taken) if proposal is None else proposal
+        if self._told < self._settings.population:
+            return open_search(
+                lambda rng: self._unseen.sample(rng, taken),
+                self._guide.encoder,
+                [*self._guide.told, *pending],
+                rng,
+            )
+        return self._unseen.sample(rng, taken)
 
-    def _has_founders(self, number: int) -> bool:
-        """Whether samples gave way to breeding: half a generation was drawn, half of that told.
+    def _breed(self, elites: Sequence[Elite], rng: random.Random) -> list[Configuration]:
+        """Candidates: neighbours of the best, children of tournaments, and immigrants."""
+        pool: list[Configuration] = []
+        for elite in elites[:_NEIGHBOURHOODS]:
+            pool += self._some_neighbours(elite.configuration, rng)
+        for i in range(_SECOND_NEIGHBOURHOODS):
+            near = self._neighbours(elites[i % min(3, len(elites))].configuration)
+            if near:
+                pool += self._some_neighbours(rng.choice(near), rng)
+        pool += self._children([Individual(elite) for elite in elites[:_PARENTS]], rng)
+        pool += [self._space.sample(rng) for _ in range(_IMMIGRANTS)]
+        return pool
 
-        Small budgets gain by breeding before the first generation is complete.
-        """
-        population = self._settings.population
-        enough = number >= population // 2 and self._told >= population // 4
-        return enough and len(self._parents) > 0
+    def _some_neighbours(
+        self, configuration: Configuration, rng: random.Random
+    ) -> Sequence[Configuration]:
+        near = self._neighbours(configuration)
+        if len(near) <= _LARGEST_NEIGHBOURHOOD:
+            return near
+        return rng.sample(near, _LARGEST_NEIGHBOURHOOD)
 
-    def _exploit(
-        self, taken: Collection[Configuration], rng: random.Random
-    ) -> Configuration | None:
-        """A child, an elite's neighbour when there is none, or None for an immigrant."""
-        draw = rng.random()
-        if draw < _IMMIGRANT_CHANCE:
-            return None
-        if draw >= _IMMIGRANT_CHANCE + _NEIGHBOUR_CHANCE:
-            child = self._child(taken, rng)
-            if child is not None:
-                return child
-        return self._neighbour(taken, rng)
+    def _children(self, parents: Collection[Individual], rng: random.Random) -> list[Configuration]:
+        children: list[Configuration] = []
+        repairs = _REPAIRS
+        chosen = [p.elite.configuration for p in self._toolbox.select(parents, 2 * _CHILDREN, rng)]
+        for child, other in zip(chosen[::2], chosen[1::2], strict=True):
+            if rng.random() < _MATE_CHANCE:
+                values = self._toolbox.mate(child, other, rng)
+            else:
+                values = self._toolbox.mutate(child, rng)
+            if self._space.is_valid(values):
+                children.append(Configuration(values))
+            elif repairs:
+                repairs -= 1
+                repaired = self._space.repair(values, rng)
+                if repaired is not None:
+                    children.append(repaired)
+        return children
 
-    def _child(self, taken: Collection[Configuration], rng: random.Random) -> Configuration | None:
-        """A free child of tournament winners, mutated until it is one nobody proposed."""
-        child = self._toolbox.select(self._parents, rng).elite.configuration
-        if rng.random() < _MATE_CHANCE:
-            other = self._toolbox.select(self._parents, rng).elite.configuration
-            child = self._repaired(self._toolbox.mate(child, other, rng), child, rng)
-            if self._unseen.is_free(child, taken) and rng.random() >= _MUTATE_MATED_CHANCE:
-                return child
-        for _ in range(_BREEDING_ATTEMPTS):
-            child = self._repaired(self._toolbox.mutate(child, rng), child, rng)
-            if self._unseen.is_free(child, taken):
-                return child
-        return None
-
-    def _repaired(
-        self, values: Mapping[str, Value], otherwise: Configuration, rng: random.Random
-    ) -> Configuration:
-        repaired = self._space.repair(values, rng)
-        return otherwise if repaired is None else repaired
-
-    def _neighbour(
-        self, taken: Collection[Configuration], rng: random.Random
-    ) -> Configuration | None:
-        """A free neighbour of the best elite that still has one, any of its neighbours."""
-        for elite in self.elites:
-            free = [
-                neighbour
-                for neighbour in self._neighbours(elite.configuration)
-                if self._unseen.is_free(neighbour, taken)
-            ]
-            if free:
-                return rng.choice(free)
-        return None
-
-    def _learn(self, individual: Individual | None) -> None:
-        if individual is not None:
-            self._parents.append(individual)
+    def _learn(self, configuration: Configuration, individual: Individual | None) -> None:
+        fitness = None if individual is None else individual.elite.fitness
+        self._guide.learn(configuration, fitness)
 
     def _forget(self, configuration: Configuration) -> None:
-        self._parents = [p for p in self._parents if p.elite.configuration != configuration]
-
-    def _end_generation(self) -> None:
-        self._parents = self._toolbox.survive(self._parents, self._survivors)
+        self._guide.drop(configuration)
 
     def _snapshot_learnt(self) -> Json:
-        return [parent.to_json() for parent in self._parents]
+        return self._guide.snapshot()
 
     def _restore_learnt(self, learnt: Json) -> None:
-        self._parents = [Individual.from_json(data, self._names) for data in learnt]
+        self._guide.restore(learnt, self._names)

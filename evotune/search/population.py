@@ -71,7 +71,7 @@ def create_toolbox(space: SearchSpace) -> base.Toolbox:
     """DEAP's toolbox over the operators that the space's parameters own.
 
     `mate(first, second, rng)` and `mutate(configuration, rng)` give values that may be
-    invalid; `select(individuals, rng)` is one parent; `survive(individuals, k)` the k best.
+    invalid; `select(individuals, count, rng)` are parents; `survive(individuals, k)` the k best.
     """
     toolbox = base.Toolbox()
     toolbox.register("mate", _mate, space)
@@ -107,11 +107,11 @@ def _mutate(
 
 
 def _select(
-    individuals: Sequence[Individual], rng: random.Random, tournament_size: int
-) -> Individual:
+    individuals: Sequence[Individual], count: int, rng: random.Random, tournament_size: int
+) -> list[Individual]:
     with lent_global_random(rng):
-        winners: list[Individual] = tools.selTournament(individuals, 1, tournament_size)
-    return winners[0]
+        winners: list[Individual] = tools.selTournament(individuals, count, tournament_size)
+    return winners
 
 
 class Chronicle:

@@ -21,6 +21,7 @@ from evotune.space.specs import (
     ProblemSpec,
     RecordedSpec,
     SearchSpec,
+    StopSpec,
     TimeoutsSpec,
 )
 from evotune.space.suggest import closest, describe, shorten
@@ -49,6 +50,7 @@ class SpaceDocument:
     default_position: Position
     search: SearchSpec
     budget: BudgetSpec
+    stop: StopSpec
     timeouts: TimeoutsSpec
     recorded: RecordedSpec | None
     text: str
@@ -103,6 +105,7 @@ def _document(source: YamlSource, path: Path, root: Path | None) -> SpaceDocumen
         default_position=source.position(("default",)),
         search=SearchSpec(**model.search.model_dump(), position=source.position(("search",))),
         budget=BudgetSpec(**model.budget.model_dump()),
+        stop=StopSpec(**model.stop.model_dump()),
         timeouts=TimeoutsSpec(**model.timeouts.model_dump()),
         recorded=convert.recorded(),
         text=source.text,

@@ -42,7 +42,8 @@ class SearchSpace(Protocol):
         """Names of the parameters that matter in it: their `when:` holds, more than one value."""
 
     def default(self) -> Configuration:
-        """The user's starting point if the space names one, else the first valid one."""
+        """The user's starting point if the space names one, else the first valid one; of a
+        recording the one nearest to the middle of all domains."""
 
     def sample(self, rng: random.Random) -> Configuration:
         """A valid configuration, uniformly where counting is exact."""

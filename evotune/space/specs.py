@@ -154,8 +154,19 @@ class SearchSpec:
 
 @dataclass(frozen=True, slots=True)
 class BudgetSpec:
+    """`compiles` counts trials that reached the compiler; `speedup` is enough when reached."""
+
     trials: int
     minutes: float | None
+    compiles: int | None
+    speedup: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StopSpec:
+    """`no_improvement`: after so many trials without a better one."""
+
+    no_improvement: int | None
 
 
 @dataclass(frozen=True, slots=True)

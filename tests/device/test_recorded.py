@@ -253,3 +253,57 @@ def test_any_changed_byte_is_read_or_refused(position: int, byte: int) -> None:
 def test_needs_no_torch() -> None:
     code = "import sys, evotune.device.recorded; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def t4(**changes: Any) -> dict[str, Any]:
+    return {
+        "configuration": {"TILE": 16, "MODE": "row"},
+        "invalidity": "correct",
+        "correctness": 1,
+        "times": {"compilation": 5.0, "runtimes": [2.0]},
+        "objectives": ["time"],
+        "measurements": [{"name": "time", "value": 2.0, "unit": "ms"}],
+    } | changes
+
+
+def test_reads_t4_results(tmp_path: Path) -> None:
+    results = [
+        t4(),
+        t4(
+            configuration={"TILE": 32, "MODE": "row"},
+            objectives=["t"],
+            measurements=[{"name": "t", "value": 500.0, "unit": "us"}],
+        ),
+        t4(configuration={"TILE": 64, "MODE": "row"}, invalidity="compile", measurements=[]),
+        t4(configuration={"TILE": 64, "MODE": "column"}, invalidity="timeout", measurements=[]),
+        t4(configuration={"TILE": 16, "MODE": "column"}, measurements=[]),
+    ]
+    space = read_recorded_space(write(tmp_path, {"schema_version": "1.0.0", "results": results}))
+    assert dict(space.times_ms) == {at(16): 2.0, at(32): 0.5}
+    assert space.outcome(at(64)).kind is OutcomeKind.COMPILE_ERROR
+    assert space.outcome(at(64, "column")).kind is OutcomeKind.TIMEOUT
+    assert space.outcome(at(16, "column")).kind is OutcomeKind.LAUNCH_ERROR
+    assert [list(p.values) for p in space.space.parameters] == [[16, 32, 64], ["row", "column"]]
+
+
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ([], "no configuration"),
+        ([{"configuration": {}}], "result 0 has no configuration"),
+        ([3], "result 0 has no configuration"),
+        ([t4(), t4(configuration={"TILE": 1})], "the same parameters"),
+        ([t4(configuration={"TILE": [1], "MODE": "row"})], "parameter TILE has the value"),
+        ([t4(measurements=[{"name": "time", "value": 1, "unit": "W"}])], "which is no time"),
+    ],
+)
+def test_refuses_damaged_t4_results(tmp_path: Path, results: Any, message: str) -> None:
+    with pytest.raises(SpaceError, match=message):
+        read_recorded_space(write(tmp_path, {"results": results}))
+
+
+def test_reads_failures_that_stand_beside_the_time(tmp_path: Path) -> None:
+    content = document()
+    content["cache"]["64,row"] = {"TILE": 64, "MODE": "row", "__error__": "RuntimeFailedConfig"}
+    space = read_recorded_space(write(tmp_path, content))
+    assert space.outcome(at(64)).kind is OutcomeKind.LAUNCH_ERROR

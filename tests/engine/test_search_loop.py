@@ -62,11 +62,18 @@ class WatchedStrategy:
 
 
 def run_loop(
-    path: Path, seed: int, *, trials: int = 120, lookahead: int = 7, stop: bool = False
+    path: Path,
+    seed: int,
+    *,
+    trials: int = 120,
+    lookahead: int = 7,
+    stop: bool = False,
+    name: str = "evolution",
+    **budget: Json,
 ) -> tuple[list[Trial], WatchedStrategy, str]:
     recording = read_recorded_space(RECORDING)
     settings = SearchSettings(seed=3, population=16, elites=4, lookahead=lookahead)
-    strategy = WatchedStrategy(create_strategy("evolution", recording.space, settings))
+    strategy = WatchedStrategy(create_strategy(name, recording.space, settings))
     opened = RunStore.open_for_writing(path) if path.exists() else RunStore.create(path)
     with opened as store:
         loop = SearchLoop(
@@ -75,7 +82,7 @@ def run_loop(
             ShufflingExecutor(recording.outcome, seed),
             Proposal,
             lookahead=lookahead,
-            budget=Budget(trials, None),
+            budget=Budget(trials, None, **budget),
             elapsed_s=0.0,
             stop=lambda: stop and store.count() >= 40,
             observer=SilentObserver(),
@@ -110,6 +117,36 @@ def test_a_stop_keeps_what_arrived_and_the_next_session_goes_on_from_there(tmp_p
 
 
 def test_a_space_that_is_used_up_ends_the_run(tmp_path: Path) -> None:
-    trials, _, reason = run_loop(tmp_path / "store.sqlite", 1, trials=10_000)
+    trials, _, reason = run_loop(tmp_path / "store.sqlite", 1, trials=10_000, name="random")
     assert reason == "exhausted"
     assert len(trials) == len(read_recorded_space(RECORDING).space)
+
+
+def test_stops_when_the_target_is_reached_and_tells_what_is_in_flight(tmp_path: Path) -> None:
+    whole, _, _ = run_loop(tmp_path / "whole.sqlite", 1, name="random")
+    target = sorted(t.outcome.fitness for t in whole if t.outcome.fitness is not None)[-3]
+    first = next(t.number for t in whole if (t.outcome.fitness or -9e9) >= target)
+    stopped, _, reason = run_loop(tmp_path / "s.sqlite", 2, name="random", fitness=target)
+    assert reason == "speedup"
+    # Told in order: the target is seen when trial `first` is told, with seven more in flight.
+    assert stopped == whole[: first + 1 + 7]
+
+
+def test_stops_without_improvement_and_resumes_with_more_patience(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    stopped, _, reason = run_loop(path, 1, name="random", no_improvement=15)
+    assert reason == "no_improvement"
+    best, improved = float("-inf"), 0
+    for trial in stopped[:-7]:
+        if trial.outcome.fitness is not None and trial.outcome.fitness > best:
+            best, improved = trial.outcome.fitness, trial.number + 1
+    assert len(stopped) - 7 - improved == 15
+    again, _, reason = run_loop(path, 3, name="random", no_improvement=10_000)
+    whole, _, _ = run_loop(tmp_path / "whole.sqlite", 4, name="random")
+    assert (reason, again) == ("trials", whole)
+
+
+def test_counts_only_trials_that_reached_a_compiler(tmp_path: Path) -> None:
+    """A recording compiles nothing, so that budget is never spent there."""
+    trials, _, reason = run_loop(tmp_path / "store.sqlite", 1, name="random", compiles=5)
+    assert (reason, len(trials)) == ("trials", 120)

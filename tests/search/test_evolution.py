@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -28,57 +29,64 @@ def best_times_ms(name: str, evaluations: int, seeds: Sequence[int]) -> list[flo
     return times
 
 
-@pytest.mark.parametrize("evaluations", [100, 200])
+@pytest.mark.parametrize("evaluations", [60, 100])
 def test_finds_faster_configurations_than_random_search(evaluations: int) -> None:
-    seeds = range(20)
+    seeds = range(6)
     optimum = recording().best_time_ms
     evolved = statistics.fmean(best_times_ms("evolution", evaluations, seeds))
     drawn = statistics.fmean(best_times_ms("random", evaluations, seeds))
     assert evolved - optimum < 0.5 * (drawn - optimum)
 
 
-def test_starts_at_the_default_then_samples_half_a_generation() -> None:
+def test_starts_at_the_default_and_is_blind_until_the_first_model() -> None:
     space = small_space()
-    search = session("evolution", space, smooth, population=16, lookahead=0)
+    search = session("evolution", space, smooth, lookahead=0)
     assert search.run(1) == [space.default()]
-    other = session("evolution", space, flat, population=16, lookahead=0)
-    assert other.run(8) == search.run(8)  # blind to outcomes so far
+    other = session("evolution", space, flat, lookahead=0)
+    assert other.run(5) == search.run(5)
     assert other.run(24) != search.run(24)
 
 
-def test_elites_survive_generations_of_worse_children() -> None:
+def test_elites_survive_worse_trials() -> None:
     recorded = recording()
     search = session("evolution", recorded.space, recorded.outcome, population=10, elites=4)
     search.run(60)
     search.drain()
     before = search.strategy.elites
     search.evaluate = lambda configuration: Outcome(OutcomeKind.OK, fitness=-1000.0)
-    search.run(160)
+    search.run(120)
     search.drain()
     assert search.strategy.elites == before
-    parents = {number for number, _, _ in search.strategy.snapshot()["learnt"]}
-    assert {elite.number for elite in before} <= parents
 
 
-def test_failures_never_breed() -> None:
+def test_avoids_the_neighbourhood_of_failures() -> None:
+    """A third of the space fails, as one block, beside the best of the rest."""
     recorded = recording()
-    search = session("evolution", recorded.space, recorded.outcome, lookahead=0)
-    for count in range(1, 200):
-        search.run(count)
-        for number, fitness, values in search.strategy.snapshot()["learnt"]:
-            configuration = Configuration(dict(zip(recorded.space.default(), values, strict=True)))
-            assert recorded.outcome(configuration).fitness == fitness
-            assert search.proposals[number] == configuration
+
+    def outcome(configuration: Configuration) -> Outcome:
+        if int(configuration["tile_x"]) * int(configuration["tile_y"]) >= 6:
+            return Outcome(OutcomeKind.LAUNCH_ERROR)
+        time_ms = recorded.times_ms.get(configuration, 10.0)
+        return Outcome(OutcomeKind.OK, fitness=-math.log(time_ms))
+
+    failing = sum(not outcome(c).ok for c in recorded.space.enumerate()) / len(recorded.space)
+    proposals = session("evolution", recorded.space, outcome, lookahead=0).run(150)[20:]
+    share = sum(not outcome(c).ok for c in proposals) / len(proposals)
+    assert failing > 0.3
+    assert share < failing / 2
 
 
-def test_the_best_are_the_parents_after_a_generation() -> None:
+def test_pending_proposals_push_the_next_one_elsewhere() -> None:
+    """With 16 in flight the proposals are as different as one by one, not one hill's top 16."""
     recorded = recording()
-    search = session("evolution", recorded.space, recorded.outcome, population=20, elites=5)
+    search = session("evolution", recorded.space, recorded.outcome, lookahead=16)
     search.run(80)
-    search.drain()
-    learnt = search.strategy.snapshot()["learnt"]
-    times_ms = sorted(recorded.times_ms.get(c, math.inf) for c in search.proposals)
-    assert [fitness for _, fitness, _ in learnt] == [-math.log(time) for time in times_ms[:5]]
+    burst = list(search.pending)[-12:]
+    differing = [
+        sum(first[name] != second[name] for name in first)
+        for first, second in itertools.combinations(burst, 2)
+    ]
+    assert statistics.fmean(differing) > 2
 
 
 def test_the_logbook_counts_failures_and_describes_each_generation() -> None:
@@ -119,11 +127,22 @@ def test_works_around_a_single_success() -> None:
     assert set(recorded.space.neighbours(only)) <= set(proposals)
 
 
-def test_a_worse_second_measurement_stops_a_lucky_one_from_breeding() -> None:
-    search = session("evolution", small_space(), smooth, lookahead=0)
-    search.run(20)
+def test_a_worse_second_measurement_corrects_the_model() -> None:
+    """Twins told the first value and its correction propose what one told the last alone does."""
+    space = small_space()
+    search = session("evolution", space, smooth, lookahead=0)
+    search.run(15)
     best = search.strategy.best
     assert best is not None
-    search.strategy.tell(Trial(20, best.configuration, Outcome(OutcomeKind.WRONG_RESULT)))
-    values = list(best.configuration.values())
-    assert values not in [genome for _, _, genome in search.strategy.snapshot()["learnt"]]
+    search.strategy.tell(Trial(15, best.configuration, Outcome(OutcomeKind.WRONG_RESULT)))
+    snapshot = search.strategy.snapshot()
+    records = [(values, fitness, gone) for values, fitness, gone in snapshot["learnt"]]
+    of_best = [r for r in records if r[0] == list(best.configuration.values())]
+    assert [(fitness, gone) for _, fitness, gone in of_best] == [
+        (best.fitness, True),
+        (None, False),
+    ]
+    answer = search.strategy.ask(16, ())
+    restored = create_strategy("evolution", space, SearchSettings(0, 8, 3, 16))
+    restored.restore(snapshot)
+    assert restored.ask(16, ()) == answer

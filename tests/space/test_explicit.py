@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from evotune.errors import SpaceError
 from evotune.space.explicit import ExplicitSpace
-from evotune.space.parameters import Boolean, Categorical, OrderedParameter
+from evotune.space.parameters import Boolean, Categorical, IntegerRange, OrderedParameter
 from evotune.space.protocol import SearchSpace, SpaceSize
 from evotune.trial import Configuration, Value
 
@@ -43,12 +43,11 @@ def test_is_a_search_space() -> None:
     assert space.size() == SpaceSize(cartesian=24, valid=12, exact=True)
 
 
-def test_enumerates_once_in_order_of_the_value_indices_from_the_default() -> None:
+def test_enumerates_once_in_order_of_the_value_indices() -> None:
     shuffled = EVERYTHING[3:20] + EVERYTHING[5:9]
     random.Random(1).shuffle(shuffled)
     space = ExplicitSpace(PARAMETERS, shuffled)
     assert [dict(c) for c in space.enumerate()] == EVERYTHING[3:20]
-    assert dict(space.default()) == EVERYTHING[3]
     assert len(space) == 17
 
 
@@ -154,3 +153,13 @@ def test_eighteen_thousand_configurations_are_indexed_within_a_second() -> None:
     start = time.process_time()
     ExplicitSpace(parameters, configurations)
     assert time.process_time() - start < 1.0
+
+
+def test_the_default_is_nearest_to_the_middle_of_every_domain() -> None:
+    parameters = (IntegerRange("A", 1, 9), IntegerRange("B", 1, 9))
+    grid = [{"A": a, "B": b} for a in range(1, 10) for b in range(1, 10)]
+    assert dict(ExplicitSpace(parameters, grid).default()) == {"A": 5, "B": 5}
+    ring = [c for c in grid if c != {"A": 5, "B": 5} and 5 not in (c["A"], c["B"])]
+    assert dict(ExplicitSpace(parameters, ring).default()) in [
+        {"A": a, "B": b} for a in (4, 6) for b in (4, 6)
+    ]

@@ -261,6 +261,19 @@ class BudgetModel(SpaceModel):
     """The run ends after so many trials."""
     minutes: Annotated[float, Field(gt=0, le=10**6)] | None = None
     """The run ends after so many minutes of work."""
+    compiles: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    """The run ends after so many compilations."""
+    speedup: Annotated[float, Field(gt=0, le=10**6)] | None = None
+    """The run ends when a candidate is so many times as fast as the baseline."""
+
+
+class StopModel(SpaceModel):
+    """When to give up before the budget is spent."""
+
+    what = "stop"
+
+    no_improvement: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    """The run ends when so many trials in a row found nothing better."""
 
 
 class TimeoutsModel(SpaceModel):
@@ -335,7 +348,9 @@ class SpaceModelFile(SpaceModel):
     search: SearchModel = SearchModel()
     """How to search."""
     budget: BudgetModel = BudgetModel()
-    """When to stop."""
+    """The most that the run may spend, or what it is to reach."""
+    stop: StopModel = StopModel()
+    """When to give up before that."""
     timeouts: TimeoutsModel = TimeoutsModel()
     """When to give up on a candidate."""
 

@@ -1,0 +1,135 @@
+"""`evolution` without one of its parts at a time, on recorded spaces: does each part pay?
+
+    python benchmarks/search_ablation.py [FOLDER] [--repeats 10] [--evaluations 120] [-o FILE]
+
+Scores over the first evaluations only (`evotune.search.performance`), where the parts differ
+most; paired by seed. The last columns say by how much the whole leads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from evotune.device.recorded import read_recorded_space
+from evotune.engine.replay import replay
+from evotune.search import evolution, feasibility, guide, kernel
+from evotune.search.performance import PerformanceScale
+from evotune.search.strategy import SearchSettings
+
+FOLDER = Path(__file__).parents[2] / "shared" / "recorded_spaces"
+SMALLEST_BUDGET = 25
+
+
+def _any_order(means: Any, deviations: Any, best: float) -> Any:
+    return np.random.default_rng(abs(hash((best, len(means))))).random(len(means))
+
+
+def _kernel_as_it_is(start: Any, *others: Any) -> Any:
+    return start
+
+
+def _uniform(sample: Callable[[Any], Any], encoder: Any, asked: Any, rng: Any) -> Any:
+    return sample(rng)
+
+
+def _certain(self: Any, *others: Any) -> None:
+    self.chances = np.ones(len(others[-1]))
+
+
+PARTS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
+    "whole": {},
+    "no model of times": {"log_expected_improvement": (guide, _any_order)},
+    "no model of failures": {
+        "__init__": (feasibility.Feasibility, _certain),
+        "fail": (feasibility.Feasibility, lambda self, row: None),
+    },
+    "no fit of the kernels": {"fit_kernel": (guide, _kernel_as_it_is)},
+    "smooth axes only": {
+        "_CATEGORIES": (kernel, (1e-3, 1e-3)),
+        "_TYPICAL_CATEGORY": (kernel, -6.9),
+    },
+    "uniform opening": {"open_search": (evolution, _uniform)},
+    "no neighbours": {
+        "_NEIGHBOURHOODS": (evolution, 0),
+        "_SECOND_NEIGHBOURHOODS": (evolution, 0),
+    },
+    "no children": {"_CHILDREN": (evolution, 0)},
+    "no immigrants": {"_IMMIGRANTS": (evolution, 0)},
+}
+
+
+@contextlib.contextmanager
+def without(part: str) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for name, (place, value) in PARTS[part].items():
+            stack.enter_context(mock.patch.object(place, name, value))
+        yield
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=FOLDER)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--evaluations", type=int, default=120)
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    scores: dict[str, dict[str, list[float]]] = {part: {} for part in PARTS}
+    for path in sorted(options.folder.glob("*/*.json.gz")):
+        recording = read_recorded_space(path)
+        scale = PerformanceScale(recording.times_ms.values())
+        if scale.budget < SMALLEST_BUDGET:
+            continue
+        count = min(scale.budget, options.evaluations)
+        name = f"{path.parent.name} {path.name.partition('.')[0]}"
+        for part, found in scores.items():
+            with without(part):
+                found[name] = [
+                    scale.score([e.time_ms for e in run], count)
+                    for run in (
+                        replay(recording, "evolution", SearchSettings(seed=seed), count, seed)
+                        for seed in range(options.repeats)
+                    )
+                ]
+            print(name, part, f"{statistics.fmean(found[name]):.3f}", flush=True)
+    print(table(scores))
+    if options.output:
+        document = {
+            "date": datetime.now(UTC).date().isoformat(),
+            "command": f"python benchmarks/search_ablation.py --repeats {options.repeats}",
+            "evaluations": options.evaluations,
+            "scores": {
+                part: {name: [round(s, 4) for s in runs] for name, runs in found.items()}
+                for part, found in scores.items()
+            },
+        }
+        options.output.write_text(json.dumps(document) + "\n")
+
+
+def table(scores: Mapping[str, Mapping[str, list[float]]]) -> str:
+    lines = ["| | mean score | the whole leads by |", "|---|---|---|"]
+    whole = scores["whole"]
+    for part, found in scores.items():
+        mean = statistics.fmean(statistics.fmean(runs) for runs in found.values())
+        leads = [
+            [own - other for own, other in zip(whole[name], runs, strict=True)]
+            for name, runs in found.items()
+        ]
+        lead = statistics.fmean(statistics.fmean(group) for group in leads)
+        error = math.sqrt(math.fsum(statistics.variance(g) / len(g) for g in leads)) / len(leads)
+        lines.append(f"| {part} | {mean:.3f} | {lead:+.3f} ± {error:.3f} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

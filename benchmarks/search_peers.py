@@ -1,0 +1,185 @@
+"""Kernel Tuner's and Optuna's strategies on a recorded space, one list of times a run.
+
+A run is the times in ms (None: failed) of the distinct configurations that a strategy asked
+for, in its order: a configuration asked for again costs nothing, a failed one costs as any
+other. Needs the `bench` extra.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from evotune.device.recorded import RecordedSpace
+from evotune.trial import Value
+
+Times = list[float | None]
+_KERNEL_TUNER = {
+    "kt:genetic_algorithm": "genetic_algorithm",
+    "kt:pso": "pso",
+    "kt:adaptive_tabu_greywolf": "adaptive_tabu_greywolf",
+}
+_OPTUNA = "optuna:tpe"
+PEERS = (*_KERNEL_TUNER, _OPTUNA)
+_ATTEMPTS = 20  # suggestions that are no new member, before a random one is drawn instead
+
+
+class _Ledger:
+    """What a configuration costs, and what was asked for so far."""
+
+    def __init__(self, recording: RecordedSpace) -> None:
+        self.domains = {p.name: list(p.values) for p in recording.space.parameters}
+        self.times_ms: dict[tuple[Value, ...], float | None] = {
+            tuple(c.values()): recording.times_ms.get(c) for c in recording.space.enumerate()
+        }
+        self.asked: dict[tuple[Value, ...], float | None] = {}
+
+    def pay(self, values: Sequence[Value]) -> float | None:
+        key = tuple(values)
+        return self.asked.setdefault(key, self.times_ms[key])
+
+
+def peer_runs(
+    name: str, recording: RecordedSpace, evaluations: int, seeds: Sequence[int]
+) -> Iterator[Times]:
+    """One run a seed."""
+    if name == _OPTUNA:
+        run: Callable[[_Ledger, int, int], None] = _run_optuna
+    else:
+        run = _kernel_tuner_runner(_KERNEL_TUNER[name], recording)
+    for seed in seeds:
+        ledger = _Ledger(recording)
+        run(ledger, evaluations, seed)
+        yield list(ledger.asked.values())[:evaluations]
+
+
+def _kernel_tuner_runner(
+    strategy: str, recording: RecordedSpace
+) -> Callable[[_Ledger, int, int], None]:
+    from kernel_tuner import util
+    from kernel_tuner.interface import Options, strategy_map
+    from kernel_tuner.searchspace import Searchspace
+
+    runner = _recorded_runner()
+    members = _Ledger(recording)
+
+    def is_member(values: Mapping[str, Value]) -> bool:
+        return tuple(values[name] for name in members.domains) in members.times_ms
+
+    # Building the space costs seconds; it holds nothing of a run.
+    space = Searchspace(members.domains, is_member, 1_000_000_000)
+    if space.size != len(members.times_ms):
+        raise AssertionError(f"{space.size} of {len(members.times_ms)} configurations")
+
+    def run(ledger: _Ledger, evaluations: int, seed: int) -> None:
+        random.seed(seed)
+        np.random.seed(seed)
+        options = Options(
+            strategy_options=Options(max_fevals=evaluations),
+            objective=["time"],
+            objective_higher_is_better=[False],
+            budget=util.TuningBudget(None, evaluations),
+            tune_params=ledger.domains,
+            restrictions=is_member,
+            verbose=False,
+            cache={},
+        )
+        # A strategy that is content before its budget is spent starts again.
+        for _ in range(50):
+            asked = len(ledger.asked)
+            strategy_map[strategy].tune(space, runner(ledger), options)
+            if len(ledger.asked) >= evaluations or len(ledger.asked) == asked:
+                break
+
+    return run
+
+
+def _recorded_runner() -> Callable[[_Ledger], Any]:
+    """A Kernel Tuner runner that looks times up. A function, for its imports."""
+    from kernel_tuner import util
+    from kernel_tuner.runners.runner import Runner
+
+    class RecordedRunner(Runner):  # type: ignore[misc]
+        def __init__(self, ledger: _Ledger) -> None:
+            super().__init__()
+            self.ledger = ledger
+
+        def get_device_info(self) -> None:
+            return None
+
+        def get_environment(self, tuning_options: Any) -> dict[str, Any]:
+            return {}
+
+        def run(self, parameter_space: Any, tuning_options: Any) -> list[dict[str, Any] | None]:
+            results: list[dict[str, Any] | None] = []
+            for values in parameter_space:
+                if tuning_options.budget.is_done():
+                    results.append(None)
+                    continue
+                tuning_options.budget.add_evaluations(tuple(values) not in self.ledger.asked)
+                time_ms = self.ledger.pay(values)
+                result: dict[str, Any] = dict(zip(self.ledger.domains, values, strict=True))
+                if time_ms is None:
+                    result["__error__"] = util.RuntimeFailedConfig()
+                else:
+                    result["time"] = time_ms
+                results.append(result)
+            return results
+
+    return RecordedRunner
+
+
+def _run_optuna(ledger: _Ledger, evaluations: int, seed: int) -> None:
+    """Suggestions by index, so that the order of the values means something, as it does to evotune.
+
+    A suggestion outside the space, or asked for before, is drawn again and costs nothing;
+    a recorded failure is told as failed, and costs as any other.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=False)
+    study = optuna.create_study(sampler=sampler)
+    rng = random.Random(seed)
+    distributions: dict[str, Any] = {
+        name: optuna.distributions.IntDistribution(0, len(values) - 1)
+        for name, values in ledger.domains.items()
+        if len(values) > 1
+    }
+    names = list(ledger.domains)
+
+    def suggested() -> dict[str, int]:
+        # Asking the sampler, not the study: hundreds of refused trials would slow the study down
+        # and teach the sampler nothing, as it leaves failed trials out.
+        trial = optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING)
+        relative = sampler.sample_relative(study, trial, distributions)
+        return {
+            name: relative[name]
+            if name in relative
+            else sampler.sample_independent(study, trial, name, distribution)
+            for name, distribution in distributions.items()
+        }
+
+    while len(ledger.asked) < min(evaluations, len(ledger.times_ms)):
+        for _ in range(_ATTEMPTS):
+            indices = suggested()
+            values = tuple(ledger.domains[name][indices.get(name, 0)] for name in names)
+            if values in ledger.times_ms and values not in ledger.asked:
+                break
+        else:
+            values = rng.choice([v for v in ledger.times_ms if v not in ledger.asked])
+            indices = {n: ledger.domains[n].index(values[names.index(n)]) for n in distributions}
+        time_ms = ledger.pay(values)
+        study._thread_local.cached_all_trials = None  # as `study.ask` does before it samples
+        state = optuna.trial.TrialState.FAIL if time_ms is None else None
+        study.add_trial(
+            optuna.trial.create_trial(
+                state=state or optuna.trial.TrialState.COMPLETE,
+                params=indices,
+                distributions=distributions,
+                value=time_ms,
+            )
+        )

@@ -1,0 +1,136 @@
+"""`replay`: a search strategy on a space that was measured before."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from evotune.cli.options import Command, format_option, output_option
+from evotune.cli.terminal import Terminal, opened_output, pass_terminal
+
+if TYPE_CHECKING:
+    from evotune.device.recorded import RecordedSpace
+    from evotune.engine.replay import Evaluation, Repeat
+
+
+@click.command(cls=Command, example="evotune replay cache.json.gz --strategy local --repeats 20")
+@click.argument("cache", type=click.Path(path_type=Path))
+@click.option("--strategy", metavar="NAME", default="evolution", show_default=True)
+@click.option(
+    "--max-evals",
+    type=click.IntRange(min=1),
+    help="Evaluations a repeat; the budget of the score if not given.",
+)
+@click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of the first repeat; the next ones count up from it.",
+)
+@click.option(
+    "--lookahead",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Proposals in flight; a run on a device has 16.",
+)
+@format_option(("table", "jsonl"), "table")
+@output_option
+@pass_terminal
+def replay(
+    terminal: Terminal,
+    *,
+    cache: Path,
+    strategy: str,
+    max_evals: int | None,
+    repeats: int,
+    seed: int,
+    lookahead: int,
+    style: str,
+    output: str,
+) -> int:
+    """Run a search strategy on a recorded space.
+
+    No device is needed. CACHE is a Kernel Tuner cache (also .gz, also unfinished), T4 results, a
+    report of an evotune run (--format json), or a space file with `recorded:`. The table has the
+    published performance score: 0 is random search, 1 the optimum at once. The jsonl form is
+    one line an evaluation: {"repeat", "eval", "config", "time_ms"}, null for a failure.
+    """
+    from evotune.cli.tables import print_tables, text_table
+    from evotune.engine.replay import Repeat, load_recording
+    from evotune.engine.replay import replay as run
+    from evotune.report.records import to_jsonl
+    from evotune.search.performance import PerformanceScale
+    from evotune.search.strategy import SearchSettings
+
+    recording = load_recording(cache)
+    if max_evals is None:
+        max_evals = PerformanceScale(recording.times_ms.values()).budget
+
+    def evaluations() -> Iterator[Evaluation]:
+        for repeat in range(repeats):
+            settings = SearchSettings(seed=seed + repeat, lookahead=lookahead)
+            yield from run(recording, strategy, settings, max_evals, repeat)
+
+    if style == "jsonl":
+        with opened_output(output) as write:
+            for evaluation in evaluations():
+                write(to_jsonl([_record(evaluation)]))
+        return 0
+    found = [Repeat() for _ in range(repeats)]
+    for evaluation in evaluations():
+        found[evaluation.repeat].add(evaluation)
+    facts = list(_facts(recording, strategy, found, max_evals))
+    print_tables(terminal, [text_table(("space", recording.name), facts)], output)
+    return 0
+
+
+def _record(evaluation: Evaluation) -> dict[str, object]:
+    return {
+        "repeat": evaluation.repeat,
+        "eval": evaluation.number,
+        "config": evaluation.configuration.to_json(),
+        "time_ms": evaluation.time_ms,
+    }
+
+
+def _facts(
+    recording: RecordedSpace, strategy: str, repeats: list[Repeat], evaluations: int
+) -> Iterator[tuple[str, str]]:
+    from evotune.engine.replay import Score
+    from evotune.search.performance import PerformanceScale
+
+    unfinished = "" if recording.complete else ", unfinished"
+    yield "device", recording.device_name or "unnamed"
+    size, valid = len(recording.space), len(recording.times_ms)
+    yield "configurations", f"{size}, {valid} of them valid{unfinished}"
+    yield "strategy", f"{strategy}, {len(repeats)} repeats of {evaluations} evaluations"
+    if recording.times_ms:
+        scale = PerformanceScale(recording.times_ms.values())
+        score = Score.of(scale, repeats, evaluations)
+        error = "" if score.standard_error is None else f" ± {score.standard_error:.3f}"
+        yield "budget of the score", f"{scale.budget} evaluations"
+        yield "score", f"{score.mean:.3f}{error} (0 random search, 1 the optimum at once)"
+        yield "end below random", f"{score.below_random:.0%}"
+        yield "optimum", f"{scale.optimum:.6g} ms"
+        best = [repeat.best_ms for repeat in repeats if repeat.best_ms is not None]
+        yield "best found, median", f"{statistics.median(best):.6g} ms" if best else "none"
+        for percent in (5, 1):
+            reached = [r.evaluations_to(scale.optimum * (1 + percent / 100)) for r in repeats]
+            yield f"within {percent}%", _reached(reached)
+    costs = [cost for repeat in repeats for cost in repeat.search_s]
+    yield "search", f"{1000 * statistics.median(costs):.2f} ms an evaluation (median)"
+
+
+def _reached(evaluations: list[int | None]) -> str:
+    """The median over all repeats; one that did not get there took longer than any that did."""
+    found = sorted(n for n in evaluations if n is not None)
+    share = f"{len(found)} of {len(evaluations)} repeats"
+    middle = (len(evaluations) - 1) // 2
+    return f"{share}, median after {found[middle]}" if middle < len(found) else share

@@ -1,0 +1,37 @@
+"""How likely a configuration is to fail."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from evotune.search.kernel import Floats, Kernel, Rows
+from evotune.search.posterior import Posterior
+
+_LEAST_DEVIATION: Final = 0.1  # of the share of successes: no verdict is certain
+_LEAST_CHANCE: Final = 1e-6
+
+
+class Feasibility:
+    """The chance of success of every candidate of a pool.
+
+    A Gaussian process of its own, on 1 for a success and 0 for a failure, with a kernel fitted to
+    those: failures hang on other parameters than times do, and on few of them. So they are told
+    apart from slow configurations and teach the model of times nothing wrong.
+    """
+
+    def __init__(self, kernel: Kernel, rows: Rows, succeeded: Floats, pool: Rows) -> None:
+        self._kernel = kernel
+        self._pool = pool
+        posterior = Posterior(kernel, rows, succeeded, pool)
+        deviations = np.maximum(posterior.deviations(), _LEAST_DEVIATION)
+        z = (posterior.means([]) - 0.5) / deviations
+        chances = np.fromiter((0.5 * math.erfc(-x / math.sqrt(2)) for x in z), float, len(z))
+        self.chances: Floats = np.maximum(chances, _LEAST_CHANCE)
+
+    def fail(self, row: Rows) -> None:
+        """A failure since: what is like it gets as unlikely as it is alike."""
+        alike = self._kernel.between(row[None, :], self._pool)[0]
+        self.chances = np.maximum(self.chances * (1 - alike), _LEAST_CHANCE)

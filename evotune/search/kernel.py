@@ -1,0 +1,181 @@
+"""The covariance of a Gaussian process over configurations, and how it is fitted.
+
+A configuration is a row of value indices, one a parameter. The correlation of two rows is a
+product over parameters of
+
+    (1 - category) * matern32(distance / length) + category * [same value]
+
+so every parameter is a mixture of a smooth axis and a bag of unrelated values, and the data
+say which of the two. Kernels have both: more warps change the time gradually, while a tile
+size that divides the problem's stands out from both its neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evotune.space.parameters import Parameter
+from evotune.trial import Value
+
+Floats: TypeAlias = NDArray[np.float64]
+Rows: TypeAlias = NDArray[np.int64]  # configurations x parameters: indices of values
+
+_FINEST: Final = 1024  # positions told apart on one axis
+_FIT_ROWS: Final = 96  # a fit costs the cube of this
+_FIT_STEPS: Final = 80
+_LENGTHS: Final = (0.05, 20.0)  # in widths of the axis
+_CATEGORIES: Final = (1e-3, 0.98)
+_NOISES: Final = (1e-4, 0.5)  # variance of the noise, in variances of the function
+_TYPICAL_CATEGORY: Final = -2.5  # log-odds
+_TYPICAL_NOISE: Final = 1e-2
+
+
+class Encoder:
+    """Turns configurations into rows; parameters that can only have one value are left out."""
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        self._parameters = [p for p in parameters if p.cardinality > 1]
+        self._places: list[dict[tuple[type, Value], int]] = [{} for _ in self._parameters]
+        self.ordered = tuple(p.ordered for p in self._parameters)
+        self.axes = [
+            _axis_distances(p.ordered, min(p.cardinality, _FINEST)) for p in self._parameters
+        ]
+
+    def row(self, configuration: Mapping[str, Value]) -> list[int]:
+        row = []
+        for parameter, places in zip(self._parameters, self._places, strict=True):
+            value = configuration[parameter.name]
+            place = places.get((type(value), value))
+            if place is None:
+                place = parameter.index(value)
+                if parameter.cardinality > _FINEST:
+                    place = place * (_FINEST - 1) // (parameter.cardinality - 1)
+                places[type(value), value] = place
+            row.append(place)
+        return row
+
+
+def _axis_distances(ordered: bool, count: int) -> Floats:
+    """Distance by difference of indices, in widths of the axis."""
+    return np.arange(count) / (count - 1) if ordered else np.minimum(np.arange(count), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """`tables[i][d]` is the log correlation along parameter i at an index difference of d."""
+
+    lengths: tuple[float, ...]
+    categories: tuple[float, ...]
+    noise: float
+    tables: tuple[Floats, ...]
+
+    def between(self, first: Rows, second: Rows) -> Floats:
+        """Correlations, first x second."""
+        total = np.zeros((len(first), len(second)))
+        for i, table in enumerate(self.tables):
+            total += table.take(np.abs(first[:, i, None] - second[None, :, i]))
+        return np.exp(total)
+
+
+def default_kernel(axes: Sequence[Floats]) -> Kernel:
+    category = 1 / (1 + math.exp(-_TYPICAL_CATEGORY))
+    return Kernel(
+        (1.0,) * len(axes),
+        (category,) * len(axes),
+        _TYPICAL_NOISE,
+        tuple(_table(axis, 1.0, category) for axis in axes),
+    )
+
+
+def _table(axis: Floats, length: float, category: float) -> Floats:
+    scaled = math.sqrt(3) * axis / length
+    table = (1 - category) * (1 + scaled) * np.exp(-scaled)
+    table[0] += category
+    return np.log(table + 1e-30)
+
+
+def fit_kernel(
+    start: Kernel, axes: Sequence[Floats], rows: Rows, values: Floats, rng: np.random.Generator
+) -> Kernel:
+    """The most probable of the kernels that a seeded random walk from `start` tries.
+
+    `values` (higher is better, any scale) belong to `rows`. Of many rows the better half of a
+    subset is the best ones: that is where the kernel has to be right.
+    """
+    rows, values = _subset(rows, values, rng)
+    differences = [np.abs(rows[:, i, None] - rows[None, :, i]) for i in range(len(axes))]
+    lengths, categories, noise = list(start.lengths), list(start.categories), start.noise
+    tables = list(start.tables)
+    total = sum(
+        (t[d] for t, d in zip(tables, differences, strict=True)), np.zeros((len(rows),) * 2)
+    )
+    best = _evidence(total, noise, values) + _prior(lengths, categories, noise)
+    for _ in range(_FIT_STEPS):
+        i = int(rng.integers(len(axes) + 1))
+        step = rng.normal()
+        if i == len(axes):
+            trial = _within(noise * math.exp(1.2 * step), _NOISES)
+            found = _evidence(total, trial, values) + _prior(lengths, categories, trial)
+            if found > best:
+                best, noise = found, trial
+            continue
+        length, category = lengths[i], categories[i]
+        if rng.random() < 0.6:
+            length = _within(length * math.exp(0.8 * step), _LENGTHS)
+        else:
+            odds = math.log(category / (1 - category)) + 1.5 * step
+            category = _within(1 / (1 + math.exp(-odds)), _CATEGORIES)
+        table = _table(axes[i], length, category)
+        changed = total + (table - tables[i])[differences[i]]
+        old = lengths[i], categories[i]
+        lengths[i], categories[i] = length, category
+        found = _evidence(changed, noise, values) + _prior(lengths, categories, noise)
+        if found > best:
+            best, total, tables[i] = found, changed, table
+        else:
+            lengths[i], categories[i] = old
+    return Kernel(tuple(lengths), tuple(categories), noise, tuple(tables))
+
+
+def _subset(rows: Rows, values: Floats, rng: np.random.Generator) -> tuple[Rows, Floats]:
+    if len(values) <= _FIT_ROWS:
+        return rows, values
+    best = np.argsort(-values, kind="stable")
+    others = rng.choice(best[_FIT_ROWS // 2 :], _FIT_ROWS - _FIT_ROWS // 2, replace=False)
+    chosen = np.concatenate([best[: _FIT_ROWS // 2], others])
+    return rows[chosen], values[chosen]
+
+
+def _within(value: float, limits: tuple[float, float]) -> float:
+    return min(max(value, limits[0]), limits[1])
+
+
+def _evidence(log_correlations: Floats, noise: float, values: Floats) -> float:
+    """Log marginal likelihood, the best amplitude for each kernel put in."""
+    covariance = np.exp(log_correlations)
+    covariance[np.diag_indices_from(covariance)] += noise
+    try:
+        factor = np.linalg.cholesky(covariance)
+    except np.linalg.LinAlgError:
+        return -math.inf
+    centred = values - values.mean()
+    explained = float(centred @ np.linalg.solve(covariance, centred))
+    count = len(values)
+    amplitude = (explained + 1) / (count + 1)
+    return -0.5 * count * math.log(amplitude) - float(np.log(np.diag(factor)).sum())
+
+
+def _prior(lengths: Sequence[float], categories: Sequence[float], noise: float) -> float:
+    """Wide, so that few evaluations do not lead to extremes."""
+    odds = (math.log(c / (1 - c)) - _TYPICAL_CATEGORY for c in categories)
+    return (
+        -0.5 * sum(math.log(length) ** 2 for length in lengths)
+        - 0.5 * sum((o / 2) ** 2 for o in odds)
+        - 0.5 * (math.log(noise / _TYPICAL_NOISE) / 2) ** 2
+    )

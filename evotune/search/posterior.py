@@ -1,0 +1,111 @@
+"""What a Gaussian process believes of a pool of candidates, updated trial by trial."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from evotune.search.kernel import Floats, Kernel, Rows
+
+_LEAST_VARIANCE: Final = 1e-9
+_ROOM: Final = 32  # appended trials before the first growth
+
+
+class Posterior:
+    """Mean and variance of every candidate, given `rows` with `values` (higher is better).
+
+    Further trials are appended in the order of their proposals. One that is pending has no value
+    yet: it lowers the variance around it and leaves the means alone, so that what is asked next
+    lies elsewhere. Its value can be filled in later, and the result is what it would have been
+    had it been known at once. Appending costs rows x candidates, not the cube of the rows.
+    """
+
+    def __init__(self, kernel: Kernel, rows: Rows, values: Floats, pool: Rows) -> None:
+        self._kernel = kernel
+        self._rows = rows
+        self._pool = pool
+        self._everything = np.concatenate([rows, pool])
+        covariance = kernel.between(rows, rows)
+        covariance[np.diag_indices_from(covariance)] += kernel.noise
+        self._whiten: Floats = np.linalg.inv(np.linalg.cholesky(covariance))
+        self._centre = float(values.mean())
+        white = self._whiten @ (values - self._centre)
+        count = len(values)
+        self.amplitude = (float(white @ white) + 1) / (count + 1)
+        self._coordinates = self._whiten @ kernel.between(rows, pool)  # rows x candidates
+        self._white = white
+        self._base_mean: Floats = self._centre + white @ self._coordinates
+        self._base_variance: Floats = 1 - np.einsum(
+            "ij,ij->j", self._coordinates, self._coordinates
+        )
+        self.truncate(0)
+
+    @property
+    def appended(self) -> int:
+        return len(self._own)
+
+    def truncate(self, count: int) -> None:
+        """Forget all but the first `count` appended trials."""
+        if count == 0:
+            self._own: list[Floats] = []  # coordinates of each appended trial, then its residue
+            # Appended trials x candidates, and their rows; with room for more.
+            self._extra: Floats = np.empty((_ROOM, self._pool.shape[0]))
+            self._appended_rows: Rows = np.empty((_ROOM, self._pool.shape[1]), dtype=np.int64)
+        else:
+            self._own = self._own[:count]
+        self.variance: Floats = np.maximum(
+            self._base_variance - (self._extra[:count] ** 2).sum(axis=0), _LEAST_VARIANCE
+        )
+
+    def append(self, row: Rows) -> None:
+        """A further trial; its value is taken from `set_values`."""
+        count, appended = len(self._rows), len(self._own)
+        if appended == len(self._extra):
+            self._extra = np.concatenate([self._extra, np.empty_like(self._extra)])
+            self._appended_rows = np.concatenate([self._appended_rows, self._appended_rows])
+        row = row[None, :]
+        own = np.empty(count + appended + 1)
+        alike = self._kernel.between(row, self._everything)[0]
+        own[:count] = self._whiten @ alike[:count]
+        correlations = self._kernel.between(self._appended_rows[:appended], row)[:, 0]
+        for i, earlier in enumerate(self._own):
+            known = earlier[:-1] @ own[: count + i]
+            own[count + i] = (correlations[i] - known) / earlier[-1]
+        found = own[:-1]
+        residue = math.sqrt(max(1 + self._kernel.noise - float(found @ found), _LEAST_VARIANCE))
+        own[-1] = residue
+        along = own[:count] @ self._coordinates + own[count:-1] @ self._extra[:appended]
+        extra = (alike[count:] - along) / residue
+        self._own.append(own)
+        self._extra[appended] = extra
+        self._appended_rows[appended] = row
+        self.variance = np.maximum(self.variance - extra**2, _LEAST_VARIANCE)
+
+    def means(self, values: list[float | None]) -> Floats:
+        """Of all candidates, given the values of the appended trials, None for unknown ones."""
+        count = len(self._rows)
+        white = np.zeros(count + len(values))
+        white[:count] = self._white
+        for i, (own, value) in enumerate(zip(self._own, values, strict=True)):
+            if value is not None:
+                known = float(own[:-1] @ white[: count + i])
+                white[count + i] = (value - self._centre - known) / own[-1]
+        means: Floats = self._base_mean + white[count:] @ self._extra[: len(values)]
+        return means
+
+    def deviations(self) -> Floats:
+        """Standard deviations of all candidates, in the unit of the values."""
+        deviations: Floats = np.sqrt(self.amplitude * self.variance)
+        return deviations
+
+
+def log_expected_improvement(means: Floats, deviations: Floats, best: float) -> Floats:
+    """ln E[max(0, f - best)]; ordered by mean where that underflows."""
+    z = (means - best) / deviations
+    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    tail = np.array([0.5 * math.erfc(x) for x in (-z / math.sqrt(2)).tolist()])
+    improvement = deviations * (density + z * tail)
+    worth: Floats = np.log(np.maximum(improvement, 1e-300)) + 1e-6 * z
+    return worth

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evotune.search.kernel import Encoder, default_kernel, fit_kernel
+from evotune.search.posterior import Posterior, log_expected_improvement
+from evotune.space.parameters import Categorical, IntegerRange, OrderedParameter
+
+ENCODER = Encoder(
+    (
+        IntegerRange("A", 0, 9),
+        Categorical("B", ("x", "y", "z")),
+        OrderedParameter("ONE", (7,)),
+        OrderedParameter("C", (1, 2, 4, 8, 16)),
+    )
+)
+KERNEL = default_kernel(ENCODER.axes)
+RNG = np.random.default_rng(3)
+ROWS = np.stack([RNG.integers(0, 10, 60), RNG.integers(0, 3, 60), RNG.integers(0, 5, 60)], axis=1)
+ROWS = np.unique(ROWS, axis=0)
+VALUES = np.sin(ROWS[:, 0] / 3) + (ROWS[:, 1] == 1) - 0.2 * ROWS[:, 2]
+
+
+def test_appending_equals_knowing_from_the_start() -> None:
+    """The textbook's formulas on all rows, against rows worked in one by one."""
+    known, late, pool = ROWS[:20], ROWS[20:26], ROWS[26:]
+    posterior = Posterior(KERNEL, known, VALUES[:20], pool)
+    for row in late:
+        posterior.append(row)
+    centre = VALUES[:20].mean()
+    rows = np.vstack([known, late])
+    covariance = KERNEL.between(rows, rows) + KERNEL.noise * np.eye(len(rows))
+    weights = np.linalg.solve(covariance, KERNEL.between(rows, pool))
+    means = centre + weights.T @ (VALUES[:26] - centre)
+    variances = 1 - (KERNEL.between(rows, pool) * weights).sum(axis=0)
+    assert posterior.means(list(VALUES[20:26])) == pytest.approx(means)
+    assert posterior.variance == pytest.approx(variances)
+
+
+def test_a_pending_trial_narrows_its_surroundings_and_moves_no_mean() -> None:
+    posterior = Posterior(KERNEL, ROWS[:20], VALUES[:20], ROWS[20:])
+    means, variance = posterior.means([]), posterior.variance.copy()
+    posterior.append(ROWS[20])
+    assert posterior.means([None]) == pytest.approx(means)
+    assert posterior.variance[0] < 0.2 * variance[0]
+    assert (posterior.variance <= variance + 1e-12).all()
+
+
+def test_truncating_undoes_appending() -> None:
+    posterior = Posterior(KERNEL, ROWS[:20], VALUES[:20], ROWS[20:])
+    posterior.append(ROWS[20])
+    before = posterior.variance.copy()
+    posterior.append(ROWS[21])
+    posterior.truncate(1)
+    assert posterior.variance == pytest.approx(before)
+    assert posterior.appended == 1
+
+
+def test_the_fit_finds_the_axis_that_matters_and_the_one_that_is_a_bag_of_values() -> None:
+    rng = np.random.default_rng(0)
+    rows = np.stack([rng.integers(0, 20, 90) for _ in range(3)], axis=1)
+    encoder = Encoder([IntegerRange(name, 0, 19) for name in "ABC"])
+    bag = rng.normal(size=20)
+    values = np.sin(rows[:, 0] / 6) + bag[rows[:, 1]]  # the third has no part in it
+    kernel = fit_kernel(default_kernel(encoder.axes), encoder.axes, rows, values, rng)
+    beside = [table[1] for table in kernel.tables]  # log correlation of adjacent values
+    assert beside[0] > -0.2
+    assert beside[1] < beside[0] - 0.2
+    assert kernel.lengths[2] > kernel.lengths[1]
+
+
+def test_a_parameter_with_one_value_has_no_axis() -> None:
+    assert len(ENCODER.axes) == 3
+    assert ENCODER.row({"A": 4, "B": "z", "ONE": 7, "C": 16}) == [4, 2, 4]
+
+
+def test_values_of_different_types_that_are_equal_are_told_apart() -> None:
+    encoder = Encoder([Categorical("X", (1, "1", True))])
+    assert encoder.row({"X": "1"}) == [1]
+
+
+def test_an_axis_of_millions_of_values_stays_small() -> None:
+    encoder = Encoder([IntegerRange("N", 0, 5_000_000)])
+    assert len(encoder.axes[0]) == 1024
+    assert encoder.row({"N": 5_000_000}) == [1023]
+
+
+def test_expected_improvement_grows_with_mean_and_deviation() -> None:
+    worth = log_expected_improvement(
+        np.array([0.0, 0.5, 0.0, -60.0, -50.0]), np.array([1.0, 1.0, 2.0, 1.0, 1.0]), 1.0
+    )
+    assert worth[1] > worth[0]
+    assert worth[2] > worth[0]
+    assert worth[4] > worth[3]  # far below what a double can hold
+    # E[max(0, f - 1)] for f ~ N(0, 1) is phi(1) - Phi(-1) = 0.0833.
+    assert np.exp(worth[0]) == pytest.approx(0.08332, rel=1e-3)
