@@ -95,8 +95,17 @@ def profile() -> DeviceProfile:
         backend="cpu",
         arch=f"{platform.machine()}-{level}",
         attributes=attributes,
-        peak_gflops=threads() * _HIGHEST_CLOCK_GHZ * 2 * 2 * simd_bytes / 4,
+        peak_gflops=threads() * _HIGHEST_CLOCK_GHZ * _flops_per_cycle(flags, simd_bytes),
     )
+
+
+def _flops_per_cycle(flags: frozenset[str], simd_bytes: int) -> int:
+    """At most, of one core, in the narrowest type that a problem may have."""
+    if {"amx_bf16", "amx_fp16"} & flags:
+        return 2048  # one 16x16x32 tile product every 16 cycles
+    two_units = 2 * 2 * simd_bytes // 4
+    narrow = {"avx512_bf16", "avx512_fp16", "asimdhp", "bf16"} & flags
+    return 2 * two_units if narrow else two_units
 
 
 def _cpuinfo(field: str) -> str:
@@ -238,7 +247,10 @@ class CpuSession:
     def __init__(self) -> None:
         import torch
 
-        torch.set_num_threads(threads())
+        count = threads()
+        torch.set_num_threads(count)
+        # A candidate that asks for more threads than the baseline has gets no more cores.
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
         self._float_environment_left = False
 
     def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:

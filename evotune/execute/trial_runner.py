@@ -20,7 +20,7 @@ from evotune.execute.sanitizer import sanitize, skipped_checks
 from evotune.execute.timer import BaselineSamplers, CaseTimer
 from evotune.measure.paired import TimingSettings
 from evotune.measure.samplers import time_in_turn_us
-from evotune.problems.base import Case, Problem
+from evotune.problems.base import Case, Problem, Tensors
 from evotune.trial import Check, Json, Measurement, Outcome, OutcomeKind
 from evotune.verify.accuracy import errors_against
 from evotune.verify.gate import Gate, Subject, Verdict
@@ -59,7 +59,7 @@ class TrialRunner:
         timings = []
         for case in cases:
             inputs = self._pool.get(case, "normal", 0)
-            calls = self._problem.baselines(case, dict(inputs.inputs))
+            calls = self._that_fit(self._problem.baselines(case, dict(inputs.inputs)))
             times_us = time_in_turn_us(self._session, calls)
             for name, call in calls.items():
                 errors = {
@@ -69,6 +69,23 @@ class TrialRunner:
                 passed = all(inputs.limits(out, e).hold(e) for out, e in errors.items())
                 timings.append(BaselineTiming(case.label, name, times_us[name], passed))
         return timings
+
+    def _that_fit(
+        self, calls: Mapping[str, Callable[[], Tensors]]
+    ) -> dict[str, Callable[[], Tensors]]:
+        """Without those that run out of memory, as what holds all scores does at long lengths."""
+        fitting = {}
+        for name, call in calls.items():
+            try:
+                call()
+                self._session.synchronize()
+            except RuntimeError as error:
+                fault = self._session.fault(error)
+                if fault is None or fault.kind is not OutcomeKind.DEVICE_OOM:
+                    raise
+                continue
+            fitting[name] = call
+        return fitting
 
     def copy_gbps(self) -> float:
         """Bandwidth of a large copy on this device, measured now; 0 where it is not."""

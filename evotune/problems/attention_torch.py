@@ -18,6 +18,7 @@ _BACKENDS = {
     "sdpa:math": SDPBackend.MATH,
 }
 _SCORES_PER_TILE = 1 << 24  # 128 MiB in float64, whatever the batch
+_SCORES_PER_CALL = 1 << 28  # 1 GiB in float32, and PyTorch takes two to three times that
 
 
 def make_inputs(
@@ -64,34 +65,46 @@ def make_inputs(
 def reference(case: Case, inputs: Tensors) -> Tensors:
     """Float64, a tile of query rows at a time, so that long sequences fit in memory."""
     q, k, v = (inputs[name].double() for name in ("q", "k", "v"))
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    batch, kv_heads, key_count, head_dim = k.shape
+    # The heads of a group are further rows for the same keys: those need no copies.
+    grouped = q.reshape(batch, kv_heads, -1, q.shape[2], head_dim)
     scale = float(case.symbols["softmax_scale"])
-    out = torch.empty_like(q)
-    keys = torch.arange(k.shape[2], device=q.device)
-    rows_per_tile = max(1, _SCORES_PER_TILE // (q.shape[0] * q.shape[1] * k.shape[2]))
+    out = torch.empty_like(grouped)
+    keys = torch.arange(key_count, device=q.device)
+    rows_per_tile = max(1, _SCORES_PER_TILE // (q.shape[0] * q.shape[1] * key_count))
     for start in range(0, q.shape[2], rows_per_tile):
         rows = slice(start, min(start + rows_per_tile, q.shape[2]))
-        scores = (q[:, :, rows] @ k.transpose(-1, -2)) * scale
+        tile = grouped[:, :, :, rows]
+        scores = (tile.flatten(2, 3) @ k.transpose(-1, -2)) * scale
         if case.symbols["causal"]:
             queries = torch.arange(rows.start, rows.stop, device=q.device)
-            scores.masked_fill_(keys[None, :] > queries[:, None], float("-inf"))
-        out[:, :, rows] = torch.softmax(scores, dim=-1) @ v
-    return {"out": out}
+            hidden = keys[None, :] > queries[:, None]
+            scores.view(*tile.shape[:4], key_count).masked_fill_(hidden, float("-inf"))
+        out[:, :, :, rows] = (torch.softmax(scores, dim=-1) @ v).view(tile.shape)
+    return {"out": out.view(q.shape)}
 
 
 def yardstick(case: Case, inputs: Tensors) -> Tensors:
     """SDPA's MATH backend in the inputs' dtype, with reduced-precision reductions off."""
-    if inputs["q"].is_cuda:
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    if q.is_cuda:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
+    out = torch.empty_like(q)
+    group = q.shape[1] // k.shape[1]
+    # The backend holds all scores of a call: so many heads at once as have a bounded number.
+    scores_per_kv_head = q.shape[0] * group * q.shape[2] * k.shape[2]
+    step = max(1, _SCORES_PER_CALL // scores_per_kv_head)
     with sdpa_kernel(SDPBackend.MATH):
-        out = F.scaled_dot_product_attention(
-            inputs["q"],
-            inputs["k"],
-            inputs["v"],
-            is_causal=bool(case.symbols["causal"]),
-            enable_gqa=case.symbols["heads"] != case.symbols["kv_heads"],
-        )
+        for first in range(0, k.shape[1], step):
+            heads = slice(first * group, (first + step) * group)
+            kv_heads = slice(first, first + step)
+            out[:, heads] = F.scaled_dot_product_attention(
+                q[:, heads],
+                k[:, kv_heads],
+                v[:, kv_heads],
+                is_causal=bool(case.symbols["causal"]),
+                enable_gqa=group > 1,
+            )
     return {"out": out}
 
 

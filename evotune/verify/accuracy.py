@@ -30,6 +30,9 @@ class Limits:
         """False for NaN errors too."""
         return errors.max <= self.max and errors.rms <= self.rms
 
+    def scaled(self, factor: float) -> Limits:
+        return Limits(factor * self.max, factor * self.rms)
+
     def widest(self, other: Limits) -> Limits:
         return Limits(max(self.max, other.max), max(self.rms, other.rms))
 

@@ -23,6 +23,8 @@ from evotune.verify.accuracy import Errors, Limits, errors_against, limits_for
 # scale is no power of two); to 8192, none of 43,200.
 _YARDSTICK_ROWS = 8192
 _YARDSTICK_SETS = 64
+_FAR = 32.0
+"""Errors beyond so many times a set's own limits are wrong whatever other sets would say."""
 _ALTERED = "altered"
 _ALTERED_ELEMENTS = (2, 3, 2)  # odd and even: a kernel that works every other time is found
 
@@ -50,7 +52,9 @@ class InputSet:
     def limits(self, name: str, errors: Errors) -> Limits:
         """What `errors` of output `name` are held to."""
         own = self.own_limits[name]
-        return own if own.hold(errors) else own.widest(self.typical_limits()[name])
+        if own.hold(errors) or not own.scaled(_FAR).hold(errors):
+            return own
+        return own.widest(self.typical_limits()[name])
 
     @property
     def nbytes(self) -> int:

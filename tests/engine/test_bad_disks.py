@@ -30,7 +30,7 @@ def _limited(command: list[str], kib: int) -> subprocess.CompletedProcess[str]:
 def test_a_run_whose_disk_is_full_can_be_resumed_when_it_is_not(tmp_path: Path) -> None:
     space = recorded_space(tmp_path / "space")
     runs = ("--runs-dir", tmp_path / "runs")
-    full = _limited(evotune("run", space, "--trials", str(TRIALS), *runs), 100)
+    full = _limited(evotune("run", space, "--trials", str(TRIALS), *runs), 250)
     assert full.returncode == 4
     assert full.stderr.splitlines()[-1].startswith("error: the store ")
     assert full.stderr.endswith("mend that, then resume\n")
@@ -38,7 +38,7 @@ def test_a_run_whose_disk_is_full_can_be_resumed_when_it_is_not(tmp_path: Path) 
     (run,) = list_runs(tmp_path / "runs")
     kept = history(run)
     assert 0 < len(kept) < TRIALS
-    still_full = _limited(evotune("resume", run.path), 100)
+    still_full = _limited(evotune("resume", run.path), 250)
     assert still_full.returncode == 4
     assert history(run)[: len(kept)] == kept
     subprocess.run(evotune("resume", run.path), check=True, capture_output=True, timeout=60)

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from evotune.device.profile import DeviceProfile
-from evotune.execute.device_slot import DeviceSlot
+from evotune.execute.device_slot import DeviceSlot, ProblemSource
 from evotune.trial import OutcomeKind
 
 from .faulty import FaultyKernels
 
 REPEATS = 20
+PROBLEM = ProblemSource("attention", "float32", Path())
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ def test_time_outs_follow_what_trials_of_this_run_take(
     tmp_path: Path, slowest_s: float, answers: int, limit_s: float
 ) -> None:
     profile = DeviceProfile("cpu", "cpu", "", {"threads": 1})
-    slot = DeviceSlot(tmp_path, profile, "attention", "float32", True, longest_trial_s=120.0)
+    slot = DeviceSlot(tmp_path, profile, PROBLEM, deterministic=True, longest_trial_s=120.0)
     slot._request = {"request": "trial", "confirm": False}
     slot._slowest_s, slot._answers = slowest_s, answers
     assert slot._trial_limit_s() == limit_s
@@ -52,7 +53,7 @@ def test_a_worker_that_stops_before_its_trial_is_not_waited_for_without_end(
     tmp_path: Path, request_: str, slowest_s: float, answers: int, limit_s: float
 ) -> None:
     profile = DeviceProfile("cpu", "cpu", "", {"threads": 1})
-    slot = DeviceSlot(tmp_path, profile, "attention", "float32", True)
+    slot = DeviceSlot(tmp_path, profile, PROBLEM, deterministic=True)
     slot._request = {"request": request_, "confirm": False}
     slot._slowest_preparation_s, slot._answers = slowest_s, answers
     assert slot._harness_limit_s() == limit_s

@@ -70,7 +70,11 @@ def test_the_yardstick_of_further_sets_widens_the_limit_only_when_it_is_needed()
     assert inputs.limits("out", Errors(0.9, 0.9)) == Limits(1.0, 1.0)
     assert not asked
     assert inputs.limits("out", Errors(2.0, 0.9)) == Limits(3.0, 1.0)
-    assert inputs.limits("out", Errors(math.nan, 0.0)) == Limits(3.0, 1.0)
+    # What no set could excuse is not worth the work.
+    asked.clear()
+    assert inputs.limits("out", Errors(math.nan, 0.0)) == Limits(1.0, 1.0)
+    assert inputs.limits("out", Errors(100.0, 0.0)) == Limits(1.0, 1.0)
+    assert not asked
 
 
 def test_a_single_row_is_held_to_more_than_its_own_luck() -> None:
