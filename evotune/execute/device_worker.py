@@ -60,7 +60,8 @@ def _serve(channel: BlockingChannel, runner: TrialRunner, message: Json) -> None
         runner.prepare(message)
         channel.send({**token, "prepared": True})
         outcome = runner.run(message)
-        channel.send({**token, "outcome": outcome.to_json(), "retire": runner.tainted})
+        about = {"retire": runner.tainted, "damaged": runner.damaged}
+        channel.send({**token, "outcome": outcome.to_json(), **about})
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from evotune.problems.base import Case
 from evotune.trial import QUARANTINED, Json, Outcome, OutcomeKind
 
 _NOT_ITS_FAULT = frozenset({OutcomeKind.WORKER_LOST, OutcomeKind.DEVICE_LOST})
-_DOUBTFUL = frozenset({OutcomeKind.WRONG_RESULT, OutcomeKind.NAN})
 
 
 def speaks_for_its_code(outcome: Outcome) -> bool:
@@ -199,8 +198,9 @@ class LocalExecutor:
         item, self._measuring = self._measuring, None
         outcome = answer if isinstance(answer, Outcome) else Outcome.from_json(answer["outcome"])
         outcome = _with_build(outcome, item)
-        if outcome.kind in _DOUBTFUL and not (self._exclusive or self._device.alone or item.again):
-            # A candidate before may have written far beyond its buffers, into the references.
+        damaged = not isinstance(answer, Outcome) and answer.get("damaged", False)
+        if damaged and not (self._device.alone or item.again):
+            # A candidate before wrote far beyond its buffers, into inputs or references.
             item.again = True
             self._device.renew()
             self._ready[item.proposal.number] = item

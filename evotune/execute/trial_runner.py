@@ -31,6 +31,7 @@ from evotune.verify.summary import worth_keeping
 _POOL_SEEDS = 4
 _CONFIRM_SEED = 1_000_000  # champions see inputs the search never saw
 _SUSPICIOUS_SPEEDUP = 10.0
+_CACHED = 2.0  # an L2 cache that is no LRU cache still holds some of a rotation
 _RANDOM_TESTS_S = 10.0  # a GPU makes a hundred in a second; a CPU as many as it can
 
 
@@ -53,6 +54,8 @@ class TrialRunner:
         self.tainted = False
         """A candidate left something running, or broke the device's context: this process must
         measure nothing more."""
+        self.damaged = False
+        """The last verdict may rest on inputs or references that somebody overwrote."""
 
     def time_baselines(self, cases: Sequence[Case]) -> list[BaselineTiming]:
         """Every baseline on every case, timed alone and held to the same error limits."""
@@ -106,6 +109,7 @@ class TrialRunner:
 
     def run(self, job: Json) -> Outcome:
         """The whole gate, then the timing; a failure is an Outcome."""
+        self.damaged = False
         stage_s: dict[str, float] = {}
         verdict = Verdict([Check.from_json(check) for check in job["skipped"]])
         measurements: list[Measurement] = []
@@ -133,6 +137,8 @@ class TrialRunner:
                 raise
             self.tainted = fault.fatal
             return Outcome(fault.kind, reason=fault.reason, stage_s=stage_s)
+        if verdict.kind in (OutcomeKind.WRONG_RESULT, OutcomeKind.NAN):
+            self.damaged = not self._pool.intact()
         if not job["audit"] and verdict.passed:
             verdict.checks = list(worth_keeping(verdict.checks, {m.case for m in measurements}))
         return _outcome(verdict, measurements, stage_s, self._session.state())
@@ -229,7 +235,9 @@ class TrialRunner:
             self._check_roofline(measurement, flops, verdict)
             measurements.append(measurement)
             if thorough and verdict.passed:
-                measurements += timer.measure_cold(candidate, measurement)
+                for cold in timer.measure_cold(candidate, measurement):
+                    self._check_roofline(cold, flops, verdict, subject.case)
+                    measurements.append(cold)
         return measurements
 
     def _check_quiet(self, verdict: Verdict, run: Callable[[], object] | None = None) -> None:
@@ -239,14 +247,25 @@ class TrialRunner:
         if left and verdict.passed:
             verdict.kind, verdict.reason = OutcomeKind.LAUNCH_ERROR, f"the kernel {left}"
 
-    def _check_roofline(self, measurement: Measurement, flops: int, verdict: Verdict) -> None:
-        peak_flops = self._profile.peak_gflops * 1e9
-        if verdict.passed and peak_flops and flops / peak_flops > measurement.time_us * 1e-6:
+    def _check_roofline(
+        self, measurement: Measurement, flops: int, verdict: Verdict, cold: Case | None = None
+    ) -> None:
+        """Of a `cold` case the bytes count too: caches may serve some, but not most of them."""
+        if not verdict.passed:
+            return
+        peak_gflops = self._profile.peak_gflops
+        gflops = flops / measurement.time_us / 1e3
+        reason = ""
+        if peak_gflops and gflops > peak_gflops:
+            reason = f"{gflops:.0f} GFLOP/s is more than the device's peak of {peak_gflops:.0f}"
+        peak_gbps = float(self._profile.attributes.get("memory_gbps", 0.0))
+        if cold is not None and peak_gbps:
+            gbps = self._problem.bytes_moved(cold) / measurement.time_us / 1e3
+            if gbps > _CACHED * peak_gbps:
+                reason = f"{gbps:.0f} GB/s on cold inputs, the memory's peak is {peak_gbps:.0f}"
+        if reason:
             verdict.kind = OutcomeKind.TOO_FAST
-            verdict.reason = (
-                f"{measurement.case}: {flops / measurement.time_us / 1e3:.0f} GFLOP/s is more "
-                f"than the device's peak of {self._profile.peak_gflops:.0f}"
-            )
+            verdict.reason = f"{measurement.case}: {reason}"
 
 
 def _needed_speedup(contender: float, timed: int, measured: Sequence[Measurement]) -> float:

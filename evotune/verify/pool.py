@@ -48,6 +48,11 @@ class InputSet:
     own_limits: Mapping[str, Limits]
     typical_limits: Callable[[], Mapping[str, Limits]]
     alterations: tuple[Alteration, ...] = ()
+    checksum: int = 0
+
+    def intact(self) -> bool:
+        """Whether nobody wrote into it since it was made."""
+        return self.checksum == _checksum(self.inputs, self.reference)
 
     def limits(self, name: str, errors: Errors) -> Limits:
         """What `errors` of output `name` are held to."""
@@ -83,6 +88,10 @@ class InputPool:
             self._sets.popitem(last=False)
         return made
 
+    def intact(self) -> bool:
+        """Whether nobody wrote into any set: a candidate's stray write may land there."""
+        return all(inputs.intact() for inputs in self._sets.values())
+
     def _nbytes(self) -> int:
         return sum(inputs.nbytes for inputs in self._sets.values())
 
@@ -115,7 +124,8 @@ class InputPool:
                 for name, errors in self._typical_errors(case, kind).items()
             }
 
-        return InputSet(inputs, reference, own, typical, alterations)
+        checksum = _checksum(inputs, reference)
+        return InputSet(inputs, reference, own, typical, alterations, checksum)
 
     def _inputs(self, case: Case, kind: str, seed: int) -> Tensors:
         return self._problem.make_inputs(case, kind, _stream(case, kind, seed), self._device)
@@ -139,6 +149,13 @@ class InputPool:
             none = Errors(0.0, 0.0)
             self._typical[key] = {spec.name: worst.get(spec.name, none) for spec in outputs}
         return self._typical[key]
+
+
+def _checksum(*sets: Mapping[str, torch.Tensor]) -> int:
+    """Finds any one changed value, on the tensors' own device."""
+    words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    tensors = (tensor for each in sets for tensor in each.values())
+    return sum(int(t.contiguous().view(words[t.element_size()]).sum()) for t in tensors)
 
 
 def _stream(case: Case, kind: str, seed: int) -> int:

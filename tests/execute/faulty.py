@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from evotune.device.launch import Argument, CompileJob, Workspace
+from evotune.device.profile import DeviceProfile
 from evotune.engine.planning import Planner
 from evotune.engine.setup import load_setup
 from evotune.execute.local import LocalExecutor, open_local_executor
@@ -29,12 +30,18 @@ def compile_job(fault: str, space: Path = SPACE) -> CompileJob:
     return planner(space).compile_jobs(Configuration({"FAULT": fault}))[0]
 
 
-def open_executor(folder: Path, *, problem: str = "attention", **options: float) -> LocalExecutor:
+def open_executor(
+    folder: Path,
+    *,
+    problem: str = "attention",
+    profile: DeviceProfile | None = None,
+    **options: float,
+) -> LocalExecutor:
     setup = load_setup(SPACE, "cpu")
     executor = open_local_executor(
         folder=folder / "logs",
         cache=folder / "cache",
-        profile=setup.profile,
+        profile=profile or setup.profile,
         problem=problem,
         dtype="float32",
         deterministic=True,
@@ -47,9 +54,11 @@ def open_executor(folder: Path, *, problem: str = "attention", **options: float)
 class FaultyKernels:
     """Runs one trial after the other on one executor; edge shapes are left out for speed."""
 
-    def __init__(self, folder: Path, **options: float) -> None:
+    def __init__(
+        self, folder: Path, profile: DeviceProfile | None = None, **options: float
+    ) -> None:
         self.folder = folder
-        self.executor = open_executor(folder, **options)
+        self.executor = open_executor(folder, profile=profile, **options)
         self._planner = planner()
         self._count = 0
 

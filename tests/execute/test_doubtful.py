@@ -1,4 +1,4 @@
-"""A wrong result on a GPU is believed only of a worker that no other candidate used before."""
+"""A wrong result is not believed of a worker whose references another candidate damaged."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ class Device:
 
     child = None
 
-    def __init__(self, *answers: Outcome) -> None:
+    def __init__(self, *answers: Outcome, damaged: bool = True) -> None:
         self._answers = list(answers)
+        self._damaged = damaged
         self._served = 1
         self.busy = False
         self.requests = 0
@@ -56,13 +57,12 @@ class Device:
 
     def expire(self) -> Json:
         self.busy = False
-        return {"outcome": self._answers.pop(0).to_json()}
+        outcome = self._answers.pop(0)
+        return {"outcome": outcome.to_json(), "damaged": self._damaged and not outcome.ok}
 
 
-def tried(device: Device, *, exclusive: bool) -> Outcome:
-    executor = LocalExecutor(
-        cast(CompilePool, Pool()), cast(DeviceSlot, device), exclusive=exclusive
-    )
+def tried(device: Device) -> Outcome:
+    executor = LocalExecutor(cast(CompilePool, Pool()), cast(DeviceSlot, device), exclusive=False)
     executor._reviewed(7, _InFlight(Proposal(7, Configuration({"A": 1}))))
     ((number, outcome),) = executor.poll(5.0)
     assert number == 7
@@ -81,11 +81,11 @@ def test_a_used_worker_s_verdict_is_checked_in_a_fresh_one(
     answers: tuple[Outcome, ...], kind: OutcomeKind, requests: int
 ) -> None:
     device = Device(*answers)
-    assert tried(device, exclusive=False).kind is kind
+    assert tried(device).kind is kind
     assert device.requests == requests
 
 
-def test_on_the_cpu_it_is_believed_at_once() -> None:
-    device = Device(WRONG)
-    assert tried(device, exclusive=True).kind is OutcomeKind.WRONG_RESULT
+def test_where_nothing_is_damaged_it_is_believed_at_once() -> None:
+    device = Device(WRONG, damaged=False)
+    assert tried(device).kind is OutcomeKind.WRONG_RESULT
     assert device.requests == 1

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from evotune.device.launch import Argument, Workspace
+from evotune.engine.setup import load_setup
 from evotune.errors import EnvironmentProblem
 from evotune.execute.device_slot import _crash_kind
 from evotune.execute.protocol import Proposal
 from evotune.measure.paired import TimingSettings
 from evotune.trial import Configuration, OutcomeKind
 
-from .faulty import FaultyKernels, open_executor, planner, stat_fields
+from .faulty import SPACE, FaultyKernels, open_executor, planner, stat_fields
 
 FAULTS = {
     "compile_error": (OutcomeKind.COMPILE_ERROR, "this kernel does not compile"),
@@ -109,6 +110,17 @@ def test_machine_code_that_was_measured_is_not_measured_again(faulty: FaultyKern
     twin = faulty.run_proposal(again)
     assert twin.duplicate_of == first.number
     assert (twin.fitness, twin.measurements) == (outcome.fitness, outcome.measurements)
+
+
+def test_what_is_faster_than_the_device_can_be_is_refused(tmp_path: Path) -> None:
+    profile = load_setup(SPACE, "cpu").profile
+    kernels = FaultyKernels(tmp_path, dataclasses.replace(profile, peak_gflops=0.001))
+    try:
+        outcome = kernels.run("none")
+    finally:
+        kernels.executor.close()
+    assert outcome.kind is OutcomeKind.TOO_FAST
+    assert "GFLOP/s is more than the device's peak of 0" in outcome.reason
 
 
 def test_a_candidate_that_cannot_win_gets_few_samples_unless_all_get_the_same(

@@ -150,3 +150,15 @@ def test_the_pool_forgets_what_was_used_least_recently() -> None:
     pool.get(case, "normal", 3)
     assert pool.get(case, "normal", 0) is first
     assert len(pool._sets) == 3
+
+
+def test_a_stray_write_into_a_set_is_noticed() -> None:
+    pool = InputPool(PROBLEM)
+    sets = [pool.get(make_case(33, causal=True), kind, 0) for kind in ("normal", "ramp")]
+    assert pool.intact()
+    for tensor in (sets[0].reference["out"], sets[1].inputs["k"]):
+        before = tensor.view(-1)[7].clone()
+        tensor.view(-1)[7] += 1.0
+        assert not pool.intact()
+        tensor.view(-1)[7] = before
+        assert pool.intact()
