@@ -21,7 +21,7 @@ from evotune.verify.buffers import BufferSet
 from evotune.verify.gate import Gate, Subject
 from evotune.verify.pool import InputPool
 
-_BASELINES_KEPT = 32  # with the inputs they run on
+_BASELINES_KEPT = 32  # with the inputs they run on, as far as these are no burden
 _MOST_COLD_SETS = 256
 
 
@@ -39,14 +39,15 @@ class BaselineSamplers:
         if key not in self._kept:
             self._kept[key] = self._make(case, name, seed, settings)
         self._kept.move_to_end(key)
-        while len(self._kept) > _BASELINES_KEPT:
+        room = self._session.pool_bytes // (4 * self._pool.set_bytes(case))
+        while len(self._kept) > max(2, min(_BASELINES_KEPT, room)):
             self._kept.popitem(last=False)
         return self._kept[key]
 
     def _make(self, case: Case, name: str, seed: int, settings: TimingSettings) -> Sampler:
         inputs = dict(self._pool.get(case, "normal", seed).inputs)
         copies = [inputs]
-        count = places(self._session, _nbytes(self._problem, case), settings.places)
+        count = places(self._session, self._pool.set_bytes(case), settings.places)
         for _ in range(count - 1):
             copies.append({tensor: value.clone() for tensor, value in inputs.items()})
         calls = [self._problem.baselines(case, own, name)[name] for own in copies]
@@ -85,7 +86,7 @@ class CaseTimer:
     def place(self, gate: Gate, subject: Subject, settings: TimingSettings) -> Placed:
         """Fresh buffers for the candidate; at more places where sampling is thorough."""
         inputs = self._pool.get(subject.case, "normal", self._seed)
-        count = places(self._session, _nbytes(self._problem, subject.case), settings.places)
+        count = places(self._session, self._pool.set_bytes(subject.case), settings.places)
         buffers = [gate.buffers(subject, inputs) for _ in range(count)]
         launches = [self._session.bind(subject.kernel, subject.plan, b.pointers) for b in buffers]
         graphs = settings.graphs if self._session.warm_bytes else 1
@@ -176,11 +177,3 @@ class CaseTimer:
 
     def _inputs(self, case: Case) -> dict[str, torch.Tensor]:
         return dict(self._pool.get(case, "normal", self._seed).inputs)
-
-
-def _nbytes(problem: Problem, case: Case) -> int:
-    """Of all tensors of the case, workspaces not counted."""
-    return sum(
-        math.prod(spec.shape) * getattr(torch, spec.dtype).itemsize
-        for spec in problem.tensors(case)
-    )

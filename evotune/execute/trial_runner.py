@@ -29,6 +29,7 @@ from evotune.verify.random_tests import run_random_tests
 from evotune.verify.summary import worth_keeping
 
 _POOL_SEEDS = 4
+_SETS_FOR_TIMING = 4  # new values for the replay, and altered ones
 _CONFIRM_SEED = 1_000_000  # champions see inputs the search never saw
 _SUSPICIOUS_SPEEDUP = 10.0
 _CACHED = 2.0  # an L2 cache that is no LRU cache still holds some of a rotation
@@ -96,7 +97,7 @@ class TrialRunner:
 
     def prepare(self, job: Json) -> None:
         """Makes the trial's inputs, references and limits: work that is not the candidate's."""
-        seed = _seed(job)
+        seed = self._seed(job)
         for item in job["cases"]:
             case = Case(item["label"], item["symbols"])
             if item["role"] == RANDOM:
@@ -113,7 +114,7 @@ class TrialRunner:
         stage_s: dict[str, float] = {}
         verdict = Verdict([Check.from_json(check) for check in job["skipped"]])
         measurements: list[Measurement] = []
-        seed = _seed(job)
+        seed = self._seed(job)
         try:
             with _timed(stage_s, "load"):
                 subjects = self._load(job["cases"])
@@ -142,6 +143,17 @@ class TrialRunner:
         if not job["audit"] and verdict.passed:
             verdict.checks = list(worth_keeping(verdict.checks, {m.case for m in measurements}))
         return _outcome(verdict, measurements, stage_s, self._session.state())
+
+    def _seed(self, job: Json) -> int:
+        """Of the trial's inputs: one of a few in the search, as many as the pool can hold."""
+        if job["confirm"]:
+            return int(_CONFIRM_SEED + job["number"])
+        sets = len(self._problem.input_kinds) + _SETS_FOR_TIMING
+        cases = (Case(item["label"], item["symbols"]) for item in job["cases"])
+        trial_bytes = sets * sum(self._pool.set_bytes(case) for case in cases)
+        return int(
+            job["number"] % max(1, min(_POOL_SEEDS, self._session.pool_bytes // trial_bytes))
+        )
 
     def _load(self, cases: Json) -> list[tuple[str, int, Subject]]:
         """(role, FLOPs, subject) for each case; a binary shared by cases is loaded once."""
@@ -276,12 +288,6 @@ def _needed_speedup(contender: float, timed: int, measured: Sequence[Measurement
         return 0.0
     so_far = sum(math.log(m.speedup_high) for m in measured)
     return math.exp(min(timed * contender - so_far, 100.0))
-
-
-def _seed(job: Json) -> int:
-    if job["confirm"]:
-        return int(_CONFIRM_SEED + job["number"])
-    return int(job["number"] % _POOL_SEEDS)
 
 
 @contextlib.contextmanager

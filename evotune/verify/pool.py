@@ -88,6 +88,13 @@ class InputPool:
             self._sets.popitem(last=False)
         return made
 
+    def set_bytes(self, case: Case) -> int:
+        """Of one set: the inputs, and the outputs in float64."""
+        return sum(
+            math.prod(spec.shape) * (8 if spec.is_output else getattr(torch, spec.dtype).itemsize)
+            for spec in self._problem.tensors(case)
+        )
+
     def intact(self) -> bool:
         """Whether nobody wrote into any set: a candidate's stray write may land there."""
         return all(inputs.intact() for inputs in self._sets.values())
