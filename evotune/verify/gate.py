@@ -119,7 +119,8 @@ class Gate:
         generator = torch.Generator().manual_seed(seed)
         buffers = placed[int(torch.randint(len(placed), (1,), generator=generator))]
         launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers)
-        for altered in self._pool.altered(case, seed):
+        variants = self._pool.altered(case, seed)
+        for altered in variants:
             if not verdict.passed:
                 return
             burst = altering_burst(self._session, launch, buffers, altered.alterations)
@@ -129,7 +130,9 @@ class Gate:
             buffers.expect_inputs(dict(altered.inputs))
             self.compare(case, "altered in place", buffers, altered, verdict, outputs=output)
         if verdict.passed:
-            reused = reuse(self._session, launch, buffers, altered.alterations, generator)
+            # One of each input: results may be kept by any of them.
+            changes = {change.name: change for each in variants for change in each.alterations}
+            reused = reuse(self._session, launch, buffers, list(changes.values()), generator)
             if reused:
                 check = Check(case.label, "new and familiar", "failed", detail=f"a launch {reused}")
                 verdict.fail(OutcomeKind.TOO_FAST, check)

@@ -260,6 +260,22 @@ def test_right_results_from_memory_are_too_fast(pool: InputPool) -> None:
     assert "us on those of the launch before" in verdict.reason
 
 
+@pytest.mark.parametrize("watched", [0, 1, 2])
+def test_results_kept_by_one_input_alone_are_too_fast(pool: InputPool, watched: int) -> None:
+    """Right in any case, but the work seems to depend on whether q, k or v is new."""
+    seen = b""
+
+    def watching(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        nonlocal seen
+        content = (q, k, v)[watched].numpy().tobytes()
+        if content != seen:
+            seen = content
+            time.sleep(0.003)
+        return exact(q, k, v, causal)
+
+    assert _replayed(pool, kernel(SHORT, watching)).kind is OutcomeKind.TOO_FAST
+
+
 def test_what_is_written_after_the_launch_is_found(pool: InputPool) -> None:
     gate = Gate(CpuSession(), PROBLEM, pool, deterministic=False)
     late: list[Memory] = []
