@@ -19,26 +19,32 @@ from evotune.verify.buffers import BufferSet
 from evotune.verify.pool import Alteration
 
 _RATIO = 1.3  # what launches on new inputs may take longer
+_LAUNCHES = 2  # in a burst
 _LEAST_ROUNDS = 2
 _MOST_ROUNDS = 30  # before a slower burst is believed to be no noise
 _REST_S = 0.002
 
 
 class Burst:
-    """One sampler that launches once after each alteration, without a pause."""
+    """One sampler that launches once after each group of writes, without a pause."""
 
     def __init__(
         self,
         session: Session,
         launch: Callable[[], object],
-        targets: Sequence[torch.Tensor],
+        groups: Sequence[Sequence[torch.Tensor]],
     ) -> None:
-        """`targets`: the element that is written before each launch."""
+        """`groups`: the elements that are written before each launch."""
+        targets = [target for group in groups for target in group]
         self._values = [torch.zeros_like(target) for target in targets]
+        self._launches = len(groups)
+        values = iter(self._values)
         calls: list[Callable[[], object]] = []
-        for value, target in zip(self._values, targets, strict=True):
+        for group in groups:
             # By a kernel: in a CUDA graph, a copy of a few bytes takes longer.
-            calls += [functools.partial(torch.mul, value, 1, out=target), launch]
+            calls += [functools.partial(torch.mul, next(values), 1, out=target) for target in group]
+            calls.append(launch)
+        self._calls = len(calls)
         self._sampler = session.sampler(calls)
 
     def run(self, values: Sequence[torch.Tensor]) -> None:
@@ -46,9 +52,9 @@ class Burst:
         self._sampler.run()
 
     def time_us(self, values: Sequence[torch.Tensor]) -> float:
-        """Mean over the launches, the writes between them included."""
+        """Mean over the launches, the writes before them included."""
         self._fill(values)
-        return 2 * self._sampler.time_us()
+        return self._sampler.time_us() * self._calls / self._launches
 
     def _fill(self, values: Sequence[torch.Tensor]) -> None:
         for mine, value in zip(self._values, values, strict=True):
@@ -61,9 +67,9 @@ def altering_burst(
     buffers: BufferSet,
     alterations: Sequence[Alteration],
 ) -> Burst:
-    """Writes into the inputs, where the alterations say."""
+    """Writes into the inputs, where the alterations say: one before each launch."""
     targets = [buffers.element(change.name, change.place) for change in alterations]
-    return Burst(session, launch, targets)
+    return Burst(session, launch, [[target] for target in targets])
 
 
 def reuse(
@@ -75,18 +81,19 @@ def reuse(
 ) -> str:
     """That launches on familiar inputs are much faster, in words; "" when they are not.
 
-    The familiar burst does the same writes, but elsewhere. Honest kernels nearly always pass
-    after two rounds.
+    All `alterations` are made before each launch. The familiar burst does the same writes, but
+    elsewhere. Honest kernels nearly always pass after two rounds.
     """
-    fresh = altering_burst(session, launch, buffers, alterations)
+    targets = [buffers.element(change.name, change.place) for change in alterations]
+    fresh = Burst(session, launch, [targets] * _LAUNCHES)
     elsewhere = [torch.zeros_like(change.value) for change in alterations]
-    familiar = Burst(session, launch, elsewhere)
+    familiar = Burst(session, launch, [elsewhere] * _LAUNCHES)
     times_us: dict[Burst, list[float]] = {fresh: [], familiar: []}
     fresh_us, familiar_us = times_us[fresh], times_us[familiar]
     while len(fresh_us) < _MOST_ROUNDS:
         first = fresh if float(torch.rand(1, generator=generator)) < 0.5 else familiar
         for burst in (first, familiar if first is fresh else fresh):
-            values = torch.randn(len(alterations), generator=generator)
+            values = torch.randn(_LAUNCHES * len(alterations), generator=generator)
             if len(fresh_us) >= _LEAST_ROUNDS:
                 # Two bursts in a fixed order can fall into step with the time slices of a busy
                 # machine: one is always interrupted. One that was asleep is not.

@@ -270,7 +270,7 @@ def test_results_kept_by_one_input_alone_are_too_fast(pool: InputPool, watched: 
         content = (q, k, v)[watched].numpy().tobytes()
         if content != seen:
             seen = content
-            time.sleep(0.003)
+            time.sleep(0.03)
         return exact(q, k, v, causal)
 
     assert _replayed(pool, kernel(SHORT, watching)).kind is OutcomeKind.TOO_FAST
