@@ -99,11 +99,11 @@ def reuse(
                 # machine: one is always interrupted. One that was asleep is not.
                 time.sleep(_REST_S)
             times_us[burst].append(burst.time_us(list(values)))
-        ratios = [a / b for a, b in zip(fresh_us, familiar_us, strict=True)]
-        # The shortest times alone may meet one lucky burst, the median a noisy minute.
-        slower = min(min(fresh_us) / min(familiar_us), statistics.median(ratios))
-        if len(ratios) >= _LEAST_ROUNDS and slower <= _RATIO:
+        if len(fresh_us) >= _LEAST_ROUNDS and min(fresh_us) <= _RATIO * min(familiar_us):
             return ""
+    # The shortest times alone may meet one lucky burst.
+    if statistics.median(a / b for a, b in zip(fresh_us, familiar_us, strict=True)) <= _RATIO:
+        return ""
     return (
         f"takes {min(fresh_us):.1f} us on new inputs but "
         f"{min(familiar_us):.1f} us on those of the launch before"
