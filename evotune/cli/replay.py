@@ -19,13 +19,21 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command, example="evotune replay cache.json.gz --strategy local --repeats 20")
 @click.argument("cache", type=click.Path(path_type=Path))
-@click.option("--strategy", metavar="NAME", default="evolution", show_default=True)
+@click.option(
+    "--strategy", metavar="NAME", default="evolution", show_default=True, help="How to search."
+)
 @click.option(
     "--max-evals",
     type=click.IntRange(min=1),
     help="Evaluations a repeat; the budget of the score if not given.",
 )
-@click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="How often, each with another seed.",
+)
 @click.option(
     "--seed",
     type=click.IntRange(min=0),

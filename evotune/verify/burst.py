@@ -20,7 +20,7 @@ from evotune.verify.pool import Alteration
 
 _RATIO = 1.3  # what launches on new inputs may take longer
 _LAUNCHES = 2  # in a burst
-_LEAST_ROUNDS = 2
+_LEAST_ROUNDS = 3
 _MOST_ROUNDS = 30  # before a slower burst is believed to be no noise
 _REST_S = 0.002
 
@@ -82,7 +82,7 @@ def reuse(
     """That launches on familiar inputs are much faster, in words; "" when they are not.
 
     All `alterations` are made before each launch. The familiar burst does the same writes, but
-    elsewhere. Honest kernels nearly always pass after two rounds.
+    elsewhere. Honest kernels nearly always pass after three rounds.
     """
     targets = [buffers.element(change.name, change.place) for change in alterations]
     fresh = Burst(session, launch, [targets] * _LAUNCHES)

@@ -57,7 +57,7 @@ def test_the_first_signal_is_tidy_and_the_second_ends_at_once(
     process, below = _compiling(evotune("run", space, *runs))
     process.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(1.0)  # it waits for what is in flight
+        process.wait(0.3)  # it waits for what is in flight
     sent = time.monotonic()
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)

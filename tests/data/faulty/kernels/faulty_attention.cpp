@@ -31,7 +31,7 @@ constexpr unsigned long counted() {
   for (int i = 0; i < 200000; ++i) sum = sum * 31 + i;
   return N == 0 ? sum : sum + counted<N == 0 ? 0 : N - 1>();
 }
-constexpr unsigned long kSlow = counted<400>();
+constexpr unsigned long kSlow = counted<800>();
 #elif FAULT == FAULT_MISSING_FUNCTION
 extern "C" float defined_nowhere(float);
 #elif FAULT == FAULT_MISSING_ENTRY

@@ -316,9 +316,9 @@ void forge() {
 
 #if IS(HUGE_STACK)
 int deep(int level) {
-  volatile char frame[1 << 20];
+  volatile char frame[1 << 12];  // no frame may leap over the guard page
   frame[level % 7] = 1;
-  return level > 1000 ? 0 : deep(level + 1) + frame[level % 5];
+  return level > 1 << 20 ? 0 : deep(level + 1) + frame[level % 5];
 }
 #endif
 
