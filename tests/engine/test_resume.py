@@ -91,11 +91,11 @@ def test_a_run_lives_on_its_own_copy_of_the_space(tmp_path: Path) -> None:
 
 def test_a_snapshot_of_the_search_equals_the_full_fold(tmp_path: Path) -> None:
     space = recorded_space(tmp_path / "space")
-    whole = run_here(space, tmp_path / "whole", trials=1500)
-    run = run_here(space, tmp_path / "runs", trials=1200)
+    whole = run_here(space, tmp_path / "whole", trials=1200)
+    run = run_here(space, tmp_path / "runs", trials=1100)
     with RunStore.open_for_reading(run.store) as store:
-        assert store.snapshot(at_most=1184) is not None
-    resume_run(run, SilentObserver(), trials=1500)
+        assert store.snapshot(at_most=1084) is not None
+    resume_run(run, SilentObserver(), trials=1200)
     assert history(run) == history(whole)
 
 
