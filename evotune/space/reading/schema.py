@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from evotune.space.suggest import describe, did_you_mean
+from evotune.space.tensor_map_limits import MOST_DIMENSIONS
 
 MAX_PARAMETERS = 64
 MAX_CONSTRAINTS = 256
@@ -110,6 +111,23 @@ class ArgumentModel(SpaceModel):
     type: Literal["int32", "int64", "float32", "float64"]
 
 
+class TensorMapModel(SpaceModel):
+    """A tensor as the copy engine sees it, passed by value; bytes of 0 for none."""
+
+    what = "a tensor map"
+
+    tensor_map: Identifier
+    box: Annotated[list[ExpressionField], Field(min_length=1, max_length=MOST_DIMENSIONS)]
+    swizzle: ExpressionField = 0
+    l2_promotion: ExpressionField = 0
+
+
+def _is_map(value: object) -> bool:
+    """Whether an argument, or what its writer meant, is a tensor map."""
+    keys = value.keys() if isinstance(value, dict) else getattr(value, "model_fields_set", ())
+    return "tensor_map" in keys or "box" in keys
+
+
 class WorkspaceModel(SpaceModel):
     what = "a workspace buffer"
 
@@ -128,8 +146,10 @@ class LaunchModel(SpaceModel):
 
 
 Argument = Annotated[
-    Annotated[Identifier, Tag("text")] | Annotated[ArgumentModel, Tag("mapping")],
-    Discriminator(_form),
+    Annotated[Identifier, Tag("text")]
+    | Annotated[ArgumentModel, Tag("mapping")]
+    | Annotated[TensorMapModel, Tag("map")],
+    Discriminator(lambda value: "map" if _is_map(value) else _form(value)),
 ]
 SupportValues = Annotated[list[SymbolValue], Field(min_length=1)]
 Support = Annotated[
@@ -151,6 +171,7 @@ class KernelModel(SpaceModel):
     options: list[Text] = []
     launches: Annotated[list[LaunchModel], Field(max_length=64)] = []
     deterministic: bool | None = None
+    alternative: Text | None = None
 
 
 class ParameterModel(SpaceModel):
