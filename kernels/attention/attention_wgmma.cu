@@ -201,12 +201,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_CTAS)
   __syncthreads();
 
   if (warpgroup == CONSUMER_WARPGROUPS) {
-    if constexpr (kMoveRegisters)
-      asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(PRODUCER_REGISTERS));
+    if constexpr (kMoveRegisters) give_registers<PRODUCER_REGISTERS>();
     if (threadIdx.x == 128 * CONSUMER_WARPGROUPS) Producer(problem).run();
   } else {
-    if constexpr (kMoveRegisters)
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kConsumerRegisters));
+    if constexpr (kMoveRegisters) take_registers<kConsumerRegisters>();
     Consumer(problem, warpgroup).run();
   }
 }

@@ -14,7 +14,7 @@
 //
 // Archs      sm_90a.
 // References PTX ISA: "Asynchronous Warpgroup Level Matrix Shared Memory Layout", "Strides", "Matrix Descriptor
-//            Format"; "Swizzling Modes" of tensors. tests/attention_kernels/hopper_model.py is a model of all this.
+//            Format"; "Swizzling Modes" of tensors. tests/attention_kernels/hopper is a model of all this.
 #pragma once
 
 namespace {
@@ -53,9 +53,5 @@ struct Panels {
     return descriptor(shared + step * 16 * kRowBytes, rows * kRowBytes);
   }
 };
-
-__device__ __forceinline__ void store_word(unsigned shared, unsigned word) {
-  asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(shared), "r"(word) : "memory");
-}
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Tensor copies by the copy engine (TMA), and the barriers they complete on.
+// Tensor copies by the copy engine (TMA), the barriers they complete on, and registers that change hands.
 //
 // A tensor map says where a tensor lies and which box of it one copy moves. The harness encodes it and passes it by
 // value; one thread issues the copy of a whole box. Coordinates count elements, the innermost dimension first: column,
@@ -10,7 +10,7 @@
 //
 // Archs      sm_90 and later.
 // References PTX ISA: "Tensors", "cp.async.bulk.tensor", "cp.async.bulk.commit_group", "cp.async.bulk.wait_group",
-//            "mbarrier.expect-tx", "Async proxy", "fence.proxy.async", "prefetch", "barrier{.cta}".
+//            "mbarrier.expect-tx", "Async proxy", "fence.proxy.async", "prefetch", "barrier{.cta}", "setmaxnreg".
 #pragma once
 
 #include "copy_handover.cuh"
@@ -63,6 +63,22 @@ __device__ __forceinline__ void share_with_engines() { asm volatile("fence.proxy
 __device__ __forceinline__ void publish_mbarriers() {
   asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
   share_with_engines();
+}
+
+__device__ __forceinline__ void store_word(unsigned shared, unsigned word) {
+  asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(shared), "r"(word) : "memory");
+}
+
+// From now on each thread of this warpgroup has so many registers (a multiple of 8): fewer, or more, which waits until
+// another warpgroup has given them away. ptxas obeys only if it knows what the block has at entry (__launch_bounds__).
+template <int COUNT>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(COUNT));
+}
+
+template <int COUNT>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(COUNT));
 }
 
 // Named barriers whose number is known at run time. `threads` counts those that sync and those that only arrive.
