@@ -31,11 +31,13 @@ __device__ __forceinline__ void pin(float (&values)[COUNT]) {
   for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(values[i])::"memory");
 }
 
-// What makes `value`, which is never negative, stays before this. Without it ptxas 12.9 moves a softmax behind the wait
-// that follows it in the source, to where no product runs beside it (seen in the SASS: all of its ex2). No pin() and no
-// vote kept it; a conditional trap does, for one compare and one predicated instruction.
+// What makes `value`, which is never negative, stays before this. ptxas 12.9 moves a whole softmax behind the wait that
+// follows it in the source, to where no product runs beside it (seen in the SASS: all of its ex2), and neither pin() nor
+// the vote in it keeps it. A store that depends on it does, though it never happens. (A conditional trap does too, but
+// ends the basic block: ptxas then serializes products, C7512.)
 __device__ __forceinline__ void finish_first(float value) {
-  asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p trap;\n}\n" ::"f"(value) : "memory");
+  asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.f32 [%1], %0;\n}\n" ::"f"(value), "r"(0)
+               : "memory");
 }
 
 // d (+)= a b for N columns; TRANSPOSED: B's rows in shared memory are the summed-over index.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 from collections.abc import Mapping
@@ -19,11 +20,13 @@ from evotune.engine.spaces import find_space
 from evotune.space.bound import BoundSpace
 from evotune.trial import Configuration, Json, Value
 
-DEVICES = {"a100": "sm_80", "l4": "sm_89", "h200": "sm_90a"}
+DEVICES = {"a100": "sm_80", "l4": "sm_89", "h200": "sm_90a", "h100": "sm_90a"}
+EVERYWHERE = ("a100", "l4", "h200")
 LADDER = ["attention-scalar", "attention-wmma", "attention-mma"]
 SHAPES_OF_MMA = ["large", "decode"]
-DEFAULTS = [(space, device) for space in LADDER for device in DEVICES]
+DEFAULTS = [(space, device) for space in LADDER for device in EVERYWHERE]
 DEFAULTS += [(f"attention-mma-{shape}", "h200") for shape in SHAPES_OF_MMA]
+DEFAULTS += [("attention-wgmma", "h200"), ("attention-wgmma", "h100")]
 
 
 def planner_for(space: str, device: str) -> tuple[Planner, BoundSpace]:
@@ -87,7 +90,7 @@ def test_splits_merge_through_memory_on_every_architecture(
     merge: str, split_kv: int, tmp_path: Path
 ) -> None:
     entries = {"attention_forward", *(["attention_merge"] if merge == "kernel" else [])}
-    for device in DEVICES:
+    for device in EVERYWHERE:
         planner, bound = planner_for("attention-mma-decode", device)
         configuration = repaired(bound, SPLIT_KV=split_kv, MERGE=merge)
         (case, *_) = planner.proposal(0, configuration).cases
@@ -135,3 +138,35 @@ def test_every_head_dimension_and_type_compiles(
         defines = {**dict(job.defines), "HEAD_DIM": head_dim, "DTYPE": dtype}
         job = dataclasses.replace(job, defines=tuple(defines.items()))  # noqa: PLW2901
         assert compiled(job, tmp_path)["spill_store_bytes"] == 0
+
+
+@pytest.mark.parametrize("dtype", [1, 2])
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
+def test_the_hopper_kernel_compiles_for_every_head_dimension_and_type(
+    head_dim: int, dtype: int, tmp_path: Path
+) -> None:
+    planner, bound = planner_for("attention-wgmma", "h200")
+    configuration = repaired(bound, CONSUMER_WARPGROUPS=2, PRODUCER_REGISTERS=24, PING_PONG=True)
+    for job in planner.compile_jobs(configuration):
+        defines = {**dict(job.defines), "HEAD_DIM": head_dim, "DTYPE": dtype}
+        job = dataclasses.replace(job, defines=tuple(defines.items()))  # noqa: PLW2901
+        assert compiled(job, tmp_path)["spill_store_bytes"] == 0
+
+
+def test_ptxas_neither_serializes_products_nor_ignores_the_register_split(tmp_path: Path) -> None:
+    """Both would be right, and slow: ptxas says so in its log (C7510 to C7519, C7508)."""
+    from cupy.cuda import nvrtc
+
+    planner, bound = planner_for("attention-wgmma", "h200")
+    for values in ({}, {"CONSUMER_WARPGROUPS": 2, "PRODUCER_REGISTERS": 24, "PING_PONG": True}):
+        for job in planner.compile_jobs(repaired(bound, **values)):
+            options = ["--gpu-architecture=sm_90a", "--std=c++17", "--ptxas-options=-v"]
+            options += [f"-D{name}={value}" for name, value in job.defines]
+            source = Path(job.root) / job.source
+            program = nvrtc.createProgram(source.read_text(), source.name, [], [])
+            with contextlib.chdir(source.parent):
+                nvrtc.compileProgram(program, options)
+            log = nvrtc.getProgramLog(program)
+            nvrtc.destroyProgram(program)
+            assert "Used" in log
+            assert "(C75" not in log

@@ -10,6 +10,7 @@ import ctypes
 import dataclasses
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -43,18 +44,34 @@ class _Launch(ctypes.Structure):
     )
 
 
-def build(folder: Path, defines: tuple[tuple[str, int], ...]) -> Path:
-    """A shared library of the kernel with these definitions."""
+def build(
+    folder: Path, defines: tuple[tuple[str, int], ...], mistakes: Mapping[str, str] | None = None
+) -> Path:
+    """A shared library of the kernel with these definitions, and with `mistakes` put in place of
+    what it says."""
+    left = dict(mistakes or {})
     for source in KERNELS.glob("*wgmma*.cu*"):
-        (folder / source.name).write_text(source.read_text())
+        text = source.read_text()
+        for right in [right for right in left if right in text]:
+            text = text.replace(right, left.pop(right), 1)
+        (folder / source.name).write_text(text)
+    assert not left, f"nowhere in the kernel: {left}"
     for name in REPLACED:
         (folder / name).write_text("#pragma once\n")
     library = folder / "kernel.so"
-    command = ["g++", "-std=c++20", "-O1", "-w", "-fPIC", "-shared", f"-I{HERE}", f"-I{folder}"]
+    command = [
+        "g++",
+        "-std=c++20",
+        "-O1",
+        "-w",
+        "-Wno-psabi",
+        "-fPIC",
+        "-shared",
+        f"-I{HERE}",
+        f"-I{folder}",
+    ]
     options = [f"-D{name}={value}" for name, value in defines]
-    subprocess.run(
-        [*command, *options, str(HERE / "harness.cpp"), "-o", str(library)], check=True
-    )
+    subprocess.run([*command, *options, str(HERE / "harness.cpp"), "-o", str(library)], check=True)
     return library
 
 
@@ -131,9 +148,7 @@ def _widened(bits: npt.NDArray[np.uint16], dtype: str) -> Array:
 def reference(case: Case, inputs: dict[str, Array]) -> npt.NDArray[np.float64]:
     """In float64, from the inputs as they are rounded."""
     dtype = str(case.symbols["dtype"])
-    q, k, v = (
-        _widened(narrowed(inputs[name], dtype), dtype).astype(np.float64) for name in "qkv"
-    )
+    q, k, v = (_widened(narrowed(inputs[name], dtype), dtype).astype(np.float64) for name in "qkv")
     group = q.shape[1] // k.shape[1]
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
     scores = float(case.symbols["softmax_scale"]) * q @ k.swapaxes(-1, -2)
@@ -156,5 +171,3 @@ def inputs_of(case: Case, seed: int) -> dict[str, Array]:
     found = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
     found["q"] *= 3.0
     return found
-
-
