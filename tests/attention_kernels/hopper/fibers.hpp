@@ -98,7 +98,7 @@ inline void run_block(int threads, unsigned seed, std::function<void()> body) {
       moved |= step_fiber(fiber);
       if (!lazy && here.random() % 8 == 0)
         for (auto& [number, engine] : here.engines)
-          if (here.random() % 2 == 0) step_engine(engine);
+          if (here.random() % 2 == 0) moved |= step_engine(engine);
     }
     if (!alive) break;
     if (!moved)
