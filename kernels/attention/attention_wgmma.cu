@@ -37,15 +37,15 @@
 //   WALK, HEAD_SECTION, ROW_ORDER  the order of the tiles: see wgmma_schedule.cuh.
 //   MIN_CTAS             blocks a multiprocessor that the register allocation must allow (1..3).
 //
-// Constraints  What the compiler knows at entry: registers = min(255, 65536 / (threads * MIN_CTAS)), down to a multiple
-//              of 8. A consumer holds BLOCK_N / 2 scores, HEAD_DIM / 2 sums, BLOCK_N / 4 packed weights, HEAD_DIM / 4 of Q
-//              with Q_IN_REGS, and some 30 more. PING_PONG <= CONSUMER_WARPGROUPS > 1.
+// Constraints  Registers of a thread: at entry 65536 / (threads * MIN_CTAS), down to a multiple of 8, at most 255. A
+//              consumer holds BLOCK_N / 2 scores, HEAD_DIM / 2 sums, BLOCK_N / 4 pairs of weights, HEAD_DIM / 4 pairs
+//              of Q with Q_IN_REGS, and some 30 more.
 // Launch       tiles = ceil(seq_len_q / BLOCK_M) * batch * heads
 //              grid  (PERSISTENT > 0 ? min(tiles, PERSISTENT * multiprocessors) : tiles)
 //              block (128 * CONSUMER_WARPGROUPS + 32 * PRODUCER_WARPS)
-// Arguments    q_map, k_map, v_map, out_map by value: maps of the four tensors with boxes (1, 1, rows, panel) where panel
-//              is 64 columns, 32 where HEAD_DIM is no multiple of 64; rows are 64 for q and out, BLOCK_N for k and v;
-//              swizzled by the bytes of a panel's row, 128 or 64.
+// Arguments    q_map, k_map, v_map, out_map by value: maps of the four tensors with boxes (1, 1, rows, panel) where
+//              panel is 64 columns, 32 where HEAD_DIM is no multiple of 64; rows are 64 for q and out, BLOCK_N for k
+//              and v; swizzled by the bytes of a panel's row, 128 or 64.
 // Shared bytes 2 * HEAD_DIM * (QUERY_STAGES * BLOCK_M + 2 * STAGES * BLOCK_N) + 16 * (QUERY_STAGES + 2 * STAGES)
 // Archs        sm_90a: for others attention_mma.cu.
 // Adds to attention_mma.cu: products that run on their own, a copy engine, a producer that only loads, registers moved
@@ -188,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_CTAS)
                         seq_len_q,
                         seq_len_k,
                         Tiles(seq_len_q, batch * heads)};
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the same for the whole warp, as the compiler now sees
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the compiler sees: the same for the whole warp
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < kBarriers; ++i) {

@@ -32,9 +32,9 @@ __device__ __forceinline__ void pin(float (&values)[COUNT]) {
 }
 
 // What makes `value`, which is never negative, stays before this. ptxas 12.9 moves a whole softmax behind the wait that
-// follows it in the source, to where no product runs beside it (seen in the SASS: all of its ex2), and neither pin() nor
-// the vote in it keeps it. A store that depends on it does, though it never happens. (A conditional trap does too, but
-// ends the basic block: ptxas then serializes products, C7512.)
+// follows it in the source, to where no product runs beside it (seen in the SASS: all of its ex2), and neither pin()
+// nor the vote in it keeps it. A store that depends on it does, though it never happens. (A conditional trap does too,
+// but ends the basic block: ptxas then serializes products, C7512.)
 __device__ __forceinline__ void finish_first(float value) {
   asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.f32 [%1], %0;\n}\n" ::"f"(value), "r"(0)
                : "memory");
@@ -98,37 +98,37 @@ struct Product;
 #define SUMS_16 SUMS_15, SUMS_OF(120)
 
 // p0 .. p6 are the names of the operands behind the sums.
-#define SHARED_PRODUCT(N, BLOCKS, TYPE, p0, p1, p2)                                                                   \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " p2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE      \
-               "." TYPE " {" NAMES_##BLOCKS "}, " p0 ", " p1 ", p, 1, 1, 0, 0;\n}\n"                                  \
-               : SUMS_##BLOCKS                                                                                        \
-               : "l"(a), "l"(b), "r"(static_cast<int>(ADD))                                                           \
+#define SHARED_PRODUCT(N, BLOCKS, TYPE, p0, p1, p2)                                                                    \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " p2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE     \
+               "." TYPE " {" NAMES_##BLOCKS "}, " p0 ", " p1 ", p, 1, 1, 0, 0;\n}\n"                                   \
+               : SUMS_##BLOCKS                                                                                         \
+               : "l"(a), "l"(b), "r"(static_cast<int>(ADD))                                                            \
                : "memory")
-#define REGISTER_PRODUCT(N, BLOCKS, TYPE, p0, p1, p2, p3, p4, p5, p6)                                                 \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " p5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE      \
-               "." TYPE " {" NAMES_##BLOCKS "}, {" p0 ", " p1 ", " p2 ", " p3 "}, " p4 ", p, 1, 1, " p6 ";\n}\n"        \
-               : SUMS_##BLOCKS                                                                                        \
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(static_cast<int>(ADD)), "n"(TRANSPOSED)              \
+#define REGISTER_PRODUCT(N, BLOCKS, TYPE, p0, p1, p2, p3, p4, p5, p6)                                                  \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " p5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE     \
+               "." TYPE " {" NAMES_##BLOCKS "}, {" p0 ", " p1 ", " p2 ", " p3 "}, " p4 ", p, 1, 1, " p6 ";\n}\n"       \
+               : SUMS_##BLOCKS                                                                                         \
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(static_cast<int>(ADD)), "n"(TRANSPOSED)               \
                : "memory")
 
-#define PRODUCT(N, BLOCKS, p0, p1, p2, p3, p4, p5, p6)                                                                \
-  template <>                                                                                                         \
-  struct Product<N> {                                                                                                 \
-    template <bool BFLOAT16, bool ADD>                                                                                \
-    static __device__ __forceinline__ void of_shared(float (&d)[N / 2], unsigned long long a, unsigned long long b) {   \
-      if constexpr (BFLOAT16)                                                                                         \
-        SHARED_PRODUCT(N, BLOCKS, "bf16", p0, p1, p2);                                                                \
-      else                                                                                                            \
-        SHARED_PRODUCT(N, BLOCKS, "f16", p0, p1, p2);                                                                 \
-    }                                                                                                                 \
-    template <bool BFLOAT16, bool ADD, int TRANSPOSED>                                                                \
-    static __device__ __forceinline__ void of_registers(float (&d)[N / 2], unsigned a0, unsigned a1, unsigned a2,       \
-                                                        unsigned a3, unsigned long long b) {                          \
-      if constexpr (BFLOAT16)                                                                                         \
-        REGISTER_PRODUCT(N, BLOCKS, "bf16", p0, p1, p2, p3, p4, p5, p6);                                              \
-      else                                                                                                            \
-        REGISTER_PRODUCT(N, BLOCKS, "f16", p0, p1, p2, p3, p4, p5, p6);                                               \
-    }                                                                                                                 \
+#define PRODUCT(N, BLOCKS, p0, p1, p2, p3, p4, p5, p6)                                                                 \
+  template <>                                                                                                          \
+  struct Product<N> {                                                                                                  \
+    template <bool BFLOAT16, bool ADD>                                                                                 \
+    static __device__ __forceinline__ void of_shared(float (&d)[N / 2], unsigned long long a, unsigned long long b) {  \
+      if constexpr (BFLOAT16)                                                                                          \
+        SHARED_PRODUCT(N, BLOCKS, "bf16", p0, p1, p2);                                                                 \
+      else                                                                                                             \
+        SHARED_PRODUCT(N, BLOCKS, "f16", p0, p1, p2);                                                                  \
+    }                                                                                                                  \
+    template <bool BFLOAT16, bool ADD, int TRANSPOSED>                                                                 \
+    static __device__ __forceinline__ void of_registers(float (&d)[N / 2], unsigned a0, unsigned a1, unsigned a2,      \
+                                                        unsigned a3, unsigned long long b) {                           \
+      if constexpr (BFLOAT16)                                                                                          \
+        REGISTER_PRODUCT(N, BLOCKS, "bf16", p0, p1, p2, p3, p4, p5, p6);                                               \
+      else                                                                                                             \
+        REGISTER_PRODUCT(N, BLOCKS, "f16", p0, p1, p2, p3, p4, p5, p6);                                                \
+    }                                                                                                                  \
   };
 
 PRODUCT(16, 1, "%8", "%9", "%10", "%11", "%12", "%13", "%14")

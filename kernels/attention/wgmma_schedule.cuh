@@ -1,10 +1,10 @@
 // Which tile of the problem comes when: the order of all tiles, and a block's walk over them.
 //
 // A tile is BLOCK_M rows of one head. Heads come in sections of HEAD_SECTION: all rows of a section's heads before the
-// next section, so that K and V of a section stay in the L2 cache while its rows pass. Within a section the tiles at the
-// same rows of all its heads are neighbours; ROW_ORDER descending begins with the last rows, which causal makes longest.
-// A persistent block takes tiles b, b + G, b + 2 G, ...; with WALK snake every other round is reversed (of G blocks, the
-// one that had the longest tile of a round has the shortest of the next).
+// next section, so that K and V of a section stay in the L2 cache while its rows pass. Within a section the tiles at
+// the same rows of all its heads are neighbours; ROW_ORDER descending begins with the last rows, which causal makes
+// longest. A persistent block takes tiles b, b + G, b + 2 G, ...; with WALK snake every other round is reversed (of G
+// blocks, the one that had the longest tile of a round has the shortest of the next).
 #pragma once
 
 namespace {
