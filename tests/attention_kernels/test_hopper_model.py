@@ -148,6 +148,23 @@ def test_the_model_sees_mistakes(right: str, wrong: str, complaint: str, tmp_pat
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("seed", range(12))
+def test_random_configurations_come_out_right(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    head_dim = rng.choice((32, 64, 96, 128))
+    problem: dict[str, Value] = {"head_dim": head_dim, "causal": rng.random() < 0.5}
+    problem["dtype"] = rng.choice(("float16", "bfloat16"))
+    path = tmp_path / "sampled.yaml"
+    space = {**SPACE, "root": str(ROOT)}
+    space["problem"] = {**SPACE["problem"], "shapes": [{**ODD[0], "head_dim": head_dim}]}
+    path.write_text(yaml.safe_dump({**space, "default": {}}))
+    planner = load_setup(path, "h200", compile_only=True).planner
+    assert planner is not None
+    values = dict(planner.bound.sample(rng))
+    assert complaints(tmp_path, values, **problem) == [], (values, problem)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("groups", [1, 2, 3])
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_no_schedule_deadlocks(groups: int, stages: int, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.device.cuda import tensor_maps
+from evotune.device.cuda import kernel, tensor_maps
 from evotune.device.launch import Argument, Launch, LaunchPlan
 from evotune.device.protocol import LaunchFailure
 from evotune.device.tensor_map import TensorMap
@@ -94,6 +94,9 @@ def test_the_driver_is_asked_with_the_innermost_dimension_first() -> None:
     words = (ctypes.c_uint64 * 16).from_buffer(tensor_maps.encode(MAP, 0x7000))
     assert list(words)[:7] == [6, 4, 0x7000, 64, 2, 128, 8 * 500 * 128]
     assert list(words)[7:15] == [64, 128, 1, 1, 0, 3, 3, 0]
+    argument = Argument("tensor_map", "k", tensor_map=MAP)
+    bound = (ctypes.c_uint64 * 16).from_buffer(kernel._value(argument, {"k": 0x7000}))
+    assert list(bound) == list(words)
     with pytest.raises(LaunchFailure, match=r"the driver refuses TensorMap.*CUDA error 1"):
         tensor_maps.encode(MAP, 0)
 
