@@ -168,3 +168,13 @@ def test_ptxas_neither_serializes_products_nor_ignores_the_register_split(tmp_pa
             nvrtc.destroyProgram(program)
             assert "Used" in log
             assert "(C75" not in log
+
+
+def test_products_that_ptxas_serializes_are_a_figure(tmp_path: Path) -> None:
+    """A softmax that keeps more registers than a consumer has: 3 warpgroups get 160 each."""
+    planner, bound = planner_for("attention-wgmma", "h200")
+    job = planner.compile_jobs(bound.default())[0]
+    assert compiled(job, tmp_path)["serialized"] == 0
+    crowded = tuple((dict(job.defines) | {"BLOCK_N": 160}).items())
+    figures = compiled(dataclasses.replace(job, defines=crowded), tmp_path)
+    assert figures["serialized"] == figures["entries"]["attention_forward"]["serialized"] == 1
