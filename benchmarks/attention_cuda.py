@@ -71,6 +71,16 @@ LONG = {"BLOCK_N": 64, "WARPS_KV": 4, "STAGES": 4, "V_WAIT": "early", "Q_IN_REGS
 LONG |= {"SPLIT_KV": 16, "PACK_GQA": True}
 SINGLE = {"BLOCK_N": 256, "WARPS_KV": 4, "STAGES": 1, "Q_IN_REGS": True, "SPLIT_KV": 16}
 DECODE = "attention_mma_decode"
+HOPPER_128 = {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 128, "STAGES": 2, "QUERY_STAGES": 1}
+HOPPER_128 |= {"PRODUCER_WARPS": 4, "PRODUCER_REGISTERS": 24, "OVERLAP": True, "PING_PONG": True}
+HOPPER_128 |= {"RESCALE_LOG2": 8, "PERSISTENT": 1, "HEAD_SECTION": 16, "ROW_ORDER": "descending"}
+HOPPER = (
+    ("hopper 16x2048x64", square(16, 16, 2048, 64), {}),
+    ("hopper 4x4096x64", square(4, 16, 4096, 64), {}),
+    ("hopper 2x8192x64", square(2, 16, 8192, 64), {}),
+    ("hopper 16x2048x128", square(16, 16, 2048, 128), HOPPER_128),
+    ("hopper 2x8192x128", square(2, 16, 8192, 128), HOPPER_128),
+)
 JOBS = (
     Job("mission full", "attention_mma", MISSION, FULL, 200),
     Job("mission causal", "attention_mma", MISSION, CAUSAL, 200),
@@ -83,6 +93,11 @@ JOBS = (
     Job("1024", "attention_mma", square(1, 8, 1024, 64), BOTH, 80, WIDE_TILES),
     Job("batch 2", "attention_mma", square(2, 8, 512, 64), BOTH, 80, WIDE_TILES),
     Job("head 128", "attention_mma", square(1, 8, 512, 128), BOTH, 80, SMALL_TILES),
+    *(
+        Job(f"{name} {'causal' if mask[0] else 'full'}", "attention_wgmma", shape, mask, 120, start)
+        for name, shape, start in HOPPER
+        for mask in (FULL, CAUSAL)
+    ),
 )
 
 

@@ -21,6 +21,7 @@ _SECTIONS = {
     "ProblemModel": "problem",
     "KernelModel": "kernels.NAME",
     "ArgumentModel": "kernels.NAME.arguments[]",
+    "TensorMapModel": "kernels.NAME.arguments[], a tensor map",
     "WorkspaceModel": "kernels.NAME.workspace.NAME",
     "LaunchModel": "kernels.NAME.launches[]",
     "ParameterModel": "parameters.NAME",

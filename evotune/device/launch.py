@@ -5,22 +5,31 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from evotune.device.tensor_map import TensorMap
 from evotune.trial import Json, OutcomeKind
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One kernel argument: a `tensor` or `workspace` by name, or a scalar by value."""
+    """One kernel argument: a `tensor` or `workspace` by name, a scalar by value, or by value a
+    `tensor_map` of the tensor `name`."""
 
     type: str
     name: str = ""
     value: int | float = 0
+    tensor_map: TensorMap | None = None
 
     def to_json(self) -> list[Json]:
-        return [self.type, self.name, self.value]
+        shared = [self.type, self.name, self.value]
+        return shared if self.tensor_map is None else [*shared, self.tensor_map.to_json()]
+
+    @classmethod
+    def from_json(cls, data: Sequence[Json]) -> Argument:
+        kind, name, value, *tensor_maps = data
+        return cls(kind, name, value, *map(TensorMap.from_json, tensor_maps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +90,7 @@ class LaunchPlan:
     def from_json(cls, data: Mapping[str, Json]) -> LaunchPlan:
         return cls(
             entry=data["entry"],
-            arguments=tuple(Argument(*a) for a in data["arguments"]),
+            arguments=tuple(Argument.from_json(a) for a in data["arguments"]),
             workspaces=tuple(Workspace(*w) for w in data["workspaces"]),
             launches=tuple(
                 Launch(tuple(grid), tuple(block), shared_bytes, entry)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
 from evotune.device.cuda.limits import launch_violation
-from evotune.device.launch import Argument, CompileJob, Launch, LaunchPlan, Workspace
+from evotune.device.launch import CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.sources import fingerprint, read_sources
 from evotune.engine.champion_cases import obstacle
+from evotune.engine.launches import LaunchPlanner, Rejected
 from evotune.engine.review import BuildReviewer
 from evotune.errors import SpaceError
 from evotune.execute.protocol import EDGE, HELD_OUT, RANDOM, TIMED, CaseJob, Proposal
@@ -20,8 +21,8 @@ from evotune.problems.loading import is_file_reference, problem_source
 from evotune.space.binding import bind
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument
-from evotune.space.language.expression import Expression, parse_expression
-from evotune.space.specs import ArgumentSpec, KernelSpec
+from evotune.space.language.expression import parse_expression
+from evotune.space.specs import KernelSpec
 from evotune.trial import Check, Configuration, Value
 from evotune.verify.summary import ALL_KINDS
 
@@ -29,10 +30,6 @@ _RANDOM_TESTS = 100
 _RANDOM_SHAPES = 1000  # looked at for as many that the kernel supports
 
 _CompileJobs = dict[tuple[Value, ...], CompileJob]  # by the symbols that are compiled in
-
-
-class _Rejected(Exception):
-    """Why a configuration need not be compiled."""
 
 
 class Planner:
@@ -57,6 +54,7 @@ class Planner:
         }
         self._choices = _choice_constants(document)
         self._architecture = architecture(profile)
+        self._launches = LaunchPlanner(bound, problem, profile)
         self._reviewer = BuildReviewer(bound, profile) if profile.backend == "cuda" else None
         self._refuse_collisions()
         self._refuse_unknown_arguments()
@@ -70,7 +68,7 @@ class Planner:
         compile_jobs: _CompileJobs = {}
         try:
             jobs = self._case_jobs(kernel, configuration, compile_jobs)
-        except _Rejected as rejected:
+        except Rejected as rejected:
             return Proposal(number, configuration, rejection=str(rejected), confirm=confirm)
         skipped: list[Check] = []
         if confirm:
@@ -90,13 +88,13 @@ class Planner:
         """Timed cases must be supported; of the others, those that are not are left out."""
         unsupported = kernel.unsupported(self._architecture)
         if unsupported is not None:
-            raise _Rejected(unsupported)
+            raise Rejected(unsupported)
         jobs = []
         for role in (TIMED, EDGE, HELD_OUT):
             for case in self._cases[role]:
                 unsupported = kernel.unsupported(case.symbols)
                 if unsupported is not None and role == TIMED:
-                    raise _Rejected(unsupported)
+                    raise Rejected(unsupported)
                 if unsupported is None:
                     jobs.append(self._case_job(kernel, configuration, case, role, compile_jobs))
         return jobs
@@ -109,7 +107,7 @@ class Planner:
         role: str,
         compile_jobs: _CompileJobs,
     ) -> CaseJob:
-        plan = self._launch_plan(kernel, configuration, case)
+        plan = self._launches.plan(kernel, configuration, case)
         self._check_launches(kernel, plan, case)
         compiled_in = _compiled_in(kernel, case)
         if compiled_in not in compile_jobs:
@@ -144,7 +142,7 @@ class Planner:
                         known.add(edge.label)
                         try:
                             job = self._case_job(kernel, configuration, edge, EDGE, compile_jobs)
-                        except (_Rejected, SpaceError) as error:
+                        except (Rejected, SpaceError) as error:
                             detail = str(error)
                             skipped.append(Check(edge.label, ALL_KINDS, "skipped", detail=detail))
                         else:
@@ -169,7 +167,7 @@ class Planner:
             if compiled and kernel.unsupported(case.symbols) is None:
                 try:
                     job = self._case_job(kernel, configuration, case, RANDOM, compile_jobs)
-                except (_Rejected, SpaceError):
+                except (Rejected, SpaceError):
                     continue
                 jobs.append(job)
         if not jobs:
@@ -179,14 +177,14 @@ class Planner:
 
     def _check_launches(self, kernel: KernelSpec, plan: LaunchPlan, case: Case) -> None:
         if kernel.launches and not plan.launches:
-            raise _Rejected(
+            raise Rejected(
                 f"{case.label}: no launch of kernel {kernel.name} has a 'when' that holds"
             )
         if self._profile.backend == "cuda":
             for launch in plan.launches:
                 violation = launch_violation(launch, self._profile.attributes)
                 if violation:
-                    raise _Rejected(f"{case.label}: {violation}")
+                    raise Rejected(f"{case.label}: {violation}")
 
     def compile_jobs(self, configuration: Configuration) -> list[CompileJob]:
         """The distinct compiler runs that the timed cases need."""
@@ -214,6 +212,8 @@ class Planner:
         for kernel in self._document.kernels:
             known = buffers | {workspace.name for workspace in kernel.workspace}
             for argument in kernel.arguments:
+                if argument.tensor_map is not None:
+                    continue
                 if argument.name is not None and argument.name not in known:
                     self.bound.check(parse_expression(argument.name, argument.position))
 
@@ -243,59 +243,6 @@ class Planner:
             arch=self._profile.arch,
             sources_sha256=self._sources[kernel.name],
         )
-
-    def _launch_plan(
-        self, kernel: KernelSpec, configuration: Configuration, case: Case
-    ) -> LaunchPlan:
-        def integer(expression: Expression) -> int:
-            return int(self.bound.evaluate(expression, configuration, case.symbols))
-
-        workspaces = tuple(
-            Workspace(spec.name, integer(spec.size_bytes), spec.init) for spec in kernel.workspace
-        )
-        buffers = {spec.name for spec in self._problem.tensors(case)}
-        launches = [
-            Launch(
-                tuple(integer(e) for e in spec.grid),
-                tuple(integer(e) for e in spec.block),
-                integer(spec.shared_bytes),
-                spec.entry,
-            )
-            for spec in kernel.launches
-            if spec.when is None or self.bound.evaluate(spec.when, configuration, case.symbols)
-        ]
-        return LaunchPlan(
-            entry=kernel.entry,
-            arguments=tuple(
-                self._argument(argument, kernel, buffers, configuration, case)
-                for argument in kernel.arguments
-            ),
-            workspaces=workspaces,
-            launches=tuple(launches),
-        )
-
-    def _argument(
-        self,
-        argument: ArgumentSpec,
-        kernel: KernelSpec,
-        buffers: Iterable[str],
-        configuration: Configuration,
-        case: Case,
-    ) -> Argument:
-        if argument.value is not None:
-            value = self.bound.evaluate(argument.value, configuration, case.symbols)
-            return Argument(str(argument.type), value=_as_number(value))
-        name = str(argument.name)
-        if name in buffers:
-            return Argument("tensor", name)
-        if any(workspace.name == name for workspace in kernel.workspace):
-            return Argument("workspace", name)
-        expression = parse_expression(name, argument.position)
-        value = self.bound.evaluate(expression, configuration, case.symbols)
-        if isinstance(value, str):
-            raise argument.position.error(f"{name} is {value!r}: expected a tensor or a number")
-        number = _as_number(value)
-        return Argument("float32" if isinstance(number, float) else "int32", value=number)
 
 
 def _compiled_in(kernel: KernelSpec, case: Case) -> tuple[Value, ...]:
@@ -377,10 +324,3 @@ def _as_integer(name: str, value: Value, constants: Mapping[str, int]) -> int:
     if isinstance(value, str):
         return constants[f"{name.upper()}_{value.upper()}"]
     return int(value)
-
-
-def _as_number(value: Value) -> int | float:
-    if isinstance(value, bool):
-        return int(value)
-    assert not isinstance(value, str)
-    return value

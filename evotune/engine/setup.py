@@ -104,7 +104,9 @@ def _refuse_device_of_no_kernel(document: SpaceDocument, profile: DeviceProfile)
     """SpaceError (exit 2) when no kernel `supports` the device's architecture."""
     reasons = [kernel.unsupported(architecture(profile)) for kernel in document.kernels]
     if all(reasons):
-        raise document.kernels[0].position.error(f"{reasons[0]} ({profile.name})")
+        kernel = document.kernels[0]
+        hint = f"; use the space {kernel.alternative} there" if kernel.alternative else ""
+        raise kernel.position.error(f"{reasons[0]} ({profile.name}){hint}")
 
 
 def _refuse_device(path: Path, wants_device: bool) -> None:

@@ -10,6 +10,7 @@ COMPILED_FIGURES: Mapping[str, type] = {
     "spill_store_bytes": int,
     "spill_load_bytes": int,
     "stack_bytes": int,  # of a thread
+    "serialized": int,  # 1 where ptxas makes each wgmma wait for the one before it
     "static_shared_bytes": int,
     "shared_bytes_total": int,  # of a block, static and dynamic
     "occupancy": float,  # resident warps / the most a multiprocessor takes, 0 to 1

@@ -35,13 +35,33 @@ class ProblemSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorMapSpec:
+    """A map of a tensor for the copy engine: `box` outermost dimension first; bytes, 0 for none."""
+
+    box: tuple[Expression, ...]
+    box_position: Position
+    swizzle_bytes: Expression
+    l2_promotion_bytes: Expression
+
+
+@dataclass(frozen=True, slots=True)
 class ArgumentSpec:
-    """One kernel argument: the buffer or symbol `name`, or a typed `value`."""
+    """One kernel argument: the buffer or symbol `name`, the `tensor_map` of the tensor `name`, or
+    a typed `value`."""
 
     position: Position
     name: str | None = None
     value: Expression | None = None
     type: str | None = None
+    tensor_map: TensorMapSpec | None = None
+
+    def expressions(self) -> Iterator[Expression]:
+        if self.value is not None:
+            yield self.value
+        if self.tensor_map is not None:
+            yield from self.tensor_map.box
+            yield self.tensor_map.swizzle_bytes
+            yield self.tensor_map.l2_promotion_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +106,8 @@ class SupportSpec:
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """A kernel's source, entry point and launches. `language` is `cpp` or `cuda`."""
+    """A kernel's source, entry point and launches. `language` is `cpp` or `cuda`; `alternative`
+    names a space for devices that it does not support, "" for none."""
 
     name: str
     source: Path
@@ -100,6 +121,7 @@ class KernelSpec:
     options: tuple[str, ...]
     launches: tuple[LaunchSpec, ...]
     deterministic: bool
+    alternative: str
     position: Position
 
     def expressions(self) -> Iterator[Expression]:
@@ -107,7 +129,8 @@ class KernelSpec:
         for launch in self.launches:
             yield from (*launch.grid, *launch.block, launch.shared_bytes)
         yield from (buffer.size_bytes for buffer in self.workspace)
-        yield from (argument.value for argument in self.arguments if argument.value is not None)
+        for argument in self.arguments:
+            yield from argument.expressions()
 
     def unsupported(self, symbols: Mapping[str, Value]) -> str | None:
         """What these symbols (a shape's, or `arch`) violate of `supports`, in words."""

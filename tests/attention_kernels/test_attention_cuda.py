@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ LADDER = ["attention-scalar", "attention-wmma", "attention-mma"]
 SHAPES_OF_MMA = ["large", "decode"]
 DEFAULTS = [(space, device) for space in LADDER for device in DEVICES]
 DEFAULTS += [(f"attention-mma-{shape}", "h200") for shape in SHAPES_OF_MMA]
+DEFAULTS += [("attention-wgmma", "h200")]
 
 
 def planner_for(space: str, device: str) -> tuple[Planner, BoundSpace]:
@@ -135,3 +137,44 @@ def test_every_head_dimension_and_type_compiles(
         defines = {**dict(job.defines), "HEAD_DIM": head_dim, "DTYPE": dtype}
         job = dataclasses.replace(job, defines=tuple(defines.items()))  # noqa: PLW2901
         assert compiled(job, tmp_path)["spill_store_bytes"] == 0
+
+
+@pytest.mark.parametrize(("head_dim", "dtype"), [(32, 1), (64, 2), (96, 2), (128, 1)])
+def test_the_hopper_kernel_compiles_for_every_head_dimension_and_type(
+    head_dim: int, dtype: int, tmp_path: Path
+) -> None:
+    planner, bound = planner_for("attention-wgmma", "h200")
+    configuration = repaired(bound, CONSUMER_WARPGROUPS=2, PRODUCER_REGISTERS=24, PING_PONG=True)
+    job = planner.compile_jobs(configuration)[-1]
+    defines = {**dict(job.defines), "HEAD_DIM": head_dim, "DTYPE": dtype}
+    job = dataclasses.replace(job, defines=tuple(defines.items()))
+    assert compiled(job, tmp_path)["spill_store_bytes"] == 0
+
+
+def test_ptxas_neither_serializes_products_nor_ignores_the_register_split(tmp_path: Path) -> None:
+    """Both would be right, and slow: ptxas says so in its log (C7510 to C7519, C7508)."""
+    from cupy.cuda import nvrtc
+
+    planner, bound = planner_for("attention-wgmma", "h200")
+    for values in ({}, {"CONSUMER_WARPGROUPS": 2, "PRODUCER_REGISTERS": 24, "PING_PONG": True}):
+        for job in planner.compile_jobs(repaired(bound, **values)):
+            options = ["--gpu-architecture=sm_90a", "--std=c++17", "--ptxas-options=-v"]
+            options += [f"-D{name}={value}" for name, value in job.defines]
+            source = Path(job.root) / job.source
+            program = nvrtc.createProgram(source.read_text(), source.name, [], [])
+            with contextlib.chdir(source.parent):
+                nvrtc.compileProgram(program, options)
+            log = nvrtc.getProgramLog(program)
+            nvrtc.destroyProgram(program)
+            assert "Used" in log
+            assert "(C75" not in log
+
+
+def test_products_that_ptxas_serializes_are_a_figure(tmp_path: Path) -> None:
+    """A softmax that keeps more registers than a consumer has: 3 warpgroups get 160 each."""
+    planner, bound = planner_for("attention-wgmma", "h200")
+    job = planner.compile_jobs(bound.default())[0]
+    assert compiled(job, tmp_path)["serialized"] == 0
+    crowded = tuple((dict(job.defines) | {"BLOCK_N": 160}).items())
+    figures = compiled(dataclasses.replace(job, defines=crowded), tmp_path)
+    assert figures["serialized"] == figures["entries"]["attention_forward"]["serialized"] == 1

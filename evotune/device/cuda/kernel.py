@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from evotune.device.cuda.tensor_maps import encode
 from evotune.device.launch import Argument, Launch, LaunchPlan
 from evotune.device.protocol import LaunchFailure
 from evotune.device.scalars import c_value
@@ -106,6 +107,8 @@ def bind(
 def _value(argument: Argument, pointers: Mapping[str, int]) -> Any:
     if argument.type in ("tensor", "workspace"):
         return ctypes.c_void_p(pointers[argument.name])
+    if argument.tensor_map is not None:
+        return encode(argument.tensor_map, pointers[argument.name])
     return c_value(argument)
 
 

@@ -62,6 +62,7 @@ def launch_figures(
         "spill_store_bytes": stores,
         "spill_load_bytes": loads,
         "stack_bytes": int(own.get("stack_bytes", 0)),
+        "serialized": int(own.get("serialized", 0)),
         "static_shared_bytes": static_bytes,
         "shared_bytes_total": total_bytes,
         "occupancy": resident.share,

@@ -14,6 +14,7 @@ _REGISTERS = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+) bytes smem")
 _CONSTANT = re.compile(r"(\d+) bytes cmem\[\d+\]")
 _CUMULATIVE = re.compile(r"(\d+) bytes cumulative stack size")
+_SERIALIZED = re.compile(r"wgmma\.mma_async instructions are serialized .* function '([^']+)'")
 _STACK_FIGURES = ("stack_bytes", "spill_store_bytes", "spill_load_bytes")
 
 
@@ -25,11 +26,14 @@ def read_figures(log: str) -> dict[str, Json]:
     """
     entries: dict[str, dict[str, int]] = {}
     called = dict.fromkeys(_STACK_FIGURES, 0)
+    serialized: set[str] = set()
     entry = subject = ""
     for line in log.splitlines():
         if found := _ENTRY.search(line):
             entry = found.group(1)
             entries[entry] = {}
+        elif found := _SERIALIZED.search(line):
+            serialized.add(found.group(1))
         elif found := _PROPERTIES.search(line):
             subject = found.group(1)
         elif found := _STACK.search(line):
@@ -37,8 +41,9 @@ def read_figures(log: str) -> dict[str, Json]:
             _keep_worst(entries[entry] if subject == entry and entry else called, figures)
         elif (found := _REGISTERS.search(line)) and entry:
             _keep_worst(entries[entry], _usage(line, int(found.group(1))))
-    for own in entries.values():
-        _keep_worst(own, called)
+    called["serialized"] = int(bool(serialized - entries.keys()))
+    for name, own in entries.items():
+        _keep_worst(own, {**called, "serialized": max(called["serialized"], name in serialized)})
     worst: dict[str, Json] = {}
     for own in entries.values():
         _keep_worst(worst, own)

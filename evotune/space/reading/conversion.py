@@ -14,14 +14,15 @@ from evotune.space.parameters import (
     Parameter,
     PowerOfTwo,
 )
+from evotune.space.reading.fields import MAX_VALUES
 from evotune.space.reading.schema import (
     MAX_PARAMETERS,
-    MAX_VALUES,
     ConstraintField,
     ConstraintModel,
     KernelModel,
     ParameterModel,
     SpaceModelFile,
+    TensorMapModel,
 )
 from evotune.space.reading.yaml_source import DataPath, YamlSource
 from evotune.space.specs import (
@@ -33,9 +34,11 @@ from evotune.space.specs import (
     ProblemSpec,
     RecordedSpec,
     SupportSpec,
+    TensorMapSpec,
     WorkspaceSpec,
 )
 from evotune.space.suggest import did_you_mean
+from evotune.space.tensor_map_limits import L2_PROMOTIONS, MOST_BOX, SWIZZLES
 from evotune.trial import Value
 
 KERNEL = "KERNEL"
@@ -139,11 +142,12 @@ class Converter:
             define_positions=tuple(
                 self.source.position((*path, "define", i)) for i in range(len(kernel.define))
             ),
-            arguments=self._arguments(kernel, path),
+            arguments=self._arguments(kernel, language, path),
             workspace=self._workspace(kernel, path),
             options=tuple(kernel.options),
             launches=self._launches(kernel, path),
             deterministic=self.model.deterministic if deterministic is None else deterministic,
+            alternative=kernel.alternative or "",
             position=self.source.position(path),
         )
 
@@ -176,17 +180,47 @@ class Converter:
             specs.append(SupportSpec(symbol, None, condition))
         return tuple(specs)
 
-    def _arguments(self, kernel: KernelModel, path: DataPath) -> tuple[ArgumentSpec, ...]:
+    def _arguments(
+        self, kernel: KernelModel, language: str, path: DataPath
+    ) -> tuple[ArgumentSpec, ...]:
         specs = []
         for i, argument in enumerate(kernel.arguments):
             place = (*path, "arguments", i)
             position = self.source.position(place)
             if isinstance(argument, str):
                 specs.append(ArgumentSpec(position, name=argument))
+            elif isinstance(argument, TensorMapModel):
+                if language != "cuda":
+                    raise position.error("a tensor map needs a CUDA kernel")
+                tensor_map = self._tensor_map(argument, place)
+                specs.append(
+                    ArgumentSpec(position, name=argument.tensor_map, tensor_map=tensor_map)
+                )
             else:
                 value = self._expression(argument.value, (*place, "value"))
                 specs.append(ArgumentSpec(position, value=value, type=argument.type))
         return tuple(specs)
+
+    def _tensor_map(self, model: TensorMapModel, path: DataPath) -> TensorMapSpec:
+        self._refuse_unknown(model.swizzle, SWIZZLES, (*path, "swizzle"))
+        self._refuse_unknown(model.l2_promotion, L2_PROMOTIONS, (*path, "l2_promotion"))
+        for i, size in enumerate(model.box):
+            self._refuse_unknown(size, range(1, MOST_BOX + 1), (*path, "box", i))
+        return TensorMapSpec(
+            box=tuple(
+                self._expression(size, (*path, "box", i)) for i, size in enumerate(model.box)
+            ),
+            box_position=self.source.position((*path, "box")),
+            swizzle_bytes=self._expression(model.swizzle, (*path, "swizzle")),
+            l2_promotion_bytes=self._expression(model.l2_promotion, (*path, "l2_promotion")),
+        )
+
+    def _refuse_unknown(self, value: Value, known: Sequence[int], path: DataPath) -> None:
+        """A number that is none of them; what an expression gives is known only later."""
+        if type(value) is int and value not in known:
+            span = f"{known[0]} to {known[-1]}" if isinstance(known, range) else ""
+            words = span or "one of " + ", ".join(map(str, known))
+            raise self.source.position(path).error(f"expected {words}, found {value}")
 
     def _workspace(self, kernel: KernelModel, path: DataPath) -> tuple[WorkspaceSpec, ...]:
         return tuple(

@@ -7,7 +7,7 @@ What the models accept is turned into the frozen values of `specs` by `document`
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -16,50 +16,26 @@ from pydantic import (
     Field,
     StringConstraints,
     Tag,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from evotune.space.suggest import describe, did_you_mean
+from evotune.space.reading.fields import (
+    ExpressionField,
+    Grid,
+    Identifier,
+    ParameterName,
+    ParameterValue,
+    Symbols,
+    SymbolValue,
+    Text,
+    Values,
+)
+from evotune.space.suggest import did_you_mean
+from evotune.space.tensor_map_limits import MOST_DIMENSIONS
 
 MAX_PARAMETERS = 64
 MAX_CONSTRAINTS = 256
-MAX_VALUES = 100_000
-
-ParameterName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=64)]
-Identifier = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)]
-Text = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-
-
-def _one_of(expected: str) -> WrapValidator:
-    """One message for a union of scalars, instead of one for each of its members."""
-
-    def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        try:
-            return handler(value)
-        except ValidationError:
-            raise PydanticCustomError(
-                "space",
-                "expected {expected}, found {found}",
-                {"expected": expected, "found": describe(value)},
-            ) from None
-
-    return WrapValidator(validate)
-
-
-ExpressionField = Annotated[str | int | bool | float, _one_of("an expression")]
-ParameterValue = Annotated[
-    bool | int | Identifier, _one_of("an integer, true, false or an identifier")
-]
-SymbolValue = Annotated[
-    bool | int | float | Identifier, _one_of("a number, true, false or an identifier")
-]
-Symbols: TypeAlias = dict[Identifier, SymbolValue]
-Values = Annotated[list[ParameterValue], Field(min_length=1, max_length=MAX_VALUES)]
-Grid = Annotated[list[ExpressionField], Field(min_length=1, max_length=3)]
 
 
 def _form(value: object) -> str:
@@ -119,6 +95,27 @@ class ArgumentModel(SpaceModel):
     """The C type it is passed as."""
 
 
+class TensorMapModel(SpaceModel):
+    """A tensor as the copy engine sees it, passed by value; bytes of 0 for none."""
+
+    what = "a tensor map"
+
+    tensor_map: Identifier
+    """The tensor."""
+    box: Annotated[list[ExpressionField], Field(min_length=1, max_length=MOST_DIMENSIONS)]
+    """What one copy takes, in elements, outermost dimension first."""
+    swizzle: ExpressionField = 0
+    """Bytes of the swizzle's span: 0, 32, 64 or 128."""
+    l2_promotion: ExpressionField = 0
+    """Bytes that L2 fetches at once: 0, 64, 128 or 256."""
+
+
+def _is_map(value: object) -> bool:
+    """Whether an argument, or what its writer meant, is a tensor map."""
+    keys = value.keys() if isinstance(value, dict) else getattr(value, "model_fields_set", ())
+    return "tensor_map" in keys or "box" in keys
+
+
 class WorkspaceModel(SpaceModel):
     what = "a workspace buffer"
 
@@ -145,8 +142,10 @@ class LaunchModel(SpaceModel):
 
 
 Argument = Annotated[
-    Annotated[Identifier, Tag("text")] | Annotated[ArgumentModel, Tag("mapping")],
-    Discriminator(_form),
+    Annotated[Identifier, Tag("text")]
+    | Annotated[ArgumentModel, Tag("mapping")]
+    | Annotated[TensorMapModel, Tag("map")],
+    Discriminator(lambda value: "map" if _is_map(value) else _form(value)),
 ]
 SupportValues = Annotated[list[SymbolValue], Field(min_length=1)]
 Support = Annotated[
@@ -178,6 +177,8 @@ class KernelModel(SpaceModel):
     """CUDA: what is launched, one after the other, all with the same arguments."""
     deterministic: bool | None = None
     """false: two launches may differ in bits."""
+    alternative: Text | None = None
+    """The space to use on a device that this kernel does not support."""
 
 
 class ParameterModel(SpaceModel):

@@ -1,0 +1,99 @@
+"""Tensor maps: how a GPU's copy engine (sm_90 and later) sees a tensor, as plain data.
+
+Limits: CUDA driver API, "Tensor Map Object Management", `cuTensorMapEncodeTiled`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from evotune.space.tensor_map_limits import L2_PROMOTIONS, MOST_BOX, MOST_DIMENSIONS, SWIZZLES
+from evotune.trial import Json
+
+DTYPE_BYTES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
+FIRST_ARCH = 90
+_UNIT_BYTES = 16  # strides and a box's rows are whole multiples of it
+_MOST_EXTENT = 1 << 32
+_MOST_STRIDE_BYTES = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """Boxes of a contiguous, row-major tensor. `extents` and `box` count elements, the outermost
+    dimension first; `swizzle_bytes` and `l2_promotion_bytes` are 0 for none.
+
+    What a box has outside the tensor is read as zeros and not written.
+    """
+
+    dtype: str
+    extents: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle_bytes: int = 0
+    l2_promotion_bytes: int = 0
+
+    @property
+    def element_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    def strides_bytes(self) -> tuple[int, ...]:
+        """From one index to the next, of every dimension but the last, outermost first."""
+        return tuple(
+            self.element_bytes * math.prod(self.extents[i + 1 :])
+            for i in range(len(self.extents) - 1)
+        )
+
+    def violation(self) -> str:
+        """Why the driver would not take it, in words; "" when it does."""
+        return next(self._violations(), "")
+
+    def _violations(self) -> Iterator[str]:
+        rank = len(self.extents)
+        if self.dtype not in DTYPE_BYTES:
+            yield f"a tensor map of {self.dtype}; known: {', '.join(DTYPE_BYTES)}"
+        elif not 1 <= rank <= MOST_DIMENSIONS:
+            yield f"a tensor map of {rank} dimensions; at most {MOST_DIMENSIONS} are possible"
+        elif len(self.box) != rank:
+            yield f"a box of {len(self.box)} sizes for a tensor of {rank} dimensions"
+        else:
+            yield from self._violations_of_sizes()
+            yield from self._violations_of_rows()
+
+    def _violations_of_sizes(self) -> Iterator[str]:
+        for size in self.box:
+            if not 1 <= size <= MOST_BOX:
+                yield f"a box size of {size}; from 1 to {MOST_BOX} are possible"
+        for extent in self.extents:
+            if not 1 <= extent <= _MOST_EXTENT:
+                yield f"an extent of {extent}; from 1 to 2^32 are possible"
+        for stride in self.strides_bytes():
+            if stride % _UNIT_BYTES or stride >= _MOST_STRIDE_BYTES:
+                yield f"a stride of {stride} bytes; multiples of 16 below 2^40 are possible"
+
+    def _violations_of_rows(self) -> Iterator[str]:
+        for what, found, known in (
+            ("swizzle", self.swizzle_bytes, SWIZZLES),
+            ("L2 promotion", self.l2_promotion_bytes, L2_PROMOTIONS),
+        ):
+            if found not in known:
+                yield f"{what} of {found} bytes; expected one of {', '.join(map(str, known))}"
+        row_bytes = self.box[-1] * self.element_bytes
+        if row_bytes % _UNIT_BYTES:
+            yield f"a box row of {row_bytes} bytes, which is no multiple of {_UNIT_BYTES}"
+        if self.swizzle_bytes and row_bytes > self.swizzle_bytes:
+            yield f"a box row of {row_bytes} bytes, more than the swizzle of {self.swizzle_bytes}"
+
+    def to_json(self) -> list[Json]:
+        return [
+            self.dtype,
+            list(self.extents),
+            list(self.box),
+            self.swizzle_bytes,
+            self.l2_promotion_bytes,
+        ]
+
+    @classmethod
+    def from_json(cls, data: Sequence[Json]) -> TensorMap:
+        dtype, extents, box, swizzle_bytes, l2_promotion_bytes = data
+        return cls(dtype, tuple(extents), tuple(box), swizzle_bytes, l2_promotion_bytes)

@@ -1,0 +1,210 @@
+// Fused attention forward for Hopper: wgmma, the copy engine, specialised warps. The FlashAttention-3 class.
+//
+//   out = softmax(softmax_scale * q k^T) v, a block of BLOCK_N keys at a time, scores, weights and sums in registers.
+//
+// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), contiguous,
+//             16-byte aligned. heads is a multiple of kv_heads: a group of heads shares one kv head. Lengths >= 1.
+//             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
+// Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32. softmax_scale > 0.
+// Problem     HEAD_DIM (32, 64, 96, 128), CAUSAL, DTYPE.
+//
+// How it works. A tile is 64 * CONSUMER_WARPGROUPS rows of one head. One thread of the producer warps asks the copy
+// engine for Q, and for K and V in blocks of BLOCK_N keys, STAGES deep, the last block first; it is ahead of the others
+// by as many blocks as there is room for, over the ends of tiles too. Each consumer warpgroup has 64 rows:
+//   S = Q K^T            wgmma, both from shared memory as they were loaded (Q from registers with Q_IN_REGS)
+//   P = 2^(c (S - m))    c = softmax_scale log2(e); masks only in blocks that not all the warpgroup's rows see whole
+//   O = alpha O + P V    wgmma: P from registers, V from shared memory as it was loaded
+// Then O / l goes through Q's shared memory and out by the copy engine, which leaves out rows that do not exist. Keys
+// that do not exist arrive as zeros, and are masked.
+//
+// Tunables
+//   CONSUMER_WARPGROUPS  1, 2, 3: BLOCK_M = 64 * CONSUMER_WARPGROUPS rows a tile.
+//   BLOCK_N              keys a block (16..256), a multiple of 16.
+//   STAGES               blocks of K and of V in shared memory (1..8).
+//   QUERY_STAGES         1, 2: tiles whose Q (and output) are in shared memory; 2 for a persistent block, whose next Q
+//                        then comes under the work on this tile.
+//   PRODUCER_WARPS       1, or 4: only a whole warpgroup can give registers away (setmaxnreg).
+//   PRODUCER_REGISTERS   24..56, a multiple of 8: what each of its threads keeps, with PRODUCER_WARPS 4; consumers get
+//                        the rest, up to 240.
+//   OVERLAP              0/1: the next block's scores are issued before this block's values; see wgmma_consumer.cuh.
+//   PING_PONG            0/1: warpgroups take turns in issuing products. Needs CONSUMER_WARPGROUPS > 1.
+//   Q_IN_REGS            0/1: Q's fragments stay in registers, which saves a third of what products of 128 keys read.
+//   EXP2_FMA_SHARE       sixteenths of the weights by multiply-adds, not the special-function unit (0..16).
+//   RESCALE_LOG2         0: O is rescaled for every block. 4, 8: only when some row's maximum grew by more than 2^that;
+//                        until then weights exceed 1, which float16 (up to 65504) and the float32 sums can hold.
+//   STORE                bulk: through shared memory and the copy engine; direct: from registers, 4 bytes a lane.
+//   PERSISTENT           0: a block a tile. n: n blocks a multiprocessor walk over the tiles.
+//   WALK, HEAD_SECTION, ROW_ORDER  the order of the tiles: see wgmma_schedule.cuh.
+//   MIN_CTAS             blocks a multiprocessor that the register allocation must allow (1..3).
+//
+// Constraints  Registers of a thread: at entry 65536 / (threads * MIN_CTAS), down to a multiple of 8, at most 255. A
+//              consumer holds BLOCK_N / 2 scores, HEAD_DIM / 2 sums, BLOCK_N / 4 pairs of weights, HEAD_DIM / 4 pairs
+//              of Q with Q_IN_REGS, and some 30 more.
+// Launch       tiles = ceil(seq_len_q / BLOCK_M) * batch * heads
+//              grid  (PERSISTENT > 0 ? min(tiles, PERSISTENT * multiprocessors) : tiles)
+//              block (128 * CONSUMER_WARPGROUPS + 32 * PRODUCER_WARPS)
+// Arguments    q_map, k_map, v_map, out_map by value: maps of the four tensors with boxes (1, 1, rows, panel) where
+//              panel is 64 columns, 32 where HEAD_DIM is no multiple of 64; rows are 64 for q and out, BLOCK_N for k
+//              and v; swizzled by the bytes of a panel's row, 128 or 64.
+// Shared bytes 2 * HEAD_DIM * (QUERY_STAGES * BLOCK_M + 2 * STAGES * BLOCK_N) + 16 * (QUERY_STAGES + 2 * STAGES)
+// Archs        sm_90a: for others attention_mma.cu.
+// Adds to attention_mma.cu: products that run on their own, a copy engine, a producer that only loads, registers moved
+//              from it to consumers, warpgroups that take turns, exponentials by multiply-adds.
+// References   FlashAttention-3, Shah et al. 2024; PTX ISA: see the helpers. Lab book: attention_wgmma.md.
+#include "mma_sync.cuh"
+#include "wgmma_panels.cuh"
+#include "wgmma_product.cuh"
+#include "wgmma_tma.cuh"
+
+// Choices that a space leaves out: 0, which none is, for a space's own count from 1.
+#ifndef ROW_ORDER_DESCENDING
+#define ROW_ORDER_DESCENDING 0
+#endif
+#ifndef WALK_SNAKE
+#define WALK_SNAKE 0
+#endif
+#ifndef STORE_BULK
+#define STORE_BULK 0
+#endif
+
+#define BLOCK_M (64 * CONSUMER_WARPGROUPS)
+
+namespace {
+
+using Element = unsigned short;  // the bits: only conversions and products look inside
+using Rows = Panels<HEAD_DIM>;
+
+constexpr bool kBfloat16 = DTYPE == DTYPE_BFLOAT16;
+constexpr bool kPingPong = PING_PONG && CONSUMER_WARPGROUPS > 1;
+constexpr bool kThroughShared = STORE == STORE_BULK;
+constexpr int kThreads = 128 * CONSUMER_WARPGROUPS + 32 * PRODUCER_WARPS;
+constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
+
+// Registers of a thread: at entry, and of a consumer once the producer warpgroup has given its own away.
+constexpr int kAllowed = 65536 / (kThreads * MIN_CTAS) / 8 * 8;
+constexpr int kEntryRegisters = kAllowed < 256 ? kAllowed : 256;
+constexpr int kShare = (kEntryRegisters * (CONSUMER_WARPGROUPS + 1) - PRODUCER_REGISTERS) / CONSUMER_WARPGROUPS / 8 * 8;
+constexpr int kConsumerRegisters = kShare < 240 ? kShare : 240;
+constexpr bool kMoveRegisters =
+    PRODUCER_WARPS == 4 && kConsumerRegisters > kEntryRegisters && PRODUCER_REGISTERS < kEntryRegisters;
+
+// Named barriers; 0 is __syncthreads().
+constexpr int kFirstTurn = 1;
+constexpr int kFirstStore = kFirstTurn + CONSUMER_WARPGROUPS;
+
+static_assert(CONSUMER_WARPGROUPS >= 1 && CONSUMER_WARPGROUPS <= 3, "warpgroups of 64 rows");
+static_assert(PRODUCER_WARPS == 1 || PRODUCER_WARPS == 4, "a warp or a warpgroup loads");
+static_assert(PRODUCER_REGISTERS % 8 == 0 && PRODUCER_REGISTERS >= 24, "setmaxnreg takes multiples of 8");
+static_assert(BLOCK_N % 16 == 0 && BLOCK_N >= 16 && BLOCK_N <= 256, "a product has up to 256 columns");
+static_assert(HEAD_SECTION >= 1 && QUERY_STAGES >= 1 && STAGES >= 1, "at least one");
+
+// Shared memory: the rings of Q, K and V, and behind them their mbarriers. Every tile begins at a multiple of 1024.
+constexpr unsigned kGroupQueryBytes = 2 * 64 * HEAD_DIM;
+constexpr unsigned kQueryBytes = CONSUMER_WARPGROUPS * kGroupQueryBytes;
+constexpr unsigned kBlockBytes = 2 * BLOCK_N * HEAD_DIM;
+constexpr unsigned kKeysAt = QUERY_STAGES * kQueryBytes;
+constexpr unsigned kValuesAt = kKeysAt + STAGES * kBlockBytes;
+constexpr unsigned kBarriersAt = kValuesAt + STAGES * kBlockBytes;
+constexpr int kBarriers = 2 * (QUERY_STAGES + 2 * STAGES);
+static_assert(kGroupQueryBytes % 1024 == 0 && kBlockBytes % 1024 == 0, "the swizzle repeats after 1024 bytes");
+extern __shared__ __align__(1024) unsigned char shared_memory[];
+
+__device__ __forceinline__ unsigned shared_at(unsigned offset) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(shared_memory)) + offset;
+}
+__device__ __forceinline__ unsigned query_at(int stage, int group) {
+  return shared_at(stage * kQueryBytes + group * kGroupQueryBytes);
+}
+__device__ __forceinline__ unsigned key_at(int stage) { return shared_at(kKeysAt + stage * kBlockBytes); }
+__device__ __forceinline__ unsigned value_at(int stage) { return shared_at(kValuesAt + stage * kBlockBytes); }
+
+__device__ __forceinline__ unsigned barrier_at(int number) { return shared_at(kBarriersAt + 8 * number); }
+__device__ __forceinline__ unsigned query_full(int stage) { return barrier_at(stage); }
+__device__ __forceinline__ unsigned key_full(int stage) { return barrier_at(QUERY_STAGES + stage); }
+__device__ __forceinline__ unsigned value_full(int stage) { return barrier_at(QUERY_STAGES + STAGES + stage); }
+constexpr int kFirstEmpty = QUERY_STAGES + 2 * STAGES;
+__device__ __forceinline__ unsigned query_empty(int stage) { return barrier_at(kFirstEmpty + stage); }
+__device__ __forceinline__ unsigned key_empty(int stage) { return barrier_at(kFirstEmpty + QUERY_STAGES + stage); }
+__device__ __forceinline__ unsigned value_empty(int stage) {
+  return barrier_at(kFirstEmpty + QUERY_STAGES + STAGES + stage);
+}
+
+}  // namespace
+
+#include "wgmma_schedule.cuh"
+#include "wgmma_softmax.cuh"
+
+namespace {
+
+struct Problem {
+  const TensorMap &q, &k, &v, &out_map;
+  Element* out;
+  const float scale_log2;
+  const int heads, group, seq_len_q, seq_len_k;  // group: query heads a kv head
+  const Tiles tiles;
+};
+
+// Where a tile lies, and its blocks of keys, counted by steps from the last one that any of its rows sees.
+struct Place {
+  const Problem& problem;
+  int batch, head, kv_head, first_row, blocks;
+
+  __device__ __forceinline__ Place(const Problem& of, int number) : problem(of) {
+    int tile_head, row_block;
+    of.tiles.find(number, tile_head, row_block);
+    batch = tile_head / of.heads;
+    head = tile_head - batch * of.heads;
+    kv_head = of.group == 1 ? head : head / of.group;
+    first_row = row_block * BLOCK_M;
+    blocks = (keys_seen(min(first_row + BLOCK_M, of.seq_len_q) - 1) + BLOCK_N - 1) / BLOCK_N;
+  }
+
+  __device__ __forceinline__ int keys_seen(int row) const {
+    return CAUSAL ? min(problem.seq_len_k, row + 1) : problem.seq_len_k;
+  }
+  __device__ __forceinline__ int first_key(int step) const { return (blocks - 1 - step) * BLOCK_N; }
+  __device__ __forceinline__ long long offset(int row) const {
+    return ((static_cast<long long>(batch) * problem.heads + head) * problem.seq_len_q + row) * HEAD_DIM;
+  }
+};
+
+}  // namespace
+
+#include "wgmma_consumer.cuh"
+#include "wgmma_producer.cuh"
+
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_CTAS)
+    attention_forward(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+                      const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap out_map, Element* out,
+                      float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k) {
+  const Problem problem{q_map,
+                        k_map,
+                        v_map,
+                        out_map,
+                        out,
+                        softmax_scale * 1.44269504088896341f,
+                        heads,
+                        heads == kv_heads ? 1 : heads / kv_heads,
+                        seq_len_q,
+                        seq_len_k,
+                        Tiles(seq_len_q, batch * heads)};
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the compiler sees: the same for the whole warp
+
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kBarriers; ++i) {
+      const bool empty = i >= kFirstEmpty, query = empty && i < kFirstEmpty + QUERY_STAGES;
+      // Full: the producer. Empty: every consumer warp; of an output that went through Q's place, who stored it.
+      start_mbarrier(barrier_at(i), !empty ? 1 : CONSUMER_WARPGROUPS * (query && kThroughShared ? 1 : 4));
+    }
+    publish_mbarriers();
+  }
+  __syncthreads();
+
+  if (warpgroup == CONSUMER_WARPGROUPS) {
+    if constexpr (kMoveRegisters) give_registers<PRODUCER_REGISTERS>();
+    if (threadIdx.x == 128 * CONSUMER_WARPGROUPS) Producer(problem).run();
+  } else {
+    if constexpr (kMoveRegisters) take_registers<kConsumerRegisters>();
+    Consumer(problem, warpgroup).run();
+  }
+}

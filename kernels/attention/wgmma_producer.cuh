@@ -1,0 +1,61 @@
+// The thread that loads: of each tile Q, then its blocks of keys and values, the last block first.
+//
+// A stage is loaded when all consumer warps have given it back (`empty`), and handed over when its bytes are there
+// (`full`). The n-th use of a ring of S stages waits for the phase n / S - 1 of `empty` to be over, so with the other
+// parity than the consumers wait for: the first S uses find it over at once.
+#pragma once
+
+namespace {
+
+struct Producer {
+  const Problem& problem;
+  Ring<QUERY_STAGES> queries;
+  Ring<STAGES> keys;  // the values' ring as well: both move on together
+
+  __device__ Producer(const Problem& of) : problem(of) {}
+
+  template <int COUNT>
+  __device__ __forceinline__ void load_rows(unsigned to, const TensorMap& map, unsigned full, int row, int head,
+                                            int batch) const {
+#pragma unroll
+    for (int panel = 0; panel < Rows::kCount; ++panel)
+      load_box(to + Rows::panel_at(COUNT, panel), map, full, panel * Rows::kPanel, row, head, batch);
+  }
+
+  __device__ __forceinline__ void load_queries(const Place& place) {
+    wait_mbarrier(query_empty(queries.stage), queries.parity ^ 1);
+    const unsigned full = query_full(queries.stage);
+    expect_bytes(full, kQueryBytes);
+#pragma unroll
+    for (int group = 0; group < CONSUMER_WARPGROUPS; ++group)
+      load_rows<64>(query_at(queries.stage, group), problem.q, full, place.first_row + 64 * group, place.head,
+                    place.batch);
+    queries.advance();
+  }
+
+  __device__ __forceinline__ void load_blocks(const Place& place) {
+    for (int step = 0; step < place.blocks; ++step) {
+      const int row = place.first_key(step);
+      wait_mbarrier(key_empty(keys.stage), keys.parity ^ 1);
+      expect_bytes(key_full(keys.stage), kBlockBytes);
+      load_rows<BLOCK_N>(key_at(keys.stage), problem.k, key_full(keys.stage), row, place.kv_head, place.batch);
+      wait_mbarrier(value_empty(keys.stage), keys.parity ^ 1);
+      expect_bytes(value_full(keys.stage), kBlockBytes);
+      load_rows<BLOCK_N>(value_at(keys.stage), problem.v, value_full(keys.stage), row, place.kv_head, place.batch);
+      keys.advance();
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    prefetch_map(problem.q);
+    prefetch_map(problem.k);
+    prefetch_map(problem.v);
+    for (Walk walk; walk.number < problem.tiles.all; walk.next()) {
+      const Place place(problem, walk.number);
+      load_queries(place);
+      load_blocks(place);
+    }
+  }
+};
+
+}  // namespace

@@ -1,0 +1,102 @@
+// The online softmax of a block of scores, in the registers that a product left them in.
+//
+// Of a row a thread has a quarter of the columns, and two rows: `half` 0 and 1. The other three quarters are in the
+// lanes next to it. The running sum stays spread over the four until the end.
+//
+// 2^x is the special-function unit's, 16 results a clock and multiprocessor: with head_dim 64 as slow as the tensor
+// cores' products. So EXP2_FMA_SHARE sixteenths of the unmasked weights are computed by multiply-adds. n = round(x) and
+// f = x - n in [-1/2, 1/2]: 2^x = 2^n p(f); adding 1.5 * 2^23 rounds, and leaves n in the low bits, from where a
+// shift takes it to the exponent. p has degree 3: its relative error is at most 7.5e-5, an eighth of a float16 weight's
+// rounding (2^-11). The sum gets the very same weights, so that the error does not shift the mean.
+#pragma once
+
+namespace {
+
+// |x| <= 126; below -126 the result is about 2^-126.
+__device__ __forceinline__ float exp2_polynomial(float x) {
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23
+  x = fmaxf(x, -126.0f);
+  const float shifted = x + kRound;
+  const float f = x - (shifted - kRound);
+  const float p = fmaf(fmaf(fmaf(0.05517167f, f, 0.24261113f), f, 0.69326099f), f, 0.99992807f);
+  return __int_as_float(__float_as_int(p) + (__float_as_int(shifted) << 23));
+}
+
+// Whether weight `i` of a thread is the polynomial's: evenly spread.
+__device__ __forceinline__ constexpr bool by_polynomial(int i) {
+  return (i + 1) * EXP2_FMA_SHARE / 16 != i * EXP2_FMA_SHARE / 16;
+}
+
+struct Softmax {
+  float maximum[2], sum[2];
+  float alpha[2];  // what the sums so far must be multiplied with, if `moved`
+  bool moved;      // for any row of the warp
+
+  __device__ __forceinline__ void begin() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      maximum[half] = kLowest;
+      sum[half] = 0.0f;
+    }
+  }
+
+  // Scores become weights. `seen`: how many columns of each row, from the thread's first one on, are visible.
+  template <bool MASKED, int COUNT>
+  __device__ __forceinline__ void weigh(float (&scores)[COUNT], const int (&seen)[2], float scale) {
+    float next[2];
+    bool grown = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float before = maximum[half];
+      float top = before;
+#pragma unroll
+      for (int i = 0; i < COUNT; i += 4)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& score = scores[i + 2 * half + e];
+          if (MASKED && 2 * i + e >= seen[half]) score = __int_as_float(0xff800000);  // -inf
+          top = fmaxf(top, score);
+        }
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      if (RESCALE_LOG2 > 0 && (top - before) * scale <= static_cast<float>(RESCALE_LOG2)) top = before;
+      grown |= top != before;
+      next[half] = top;
+    }
+    moved = RESCALE_LOG2 == 0 || __any_sync(~0u, grown);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      alpha[half] = exp2_approximate((maximum[half] - next[half]) * scale);
+      maximum[half] = next[half];
+      sum[half] *= alpha[half];
+      const float shift = next[half] * scale;
+#pragma unroll
+      for (int i = 0; i < COUNT; i += 4)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& weight = scores[i + 2 * half + e];
+          const float x = fmaf(weight, scale, -shift);
+          weight = !MASKED && by_polynomial(i / 2 + e) ? exp2_polynomial(x) : exp2_approximate(x);
+          sum[half] += weight;
+        }
+    }
+  }
+
+  // The multiplication that was owed.
+  template <int COUNT>
+  __device__ __forceinline__ void rescale(float (&output)[COUNT]) const {
+    if (RESCALE_LOG2 > 0 && !moved) return;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) output[i] *= alpha[i / 2 % 2];
+  }
+
+  // 1 / sum of the whole row, to be called once.
+  __device__ __forceinline__ float inverse_sum(int half) const {
+    float total = sum[half];
+    total += __shfl_xor_sync(~0u, total, 1);
+    total += __shfl_xor_sync(~0u, total, 2);
+    return total == 0.0f ? 0.0f : __fdividef(1.0f, total);
+  }
+};
+
+}  // namespace

@@ -1,0 +1,107 @@
+// Tensor copies by the copy engine (TMA), the barriers they complete on, and registers that change hands.
+//
+// A tensor map says where a tensor lies and which box of it one copy moves. The harness encodes it and passes it by
+// value; one thread issues the copy of a whole box. Coordinates count elements, the innermost dimension first: column,
+// row, head, batch. What lies outside the tensor arrives as zeros (and counts as arrived), and is left out of a store:
+// so rows past the end of a head need no other code. A load completes on an mbarrier, which counts its bytes.
+//
+// The copy engine and the tensor cores use another proxy than loads and stores do: what threads wrote to shared memory
+// is seen by it only after share_with_engines() in each of these threads and a barrier after that.
+//
+// Archs      sm_90 and later.
+// References PTX ISA: "Tensors", "cp.async.bulk.tensor", "cp.async.bulk.commit_group", "cp.async.bulk.wait_group",
+//            "mbarrier.expect-tx", "Async proxy", "fence.proxy.async", "prefetch", "barrier{.cta}", "setmaxnreg".
+#pragma once
+
+#include "copy_handover.cuh"
+
+namespace {
+
+// What cuTensorMapEncodeTiled writes: 128 bytes, aligned to 64.
+struct __align__(64) TensorMap {
+  unsigned long long opaque[16];
+};
+
+__device__ __forceinline__ unsigned long long address_of(const TensorMap& map) {
+  return reinterpret_cast<unsigned long long>(&map);
+}
+
+__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];\n" ::"l"(address_of(map)) : "memory");
+}
+
+__device__ __forceinline__ void load_box(unsigned shared, const TensorMap& map, unsigned full, int column, int row,
+                                         int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];\n" ::"r"(shared),
+      "l"(address_of(map)), "r"(full), "r"(column), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+
+__device__ __forceinline__ void store_box(const TensorMap& map, unsigned shared, int column, int row, int head,
+                                          int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];\n" ::"l"(
+                   address_of(map)),
+               "r"(shared), "r"(column), "r"(row), "r"(head), "r"(batch)
+               : "memory");
+}
+
+// This thread's stores have been read from shared memory, which may be used again.
+__device__ __forceinline__ void wait_stores_read() {
+  asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;\n" ::: "memory");
+}
+
+// This thread's arrival, and so many bytes that the phase waits for.
+__device__ __forceinline__ void expect_bytes(unsigned full, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(full), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void share_with_engines() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
+
+// By the thread that started the mbarriers, before the block's barrier: the copy engine sees them.
+__device__ __forceinline__ void publish_mbarriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+  share_with_engines();
+}
+
+__device__ __forceinline__ void store_word(unsigned shared, unsigned word) {
+  asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(shared), "r"(word) : "memory");
+}
+
+// From now on each thread of this warpgroup has so many registers (a multiple of 8): fewer, or more, which waits until
+// another warpgroup has given them away. ptxas obeys only if it knows what the block has at entry (__launch_bounds__).
+template <int COUNT>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(COUNT));
+}
+
+template <int COUNT>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(COUNT));
+}
+
+// Named barriers whose number is known at run time. `threads` counts those that sync and those that only arrive.
+__device__ __forceinline__ void sync_named(int number, int threads) {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(number), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void arrive_named(int number, int threads) {
+  asm volatile("bar.arrive %0, %1;\n" ::"r"(number), "r"(threads) : "memory");
+}
+
+// A ring of stages with an mbarrier each: where the next use is, and the parity of its phase.
+template <int COUNT>
+struct Ring {
+  int stage = 0;
+  unsigned parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == COUNT) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+}  // namespace

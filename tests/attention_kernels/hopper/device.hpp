@@ -1,0 +1,368 @@
+// CUDA's language and Hopper's instructions on the CPU, as attention_wgmma.cu uses them: what PTX ISA says of them.
+//
+//   mbarrier       arrivals and bytes that a phase waits for; the parity of the phase under way.
+//   copies         done at any time after they were issued, with the swizzle of the map. What a load will overwrite is
+//                  NaN from the moment it is issued, so that a stage given back too early is seen.
+//   wgmma          done at any time before the wait that covers it; shared memory is read then, through the descriptor's
+//                  canonical layout and swizzle, and sums are NaN in between, so that an early use is seen.
+//   fragments      "Register Fragments" of wgmma, "ldmatrix".
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "fibers.hpp"
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __shared__
+#define __grid_constant__
+#define __launch_bounds__(threads, blocks)
+#define __align__(bytes) __attribute__((aligned(bytes)))
+
+struct uint2 { unsigned x, y; };
+struct uint4 { unsigned x, y, z, w; };
+
+inline Index block_index, grid_size;
+#define threadIdx (block->current->thread)
+#define blockIdx block_index
+#define gridDim grid_size
+
+inline int min(int a, int b) { return a < b ? a : b; }
+inline float __int_as_float(int bits) { float value; std::memcpy(&value, &bits, 4); return value; }
+inline int __float_as_int(float value) { int bits; std::memcpy(&bits, &value, 4); return bits; }
+inline float __fdividef(float a, float b) { return a / b; }
+
+// Shared memory: addresses count from 1024, as on sm_90, where the first KiB is the system's.
+constexpr unsigned kSharedBase = 1024;
+inline std::vector<unsigned char> shared_bytes;
+inline unsigned __cvta_generic_to_shared(const void*) { return kSharedBase; }
+
+template <class T>
+T& shared_word(unsigned at) {
+  if (at < kSharedBase || at - kSharedBase + sizeof(T) > shared_bytes.size()) fail("outside of shared memory");
+  if (at % sizeof(T)) fail("misaligned in shared memory");
+  return *reinterpret_cast<T*>(&shared_bytes[at - kSharedBase]);
+}
+
+// Barriers of `count` threads.
+struct Meeting {
+  int arrived = 0, generation = 0;
+  void arrive(int count) {
+    if (++arrived > count) fail("more threads at a barrier than it takes");
+    if (arrived == count) {
+      arrived = 0;
+      ++generation;
+    }
+  }
+  int meet(int count) {  // the number of this meeting
+    const int mine = generation;
+    arrive(count);
+    wait_until([this, mine] { return generation != mine; });
+    return mine;
+  }
+};
+
+inline Meeting everybody, named[16];
+inline int block_threads;
+inline void __syncthreads() { everybody.meet(block_threads); }
+inline void sync_named(int number, int threads) { named[number].meet(threads); }
+inline void arrive_named(int number, int threads) { named[number].arrive(threads); }
+
+// What the lanes of a warp tell each other.
+struct Warp {
+  Meeting meeting;
+  unsigned words[2][32];
+};
+inline Warp warps[32];
+
+inline const unsigned* exchange(unsigned word) {
+  Warp& warp = warps[threadIdx.x / 32];
+  const int mine = warp.meeting.generation;
+  warp.words[mine % 2][threadIdx.x % 32] = word;
+  warp.meeting.meet(32);
+  return warp.words[mine % 2];
+}
+inline float __shfl_xor_sync(unsigned, float value, int mask) {
+  return __int_as_float(exchange(__float_as_int(value))[(threadIdx.x % 32) ^ mask]);
+}
+inline unsigned __shfl_sync(unsigned, unsigned value, int lane) { return exchange(value)[lane]; }
+inline bool __any_sync(unsigned, bool value) {
+  const unsigned* words = exchange(value);
+  for (int i = 0; i < 32; ++i)
+    if (words[i]) return true;
+  return false;
+}
+
+// 16-bit elements.
+inline float element(uint16_t bits, bool bfloat16) {
+  if (bfloat16) return __int_as_float(static_cast<int>(bits) << 16);
+  _Float16 value;
+  std::memcpy(&value, &bits, 2);
+  return value;
+}
+inline uint16_t rounded(float value, bool bfloat16) {
+  uint16_t bits;
+  if (bfloat16) {
+    const uint32_t word = static_cast<uint32_t>(__float_as_int(value));
+    if (std::isnan(value)) return 0x7fff;
+    return static_cast<uint16_t>((word + 0x7fff + (word >> 16 & 1)) >> 16);
+  }
+  const _Float16 half = static_cast<_Float16>(value);
+  std::memcpy(&bits, &half, 2);
+  return bits;
+}
+template <bool BFLOAT16>
+unsigned pack(float low, float high) {
+  return rounded(low, BFLOAT16) | static_cast<unsigned>(rounded(high, BFLOAT16)) << 16;
+}
+inline float exp2_approximate(float x) { return std::exp2(x); }
+
+// Swizzles exchange 16-byte chunks: address bits 4 .. 4 + n - 1 are xor-ed with bits 7 .. 7 + n - 1.
+inline unsigned swizzled(unsigned at, int bits) { return at ^ ((at >> 7 & ((1u << bits) - 1)) << 4); }
+
+struct Mbarrier {
+  int arrivals, missing;
+  long long bytes = 0;
+  unsigned phase = 0;
+  void look() {
+    if (missing < 0) fail("more arrivals than an mbarrier takes");
+    if (missing == 0 && bytes == 0) {
+      missing = arrivals;
+      phase ^= 1;
+    }
+  }
+};
+inline std::map<unsigned, Mbarrier> mbarriers;
+inline Mbarrier& mbarrier(unsigned at) {
+  shared_word<unsigned long long>(at);
+  const auto found = mbarriers.find(at);
+  if (found == mbarriers.end()) fail("an mbarrier that nobody started");
+  return found->second;
+}
+inline void start_mbarrier(unsigned at, unsigned arrivals) {
+  shared_word<unsigned long long>(at);
+  mbarriers[at] = {static_cast<int>(arrivals), static_cast<int>(arrivals)};
+}
+inline void publish_mbarriers() {}
+inline void arrive_at_mbarrier(unsigned at) {
+  --mbarrier(at).missing;
+  mbarrier(at).look();
+}
+inline void expect_bytes(unsigned at, unsigned bytes) {
+  mbarrier(at).bytes += bytes;
+  arrive_at_mbarrier(at);
+}
+inline void wait_mbarrier(unsigned at, unsigned parity) {
+  wait_until([at, parity] { return mbarrier(at).phase != parity; });
+}
+
+// The copy engine. A map's first word points to what the harness knows of the tensor.
+struct Tensor {
+  uint16_t* data;
+  int extents[4], box[4], swizzle_bits;  // innermost first
+};
+struct __align__(64) TensorMap {
+  unsigned long long opaque[16];
+  const Tensor& tensor() const { return *reinterpret_cast<const Tensor*>(opaque[0]); }
+};
+inline void prefetch_map(const TensorMap&) {}
+
+template <class Visit>
+void visit_box(const Tensor& tensor, unsigned shared, int column, int row, int head, int batch, Visit visit) {
+  if (tensor.box[2] != 1 || tensor.box[3] != 1) fail("a box of several heads");
+  const unsigned row_bytes = 2 * tensor.box[0];
+  if (tensor.swizzle_bits && shared % (128u << tensor.swizzle_bits)) fail("a box that the swizzle does not fit");
+  for (int r = 0; r < tensor.box[1]; ++r)
+    for (int c = 0; c < tensor.box[0]; ++c) {
+      const int at[4] = {column + c, row + r, head, batch};
+      bool inside = true;
+      long long offset = 0;
+      for (int d = 3; d >= 0; --d) {
+        inside &= at[d] >= 0 && at[d] < tensor.extents[d];
+        offset = offset * tensor.extents[d] + at[d];
+      }
+      visit(swizzled(shared + r * row_bytes + 2 * c, tensor.swizzle_bits), inside, offset);
+    }
+}
+
+constexpr int kLoads = 0, kStores = 100;  // engines
+inline void load_box(unsigned shared, const TensorMap& map, unsigned full, int column, int row, int head, int batch) {
+  const Tensor& tensor = map.tensor();
+  visit_box(tensor, shared, column, row, head, batch,
+            [](unsigned at, bool, long long) { shared_word<uint16_t>(at) = 0x7fff; });
+  block->engines[kLoads].work.push_back([=, &tensor] {
+    visit_box(tensor, shared, column, row, head, batch, [&](unsigned at, bool inside, long long offset) {
+      shared_word<uint16_t>(at) = inside ? tensor.data[offset] : 0;
+    });
+    mbarrier(full).bytes -= 2 * tensor.box[0] * tensor.box[1];
+    mbarrier(full).look();
+    return true;
+  });
+}
+inline std::map<int, int> stores_left;
+inline void store_box(const TensorMap& map, unsigned shared, int column, int row, int head, int batch) {
+  const Tensor& tensor = map.tensor();
+  const int thread = threadIdx.x;
+  ++stores_left[thread];
+  block->engines[kStores + thread].work.push_back([=, &tensor] {
+    visit_box(tensor, shared, column, row, head, batch, [&](unsigned at, bool inside, long long offset) {
+      if (inside) tensor.data[offset] = shared_word<uint16_t>(at);
+    });
+    --stores_left[thread];
+    return true;
+  });
+}
+inline void wait_stores_read() {
+  const int thread = threadIdx.x;
+  wait_until([thread] { return stores_left[thread] == 0; });
+}
+inline void share_with_engines() {}
+inline void store_word(unsigned shared, unsigned word) { shared_word<unsigned>(shared) = word; }
+template <int COUNT> void give_registers() {}
+template <int COUNT> void take_registers() {}
+
+template <int COUNT>
+struct Ring {
+  int stage = 0;
+  unsigned parity = 0;
+  void advance() {
+    if (++stage == COUNT) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Lane l gives the address of row l % 8 of tile l / 8, and gets elements 2 (l % 4) and the next of row l / 4 of each.
+inline void load_matrix(unsigned (&tiles)[4], unsigned shared) {
+  const int lane = threadIdx.x % 32;
+  const unsigned* rows = exchange(shared);
+  for (int i = 0; i < 4; ++i) tiles[i] = shared_word<unsigned>(rows[8 * i + lane / 4] + lane % 4 * 4);
+  exchange(0);
+}
+
+// Where an operand's element is. Canonical layouts in PTX ISA, "Shared Memory Matrix Layout", of 2-byte elements:
+//   K-major   Swizzle o ((8, m), (8, 2 k)) : ((row, SBO), (1, 8))            row: 64 elements (128B) or 32 (64B)
+//   MN-major  Swizzle o ((8, w, m), (8, k)) : ((1, 8, LBO), (row, SBO))      w: row / 8 chunks of 8
+inline uint16_t operand(unsigned long long descriptor, int mn, int k, bool by_rows) {
+  const unsigned start = (descriptor & 0x3fff) << 4;
+  const unsigned leading = (descriptor >> 16 & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
+  const int mode = static_cast<int>(descriptor >> 62);
+  if (mode != 1 && mode != 2) fail("a swizzle mode that the model does not have");
+  if (descriptor >> 49 & 7) fail("a base offset");
+  const unsigned row_bytes = mode == 1 ? 128 : 64;
+  const int row_elements = row_bytes / 2;
+  const unsigned offset = by_rows ? mn / row_elements * leading + mn % row_elements * 2 + k % 8 * row_bytes + k / 8 * stride
+                                  : mn % 8 * row_bytes + mn / 8 * stride + k * 2;
+  return shared_word<uint16_t>(swizzled(start + offset, mode == 1 ? 3 : 2));
+}
+
+// Products of a warpgroup, in the order of their issue.
+struct Sums {
+  std::vector<float> values;
+  int pending = 0;
+};
+struct Operation {
+  int issued = 0;
+  float* d[128];
+  unsigned a[128][4];
+};
+struct Warpgroup {
+  std::deque<Operation> operations;  // those not yet done
+  int done = 0, started[128] = {}, closed[128] = {};
+  std::deque<int> groups[128];  // how many operations were issued at each close
+  std::map<float*, Sums> sums;
+};
+inline Warpgroup warpgroups[4];
+
+inline void fence_products() {}
+inline void close_products() {
+  Warpgroup& group = warpgroups[threadIdx.x / 128];
+  const int thread = threadIdx.x % 128;
+  group.groups[thread].push_back(group.started[thread]);
+}
+template <int GROUPS>
+void wait_products() {
+  Warpgroup& group = warpgroups[threadIdx.x / 128];
+  auto& groups = group.groups[threadIdx.x % 128];
+  while (groups.size() > GROUPS) {
+    const int needed = groups.front();
+    groups.pop_front();
+    wait_until([&group, needed] { return group.done >= needed; });
+  }
+}
+template <int COUNT> void pin(float (&)[COUNT]) {}
+inline void finish_first(float value) {
+  if (value < 0) fail("a negative sum of weights");
+}
+
+template <class DoIt>
+void issue(float* d, int count, bool add, const unsigned (&a)[4], DoIt do_it) {
+  Warpgroup& group = warpgroups[threadIdx.x / 128];
+  const int thread = threadIdx.x % 128, number = group.started[thread]++;
+  while (group.done + static_cast<int>(group.operations.size()) <= number) group.operations.emplace_back();
+  Operation& operation = group.operations[number - group.done];
+  operation.d[thread] = d;
+  for (int i = 0; i < 4; ++i) operation.a[thread][i] = a[i];
+  Sums& sums = group.sums[d];
+  if (sums.pending++ == 0) sums.values.assign(d, d + count);
+  if (!add) sums.values.assign(count, 0.0f);
+  for (int i = 0; i < count; ++i) d[i] = std::numeric_limits<float>::quiet_NaN();
+  if (++operation.issued == 128)
+    block->engines[1 + threadIdx.x / 128].work.push_back([&group, count, do_it] {
+      Operation& first = group.operations.front();
+      if (first.issued != 128) return false;
+      do_it(group, first);
+      for (float* to : first.d) {
+        Sums& finished = group.sums[to];
+        if (--finished.pending == 0) {
+          std::copy(finished.values.begin(), finished.values.end(), to);
+          group.sums.erase(to);
+        }
+      }
+      group.operations.pop_front();
+      ++group.done;
+      return true;
+    });
+}
+
+// Register 4 i + 2 h + e of thread 32 w + 4 g + t: row 16 w + 8 h + g, column 8 i + 2 t + e.
+template <int N, bool BFLOAT16, class ElementOfA>
+void multiply(Warpgroup& group, const Operation& operation, unsigned long long b, bool by_rows, ElementOfA a) {
+  std::vector<float> columns(16 * N);
+  for (int k = 0; k < 16; ++k)
+    for (int n = 0; n < N; ++n) columns[k * N + n] = element(operand(b, n, k, by_rows), BFLOAT16);
+  for (int thread = 0; thread < 128; ++thread) {
+    std::vector<float>& sums = group.sums[operation.d[thread]].values;
+    for (int i = 0; i < N / 2; ++i) {
+      const int row = thread / 32 * 16 + i / 2 % 2 * 8 + thread % 32 / 4, n = i / 4 * 8 + thread % 4 * 2 + i % 2;
+      for (int k = 0; k < 16; ++k) sums[i] += element(a(row, k), BFLOAT16) * columns[k * N + n];
+    }
+  }
+}
+
+template <int N>
+struct Product {
+  template <bool BFLOAT16, bool ADD>
+  static void of_shared(float (&d)[N / 2], unsigned long long a, unsigned long long b) {
+    issue(d, N / 2, ADD, {0, 0, 0, 0}, [=](Warpgroup& group, const Operation& operation) {
+      multiply<N, BFLOAT16>(group, operation, b, false, [=](int row, int k) { return operand(a, row, k, false); });
+    });
+  }
+  // A's registers are pairs (row g, k 2 t), (g + 8, 2 t), (g, 2 t + 8), (g + 8, 2 t + 8).
+  template <bool BFLOAT16, bool ADD, int TRANSPOSED>
+  static void of_registers(float (&d)[N / 2], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                           unsigned long long b) {
+    issue(d, N / 2, ADD, {a0, a1, a2, a3}, [=](Warpgroup& group, const Operation& operation) {
+      multiply<N, BFLOAT16>(group, operation, b, TRANSPOSED, [&](int row, int k) {
+        const int thread = row / 16 * 32 + row % 8 * 4 + k % 8 / 2;
+        const unsigned pair = operation.a[thread][row % 16 / 8 + k / 8 * 2];
+        return static_cast<uint16_t>(k % 2 ? pair >> 16 : pair);
+      });
+    });
+  }
+};

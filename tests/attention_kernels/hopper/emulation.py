@@ -1,0 +1,173 @@
+"""attention_wgmma.cu compiled for the CPU and run as a space launches it.
+
+The kernel's own files are compiled as they are but for three headers: those that hold nothing but
+instructions (`wgmma_product.cuh`, `wgmma_tma.cuh`, `mma_sync.cuh`), which `device.hpp` replaces.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from evotune.device.launch import LaunchPlan
+from evotune.problems.base import Case
+
+HERE = Path(__file__).parent
+KERNELS = Path(__file__).parents[3] / "kernels" / "attention"
+REPLACED = ("wgmma_product.cuh", "wgmma_tma.cuh", "mma_sync.cuh")
+
+Array = npt.NDArray[np.float32]
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("extents", ctypes.c_int * 4),
+        ("box", ctypes.c_int * 4),
+        ("swizzle_bits", ctypes.c_int),
+    )
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("blocks", ctypes.c_int),
+        ("threads", ctypes.c_int),
+        ("shared_bytes", ctypes.c_int),
+        ("seed", ctypes.c_uint),
+    )
+
+
+def build(
+    folder: Path, defines: tuple[tuple[str, int], ...], mistakes: Mapping[str, str] | None = None
+) -> Path:
+    """A shared library of the kernel with these definitions, and with `mistakes` put in place of
+    what it says."""
+    left = dict(mistakes or {})
+    for source in KERNELS.glob("*wgmma*.cu*"):
+        text = source.read_text()
+        for right in [right for right in left if right in text]:
+            text = text.replace(right, left.pop(right), 1)
+        (folder / source.name).write_text(text)
+    assert not left, f"nowhere in the kernel: {left}"
+    for name in REPLACED:
+        (folder / name).write_text("#pragma once\n")
+    library = folder / "kernel.so"
+    command = [
+        "g++",
+        "-std=c++20",
+        "-O1",
+        "-w",
+        "-Wno-psabi",
+        "-fPIC",
+        "-shared",
+        f"-I{HERE}",
+        f"-I{folder}",
+    ]
+    options = [f"-D{name}={value}" for name, value in defines]
+    subprocess.run([*command, *options, str(HERE / "harness.cpp"), "-o", str(library)], check=True)
+    return library
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """What became of a launch: the output, or what the model found wrong."""
+
+    out: Array | None
+    complaint: str
+
+
+def run(library: Path, plan: LaunchPlan, case: Case, inputs: dict[str, Array], seed: int) -> Ran:
+    """In a process of its own, as the model ends it where it finds a mistake."""
+    read_end, write_end = os.pipe()
+    error_end, error_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(error_write, 2)
+        out = _call(library, plan, case, inputs, seed)
+        with os.fdopen(write_end, "wb") as stream:
+            stream.write(out.tobytes())
+        os._exit(0)
+    os.close(write_end)
+    os.close(error_write)
+    with os.fdopen(read_end, "rb") as stream, os.fdopen(error_end, "rb") as errors:
+        data, words = stream.read(), errors.read().decode()
+    _, status = os.waitpid(child, 0)
+    if status:
+        return Ran(None, words.strip() or f"status {status}")
+    shape = inputs["q"].shape
+    bits = np.frombuffer(data, dtype=np.uint16).reshape(shape)
+    return Ran(_widened(bits, str(case.symbols["dtype"])), "")
+
+
+def _call(
+    library: Path, plan: LaunchPlan, case: Case, inputs: dict[str, Array], seed: int
+) -> npt.NDArray[np.uint16]:
+    dtype = str(case.symbols["dtype"])
+    memory = {name: narrowed(value, dtype) for name, value in inputs.items()}
+    memory["out"] = np.full(inputs["q"].shape, 0xFFFF, dtype=np.uint16)
+    tensors = (_Tensor * 4)()
+    maps = [argument for argument in plan.arguments if argument.tensor_map is not None]
+    assert [argument.name for argument in maps] == ["q", "k", "v", "out"]
+    for tensor, argument in zip(tensors, maps, strict=True):
+        tensor_map = argument.tensor_map
+        assert tensor_map is not None
+        tensor.data = memory[argument.name].ctypes.data
+        tensor.extents[:] = tensor_map.extents[::-1]
+        tensor.box[:] = tensor_map.box[::-1]
+        tensor.swizzle_bits = {0: 0, 64: 2, 128: 3}[tensor_map.swizzle_bytes]
+    (launch,) = plan.launches
+    given = _Launch(launch.grid[0], launch.threads, launch.shared_bytes, seed)
+    *_, out, scale, batch, heads, kv_heads, seq_len_q, seq_len_k = plan.arguments
+    assert out.name == "out"
+    sizes = [int(argument.value) for argument in (batch, heads, kv_heads, seq_len_q, seq_len_k)]
+    function = ctypes.CDLL(str(library)).run
+    function(ctypes.byref(given), tensors, ctypes.c_float(scale.value), *sizes)
+    return memory["out"]
+
+
+def narrowed(values: Array, dtype: str) -> npt.NDArray[np.uint16]:
+    """The bits of the values in a 16-bit type; bfloat16 is cut off."""
+    if dtype == "bfloat16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(np.float16).view(np.uint16)
+
+
+def _widened(bits: npt.NDArray[np.uint16], dtype: str) -> Array:
+    if dtype == "bfloat16":
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+    return bits.view(np.float16).astype(np.float32)
+
+
+def reference(case: Case, inputs: dict[str, Array]) -> npt.NDArray[np.float64]:
+    """In float64, from the inputs as they are rounded."""
+    dtype = str(case.symbols["dtype"])
+    q, k, v = (_widened(narrowed(inputs[name], dtype), dtype).astype(np.float64) for name in "qkv")
+    group = q.shape[1] // k.shape[1]
+    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+    scores = float(case.symbols["softmax_scale"]) * q @ k.swapaxes(-1, -2)
+    if case.symbols["causal"]:
+        scores[..., ~np.tri(q.shape[2], k.shape[2], dtype=bool)] = -np.inf
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    result: npt.NDArray[np.float64] = (weights / weights.sum(axis=-1, keepdims=True)) @ v
+    return result
+
+
+def inputs_of(case: Case, seed: int) -> dict[str, Array]:
+    """Normal values, the queries large enough for weights that differ."""
+    rng = np.random.default_rng(seed)
+    s = {name: int(value) for name, value in case.symbols.items() if isinstance(value, int)}
+    shapes = {
+        "q": (s["batch"], s["heads"], s["seq_len_q"], s["head_dim"]),
+        "k": (s["batch"], s["kv_heads"], s["seq_len_k"], s["head_dim"]),
+    }
+    shapes["v"] = shapes["k"]
+    found = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    found["q"] *= 3.0
+    return found

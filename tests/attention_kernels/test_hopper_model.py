@@ -1,0 +1,177 @@
+"""The Hopper kernel's source on a CPU model of wgmma, the copy engine, mbarriers and fibers.
+
+Shows what a machine without a GPU can: that each element is read where it was put, that softmax
+and fragments fit together, and that no schedule that was tried deadlocks or reads too early.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from evotune.engine.setup import load_setup
+from evotune.execute.protocol import TIMED, CaseJob
+from evotune.trial import Configuration, Value
+
+from .hopper import emulation
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+ROOT = Path(__file__).parents[2]
+SPACE = yaml.safe_load((ROOT / "search_spaces" / "attention_wgmma.yaml").read_text())
+ODD = [
+    {"batch": 1, "heads": 2, "kv_heads": 1, "seq_len": 67},
+    {"batch": 1, "heads": 1, "seq_len_q": 145, "seq_len_k": 29},
+    {"batch": 2, "heads": 2, "seq_len_q": 33, "seq_len_k": 130},
+    {"batch": 1, "heads": 3, "seq_len": 257},
+]
+_BLOCKS = 2  # so few that a persistent block has several tiles
+
+
+def case_jobs(
+    folder: Path, values: Mapping[str, Value], shapes: Sequence[Mapping[str, int]], **problem: Value
+) -> list[CaseJob]:
+    """How the space compiles and launches the configuration `values` on these shapes."""
+    causal, dtype = bool(problem.get("causal", False)), problem.get("dtype", "float16")
+    space = {**SPACE, "root": str(ROOT), "default": {**SPACE["default"], **values}}
+    head_dim = problem.get("head_dim", 64)
+    space["problem"] = {
+        "name": "attention",
+        "dtype": dtype,
+        "shapes": [{**shape, "head_dim": head_dim} for shape in shapes],
+        "variants": [{"causal": causal}],
+    }
+    path = folder / "space.yaml"
+    path.write_text(yaml.safe_dump(space))
+    planner = load_setup(path, "h200", compile_only=True).planner
+    assert planner is not None
+    configuration = planner.bound.repair(space["default"], random.Random(0))
+    assert configuration is not None
+    assert {name: configuration[name] for name in values} == values
+    cases = planner.proposal(0, Configuration(configuration)).cases
+    return [job for job in cases if job.role == TIMED]
+
+
+def complaints(
+    folder: Path,
+    values: Mapping[str, Value],
+    shapes: Sequence[Mapping[str, int]] = ODD,
+    *,
+    seeds: int = 2,
+    mistakes: Mapping[str, str] | None = None,
+    **problem: Value,
+) -> list[str]:
+    """What was wrong on any shape, in the words of the model; errors are above 2 roundings."""
+    jobs = case_jobs(folder, values, shapes, **problem)
+    library = emulation.build(folder, jobs[0].compile.defines, mistakes)
+    limit = 2**-9 if problem.get("dtype", "float16") == "float16" else 2**-6
+    found = []
+    for number, job in enumerate(jobs):
+        (launch,) = job.plan.launches
+        few = dataclasses.replace(launch, grid=(min(_BLOCKS, launch.grid[0]),))
+        persistent = values.get("PERSISTENT", SPACE["default"]["PERSISTENT"]) != 0
+        plan = dataclasses.replace(job.plan, launches=(few,) if persistent else (launch,))
+        inputs = emulation.inputs_of(job.case, seed=number)
+        expected = emulation.reference(job.case, inputs)
+        for seed in range(seeds):
+            ran = emulation.run(library, plan, job.case, inputs, seed)
+            if ran.out is None:
+                found.append(ran.complaint)
+            else:
+                error = np.abs(ran.out - expected) / np.maximum(1.0, np.abs(expected))
+                if not error.max() <= limit:
+                    found.append(f"{job.case.label}: error {error.max()}")
+    return found
+
+
+SMALLEST: dict[str, Value] = {
+    "CONSUMER_WARPGROUPS": 1,
+    "BLOCK_N": 32,
+    "STAGES": 1,
+    "QUERY_STAGES": 1,
+    "PRODUCER_WARPS": 1,
+    "PRODUCER_REGISTERS": 24,
+    "OVERLAP": False,
+    "PERSISTENT": 0,
+    "RESCALE_LOG2": 0,
+    "STORE": "direct",
+}
+TWO: dict[str, Value] = {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 48, "PING_PONG": True}
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        (SMALLEST, {}),
+        ({}, {"causal": True}),
+        ({**TWO, "STAGES": 1, "EXP2_FMA_SHARE": 8}, {"causal": True, "dtype": "bfloat16"}),
+        ({**TWO, "OVERLAP": False, "Q_IN_REGS": True, "WALK": "snake"}, {"head_dim": 32}),
+        ({**TWO, "STORE": "direct", "STAGES": 3, "RESCALE_LOG2": 0}, {"head_dim": 96}),
+        ({**TWO, "BLOCK_N": 80, "HEAD_SECTION": 1, "QUERY_STAGES": 1}, {"head_dim": 128}),
+    ],
+)
+def test_odd_shapes_come_out_right(
+    values: Mapping[str, Value], problem: Mapping[str, Value], tmp_path: Path
+) -> None:
+    assert complaints(tmp_path, values, **problem) == []
+
+
+LONG = [{"batch": 1, "heads": 1, "seq_len": 200}]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "complaint"),
+    [
+        # A stage is loaded again while it is read; the other parity; sums that are not there yet.
+        ("wait_mbarrier(value_empty(keys.stage), keys.parity ^ 1);", "", "deadlock"),
+        ("wait_mbarrier(key_empty(keys.stage), keys.parity ^ 1);", "", "more arrivals"),
+        ("value_full(value.stage), value.parity", "value_full(value.stage), 0", "deadlock"),
+        ("      wait_products<0>();\n      pin(output);", "", "error"),
+        # A wrong stride, and a wrong swizzle of the output.
+        ("step * 16 * kRowBytes, rows * kRowBytes)", "step * 16, rows * kRowBytes)", "error"),
+        ("row % 8 : row / 2 % 4", "row / 2 % 8 : row / 2 % 4", "error"),
+    ],
+)
+def test_the_model_sees_mistakes(right: str, wrong: str, complaint: str, tmp_path: Path) -> None:
+    """But not that a fence is missing: of proxies, and of what ptxas may move, it knows nothing."""
+    values = {**TWO, "BLOCK_N": 32}
+    found = complaints(tmp_path, values, LONG, seeds=6, mistakes={right: wrong})
+    assert any(complaint in words for words in found), found
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(12))
+def test_random_configurations_come_out_right(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    head_dim = rng.choice((32, 64, 96, 128))
+    problem: dict[str, Value] = {"head_dim": head_dim, "causal": rng.random() < 0.5}
+    problem["dtype"] = rng.choice(("float16", "bfloat16"))
+    path = tmp_path / "sampled.yaml"
+    space = {**SPACE, "root": str(ROOT)}
+    space["problem"] = {**SPACE["problem"], "shapes": [{**ODD[0], "head_dim": head_dim}]}
+    path.write_text(yaml.safe_dump({**space, "default": {}}))
+    planner = load_setup(path, "h200", compile_only=True).planner
+    assert planner is not None
+    values = dict(planner.bound.sample(rng))
+    assert complaints(tmp_path, values, **problem) == [], (values, problem)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_no_schedule_deadlocks(groups: int, stages: int, tmp_path: Path) -> None:
+    for overlap, ping_pong, query_stages in itertools.product((False, True), (False, True), (1, 2)):
+        values: dict[str, Value] = {"CONSUMER_WARPGROUPS": groups, "STAGES": stages, "BLOCK_N": 32}
+        values |= {"OVERLAP": overlap, "QUERY_STAGES": query_stages}
+        if groups > 1:
+            values["PING_PONG"] = ping_pong
+        for causal in (False, True):
+            assert complaints(tmp_path, values, seeds=6, causal=causal) == [], values
