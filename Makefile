@@ -19,7 +19,7 @@ run: $(VENV)/.runtime  ## tune the flagship kernel: on the GPU if there is one, 
 	$(BIN)/evotune run
 
 test: $(VENV)/.development  ## every test that needs no GPU
-	$(BIN)/python -m pytest -m "not gpu and not soak" -n 2
+	$(BIN)/python -m pytest -m "not gpu and not soak" -n 2 --dist worksteal
 
 check: $(VENV)/.development  ## style, types, and which package may import which
 	$(BIN)/ruff check .
