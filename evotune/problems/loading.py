@@ -17,7 +17,7 @@ from pathlib import Path
 
 import evotune
 from evotune.errors import UsageError
-from evotune.problems.user import UserProblem, missing_methods
+from evotune.problems.user import UserProblem
 
 _REFERENCE = re.compile(r"([^:]+\.py):([A-Za-z_][A-Za-z0-9_]*)")
 _MOST_BYTES = 1 << 20
@@ -110,7 +110,7 @@ def _class(name: str, path: Path, content: bytes, module_name: str) -> type[User
     kind = getattr(module, wanted, None)
     if not isinstance(kind, type) or not issubclass(kind, UserProblem):
         raise UsageError(f"{path} has no class {wanted} derived from evotune.problems.UserProblem")
-    missing = missing_methods(kind)
+    missing = sorted(kind.__abstractmethods__)
     if missing:
         raise UsageError(f"{path}: {wanted} lacks {', '.join(missing)}")
     if not kind.sizes:

@@ -26,7 +26,7 @@ the file too, and does not need torch.
 
 from __future__ import annotations
 
-import inspect
+import abc
 import itertools
 import math
 import random
@@ -45,8 +45,8 @@ _MOST_RANDOM = 300
 _EDGE_VALUE = 8.0
 
 
-class UserProblem:
-    """Derive from it, say what the class variables below ask for, and write the five methods.
+class UserProblem(abc.ABC):
+    """Derive from it, say what the class variables below ask for, and write the four methods.
 
     Sizes reach the methods by name, tensors reach `compute` and `baselines_of` by name; all are
     contiguous and row-major. Whatever raises here ends the command with the exception's text.
@@ -68,21 +68,21 @@ class UserProblem:
 
     # --- to be written -----------------------------------------------------------------------
 
+    @abc.abstractmethod
     def inputs(self, **sizes: int) -> Mapping[str, tuple[int, ...]]:
         """Name -> shape of every tensor that the kernel reads."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def outputs(self, **sizes: int) -> Mapping[str, tuple[int, ...]]:
         """Name -> shape of every tensor that the kernel writes, all of it."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def operations(self, **sizes: int) -> int:
         """Floating point operations; a kernel that beats the device's peak with them is refused."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def compute(self, **inputs: torch.Tensor) -> Tensors:
         """The outputs by name, in the inputs' dtype, on their device."""
-        raise NotImplementedError
 
     # --- may be written ----------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ class UserProblem:
         """What to beat: functions without arguments, by `torch:NAME`. Each must be correct."""
         return {"torch:eager": lambda: self.compute(**inputs)}
 
-    def check(self, **sizes: int) -> None:
+    def check(self, **sizes: int) -> None:  # noqa: B027 (a problem may do without)
         """ValueError, one line, for sizes that make no sense together."""
 
     def make_input(
@@ -221,13 +221,3 @@ class UserProblem:
         if given != wanted:
             raise ValueError(f"compute gave {given}, outputs says {wanted}")
         return {name: value.contiguous() for name, value in found.items()}
-
-
-def missing_methods(kind: type[UserProblem]) -> list[str]:
-    """Names of the methods that a problem must write and did not."""
-    wanted = ("inputs", "outputs", "operations", "compute")
-    return [
-        name
-        for name in wanted
-        if inspect.getattr_static(kind, name) is inspect.getattr_static(UserProblem, name)
-    ]
