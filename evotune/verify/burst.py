@@ -19,7 +19,9 @@ from evotune.verify.buffers import BufferSet
 from evotune.verify.pool import Alteration
 
 _RATIO = 1.3  # what launches on new inputs may take longer
-_LAUNCHES = 2  # in a burst
+# In a burst. The first comes after a pause, and so does one whose write was interrupted: a kernel
+# that keeps results only while launches are close together gives itself away in the others.
+_LAUNCHES = 4
 _LEAST_ROUNDS = 3
 _MOST_ROUNDS = 30  # before a slower burst is believed to be no noise
 _REST_S = 0.002
