@@ -124,33 +124,42 @@ class CaseTimer:
             state=self._session.state,
         )
 
-    def with_eager_times(self, measurement: Measurement, candidate: Placed) -> Measurement:
-        """The measurement with the times of calls outside a graph, where these differ."""
-        mine = eager_sampler(self._session, candidate.launches[0], TimingSettings())
+    def with_eager_times(
+        self, measurement: Measurement, candidate: Placed
+    ) -> tuple[Measurement, Placed | None]:
+        """The measurement with the times of calls outside a graph, where these differ, and what
+        was timed then."""
+        subject, settings = candidate.subject, TimingSettings()
+        mine = eager_sampler(self._session, candidate.launches[0], settings)
         if mine is None:
-            return measurement
-        case, name = candidate.subject.case, measurement.baseline
-        call = self._problem.baselines(case, self._inputs(case), name)[name]
-        theirs = eager_sampler(self._session, call, TimingSettings())
+            return measurement, None
+        name = measurement.baseline
+        call = self._problem.baselines(subject.case, self._inputs(subject.case), name)[name]
+        theirs = eager_sampler(self._session, call, settings)
         assert theirs is not None
         eager_us, baseline_us = eager_times_us(mine, theirs)
-        return dataclasses.replace(measurement, eager_us=eager_us, eager_baseline_us=baseline_us)
+        timed = Placed(subject, candidate.buffers[:1], candidate.launches[:1], mine, settings)
+        return (
+            dataclasses.replace(measurement, eager_us=eager_us, eager_baseline_us=baseline_us),
+            timed,
+        )
 
-    def measure_cold(self, candidate: Placed, warm: Measurement) -> list[Measurement]:
-        """Both sides on inputs that no cache can hold; nothing for cases too small for that, or
-        where nobody knows the caches.
+    def measure_cold(
+        self, subject: Subject, warm: Measurement
+    ) -> tuple[Measurement, Placed] | None:
+        """Both sides on inputs that no cache can hold, and what was timed then; None for cases
+        too small for that, or where nobody knows the caches.
 
         The candidate's outputs rotate with its inputs; a baseline allocates its own, which may
         be the same block each time.
         """
         if not self._session.cold_bytes:
-            return []
-        subject, name = candidate.subject, warm.baseline
+            return None
         inputs = self._inputs(subject.case)
         input_bytes = sum(value.nbytes for value in inputs.values())
         count = 1 + math.ceil(self._session.cold_bytes / input_bytes)
         if count > _MOST_COLD_SETS:
-            return []
+            return None
         specs = self._problem.tensors(subject.case)
         device = self._session.torch_device
         sets = [BufferSet(specs, subject.plan, inputs, device) for _ in range(count)]
@@ -160,20 +169,20 @@ class CaseTimer:
         calls = []
         for _ in range(count):
             own = {tensor: value.clone() for tensor, value in inputs.items()}
-            calls.append(self._problem.baselines(subject.case, own, name)[name])
+            calls.append(self._problem.baselines(subject.case, own, warm.baseline)[warm.baseline])
         settings = TimingSettings.thorough()
-        return [
-            measure_paired(
-                rotating_sampler(self._session, launches, settings),
-                rotating_sampler(self._session, calls, settings),
-                case=subject.case.label,
-                baseline_name=name,
-                settings=settings,
-                cache="cold",
-                held_out=warm.held_out,
-                state=self._session.state,
-            )
-        ]
+        sampler = rotating_sampler(self._session, launches, settings)
+        measurement = measure_paired(
+            sampler,
+            rotating_sampler(self._session, calls, settings),
+            case=subject.case.label,
+            baseline_name=warm.baseline,
+            settings=settings,
+            cache="cold",
+            held_out=warm.held_out,
+            state=self._session.state,
+        )
+        return measurement, Placed(subject, sets, launches, sampler, settings)
 
     def _inputs(self, case: Case) -> dict[str, torch.Tensor]:
         return dict(self._pool.get(case, "normal", self._seed).inputs)

@@ -7,6 +7,7 @@ never the run.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -238,18 +239,22 @@ class TrialRunner:
                 contender_speedup=_needed_speedup(job["contender"], timed, measurements),
                 held_out=role == HELD_OUT,
             )
-            if thorough:
-                measurement = timer.with_eager_times(measurement, candidate)
-            sampler = candidate.sampler
-            self._gate.replay(subject, sampler, candidate.buffers, seed + 1, verdict)
-            sampler.run()  # helpers may rest while nobody calls
-            self._check_quiet(verdict, sampler.run)
+            replay = functools.partial(self._gate.replay, seed=seed + 1, verdict=verdict)
+            replay(subject, candidate.sampler, candidate.buffers)
+            self._gate.alter(subject, candidate.buffers, seed + 1, verdict)
+            if thorough and verdict.passed:
+                measurement, eager = timer.with_eager_times(measurement, candidate)
+                if eager:
+                    replay(subject, eager.sampler, eager.buffers, how="replayed eagerly,")
+            candidate.sampler.run()  # helpers may rest while nobody calls
+            self._check_quiet(verdict, candidate.sampler.run)
             self._check_roofline(measurement, flops, verdict)
             measurements.append(measurement)
-            if thorough and verdict.passed:
-                for cold in timer.measure_cold(candidate, measurement):
-                    self._check_roofline(cold, flops, verdict, subject.case)
-                    measurements.append(cold)
+            if thorough and verdict.passed and (cold := timer.measure_cold(subject, measurement)):
+                measurement, timed_cold = cold
+                replay(subject, timed_cold.sampler, timed_cold.buffers, how="replayed cold,")
+                self._check_roofline(measurement, flops, verdict, subject.case)
+                measurements.append(measurement)
         return measurements
 
     def _check_quiet(self, verdict: Verdict, run: Callable[[], object] | None = None) -> None:

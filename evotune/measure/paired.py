@@ -27,6 +27,7 @@ _STEADY_CLOCKS = 0.03  # clocks that differ by more are no steady state
 _SLOWDOWNS = frozenset({"hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal"})
 _POWER_CAP = "sw_power_cap"
 _EAGER_SAMPLES = 24
+_REST_S = 1.0  # for a hot device, before each retake
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +77,21 @@ def measure_paired(
     held_out: bool = False,
     before_sample: Callable[[], None] = lambda: None,
     state: Callable[[], Mapping[str, Json]] = dict,
+    rest: Callable[[float], None] = time.sleep,
 ) -> Measurement:
     """`before_sample` runs outside the clock before each sample of either side; `state` is the
     device's, read before the first sample and right after the last one.
 
     Stops early once the speedup is surely below `contender_speedup`. Taken again, at most twice,
-    when the device was slowed down by heat or hardware meanwhile; the last take is kept, marked
-    `throttled` if that one was slowed down too."""
+    when the device was slowed down by heat or hardware meanwhile, after a `rest` (in s) if it still
+    is; the last take is kept, marked `throttled` if that one was slowed down too."""
     retakes = -1
     throttled = True
+    after: Mapping[str, Json] = {}
     while throttled and retakes < _MOST_RETAKES:
         retakes += 1
+        if _SLOWDOWNS.intersection(after.get("throttled_by", ())):
+            rest(_REST_S)
         before = state()
         taken = _take(candidate, baseline, settings, contender_speedup, before_sample)
         after = state()

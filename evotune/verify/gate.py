@@ -92,15 +92,11 @@ class Gate:
         placed: Sequence[BufferSet],
         seed: int,
         verdict: Verdict,
+        *,
+        how: str = "replayed",
     ) -> None:
         """After timing: new inputs in the same memory, poisoned outputs, what was timed again.
-        `placed` are all the buffers that it was timed on.
-
-        Then, on one of these, bursts of launches with one input element changed before each and
-        the outputs left as they are: a kernel that skips work when it finds its outputs written,
-        its inputs familiar or its launches close together fails. At last, whether new inputs take
-        longer.
-        """
+        `placed` are all the buffers that it was timed on, `how` it was is for the record."""
         if not verdict.passed:
             return
         case = subject.case
@@ -113,9 +109,21 @@ class Gate:
         timed.run()
         outputs = [buffers.snapshot() for buffers in placed]
         for buffers, output in zip(placed, outputs, strict=True):
-            self.compare(case, "replayed normal", buffers, inputs, verdict, outputs=output)
+            self.compare(case, f"{how} normal", buffers, inputs, verdict, outputs=output)
             if not verdict.passed:
                 return
+
+    def alter(
+        self, subject: Subject, placed: Sequence[BufferSet], seed: int, verdict: Verdict
+    ) -> None:
+        """On one of the buffers that were timed and replayed with this seed: bursts of launches
+        with one input element changed before each and the outputs left as they are. A kernel that
+        skips work when it finds its outputs written, its inputs familiar or its launches close
+        together fails. At last, whether new inputs take longer.
+        """
+        if not verdict.passed:
+            return
+        case, inputs = subject.case, self._pool.get(subject.case, "normal", seed)
         generator = torch.Generator().manual_seed(seed)
         buffers = placed[int(torch.randint(len(placed), (1,), generator=generator))]
         launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers)

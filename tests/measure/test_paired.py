@@ -150,6 +150,7 @@ class States:
     def __init__(self, *readings: Mapping[str, Json]) -> None:
         self._readings = list(readings)
         self.read = 0
+        self.rests: list[float] = []
 
     def __call__(self) -> Mapping[str, Json]:
         self.read += 1
@@ -163,7 +164,13 @@ def measure_with(states: States) -> tuple[Measurement, SimulatedMachine]:
     samplers = [warm_sampler(session, [call], settings) for call in (CANDIDATE, BASELINE)]
     machine.samples.clear()
     found = measure_paired(
-        *samplers, case="c", baseline_name="b", settings=settings, cache="cold", state=states
+        *samplers,
+        case="c",
+        baseline_name="b",
+        settings=settings,
+        cache="cold",
+        state=states,
+        rest=states.rests.append,
     )
     return found, machine
 
@@ -184,7 +191,9 @@ def test_a_steady_device_is_measured_once() -> None:
 def test_what_heat_or_hardware_slowed_down_is_taken_again(reason: str, late: bool) -> None:
     hot = {"sm_mhz": 1980, "throttled_by": [reason]}
     pair = (STEADY, hot) if late else (hot, STEADY)
-    found, machine = measure_with(States(*pair, *pair, STEADY))
+    states = States(*pair, *pair, STEADY)
+    found, machine = measure_with(states)
+    assert len(states.rests) == (2 if late else 0)  # what has cooled already need not rest
     assert (found.retakes, found.throttled) == (2, False)
     assert (found.samples, len(machine.samples)) == (5, 3 * 20)  # only the last take is kept
 

@@ -225,6 +225,7 @@ def _replayed(pool: InputPool, launch: Callable[..., object]) -> Verdict:
     bound()
     verdict = Verdict()
     gate.replay(subject, CpuSession().sampler([bound] * 2), [buffers], 1, verdict)
+    gate.alter(subject, [buffers], 1, verdict)
     return verdict
 
 
