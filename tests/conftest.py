@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sqlite3
 from collections.abc import Callable
@@ -10,6 +11,10 @@ from pathlib import Path
 import pytest
 
 import evotune
+
+# PyTorch's threads rest while they wait: spinning ones take the cores of the other tests, and a
+# suite on two cores takes several times as long. To be set before torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 _RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "survival.json"
 
