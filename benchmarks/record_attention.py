@@ -1,0 +1,162 @@
+"""An attention space measured whole on a GPU, and how soon searches come near its optimum.
+
+    python benchmarks/record_attention.py record [-o benchmarks/results/attention_h200.t4.json.gz]
+    python benchmarks/record_attention.py curve RECORDING [--repeats 30] [-o FILE]
+
+`record` takes the tensor-core rung at the mission shape with some parameters held (see `_HELD`), so
+that what is left can be measured whole in about 20 minutes of GPU time, each configuration gated
+and timed against SDPA as in any run. `curve` needs no GPU: it replays strategies on the recording
+and tells after how many evaluations the median run is within 5% and 1% of the optimum. The peers
+need the `bench` extra.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attention_cuda import JOBS
+from search_peers import PEERS, Times, peer_runs
+from tuning import EVOTUNE, ROOT, derive, shipped
+
+from evotune.device.recorded import RecordedSpace, read_recorded_space
+from evotune.engine.replay import replay
+from evotune.search.strategy import SearchSettings
+
+# What matters least at this shape by earlier runs, and what depends on the length of the keys.
+_HELD = {
+    "KV_ORDER": "forward",
+    "RESCALE_LOG2": 0,
+    "SKIP_MASKED": "false",
+    "TILE_ORDER": "by_row",
+    "PERSISTENT": 0,
+    "MIN_CTAS": 1,
+}
+_LEFT_OUT = (
+    "BLOCK_N in (32, 64, 96, 128, 256)",
+    "STAGES <= 4",
+    "SWIZZLE != none",
+    "SPLIT_KV <= 2",
+    "SPLIT_KV == 1 or MERGE != kernel",
+)
+_STRATEGIES = ("evolution", "evolution@16", "random", "kt:genetic_algorithm")
+_EVALUATIONS = 1000
+_NEAR = (0.05, 0.01)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    actions = parser.add_subparsers(dest="action", required=True)
+    recorder = actions.add_parser("record")
+    recorder.add_argument("--minutes", type=float, default=20.0)
+    recorder.add_argument("--device", default="cuda:0")
+    recorder.add_argument(
+        "-o", "--output", type=Path, default=ROOT / "benchmarks/results/attention_h200.t4.json.gz"
+    )
+    curve = actions.add_parser("curve")
+    curve.add_argument("recording", type=Path)
+    curve.add_argument("--repeats", type=int, default=30)
+    curve.add_argument("--strategies", default=",".join(_STRATEGIES))
+    curve.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    if options.action == "record":
+        record(options.device, options.minutes, options.output)
+        return
+    recording = read_recorded_space(options.recording)
+    found = curves(recording, options.strategies.split(","), options.repeats)
+    if options.output:
+        options.output.write_text(json.dumps(found, indent=1) + "\n")
+    print(table(found))
+
+
+def record(device: str, minutes: float, output: Path) -> None:
+    """Measures the space in an order without rhyme, so that a part of it would be a fair sample."""
+    constraints = [*shipped("attention_mma")["constraints"], *_LEFT_OUT]
+    constraints += [f"{name} == {value}" for name, value in _HELD.items()]
+    changes = {"problem": JOBS[0].problem(), "constraints": constraints}
+    with tempfile.TemporaryDirectory() as folder:
+        space = derive("attention_mma", changes, Path(folder, "attention_mma_recorded.yaml"))
+        runs = ["--runs-dir", folder]
+        limits = ["--minutes", str(minutes), "--trials", "1000000"]
+        command = [*EVOTUNE, "run", str(space), "--strategy", "random", "--device", device]
+        subprocess.run([*command, *limits, *runs], check=True)
+        report = [*EVOTUNE, "report", "latest", "--format", "t4", *runs]
+        data = subprocess.run(report, check=True, capture_output=True).stdout
+    with gzip.GzipFile(output, "wb", mtime=0) as file:
+        file.write(data)
+
+
+def curves(recording: RecordedSpace, strategies: Sequence[str], repeats: int) -> dict[str, Any]:
+    """Evaluations to within each of `_NEAR` of the optimum, by strategy and repeat; None where
+    1000 were not enough."""
+    optimum = min(recording.times_ms.values())
+    evaluations = min(_EVALUATIONS, len(recording.space))
+    found: dict[str, Any] = {}
+    for strategy in strategies:
+        runs = list(_runs(strategy, recording, evaluations, repeats))
+        found[strategy] = {
+            f"{near:.0%}": [_evaluations_to(times, optimum * (1 + near)) for times in runs]
+            for near in _NEAR
+        }
+    return {
+        "command": "python benchmarks/record_attention.py curve",
+        "configurations": len(recording.space),
+        "valid": len(recording.times_ms),
+        "optimum_us": optimum * 1000,
+        "evaluations_to": found,
+    }
+
+
+def _runs(
+    name: str, recording: RecordedSpace, evaluations: int, repeats: int
+) -> Sequence[Times] | Any:
+    if name in PEERS:
+        return peer_runs(name, recording, evaluations, range(repeats))
+    strategy, _, lookahead = name.partition("@")
+    return [
+        [
+            evaluation.time_ms
+            for evaluation in replay(
+                recording,
+                strategy,
+                SearchSettings(seed=seed, lookahead=int(lookahead or 0)),
+                evaluations,
+                seed,
+            )
+        ]
+        for seed in range(repeats)
+    ]
+
+
+def _evaluations_to(times: Times, limit_ms: float) -> int | None:
+    for number, time_ms in enumerate(times, 1):
+        if time_ms is not None and time_ms <= limit_ms:
+            return number
+    return None
+
+
+def table(found: dict[str, Any]) -> str:
+    lines = [
+        "| strategy | " + " | ".join(f"within {near:.0%}" for near in _NEAR) + " |",
+        "|---|---|---|",
+    ]
+    for strategy, runs in found["evaluations_to"].items():
+        medians = [
+            statistics.median(math.inf if count is None else count for count in counts)
+            for counts in runs.values()
+        ]
+        cells = [f"> {_EVALUATIONS}" if m == math.inf else f"{m:.0f}" for m in medians]
+        lines.append(f"| {strategy} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
