@@ -1,13 +1,13 @@
 """An attention space measured whole on a GPU, and how soon searches come near its optimum.
 
-    python benchmarks/record_attention.py record [-o benchmarks/results/attention_h200.t4.json.gz]
+    python benchmarks/record_attention.py record [--minutes 20] [-o RECORDING]
     python benchmarks/record_attention.py curve RECORDING [--repeats 30] [-o FILE]
 
 `record` takes the tensor-core rung at the mission shape with some parameters held (see `_HELD`), so
 that what is left can be measured whole in about 20 minutes of GPU time, each configuration gated
-and timed against SDPA as in any run. `curve` needs no GPU: it replays strategies on the recording
-and tells after how many evaluations the median run is within 5% and 1% of the optimum. The peers
-need the `bench` extra.
+and timed against SDPA as in any run. With more minutes in all it goes on where it stopped. `curve`
+needs no GPU: it replays strategies on the recording and tells after how many evaluations the
+median run is within 5% and 1% of the optimum. The peers need the `bench` extra.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import json
 import math
 import statistics
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +57,7 @@ def main() -> None:
     recorder = actions.add_parser("record")
     recorder.add_argument("--minutes", type=float, default=20.0)
     recorder.add_argument("--device", default="cuda:0")
+    recorder.add_argument("--runs-dir", type=Path, default=ROOT / "runs/recording")
     recorder.add_argument(
         "-o", "--output", type=Path, default=ROOT / "benchmarks/results/attention_h200.t4.json.gz"
     )
@@ -68,7 +68,7 @@ def main() -> None:
     curve.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     if options.action == "record":
-        record(options.device, options.minutes, options.output)
+        record(options.device, options.minutes, options.runs_dir, options.output)
         return
     recording = read_recorded_space(options.recording)
     found = curves(recording, options.strategies.split(","), options.repeats)
@@ -77,19 +77,22 @@ def main() -> None:
     print(table(found))
 
 
-def record(device: str, minutes: float, output: Path) -> None:
-    """Measures the space in an order without rhyme, so that a part of it would be a fair sample."""
-    constraints = [*shipped("attention_mma")["constraints"], *_LEFT_OUT]
-    constraints += [f"{name} == {value}" for name, value in _HELD.items()]
-    changes = {"problem": JOBS[0].problem(), "constraints": constraints}
-    with tempfile.TemporaryDirectory() as folder:
-        space = derive("attention_mma", changes, Path(folder, "attention_mma_recorded.yaml"))
-        runs = ["--runs-dir", folder]
-        limits = ["--minutes", str(minutes), "--trials", "1000000"]
-        command = [*EVOTUNE, "run", str(space), "--strategy", "random", "--device", device]
-        subprocess.run([*command, *limits, *runs], check=True)
-        report = [*EVOTUNE, "report", "latest", "--format", "t4", *runs]
-        data = subprocess.run(report, check=True, capture_output=True).stdout
+def record(device: str, minutes: float, folder: Path, output: Path) -> None:
+    """Measures the space in an order without rhyme, so that a part of it would be a fair sample.
+    Goes on with the run that `folder` holds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    limits = ["--minutes", str(minutes), "--trials", "1000000", "--runs-dir", str(folder)]
+    if any(folder.glob("*/store.sqlite")):
+        subprocess.run([*EVOTUNE, "resume", "latest", *limits], check=True)
+    else:
+        constraints = [*shipped("attention_mma")["constraints"], *_LEFT_OUT]
+        constraints += [f"{name} == {value}" for name, value in _HELD.items()]
+        changes = {"problem": JOBS[0].problem(), "constraints": constraints}
+        space = derive("attention_mma", changes, folder / "attention_mma_recorded.yaml")
+        how = ["--strategy", "random", "--device", device]
+        subprocess.run([*EVOTUNE, "run", str(space), *how, *limits], check=True)
+    report = [*EVOTUNE, "report", "latest", "--format", "t4", "--runs-dir", str(folder)]
+    data = subprocess.run(report, check=True, capture_output=True).stdout
     with gzip.GzipFile(output, "wb", mtime=0) as file:
         file.write(data)
 
