@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +39,8 @@ def main() -> None:
     hello = channel.receive()
     if hello is None:
         return
+    if hello["cores"]:
+        os.sched_setaffinity(0, hello["cores"])
     profile = DeviceProfile.from_json(hello["profile"])
     if hello["problem_sha256"]:
         trust.agree(hello["problem_sha256"])  # somebody agreed to it in the parent
