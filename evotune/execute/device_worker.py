@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,9 +62,12 @@ def _serve(channel: BlockingChannel, runner: TrialRunner, message: Json) -> None
         answer = [timing.to_json() for timing in timings]
         channel.send({**token, "baselines": answer, "copy_gbps": runner.copy_gbps()})
     else:
+        started = time.monotonic()
         runner.prepare(message)
+        prepare_s = time.monotonic() - started
         channel.send({**token, "prepared": True})
         outcome = runner.run(message)
+        outcome = dataclasses.replace(outcome, stage_s={"prepare": prepare_s, **outcome.stage_s})
         about = {"retire": runner.tainted, "damaged": runner.damaged}
         channel.send({**token, "outcome": outcome.to_json(), **about})
 
