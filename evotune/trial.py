@@ -196,6 +196,12 @@ class Outcome:
     def ok(self) -> bool:
         return self.kind is OutcomeKind.OK
 
+    @property
+    def device_model(self) -> str:
+        """Of the device that made it, where a run has several devices; else ""."""
+        device = self.resources.get("device")
+        return str(device.get("model", "")) if isinstance(device, Mapping) else ""
+
     def to_json(self) -> dict[str, Json]:
         """Only the fields that differ from their defaults, so that failures stay small."""
         data: dict[str, Json] = {"kind": self.kind.value}

@@ -112,6 +112,25 @@ compile_device_option = _device_option(
 )
 
 
+class _Gpus(click.ParamType[int | str]):
+    name = "all|N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "all" or isinstance(value, int):
+            return value
+        if value.isdigit() and 1 <= int(value) <= 1024:
+            return int(value)
+        self.fail(f"expected all or a number of GPUs from 1 on, not {value!r}", param, ctx)
+
+
+gpus_option = click.option(
+    "--gpus",
+    type=_Gpus(),
+    metavar="all|N",
+    help="Measure on the first N GPUs at once, or on all that --device allows.",
+)
+
+
 def format_option(names: Sequence[str], default: str) -> Callable[[Function], Function]:
     return click.option(
         "--format",

@@ -12,6 +12,7 @@ import click
 from evotune.cli.options import (
     Command,
     device_option,
+    gpus_option,
     run_argument,
     runs_dir_option,
     space_argument,
@@ -54,6 +55,15 @@ _INTERRUPTED = 130
     default=True,
     help="Take few samples of candidates that cannot win, or equally many of all.",
 )
+@click.option(
+    "--lookahead",
+    type=click.IntRange(min=0, max=10_000),
+    help="Trials in flight: proposal n sees those before n - N. Fixed for the run.",
+)
+@gpus_option
+@click.option(
+    "--allow-mixed", is_flag=True, help="Use GPUs of several models together, ranked apart."
+)
 @trust_option
 @device_option
 @runs_dir_option
@@ -71,6 +81,9 @@ def run(
     seed: int | None,
     strategy: str | None,
     racing: bool,
+    lookahead: int | None,
+    gpus: int | str | None,
+    allow_mixed: bool,
     device: str,
     runs_dir: Path,
 ) -> int:
@@ -82,6 +95,7 @@ def run(
     from evotune.cli.progress import show_progress
     from evotune.engine.folder import find_run
     from evotune.engine.session import RunRequest, start_run
+    from evotune.engine.setup import GpuRequest
 
     request = RunRequest(
         space=space,
@@ -96,6 +110,8 @@ def run(
         seed=seed,
         strategy=strategy,
         racing=racing,
+        lookahead=lookahead,
+        gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),
         command=("evotune", *sys.argv[1:]),
     )
     with show_progress(terminal) as observer:
@@ -113,6 +129,7 @@ def run(
 @click.option(
     "--allow-mixed", is_flag=True, help="Go on even on another device, or another driver."
 )
+@gpus_option
 @runs_dir_option
 @pass_terminal
 def resume(
@@ -122,6 +139,7 @@ def resume(
     trials: int | None,
     minutes: float | None,
     allow_mixed: bool,
+    gpus: int | str | None,
     runs_dir: Path,
 ) -> int:
     """Go on with an interrupted run, or with a finished one.
@@ -131,12 +149,18 @@ def resume(
     from evotune.cli.progress import show_progress
     from evotune.engine.folder import find_run
     from evotune.engine.session import resume_run
+    from evotune.engine.setup import GpuRequest
 
     folder = find_run(run, runs_dir)
     terminal.crash_folder = folder.logs
     with show_progress(terminal) as observer:
         result = resume_run(
-            folder, observer, trials=trials, minutes=minutes, allow_mixed=allow_mixed
+            folder,
+            observer,
+            trials=trials,
+            minutes=minutes,
+            allow_mixed=allow_mixed,
+            gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),
         )
     return _conclude(terminal, result, runs_dir)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import os
@@ -156,6 +157,50 @@ def find_gpu(request: str) -> DeviceProfile:
     if index >= len(state.profiles):
         raise _too_few(request, len(state.profiles))
     return state.profiles[index]
+
+
+def find_gpus(request: str, count: int | None) -> list[DeviceProfile]:
+    """The first `count` GPUs that `auto`, `cuda` or a model's name allows; None: all of them."""
+    if ":" in request:
+        raise UsageError(
+            f"--gpus takes the first GPUs there are and --device {request} names one; leave one out"
+        )
+    find_gpu(request)
+    found = list(_ask(os.environ.get("CUDA_VISIBLE_DEVICES")).profiles)
+    if request in profiles.names():
+        found = [profile for profile in found if profiles.matches(request, profile.name)]
+    if count is not None and count > len(found):
+        names = ", ".join(profile.name for profile in found)
+        raise EnvironmentProblem(
+            f"--gpus {count}: this machine has {len(found)} such GPU(s) ({names}); "
+            "fix: ask for fewer, or --gpus all"
+        )
+    return found[:count]
+
+
+def work_together(found: Sequence[DeviceProfile], *, allow_mixed: bool) -> DeviceProfile:
+    """What holds on each of the GPUs: the least of every figure.
+
+    EnvironmentProblem when their models differ (and that was not allowed) or their machine code.
+    """
+    first = found[0]
+    models = list(dict.fromkeys(profile.name for profile in found))
+    if len(models) > 1 and not allow_mixed:
+        raise EnvironmentProblem(
+            f"the GPUs differ ({', '.join(models)}): times of one say nothing of the other; fix: "
+            "choose a model with --device, or use --allow-mixed, which ranks them apart"
+        )
+    architectures = list(dict.fromkeys(profile.arch for profile in found))
+    if len(architectures) > 1:
+        raise EnvironmentProblem(
+            f"the GPUs differ ({', '.join(models)}) and run different machine code "
+            f"({', '.join(architectures)}); fix: a run for each, with --device"
+        )
+    least = {
+        name: min(profile.attributes.get(name, value) for profile in found)
+        for name, value in first.attributes.items()
+    }
+    return dataclasses.replace(first, attributes=least)
 
 
 @functools.cache

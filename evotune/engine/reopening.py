@@ -73,7 +73,7 @@ class ReopenedRun:
     def executor(self) -> Iterator[LocalExecutor]:
         """Alone on the device; what its children write goes to a folder that is deleted."""
         with (
-            measuring_alone(self.setup.profile),
+            measuring_alone(self.setup.devices),
             tempfile.TemporaryDirectory(prefix="evotune-") as folder,
         ):
             executor = open_kernel_executor(self.setup, Path(folder))

@@ -11,18 +11,19 @@ from evotune.device.cuda.lock import measuring_alone
 from evotune.engine import environment
 from evotune.engine.folder import RunFolder, create_folder, write_durably
 from evotune.engine.observer import Observer
-from evotune.engine.setup import Setup, load_run_setup, load_setup, snapshot
+from evotune.engine.setup import GpuRequest, Setup, load_run_setup, load_setup, snapshot
 from evotune.engine.spaces import find_space, flagship
 from evotune.engine.warm_start import warm_starts
 from evotune.engine.work import RunWork, search_settings
 from evotune.errors import EnvironmentProblem, UsageError
 from evotune.search.catalog import create_strategy
 from evotune.search.strategy import SearchSettings
-from evotune.space.document import SpaceDocument
 from evotune.store import RunStore
 from evotune.trial import Json
 
 _CHAMPIONS = 3
+LOOKAHEAD_PER_DEVICE = 16
+"""What keeps each of many GPUs fed (`benchmarks/lookahead.py`); then a constant of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class RunRequest:
     speedup: float | None = None
     no_improvement: int | None = None
     warm_start: RunFolder | None = None
+    lookahead: int | None = None
+    gpus: GpuRequest | None = None
     command: tuple[str, ...] = ()
 
 
@@ -56,8 +59,8 @@ class RunResult:
 def start_run(request: RunRequest, observer: Observer) -> RunResult:
     """A new run, to its end. Everything that can be refused is refused before it has a folder."""
     path = flagship(request.device) if request.space is None else find_space(request.space)
-    setup = load_setup(path, request.device)
-    settings = _settings(setup.document, request)
+    setup = load_setup(path, request.device, gpus=request.gpus)
+    settings = _settings(setup, request)
     if settings["speedup"] is not None and setup.planner is None:
         raise UsageError("a recorded space has no baseline, so no speedup to reach")
     if request.warm_start is not None:
@@ -66,7 +69,7 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
     create_strategy(settings["strategy"], setup.space, search_settings(settings))
     setup.space.size()  # refuses a space without a valid configuration
     described = environment.describe(setup.profile, request.command)
-    with measuring_alone(setup.profile):
+    with measuring_alone(setup.devices):
         return _start(
             request, observer, path=path, setup=setup, settings=settings, described=described
         )
@@ -99,7 +102,7 @@ def _start(
     }
     with run.locked(), RunStore.create(run.store, facts) as store:
         # From here on the run lives on its own copies of the sources.
-        own = load_setup(run.sources / space_file, request.device, run)
+        own = load_setup(run.sources / space_file, request.device, run, gpus=request.gpus)
         return _finish(RunWork(run, store, own, observer))
 
 
@@ -110,8 +113,10 @@ def resume_run(
     trials: int | None = None,
     minutes: float | None = None,
     allow_mixed: bool = False,
+    gpus: GpuRequest | None = None,
 ) -> RunResult:
-    """Goes on with a run; `trials` and `minutes` are new totals."""
+    """Goes on with a run, on as many GPUs as are asked for now; `trials` and `minutes` are new
+    totals."""
     with run.locked(), RunStore.open_for_writing(run.store) as store:
         settings = dict(store.meta("settings", {}))
         done = store.count()
@@ -122,7 +127,7 @@ def resume_run(
                 settings[name] = value
         if done >= settings["trials"]:
             observer.phase(f"all {done} trials are done; --trials asks for more")
-        setup = load_run_setup(run, store)
+        setup = load_run_setup(run, store, gpus)
         changes = []
         if not allow_mixed:
             now = environment.describe(setup.profile, ())
@@ -132,14 +137,14 @@ def resume_run(
                 f"run {run.id} was made elsewhere ({'; '.join(changes)}): times would not compare; "
                 "use --allow-mixed to go on all the same"
             )
-        with measuring_alone(setup.profile):
+        with measuring_alone(setup.devices):
             store.set_meta("settings", settings)
             store.set_meta("state", "running")
             return _finish(RunWork(run, store, setup, observer))
 
 
-def _settings(document: SpaceDocument | None, request: RunRequest) -> dict[str, Json]:
-    defaults = SearchSettings()
+def _settings(setup: Setup, request: RunRequest) -> dict[str, Json]:
+    document, defaults = setup.document, SearchSettings()
     settings: dict[str, Json] = {
         "strategy": document.search.strategy if document else "evolution",
         "seed": document.search.seed if document else defaults.seed,
@@ -154,11 +159,14 @@ def _settings(document: SpaceDocument | None, request: RunRequest) -> dict[str, 
         "speedup": document.budget.speedup if document else None,
         "no_improvement": document.stop.no_improvement if document else None,
     }
-    asked = ("strategy", "seed", "trials", "minutes", "racing")
+    asked = ("strategy", "seed", "trials", "minutes", "racing", "lookahead")
     for name in (*asked, "compiles", "speedup", "no_improvement"):
         value = getattr(request, name)
         if value is not None:
             settings[name] = value
+    if request.lookahead is None and len(setup.devices) > 1:
+        enough = LOOKAHEAD_PER_DEVICE * len(setup.devices)
+        settings["lookahead"] = max(settings["lookahead"], enough)
     return settings
 
 

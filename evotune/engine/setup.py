@@ -8,7 +8,13 @@ from pathlib import Path
 
 from evotune.device import cpu
 from evotune.device.cuda import compiler
-from evotune.device.discover import backend_of, open_profile, same_gpu
+from evotune.device.discover import (
+    backend_of,
+    find_gpus,
+    open_profile,
+    same_gpu,
+    work_together,
+)
 from evotune.device.profile import DeviceProfile
 from evotune.device.recorded import RecordedSpace, read_recorded_space
 from evotune.engine.folder import RunFolder, write_durably
@@ -38,17 +44,38 @@ class Setup:
     recording: RecordedSpace | None
     cases: dict[str, list[Case]]
     delay_ms: float = 0.0
+    devices: tuple[DeviceProfile, ...] = ()
+    """The devices to measure on; `profile` is what holds on each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRequest:
+    """`count` None: all there are."""
+
+    count: int | None
+    allow_mixed: bool = False
+
+    @classmethod
+    def parse(cls, gpus: int | str, *, allow_mixed: bool) -> GpuRequest:
+        """Of `all` or a number."""
+        return cls(None if gpus == "all" else int(gpus), allow_mixed)
 
 
 def load_setup(
-    path: Path, device: str, run: RunFolder | None = None, *, compile_only: bool = False
+    path: Path,
+    device: str,
+    run: RunFolder | None = None,
+    *,
+    compile_only: bool = False,
+    gpus: GpuRequest | None = None,
 ) -> Setup:
-    """Reads and binds a space file or a recording, for a device.
+    """Reads and binds a space file or a recording, for a device, or for several GPUs.
 
     With `compile_only` a GPU's name (`l4`) is enough; else the device must be here.
     """
     root = run.sources if run is not None else None
     wants_device = device not in ("auto", "recorded") and run is None
+    wants_device = wants_device or gpus is not None
     if is_recording(path):
         _refuse_device(path, wants_device)
         return _recorded_setup(path.name.partition(".")[0], read_recorded_space(path), None)
@@ -67,7 +94,14 @@ def load_setup(
     if backend_of(device) not in (None, backend):
         raise UsageError(f"{path} holds {backend} kernels; they cannot run on --device {device}")
     _refuse_options(document)
-    profile = open_profile(device, backend, compile_only=compile_only)
+    if gpus is None:
+        profile = open_profile(device, backend, compile_only=compile_only)
+        devices = [profile]
+    elif backend != "cuda":
+        raise UsageError(f"{path} holds {backend} kernels; --gpus is for CUDA kernels")
+    else:
+        devices = find_gpus(device, gpus.count)
+        profile = work_together(devices, allow_mixed=gpus.allow_mixed)
     _refuse_device_of_no_kernel(document, profile)
     assert document.problem is not None
     try:
@@ -78,14 +112,19 @@ def load_setup(
         raise document.problem.position.error(str(error)) from error
     bound, cases = bind_space(document, problem, profile)
     planner = Planner(document, bound, problem, cases, profile)
-    return Setup(document.name, bound, profile, document, planner, None, cases)
+    return Setup(
+        document.name, bound, profile, document, planner, None, cases, devices=tuple(devices)
+    )
 
 
-def load_run_setup(run: RunFolder, store: RunStore) -> Setup:
-    """A run's own copy of its space, for the device it was made on (or one of that model)."""
+def load_run_setup(run: RunFolder, store: RunStore, gpus: GpuRequest | None = None) -> Setup:
+    """A run's own copy of its space, for the device it was made on (or one of that model), or
+    for several GPUs."""
     recorded = DeviceProfile.from_json(store.meta("device"))
-    device = {"cpu": "cpu", "recorded": "auto"}.get(recorded.backend) or same_gpu(recorded)
-    return load_setup(run.sources / str(store.meta("space_file")), device, run)
+    device = {"cpu": "cpu", "recorded": "auto"}.get(recorded.backend)
+    if device is None:
+        device = "auto" if gpus is not None else same_gpu(recorded)
+    return load_setup(run.sources / str(store.meta("space_file")), device, run, gpus=gpus)
 
 
 def _refuse_options(document: SpaceDocument) -> None:

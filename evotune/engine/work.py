@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from evotune.engine import champions
+from evotune.engine.calibration import agreement, calibrate
 from evotune.engine.folder import RunFolder
 from evotune.engine.observer import Observer, RunInfo
+from evotune.engine.planning import Planner
 from evotune.engine.quarantine import quarantine
 from evotune.engine.search_loop import Budget, SearchLoop
 from evotune.engine.setup import Setup
 from evotune.engine.stop_signal import StopSignal
+from evotune.execute.background import BackgroundExecutor
 from evotune.execute.build_cache import default_cache_dir
+from evotune.execute.in_flight import speaks_for_its_code
 from evotune.execute.inline import InlineExecutor
-from evotune.execute.local import LocalExecutor, open_local_executor, speaks_for_its_code
+from evotune.execute.local import LocalExecutor, open_local_executor
 from evotune.execute.protocol import HELD_OUT, TIMED, BaselineTiming, Executor, Proposal
 from evotune.problems import Case
 from evotune.search.catalog import create_strategy
 from evotune.search.strategy import SearchSettings
 from evotune.space.document import SpaceDocument
 from evotune.store import RunStore
-from evotune.trial import Configuration, Json, Outcome
+from evotune.trial import Configuration, Json, Outcome, Trial
 
 
 def search_settings(settings: Json) -> SearchSettings:
@@ -46,7 +51,7 @@ def open_kernel_executor(
     return open_local_executor(
         folder=folder,
         cache=default_cache_dir(),
-        profile=setup.profile,
+        profiles=setup.devices,
         problem=document.problem.name,
         dtype=document.problem.dtype,
         root=document.root.absolute(),
@@ -101,11 +106,28 @@ class RunWork:
         executor = open_kernel_executor(setup, self.run.logs, self._twins())
         try:
             executor.fixed_sampling = not self.store.meta("settings").get("racing", True)
+            elsewhere = setup.devices[0].name != self.store.meta("device")["name"]
+            executor.name_devices |= elsewhere
+            executor.open_devices()
             executor.baselines = self._baselines(document, executor)
+            if len(setup.devices) > 1 or self.store.meta("devices"):
+                self._calibrate(executor, planner)
         except BaseException:
             executor.close()
             raise
-        return executor, planner.proposal
+        return BackgroundExecutor(executor), planner.proposal
+
+    def _calibrate(self, executor: LocalExecutor, planner: Planner) -> None:
+        """Every device of this session against the same baselines and configuration; kept in the
+        run by the device's id."""
+        self._observer.phase(f"calibrating {len(executor.devices)} device(s)")
+        reference = planner.proposal(0, self._setup.space.default())
+        cases = self._setup.cases[TIMED]
+        found = calibrate(executor, reference, cases)
+        known = {entry["id"]: entry for entry in self.store.meta("devices", [])}
+        known |= {entry["id"]: entry for entry in found}
+        self.store.set_meta("devices", list(known.values()))
+        self._observer.phase(agreement(list(known.values())))
 
     def _twins(self) -> dict[str, tuple[int, Outcome]]:
         """Outcomes by machine code and launch; the first that says something about them."""
@@ -186,16 +208,27 @@ class RunWork:
         self._observer.phase("confirming the best in fresh processes")
         executor.set_contender(float("-inf"))
         elapsed_s = self.store.elapsed_s()
-        for trial, outcome in champions.confirm(
-            executor,
-            champions.finalists(self.store.trials()),
-            known=self.store.confirmations(),
-            count=self.store.meta("settings")["champions"],
-            propose=lambda t: planner.proposal(t.number, t.configuration, confirm=True),
-            stop=lambda: self._signals.requested,
-        ):
-            self.store.confirm(trial.number, outcome, elapsed_s)
-            self._observer.confirmed(trial, outcome)
+        known = self.store.confirmations()
+        found = champions.finalists(self.store.trials())
+        # Champions of one model meet on one device.
+        models = [device.name for device in self._setup.devices]
+        own = str(self.store.meta("device")["name"])
+        for model in dict.fromkeys(models):
+
+            def propose(trial: Trial, device: int = models.index(model)) -> Proposal:
+                made = planner.proposal(trial.number, trial.configuration, confirm=True)
+                return dataclasses.replace(made, device=device)
+
+            for trial, outcome in champions.confirm(
+                executor,
+                [trial for trial in found if (trial.outcome.device_model or own) == model],
+                known=known,
+                count=self.store.meta("settings")["champions"],
+                propose=propose,
+                stop=lambda: self._signals.requested,
+            ):
+                self.store.confirm(trial.number, outcome, elapsed_s)
+                self._observer.confirmed(trial, outcome)
 
 
 def _in_words(chosen: Mapping[str, str]) -> str:

@@ -55,6 +55,13 @@ class CompilePool:
             self._known.add(job.key)
             self._queue.append(job)
 
+    def warm(self, language: str) -> None:
+        """Starts all processes and has them load the compiler, before there is work."""
+        while len(self._idle) + len(self._busy) < self._limit:
+            child = self._spawn()
+            child.send({"warm": language})
+            self._idle.append(child)
+
     def start_queued(self) -> None:
         while self._queue and len(self._busy) < self._limit:
             child = self._idle.pop() if self._idle else self._spawn()

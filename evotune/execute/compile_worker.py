@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import resource
 import tempfile
 import time
@@ -18,6 +20,7 @@ from evotune.execute.build_cache import BuildCache
 from evotune.execute.entry import lower_limit, open_channel
 from evotune.trial import Json, OutcomeKind
 
+_BESIDE_DEVICES = 5
 _MEMORY_BYTES = 8 << 30  # a template or constexpr that runs away must not take the machine along
 
 
@@ -63,7 +66,17 @@ def main() -> None:
     channel = open_channel(owns_processes=True)
     lower_limit(resource.RLIMIT_AS, _MEMORY_BYTES)
     while (message := channel.receive()) is not None:
-        channel.send(_answer(message))
+        if "warm" in message:
+            _warm(message["warm"])
+        else:
+            channel.send(_answer(message))
+
+
+def _warm(language: str) -> None:
+    """Loads the compiler. Compilers run beside devices then: who feeds these goes first."""
+    os.nice(_BESIDE_DEVICES)
+    with contextlib.suppress(EnvironmentProblem):  # the first job will say so
+        compiler_for(language).version()
 
 
 def _answer(message: Json) -> Json:

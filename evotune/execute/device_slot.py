@@ -6,6 +6,7 @@ import hashlib
 import secrets
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -64,7 +65,8 @@ class DeviceSlot:
     """One device's worker. At most one request is under way.
 
     A trial's time limit counts from when the worker has its inputs and references ready. On a
-    GPU the next worker waits, its libraries imported, for the present one to be done. A trial
+    GPU the next worker waits, its libraries imported, for the present one to be done. Opening a
+    worker takes seconds and blocks nobody: a request waits here until it is ready. A trial
     whose worker died runs once more in a fresh one, since somebody else may have killed it, or one
     of those that it served before may have broken it. Who ends that one too is quarantined.
     """
@@ -77,17 +79,25 @@ class DeviceSlot:
         *,
         deterministic: bool,
         longest_trial_s: float = 120.0,
+        cores: Sequence[int] = (),
+        name: str = "device",
     ) -> None:
+        """`cores`: the CPU cores that the worker is bound to, if not all; `name` begins the names
+        of its logs."""
         self._folder = folder
         self._longest_trial_s = longest_trial_s
-        self._profile = profile
+        self.profile = profile
+        self._name = name
         self._hello = {
             "profile": profile.to_json(),
             **problem.to_json(),
             "deterministic": deterministic,
+            "cores": list(cores),
         }
         self._child: Child | None = None
         self._spare: Child | None = None
+        self._was_spare = False
+        self._opening = False
         self._spawned = 0
         self._deadline = 0.0
         self._limit_s = 0.0
@@ -108,7 +118,13 @@ class DeviceSlot:
 
     @property
     def child(self) -> Child | None:
-        return self._child if self.busy else None
+        """The worker, while something is expected of it."""
+        return self._child if self.busy or self._opening else None
+
+    def open(self) -> None:
+        """Begins to open the worker ahead of a request."""
+        if self._child is None:
+            self._open()
 
     def start(self, request: Json) -> None:
         """Sends a request, opening (or renewing) the worker first if need be."""
@@ -118,15 +134,18 @@ class DeviceSlot:
     def _send(self, request: Json) -> None:
         if self._served >= _TRIALS_PER_WORKER:
             self.renew()
-        if self._child is None:
-            self._open()
-        assert self._child is not None
         # Native code in the worker may write to its pipe; it does not know what to say there.
         self._request = {**request, "token": secrets.token_hex(16)}
-        self._child.send(self._request)
-        self._start_clock(self._harness_limit_s())
         self._served += 1
         self.busy = True
+        self.open()
+        if not self._opening:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        assert self._child is not None
+        self._child.send(self._request)
+        self._start_clock(self._harness_limit_s())
 
     def handle(self) -> Json | Outcome | None:
         """The answer, or an Outcome that says how the worker was lost; None: not yet."""
@@ -135,6 +154,9 @@ class DeviceSlot:
         if messages is None:
             return self._lost()
         for message in messages:
+            if self._opening:
+                self._opened()
+                continue
             if not isinstance(message, dict) or message.get("token") != self._request["token"]:
                 self._child.garbled = True
                 return self._lost()
@@ -156,7 +178,10 @@ class DeviceSlot:
 
     def expire(self) -> Outcome | None:
         """Kills a worker past its deadline."""
-        if not self.busy or time.monotonic() <= self._deadline:
+        if self.child is None or time.monotonic() <= self._deadline:
+            return None
+        if self._opening:
+            self._child_did_not_open()
             return None
         log = self._child.log_tail() if self._child is not None else ""
         self.renew()
@@ -168,6 +193,7 @@ class DeviceSlot:
         if self._child is not None:
             self._child.kill()
         self._child = None
+        self._opening = False
         self.busy = False
         self._served = 0
 
@@ -197,7 +223,7 @@ class DeviceSlot:
         """Generous at first, then what trials of this run take, with room."""
         if self._request["confirm"]:
             cases: int = sum(case["role"] != RANDOM for case in self._request["cases"])
-            sanitizer_s = LIMIT_S * len(TOOLS) if self._profile.backend == "cuda" else 0.0
+            sanitizer_s = LIMIT_S * len(TOOLS) if self.profile.backend == "cuda" else 0.0
             return self._longest_trial_s + _CONFIRM_CASE_S * cases + sanitizer_s
         if self._answers < _KNOWN_AFTER:
             return self._longest_trial_s
@@ -205,31 +231,30 @@ class DeviceSlot:
 
     def _open(self) -> None:
         spare, self._spare = self._spare, None
-        if spare is not None and self._greet(spare):
-            self._child = spare
-        else:  # no spare, or one that died while it waited
-            self._child = self._spawn()
-            if not self._greet(self._child):
-                self._give_up()
-        if self._profile.backend == "cuda":
-            self._spare = self._spawn()
+        self._was_spare = spare is not None
+        self._child = spare or self._spawn()
+        self._child.send(self._hello)
+        self._opening = True
+        self._start_clock(_OPEN_TIMEOUT_S)
 
-    def _greet(self, child: Child) -> bool:
-        """Whether the worker opened the device; else it is ended."""
-        child.send(self._hello)
-        deadline = time.monotonic() + _OPEN_TIMEOUT_S
-        while time.monotonic() < deadline:
-            messages = child.receive()
-            if messages is None:
-                break
-            if messages:
-                return True
-            time.sleep(0.01)
-        child.kill()
-        return False
+    def _opened(self) -> None:
+        self._opening = False
+        if self.profile.backend == "cuda" and self._spare is None:
+            self._spare = self._spawn()
+        if self.busy:
+            self._hand_over()
+
+    def _child_did_not_open(self) -> None:
+        """A spare one may have died while it waited; without a fresh one nothing can be done."""
+        assert self._child is not None
+        if not self._was_spare:
+            self._give_up()
+        self._child.kill()
+        self._open()
 
     def _give_up(self) -> NoReturn:
         assert self._child is not None
+        self._child.kill()
         words = self._child.log_tail()
         self.close()
         last = words.splitlines()[-1] if words else "it said nothing"
@@ -237,8 +262,8 @@ class DeviceSlot:
 
     def _spawn(self) -> Child:
         environment: dict[str, str] = {}
-        if self._profile.backend == "cpu":
-            count = str(self._profile.attributes["threads"])
+        if self.profile.backend == "cpu":
+            count = str(self.profile.attributes["threads"])
             # Waiting threads sleep: candidate and baseline have separate OpenMP pools, and
             # one that spins would steal the other's cores.
             environment = {
@@ -247,16 +272,19 @@ class DeviceSlot:
                 "OMP_WAIT_POLICY": "passive",
                 "OMP_DYNAMIC": "false",
             }
-        elif self._profile.id:
-            environment = {"CUDA_VISIBLE_DEVICES": self._profile.id}
+        elif self.profile.id:
+            environment = {"CUDA_VISIBLE_DEVICES": self.profile.id}
         self._spawned += 1
         # A worker and the spare one share no file: each one's last words must be its own.
-        second = self._profile.backend == "cuda" and self._spawned % 2 == 0
-        log = self._folder / ("device-2.log" if second else "device.log")
+        second = self.profile.backend == "cuda" and self._spawned % 2 == 0
+        log = self._folder / f"{self._name}{'-2' if second else ''}.log"
         return Child("device_worker", log, environment)
 
     def _lost(self) -> Outcome | None:
         assert self._child is not None
+        if self._opening:
+            self._child_did_not_open()
+            return None
         garbled = self._child.garbled
         status = self._child.reap()
         log = self._child.log_tail()

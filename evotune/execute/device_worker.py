@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +41,8 @@ def main() -> None:
     hello = channel.receive()
     if hello is None:
         return
+    if hello["cores"]:
+        os.sched_setaffinity(0, hello["cores"])
     profile = DeviceProfile.from_json(hello["profile"])
     if hello["problem_sha256"]:
         trust.agree(hello["problem_sha256"])  # somebody agreed to it in the parent
@@ -57,9 +62,12 @@ def _serve(channel: BlockingChannel, runner: TrialRunner, message: Json) -> None
         answer = [timing.to_json() for timing in timings]
         channel.send({**token, "baselines": answer, "copy_gbps": runner.copy_gbps()})
     else:
+        started = time.monotonic()
         runner.prepare(message)
+        prepare_s = time.monotonic() - started
         channel.send({**token, "prepared": True})
         outcome = runner.run(message)
+        outcome = dataclasses.replace(outcome, stage_s={"prepare": prepare_s, **outcome.stage_s})
         about = {"retire": runner.tainted, "damaged": runner.damaged}
         channel.send({**token, "outcome": outcome.to_json(), **about})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Callable
 
@@ -10,31 +11,45 @@ from evotune.trial import Configuration, Outcome
 
 
 class InlineExecutor:
-    """`delay_s` is a pause per trial, for watching a run or stopping it half-way."""
+    """Trials take virtual time, `duration_s` each, on so many `devices` at once: whatever is
+    polled finished next. `delay_s` is a real pause per trial, for watching a run or stopping it
+    half-way.
+    """
 
     def __init__(
-        self, outcome_of: Callable[[Configuration], Outcome], delay_s: float = 0.0
+        self,
+        outcome_of: Callable[[Configuration], Outcome],
+        delay_s: float = 0.0,
+        *,
+        devices: int = 1,
+        duration_s: Callable[[Proposal], float] = lambda proposal: 1.0,
     ) -> None:
         self._outcome_of = outcome_of
         self._delay_s = delay_s
-        self._queue: list[Proposal] = []
+        self._duration_s = duration_s
+        self._free_s = [0.0] * devices  # when each device has done what it was given
+        self._running: list[tuple[float, int, Proposal]] = []
+        self.now_s = 0.0
+        """Virtual time: when the last trial that was polled finished."""
 
     def submit(self, proposal: Proposal) -> None:
-        self._queue.append(proposal)
+        finish_s = max(self.now_s, self._free_s[0]) + self._duration_s(proposal)
+        heapq.heapreplace(self._free_s, finish_s)
+        heapq.heappush(self._running, (finish_s, proposal.number, proposal))
 
     def set_contender(self, fitness: float) -> None:
         """Recorded outcomes cost no samples."""
 
     def poll(self, timeout_s: float) -> list[tuple[int, Outcome]]:
-        if not self._queue:
+        if not self._running:
             return []
         if self._delay_s:
             time.sleep(self._delay_s)
-        proposal = self._queue.pop(0)
-        return [(proposal.number, self._outcome_of(proposal.configuration))]
+        self.now_s, number, proposal = heapq.heappop(self._running)
+        return [(number, self._outcome_of(proposal.configuration))]
 
     def drop(self) -> None:
-        self._queue.clear()
+        self._running.clear()
 
     def close(self) -> None:
-        self._queue.clear()
+        self._running.clear()

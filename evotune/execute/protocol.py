@@ -57,7 +57,8 @@ class Proposal:
     made, and its timing is as brief as in the search. `skipped` are checks that were to be made
     and cannot be. `rival` are the timed cases of another configuration, known to be correct: the
     candidate is then timed against that one instead of the baselines, thoroughly. `review`,
-    if there is one, is asked once all binaries (by compile key) are there.
+    if there is one, is asked once all binaries (by compile key) are there. `device` is the only
+    one of the executor's devices that may take it, whatever is known of its code already.
     """
 
     number: int
@@ -68,6 +69,7 @@ class Proposal:
     audit: bool = False
     skipped: tuple[Check, ...] = ()
     rival: tuple[CaseJob, ...] = ()
+    device: int | None = None
     review: Callable[[Mapping[str, Binary]], BuildReview] | None = field(
         default=None, compare=False
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from evotune.report.data import RunData
@@ -23,6 +23,8 @@ class Row:
     confirmed: bool
     figures: Figures
     duplicates: tuple[int, ...] = ()
+    model: str = ""
+    """Of the device, where the run was on several models: ranks count within one."""
 
     @property
     def place(self) -> str:
@@ -52,17 +54,31 @@ class Leaderboard:
 def rank(data: RunData, evidence: Mapping[int, Evidence] | None = None) -> Leaderboard:
     """Confirmed rows by the lower bound of their interval, then the others by fitness.
 
-    Rows share a rank while their interval overlaps that of the row which leads the group.
+    Rows share a rank while their interval overlaps that of the row which leads the group. What
+    different models of devices measured is ranked apart, the run's first device first.
     """
     known = weigh(data) if evidence is None else evidence
     groups: dict[int, list[Evidence]] = {}
     for item in known.values():
         groups.setdefault(item.twin, []).append(item)
     leaders = [known[twin] for twin in groups]
-    ranked = sorted((leader for leader in leaders if leader.outcome.ok), key=_order)
+    own = str(data.device.get("name", ""))
+    by_model: dict[str, list[Evidence]] = {own: []}
+    for leader in sorted((leader for leader in leaders if leader.outcome.ok), key=_order):
+        by_model.setdefault(leader.outcome.device_model or own, []).append(leader)
+    mixed = sum(map(bool, by_model.values())) > 1
+    rows: list[Row] = []
+    for model, ranked in by_model.items():
+        rows += _rows(data, ranked, groups, model if mixed else "")
+    return Leaderboard(tuple(rows), tuple(leader for leader in leaders if leader.disqualified))
+
+
+def _rows(
+    data: RunData, ranked: Sequence[Evidence], groups: Mapping[int, list[Evidence]], model: str
+) -> list[Row]:
     ranks = _ranks([leader.outcome for leader in ranked])
     shared = Counter(ranks)
-    rows = tuple(
+    return [
         Row(
             rank=place,
             tied=shared[place] > 1,
@@ -76,10 +92,10 @@ def rank(data: RunData, evidence: Mapping[int, Evidence] | None = None) -> Leade
                 for item in groups[leader.twin]
                 if item.trial.number != leader.trial.number
             ),
+            model=model,
         )
         for place, leader in zip(ranks, ranked, strict=True)
-    )
-    return Leaderboard(rows, tuple(leader for leader in leaders if leader.disqualified))
+    ]
 
 
 def _order(item: Evidence) -> tuple[bool, float, float, int]:

@@ -68,13 +68,16 @@ def _around(rows: Sequence[Row], times: Iterable[Column]) -> tuple[Column, ...]:
     )
 
 
-def _places(rows: Sequence[Row]) -> tuple[Column, Column]:
+def _places(rows: Sequence[Row]) -> tuple[Column, ...]:
     tied = any(row.tied for row in rows)  # then digits stand under digits
     places = tuple(Span(f"{row.place} " if tied and not row.tied else row.place) for row in rows)
-    return (
+    columns = (
         Column(("rank",), places),
         Column(("trial",), tuple(Span(str(row.number)) for row in rows)),
     )
+    if not any(row.model for row in rows):
+        return columns
+    return (Column(("device",), tuple(Span(row.model) for row in rows), right=False), *columns)
 
 
 def _flags(rows: Sequence[Row]) -> tuple[Column, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import random
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,7 @@ class BoundSpace:
         self._variables = tuple(Variable(gene.name, gene.values) for gene in genes)
         self._parameters = tuple(gene.spec.parameter for gene in genes)
         self._closures: dict[object, Evaluate] = {}
+        self._binding = threading.Lock()
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -195,9 +197,10 @@ class BoundSpace:
         place = tuple((name, type(value), value) for name, value in environment.items())
         key = (expression.text, place)
         if key not in self._closures:
-            self._names.check(expression)
-            scope = Scope(self._names, self._interner, environment)
-            self._closures[key] = compile_scalar(scope.bind(expression))
+            with self._binding:  # a run plans in one thread and reviews builds in another
+                self._names.check(expression)
+                scope = Scope(self._names, self._interner, environment)
+                self._closures[key] = compile_scalar(scope.bind(expression))
         return self._closures[key]
 
     def _configuration(self, indices: Sequence[int]) -> Configuration:

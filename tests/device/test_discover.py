@@ -13,9 +13,11 @@ from evotune.device.discover import (
     choose_backend,
     cuda_problem,
     find_gpu,
+    find_gpus,
     gpus_present,
     open_profile,
     same_gpu,
+    work_together,
 )
 from evotune.device.probe import GpuState
 from evotune.device.profile import DeviceProfile
@@ -182,3 +184,30 @@ def test_compiling_needs_a_name_and_no_gpu() -> None:
         open_profile("auto", "cuda", compile_only=True)
     with pytest.raises(EnvironmentProblem, match="CUDA kernels need a GPU and no NVIDIA GPU was"):
         open_profile("auto", "cuda", compile_only=False)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_several_gpus_are_the_first_of_those_that_the_request_allows() -> None:
+    assert [gpu.id for gpu in find_gpus("auto", None)] == ["GPU-a", "GPU-b"]
+    assert [gpu.id for gpu in find_gpus("cuda", 1)] == ["GPU-a"]
+    assert [gpu.id for gpu in find_gpus("l4", None)] == ["GPU-b"]
+    with pytest.raises(EnvironmentProblem, match=r"--gpus 2: this machine has 1 such GPU\(s\)"):
+        find_gpus("l4", 2)
+    with pytest.raises(UsageError, match="--device cuda:1 names one"):
+        find_gpus("cuda:1", 2)
+
+
+def test_gpus_of_different_models_work_together_only_where_that_is_asked_for() -> None:
+    l4, other = _gpu("NVIDIA L4", "GPU-a"), _gpu("NVIDIA L40S", "GPU-b")
+    larger = {**other.attributes, "multiprocessors": 142, "shared_bytes_per_block": 1000}
+    other = dataclasses.replace(other, attributes=larger)
+    with pytest.raises(EnvironmentProblem, match=r"differ \(NVIDIA L4, NVIDIA L40S\).*--allow-m"):
+        work_together([l4, other], allow_mixed=False)
+    both = work_together([l4, other], allow_mixed=True)
+    assert both.attributes["multiprocessors"] == l4.attributes["multiprocessors"]
+    assert both.attributes["shared_bytes_per_block"] == 1000
+    hopper = dataclasses.replace(profiles.named("h200"), id="GPU-c")
+    with pytest.raises(EnvironmentProblem, match=r"different machine code \(sm_89, sm_90a?\)"):
+        work_together([l4, hopper], allow_mixed=True)
+    twins = [l4, dataclasses.replace(l4, id="GPU-d")]
+    assert work_together(twins, allow_mixed=False) == l4

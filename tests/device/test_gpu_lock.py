@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -9,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from evotune.device.cuda import lock
-from evotune.device.cuda.lock import GpuLock
+from evotune.device.cuda import lock, profiles
+from evotune.device.cuda.lock import GpuLock, measuring_alone
 from evotune.errors import RunLocked
 
 
@@ -38,4 +39,15 @@ def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", code], check=False, env=environment)
     assert ended.returncode == -9
     with GpuLock("GPU-1"):
+        pass
+
+
+def test_all_gpus_of_a_run_are_locked_or_none() -> None:
+    gpus = [dataclasses.replace(profiles.named("l4"), id=id) for id in ("GPU-1", "GPU-2")]
+    with GpuLock("GPU-2"):
+        with pytest.raises(RunLocked, match="GPU-2"), measuring_alone(gpus):
+            pass
+        with GpuLock("GPU-1"):
+            pass
+    with measuring_alone(gpus), pytest.raises(RunLocked, match="GPU-1"), GpuLock("GPU-1"):
         pass

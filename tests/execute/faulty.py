@@ -41,7 +41,7 @@ def open_executor(
     executor = open_local_executor(
         folder=folder / "logs",
         cache=folder / "cache",
-        profile=profile or setup.profile,
+        profiles=[profile or setup.profile],
         problem=problem,
         dtype="float32",
         deterministic=True,

@@ -34,7 +34,7 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalExecutor
     made = open_local_executor(
         folder=folder / "logs",
         cache=folder / "cache",
-        profile=profiles.named("l4"),
+        profiles=[profiles.named("l4")],
         problem="attention",
         dtype="float16",
         deterministic=True,

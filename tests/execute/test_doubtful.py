@@ -8,7 +8,8 @@ import pytest
 
 from evotune.execute.compile_pool import CompilePool
 from evotune.execute.device_slot import DeviceSlot
-from evotune.execute.local import LocalExecutor, _InFlight
+from evotune.execute.in_flight import InFlight
+from evotune.execute.local import LocalExecutor
 from evotune.execute.protocol import Proposal
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind
 
@@ -62,8 +63,8 @@ class Device:
 
 
 def tried(device: Device) -> Outcome:
-    executor = LocalExecutor(cast(CompilePool, Pool()), cast(DeviceSlot, device), exclusive=False)
-    executor._reviewed(7, _InFlight(Proposal(7, Configuration({"A": 1}))))
+    executor = LocalExecutor(cast(CompilePool, Pool()), [cast(DeviceSlot, device)], exclusive=False)
+    executor._reviewed(7, InFlight(Proposal(7, Configuration({"A": 1}))))
     ((number, outcome),) = executor.poll(5.0)
     assert number == 7
     return outcome

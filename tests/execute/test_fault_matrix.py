@@ -94,7 +94,7 @@ def test_every_fault_ends_in_its_outcome_again_and_again(
                     fault: round(statistics.median(ratios), 3) for fault, ratios in speedups.items()
                 },
             )
-        children = descendants(kernels.executor._device._child.pid)  # type: ignore[union-attr]
+        children = descendants(kernels.executor._devices[0]._child.pid)  # type: ignore[union-attr]
     finally:
         kernels.executor.close()
     assert not wait_until_gone(children)

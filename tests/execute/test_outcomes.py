@@ -157,9 +157,10 @@ def test_a_worker_that_somebody_else_kills_is_not_the_candidates_fault(
     for number in (signal.SIGKILL, signal.SIGSEGV):
         proposal = faulty.proposal("none")
         faulty.executor.submit(proposal)
-        while not faulty.executor._device.busy:
+        (device,) = faulty.executor._devices
+        while device._opening or not device.busy:
             assert faulty.executor.poll(0.01) == []
-        child = faulty.executor._device.child
+        child = device.child
         assert child is not None
         os.kill(child.pid, number)
         outcome = faulty.outcome_of(proposal)
@@ -173,7 +174,7 @@ def test_a_worker_that_somebody_stops_is_killed_when_its_time_is_over(
     impatient.executor.submit(proposal)
     while "the kernel takes its time" not in impatient.device_log():
         assert impatient.executor.poll(0.01) == []
-    child = impatient.executor._device.child
+    child = impatient.executor._devices[0].child
     assert child is not None
     os.kill(child.pid, signal.SIGSTOP)
     assert impatient.outcome_of(proposal).kind is OutcomeKind.TIMEOUT

@@ -23,7 +23,7 @@ class Pipeline:
         self._executor = open_local_executor(
             folder=folder / "logs",
             cache=folder / "cache",
-            profile=setup.profile,
+            profiles=[setup.profile],
             problem="attention",
             dtype="float32",
             deterministic=True,

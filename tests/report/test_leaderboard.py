@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
 
@@ -48,6 +49,22 @@ def test_overlapping_intervals_share_a_rank_and_the_next_rank_counts_them(tmp_pa
 
 def test_a_row_of_its_own_has_a_plain_rank(tmp_path: Path) -> None:
     assert places(board(tmp_path, ok(2.0), ok(1.0))) == [("1", 0), ("2", 1)]
+
+
+def test_what_different_models_measured_is_ranked_apart(tmp_path: Path) -> None:
+    def on(model: str, speedup: float) -> Outcome:
+        resources = {"device": {"model": model, "id": f"id of {model}"}}
+        return dataclasses.replace(ok(speedup), resources=resources)
+
+    found = board(tmp_path, on("GPU B", 9.0), ok(2.0), on("Test CPU", 3.0), on("GPU B", 4.0))
+    assert [(row.model, row.place, row.number) for row in found.rows] == [
+        ("Test CPU", "1", 2),
+        ("Test CPU", "2", 1),
+        ("GPU B", "1", 0),
+        ("GPU B", "2", 3),
+    ]
+    one_model = board(tmp_path / "one", on("Test CPU", 3.0), ok(2.0))
+    assert [row.model for row in one_model.rows] == ["", ""]
 
 
 def test_duplicates_fold_into_the_first_trial_of_their_code(tmp_path: Path) -> None:

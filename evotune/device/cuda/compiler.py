@@ -130,6 +130,15 @@ def _wheel_version() -> str:
     return ""
 
 
+@functools.cache
+def _version() -> str:
+    major, minor = nvrtc_version()
+    headers = max((header_version(folder) for folder in include_folders()), default=0)
+    patch = _wheel_version()
+    release = f"NVRTC {major}.{minor}{f' ({patch})' if patch else ''}"
+    return " ".join((f"{release} (headers {headers})", *FLAGS))
+
+
 class NvrtcCompiler:
     """See `evotune.device.protocol.Compiler`. Writes a cubin for the job's `arch`.
 
@@ -137,11 +146,7 @@ class NvrtcCompiler:
     """
 
     def version(self) -> str:
-        major, minor = nvrtc_version()
-        headers = max((header_version(folder) for folder in include_folders()), default=0)
-        patch = _wheel_version()
-        release = f"NVRTC {major}.{minor}{f' ({patch})' if patch else ''}"
-        return " ".join((f"{release} (headers {headers})", *FLAGS))
+        return _version()
 
     def compile(
         self, job: CompileJob, output: Path, timeout_s: float

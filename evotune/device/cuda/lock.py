@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -13,9 +14,14 @@ from evotune.device.profile import DeviceProfile
 from evotune.errors import RunLocked
 
 
-def measuring_alone(profile: DeviceProfile) -> AbstractContextManager[object]:
-    """Holds the device's lock, if it is a GPU."""
-    return GpuLock(profile.id) if profile.backend == "cuda" else nullcontext()
+@contextlib.contextmanager
+def measuring_alone(profiles: Sequence[DeviceProfile]) -> Iterator[None]:
+    """Holds the locks of all GPUs among the devices; RunLocked when one of them is taken."""
+    with contextlib.ExitStack() as locks:
+        for profile in profiles:
+            if profile.backend == "cuda":
+                locks.enter_context(GpuLock(profile.id))
+        yield
 
 
 FOLDER = Path("/tmp")
@@ -27,6 +33,7 @@ class GpuLock:
 
     def __init__(self, gpu_id: str) -> None:
         name = re.sub(r"[^A-Za-z0-9-]", "_", gpu_id) or "gpu"
+        self._name = gpu_id
         self._path = FOLDER / f"evotune-{name}.lock"
         self._fd = -1
 
@@ -40,7 +47,7 @@ class GpuLock:
             os.close(self._fd)
             who = f" (process {holder})" if holder.isdigit() else ""
             raise RunLocked(
-                f"another evotune run measures on this GPU{who}; wait for it, "
+                f"another evotune run measures on GPU {self._name}{who}; wait for it, "
                 "or choose another GPU with --device cuda:N"
             ) from error
         if writable:

@@ -1,0 +1,249 @@
+"""How fast candidates go through: trials per minute, where the time goes, how busy the device is.
+
+    python benchmarks/throughput.py [--device cuda:0 | --gpus N] [--trials 1000] [--strategy NAME]
+        [--lookahead N] [--part NAME ...] [-o benchmarks/results/throughput_DEVICE.json]
+    python benchmarks/throughput.py --table benchmarks/results/throughput_DEVICE.json
+
+- search: one run with an empty compile cache: attention rung 3 at the mission shape (on the CPU:
+  attention-cpu as it ships). Its wall time, from the first proposal to the last outcome, against
+  the least possible: the larger of compile CPU-seconds / processes and device seconds / devices
+  (their sum on the CPU, where compiling and measuring take turns).
+- plain, kernel_tuner: the same random configurations, with the same number of samples each, through
+  evotune and through Kernel Tuner's NVRTC backend (GPU only; needs kernel-tuner and cuda-bindings).
+  The space is cut down to what Kernel Tuner can launch: one launch, no cluster, at most 48 KiB of
+  shared memory. Kernel Tuner does not check results there, evotune does.
+
+Device seconds are what the workers spent on trials. What they spent between trials, waiting or
+being renewed, is the idle share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from attention_cuda import JOBS
+from tuning import derive
+
+from evotune.engine import environment
+from evotune.engine.observer import Progress, SilentObserver
+from evotune.engine.session import RunRequest, start_run
+from evotune.engine.setup import GpuRequest
+from evotune.store import RunStore
+from evotune.trial import Trial
+
+PARTS = ("search", "plain", "kernel_tuner")
+DEVICE_STAGES = ("prepare", "load", "verify", "measure")
+PEER_CONFIGURATIONS = 120
+_SAMPLE_S = 0.25
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Clock(SilentObserver):
+    """When the search began, and when its last trial was told."""
+
+    def __init__(self) -> None:
+        self.began_s = self.ended_s = 0.0
+        self._searching = False
+
+    def phase(self, text: str) -> None:
+        self._searching = text == "searching"
+        if self._searching:
+            self.began_s = time.monotonic()
+
+    def told(self, trial: Trial, progress: Progress) -> None:
+        if self._searching:
+            self.ended_s = time.monotonic()
+
+
+class ChildTimes(threading.Thread):
+    """CPU-seconds of this process's compile and device workers, seen as long as they live."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._seen: dict[tuple[str, int], float] = {}
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.wait(_SAMPLE_S):
+            self._seen.update(_children())
+
+    def total_s(self, role: str) -> float:
+        return sum(seconds for (name, _), seconds in self._seen.items() if name == role)
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+def _children() -> Iterator[tuple[tuple[str, int], float]]:
+    """((role, pid), CPU-seconds, those of compilers that they waited for included)."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if str(os.getpid()).encode() in words and b"-m" in words:
+            role = words[words.index(b"-m") + 1].decode().rpartition(".")[2]
+            yield (role, int(folder.name)), sum(map(int, fields[11:15])) / _TICKS
+
+
+def search(space: Path, options: argparse.Namespace, **more: Any) -> dict[str, Any]:
+    """One run with an empty cache, as figures."""
+    gpus = None if options.gpus is None else GpuRequest(options.gpus)
+    clock, children = Clock(), ChildTimes()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["EVOTUNE_CACHE_DIR"] = f"{folder}/cache"
+        request = RunRequest(
+            str(space),
+            device="auto" if gpus else options.device,
+            runs_dir=Path(folder) / "runs",
+            gpus=gpus,
+            lookahead=options.lookahead,
+            command=("python", "benchmarks/throughput.py"),
+            **more,
+        )
+        children.start()
+        result = start_run(request, clock)
+        children.stop()
+        with RunStore.open_for_reading(result.run.store) as store:
+            outcomes = [trial.outcome for trial in store.trials()]
+            settings = store.meta("settings")
+        described = dict(environment.read(result.run.environment))
+    described["device"] = {n: v for n, v in described["device"].items() if n != "id"}
+    described.pop("command")
+    stages: dict[str, list[float]] = {}
+    for outcome in outcomes:
+        for stage, seconds in outcome.stage_s.items():
+            stages.setdefault(stage, []).append(seconds)
+    devices = options.gpus or 1
+    processes = len(os.sched_getaffinity(0))
+    wall_s = clock.ended_s - clock.began_s
+    device_s = sum(sum(stages.get(stage, ())) for stage in DEVICE_STAGES)
+    compile_cpu_s = children.total_s("compile_worker")
+    stage_s = (compile_cpu_s / processes, device_s / devices)
+    least_s = sum(stage_s) if described["device"]["backend"] == "cpu" else max(stage_s)
+    samples = [m.samples for outcome in outcomes for m in outcome.measurements]
+    return {
+        "trials": len(outcomes),
+        "lookahead": settings["lookahead"],
+        "strategy": settings["strategy"],
+        "devices": devices,
+        "compile_processes": processes,
+        "wall_s": wall_s,
+        "trials_per_minute": 60 * len(outcomes) / wall_s,
+        "compile_cpu_s": compile_cpu_s,
+        "device_s": device_s,
+        "least_wall_s": least_s,
+        "wall_to_least": wall_s / least_s,
+        "device_idle_share": 1 - device_s / devices / wall_s,
+        "duplicates": sum(outcome.duplicate_of is not None for outcome in outcomes),
+        "ok": sum(outcome.ok for outcome in outcomes),
+        "samples_mean": statistics.fmean(samples) if samples else None,
+        "stages": {
+            stage: {"trials": len(s), "total_s": sum(s), "median_s": statistics.median(s)}
+            for stage, s in stages.items()
+        },
+        "environment": described,
+    }
+
+
+def mission(backend: str, folder: Path, changes: Mapping[str, Any] | None = None) -> Path:
+    path = folder / "space.yaml"
+    if backend == "cpu":
+        return derive("attention_cpu", {}, path)
+    return derive("attention_mma", {"problem": JOBS[0].problem(), **(changes or {})}, path)
+
+
+def table(data: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for part in ("search", "plain"):
+        found = data.get(part)
+        if found is None:
+            continue
+        lines.append(
+            f"{part}: {found['trials']} trials ({found['ok']} ok, {found['duplicates']} duplicates)"
+            f" in {found['wall_s']:.1f} s on {found['devices']} device(s) and "
+            f"{found['compile_processes']} compile processes, lookahead {found['lookahead']}: "
+            f"{found['trials_per_minute']:.0f} trials per minute"
+        )
+        lines.append(
+            f"  least possible {found['least_wall_s']:.1f} s (compile {found['compile_cpu_s']:.1f} "
+            f"CPU-s, device {found['device_s']:.1f} s): wall is {found['wall_to_least']:.2f} times "
+            f"that; devices idle {found['device_idle_share']:.1%}"
+        )
+        for stage, times in found["stages"].items():
+            lines.append(
+                f"  {stage:9} {times['total_s']:9.1f} s in {times['trials']:5} trials, median "
+                f"{1e3 * times['median_s']:.0f} ms"
+            )
+    peer = data.get("kernel_tuner")
+    if peer:
+        lines.append(
+            f"Kernel Tuner {peer['version']}: {peer['candidates']} candidates in "
+            f"{peer['wall_s']:.1f} s: {peer['candidates_per_minute']:.0f} per minute at "
+            f"{peer['iterations']} samples each"
+        )
+        if "plain" in data:
+            times = data["plain"]["trials_per_minute"] / peer["candidates_per_minute"]
+            lines.append(f"evotune: {times:.1f} times as many per minute")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--gpus", type=int)
+    parser.add_argument("--trials", type=int, default=1000)
+    parser.add_argument("--strategy", default="evolution")
+    parser.add_argument("--lookahead", type=int)
+    parser.add_argument("--part", nargs="*", choices=PARTS, default=PARTS[:1])
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--table", type=Path)
+    options = parser.parse_args()
+    if options.table:
+        print("\n".join(table(json.loads(options.table.read_text()))))
+        return
+    backend = "cpu" if options.device == "cpu" else "cuda"
+    data: dict[str, Any] = {}
+    if options.output and options.output.exists():
+        data = json.loads(options.output.read_text())
+    data["command"] = ["python", "benchmarks/throughput.py", *sys.argv[1:]]
+    data["date"] = datetime.now(UTC).isoformat(timespec="seconds")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for part in options.part:
+            if part == "search":
+                space = mission(backend, folder)
+                data[part] = search(
+                    space, options, trials=options.trials, strategy=options.strategy
+                )
+                continue
+            from throughput_kernel_tuner import LIMITS, measure
+
+            space = mission(backend, folder, LIMITS)
+            if part == "plain":
+                data[part] = search(
+                    space, options, trials=PEER_CONFIGURATIONS, strategy="random", racing=False
+                )
+            else:
+                iterations = round(data.get("plain", {}).get("samples_mean") or 30)
+                data[part] = measure(space, options.device, PEER_CONFIGURATIONS, iterations)
+    if options.output:
+        options.output.write_text(json.dumps(data, indent=1) + "\n")
+    print("\n".join(table(data)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Several devices of one model held against each other before they share a search.
+
+Each times the same baselines and the same reference configuration, the space's default. Only
+ratios, baseline over candidate on one device, are ever compared between devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from evotune.execute.local import LocalExecutor
+from evotune.execute.protocol import Proposal
+from evotune.problems.base import Case
+from evotune.trial import Json, Outcome
+
+_AGREE = 0.02
+
+
+def calibrate(
+    executor: LocalExecutor, reference: Proposal, cases: Sequence[Case]
+) -> list[dict[str, Json]]:
+    """For each device its id, model, the chosen baselines' times in µs by case, and the
+    reference's speedup with its interval (None, and why, where it has none)."""
+    count = len(executor.devices)
+    baselines = [_baseline_us(executor, cases, index) for index in range(count)]
+    for index in range(count):
+        executor.submit(dataclasses.replace(reference, number=-1 - index, device=index))
+    outcomes: dict[int, Outcome] = {}
+    while len(outcomes) < count:
+        outcomes.update(executor.poll(0.5))
+    return [
+        {
+            "id": profile.id,
+            "model": profile.name,
+            "baseline_us": baselines[index],
+            **_speedups(outcomes[-1 - index]),
+        }
+        for index, profile in enumerate(executor.devices)
+    ]
+
+
+def agreement(devices: Sequence[Mapping[str, Json]]) -> str:
+    """How far devices of one model are apart on the reference configuration, in words."""
+    words = []
+    for model in dict.fromkeys(device["model"] for device in devices):
+        speedups = [d["speedup"] for d in devices if d["model"] == model]
+        known = [speedup for speedup in speedups if speedup is not None]
+        if len(known) < len(speedups):
+            words.append(f"{len(speedups)} x {model}: no calibration, the default does not run")
+            continue
+        apart = max(known) / min(known) - 1
+        line = f"{len(known)} x {model}: {apart:.1%} apart on the reference configuration"
+        words.append(f"{line} (expected: {_AGREE:.0%} at most)" if apart > _AGREE else line)
+    return "; ".join(words)
+
+
+def _baseline_us(executor: LocalExecutor, cases: Sequence[Case], index: int) -> dict[str, Json]:
+    timings = executor.time_baselines(cases, index).timings
+    chosen = executor.baselines
+    return {t.case: t.time_us for t in timings if t.name == chosen[t.case]}
+
+
+def _speedups(outcome: Outcome) -> dict[str, Json]:
+    names = {"speedup": "fitness", "speedup_low": "fitness_low", "speedup_high": "fitness_high"}
+    found: dict[str, Json] = {"reason": outcome.reason or outcome.kind.value}
+    for name, field in names.items():
+        value = getattr(outcome, field)
+        found[name] = None if value is None else math.exp(value)
+    return found

@@ -1,0 +1,99 @@
+"""A proposal on its way through compiler and device, and the outcomes that it can come to."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+
+from evotune.device.launch import Binary, CompileFailure
+from evotune.execute.protocol import CaseJob, Proposal
+from evotune.trial import QUARANTINED, Json, Outcome, OutcomeKind
+
+_NOT_ITS_FAULT = frozenset({OutcomeKind.WORKER_LOST, OutcomeKind.DEVICE_LOST})
+
+
+def speaks_for_its_code(outcome: Outcome) -> bool:
+    """Whether the same machine code need not be tried again."""
+    return outcome.kind not in _NOT_ITS_FAULT or QUARANTINED in outcome.flags
+
+
+@dataclasses.dataclass(slots=True)
+class InFlight:
+    """`fingerprint` (machine code and launch of every case: equal means the same candidate) is
+    known once all binaries are there."""
+
+    proposal: Proposal
+    binaries: dict[str, Binary] = dataclasses.field(default_factory=dict)
+    resources: Mapping[str, Json] = dataclasses.field(default_factory=dict)
+    fingerprint: str = ""
+    again: bool = False  # measured a second time, in a fresh worker
+
+    @property
+    def missing(self) -> int:
+        return len(self.proposal.compile_jobs) - len(self.binaries)
+
+    @property
+    def searched(self) -> bool:
+        """A trial of the search: its code is measured once, on whichever device is free."""
+        proposal = self.proposal
+        return not (proposal.confirm or proposal.rival) and proposal.device is None
+
+    def review(self) -> str:
+        """Takes stock of the binaries; why they must not be launched, "" when they may."""
+        review = self.proposal.examine(self.binaries)
+        self.resources = review.resources
+        parts = [
+            [case.case.label, self.binaries[case.compile.key].sha256, case.plan.to_json()]
+            for case in self.proposal.cases
+        ]
+        self.fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return review.violation
+
+    def request(self) -> dict[str, Json]:
+        """What the device worker is told of it."""
+        return {
+            "request": "trial",
+            "number": self.proposal.number,
+            "confirm": self.proposal.confirm,
+            "audit": self.proposal.audit,
+            "skipped": [check.to_json() for check in self.proposal.skipped],
+            "cases": self._with_binaries(self.proposal.cases),
+            "rival": self._with_binaries(self.proposal.rival),
+        }
+
+    def _with_binaries(self, cases: Sequence[CaseJob]) -> list[Json]:
+        paths = self.binaries
+        return [{**case.to_json(), "binary": paths[case.compile.key].path} for case in cases]
+
+    def with_build(self, outcome: Outcome) -> Outcome:
+        """The outcome with compile time, compiler figures and fingerprint added."""
+        return dataclasses.replace(
+            outcome,
+            stage_s={"compile": self._compile_s(), **outcome.stage_s},
+            resources={**outcome.resources, **self.resources},
+            binary=self.fingerprint,
+        )
+
+    def beyond_limit(self, reason: str) -> Outcome:
+        """Without a fingerprint: the same code may be fine where other parameters set the
+        limit."""
+        return Outcome(
+            OutcomeKind.RESOURCE_LIMIT,
+            reason=reason,
+            stage_s={"compile": self._compile_s()},
+            resources=self.resources,
+        )
+
+    def _compile_s(self) -> float:
+        return sum(0.0 if binary.cached else binary.seconds for binary in self.binaries.values())
+
+
+def failed_to_compile(failure: CompileFailure) -> Outcome:
+    return Outcome(
+        failure.kind,
+        reason=failure.reason,
+        log=failure.log,
+        stage_s={"compile": failure.seconds},
+    )
