@@ -12,7 +12,7 @@ from evotune.search.population import Individual, create_toolbox
 from evotune.search.strategy import Elite, SearchSettings
 from evotune.search.streams import stream
 from evotune.space.protocol import SearchSpace
-from evotune.trial import Configuration, Json
+from evotune.trial import Configuration, Json, Trial
 
 # What a pool is bred from. All are counts, none a share that could be rounded down to nothing
 # (Helion #3518).
@@ -91,9 +91,8 @@ class Evolution(FoldedStrategy):
                     children.append(repaired)
         return children
 
-    def _learn(self, configuration: Configuration, individual: Individual | None) -> None:
-        fitness = None if individual is None else individual.elite.fitness
-        self._guide.learn(configuration, fitness)
+    def _learn(self, trial: Trial, individual: Individual | None) -> None:
+        self._guide.learn(trial.configuration, trial.outcome.fitness)
 
     def _forget(self, configuration: Configuration) -> None:
         self._guide.drop(configuration)
