@@ -1,6 +1,7 @@
 """`evolution` without one of its parts at a time, on recorded spaces: does each part pay?
 
-    python benchmarks/search_ablation.py [FOLDER] [--repeats 10] [--evaluations 120] [-o FILE]
+    python benchmarks/search_ablation.py [FOLDER] [--repeats 10] [--evaluations 120]
+        [--lookahead 0] [-o FILE]
 
 Scores over the first evaluations only (`evotune.search.performance`), where the parts differ
 most; paired by seed. The last columns say by how much the whole leads.
@@ -13,7 +14,7 @@ import contextlib
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,6 @@ def _kernel_as_it_is(start: Any, *others: Any) -> Any:
     return start
 
 
-def _uniform(sample: Callable[[Any], Any], encoder: Any, asked: Any, rng: Any) -> Any:
-    return sample(rng)
-
-
 def _certain(self: Any, *others: Any) -> None:
     self.chances = np.ones(len(others[-1]))
 
@@ -59,7 +56,6 @@ PARTS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
         "_CATEGORIES": (kernel, (1e-3, 1e-3)),
         "_TYPICAL_CATEGORY": (kernel, -6.9),
     },
-    "uniform opening": {"open_search": (evolution, _uniform)},
     "no neighbours": {
         "_NEIGHBOURHOODS": (evolution, 0),
         "_SECOND_NEIGHBOURHOODS": (evolution, 0),
@@ -82,6 +78,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=FOLDER)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--evaluations", type=int, default=120)
+    parser.add_argument("--lookahead", type=int, default=0)
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     scores: dict[str, dict[str, list[float]]] = {part: {} for part in PARTS}
@@ -92,22 +89,21 @@ def main() -> None:
             continue
         count = min(scale.budget, options.evaluations)
         name = f"{path.parent.name} {path.name.partition('.')[0]}"
+        settings = [
+            SearchSettings(seed=seed, lookahead=options.lookahead)
+            for seed in range(options.repeats)
+        ]
         for part, found in scores.items():
             with without(part):
-                found[name] = [
-                    scale.score([e.time_ms for e in run], count)
-                    for run in (
-                        replay(recording, "evolution", SearchSettings(seed=seed), count, seed)
-                        for seed in range(options.repeats)
-                    )
-                ]
+                runs = [replay(recording, "evolution", each, count, 0) for each in settings]
+                found[name] = [scale.score([e.time_ms for e in run], count) for run in runs]
             print(name, part, f"{statistics.fmean(found[name]):.3f}", flush=True)
     print(table(scores))
     if options.output:
         document = {
             "date": datetime.now(UTC).date().isoformat(),
-            "command": f"python benchmarks/search_ablation.py --repeats {options.repeats}",
-            "evaluations": options.evaluations,
+            "command": f"python benchmarks/search_ablation.py --repeats {options.repeats}"
+            f" --evaluations {options.evaluations} --lookahead {options.lookahead}",
             "scores": {
                 part: {name: [round(s, 4) for s in runs] for name, runs in found.items()}
                 for part, found in scores.items()

@@ -63,6 +63,8 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
     settings = _settings(setup, request)
     if settings["speedup"] is not None and setup.planner is None:
         raise UsageError("a recorded space has no baseline, so no speedup to reach")
+    if "error" in settings["objectives"] and setup.planner is None:
+        raise UsageError("a recorded space has times alone: `objective: error` needs a kernel")
     if request.warm_start is not None:
         starts = warm_starts(setup.space, request.warm_start)
         settings["starts"] = [configuration.to_json() for configuration in starts]
@@ -151,6 +153,7 @@ def _settings(setup: Setup, request: RunRequest) -> dict[str, Json]:
         "population": document.search.population if document else defaults.population,
         "elites": document.search.elites if document else defaults.elites,
         "lookahead": document.search.lookahead if document else defaults.lookahead,
+        "objectives": list(document.objectives if document else defaults.objectives),
         "trials": document.budget.trials if document else 1000,
         "minutes": document.budget.minutes if document else None,
         "champions": _CHAMPIONS,

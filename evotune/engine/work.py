@@ -23,6 +23,7 @@ from evotune.execute.in_flight import speaks_for_its_code
 from evotune.execute.inline import InlineExecutor
 from evotune.execute.local import LocalExecutor, open_local_executor
 from evotune.execute.protocol import HELD_OUT, TIMED, BaselineTiming, Executor, Proposal
+from evotune.objectives import SINGLE
 from evotune.problems import Case
 from evotune.search.catalog import create_strategy
 from evotune.search.strategy import SearchSettings
@@ -38,6 +39,8 @@ def search_settings(settings: Json) -> SearchSettings:
         population=settings["population"],
         elites=settings["elites"],
         lookahead=settings["lookahead"],
+        # Runs from before there were several have none of them.
+        objectives=tuple(settings.get("objectives", SINGLE)),
     )
 
 

@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from evotune.objectives import worst_check
 from evotune.report.data import RunData
-from evotune.trial import Check, Outcome, Trial
+from evotune.trial import Outcome, Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +95,6 @@ def interval(outcome: Outcome) -> tuple[float, float]:
     assert outcome.fitness is not None
     low, high = outcome.fitness_low, outcome.fitness_high
     return (outcome.fitness if low is None else low, outcome.fitness if high is None else high)
-
-
-def worst_check(checks: Iterable[Check]) -> Check | None:
-    """The check that used most of its limit on the maximum error; failed ones before passed."""
-    made = [check for check in checks if check.status != "skipped" and check.max_error is not None]
-    return max(made, key=_severity, default=None)
-
-
-def _severity(check: Check) -> tuple[bool, float]:
-    error, limit = check.max_error or 0.0, check.max_limit
-    share = error / limit if limit else error
-    return (check.status == "failed", math.inf if math.isnan(share) else share)
 
 
 def _evidence(trial: Trial, twin: int, verdict: Outcome | None) -> Evidence:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.escape import markdown_text
+from evotune.report.front import MEANING, front_table, pareto_front
 from evotune.report.leaderboard import Leaderboard, rank
 from evotune.report.summary import RunSummary, summarize
 from evotune.report.table import TextTable, leaderboard_table
@@ -29,6 +30,7 @@ def page(data: RunData) -> str:
         _facts(data, summary),
         *_baselines(data),
         *_ranking(data, board),
+        *_front(data),
         *_disqualified(board),
         *_outcomes(data, summary),
         *_times(summary),
@@ -143,6 +145,14 @@ def _ranking(data: RunData, board: Leaderboard) -> Iterator[str]:
     ]
     if warnings:
         yield "\n".join(("Warnings, which a reader must judge:", "", *warnings))
+
+
+def _front(data: RunData) -> Iterator[str]:
+    found = pareto_front(data)
+    if found:
+        yield "## Pareto front"
+        yield MEANING
+        yield _table(front_table(found))
 
 
 def _disqualified(board: Leaderboard) -> Iterator[str]:

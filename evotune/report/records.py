@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from evotune.report.data import RunData
 from evotune.report.evidence import Evidence, figures, weigh
+from evotune.report.front import pareto_front
 from evotune.report.leaderboard import Leaderboard, rank
 from evotune.trial import Json
 
@@ -37,6 +38,7 @@ def document(data: RunData) -> dict[str, Json]:
         "parameters": list(data.parameters),
         "cases": list(data.cases),
         "held_out_cases": list(data.held_out_cases),
+        "front": [row.number for row in pareto_front(data)],
     }
     baseline = {
         "timings": [dict(timing) for timing in data.baseline_timings],

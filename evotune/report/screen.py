@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from evotune.report import wording
 from evotune.report.data import RunData
+from evotune.report.front import MEANING, pareto_front
 from evotune.report.layout import Line, Role, grid, paragraph
 from evotune.report.leaderboard import Leaderboard, Row, rank
 from evotune.report.standings import kernel_standings, recorded_standings
@@ -30,6 +31,7 @@ def leaderboard_lines(data: RunData, count: int, width: int) -> list[Line]:
         [*_table(data, board, rows, width)],
         [*_notes(board, rows, width, recorded=data.recorded)],
         [*_configurations(rows, width)],
+        [*_front(data, width)],
     )
     lines: list[Line] = []
     for block in blocks:
@@ -123,6 +125,21 @@ def _configurations(rows: Sequence[Row], width: int) -> Iterator[Line]:
     for row, label, text in zip(rows, labels, texts, strict=True):
         yield from paragraph(
             text + _compiled(row) + _same_code(row), width, label=label.ljust(indent), indent=indent
+        )
+
+
+def _front(data: RunData, width: int) -> Iterator[Line]:
+    found = pareto_front(data)
+    if not found:
+        return
+    yield from paragraph(MEANING, width, role=Role.TITLE)
+    labels = [
+        f"trial {row.number}: {row.speedup:.3f}x, error {row.error:.1%} of its limit: "
+        for row in found
+    ]
+    for label, row in zip(labels, found, strict=True):
+        yield from paragraph(
+            wording.configuration_text(row.configuration), width, label=label, indent=4
         )
 
 

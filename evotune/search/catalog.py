@@ -8,7 +8,7 @@ from evotune.errors import UsageError
 from evotune.search.strategy import SearchSettings, Strategy
 from evotune.space.protocol import SearchSpace
 
-STRATEGY_NAMES: Final = ("evolution", "exhaustive", "local", "random")
+STRATEGY_NAMES: Final = ("evolution", "exhaustive", "local", "nsga2", "random")
 
 
 def create_strategy(name: str, space: SearchSpace, settings: SearchSettings) -> Strategy:
@@ -27,6 +27,10 @@ def create_strategy(name: str, space: SearchSpace, settings: SearchSettings) -> 
             from evotune.search.local import LocalSearch
 
             return LocalSearch(space, settings)
+        case "nsga2":
+            from evotune.search.nsga2 import Nsga2
+
+            return Nsga2(space, settings)
         case "random":
             from evotune.search.random_search import RandomSearch
 

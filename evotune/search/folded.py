@@ -68,7 +68,7 @@ class FoldedStrategy:
         if trial.outcome.fitness is not None:
             individual = Individual(Elite(trial.number, configuration, trial.outcome.fitness))
         self._chronicle.add(individual)
-        self._learn(configuration, individual)
+        self._learn(trial, individual)
         if self._told % self._settings.population == 0:
             self._end_generation()
             self._chronicle.close(self.generation, self._told)
@@ -107,7 +107,7 @@ class FoldedStrategy:
             "parameters": list(self._names),
         }
 
-    def _learn(self, configuration: Configuration, individual: Individual | None) -> None:
+    def _learn(self, trial: Trial, individual: Individual | None) -> None:
         """Hook: a trial succeeded, or failed when None."""
 
     def _forget(self, configuration: Configuration) -> None:

@@ -23,7 +23,7 @@ from evotune.search.streams import stream
 from evotune.space.parameters import Parameter
 from evotune.trial import Configuration, Json
 
-_FIRST_MODEL: Final = 5  # trials told before the first model
+_FIRST_MODEL: Final = 3  # trials told before the first model
 _LEAST_FITTED: Final = 3  # successes before the model of times is fitted
 _REFRESH_SHARE: Final = 24  # a pool lives for 1/24 of the trials told so far,
 _LONGEST_POOL: Final = 64  # and for so many at most
@@ -64,19 +64,19 @@ class Guide:
     """Learns every trial; picks from what `breed` makes of the successes, best first."""
 
     def __init__(self, parameters: Sequence[Parameter], seed: int, breed: Breed) -> None:
-        self.encoder = Encoder(parameters)
+        self._encoder = Encoder(parameters)
         self._seed = seed
         self._breed = breed
         self._told: list[_Told] = []
         self._pool: _Pool | None = None
         self._start: int | None = None  # of the pool that is current
-        self._times: Kernel = default_kernel(self.encoder.axes)
+        self._times: Kernel = default_kernel(self._encoder.axes)
         self._failures = self._times
         self._fits: list[int] = []  # counts of told trials at which a fit is due
         self._forget_memo()
 
     def learn(self, configuration: Configuration, fitness: float | None) -> None:
-        self._told.append(_Told(configuration, self.encoder.row(configuration), fitness))
+        self._told.append(_Told(configuration, self._encoder.row(configuration), fitness))
 
     def drop(self, configuration: Configuration) -> None:
         """Its outcomes so far do not count any more."""
@@ -85,10 +85,6 @@ class Guide:
                 told.dropped = True
         self._forget_memo()
 
-    @property
-    def told(self) -> Sequence[Configuration]:
-        return [told.configuration for told in self._told]
-
     def snapshot(self) -> Json:
         return [[list(t.configuration.values()), t.fitness, t.dropped] for t in self._told]
 
@@ -96,7 +92,7 @@ class Guide:
         self._told = []
         for values, fitness, dropped in snapshot:
             configuration = Configuration(dict(zip(names, values, strict=True)))
-            row = self.encoder.row(configuration)
+            row = self._encoder.row(configuration)
             self._told.append(_Told(configuration, row, fitness, bool(dropped)))
         self._forget_memo()
 
@@ -147,14 +143,14 @@ class Guide:
         if same < len(pool.appended):
             pool.posterior.truncate(same)
         for configuration in configurations[same:]:
-            pool.posterior.append(np.array(self.encoder.row(configuration)))
+            pool.posterior.append(np.array(self._encoder.row(configuration)))
         pool.appended = configurations
 
     def _forget_memo(self) -> None:
         self._pool = None
         self._start = None
         self._next = _FIRST_MODEL
-        self._times = self._failures = default_kernel(self.encoder.axes)
+        self._times = self._failures = default_kernel(self._encoder.axes)
         self._next_fit = 0
         self._fits = []
 
@@ -183,7 +179,7 @@ class Guide:
 
     def _fitted(self, start: Kernel, rows: Rows, values: Floats, count: int) -> Kernel:
         rng = np.random.default_rng([self._seed, count])
-        return fit_kernel(start, self.encoder.axes, rows, values, rng)
+        return fit_kernel(start, self._encoder.axes, rows, values, rng)
 
     def _successes(self, count: int) -> list[_Success]:
         return [
@@ -206,7 +202,7 @@ class Guide:
         candidates = [c for c in dict.fromkeys(self._breed(elites, rng)) if c not in told]
         if not candidates:
             return None
-        rows = np.array([self.encoder.row(c) for c in candidates], dtype=np.int64)
+        rows = np.array([self._encoder.row(c) for c in candidates], dtype=np.int64)
         used = _most_telling(known, _MODEL_ROWS)
         values = np.array([fitness for _, fitness in used])
         tried = self._tried(start)

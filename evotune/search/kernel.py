@@ -42,7 +42,6 @@ class Encoder:
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self._parameters = [p for p in parameters if p.cardinality > 1]
         self._places: list[dict[tuple[type, Value], int]] = [{} for _ in self._parameters]
-        self.ordered = tuple(p.ordered for p in self._parameters)
         self.axes = [
             _axis_distances(p.ordered, min(p.cardinality, _FINEST)) for p in self._parameters
         ]

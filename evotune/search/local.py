@@ -8,7 +8,7 @@ from typing import ClassVar
 from evotune.search.folded import FoldedStrategy
 from evotune.search.population import Individual
 from evotune.search.streams import stream
-from evotune.trial import Configuration, Json
+from evotune.trial import Configuration, Json, Trial
 
 
 class LocalSearch(FoldedStrategy):
@@ -31,7 +31,7 @@ class LocalSearch(FoldedStrategy):
                     return neighbour
         return self._unseen.sample(stream(self._settings.seed, "start", number), taken)
 
-    def _learn(self, configuration: Configuration, individual: Individual | None) -> None:
+    def _learn(self, trial: Trial, individual: Individual | None) -> None:
         incumbent = self._incumbent
         if individual is not None and (incumbent is None or individual.fitness > incumbent.fitness):
             self._incumbent = individual

@@ -55,6 +55,24 @@ class Individual(tuple[Value, ...]):
         return cls(Elite(number, Configuration(dict(zip(names, values, strict=True))), fitness))
 
 
+class ManyObjectives(base.Fitness):  # type: ignore[misc]  # DEAP has no types
+    """DEAP fitness with as many objectives as it gets values, all to maximise."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.weights = (1.0,) * len(values)
+        super().__init__(values)
+
+
+class Compromise:
+    """A successful trial with its figures, for DEAP's selection by several objectives."""
+
+    __slots__ = ("configuration", "fitness")
+
+    def __init__(self, configuration: Configuration, figures: Sequence[float]) -> None:
+        self.configuration = configuration
+        self.fitness = ManyObjectives(figures)
+
+
 @contextmanager
 def lent_global_random(rng: random.Random) -> Iterator[None]:
     """Make the global `random` continue `rng`'s stream; afterwards it is as it was before."""
@@ -71,13 +89,15 @@ def create_toolbox(space: SearchSpace) -> base.Toolbox:
     """DEAP's toolbox over the operators that the space's parameters own.
 
     `mate(first, second, rng)` and `mutate(configuration, rng)` give values that may be
-    invalid; `select(individuals, count, rng)` are parents; `survive(individuals, k)` the k best.
+    invalid; `select(individuals, count, rng)` are parents. For several objectives
+    `rank(compromises, k)` are the k best, best first, and `pair(ranked, count, rng)` parents.
     """
     toolbox = base.Toolbox()
     toolbox.register("mate", _mate, space)
     toolbox.register("mutate", _mutate, space)
     toolbox.register("select", _select, tournament_size=_TOURNAMENT_SIZE)
-    toolbox.register("survive", tools.selBest)
+    toolbox.register("rank", tools.selNSGA2)
+    toolbox.register("pair", _pair)
     return toolbox
 
 
@@ -111,6 +131,12 @@ def _select(
 ) -> list[Individual]:
     with lent_global_random(rng):
         winners: list[Individual] = tools.selTournament(individuals, count, tournament_size)
+    return winners
+
+
+def _pair(ranked: list[Compromise], count: int, rng: random.Random) -> list[Compromise]:
+    with lent_global_random(rng):
+        winners: list[Compromise] = tools.selTournamentDCD(ranked, count)
     return winners
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from evotune.errors import UsageError
+from evotune.objectives import OBJECTIVES, SINGLE
 from evotune.trial import Configuration, Json, Trial
 
 
@@ -20,13 +21,15 @@ class SearchSettings:
     """What fixes a search, next to its space: part of a run's identity.
 
     `population` is how many tells make a generation. Proposal n sees the outcomes of the
-    trials before n - `lookahead`; it is the engine that holds to it.
+    trials before n - `lookahead`; it is the engine that holds to it. `objectives` are names
+    from `evotune.objectives`: `nsga2` searches for all, every other strategy for the speedup.
     """
 
     seed: int = 0
     population: int = 32
     elites: int = 8
     lookahead: int = 16
+    objectives: tuple[str, ...] = SINGLE
 
     def __post_init__(self) -> None:
         if self.population < 2:
@@ -38,6 +41,9 @@ class SearchSettings:
             )
         if self.lookahead < 0:
             raise UsageError(f"lookahead must not be negative, got {self.lookahead}")
+        for name in self.objectives:
+            if name not in OBJECTIVES:
+                raise UsageError(f"unknown objective {name!r}; there are {', '.join(OBJECTIVES)}")
 
 
 @dataclass(frozen=True, slots=True)

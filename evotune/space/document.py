@@ -9,6 +9,7 @@ from typing import Any
 
 import pydantic
 
+from evotune.objectives import SINGLE
 from evotune.space.language.expression import Expression
 from evotune.space.reading.conversion import Converter
 from evotune.space.reading.schema import SpaceModelFile
@@ -44,7 +45,7 @@ class SpaceDocument:
     after_compile: tuple[ConstraintSpec, ...]
     baseline: str
     baseline_position: Position
-    objective: str
+    objectives: tuple[str, ...]
     deterministic: bool
     default: Mapping[str, Value]
     default_position: Position
@@ -86,6 +87,15 @@ def _document(source: YamlSource, path: Path, root: Path | None) -> SpaceDocumen
     except pydantic.ValidationError as error:
         raise _first_error(source, error) from error
     convert = Converter(source, path, model, root)
+    objectives = SINGLE if isinstance(model.objective, str) else tuple(model.objective)
+    search = model.search.model_dump()
+    if objectives == SINGLE:
+        search["strategy"] = model.search.strategy or "evolution"
+    elif model.search.strategy == "evolution":
+        at = source.position(("search", "strategy"))
+        raise at.error("evolution searches for speed alone; for several objectives take nsga2")
+    else:
+        search["strategy"] = model.search.strategy or "nsga2"
     return SpaceDocument(
         path=path,
         root=convert.root,
@@ -99,11 +109,11 @@ def _document(source: YamlSource, path: Path, root: Path | None) -> SpaceDocumen
         after_compile=convert.after_compile(),
         baseline=model.baseline,
         baseline_position=source.position(("baseline",)),
-        objective=model.objective,
+        objectives=objectives,
         deterministic=model.deterministic,
         default=dict(model.default),
         default_position=source.position(("default",)),
-        search=SearchSpec(**model.search.model_dump(), position=source.position(("search",))),
+        search=SearchSpec(**search, position=source.position(("search",))),
         budget=BudgetSpec(**model.budget.model_dump()),
         stop=StopSpec(**model.stop.model_dump()),
         timeouts=TimeoutsSpec(**model.timeouts.model_dump()),

@@ -50,7 +50,7 @@ def page(tmp_path: Path, browser: chromium.Browser) -> Iterator[Path]:
         ok(1.1),
         failed(OutcomeKind.COMPILE_ERROR, HOSTILE),
         ok(1.5, held_out=(HOSTILE,)),
-        ok(0.7, flags=("throttled",)),
+        ok(0.7, flags=("throttled",), max_error=1e-6),
         failed(OutcomeKind.TIMEOUT, "10 s"),
         failed(OutcomeKind.TIMEOUT, "11 s"),
     ]
@@ -62,7 +62,8 @@ def page(tmp_path: Path, browser: chromium.Browser) -> Iterator[Path]:
         tmp_path, outcomes, confirmations={2: ok(1.4, 1.35, 1.45, held_out=(HOSTILE,))},
         configurations=configurations, environment=f'{{"compiler": "{HOSTILE}"}}',
         meta={"space": HOSTILE, "default": configurations[0], "ablation": ABLATION,
-              "command": ["evotune", "run", HOSTILE]},
+              "command": ["evotune", "run", HOSTILE],
+              "settings": {**META["settings"], "objectives": ["speedup", "error"]}},
     )  # fmt: skip
     file = tmp_path / "report.html"
     file.write_text(html_page([RunData.load(run)]), encoding="utf-8")
@@ -107,7 +108,7 @@ def test_every_section_draws_in_light_dark_and_on_a_phone(
     for width, dark in ((1280, False), (1280, True), (390, False)):
         browser.look(width=width, dark=dark)
         browser.open(page)
-        assert draw_all(browser) == 9  # six charts and one for each of three parameters
+        assert draw_all(browser) == 10  # seven charts and one for each of three parameters
         theme = browser.evaluate("document.documentElement.dataset.theme")
         assert theme == ("dark" if dark else "light")
         assert browser.evaluate("document.documentElement.scrollWidth") == width
@@ -117,6 +118,7 @@ def test_every_section_draws_in_light_dark_and_on_a_phone(
     assert headings == [
         "Best so far",
         "Leaderboard",
+        "Pareto front",
         "Champion by shape and variant",
         "Champion against the default",
         "What each choice is worth",

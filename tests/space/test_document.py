@@ -57,6 +57,15 @@ BAD_FILES = [
     (PARAMETERS + "budget: {trials: 1e2}", 5, 18, "expected an integer, found 100.0"),
     (PARAMETERS + "deterministic: no", 5, 16, "write false"),
     (PARAMETERS + "objective: per_shpe", 5, 12, "expected 'geomean_speedup'"),
+    (PARAMETERS + "objective: [speedup]", 5, 12, "at least 2 items"),
+    (PARAMETERS + "objective: [speedup, eror]", 5, 22, "did you mean 'error'?"),
+    (
+        PARAMETERS + "objective: [speedup, error]\nsearch: {strategy: evolution}",
+        6,
+        20,
+        "evolution searches for speed alone",
+    ),
+    (PARAMETERS + "objective: [error, error]", 5, 12, "each objective may stand there once"),
     (PARAMETERS + "timeouts: {trial_s: 0}", 5, 21, "greater than 0"),
     (PARAMETERS + "default: {C: 1}", 5, 11, "unknown parameter 'C'"),
     (PARAMETERS + "default: {A: 3}", 5, 14, "3 is not a value of A"),
@@ -285,3 +294,18 @@ def test_committed_schema_is_current_and_accepts_the_example() -> None:
     validator.validate(yaml.safe_load(EXAMPLE.read_text()))
     bad = yaml.safe_load(HEAD + PARAMETERS + "budget: {trails: 3}")
     assert [error.json_path for error in validator.iter_errors(bad)] == ["$.budget"]
+
+
+@pytest.mark.parametrize(
+    ("text", "objectives", "strategy"),
+    [
+        ("", ("speedup",), "evolution"),
+        ("objective: [error, speedup]", ("error", "speedup"), "nsga2"),
+        ("objective: [speedup, error]\nsearch: {strategy: random}", ("speedup", "error"), "random"),
+    ],
+)
+def test_several_objectives_are_searched_by_nsga2_unless_the_space_says_otherwise(
+    text: str, objectives: tuple[str, ...], strategy: str
+) -> None:
+    document = parse_text(PARAMETERS + text)
+    assert (document.objectives, document.search.strategy) == (objectives, strategy)

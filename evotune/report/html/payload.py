@@ -17,6 +17,7 @@ from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.escape import printable
 from evotune.report.evidence import Evidence, weigh
+from evotune.report.front import pareto_front
 from evotune.report.html.findings import ablation, against_default
 from evotune.report.leaderboard import Leaderboard, Row, rank
 from evotune.report.markdown import sentence
@@ -49,6 +50,7 @@ def run_payload(data: RunData) -> dict[str, Json]:
         "environment": printable_json(data.environment),
         "parameters": _parameters(data.trials),
         "trials": _columns(data, board, evidence),
+        "front": _front(data, evidence),
         "details": {str(row.number): _details(row) for row in board.rows[:_DETAILED_ROWS]},
         "leader": None if leader is None else leader.number,
         "baselines": _baselines(data),
@@ -220,6 +222,19 @@ def _seen(data: RunData, trial: Trial) -> list[float | None] | None:
 
 def _exp(fitness: float) -> float:
     return math.exp(min(fitness, 700.0))
+
+
+def _front(data: RunData, evidence: Mapping[int, Evidence]) -> Json:
+    return [
+        {
+            "trial": row.number,
+            "speedup": short(row.speedup),
+            "error": short(row.error),
+            "confirmed": row.confirmed,
+            "configuration": printable(wording.configuration_text(row.configuration)),
+        }
+        for row in pareto_front(data, evidence)
+    ]
 
 
 def _details(row: Row) -> dict[str, Json]:

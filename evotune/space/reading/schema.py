@@ -10,6 +10,7 @@ import json
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Discriminator,
@@ -240,11 +241,27 @@ ConstraintField = Annotated[
 ]
 
 
+def _distinct(names: list[str]) -> list[str]:
+    if len(set(names)) < len(names):
+        raise PydanticCustomError("space", "each objective may stand there once")
+    return names
+
+
+ObjectiveList = Annotated[
+    list[Literal["speedup", "error"]], Field(min_length=2), AfterValidator(_distinct)
+]
+ObjectiveField = Annotated[
+    Annotated[Literal["geomean_speedup"], Tag("text")] | Annotated[ObjectiveList, Tag("list")],
+    Discriminator(lambda value: "list" if _form(value) == "list" else "text"),
+]
+
+
 class SearchModel(SpaceModel):
     what = "search"
 
-    strategy: Text = "evolution"
-    """evolution, local, random or exhaustive."""
+    strategy: Text | None = None
+    """evolution, local, random, exhaustive or nsga2. If not given: evolution, or nsga2 where there
+    are several objectives (the others look at the speedup alone)."""
     population: Annotated[int, Field(ge=2, le=100_000)] = 32
     """Trials of a generation."""
     elites: Annotated[int, Field(ge=1, le=100_000)] = 8
@@ -340,8 +357,9 @@ class SpaceModelFile(SpaceModel):
     """The same over what the compiler reports: registers, spill_bytes, occupancy, …"""
     baseline: Text = "sdpa:best"
     """What to beat: a name, or `family:best` for the fastest that is correct."""
-    objective: Literal["geomean_speedup"] = "geomean_speedup"
-    """The geometric mean of the speedups over all cases."""
+    objective: ObjectiveField = "geomean_speedup"
+    """The geometric mean of the speedups over all cases; or [speedup, error]: both it and the
+    largest error as a share of its limit, searched by nsga2, with a Pareto front in reports."""
     deterministic: bool = True
     """false: two launches of any kernel may differ in bits."""
     default: dict[ParameterName, ParameterValue] = {}

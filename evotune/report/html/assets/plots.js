@@ -46,6 +46,15 @@ function progressSection(run, rows) {
   el("div", { class: "bar" }, choices), node);
 }
 
+function frontChart(front) {
+  return chart("Pareto front", 300, () => ({
+    data: [{ type: "scatter", mode: "lines+markers", x: front.map((row) => row.error * 100), y: front.map((row) => row.speedup),
+      line: { shape: "vh", color: colour("accent"), width: 2 }, marker: { color: colour("accent"), size: 8 },
+      hoverinfo: "text", text: front.map((row) => plain(`trial ${row.trial}: ${row.configuration}`)) }],
+    layout: { xaxis: { title: "error, % of its limit" }, yaxis: { title: "speedup" } },
+  }));
+}
+
 function dotRows(labels, groups, xTitle, left) {
   // groups: {name, colour, symbol, points: [{label, value, low, high, text}]}
   const data = groups.map((group) => ({ type: "scatter", mode: "markers", name: plain(group.name),

@@ -35,7 +35,7 @@ function metric(run) {
 function runSections(run) {
   const rows = trialRows(run);
   return [
-    hero(run), progressSection(run, rows), leaderboardSection(run, rows), casesSection(run, rows),
+    hero(run), progressSection(run, rows), leaderboardSection(run, rows), frontSection(run), casesSection(run, rows),
     defaultSection(run), ablationSection(run), ...parameterSections(run, rows), outcomeSection(run),
     stageSection(run), stateSection(run), environmentSection(run),
   ].filter(Boolean);
@@ -134,6 +134,15 @@ function casesSection(run, rows) {
   simpleTable(["case", "baseline", "time µs", "passes the gate", "measured against"],
     run.baselines.map(([label, name, time, passed, chosen]) =>
       [label, name, figureText(time), passed ? "yes" : "no", chosen ? "yes" : ""]), [false, false, true, false, false]));
+}
+
+function frontSection(run) {
+  if (!run.front.length) return null;
+  return section("Pareto front", "No other trial is both faster and more accurate than one of these. Figures as the search "
+    + "measured them; error is the share of the limit in the check that came closest to it.", frontChart(run.front),
+  simpleTable(["trial", "speedup", "error / limit", "confirmed", "configuration"], run.front.map((row) => [String(row.trial),
+    speedupText(row.speedup), (row.error * 100).toFixed(1) + "%", row.confirmed ? "yes" : "no", row.configuration]),
+  [true, true, true, false, false]));
 }
 
 function defaultSection(run) {
