@@ -16,7 +16,13 @@ from evotune.engine.setup import Setup
 from evotune.engine.stop_signal import StopSignal
 from evotune.execute.build_cache import default_cache_dir
 from evotune.execute.inline import InlineExecutor
-from evotune.execute.local import LocalExecutor, open_local_executor, speaks_for_its_code
+from evotune.execute.local import (
+    FindTwin,
+    LocalExecutor,
+    no_twin,
+    open_local_executor,
+    speaks_for_its_code,
+)
 from evotune.execute.protocol import HELD_OUT, TIMED, BaselineTiming, Executor, Proposal
 from evotune.problems import Case
 from evotune.search.catalog import create_strategy
@@ -37,7 +43,7 @@ def search_settings(settings: Json) -> SearchSettings:
 
 
 def open_kernel_executor(
-    setup: Setup, folder: Path, twins: Mapping[str, tuple[int, Outcome]] | None = None
+    setup: Setup, folder: Path, stored_twin: FindTwin = no_twin
 ) -> LocalExecutor:
     """For a space of kernels; its children write their logs under `folder`."""
     document = setup.document
@@ -53,7 +59,7 @@ def open_kernel_executor(
         deterministic=document.deterministic,
         compile_timeout_s=document.timeouts.compile_s,
         trial_timeout_s=document.timeouts.trial_s,
-        twins=twins,
+        stored_twin=stored_twin,
     )
 
 
@@ -98,7 +104,7 @@ class RunWork:
         document, planner = setup.document, setup.planner
         assert document is not None
         assert planner is not None
-        executor = open_kernel_executor(setup, self.run.logs, self._twins())
+        executor = open_kernel_executor(setup, self.run.logs, self._twin)
         try:
             executor.fixed_sampling = not self.store.meta("settings").get("racing", True)
             executor.baselines = self._baselines(document, executor)
@@ -107,16 +113,12 @@ class RunWork:
             raise
         return executor, planner.proposal
 
-    def _twins(self) -> dict[str, tuple[int, Outcome]]:
-        """Outcomes by machine code and launch; the first that says something about them."""
-        twins: dict[str, tuple[int, Outcome]] = {}
-        for trial in self.store.trials():
-            outcome = trial.outcome
-            if not speaks_for_its_code(outcome):
-                continue
-            if outcome.binary and outcome.duplicate_of is None:
-                twins.setdefault(outcome.binary, (trial.number, outcome))
-        return twins
+    def _twin(self, binary: str) -> tuple[int, Outcome] | None:
+        """The first stored outcome that says something about this machine code and launch."""
+        for trial in self.store.with_binary(binary):
+            if speaks_for_its_code(trial.outcome):
+                return trial.number, trial.outcome
+        return None
 
     def _baselines(self, document: SpaceDocument, executor: LocalExecutor) -> dict[str, str]:
         """The baseline of every measured case: chosen once in a run, by time, and kept."""
@@ -188,7 +190,7 @@ class RunWork:
         elapsed_s = self.store.elapsed_s()
         for trial, outcome in champions.confirm(
             executor,
-            champions.finalists(self.store.trials()),
+            champions.finalists(self.store),
             known=self.store.confirmations(),
             count=self.store.meta("settings")["champions"],
             propose=lambda t: planner.proposal(t.number, t.configuration, confirm=True),

@@ -12,8 +12,9 @@ import hashlib
 import json
 import select
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from evotune.device.launch import Binary, CompileFailure, CompileJob
 from evotune.device.profile import DeviceProfile
@@ -26,6 +27,13 @@ from evotune.problems.base import Case
 from evotune.trial import QUARANTINED, Json, Outcome, OutcomeKind
 
 _NOT_ITS_FAULT = frozenset({OutcomeKind.WORKER_LOST, OutcomeKind.DEVICE_LOST})
+_RECENT_TWINS = 256  # far more than lie between an outcome's coming and its being stored
+
+FindTwin: TypeAlias = Callable[[str], tuple[int, Outcome] | None]
+
+
+def no_twin(fingerprint: str) -> None:
+    """For executors outside a run, where nothing is stored."""
 
 
 def speaks_for_its_code(outcome: Outcome) -> bool:
@@ -49,8 +57,8 @@ class LocalExecutor:
     """See `evotune.execute.protocol.Executor`.
 
     `baselines` names the baseline of each case label; with `fixed_sampling` losers get as many
-    samples as contenders; `twins` gives the outcomes already known
-    by fingerprint (machine code and launch), so that no code is measured twice in a run.
+    samples as contenders; `stored_twin` finds the number and outcome of a stored trial of a
+    fingerprint (machine code and launch), so that no code is measured twice in a run.
     """
 
     def __init__(
@@ -59,12 +67,13 @@ class LocalExecutor:
         device: DeviceSlot,
         *,
         exclusive: bool,
-        twins: Mapping[str, tuple[int, Outcome]] | None = None,
+        stored_twin: FindTwin = no_twin,
     ) -> None:
         self._pool = compile_pool
         self._device = device
         self._exclusive = exclusive
-        self._twins = dict(twins or {})
+        self._stored_twin = stored_twin
+        self._recent_twins: dict[str, tuple[int, Outcome]] = {}
         self.baselines: Mapping[str, str] = {}
         self.fixed_sampling = False
         self._contender = float("-inf")
@@ -147,7 +156,7 @@ class LocalExecutor:
     def _measure(self, item: _InFlight) -> None:
         if item.proposal.confirm:
             self._device.renew()
-        elif not item.proposal.rival and (twin := self._twins.get(_fingerprint(item))):
+        elif not item.proposal.rival and (twin := self._twin(_fingerprint(item))):
             number, outcome = twin
             self._finish(item, dataclasses.replace(outcome, duplicate_of=number, stage_s={}))
             return
@@ -209,8 +218,13 @@ class LocalExecutor:
             self._device.renew()  # who knows what else it overwrote
         in_search = not (item.proposal.confirm or item.proposal.rival)
         if in_search and speaks_for_its_code(outcome):
-            self._twins[outcome.binary] = (item.proposal.number, outcome)
+            self._recent_twins[outcome.binary] = (item.proposal.number, outcome)
+            if len(self._recent_twins) > _RECENT_TWINS:
+                del self._recent_twins[next(iter(self._recent_twins))]
         self._finish(item, outcome)
+
+    def _twin(self, fingerprint: str) -> tuple[int, Outcome] | None:
+        return self._recent_twins.get(fingerprint) or self._stored_twin(fingerprint)
 
     def _compiled(self, job: CompileJob, result: Binary | CompileFailure) -> None:
         """Hands a compile result to every proposal that waits for it."""
@@ -297,7 +311,7 @@ def open_local_executor(
     root: Path = Path(),
     compile_timeout_s: float = 60.0,
     trial_timeout_s: float = 120.0,
-    twins: Mapping[str, tuple[int, Outcome]] | None = None,
+    stored_twin: FindTwin = no_twin,
 ) -> LocalExecutor:
     """Children write their logs and scratch files under `folder`; a problem's own file lies under
     `root`."""
@@ -310,4 +324,4 @@ def open_local_executor(
         deterministic=deterministic,
         longest_trial_s=trial_timeout_s,
     )
-    return LocalExecutor(pool, device, exclusive=profile.backend == "cpu", twins=twins)
+    return LocalExecutor(pool, device, exclusive=profile.backend == "cpu", stored_twin=stored_twin)
