@@ -56,7 +56,7 @@ def ablate(
     from evotune.report.leaderboard import rank
 
     folder = find_run(run, runs_dir)
-    rows = rank(RunData.load(folder)).rows
+    rows = rank(RunData.load(folder, 1 if trial is None else None)).rows
     chosen = next((row for row in rows if trial in (None, row.number)), None)
     if chosen is None:
         what = "no valid candidate" if trial is None else f"no valid trial {trial} of its own code"

@@ -46,10 +46,9 @@ def status(
         from evotune.engine.folder import find_run
 
         watch_run(terminal, find_run(run, runs_dir))
-    data = _load(run, runs_dir)
     from evotune.report.summary import summarize
 
-    summary = summarize(data)
+    summary = summarize(_load(run, runs_dir, rows=1))
     if style == "json":
         from evotune.report.records import to_json
 
@@ -74,7 +73,7 @@ def top(
     terminal: Terminal, *, run: str, count: int, runs_dir: Path, style: str, output: str
 ) -> int:
     """Show the leaderboard of a run."""
-    data = _load(run, runs_dir)
+    data = _load(run, runs_dir, rows=count)
     if style == "table":
         from evotune.cli.tables import print_leaderboard
 
@@ -124,11 +123,11 @@ def report(
     return 0
 
 
-def _load(run: str, runs_dir: Path) -> RunData:
+def _load(run: str, runs_dir: Path, rows: int | None = None) -> RunData:
     from evotune.engine.folder import find_run
     from evotune.report.data import RunData
 
-    return RunData.load(find_run(run, runs_dir))
+    return RunData.load(find_run(run, runs_dir), rows)
 
 
 def _status_parts(summary: RunSummary, width: int) -> Iterator[Table | str]:

@@ -170,7 +170,7 @@ def _conclude(terminal: Terminal, result: RunResult, runs_dir: Path) -> int:
     from evotune.cli.tables import print_leaderboard
     from evotune.report.data import RunData
 
-    print_leaderboard(terminal, RunData.load(result.run), _SHOWN_ROWS)
+    print_leaderboard(terminal, RunData.load(result.run, _SHOWN_ROWS), _SHOWN_ROWS)
     sys.stdout.flush()
     where = "" if runs_dir == Path("runs") else f" --runs-dir {shlex.quote(str(runs_dir))}"
     interrupted = result.reason == "interrupted"

@@ -96,7 +96,7 @@ def _leaders(run: RunFolder, count: int) -> list[Mapping[str, Value]]:
     from evotune.report.data import RunData
     from evotune.report.leaderboard import rank
 
-    rows = rank(RunData.load(run)).rows[:count]
+    rows = rank(RunData.load(run, count)).rows[:count]
     if not rows:
         raise UsageError(f"run {run.id} has no valid candidate; name one with --config")
     return [row.configuration for row in rows]

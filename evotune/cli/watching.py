@@ -35,7 +35,7 @@ class Follower:
         self._elites = 1
 
     def start(self) -> None:
-        data = RunData.load(self._run)
+        data = RunData.load(self._run, 1)
         settings = data.settings
         self._population = max(1, int(settings.get("population", 1)))
         self._elites = max(1, int(settings.get("elites", 1)))
@@ -50,7 +50,7 @@ class Follower:
                 population=self._population,
                 trials=int(settings.get("trials") or 0),
                 minutes=settings.get("minutes"),
-                already_done=len(data.trials),
+                already_done=data.totals.trials,
             )
         )
 

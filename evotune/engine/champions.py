@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
 from evotune.execute.protocol import Executor, Proposal
+from evotune.store import RunStore
 from evotune.trial import Outcome, Trial
 
 
-def finalists(trials: Iterable[Trial]) -> list[Trial]:
+def finalists(store: RunStore) -> Iterator[Trial]:
     """Successful trials, best first, one of each machine code."""
-    ok = [t for t in trials if t.outcome.ok and t.outcome.duplicate_of is None]
-    return sorted(ok, key=lambda t: (-(t.outcome.fitness or 0.0), t.number))
+    for trial in store.best_first():
+        if trial.outcome.duplicate_of is None:
+            yield trial
 
 
 def confirm(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import Final
 
 from evotune.engine.folder import RunFolder
@@ -21,23 +22,18 @@ def warm_starts(space: SearchSpace, run: RunFolder) -> list[Configuration]:
     in the default, and what is not valid here is repaired. UsageError when it has nothing to give.
     """
     with RunStore.open_for_reading(run.store) as store:
-        successes = [
-            (trial.outcome.fitness, trial.configuration)
-            for trial in store.trials()
-            if trial.outcome.fitness is not None
-        ]
-    if not successes:
-        raise UsageError(f"run {run.id} has no valid configuration to start from")
-    names = {parameter.name for parameter in space.parameters}
-    if not names & successes[0][1].keys():
-        raise UsageError(f"run {run.id} shares no parameter with this space")
-    successes.sort(key=lambda success: -success[0])  # stable: the earlier of equals first
-    starts = {space.default(): None}
-    for _, configuration in successes:
-        if len(starts) > _STARTS:
-            break
-        known = {name: value for name, value in configuration.items() if name in names}
-        repaired = space.repair({**space.default(), **known}, random.Random(0))
-        if repaired is not None:
-            starts[repaired] = None
+        best = store.best(before=sys.maxsize)
+        if best is None:
+            raise UsageError(f"run {run.id} has no valid configuration to start from")
+        names = {parameter.name for parameter in space.parameters}
+        if not names & best.configuration.keys():
+            raise UsageError(f"run {run.id} shares no parameter with this space")
+        starts = {space.default(): None}
+        for trial in store.best_first():
+            if len(starts) > _STARTS:
+                break
+            known = {name: value for name, value in trial.configuration.items() if name in names}
+            repaired = space.repair({**space.default(), **known}, random.Random(0))
+            if repaired is not None:
+                starts[repaired] = None
     return list(starts)

@@ -23,13 +23,14 @@ from evotune.execute.in_flight import speaks_for_its_code
 from evotune.execute.inline import InlineExecutor
 from evotune.execute.local import LocalExecutor, open_local_executor
 from evotune.execute.protocol import HELD_OUT, TIMED, BaselineTiming, Executor, Proposal
+from evotune.execute.twins import Twin, Twins
 from evotune.objectives import SINGLE
 from evotune.problems import Case
 from evotune.search.catalog import create_strategy
 from evotune.search.strategy import SearchSettings
 from evotune.space.document import SpaceDocument
 from evotune.store import RunStore
-from evotune.trial import Configuration, Json, Outcome, Trial
+from evotune.trial import Configuration, Json, Trial
 
 
 def search_settings(settings: Json) -> SearchSettings:
@@ -44,9 +45,7 @@ def search_settings(settings: Json) -> SearchSettings:
     )
 
 
-def open_kernel_executor(
-    setup: Setup, folder: Path, twins: Mapping[str, tuple[int, Outcome]] | None = None
-) -> LocalExecutor:
+def open_kernel_executor(setup: Setup, folder: Path, twins: Twins | None = None) -> LocalExecutor:
     """For a space of kernels; its children write their logs under `folder`."""
     document = setup.document
     assert document is not None
@@ -106,7 +105,7 @@ class RunWork:
         document, planner = setup.document, setup.planner
         assert document is not None
         assert planner is not None
-        executor = open_kernel_executor(setup, self.run.logs, self._twins())
+        executor = open_kernel_executor(setup, self.run.logs, Twins(self._stored_twin))
         try:
             executor.fixed_sampling = not self.store.meta("settings").get("racing", True)
             elsewhere = setup.devices[0].name != self.store.meta("device")["name"]
@@ -132,16 +131,16 @@ class RunWork:
         self.store.set_meta("devices", list(known.values()))
         self._observer.phase(agreement(list(known.values())))
 
-    def _twins(self) -> dict[str, tuple[int, Outcome]]:
-        """Outcomes by machine code and launch; the first that says something about them."""
-        twins: dict[str, tuple[int, Outcome]] = {}
-        for trial in self.store.trials():
-            outcome = trial.outcome
-            if not speaks_for_its_code(outcome):
-                continue
-            if outcome.binary and outcome.duplicate_of is None:
-                twins.setdefault(outcome.binary, (trial.number, outcome))
-        return twins
+    def _stored_twin(self, binary: str) -> Twin | None:
+        """The first stored outcome that says something about this machine code and launch.
+
+        From the executor's thread, which the store's own connection is not for.
+        """
+        with RunStore.open_for_reading(self.store.path) as store:
+            for trial in store.with_binary(binary):
+                if speaks_for_its_code(trial.outcome):
+                    return trial.number, trial.outcome
+        return None
 
     def _baselines(self, document: SpaceDocument, executor: LocalExecutor) -> dict[str, str]:
         """The baseline of every measured case: chosen once in a run, by time, and kept."""
@@ -212,7 +211,6 @@ class RunWork:
         executor.set_contender(float("-inf"))
         elapsed_s = self.store.elapsed_s()
         known = self.store.confirmations()
-        found = champions.finalists(self.store.trials())
         # Champions of one model meet on one device.
         models = [device.name for device in self._setup.devices]
         own = str(self.store.meta("device")["name"])
@@ -224,7 +222,11 @@ class RunWork:
 
             for trial, outcome in champions.confirm(
                 executor,
-                [trial for trial in found if (trial.outcome.device_model or own) == model],
+                (
+                    trial
+                    for trial in champions.finalists(self.store)
+                    if (trial.outcome.device_model or own) == model
+                ),
                 known=known,
                 count=self.store.meta("settings")["champions"],
                 propose=propose,

@@ -24,6 +24,7 @@ from evotune.execute.compile_pool import CompilePool
 from evotune.execute.device_slot import DeviceSlot, ProblemSource
 from evotune.execute.in_flight import InFlight, failed_to_compile, speaks_for_its_code
 from evotune.execute.protocol import BaselineReport, BaselineTiming, Proposal
+from evotune.execute.twins import Twins
 from evotune.problems.base import Case
 from evotune.trial import Json, Outcome, OutcomeKind
 
@@ -34,9 +35,8 @@ class LocalExecutor:
     """See `evotune.execute.protocol.Executor`.
 
     `baselines` names the baseline of each case label; with `fixed_sampling` losers get as many
-    samples as contenders; with `name_devices` an outcome says which device made it. `twins` gives
-    the outcomes already known by fingerprint (machine code and launch), so that no code is
-    measured twice in a run.
+    samples as contenders; with `name_devices` an outcome says which device made it. `twins` knows
+    what came of machine code before, so that none is measured twice in a run.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class LocalExecutor:
         devices: Sequence[DeviceSlot],
         *,
         exclusive: bool,
-        twins: Mapping[str, tuple[int, Outcome]] | None = None,
+        twins: Twins | None = None,
     ) -> None:
         self._pool = compile_pool
         self._devices = tuple(devices)
         self._exclusive = exclusive
-        self._twins = dict(twins or {})
+        self._twins = twins or Twins()
         self.baselines: Mapping[str, str] = {}
         self.fixed_sampling = False
         self.name_devices = len(devices) > 1
@@ -189,7 +189,7 @@ class LocalExecutor:
     def _measure(self, index: int, item: InFlight) -> None:
         if item.proposal.confirm:
             self._devices[index].renew()
-        elif item.searched and (twin := self._twins.get(item.fingerprint)):
+        elif item.searched and (twin := self._twins.find(item.fingerprint)):
             number, outcome = twin
             self._finish(item, dataclasses.replace(outcome, duplicate_of=number, stage_s={}))
             return
@@ -247,7 +247,7 @@ class LocalExecutor:
         if outcome.kind is OutcomeKind.OUT_OF_BOUNDS:
             device.renew()  # who knows what else it overwrote
         if item.searched and speaks_for_its_code(outcome):
-            self._twins[outcome.binary] = (item.proposal.number, outcome)
+            self._twins.remember(item.proposal.number, outcome)
         self._finish(item, outcome)
 
     def _compiled(self, job: CompileJob, result: Binary | CompileFailure) -> None:
@@ -292,7 +292,7 @@ def open_local_executor(
     compile_timeout_s: float = 60.0,
     trial_timeout_s: float = 120.0,
     cores: Sequence[Sequence[int]] = (),
-    twins: Mapping[str, tuple[int, Outcome]] | None = None,
+    twins: Twins | None = None,
 ) -> LocalExecutor:
     """One worker for each profile, all of one backend; children write their logs and scratch
     files under `folder`. A problem's own file lies under `root`. `cores` binds each worker to

@@ -1,17 +1,18 @@
-"""Everything a report needs from a run's folder, read once."""
+"""What a report needs from a run's folder, read once: all of it, or a leaderboard's head."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from evotune.errors import StoreError
+from evotune.report.twins import deciding
 from evotune.store import RunStore
-from evotune.trial import Json, Outcome, Trial, Value
+from evotune.trial import Json, Outcome, OutcomeKind, Trial, Value
 
 if TYPE_CHECKING:
     # The engine brings a device's libraries along; a report starts without them.
@@ -21,6 +22,26 @@ _META = (
     *("space", "kind", "state", "created", "command"),
     *("device", "problem", "settings", "baselines", "default", "ablation"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What is known of all trials of a run, of those too that were not loaded.
+
+    `outcomes` are counts by kind, `in_order`. `stage_s` are the seconds of each stage, of every
+    trial that went through it. `unloaded_rows` is how many rows of the leaderboard were left
+    where they are.
+    """
+
+    outcomes: Mapping[str, int]
+    duplicates: int = 0
+    elapsed_s: float = 0.0
+    stage_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    unloaded_rows: int = 0
+
+    @property
+    def trials(self) -> int:
+        return sum(self.outcomes.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +60,23 @@ class RunData:
     trials: tuple[Trial, ...]
     finish_times_s: Mapping[int, float]
     confirmations: Mapping[int, Outcome]
+    totals: Totals
     holder: int | None = None
 
     @classmethod
-    def load(cls, run: RunFolder) -> RunData:
-        """StoreError when the store is missing, damaged or from a newer evotune."""
+    def load(cls, run: RunFolder, rows: int | None = None) -> RunData:
+        """With `rows`, only the trials that so many first rows of the leaderboard hang on.
+
+        StoreError when the store is missing, damaged or from a newer evotune.
+        """
         with RunStore.open_for_reading(run.store) as store, _without_collecting():
             try:
-                meta = {name: store.meta(name) for name in _META}
-                trials = tuple(store.trials())
-                known = {trial.number for trial in trials}
-                times = {n: s for n, s in store.finish_times_s().items() if n in known}
-                confirmations = {n: o for n, o in store.confirmations().items() if n in known}
+                with store.at_one_moment():
+                    meta = {name: store.meta(name) for name in _META}
+                    confirmations = store.confirmations()
+                    trials, unloaded = _trials(store, rows, confirmations)
+                    times = store.finish_times_s([trial.number for trial in trials])
+                    totals = _totals(store, unloaded)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise StoreError(f"{run.store} holds a damaged record: {error}") from error
         return cls(
@@ -60,7 +86,8 @@ class RunData:
             environment=_environment(run),
             trials=trials,
             finish_times_s=times,
-            confirmations=confirmations,
+            confirmations={n: o for n, o in confirmations.items() if n in times},
+            totals=totals,
             holder=run.holder(),
         )
 
@@ -138,6 +165,33 @@ class RunData:
             if measurement.held_out == held_out
         )
         return tuple(dict.fromkeys(labels))
+
+
+def _trials(
+    store: RunStore, rows: int | None, confirmations: Mapping[int, Outcome]
+) -> tuple[tuple[Trial, ...], int]:
+    """Trials, and how many rows of the leaderboard are not among them."""
+    if rows is not None:
+        numbers, more = deciding(store, rows, confirmations.keys())
+        if numbers:
+            return tuple(store.trials_of(numbers)), more
+    return tuple(store.trials()), 0
+
+
+def in_order(kinds: Mapping[OutcomeKind, int]) -> dict[str, int]:
+    """Counts by kind: valid ones first, then the failures, most frequent first."""
+    ranked = sorted(kinds.items(), key=lambda item: (item[0] != "ok", -item[1], item[0]))
+    return {kind.value: count for kind, count in ranked}
+
+
+def _totals(store: RunStore, unloaded_rows: int) -> Totals:
+    return Totals(
+        outcomes=in_order(store.kinds()),
+        duplicates=len(store.duplicates()),
+        elapsed_s=store.elapsed_s(),
+        stage_s=store.stage_s(),
+        unloaded_rows=unloaded_rows,
+    )
 
 
 @contextlib.contextmanager

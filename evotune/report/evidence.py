@@ -7,11 +7,11 @@ Duplicates are the same machine code launched the same way, so one verdict holds
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from evotune.objectives import worst_check
 from evotune.report.data import RunData
+from evotune.report.twins import leaders
 from evotune.trial import Outcome, Trial
 
 
@@ -60,7 +60,7 @@ class Figures:
 
 def weigh(data: RunData) -> dict[int, Evidence]:
     """Evidence for every trial, by number in proposal order."""
-    twins = _twins(data.trials)
+    twins = leaders({trial.number: trial.outcome.duplicate_of for trial in data.trials})
     verdicts: dict[int, Outcome] = {}
     for number, outcome in sorted(data.confirmations.items()):
         known = verdicts.get(twins[number])
@@ -101,26 +101,6 @@ def _evidence(trial: Trial, twin: int, verdict: Outcome | None) -> Evidence:
     if verdict is None or not trial.outcome.ok:
         return Evidence(trial, trial.outcome, False, twin)
     return Evidence(trial, verdict, True, twin)
-
-
-def _twins(trials: Iterable[Trial]) -> dict[int, int]:
-    """Trial number -> the first trial of its machine code; a twin not stored (yet) counts too."""
-    found: dict[int, int] = {}
-    links = {trial.number: trial.outcome.duplicate_of for trial in trials}
-    for number in links:
-        chain = [number]
-        while (link := links.get(chain[-1])) is not None and link not in chain:
-            chain.append(link)
-        found[number] = chain[-1]
-    return _renamed(found, links)
-
-
-def _renamed(found: Mapping[int, int], stored: Mapping[int, int | None]) -> dict[int, int]:
-    """The same groups, each named by a trial that is stored."""
-    leaders: dict[int, int] = {}
-    for number, twin in found.items():
-        leaders.setdefault(twin, twin if twin in stored else number)
-    return {number: leaders[twin] for number, twin in found.items()}
 
 
 def _mean_time_us(outcome: Outcome) -> float | None:

@@ -15,7 +15,6 @@ from evotune.report.front import MEANING, pareto_front
 from evotune.report.layout import Line, Role, grid, paragraph
 from evotune.report.leaderboard import Leaderboard, Row, rank
 from evotune.report.standings import kernel_standings, recorded_standings
-from evotune.report.summary import count_outcomes
 
 _NAMED_DUPLICATES = 5
 
@@ -26,10 +25,11 @@ def leaderboard_lines(data: RunData, count: int, width: int) -> list[Line]:
     rows = board.rows[:count]
     if not rows:
         return [*_heading(data, board, width), *_without_rows(data, board, width)]
+    hidden = len(board.rows) - len(rows) + data.totals.unloaded_rows
     blocks = (
         [*_heading(data, board, width)],
         [*_table(data, board, rows, width)],
-        [*_notes(board, rows, width, recorded=data.recorded)],
+        [*_notes(board, rows, hidden, width, recorded=data.recorded)],
         [*_configurations(rows, width)],
         [*_front(data, width)],
     )
@@ -40,8 +40,8 @@ def leaderboard_lines(data: RunData, count: int, width: int) -> list[Line]:
 
 
 def _heading(data: RunData, board: Leaderboard, width: int) -> Iterator[Line]:
-    counts = wording.counts_text(count_outcomes(data.trials))
-    trials = "1 trial" if len(data.trials) == 1 else f"{len(data.trials)} trials"
+    counts = wording.counts_text(data.totals.outcomes)
+    trials = "1 trial" if data.totals.trials == 1 else f"{data.totals.trials} trials"
     total = f"{counts} of {trials}" if counts else "no trials yet"
     confirmed = sum(row.confirmed for row in board.rows)
     parts = [total, *([f"{confirmed} confirmed"] if confirmed else [])]
@@ -87,15 +87,14 @@ def _baselines(leader: Row, numbers: Mapping[str, int]) -> str:
 
 
 def _notes(
-    board: Leaderboard, rows: Sequence[Row], width: int, *, recorded: bool
+    board: Leaderboard, rows: Sequence[Row], hidden: int, width: int, *, recorded: bool
 ) -> Iterator[Line]:
     if any(row.tied for row in rows):
         why = "equal times" if recorded else "overlapping intervals, time does not tell them apart"
         yield from paragraph(f"= rows of the same rank: {why}", width, role=Role.QUIET)
-    hidden = len(board.rows) - len(rows)
     if hidden:
         more = "1 more row" if hidden == 1 else f"{hidden} more rows"
-        text = f"{more}: evotune top -n {len(board.rows)}"
+        text = f"{more}: evotune top -n {len(rows) + hidden}"
         yield from paragraph(text, width, role=Role.QUIET)
     for row in rows:
         for warning in row.warnings:

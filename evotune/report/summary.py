@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from evotune.report.data import RunData
 from evotune.report.leaderboard import Leaderboard, Row, rank
-from evotune.trial import Json, Outcome, Trial
+from evotune.trial import Json, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +67,7 @@ class RunSummary:
 def summarize(data: RunData, board: Leaderboard | None = None) -> RunSummary:
     """`board` saves ranking again."""
     board = board or rank(data)
-    elapsed_s = max(data.finish_times_s.values(), default=0.0)
-    done = len(data.trials)
+    elapsed_s, done = data.totals.elapsed_s, data.totals.trials
     return RunSummary(
         id=data.id,
         path=data.path,
@@ -84,27 +82,25 @@ def summarize(data: RunData, board: Leaderboard | None = None) -> RunSummary:
         minutes=data.settings.get("minutes"),
         elapsed_s=elapsed_s,
         trials_per_minute=done / elapsed_s * 60 if elapsed_s > 0 else None,
-        outcomes=count_outcomes(data.trials),
-        duplicates=sum(trial.outcome.duplicate_of is not None for trial in data.trials),
+        outcomes=data.totals.outcomes,
+        duplicates=data.totals.duplicates,
         confirmed=sum(row.confirmed for row in board.rows),
         disqualified=len(board.disqualified),
         best=board.rows[0] if board.rows else None,
-        stages=_stages(trial.outcome for trial in data.trials),
-        confirmation_stages=_stages(data.confirmations.values()),
+        stages=_stages(data.totals.stage_s),
+        confirmation_stages=_stages(_by_stage(data.confirmations.values())),
     )
 
 
-def count_outcomes(trials: Iterable[Trial]) -> dict[str, int]:
-    """Trials by outcome: valid ones first, then the failures, most frequent first."""
-    counts = Counter(trial.outcome.kind.value for trial in trials)
-    return dict(sorted(counts.items(), key=lambda item: (item[0] != "ok", -item[1], item[0])))
-
-
-def _stages(outcomes: Iterable[Outcome]) -> tuple[StageTime, ...]:
+def _by_stage(outcomes: Iterable[Outcome]) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {}
     for outcome in outcomes:
         for stage, duration_s in outcome.stage_s.items():
             seconds.setdefault(stage, []).append(duration_s)
+    return seconds
+
+
+def _stages(seconds: Mapping[str, Sequence[float]]) -> tuple[StageTime, ...]:
     return tuple(
         StageTime(stage, len(spent), sum(spent), statistics.median(spent))
         for stage, spent in seconds.items()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+from evotune.trial import Json
 
 APPLICATION_ID = 0x45564F54  # "EVOT"
 
@@ -23,7 +26,52 @@ def _version_1(connection: sqlite3.Connection) -> None:
     )
 
 
-MIGRATIONS: Sequence[Callable[[sqlite3.Connection], None]] = (_version_1,)
+def _version_2(connection: sqlite3.Connection) -> None:
+    """Columns of what `top`, `status` and `resume` look for, so that they need not read it all."""
+    for column in (
+        *("kind TEXT NOT NULL DEFAULT ''", "fitness REAL", "duplicate_of INTEGER"),
+        *("binary TEXT", "stage_s TEXT"),
+    ):
+        connection.execute(f"ALTER TABLE outcomes ADD COLUMN {column}")
+    last = -1
+    while rows := connection.execute(
+        "SELECT number, outcome FROM outcomes WHERE number > ? ORDER BY number LIMIT 1000", (last,)
+    ).fetchall():
+        connection.executemany(
+            "UPDATE outcomes SET kind = ?, fitness = ?, duplicate_of = ?, binary = ?, stage_s = ?"
+            " WHERE number = ?",
+            ((*_columns_of_text(text), number) for number, text in rows),
+        )
+        last = rows[-1][0]
+    connection.execute("CREATE INDEX by_kind ON outcomes (kind, finished_s, stage_s)")
+    for column, order in (("fitness", " DESC"), ("duplicate_of", ""), ("binary", "")):
+        connection.execute(
+            f"CREATE INDEX by_{column} ON outcomes ({column}{order}) WHERE {column} IS NOT NULL"
+        )
+
+
+def outcome_columns(outcome: Mapping[str, Json]) -> tuple[Json, ...]:
+    """kind, fitness, duplicate_of, binary and stage_s of an outcome's JSON; empty ones are NULL."""
+    stage_s = outcome.get("stage_s")
+    return (
+        outcome.get("kind", ""),
+        outcome.get("fitness"),
+        outcome.get("duplicate_of"),
+        outcome.get("binary"),
+        json.dumps(stage_s, separators=(",", ":")) if stage_s else None,
+    )
+
+
+def _columns_of_text(text: str) -> tuple[Json, ...]:
+    """Of a damaged record nothing: who reads it will say so."""
+    try:
+        outcome = json.loads(text)
+    except ValueError:
+        outcome = None
+    return outcome_columns(outcome if isinstance(outcome, dict) else {})
+
+
+MIGRATIONS: Sequence[Callable[[sqlite3.Connection], None]] = (_version_1, _version_2)
 """Step n takes a store from version n to n + 1; all steps and the number are one transaction."""
 
 

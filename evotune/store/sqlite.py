@@ -14,27 +14,25 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
 from evotune.errors import StoreError
-from evotune.store.schema import APPLICATION_ID, migrate, newest_version
-from evotune.trial import Configuration, Json, Outcome, Trial
+from evotune.store.opening import (
+    check_pages,
+    check_version,
+    damaged,
+    opened_read_only,
+    opening,
+    require,
+)
+from evotune.store.schema import migrate, newest_version, outcome_columns
+from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
 
 _SYNC_EVERY_S = 1.0
-_FITNESS = "json_extract(outcome, '$.fitness')"
-_LEAST_BYTES = 512  # SQLite's smallest page
-_NOT_DAMAGE = frozenset(
-    {
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_PERM,
-        sqlite3.SQLITE_IOERR,
-    }
-)
+_CHOSEN = "(SELECT value FROM json_each(?))"
+_TRIAL = "SELECT number, configuration, outcome FROM outcomes"
 
 
 class RunStore:
@@ -65,40 +63,33 @@ class RunStore:
     @classmethod
     def open_for_writing(cls, path: Path) -> RunStore:
         """An existing store, brought to the newest version first; a damaged one stays as it is."""
-        _require(path)
+        require(path)
         # A writer that closes moves the log into the main file, whatever state that is in.
-        with cls._open_read_only(path) as connection:
-            _check_version(path, connection)
-            _check_pages(path, connection)
+        with opened_read_only(path) as connection:
+            check_version(path, connection)
+            check_pages(path, connection)
             connection.close()
         return cls._open_writable(path)
 
     @classmethod
     def open_for_reading(cls, path: Path) -> RunStore:
         """Reads a store that may be in use; writes nothing into it, whatever its version."""
-        _require(path)
-        with cls._open_read_only(path) as connection:
-            if _check_version(path, connection) == newest_version():
+        require(path)
+        with opened_read_only(path) as connection:
+            if check_version(path, connection) == newest_version():
                 return cls(path, connection)
-            newest = sqlite3.connect(":memory:", isolation_level=None)
+            newest = sqlite3.connect("", isolation_level=None)  # in memory, large ones in a file
             connection.backup(newest)
             connection.close()
             migrate(newest)
             return cls(path, newest)
 
-    @staticmethod
-    def _open_read_only(path: Path) -> contextlib.AbstractContextManager[sqlite3.Connection]:
-        uri = f"{path.resolve().as_uri()}?mode=ro"
-        if not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
-            uri += "&immutable=1"  # no place for the index that WAL readers share
-        return _opening(path, uri)
-
     @classmethod
     def _open_writable(cls, path: Path) -> RunStore:
         new = not path.exists()
-        with _opening(path, path.resolve().as_uri()) as connection:
+        with opening(path, path.resolve().as_uri()) as connection:
             if not new:
-                _check_version(path, connection)
+                check_version(path, connection)
             (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
             if mode == "wal":  # without it (some network folders), every commit must be synced
                 connection.execute("PRAGMA synchronous = NORMAL")
@@ -136,56 +127,117 @@ class RunStore:
 
     def append(self, trial: Trial, finished_s: float) -> None:
         """Commits one outcome; `finished_s` counts from the run's start, pauses left out."""
+        outcome = trial.outcome.to_json()
         self._write(
-            "INSERT INTO outcomes VALUES (?, ?, ?, ?)",
+            "INSERT INTO outcomes (number, configuration, outcome, finished_s,"
+            " kind, fitness, duplicate_of, binary, stage_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 trial.number,
                 trial.configuration.key,
-                json.dumps(trial.outcome.to_json(), separators=(",", ":")),
+                json.dumps(outcome, separators=(",", ":")),
                 finished_s,
+                *outcome_columns(outcome),
             ),
         )
 
     def trials(self, first: int = 0) -> Iterator[Trial]:
         """Stored trials in proposal order, from number `first` on."""
-        for number, configuration, outcome in self._read(
-            "SELECT number, configuration, outcome FROM outcomes WHERE number >= ? ORDER BY number",
-            (first,),
+        for row in self._each(f"{_TRIAL} WHERE number >= ? ORDER BY number", (first,)):
+            yield self._trial(*row)
+
+    def trials_of(self, numbers: Iterable[int]) -> list[Trial]:
+        """Those of `numbers` that are stored, in proposal order."""
+        query = f"{_TRIAL} WHERE number IN {_CHOSEN} ORDER BY number"
+        return [self._trial(*row) for row in self._each(query, (json.dumps(list(numbers)),))]
+
+    def known(self, numbers: Iterable[int]) -> set[int]:
+        """Those of `numbers` that are stored."""
+        query = f"SELECT number FROM outcomes WHERE number IN {_CHOSEN}"
+        return {number for (number,) in self._each(query, (json.dumps(list(numbers)),))}
+
+    def fittest(self) -> Iterator[int]:
+        """Numbers of the trials with a fitness, best first; of equals, the first."""
+        for (number,) in self._each(
+            "SELECT number FROM outcomes WHERE fitness IS NOT NULL ORDER BY fitness DESC, number"
         ):
-            yield self._trial(number, configuration, outcome)
+            yield number
+
+    def best_first(self) -> Iterator[Trial]:
+        """Trials with a fitness, in the order of `fittest`; each is read when it is asked for."""
+        for number in self.fittest():
+            yield from self.trials_of([number])
+
+    def duplicates(self) -> dict[int, int]:
+        """Trial -> the one that it is a duplicate of, in proposal order."""
+        return dict(
+            self._read(
+                "SELECT number, duplicate_of FROM outcomes WHERE duplicate_of IS NOT NULL"
+                " ORDER BY number"
+            )
+        )
+
+    def with_binary(self, binary: str) -> Iterator[Trial]:
+        """Trials of that machine code and launch that were measured themselves, in order."""
+        for row in self._each(
+            f"{_TRIAL} WHERE binary = ? AND duplicate_of IS NULL ORDER BY number", (binary,)
+        ):
+            yield self._trial(*row)
 
     def _trial(self, number: int, configuration: str, outcome: str) -> Trial:
         try:
             found = Configuration.from_key(configuration)
         except ValueError as error:
-            raise _damaged(self.path, error) from error
+            raise damaged(self.path, error) from error
         return Trial(number, found, self._outcome(outcome))
 
-    def finish_times_s(self) -> dict[int, float]:
-        """When each trial finished, in seconds of the run's own time."""
-        return dict(self._read("SELECT number, finished_s FROM outcomes ORDER BY number"))
+    def finish_times_s(self, numbers: Iterable[int]) -> dict[int, float]:
+        """When each of those trials finished, in seconds of the run's own time."""
+        query = f"SELECT number, finished_s FROM outcomes WHERE number IN {_CHOSEN} ORDER BY number"
+        return dict(self._each(query, (json.dumps(list(numbers)),)))
 
     def elapsed_s(self) -> float:
         """When the last trial finished."""
         return float(self._read("SELECT coalesce(max(finished_s), 0) FROM outcomes")[0][0])
+
+    def stage_s(self) -> dict[str, list[float]]:
+        """Seconds by stage of every trial that went through it."""
+        seconds: dict[str, list[float]] = {}
+        for (text,) in self._each("SELECT stage_s FROM outcomes WHERE stage_s IS NOT NULL"):
+            for stage, spent_s in self._parse(text).items():
+                seconds.setdefault(stage, []).append(spent_s)
+        return seconds
+
+    def kinds(self) -> dict[OutcomeKind, int]:
+        """How many trials ended as what."""
+        rows = self._read("SELECT kind, count(*) FROM outcomes GROUP BY kind")
+        try:
+            return {OutcomeKind(kind): count for kind, count in rows}
+        except ValueError as error:
+            raise damaged(self.path, error) from error
 
     def count(self) -> int:
         return int(self._read("SELECT count(*) FROM outcomes")[0][0])
 
     def count_ok(self) -> int:
         """Outcomes with a fitness."""
-        return int(self._read(f"SELECT count({_FITNESS}) FROM outcomes")[0][0])
+        return int(self._read("SELECT count(*) FROM outcomes WHERE fitness IS NOT NULL")[0][0])
 
     def first_missing(self) -> int:
         """The lowest number without an outcome."""
-        numbers = self._read("SELECT number FROM outcomes ORDER BY number")
-        return next((n for n, (number,) in enumerate(numbers) if n != number), len(numbers))
+        low, high = 0, self.count()  # none is missing below `low`, one is at `high` or below it
+        while low < high:
+            middle = (low + high) // 2
+            ((known,),) = self._read(
+                "SELECT count(*) FROM outcomes WHERE number BETWEEN ? AND ?", (low, middle)
+            )
+            low, high = (middle + 1, high) if known == middle + 1 - low else (low, middle)
+        return low
 
     def best(self, before: int) -> Trial | None:
         """The fittest trial below that number; of equals, the first."""
         rows = self._read(
-            f"SELECT number, configuration, outcome FROM outcomes WHERE number < ?"
-            f" AND {_FITNESS} IS NOT NULL ORDER BY {_FITNESS} DESC, number LIMIT 1",
+            f"{_TRIAL} WHERE number < ? AND fitness IS NOT NULL"
+            " ORDER BY fitness DESC, number LIMIT 1",
             (before,),
         )
         return self._trial(*rows[0]) if rows else None
@@ -193,9 +245,19 @@ class RunStore:
     def history_digest(self) -> str:
         """SHA-256 over (number, configuration) of every stored trial: what was tried, in order."""
         digest = hashlib.sha256()
-        for number, key in self._read("SELECT number, configuration FROM outcomes ORDER BY number"):
+        for number, key in self._each("SELECT number, configuration FROM outcomes ORDER BY number"):
             digest.update(f"{number} {key}\n".encode())
         return digest.hexdigest()
+
+    @contextlib.contextmanager
+    def at_one_moment(self) -> Iterator[None]:
+        """All that is read in the block is of one moment, whatever a writer does meanwhile."""
+        self._read("BEGIN")
+        try:
+            yield
+        finally:
+            if self._connection.in_transaction:  # not after every error
+                self._read("ROLLBACK")
 
     # --- champions and the search's state --------------------------------------------------
 
@@ -236,13 +298,13 @@ class RunStore:
         try:
             return json.loads(text)
         except ValueError as error:
-            raise _damaged(self.path, error) from error
+            raise damaged(self.path, error) from error
 
     def _outcome(self, text: str) -> Outcome:
         try:
             return Outcome.from_json(json.loads(text))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise _damaged(self.path, error) from error
+            raise damaged(self.path, error) from error
 
     def sync(self) -> None:
         """For quiet moments: what was appended survives a power cut from now on, if that is due."""
@@ -251,7 +313,7 @@ class RunStore:
         try:
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
         except sqlite3.Error as error:
-            raise _damaged(self.path, error) from error
+            raise damaged(self.path, error) from error
         self._unsynced = False
         self._synced_s = time.monotonic()
 
@@ -269,72 +331,14 @@ class RunStore:
                 self._synced_s = time.monotonic()
             self._unsynced = not due
         except sqlite3.Error as error:
-            raise _damaged(self.path, error) from error
+            raise damaged(self.path, error) from error
 
     def _read(self, query: str, values: tuple[Json, ...] = ()) -> list[tuple[Json, ...]]:
+        return list(self._each(query, values))
+
+    def _each(self, query: str, values: tuple[Json, ...] = ()) -> Iterator[tuple[Json, ...]]:
+        """Row by row: a million of them do not lie in memory at once."""
         try:
-            return self._connection.execute(query, values).fetchall()
+            yield from self._connection.execute(query, values)
         except sqlite3.Error as error:
-            raise _damaged(self.path, error) from error
-
-
-def _require(path: Path) -> None:
-    if not path.is_file():
-        raise StoreError(f"{path} is missing: this folder holds no run, or its store was deleted")
-    # SQLite throws away the log of a file that is shorter than a page: all that there is.
-    if path.stat().st_size < _LEAST_BYTES:
-        raise _foreign(path)
-
-
-@contextlib.contextmanager
-def _opening(path: Path, uri: str) -> Iterator[sqlite3.Connection]:
-    """A connection that is closed again when the block fails, with a StoreError."""
-    try:
-        connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=5.0)
-    except sqlite3.Error as error:
-        raise _damaged(path, error) from error
-    try:
-        yield connection
-    except sqlite3.Error as error:
-        connection.close()
-        raise _damaged(path, error) from error
-    except StoreError:
-        connection.close()
-        raise
-
-
-def _check_version(path: Path, connection: sqlite3.Connection) -> int:
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if application != APPLICATION_ID or version < 1:
-        raise _foreign(path)
-    if version > newest_version():
-        raise StoreError(
-            f"{path} was written by a newer evotune (store version {version}, "
-            f"this one reads up to {newest_version()}); update evotune"
-        )
-    return int(version)
-
-
-def _foreign(path: Path) -> StoreError:
-    return StoreError(
-        f"{path} is not an evotune store; if it was one, take the run's folder from a copy"
-    )
-
-
-def _check_pages(path: Path, connection: sqlite3.Connection) -> None:
-    """StoreError when a page of the file is missing or makes no sense; reads all of it."""
-    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    if found != "ok":
-        raise _damaged(path, sqlite3.DatabaseError(found.partition("\n")[0]))
-
-
-def _damaged(path: Path, error: Exception) -> StoreError:
-    code = getattr(error, "sqlite_errorcode", None)
-    # Extended codes hold the plain one in their lowest byte.
-    if isinstance(code, int) and code & 0xFF in _NOT_DAMAGE:
-        return StoreError(f"the store {path} cannot be used now ({error}); mend that, then resume")
-    return StoreError(
-        f"the store {path} is damaged ({error}); nothing was changed: "
-        "copy the run's folder, then try `sqlite3 store.sqlite .recover` on the copy"
-    )
+            raise damaged(self.path, error) from error

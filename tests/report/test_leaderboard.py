@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evotune.report.data import RunData
+from evotune.engine.folder import RunFolder
+from evotune.report.data import RunData, Totals
+from evotune.report.formats import LEADERBOARDS
 from evotune.report.leaderboard import Leaderboard, rank
+from evotune.report.screen import leaderboard_lines
+from evotune.report.summary import summarize
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 
 from .runs import failed, make_run, ok, recorded
@@ -112,7 +116,7 @@ def test_a_run_without_a_valid_trial_has_no_rows(tmp_path: Path, outcomes: list[
 
 def _data(outcomes: list[Outcome], confirmations: dict[int, Outcome]) -> RunData:
     trials = tuple(Trial(n, Configuration({"A": n}), o) for n, o in enumerate(outcomes))
-    return RunData("run", "runs/run", {}, {}, trials, {}, confirmations)
+    return RunData("run", "runs/run", {}, {}, trials, {}, confirmations, Totals({}))
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 40))
@@ -141,3 +145,35 @@ def test_every_valid_code_has_one_row_and_ranks_never_fall(rng: random.Random, c
     }
     confirmed = [row.confirmed for row in found.rows]
     assert confirmed == sorted(confirmed, reverse=True)
+
+
+def random_run(runs_dir: Path, rng: random.Random) -> RunFolder:
+    """Ties, failures, duplicates (of duplicates, and of trials that were lost) and champions."""
+    outcomes: list[Outcome] = []
+    for number in range(rng.choice([1, 6, 30])):
+        if rng.random() < 0.3:
+            outcomes.append(failed(rng.choice([OutcomeKind.NAN, OutcomeKind.TIMEOUT])))
+        else:
+            twin = rng.randrange(number + 3) if rng.random() < 0.4 else None
+            outcomes.append(ok(1 + rng.randrange(12) / 50, duplicate_of=twin))
+    numbers = rng.sample(range(len(outcomes)), min(len(outcomes), rng.randrange(4)))
+    verdicts = {n: rng.choice([ok(1.1), failed(OutcomeKind.NAN)]) for n in numbers}
+    return make_run(runs_dir, outcomes, name=f"{rng.random()}", confirmations=verdicts)
+
+
+def test_the_head_of_the_leaderboard_needs_few_trials_and_is_the_same(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    left_out = 0
+    for _ in range(16):
+        run = random_run(tmp_path, rng)
+        whole = RunData.load(run)
+        for count in (1, 3, 10):
+            head = RunData.load(run, count)
+            left_out += len(whole.trials) - len(head.trials)
+            assert leaderboard_lines(head, count, 100) == leaderboard_lines(whole, count, 100)
+            assert rank(head).rows[:count] == rank(whole).rows[:count]
+            for style, text in LEADERBOARDS.items():
+                if style != "csv":  # whose columns are those of what is loaded
+                    assert text(head, count) == text(whole, count)
+            assert summarize(head) == summarize(whole)
+    assert left_out > 100

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evotune.report import wording
-from evotune.report.data import RunData
+from evotune.report.data import RunData, Totals, in_order
 from evotune.report.evidence import Figures
 from evotune.report.layout import plain
 from evotune.report.screen import leaderboard_lines
@@ -32,7 +33,8 @@ def board(
         for n, o in enumerate(outcomes)
     )
     meta = {**META, "kind": kind}
-    return RunData("20300102-ab12", "runs/x", meta, {}, trials, {}, confirmations or {})
+    totals = Totals(in_order(Counter(outcome.kind for outcome in outcomes)))
+    return RunData("20300102-ab12", "runs/x", meta, {}, trials, {}, confirmations or {}, totals)
 
 
 def shown(data: RunData, count: int = 10, width: int = 100) -> str:

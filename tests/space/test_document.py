@@ -162,6 +162,22 @@ def test_mistakes_are_found_when_binding(body: str, line: int, column: int, word
     assert (caught.value.line, caught.value.column) == (line, column)
 
 
+def test_conditions_that_never_have_a_value_are_found_where_they_stand() -> None:
+    text = (
+        "parameters:\n  A: [1, 2]\n  B: {values: [1, 2], when: A > 1}\n"
+        "  C: {values: [1, 2], when: 1 // (A - 1) > 0}\n"
+        "  D: {values: [1, 2], when: 1 // (A - 2) > 0}\n"
+        "constraints: [A == 1 or B == 2]\n"
+    )
+    with pytest.raises(SpaceError) as caught:
+        bind_text(text).size()
+    assert caught.value.message == (
+        "no configuration gives 'when' a value: "
+        "`1 // (A - 1) > 0` (line 7) and `1 // (A - 2) > 0` (line 8)"
+    )
+    assert (caught.value.line, caught.value.column) == (8, 29)
+
+
 def test_when_must_not_depend_on_itself_or_on_the_shape() -> None:
     circular = "{values: [1, 2], when: '%s > 1'}"
     text = f"parameters: {{A: {circular % 'B'}, B: {circular % 'A'}}}"

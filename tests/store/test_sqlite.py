@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sqlite3
 import subprocess
 import sys
@@ -62,10 +63,10 @@ def test_outcomes_come_back_as_they_were_in_order_of_proposals(path: Path) -> No
 
 def test_the_times_of_finishing_are_kept(path: Path) -> None:
     with RunStore.create(path) as store:
-        assert (store.count(), store.elapsed_s(), store.finish_times_s()) == (0, 0.0, {})
+        assert (store.count(), store.elapsed_s(), store.finish_times_s([0])) == (0, 0.0, {})
         store.append(trial(1), 7.5)
         store.append(trial(0), 9.25)
-        assert store.finish_times_s() == {0: 9.25, 1: 7.5}
+        assert store.finish_times_s([0, 1, 2]) == {0: 9.25, 1: 7.5}
         assert store.elapsed_s() == 9.25
 
 
@@ -209,7 +210,10 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda path: path.touch(), "is not an evotune store"),
     "text": (lambda path: path.write_text("hello " * 100), "is damaged"),
     "foreign": (_foreign, "is not an evotune store"),
-    "newer": (_newer, "newer evotune .store version 99, this one reads up to 1.; update"),
+    "newer": (
+        _newer,
+        f"newer evotune .store version 99, this one reads up to {schema.newest_version()}.; update",
+    ),
     "truncated": (_truncated, "is damaged"),
     "beheaded": (_beheaded, "is not an evotune store"),
 }
@@ -296,7 +300,7 @@ def test_another_writer_that_holds_on_is_told_apart_from_damage(
 # --- versions ----------------------------------------------------------------------------
 
 
-def _second_step(connection: sqlite3.Connection) -> None:
+def _next_step(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE outcomes ADD COLUMN note TEXT NOT NULL DEFAULT ''")
 
 
@@ -322,14 +326,15 @@ def test_an_older_store_is_migrated_when_opened_for_writing_and_not_for_reading(
 ) -> None:
     with RunStore.create(path) as store:
         store.append(trial(0), 0.0)
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, _second_step))
+    before = schema.newest_version()
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, _next_step))
     with RunStore.open_for_reading(path) as store:
         assert store._read("SELECT note FROM outcomes") == [("",)]
-    assert _version(path) == 1
+    assert _version(path) == before
     with RunStore.open_for_writing(path) as store:
         assert store._read("SELECT note FROM outcomes") == [("",)]
         assert store.count() == 1
-    assert _version(path) == 2
+    assert _version(path) == before + 1
 
 
 def test_a_migration_that_fails_changes_nothing(
@@ -338,7 +343,7 @@ def test_a_migration_that_fails_changes_nothing(
     with RunStore.create(path) as store:
         store.save_snapshot(1000, {})
     old = schema.MIGRATIONS
-    monkeypatch.setattr(schema, "MIGRATIONS", (*old, _second_step, _failing_step))
+    monkeypatch.setattr(schema, "MIGRATIONS", (*old, _next_step, _failing_step))
     with pytest.raises(StoreError):
         RunStore.open_for_writing(path)
     monkeypatch.setattr(schema, "MIGRATIONS", old)
@@ -393,3 +398,39 @@ def test_counts_gaps_and_the_best_are_known_without_reading_every_outcome(path: 
         assert store.best(before=6) == trial(1, 0.5), "of equals the first"
         assert store.best(before=7) == trial(6, 0.75)
         assert store.best(before=1) == trial(0, 0.25)
+
+
+def test_trials_are_found_by_what_became_of_them(path: Path) -> None:
+    twin = Outcome(OutcomeKind.OK, 0.1, duplicate_of=0, binary=RICH.binary)
+    outcomes = (dataclasses.replace(RICH, duplicate_of=None), FAILED, twin, FAILED)
+    with RunStore.create(path) as store:
+        for number, outcome in enumerate(outcomes):
+            store.append(Trial(number, Configuration({"A": number}), outcome), number / 2)
+        assert store.kinds() == {OutcomeKind.OK: 2, OutcomeKind.COMPILE_ERROR: 2}
+        assert list(store.fittest()) == [0, 2]
+        assert store.duplicates() == {2: 0}
+        assert [t.number for t in store.with_binary(RICH.binary)] == [0]
+        assert list(store.with_binary("")) == []
+        assert store.stage_s() == {"compile": [0.25]}
+        assert [t.outcome for t in store.trials_of([3, 0, 9])] == [outcomes[0], FAILED]
+
+
+def test_figures_that_are_no_numbers_hide_nothing(path: Path) -> None:
+    """JSON has no NaN, SQLite's reader of JSON neither."""
+    check = Check("c", "normal", "failed", float("nan"), float("inf"))
+    with RunStore.create(path) as store:
+        store.append(trial(0), 0.0)
+        outcome = dataclasses.replace(RICH, checks=(check,), duplicate_of=None)
+        store.append(Trial(1, Configuration({"A": 1}), outcome), 0.0)
+        assert (store.count_ok(), list(store.fittest())) == (2, [0, 1])
+        assert store.best(before=9) == trial(0)
+
+
+def test_what_is_read_at_one_moment_does_not_change(path: Path) -> None:
+    with RunStore.create(path) as store, RunStore.open_for_reading(path) as reader:
+        store.append(trial(0), 0.0)
+        with reader.at_one_moment():
+            assert reader.count() == 1
+            store.append(trial(1), 0.0)
+            assert (reader.count(), len(list(reader.trials()))) == (1, 1)
+        assert reader.count() == 2

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from evotune.errors import SpaceError
 from evotune.space.counting.expansion import Variable
 from evotune.space.counting.members import QUICK, Members
+from evotune.space.language.expression import Expression
 from evotune.space.language.interning import Interner
+from evotune.space.language.nodes import Node
 from evotune.space.reading.yaml_source import Position
 from evotune.space.scope import BoundConstraint, Gene
 
@@ -39,12 +41,22 @@ class _Counter:
 
     def count(self, constraints: Sequence[BoundConstraint]) -> Members:
         nodes = [node for constraint in constraints for node in constraint.nodes]
-        return Members(self.variables, [*self.rules, *nodes], self.interner, QUICK)
+        return self._members([*self.rules, *nodes])
 
     def is_empty(self, constraints: Sequence[BoundConstraint]) -> bool:
         """Whether it is certain that no configuration satisfies these constraints."""
-        members = self.count(constraints)
-        return members.count == 0 and members.exact
+        return _is_empty(self.count(constraints))
+
+    def is_empty_by_rules(self, genes: Sequence[Gene]) -> bool:
+        """Whether the rules of these genes alone leave no configuration."""
+        return _is_empty(self._members([gene.rule for gene in genes if gene.rule is not None]))
+
+    def _members(self, nodes: Sequence[Node]) -> Members:
+        return Members(self.variables, nodes, self.interner, QUICK)
+
+
+def _is_empty(members: Members) -> bool:
+    return members.count == 0 and members.exact
 
 
 def report_constraints(
@@ -87,11 +99,26 @@ def blame_empty(
         if counter.is_empty(others):
             guilty = others
     if not guilty:
-        return SpaceError("no configuration is valid, even without constraints")
+        return _blame_conditions(counter, [gene for gene in genes if gene.rule is not None])
     position = guilty[-1].spec.expression.position
     if len(guilty) == 1:
         return position.error(f"no configuration satisfies {guilty[0].spec}")
-    listed = " and ".join(
-        f"`{c.spec.expression.text}` (line {c.spec.expression.position.line})" for c in guilty[:6]
-    )
+    listed = _listed([constraint.spec.expression for constraint in guilty])
     return position.error(f"no configuration satisfies all of {listed}")
+
+
+def _blame_conditions(counter: _Counter, genes: Sequence[Gene]) -> SpaceError:
+    """A smallest set of `when` of which one has no value (a division by 0, say) wherever one is."""
+    guilty = list(genes)
+    for gene in genes:
+        others = [other for other in guilty if other is not gene]
+        if counter.is_empty_by_rules(others):
+            guilty = others
+    conditions = [gene.spec.when for gene in guilty if gene.spec.when is not None]
+    return conditions[-1].position.error(
+        f"no configuration gives 'when' a value: {_listed(conditions)}"
+    )
+
+
+def _listed(expressions: Sequence[Expression]) -> str:
+    return " and ".join(f"`{e.text}` (line {e.position.line})" for e in expressions[:6])

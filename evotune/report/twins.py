@@ -1,0 +1,52 @@
+"""Trials of one machine code and launch, and which of them are enough for a leaderboard's head."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Mapping
+
+from evotune.store import RunStore
+
+
+def leaders(
+    links: Mapping[int, int | None], stored: Container[int] | None = None
+) -> dict[int, int]:
+    """Trial -> the first stored trial of its machine code, for all of `links`.
+
+    `links` are trials and what they are duplicates of. `stored`: trials besides those of `links`
+    that there are; a twin may not be stored yet, or lost with a killed run.
+    """
+    found: dict[int, int] = {}
+    for number in links:
+        chain = [number]
+        while (link := links.get(chain[-1])) is not None and link not in chain:
+            chain.append(link)
+        circle = chain[chain.index(link) :] if link is not None else chain[-1:]  # in damaged ones
+        found[number] = min(circle)
+    named: dict[int, int] = {}
+    for number, root in found.items():
+        known = root in links or (stored is not None and root in stored)
+        named.setdefault(root, root if known else number)
+    return {number: named[root] for number, root in found.items()}
+
+
+def deciding(store: RunStore, rows: int, confirmed: Collection[int]) -> tuple[set[int], int]:
+    """Trials that a leaderboard's first `rows` hang on, and how many rows there are besides.
+
+    These are all of the `confirmed` trials' groups, and those of the next best and one more, which
+    shows whether the last row shares its rank. None at all when nobody but confirmed ones leads.
+    """
+    links = store.duplicates()
+    known = leaders(links, store.known(set(links.values())))
+    followers = {number for number, leader in known.items() if leader != number}
+    verdicts = {known.get(number, number) for number in confirmed}
+    first: list[int] = []
+    more = 0
+    for number in store.fittest():
+        if number in followers or number in verdicts:
+            continue
+        if len(first) <= rows:
+            first.append(number)
+        else:
+            more += 1
+    chosen = {*first, *verdicts} if first else set()
+    return chosen | {number for number, leader in known.items() if leader in chosen}, more
