@@ -240,7 +240,12 @@ class LocalExecutor:
 
 
 def _with_binaries(cases: Sequence[CaseJob], binaries: Mapping[str, Binary]) -> list[Json]:
-    return [{**case.to_json(), "binary": binaries[case.compile.key].path} for case in cases]
+    messages = []
+    for case in cases:
+        binary = binaries[case.compile.key]
+        whole = dataclasses.replace(case, plan=case.plan.completed(binary.resources))
+        messages.append({**whole.to_json(), "binary": binary.path})
+    return messages
 
 
 def _compile_outcome(failure: CompileFailure) -> Outcome:
