@@ -74,7 +74,8 @@ def examine(ask_gpus: Callable[[], GpuState] = probe) -> list[Finding]:
         Finding("python", Status.OK, f"{platform.python_version()} ({sys.executable})"),
         Finding("evotune", Status.OK, evotune.__version__),
         *(_package(name) for name in _REQUIRED),
-        _parquet(),
+        _optional("pyarrow", "parquet", "only `report --format parquet` needs it"),
+        _optional("triton", "triton", "only Triton kernels need it"),
         *_gpu_packages(needed=bool(state.gpus)),
         *_compiler(),
         *_cpu(),
@@ -112,11 +113,11 @@ def _requirement(name: str) -> str:
     return name
 
 
-def _parquet() -> Finding:
-    if version := _version("pyarrow"):
-        return Finding("pyarrow", Status.OK, version)
-    what = "not installed; only `report --format parquet` needs it"
-    return Finding("pyarrow", Status.ABSENT, what, "pip install 'evotune[parquet]'")
+def _optional(name: str, extra: str, use: str) -> Finding:
+    if version := _version(name):
+        return Finding(name, Status.OK, version)
+    fix = f"pip install 'evotune[{extra}]'"
+    return Finding(name, Status.ABSENT, f"not installed; {use}", fix)
 
 
 def _gpu_packages(*, needed: bool) -> Iterator[Finding]:

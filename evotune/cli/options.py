@@ -68,13 +68,14 @@ def space_argument(*, required: bool = True) -> Callable[[Function], Function]:
 
 
 def trust_option(function: Function) -> Function:
-    """--trust-problem: run the problem file of a space from elsewhere without asking."""
+    """--trust-problem: run the Python files of a space from elsewhere without asking."""
     return click.option(
         "--trust-problem",
         is_flag=True,
         expose_value=False,
         callback=_trust,
-        help="Run the Python file of a space's problem though it lies outside this folder.",
+        help="Run a space's Python files (problem, Triton kernels) though they lie outside this "
+        "folder.",
     )(function)
 
 
@@ -156,7 +157,7 @@ def output_option(function: Function) -> Function:
 def _trust(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     if ctx.resilient_parsing:
         return
-    from evotune.problems.loading import trust
+    from evotune.user_code import trust
 
     trust.ask = (lambda path: True) if value else _ask
 

@@ -6,10 +6,13 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from evotune.device.tensor_map import TensorMap
 from evotune.trial import Json, OutcomeKind
+
+DYNAMIC_SHARED_BYTES = "dynamic_shared_bytes"
+"""Among a binary's resources: the shared memory that each launch must ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +101,22 @@ class LaunchPlan:
             ),
         )
 
+    def completed(self, resources: Mapping[str, Json]) -> LaunchPlan:
+        """With what only the compiler knows of a launch: how much shared memory Triton uses."""
+        if DYNAMIC_SHARED_BYTES not in resources:
+            return self
+        shared_bytes = int(resources[DYNAMIC_SHARED_BYTES])
+        launches = (replace(launch, shared_bytes=shared_bytes) for launch in self.launches)
+        return replace(self, launches=tuple(launches))
+
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
     """One compiler run. Configuration values reach the source only as `defines`.
 
-    `sources_sha256` covers the source and everything it includes from `root`.
+    `sources_sha256` covers the source and everything it includes from `root`. Triton compiles one
+    function, `entry`, for arguments of the types in `signature`; others compile all there is, and
+    need neither.
     """
 
     language: str
@@ -113,6 +126,8 @@ class CompileJob:
     options: tuple[str, ...]
     arch: str
     sources_sha256: str
+    entry: str = ""
+    signature: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -124,6 +139,8 @@ class CompileJob:
             list(self.options),
             self.arch,
             self.sources_sha256,
+            self.entry,
+            list(self.signature),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -135,6 +152,7 @@ class CompileJob:
         fields = dict(data)
         fields["defines"] = tuple((name, value) for name, value in fields["defines"])
         fields["options"] = tuple(fields["options"])
+        fields["signature"] = tuple(fields["signature"])
         return cls(**fields)
 
 

@@ -48,6 +48,8 @@ def read_sources(root: Path, source: str) -> dict[str, bytes]:
 
     SpaceError when a file is missing, too large, outside `root` or not to be included.
     """
+    if source.endswith(".py"):  # Triton's; what it imports must be installed
+        return {source: _read(root, source)}
     found: dict[str, bytes] = {}
     queue = [source]
     while queue:

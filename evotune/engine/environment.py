@@ -12,10 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import evotune
-from evotune.device.cpu import CpuCompiler
-from evotune.device.cuda.compiler import NvrtcCompiler
 from evotune.device.profile import DeviceProfile
 from evotune.errors import StoreError
+from evotune.execute.compile_worker import compiler_for
 from evotune.trial import Json
 
 PACKAGES = (
@@ -28,6 +27,7 @@ PACKAGES = (
     "cupy-cuda12x",
     "cupy-cuda13x",
     "nvidia-ml-py",
+    "triton",
 )
 
 
@@ -42,8 +42,10 @@ def package_versions(names: Sequence[str] = PACKAGES) -> dict[str, str]:
     return versions
 
 
-def describe(profile: DeviceProfile, command: Sequence[str]) -> dict[str, Json]:
-    """A JSON record; it names no user and no host."""
+def describe(
+    profile: DeviceProfile, command: Sequence[str], languages: Sequence[str]
+) -> dict[str, Json]:
+    """A JSON record; it names no user and no host. `languages` are those of the kernels."""
     record: dict[str, Json] = {
         "evotune": evotune.__version__,
         "python": platform.python_version(),
@@ -54,10 +56,9 @@ def describe(profile: DeviceProfile, command: Sequence[str]) -> dict[str, Json]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": list(command) or [os.path.basename(sys.argv[0]), *sys.argv[1:]],
     }
-    if profile.backend == "cpu":
-        record["compiler"] = CpuCompiler().version()
-    elif profile.backend == "cuda":
-        record["compiler"] = NvrtcCompiler().version()
+    if languages:
+        versions = (compiler_for(language).version() for language in languages)
+        record["compiler"] = "; ".join(versions)
     return record
 
 

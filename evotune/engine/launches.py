@@ -19,6 +19,12 @@ class Rejected(Exception):
     """Why a configuration need not be compiled."""
 
 
+_TRITONS_SCRATCH = (Argument("int64"), Argument("int64"))
+"""Pointers that Triton's kernels take after their own arguments, to scratch memory that none of
+those that the compiler lets pass has use for. CUDA reads as many arguments as the kernel takes, so
+more than an older Triton has do no harm."""
+
+
 class LaunchPlanner:
     """Makes launch plans for one bound space on one device."""
 
@@ -47,9 +53,12 @@ class LaunchPlanner:
         ]
         return LaunchPlan(
             entry=kernel.entry,
-            arguments=tuple(
-                self._argument(argument, kernel, buffers, configuration, case)
-                for argument in kernel.arguments
+            arguments=(
+                *(
+                    self._argument(argument, kernel, buffers, configuration, case)
+                    for argument in kernel.arguments
+                ),
+                *(_TRITONS_SCRATCH if kernel.language == "triton" else ()),
             ),
             workspaces=workspaces,
             launches=tuple(launches),

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from evotune.device.cuda.limits import launch_violation
 from evotune.device.launch import CompileJob, LaunchPlan
@@ -111,7 +112,7 @@ class Planner:
         self._check_launches(kernel, plan, case)
         compiled_in = _compiled_in(kernel, case)
         if compiled_in not in compile_jobs:
-            compile_jobs[compiled_in] = self._compile_job(kernel, configuration, case)
+            compile_jobs[compiled_in] = self._compile_job(kernel, configuration, case, plan)
         flops = self._problem.flops(case)
         return CaseJob(case, role, compile_jobs[compiled_in], plan, flops)
 
@@ -222,7 +223,7 @@ class Planner:
         return self._document.kernel(str(name) if name is not None else None)
 
     def _compile_job(
-        self, kernel: KernelSpec, configuration: Configuration, case: Case
+        self, kernel: KernelSpec, configuration: Configuration, case: Case, plan: LaunchPlan
     ) -> CompileJob:
         defines = dict(self._choices)
         for name, value in configuration.items():
@@ -242,7 +243,18 @@ class Planner:
             options=kernel.options,
             arch=self._profile.arch,
             sources_sha256=self._sources[kernel.name],
+            **self._typed(kernel, case, plan),
         )
+
+    def _typed(self, kernel: KernelSpec, case: Case, plan: LaunchPlan) -> dict[str, Any]:
+        """What a compiler must know beforehand that compiles one function for given types."""
+        if kernel.language != "triton":
+            return {}
+        pointees = {spec.name: f"*{spec.dtype}" for spec in self._problem.tensors(case)}
+        pointees |= {workspace.name: "*byte" for workspace in kernel.workspace}
+        own = plan.arguments[: len(kernel.arguments)]
+        types = (pointees[a.name] if a.type in ("tensor", "workspace") else a.type for a in own)
+        return {"entry": kernel.entry, "signature": tuple(types)}
 
 
 def _compiled_in(kernel: KernelSpec, case: Case) -> tuple[Value, ...]:

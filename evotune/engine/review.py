@@ -42,6 +42,5 @@ class BuildReviewer:
         return BuildReview(resources)
 
     def _figures(self, case: CaseJob, binary: Binary) -> list[Figures]:
-        return [
-            launch_figures(launch, binary.resources, self._device) for launch in case.plan.launches
-        ]
+        plan = case.plan.completed(binary.resources)
+        return [launch_figures(launch, binary.resources, self._device) for launch in plan.launches]

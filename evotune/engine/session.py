@@ -70,7 +70,7 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
         settings["starts"] = [configuration.to_json() for configuration in starts]
     create_strategy(settings["strategy"], setup.space, search_settings(settings))
     setup.space.size()  # refuses a space without a valid configuration
-    described = environment.describe(setup.profile, request.command)
+    described = environment.describe(setup.profile, request.command, setup.languages)
     with measuring_alone(setup.devices):
         return _start(
             request, observer, path=path, setup=setup, settings=settings, described=described
@@ -132,7 +132,7 @@ def resume_run(
         setup = load_run_setup(run, store, gpus)
         changes = []
         if not allow_mixed:
-            now = environment.describe(setup.profile, ())
+            now = environment.describe(setup.profile, (), setup.languages)
             changes = environment.changes(environment.read(run.environment), now)
         if changes:
             raise EnvironmentProblem(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +19,21 @@ from evotune.device.discover import (
 from evotune.device.profile import DeviceProfile
 from evotune.device.recorded import RecordedSpace, read_recorded_space
 from evotune.engine.folder import RunFolder, write_durably
-from evotune.engine.planning import Planner, architecture, bind_space, source_files, space_file_name
+from evotune.engine.planning import (
+    Planner,
+    architecture,
+    bind_space,
+    read_kernel_sources,
+    source_files,
+    space_file_name,
+)
 from evotune.engine.spaces import is_recording
 from evotune.errors import SpaceError, UsageError
 from evotune.problems import Case, create_problem
 from evotune.space.document import SpaceDocument, load_space
 from evotune.space.protocol import SearchSpace
 from evotune.store import RunStore
+from evotune.user_code import trust
 
 _RECORDED_PROFILE = DeviceProfile("recorded", "recorded", "", {})
 
@@ -46,6 +55,12 @@ class Setup:
     delay_ms: float = 0.0
     devices: tuple[DeviceProfile, ...] = ()
     """The devices to measure on; `profile` is what holds on each of them."""
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Of the kernels, each once, sorted."""
+        kernels = self.document.kernels if self.document is not None else ()
+        return tuple(sorted({kernel.language for kernel in kernels}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +102,11 @@ def load_setup(
         return dataclasses.replace(setup, delay_ms=document.recorded.delay_ms)
     if device == "recorded":
         raise UsageError(f"{path} is not a recorded space")
-    languages = {kernel.language for kernel in document.kernels}
-    if len(languages) > 1:
-        raise document.kernels[0].position.error("kernels of one space must be of one language")
-    backend = "cpu" if languages == {"cpp"} else "cuda"
+    backends = {"cpu" if kernel.language == "cpp" else "cuda" for kernel in document.kernels}
+    if len(backends) > 1:
+        message = "kernels of one space must all be for the CPU or all for a GPU"
+        raise document.kernels[0].position.error(message)
+    (backend,) = backends
     if backend_of(device) not in (None, backend):
         raise UsageError(f"{path} holds {backend} kernels; they cannot run on --device {device}")
     _refuse_options(document)
@@ -103,6 +119,7 @@ def load_setup(
         devices = find_gpus(device, gpus.count)
         profile = work_together(devices, allow_mixed=gpus.allow_mixed)
     _refuse_device_of_no_kernel(document, profile)
+    _require_trust(document)
     assert document.problem is not None
     try:
         problem = create_problem(
@@ -133,10 +150,23 @@ def _refuse_options(document: SpaceDocument) -> None:
         for option in kernel.options:
             if kernel.language == "cpp":
                 refused, allowed = option not in cpu.OPTIONS, ", ".join(sorted(cpu.OPTIONS))
+            elif kernel.language == "triton":
+                refused, allowed = True, "none in Triton; NUM_WARPS, NUM_STAGES, MAXNREG are genes"
             else:
                 refused, allowed = not compiler.is_allowed(option), compiler.OPTIONS_IN_WORDS
             if refused:
                 raise kernel.position.error(f"option {option!r} is not allowed; allowed: {allowed}")
+
+
+def _require_trust(document: SpaceDocument) -> None:
+    """A Triton kernel's file is run to be compiled, as a problem's file is to be used."""
+    for kernel in document.kernels:
+        if kernel.language == "triton":
+            (content,) = read_kernel_sources(document, kernel).values()
+            try:
+                trust.require(kernel.source.resolve(), hashlib.sha256(content).hexdigest())
+            except UsageError as error:
+                raise kernel.position.error(str(error)) from error
 
 
 def _refuse_device_of_no_kernel(document: SpaceDocument, profile: DeviceProfile) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from evotune.device.cpu import CpuCompiler
 from evotune.device.cuda.compiler import NvrtcCompiler
+from evotune.device.cuda.triton_compiler import TritonCompiler
 from evotune.device.launch import Binary, CompileFailure, CompileJob
 from evotune.device.protocol import Compiler
 from evotune.device.sources import fingerprint, read_sources
@@ -29,6 +30,8 @@ def compiler_for(language: str) -> Compiler:
         return CpuCompiler()
     if language == "cuda":
         return NvrtcCompiler()
+    if language == "triton":
+        return TritonCompiler()
     raise ValueError(f"no compiler for language {language}")
 
 

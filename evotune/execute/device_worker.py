@@ -15,8 +15,8 @@ from evotune.device.protocol import Session
 from evotune.execute.channel import BlockingChannel
 from evotune.execute.entry import open_channel
 from evotune.problems import Case, create_problem
-from evotune.problems.loading import trust
 from evotune.trial import Json
+from evotune.user_code import trust
 
 if TYPE_CHECKING:
     from evotune.execute.trial_runner import TrialRunner

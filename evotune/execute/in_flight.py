@@ -64,8 +64,12 @@ class InFlight:
         }
 
     def _with_binaries(self, cases: Sequence[CaseJob]) -> list[Json]:
-        paths = self.binaries
-        return [{**case.to_json(), "binary": paths[case.compile.key].path} for case in cases]
+        messages = []
+        for case in cases:
+            binary = self.binaries[case.compile.key]
+            whole = dataclasses.replace(case, plan=case.plan.completed(binary.resources))
+            messages.append({**whole.to_json(), "binary": binary.path})
+        return messages
 
     def with_build(self, outcome: Outcome) -> Outcome:
         """The outcome with compile time, compiler figures and fingerprint added."""

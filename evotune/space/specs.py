@@ -106,8 +106,8 @@ class SupportSpec:
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """A kernel's source, entry point and launches. `language` is `cpp` or `cuda`; `alternative`
-    names a space for devices that it does not support, "" for none."""
+    """A kernel's source, entry point and launches. `language` is `cpp`, `cuda` or `triton`;
+    `alternative` names a space for devices that it does not support, "" for none."""
 
     name: str
     source: Path

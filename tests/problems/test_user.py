@@ -8,7 +8,8 @@ import torch
 
 from evotune.errors import UsageError
 from evotune.problems import UserProblem, create_problem
-from evotune.problems.loading import Trust, problem_source, trust
+from evotune.problems.loading import problem_source
+from evotune.user_code import Trust, trust
 from evotune.verify.accuracy import errors_against
 from evotune.verify.pool import InputPool
 

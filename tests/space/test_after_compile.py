@@ -89,7 +89,7 @@ def test_symbols_and_choices_may_not_take_a_figure_s_name() -> None:
 
 def test_cpp_kernels_have_no_such_figures() -> None:
     cpp = HEAD.replace("a.cu", "a.cpp") + "after_compile: [registers < 9]\n"
-    with pytest.raises(SpaceError, match="'after_compile' needs CUDA kernels"):
+    with pytest.raises(SpaceError, match="'after_compile' needs kernels for a GPU"):
         parse_space(cpp)
 
 

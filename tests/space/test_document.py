@@ -115,7 +115,7 @@ def test_mistakes_are_reported_where_they_are(
 
 
 BAD_KERNELS = [
-    ("{source: a.py, entry: f}", "expected a .cpp, .cc or .cu file"),
+    ("{source: a.rs, entry: f}", "expected a .cpp, .cc, .cu or .py file"),
     ("{source: a.cu, entry: f}", "needs 'launches'"),
     ("{source: /etc/a.cpp, entry: f}", "expected a path under the root"),
     ("{source: ../a.cpp, entry: f}", "expected a path under the root"),

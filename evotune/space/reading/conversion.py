@@ -20,6 +20,7 @@ from evotune.space.reading.schema import (
     ConstraintField,
     ConstraintModel,
     KernelModel,
+    LaunchModel,
     ParameterModel,
     SpaceModelFile,
     TensorMapModel,
@@ -42,7 +43,9 @@ from evotune.space.tensor_map_limits import L2_PROMOTIONS, MOST_BOX, SWIZZLES
 from evotune.trial import Value
 
 KERNEL = "KERNEL"
-_LANGUAGES = {".cpp": "cpp", ".cc": "cpp", ".cu": "cuda"}
+_LANGUAGES = {".cpp": "cpp", ".cc": "cpp", ".cu": "cuda", ".py": "triton"}
+_NUM_WARPS = "NUM_WARPS"  # Triton's own name for it, and its own value where nobody says another
+_DEFAULT_WARPS = 4
 
 
 class Converter:
@@ -108,9 +111,9 @@ class Converter:
         kernels = self.model.kernels or {}
         if self.model.after_compile:
             for name, kernel in kernels.items():
-                if self._language(name, kernel) != "cuda":
+                if self._language(name, kernel) == "cpp":
                     position = self.source.key_position(("after_compile",))
-                    raise position.error("'after_compile' needs CUDA kernels")
+                    raise position.error("'after_compile' needs kernels for a GPU")
         return self._conditions("after_compile", self.model.after_compile)
 
     def _conditions(self, key: str, items: Sequence[ConstraintField]) -> tuple[ConstraintSpec, ...]:
@@ -129,8 +132,11 @@ class Converter:
     def _kernel(self, name: str, kernel: KernelModel) -> KernelSpec:
         path: DataPath = ("kernels", name)
         language = self._language(name, kernel)
-        if language == "cuda" and not kernel.launches:
-            raise self.source.position(path).error("a CUDA kernel needs 'launches'")
+        if language != "cpp" and not kernel.launches:
+            raise self.source.position(path).error("a kernel for a GPU needs 'launches'")
+        if language == "triton" and not kernel.source.endswith(".py"):
+            place = self.source.position((*path, "source"))
+            raise place.error(f"expected a .py file with Triton's kernel, found '{kernel.source}'")
         deterministic = kernel.deterministic
         return KernelSpec(
             name=name,
@@ -145,7 +151,10 @@ class Converter:
             arguments=self._arguments(kernel, language, path),
             workspace=self._workspace(kernel, path),
             options=tuple(kernel.options),
-            launches=self._launches(kernel, path),
+            launches=tuple(
+                self._launch(kernel, language, launch, (*path, "launches", i))
+                for i, launch in enumerate(kernel.launches)
+            ),
             deterministic=self.model.deterministic if deterministic is None else deterministic,
             alternative=kernel.alternative or "",
             position=self.source.position(path),
@@ -154,7 +163,8 @@ class Converter:
     def _language(self, name: str, kernel: KernelModel) -> str:
         language = kernel.language or _LANGUAGES.get(PurePosixPath(kernel.source).suffix)
         if language is None:
-            message = f"expected a .cpp, .cc or .cu file, or a 'language'; found '{kernel.source}'"
+            known = "a .cpp, .cc, .cu or .py file"
+            message = f"expected {known}, or a 'language'; found '{kernel.source}'"
             raise self.source.position(("kernels", name, "source")).error(message)
         return language
 
@@ -232,19 +242,41 @@ class Converter:
             for name, buffer in kernel.workspace.items()
         )
 
-    def _launches(self, kernel: KernelModel, path: DataPath) -> tuple[LaunchSpec, ...]:
-        specs = []
-        for i, launch in enumerate(kernel.launches):
-            place = (*path, "launches", i)
-            grid, block = (
-                tuple(self._expression(text, (*place, key, j)) for j, text in enumerate(sizes))
-                for key, sizes in (("grid", launch.grid), ("block", launch.block))
-            )
-            shared_bytes = self._expression(launch.shared_bytes, (*place, "shared_bytes"))
-            when = None if launch.when is None else self._expression(launch.when, (*place, "when"))
-            entry = launch.entry or kernel.entry
-            specs.append(LaunchSpec(grid, block, shared_bytes, entry, when))
-        return tuple(specs)
+    def _launch(
+        self, kernel: KernelModel, language: str, launch: LaunchModel, place: DataPath
+    ) -> LaunchSpec:
+        block, shared_bytes = launch.block, launch.shared_bytes
+        if language == "triton":
+            self._refuse_for_triton(kernel, launch, place)
+            warps = _NUM_WARPS if _NUM_WARPS in (self.model.parameters or {}) else _DEFAULT_WARPS
+            block = [f"32 * {warps}"]
+        elif block is None:
+            raise self.source.position(place).error("a launch needs a 'block'")
+        grid_sizes, block_sizes = (
+            tuple(self._expression(text, (*place, key, j)) for j, text in enumerate(sizes))
+            for key, sizes in (("grid", launch.grid), ("block", block))
+        )
+        return LaunchSpec(
+            grid_sizes,
+            block_sizes,
+            self._expression(shared_bytes or 0, (*place, "shared_bytes")),
+            launch.entry or kernel.entry,
+            None if launch.when is None else self._expression(launch.when, (*place, "when")),
+        )
+
+    def _refuse_for_triton(self, kernel: KernelModel, launch: LaunchModel, place: DataPath) -> None:
+        """What Triton's compiler decides, and a second function, which it compiles apart."""
+        reasons = {
+            "block": (launch.block, f"Triton makes its blocks itself, of {_NUM_WARPS} warps"),
+            "shared_bytes": (launch.shared_bytes, "Triton knows its shared memory itself"),
+            "entry": (
+                None if launch.entry == kernel.entry else launch.entry,
+                "a Triton kernel is one function: all launches are of it",
+            ),
+        }
+        for key, (value, reason) in reasons.items():
+            if value is not None:
+                raise self.source.key_position((*place, key)).error(reason)
 
     def parameters(self) -> tuple[ParameterSpec, ...]:
         fields = self.model.parameters or {}

@@ -132,10 +132,10 @@ class LaunchModel(SpaceModel):
 
     grid: Grid
     """Blocks in x, y and z, one to three expressions."""
-    block: Grid
-    """Threads of a block in x, y and z."""
-    shared_bytes: ExpressionField = 0
-    """Dynamic shared memory of a block."""
+    block: Grid | None = None
+    """CUDA: threads of a block in x, y and z. Triton says it by NUM_WARPS."""
+    shared_bytes: ExpressionField | None = None
+    """CUDA: dynamic shared memory of a block, 0 if not given. Triton's compiler knows its own."""
     entry: Identifier | None = None
     """Another function of the same source than the kernel's."""
     when: ExpressionField | None = None
@@ -161,13 +161,13 @@ class KernelModel(SpaceModel):
     source: Text
     """The kernel's file, under the root."""
     entry: Identifier
-    """The function to call: `extern "C"`, and `__global__` in CUDA."""
-    language: Literal["cpp", "cuda"] | None = None
-    """cpp or cuda; the suffix (.cpp, .cu) says it if this does not."""
+    """The function to call: `extern "C"`, and `__global__` in CUDA; in Triton `@triton.jit`."""
+    language: Literal["cpp", "cuda", "triton"] | None = None
+    """cpp, cuda or triton; the suffix (.cpp, .cu, .py) says it if this does not."""
     supports: dict[Identifier, Support] = {}
     """Symbol -> values it takes, or a comparison such as `">= 80"`; other shapes are left out."""
     define: list[Identifier] = []
-    """Symbols that are compiled in, as -DHEAD_DIM=64, instead of passed."""
+    """Symbols that are compiled in, as -DHEAD_DIM=64 (Triton: a constexpr), instead of passed."""
     arguments: list[Argument] = []
     """What the function takes, in order: tensors, workspaces, symbols, or `{value, type}`."""
     workspace: dict[Identifier, WorkspaceModel] = {}
@@ -175,7 +175,7 @@ class KernelModel(SpaceModel):
     options: list[Text] = []
     """Compiler options, from a list of allowed ones."""
     launches: Annotated[list[LaunchModel], Field(max_length=64)] = []
-    """CUDA: what is launched, one after the other, all with the same arguments."""
+    """On a GPU: what is launched, one after the other, all with the same arguments."""
     deterministic: bool | None = None
     """false: two launches may differ in bits."""
     alternative: Text | None = None
