@@ -62,6 +62,11 @@ PARTS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
     },
     "no children": {"_CHILDREN": (evolution, 0)},
     "no immigrants": {"_IMMIGRANTS": (evolution, 0)},
+    "neither neighbours nor children": {
+        "_NEIGHBOURHOODS": (evolution, 0),
+        "_SECOND_NEIGHBOURHOODS": (evolution, 0),
+        "_CHILDREN": (evolution, 0),
+    },
 }
 
 

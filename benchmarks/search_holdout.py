@@ -3,11 +3,11 @@
     python benchmarks/search_holdout.py [--repeats 5] [--instances 2] [--evaluations 150]
         [--lookahead 0] [-o FILE]
 
-No constant of the search was chosen on these: they show what becomes of it where a space is unlike
-those that were recorded. Every kind is drawn anew for each instance, from its number. Scored as
-`search_score.py` scores, over `--evaluations` at most: 0 is what random search is expected to
-reach. `ends below random`: runs whose best is worse than that at the end. `random` runs beside it,
-as its own score is below 0 wherever times have a long tail.
+No constant of the search was chosen on these spaces: they show what becomes of it where a space
+is unlike those that were recorded. Every kind is drawn anew for each instance, from its number.
+Scored as `search_score.py` scores, over `--evaluations` at most: 0 is what random search is
+expected to reach. `ends below random`: runs whose best is worse than that at the end. `random`
+runs beside it, as its own score is below 0 wherever times have a long tail.
 """
 
 from __future__ import annotations

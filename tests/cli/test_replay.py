@@ -34,6 +34,13 @@ def test_jsonl_has_one_line_an_evaluation_with_the_recorded_time(invoke: Invoke)
     assert again.stdout == result.stdout
 
 
+def test_a_replay_is_sequential_unless_asked_otherwise(invoke: Invoke) -> None:
+    words = ("replay", RECORDING, "--max-evals", 12, "--format", "jsonl")
+    found = invoke(*words).stdout
+    assert found == invoke(*words, "--lookahead", 0).stdout
+    assert found != invoke(*words, "--lookahead", 16).stdout
+
+
 def test_repeats_have_the_seeds_that_follow(invoke: Invoke) -> None:
     words = ("--strategy", "random", "--max-evals", 5, "--format", "jsonl")
     both = invoke("replay", RECORDING, *words, "--seed", 3, "--repeats", 2).stdout.splitlines()

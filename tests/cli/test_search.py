@@ -39,7 +39,7 @@ def test_run_prints_its_id_its_leaderboard_and_what_to_do_next(
     assert f"resume: evotune resume {name} --trials N --runs-dir 'my runs'" in result.stderr
     assert f"report: evotune report {name} --runs-dir 'my runs'" in result.stderr
     assert f"run {name}: finished (trial budget spent)" in result.stdout
-    assert " of 40 trials" in result.stdout
+    assert " of 40 trials" in " ".join(result.stdout.split())
     assert re.findall(r"^#\d+=? trial", result.stdout, re.M) == [
         f"#{place} trial" for place in range(1, 6)
     ]
