@@ -14,7 +14,7 @@ from evotune.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _TEMPLATES = {"cpp": "kernel.cpp", "cuda": "kernel.cu", "triton": "kernel_triton.py"}
-_TAKEN = ("problem", "triton", "torch", "evotune")  # as Python files they would hide what is imported
+_TAKEN = ("problem", "triton", "torch", "evotune")  # they would hide what is imported
 
 
 @click.command(cls=Command, example="evotune init my-kernel --language cuda")

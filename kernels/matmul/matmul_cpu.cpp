@@ -24,7 +24,7 @@ constexpr int kNative = 8;
 #else
 constexpr int kNative = 4;
 #endif
-constexpr int kVector = TILE_N % kNative == 0 ? kNative : 8;
+constexpr int kVector = kNative;
 constexpr int kVectors = TILE_N / kVector;
 static_assert(BLOCK_M % TILE_M == 0 && BLOCK_N % TILE_N == 0 && TILE_N % kVector == 0, "whole tiles");
 static_assert(BLOCK_K % CHAIN == 0, "whole chains");
