@@ -2,11 +2,13 @@
 
 That is done without asking for files in or under the folder that evotune works in, and for those
 that ship with it; for any other only after somebody agreed to (`Trust.ask`). Agreement is to the
-file's content: a run's own copy of it needs no second one.
+file's content: a run's own copy of it, or of one that ships with evotune, needs no second one.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib.abc
 import importlib.util
 from collections.abc import Callable
@@ -29,7 +31,8 @@ class Trust:
 
     def require(self, path: Path, sha256: str) -> None:
         """UsageError when nobody agreed to run the file."""
-        if sha256 in self._agreed or _belongs_here(path) or self.ask(path):
+        known = sha256 in self._agreed or _belongs_here(path) or sha256 in _shipped()
+        if known or self.ask(path):
             self._agreed.add(sha256)
             return
         raise UsageError(
@@ -67,8 +70,17 @@ class _ContentLoader(importlib.abc.SourceLoader):
         return self._content
 
 
+_PACKAGE = Path(evotune.__file__).parent
+# The first in an installed package, the second beside it in a working tree.
+_SHIPPED = (_PACKAGE / "shipped", _PACKAGE.parent / "kernels")
+
+
 def _belongs_here(path: Path) -> bool:
-    package = Path(evotune.__file__).parent
-    # `shipped` in an installed package, `kernels` beside it in a working tree.
-    places = (Path.cwd().resolve(), package / "shipped", package.parent / "kernels")
-    return any(path.resolve().is_relative_to(place) for place in places)
+    return any(path.resolve().is_relative_to(place) for place in (Path.cwd().resolve(), *_SHIPPED))
+
+
+@functools.cache
+def _shipped() -> frozenset[str]:
+    """The files that ship with evotune, by content: a run elsewhere has copies of them."""
+    files = (file for place in _SHIPPED for file in place.rglob("*.py"))
+    return frozenset(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)

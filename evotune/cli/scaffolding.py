@@ -13,14 +13,15 @@ from evotune.cli.terminal import Terminal, pass_terminal
 from evotune.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
-_SUFFIXES = {"cpp": ".cpp", "cuda": ".cu"}
+_TEMPLATES = {"cpp": "kernel.cpp", "cuda": "kernel.cu", "triton": "kernel_triton.py"}
+_TAKEN = ("problem", "triton", "torch", "evotune")  # they would hide what is imported
 
 
 @click.command(cls=Command, example="evotune init my-kernel --language cuda")
 @click.argument("name")
 @click.option(
     "--language",
-    type=click.Choice(list(_SUFFIXES)),
+    type=click.Choice(list(_TEMPLATES)),
     default="cpp",
     show_default=True,
     help="What the kernel is written in.",
@@ -37,6 +38,8 @@ def init(terminal: Terminal, *, name: str, language: str) -> int:
             f"{name!r} is no name for a kernel: expected a letter, then letters, digits, - or _"
         )
     folder = Path(name)
+    if language == "triton" and name in _TAKEN:
+        raise UsageError(f"{name}.py would be another file's name; take another one")
     if folder.exists():
         raise UsageError(f"{name} exists already; nothing was changed")
     folder.mkdir()
@@ -54,9 +57,9 @@ def scaffold(name: str, language: str) -> dict[str, str]:
 
     entry = name.replace("-", "_").lower()
     device = "" if language == "cpp" else ', "--device", "h200"'
-    source = f"{name}{_SUFFIXES[language]}"
+    source = f"{name}{Path(_TEMPLATES[language]).suffix}"
     templates = {
-        source: f"kernel{_SUFFIXES[language]}",
+        source: _TEMPLATES[language],
         "problem.py": "problem.py",
         "space.yaml": f"space_{language}.yaml",
         f"test_{entry}.py": "test_kernel.py",

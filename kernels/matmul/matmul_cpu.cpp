@@ -1,71 +1,130 @@
-// Matrix product on the CPU: out = a b, blocked for the caches, with a register tile.
+// Matrix product on the CPU: out = a b, b in panels, blocked for the caches, with a register tile.
 //
 // Shapes     a (m, k), b (k, n), out (m, n), row-major, contiguous, float32; any sizes >= 1.
-// Tunables   BLOCK_M, BLOCK_N, BLOCK_K  rows, columns and depth of the block that one thread works on at a time; its
-//                                       part of b (BLOCK_K x BLOCK_N) is copied into panels of TILE_N columns. A sum is
-//                                       made in chains of BLOCK_K: long ones round more than PyTorch's sums do
-//            TILE_M, TILE_N             the register tile: TILE_M x TILE_N sums live in registers over the whole depth
-//            LOOP_ORDER                 which blocks a thread takes in a row: those of one row (m_outer) or column
-// Workspace  scratch: for each thread a block of b and one of a, padded with zeros to whole tiles.
-// Archs      any with 8 floats in a vector register or more is a good fit; GCC's vector types need none in particular.
+// Tunables   TILE_M, TILE_N    the register tile: TILE_M x TILE_N sums live in registers over a chain
+//            CHAIN             additions in a row; chains are then added up: long ones round more than PyTorch's sums do
+//            BLOCK_M, BLOCK_N  rows and columns of out that a thread takes at a time
+//            BLOCK_K           depth after which out is updated: a panel of b this deep stays in the L1 cache
+//            PACK_A            a thread copies its rows of a, too, so that a tile reads them one after the other
+// Workspace  panels: b as panels of TILE_N columns, the last one padded with zeros; packed: for each thread BLOCK_M rows.
+// Archs      any: GCC's vector types, as wide as the machine has them.
 // Reference  Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication".
 #include <omp.h>
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 
 namespace {
 
-constexpr int kVector = 8;
-typedef float Vector __attribute__((vector_size(4 * kVector), aligned(4), may_alias));
-static_assert(BLOCK_M % TILE_M == 0 && BLOCK_N % TILE_N == 0 && TILE_N % kVector == 0, "whole tiles");
+#if defined(__AVX512F__)
+constexpr int kNative = 16;
+#elif defined(__AVX2__) && defined(__FMA__)
+constexpr int kNative = 8;
+#else
+constexpr int kNative = 4;
+#endif
+constexpr int kVector = kNative;
 constexpr int kVectors = TILE_N / kVector;
+static_assert(BLOCK_M % TILE_M == 0 && BLOCK_N % TILE_N == 0 && TILE_N % kVector == 0, "whole tiles");
+static_assert(BLOCK_K % CHAIN == 0, "whole chains");
+typedef float Vector __attribute__((vector_size(4 * kVector)));
 
-// Depth-major panels: the tile's loop reads both sides from the front to the back.
-void pack(const float* from, std::ptrdiff_t outer_step, std::ptrdiff_t depth_step, int outer, int depth, int width,
-          float* to) {
-  for (int first = 0; first < outer; first += width)
-    for (int d = 0; d < depth; ++d)
-      for (int j = 0; j < width; ++j)
-        *to++ = first + j < outer ? from[(first + j) * outer_step + d * depth_step] : 0.0f;
+inline Vector load(const float* from) {
+  Vector value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+inline void store(float* to, Vector value) { std::memcpy(to, &value, sizeof value); }
+
+// Columns first, first + 1, ... of b, TILE_N of them, over the whole depth.
+void pack_panel(const float* b, int first, int n, int k, float* to) {
+  const int columns = std::min(TILE_N, n - first);
+  for (int d = 0; d < k; ++d, to += TILE_N) {
+    const float* from = b + static_cast<std::ptrdiff_t>(d) * n + first;
+    if (columns == TILE_N) {
+      std::memcpy(to, from, TILE_N * sizeof(float));
+    } else {
+      std::memcpy(to, from, columns * sizeof(float));
+      std::fill(to + columns, to + TILE_N, 0.0f);
+    }
+  }
 }
 
-// One tile over `depth`; `rows` x `columns` of it exist. The first block of the depth sets, the others add.
-void tile(const float* a, const float* b, int depth, float* out, std::ptrdiff_t stride, int rows, int columns,
-          bool set) {
-  Vector sums[TILE_M][kVectors] = {};
-  for (int d = 0; d < depth; ++d, a += TILE_M, b += TILE_N)
-    for (int i = 0; i < TILE_M; ++i)
-      for (int j = 0; j < kVectors; ++j)
-        sums[i][j] += a[i] * *reinterpret_cast<const Vector*>(b + j * kVector);
-  for (int i = 0; i < rows; ++i)
-    for (int j = 0; j < columns; ++j) {
-      const float sum = sums[i][j / kVector][j % kVector];
-      out[i * stride + j] = set ? sum : out[i * stride + j] + sum;
+// `rows` rows of a by tiles: the values of a tile's rows at one depth lie side by side.
+void pack_rows(const float* a, int rows, int k, float* to) {
+  for (int first = 0; first < rows; first += TILE_M, to += static_cast<std::ptrdiff_t>(TILE_M) * k)
+    for (int i = 0; i < TILE_M; ++i) {
+      const float* from = a + static_cast<std::ptrdiff_t>(std::min(first + i, rows - 1)) * k;
+      for (int d = 0; d < k; ++d) to[d * TILE_M + i] = from[d];
     }
+}
+
+// One tile over `depth`. `row` has where each row of a begins, `step` is from one of its values to the next.
+// `rows` x `columns` of the tile exist; `set`: out is written, else added to.
+inline void tile(const float* const (&row)[TILE_M], std::ptrdiff_t step, const float* panel, int depth, float* out,
+                 std::ptrdiff_t stride, int rows, int columns, bool set) {
+  Vector total[TILE_M][kVectors] = {};
+  for (int begin = 0; begin < depth; begin += CHAIN) {
+    const int end = std::min(begin + CHAIN, depth);
+    Vector sum[TILE_M][kVectors] = {};
+#pragma GCC unroll 2
+    for (int d = begin; d < end; ++d) {
+      Vector b[kVectors];
+      for (int j = 0; j < kVectors; ++j) b[j] = load(panel + d * TILE_N + j * kVector);
+#pragma GCC unroll 32
+      for (int i = 0; i < TILE_M; ++i)
+        for (int j = 0; j < kVectors; ++j) sum[i][j] += row[i][d * step] * b[j];
+    }
+    for (int i = 0; i < TILE_M; ++i)
+      for (int j = 0; j < kVectors; ++j) total[i][j] += sum[i][j];
+  }
+  for (int i = 0; i < rows; ++i) {
+    float* to = out + i * stride;
+    if (columns == TILE_N) {
+      for (int j = 0; j < kVectors; ++j)
+        store(to + j * kVector, set ? total[i][j] : load(to + j * kVector) + total[i][j]);
+    } else {
+      float values[TILE_N];
+      std::memcpy(values, total[i], sizeof values);
+      for (int j = 0; j < columns; ++j) to[j] = set ? values[j] : to[j] + values[j];
+    }
+  }
 }
 
 }  // namespace
 
-extern "C" void matmul(const float* a, const float* b, float* out, float* scratch, int m, int n, int k) {
+extern "C" void matmul(const float* a, const float* b, float* out, float* panels, float* packed, int m, int n, int k) {
   const int blocks_m = (m + BLOCK_M - 1) / BLOCK_M, blocks_n = (n + BLOCK_N - 1) / BLOCK_N;
-#pragma omp parallel for schedule(dynamic)
-  for (int block = 0; block < blocks_m * blocks_n; ++block) {
-    const bool m_outer = LOOP_ORDER == LOOP_ORDER_M_OUTER;
-    const int row = (m_outer ? block / blocks_n : block % blocks_m) * BLOCK_M;
-    const int column = (m_outer ? block % blocks_n : block / blocks_m) * BLOCK_N;
-    const int rows = std::min(BLOCK_M, m - row), columns = std::min(BLOCK_N, n - column);
-    float* b_block = scratch + static_cast<std::ptrdiff_t>(omp_get_thread_num()) * BLOCK_K * (BLOCK_M + BLOCK_N);
-    float* a_block = b_block + BLOCK_K * BLOCK_N;
-    for (int first = 0; first < k; first += BLOCK_K) {
-      const int depth = std::min(BLOCK_K, k - first);
-      pack(b + static_cast<std::ptrdiff_t>(first) * n + column, 1, n, columns, depth, TILE_N, b_block);
-      pack(a + static_cast<std::ptrdiff_t>(row) * k + first, k, 1, rows, depth, TILE_M, a_block);
-      for (int j = 0; j < columns; j += TILE_N)
-        for (int i = 0; i < rows; i += TILE_M)
-          tile(a_block + i * depth, b_block + j * depth, depth,
-               out + static_cast<std::ptrdiff_t>(row + i) * n + column + j, n, std::min(TILE_M, rows - i),
-               std::min(TILE_N, columns - j), first == 0);
+  const std::ptrdiff_t panel_size = static_cast<std::ptrdiff_t>(k) * TILE_N;
+#pragma omp parallel
+  {
+#pragma omp for schedule(static)
+    for (int panel = 0; panel < (n + TILE_N - 1) / TILE_N; ++panel)
+      pack_panel(b, panel * TILE_N, n, k, panels + panel * panel_size);
+    // Behind the barrier of the loop above all panels are there.
+    float* own = packed + static_cast<std::ptrdiff_t>(omp_get_thread_num()) * BLOCK_M * k;
+    int packed_row = -1;
+#pragma omp for schedule(dynamic)
+    for (int block = 0; block < blocks_m * blocks_n; ++block) {
+      const int first_row = block / blocks_n * BLOCK_M, first_column = block % blocks_n * BLOCK_N;
+      const int rows = std::min(BLOCK_M, m - first_row), columns = std::min(BLOCK_N, n - first_column);
+      const float* a_rows = a + static_cast<std::ptrdiff_t>(first_row) * k;
+      if (PACK_A && packed_row != first_row) {
+        pack_rows(a_rows, rows, k, own);
+        packed_row = first_row;
+      }
+      for (int begin = 0; begin < k; begin += BLOCK_K)
+        for (int column = first_column; column < first_column + columns; column += TILE_N)
+          for (int i = 0; i < rows; i += TILE_M) {
+            const float* row[TILE_M];
+            for (int r = 0; r < TILE_M; ++r)
+              row[r] = PACK_A ? own + static_cast<std::ptrdiff_t>(i) * k + begin * TILE_M + r
+                              : a_rows + static_cast<std::ptrdiff_t>(std::min(i + r, rows - 1)) * k + begin;
+            tile(row, PACK_A ? TILE_M : 1, panels + column / TILE_N * panel_size + begin * TILE_N,
+                 std::min(BLOCK_K, k - begin), out + static_cast<std::ptrdiff_t>(first_row + i) * n + column, n,
+                 std::min(TILE_M, rows - i), std::min(TILE_N, n - column), begin == 0);
+          }
     }
   }
 }

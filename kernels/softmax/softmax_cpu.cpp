@@ -1,17 +1,16 @@
-// Softmax over rows on the CPU: out = exp(x - max) / sum(exp(x - max)).
+// Softmax over rows on the CPU: out = exp(x - max) / sum(exp(x - max)), as powers of two.
 //
 // Shapes    x, out (rows, columns), contiguous, float32; any sizes >= 1.
-// Tunables  LANES            partial maxima and sums (8, 16, 32, 64): vectors, and several of them at a time
-//           EXP_METHOD       libm: the library's, one at a time; poly: a polynomial that the compiler makes vectors of
+// Tunables  VECTORS          vectors of partial maxima and sums that a row is gone through with
+//           EXP_METHOD       poly5, poly6: a polynomial on whole vectors; libm: the library's, one at a time
 //           RECOMPUTE        exp is computed again for the output, instead of stored and read back
 //           SCHEDULE, CHUNK  how OpenMP hands out rows, and how many at a time
-// Archs     any. Workspace: none.
+// Archs     any: vectors as wide as the machine has them (../attention/simd.h). Workspace: none.
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <limits>
+
+#include "../attention/simd.h"
 
 #if SCHEDULE == SCHEDULE_STATIC
 #define OMP_SCHEDULE static
@@ -21,60 +20,63 @@
 
 namespace {
 
-// x <= 0. Splits e^x into 2^n e^r, |r| <= ln(2) / 2; below e^-87 the result is 0 for a sum of float32.
-inline float exponential(float x) {
-#if EXP_METHOD == EXP_METHOD_LIBM
-  return std::exp(x);
-#else
-  const float bounded = x < -87.0f ? -87.0f : x;
-  const float n = std::nearbyint(bounded * 1.44269504f);
-  const float r = bounded - n * 0.693359375f + n * 2.12194440e-4f;  // ln(2) in two parts: n * the first is exact
-  float p = 1.98412698e-4f;
-  p = p * r + 1.38888889e-3f;
-  p = p * r + 8.33333333e-3f;
-  p = p * r + 4.16666667e-2f;
-  p = p * r + 1.66666667e-1f;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
-  const std::int32_t power = (static_cast<std::int32_t>(n) + 127) << 23;
-  float scale;
-  std::memcpy(&scale, &power, sizeof scale);
-  return x < -87.0f ? 0.0f : p * scale;
-#endif
+constexpr int kLanes = kNativeLanes;
+constexpr int kStep = VECTORS * kLanes;
+constexpr float kLog2E = 1.44269504f;
+using Vector = Vec<kLanes>;
+
+// A few elements at the end of a row, the rest of the vector filled up.
+inline Vector load_some(const float* from, std::ptrdiff_t count, float fill) {
+  float values[kLanes];
+  std::fill(values, values + kLanes, fill);
+  std::memcpy(values, from, count * sizeof(float));
+  return load<kLanes>(values);
+}
+inline void store_some(float* to, Vector value, std::ptrdiff_t count) {
+  float values[kLanes];
+  store<kLanes>(values, value);
+  std::memcpy(to, values, count * sizeof(float));
 }
 
+inline Vector weight(Vector x, Vector maximum) { return exp2_nonpositive<kLanes>((x - maximum) * kLog2E); }
+
 float maximum_of(const float* x, std::ptrdiff_t columns) {
-  float lanes[LANES];
-  std::fill(lanes, lanes + LANES, -std::numeric_limits<float>::infinity());
+  const float lowest = -std::numeric_limits<float>::infinity();
+  Vector found[VECTORS];
+  for (Vector& each : found) each = broadcast<kLanes>(lowest);
   std::ptrdiff_t i = 0;
-  for (; i + LANES <= columns; i += LANES)
-    for (int lane = 0; lane < LANES; ++lane) lanes[lane] = lanes[lane] > x[i + lane] ? lanes[lane] : x[i + lane];
-  float maximum = *std::max_element(lanes, lanes + LANES);
-  for (; i < columns; ++i) maximum = std::max(maximum, x[i]);
-  return maximum;
+  for (; i + kStep <= columns; i += kStep)
+    for (int v = 0; v < VECTORS; ++v) found[v] = maximum(load<kLanes>(x + i + v * kLanes), found[v]);
+  for (; i < columns; i += kLanes)
+    found[0] = maximum(load_some(x + i, std::min<std::ptrdiff_t>(kLanes, columns - i), lowest), found[0]);
+  for (int v = 1; v < VECTORS; ++v) found[0] = maximum(found[v], found[0]);
+  return reduce<kLanes>(found[0], [](auto a, auto b) { return a > b ? a : b; });
 }
 
 void softmax_row(const float* x, float* out, std::ptrdiff_t columns) {
-  const float maximum = maximum_of(x, columns);
-  float lanes[LANES] = {};
+  const Vector highest = broadcast<kLanes>(maximum_of(x, columns));
+  Vector sums[VECTORS] = {};
   std::ptrdiff_t i = 0;
-  for (; i + LANES <= columns; i += LANES) {
-    for (int lane = 0; lane < LANES; ++lane) {
-      const float value = exponential(x[i + lane] - maximum);
-      if (!RECOMPUTE) out[i + lane] = value;
-      lanes[lane] += value;
+  for (; i + kStep <= columns; i += kStep)
+    for (int v = 0; v < VECTORS; ++v) {
+      const Vector value = weight(load<kLanes>(x + i + v * kLanes), highest);
+      if (!RECOMPUTE) store<kLanes>(out + i + v * kLanes, value);
+      sums[v] += value;
     }
+  for (; i < columns; i += kLanes) {
+    const std::ptrdiff_t count = std::min<std::ptrdiff_t>(kLanes, columns - i);
+    const Vector value = weight(load_some(x + i, count, -std::numeric_limits<float>::infinity()), highest);
+    if (!RECOMPUTE) store_some(out + i, value, count);
+    sums[0] += value;
   }
-  double sum = 0.0;
-  for (float lane : lanes) sum += lane;
-  for (; i < columns; ++i) {
-    const float value = exponential(x[i] - maximum);
-    if (!RECOMPUTE) out[i] = value;
-    sum += value;
+  for (int v = 1; v < VECTORS; ++v) sums[0] += sums[v];
+  const Vector scale = broadcast<kLanes>(1.0f / reduce<kLanes>(sums[0], [](auto a, auto b) { return a + b; }));
+  for (i = 0; i + kLanes <= columns; i += kLanes)
+    store<kLanes>(out + i, scale * (RECOMPUTE ? weight(load<kLanes>(x + i), highest) : load<kLanes>(out + i)));
+  if (i < columns) {
+    const Vector last = load_some((RECOMPUTE ? x : out) + i, columns - i, 0.0f);
+    store_some(out + i, scale * (RECOMPUTE ? weight(last, highest) : last), columns - i);
   }
-  const float scale = static_cast<float>(1.0 / sum);
-  for (i = 0; i < columns; ++i) out[i] = scale * (RECOMPUTE ? exponential(x[i] - maximum) : out[i]);
 }
 
 }  // namespace

@@ -93,8 +93,14 @@ class Browser:
         return time.monotonic() - started
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression; AssertionError when it throws."""
-        answer = self._call("Runtime.evaluate", expression=expression, returnByValue=True)
+        """The value of a JavaScript expression; AssertionError when it throws. What it calls is
+        held to the page's content security policy."""
+        answer = self._call(
+            "Runtime.evaluate",
+            expression=expression,
+            returnByValue=True,
+            allowUnsafeEvalBlockedByCSP=False,
+        )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 

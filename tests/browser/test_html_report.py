@@ -81,7 +81,7 @@ def draw_all(browser: chromium.Browser) -> int:
     browser.evaluate(
         "for (const node of charts.keys()) { watcher.unobserve(node); drawChart(node); }"
     )
-    return int(browser.evaluate("document.querySelectorAll('.js-plotly-plot').length"))
+    return int(browser.evaluate("document.querySelectorAll('.chart[data-drawn]').length"))
 
 
 def column(browser: chromium.Browser, number: int) -> Any:
@@ -135,6 +135,43 @@ def test_every_section_draws_in_light_dark_and_on_a_phone(
     hero = browser.evaluate("document.querySelector('.hero').textContent")
     assert "1.400x [1.350, 1.450] against sdpa:flash" in hero
     assert HOSTILE in hero
+
+
+def test_parallel_coordinates_keep_the_lines_through_a_range_and_move_their_axes(
+    browser: chromium.Browser, page: Path
+) -> None:
+    browser.look()
+    browser.open(page)
+    draw_all(browser)
+    kept = "document.querySelector('.parallel canvas').dataset.kept"
+    names = "[...document.querySelectorAll('.axes .name')].map((e) => e.textContent)"
+    assert browser.evaluate(kept) == "3"
+    assert browser.evaluate(names) == ["BLOCK_M", "UNROLL", "MODE", "speedup"]
+    drag(browser, ".axes g:nth-child(4) .reach", 0.0, 0.4)  # the faster two of 0.7, 1.1 and 1.4
+    assert browser.evaluate(kept) == "1"
+    drag(browser, ".axes g:nth-child(4) .reach", 0.5, 0.5)  # a click lets them all in again
+    assert browser.evaluate(kept) == "3"
+    drag(browser, ".axes g:nth-child(1) .name", 0.5, 0.5, right=2000)
+    assert browser.evaluate(names) == ["UNROLL", "MODE", "speedup", "BLOCK_M"]
+    assert browser.errors == []
+    tried = "(() => { try { return new Function('return 1')(); } catch (e) { return e.name; } })()"
+    assert browser.evaluate(tried) == "EvalError"  # no text becomes code; the browser says so
+    browser.errors.clear()
+
+
+def drag(
+    browser: chromium.Browser, selector: str, start: float, end: float, right: int = 0
+) -> None:
+    """The pointer goes down at a share of the element's height, and up at another one."""
+    browser.evaluate(
+        f"(() => {{ const box = document.querySelector({selector!r}).getBoundingClientRect();"
+        "const send = (target, type, share, right) => target.dispatchEvent(new PointerEvent(type,"
+        " { bubbles: true, clientX: box.left + box.width / 2 + right,"
+        " clientY: box.top + share * box.height }));"
+        f"send(document.querySelector({selector!r}), 'pointerdown', {start}, 0);"
+        f"send(window, 'pointermove', {end}, {right}); send(window, 'pointerup', {end}, {right});"
+        "})()"
+    )
 
 
 def test_a_click_on_a_heading_sorts_and_a_second_one_turns_the_order(

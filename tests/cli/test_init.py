@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,14 @@ def test_the_cuda_scaffold_compiles_without_a_gpu(invoke: Invoke) -> None:
     assert done.exit_code == 0, done.stderr
 
 
+def test_the_triton_scaffold_compiles_without_a_gpu(invoke: Invoke) -> None:
+    pytest.importorskip("triton")
+    assert invoke("init", "problem", "--language", "triton").exit_code == 2
+    assert invoke("init", "page", "--language", "triton").exit_code == 0
+    done = invoke("compile", "page/space.yaml", "--device", "h200", "--sample", 2)
+    assert done.exit_code == 0, done.stderr
+
+
 @pytest.mark.parametrize("name", ["1st", "../up", "a b", "", "-x" * 30])
 def test_a_name_that_is_none_is_refused(invoke: Invoke, name: str, tmp_path: Path) -> None:
     assert invoke("init", "--", name).exit_code == 2
@@ -65,10 +74,10 @@ def test_nothing_is_overwritten(invoke: Invoke, tmp_path: Path) -> None:
     assert "exists already" in result.stderr
 
 
-@pytest.mark.parametrize("language", ["cpp", "cuda"])
+@pytest.mark.parametrize("language", ["cpp", "cuda", "triton"])
 def test_the_scaffold_is_valid_python_and_a_valid_space(language: str, tmp_path: Path) -> None:
     made = scaffold("my-kernel", language)
-    assert not any("@" in text for name, text in made.items() if name.endswith((".yaml", ".py")))
+    assert not any(re.search("@[A-Z]+@", text) for text in made.values())
     parse_space(made["space.yaml"], tmp_path / "space.yaml")
     for name, text in made.items():
         if name.endswith(".py"):

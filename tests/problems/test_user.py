@@ -158,6 +158,20 @@ def test_a_file_from_elsewhere_is_run_only_when_somebody_agrees(
     assert len(asked) == 1  # the same content needs no second answer
 
 
+def test_a_copy_of_a_file_that_ships_with_evotune_needs_no_agreement(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a run of a shipped space has one, in a runs folder elsewhere."""
+    shipped = Path(__file__).parents[2] / "kernels" / "softmax" / "problem.py"
+    (folder / "copy.py").write_bytes(shipped.read_bytes())
+    (folder / "here").mkdir()
+    monkeypatch.chdir(folder / "here")
+    create_problem("copy.py:Softmax", "float32", folder)
+    (folder / "copy.py").write_bytes(shipped.read_bytes() + b"\n")
+    with pytest.raises(UsageError, match="lies outside this folder"):
+        create_problem("copy.py:Softmax", "float32", folder)
+
+
 def test_outputs_of_another_shape_are_named(folder: Path) -> None:
     (folder / "problem.py").write_text(GOOD.replace('{"out": 3.0 * x}', '{"out": x[0]}'))
     problem = create_problem("problem.py:Scale", "float32", folder)

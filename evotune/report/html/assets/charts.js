@@ -1,6 +1,6 @@
 // plotly, drawn when a chart comes near the screen, and again when the theme changes.
 
-const charts = new Map(); // element -> function that gives {data, layout}
+const charts = new Map(); // element -> function that gives plotly's {data, layout}, or draws by itself
 
 const watcher = new IntersectionObserver((entries) => {
   for (const entry of entries) {
@@ -20,7 +20,10 @@ function chart(label, height, make) {
 }
 
 function drawChart(node) {
-  const { data, layout } = charts.get(node)();
+  node.dataset.drawn = "true";
+  const made = charts.get(node)(node);
+  if (!made) return;
+  const { data, layout } = made;
   const axis = { gridcolor: colour("line"), linecolor: colour("line"), zerolinecolor: colour("line"), automargin: true };
   const full = {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
@@ -37,7 +40,6 @@ function drawChart(node) {
     }
   }
   Plotly.react(node, data, full, { responsive: true, displayModeBar: false });
-  node.dataset.drawn = "true";
 }
 
 function redrawCharts() {
@@ -46,6 +48,6 @@ function redrawCharts() {
 
 function forgetCharts(under) {
   for (const node of [...charts.keys()]) {
-    if (under.contains(node)) { watcher.unobserve(node); if (node.dataset.drawn) Plotly.purge(node); charts.delete(node); }
+    if (under.contains(node)) { watcher.unobserve(node); if (node.matches(".js-plotly-plot")) Plotly.purge(node); charts.delete(node); }
   }
 }

@@ -1,12 +1,17 @@
 // The charts of one run: each function gives plotly's traces and layout for the colours of now.
 
-const FAST_FROM = 2000; // points from which plotly draws with WebGL
+// No chart of plotly's that draws with WebGL: it compiles programs from text, which the page's policy forbids.
+
+// So points are SVG elements, of which a page takes some thousands; of more, each nth is drawn.
+const MOST_POINTS = 2000;
+const MOST_TICKS = 16;
 const MOST_LINES = 2000; // parallel coordinates of more are slow to draw, and a solid block to read
 
 function progressSection(run, rows) {
   const kind = metric(run);
   const told = rows.filter((row) => row.seen && row.same_code === null).sort((a, b) => a.number - b.number);
   if (!told.length) return null;
+  const nth = Math.ceil(told.length / MOST_POINTS);
   let overTime = false;
   const draw = () => {
     const at = (row) => (overTime ? row.finished_s / 60 : row.number);
@@ -17,11 +22,12 @@ function progressSection(run, rows) {
       if (!last || kind.better(kind.of(row.seen), kind.of(last.seen))) best.push(row);
     }
     const end = points[points.length - 1];
+    const cloud = points.filter((row, at) => at % nth === 0 || row === best[best.length - 1]);
     const x = [...best.map(at), at(end)];
     const steps = (values) => [...values, values[values.length - 1]];
-    const traces = [{ type: points.length > FAST_FROM ? "scattergl" : "scatter", mode: "markers", name: "trials",
-      x: points.map(at), y: points.map((row) => kind.of(row.seen)), marker: { color: colour("cloud"), size: 4, opacity: 0.7 },
-      hoverinfo: "text", text: points.map((row) => `trial ${row.number}: ${figureText(kind.of(row.seen))}`) }];
+    const traces = [{ type: "scatter", mode: "markers", name: "trials",
+      x: cloud.map(at), y: cloud.map((row) => kind.of(row.seen)), marker: { color: colour("cloud"), size: 4, opacity: 0.7 },
+      hoverinfo: "text", text: cloud.map((row) => `trial ${row.number}: ${figureText(kind.of(row.seen))}`) }];
     if (!run.recorded) {
       traces.push(
         { type: "scatter", mode: "lines", x, y: steps(best.map((row) => row.seen[1])), line: { shape: "hv", width: 0 }, hoverinfo: "skip" },
@@ -41,8 +47,9 @@ function progressSection(run, rows) {
       choices.forEach((button) => button.setAttribute("aria-pressed", String(button === event.target)));
       drawChart(node);
     } }, name));
-  return section("Best so far", run.recorded ? "Each point is a trial; the line is the shortest time so far."
-    : "Each point is a valid trial as the search measured it; the line is the best so far with its 95% interval. The dotted line is the baseline.",
+  const drawn = nth > 1 ? `Of ${told.length} valid trials, 1 in ${nth} is drawn as a point. ` : "";
+  return section("Best so far", drawn + (run.recorded ? "Each point is a trial; the line is the shortest time so far."
+    : "Each point is a valid trial as the search measured it; the line is the best so far with its 95% interval. The dotted line is the baseline."),
   el("div", { class: "bar" }, choices), node);
 }
 
@@ -111,29 +118,28 @@ function parameterSections(run, rows) {
   const best = [...valid].sort((a, b) => (kind.better(kind.of(a.seen), kind.of(b.seen)) ? -1 : 1)).slice(0, MOST_LINES);
   const left = valid.length - best.length;
   return [
-    section("Parallel coordinates", "A line is a valid trial. " + (left ? `The best ${best.length} are shown. ` : "") + "Drag along an axis to keep only the lines through that range; drag a name to move its axis.",
-      el("div", { class: "scroll" }, el("div", { style: `min-width:${width}px` }, chart("Parallel coordinates", 420, () => parallel(varied, best, kind))))),
+    section("Parallel coordinates", "A line is a valid trial. " + (left ? `The best ${best.length} are shown. ` : "") + "Drag along an axis to keep only the lines through that range, click it to have all again; drag a name to move its axis.",
+      el("div", { class: "scroll" }, el("div", { style: `min-width:${width}px` }, parallel(varied, best, kind)))),
     section("Effect of each parameter", `The ${kind.title} of all valid trials by value: least, quartiles, most. Other parameters vary along, and the search tries more where it is better: a hint, not a proof.`,
       el("div", { class: "grid" }, varied.map((parameter) => chart("Effect of " + parameter.name, 220, () => effect(parameter, valid, kind))))),
   ];
 }
 
-function parallel(varied, valid, kind) {
-  const values = valid.map((row) => kind.of(row.seen));
-  const sorted = [...values].sort((a, b) => a - b);
-  const dimensions = varied.map((parameter) => {
-    const few = parameter.values.length <= 16;
-    return { label: plain(shortened(parameter.name, 14)), values: valid.map((row) => row.places[parameter.at]),
-      range: [0, parameter.values.length - 1],
-      tickvals: few ? parameter.values.map((_, at) => at) : [0, parameter.values.length - 1],
-      ticktext: few ? parameter.values.map((value) => plain(shortened(value, 14))) : [parameter.values[0], parameter.values[parameter.values.length - 1]].map(plain) };
+function parallel(varied, best, kind) {
+  const shown = [...best].reverse();
+  const values = shown.map((row) => kind.of(row.seen));
+  const [least, most] = [Math.min(...values), Math.max(...values)];
+  const share = (value) => (most > least ? (value - least) / (most - least) : 1);
+  const place = (parameter, at) => at / (parameter.values.length - 1);
+  const axes = varied.map((parameter) => {
+    const last = parameter.values.length - 1;
+    const marked = last < MOST_TICKS ? parameter.values.map((_, at) => at) : [0, last];
+    return { name: shortened(parameter.name, 14), ticks: marked.map((at) => [place(parameter, at), shortened(String(parameter.values[at]), 14)]) };
   });
-  dimensions.push({ label: kind.title, values });
-  return { data: [{ type: "parcoords", dimensions, labelfont: { size: 11, color: colour("ink") }, tickfont: { size: 10, color: colour("ink") },
-    rangefont: { size: 10, color: colour("quiet") },
-    line: { color: values, colorscale: [[0, colour("line")], [0.5, colour("cloud")], [1, colour("accent")]],
-      reversescale: kind.log, cmin: sorted[Math.floor(sorted.length * 0.05)], cmax: sorted[sorted.length - 1] } }],
-  layout: { margin: { l: 60, r: 50, t: 50, b: 24 } } };
+  axes.push({ name: kind.title, ticks: [0, 0.5, 1].map((at) => [at, figureText(least + at * (most - least), 3)]) });
+  const lines = shown.map((row, at) => ({ share: shown.length > 1 ? at / (shown.length - 1) : 1,
+    places: [...varied.map((parameter) => place(parameter, row.places[parameter.at])), share(values[at])] }));
+  return parallelChart("Parallel coordinates", 420, axes, lines);
 }
 
 function quantile(sorted, share) {
@@ -184,7 +190,7 @@ function stateSection(run) {
   return section("Device over the run", "Read right after each trial's last measurement. "
     + (throttled ? `${throttled} of ${minutes.length} readings name a reason for lower clocks (power cap included).` : "No reading names a reason for lower clocks."),
   el("div", { class: "grid" }, figures.map(([name, values]) => chart(name, 180, () => ({
-    data: [{ type: minutes.length > FAST_FROM ? "scattergl" : "scatter", mode: "lines", x: minutes, y: values, line: { color: colour("accent"), width: 1.5 },
+    data: [{ type: "scatter", mode: "lines", x: minutes, y: values, line: { color: colour("accent"), width: 1.5 },
       hoverinfo: "text", text: values.map((value, at) => `${figureText(value)} at ${figureText(minutes[at], 3)} min${run.state.throttled[at] ? ", " + plain(run.state.throttled[at]) : ""}`) }],
     layout: { margin: { l: 44, r: 10, t: 30, b: 30 }, title: { text: plain(name), font: { size: 13 }, x: 0, xanchor: "left" }, xaxis: { title: "minutes" }, yaxis: {} },
   })))));

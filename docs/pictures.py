@@ -1,0 +1,89 @@
+"""Makes the pictures of README from a real run on this machine's CPU.
+
+python docs/pictures.py [--space attention-cpu] [--trials 24] [--at 18]    # needs Chromium
+
+docs/images/live.svg is the very panel that the terminal shows, as it was after trial --at, 80
+columns wide; docs/images/report.png the top of the HTML report of that run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from evotune.cli.progress import LiveProgress  # noqa: E402
+from evotune.cli.standing import Standing  # noqa: E402
+from evotune.engine.observer import Progress  # noqa: E402
+from evotune.engine.session import RunRequest, start_run  # noqa: E402
+from evotune.report.data import RunData  # noqa: E402
+from evotune.report.html import html_page  # noqa: E402
+from evotune.trial import Trial  # noqa: E402
+from tests.browser import chromium  # noqa: E402
+
+IMAGES = Path(__file__).parent / "images"
+_COLUMNS = 80
+_WIDTH, _HEIGHT = 1180, 900
+# A picture asks nobody for a font.
+_FORMAT = re.sub(r"@font-face \{\{.*?\n    \}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+
+
+class Photographer(LiveProgress):
+    """The live view; its picture is taken once, after the trial `at`."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(Standing(), start=lambda: None)
+        self._at = at
+        self.picture = ""
+
+    def told(self, trial: Trial, progress: Progress) -> None:
+        super().told(trial, progress)
+        if progress.told == self._at:
+            console = Console(
+                record=True,
+                file=io.StringIO(),
+                width=_COLUMNS,
+                force_terminal=True,
+                color_system="truecolor",
+            )
+            console.print(self)
+            self.picture = console.export_svg(title="evotune run", code_format=_FORMAT)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--space", default="attention-cpu")
+    parser.add_argument("--trials", type=int, default=24)
+    parser.add_argument("--at", type=int, default=18)
+    options = parser.parse_args()
+    program = chromium.find()
+    if program is None:
+        raise SystemExit(f"needs one of {', '.join(chromium.NAMES)}")
+    observer = Photographer(options.at)
+    with tempfile.TemporaryDirectory() as folder:
+        command = ("evotune", "run", options.space, "--trials", str(options.trials))
+        request = RunRequest(
+            options.space, "cpu", Path(folder) / "runs", options.trials, command=command
+        )
+        run = start_run(request, observer).run
+        page = Path(folder) / "report.html"
+        page.write_text(html_page([RunData.load(run)]), encoding="utf-8")
+        with chromium.Browser(program) as browser:
+            browser.look(width=_WIDTH)
+            browser.open(page)
+            browser.wait("document.querySelectorAll('.chart[data-drawn]').length > 0")
+            browser.screenshot(IMAGES / "report.png", top=0, width=_WIDTH, height=_HEIGHT)
+    (IMAGES / "live.svg").write_text(observer.picture, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
