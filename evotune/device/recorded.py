@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, cast
+from typing import BinaryIO, Final, TypeAlias, cast
 
 from evotune.device.recorded_formats import as_cache
 from evotune.errors import SpaceError, UsageError
@@ -29,6 +29,7 @@ _FAILURE_KINDS = {
     "CompilationFailedConfig": OutcomeKind.COMPILE_ERROR,
     "RuntimeFailedConfig": OutcomeKind.LAUNCH_ERROR,
 }
+_Domains: TypeAlias = list[tuple[str, dict[Value, Value]]]
 # The longest tail of a cut file that the decoder can choke on before the end: `-Infinit`.
 _LONGEST_CUT_TOKEN = 8
 
@@ -76,9 +77,8 @@ def read_recorded_space(path: Path) -> RecordedSpace:
     try:
         header, cache, complete = _parse(text)
         parameters = _parameters(header)
-        configurations = {
-            key: _configuration(key, entry, parameters) for key, entry in cache.items()
-        }
+        domains = _domains(parameters)
+        configurations = {key: _configuration(key, entry, domains) for key, entry in cache.items()}
         times_ms: dict[Configuration, float] = {}
         failures: dict[Configuration, str] = {}
         for key, entry in cache.items():
@@ -201,19 +201,27 @@ def _is_value(value: Json) -> bool:
     return isinstance(value, (bool, int, str))
 
 
-def _configuration(key: str, entry: Json, parameters: tuple[Parameter, ...]) -> Configuration:
+def _domains(parameters: tuple[Parameter, ...]) -> _Domains:
+    """What an entry may say, and the domain's own value for it: recorders write the same number
+    as 1 and as 1.0. Of equal values the first is the domain's own."""
+    return [(p.name, {value: value for value in reversed(p.values)}) for p in parameters]
+
+
+def _configuration(key: str, entry: Json, domains: _Domains) -> Configuration:
     if not isinstance(entry, dict):
         raise SpaceError(f'entry "{key}" is not an object')
-    values: dict[str, Value] = {}
-    for parameter in parameters:
-        value = entry.get(parameter.name)
-        if value is None or not _is_value(value) or value not in parameter:
-            raise SpaceError(
-                f'entry "{key}" has {parameter.name} = {value!r}, which "tune_params" does not list'
-            )
-        # The domain's own value: recorders write the same number as 1 and as 1.0.
-        values[parameter.name] = parameter.values[parameter.index(value)]
-    return Configuration(values)
+    try:
+        return Configuration({name: values[entry[name]] for name, values in domains})
+    except (KeyError, TypeError):  # not there, not listed, or a list itself
+        raise SpaceError(_unlisted(key, entry, domains)) from None
+
+
+def _unlisted(key: str, entry: Mapping[str, Json], domains: _Domains) -> str:
+    for name, values in domains:
+        value = entry.get(name)
+        if value is None or not _is_value(value) or value not in values:
+            return f'entry "{key}" has {name} = {value!r}, which "tune_params" does not list'
+    raise AssertionError("every value is listed")
 
 
 def _time_or_failure(key: str, entry: Mapping[str, Json]) -> float | str:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from evotune.errors import EnvironmentProblem
 from evotune.report.data import RunData
 from evotune.report.escape import csv_text
-from evotune.report.records import leaderboard_records, records
+from evotune.report.records import leaderboard_records, ordered_records
 from evotune.trial import Json
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ _INTEGERS = ("rank", "trial", "duplicate_of")
 
 def run_frame(data: RunData) -> pd.DataFrame:
     """Every trial: the leaderboard first, then the rest by number."""
-    rest = [record for record in records(data) if record["rank"] is None]
-    return _frame(data, [*leaderboard_records(data), *rest])
+    return _frame(data, ordered_records(data))
 
 
 def leaderboard_frame(data: RunData, count: int | None = None) -> pd.DataFrame:
@@ -87,11 +86,10 @@ def _frame(data: RunData, rows: Iterable[Mapping[str, Json]]) -> pd.DataFrame:
     stages = dict.fromkeys(
         f"stage_s.{stage}" for trial in data.trials for stage in trial.outcome.stage_s
     )
-    resources = dict.fromkeys(name for row in flat for name in row if name.startswith("resource."))
+    names = dict.fromkeys(name for row in flat for name in row)
+    resources = [name for name in names if name.startswith("resource.")]
     labels = [*data.cases, *data.held_out_cases]
-    sometimes = {
-        name for row in flat for name in row if name.endswith(_COLD) or name.startswith(_EAGER)
-    }
+    sometimes = {name for name in names if name.endswith(_COLD) or name.startswith(_EAGER)}
     cases = [
         f"{figure}.{label}"
         for case in labels

@@ -68,6 +68,14 @@ def leaderboard_records(data: RunData, count: int | None = None) -> list[dict[st
     return [trial_record(data, evidence[row.number], row.rank) for row in rows]
 
 
+def ordered_records(data: RunData) -> list[dict[str, Json]]:
+    """The records of the leaderboard in its order, then the rest by number."""
+    evidence = weigh(data)
+    ranks = _ranks(rank(data, evidence))
+    order = [*ranks, *(number for number in evidence if number not in ranks)]
+    return [trial_record(data, evidence[number], ranks.get(number)) for number in order]
+
+
 def to_json(value: Json) -> str:
     """JSON text that every reader accepts: numbers that JSON cannot hold become null."""
     return json.dumps(finite(value), indent=2, allow_nan=False) + "\n"
@@ -81,7 +89,7 @@ def to_jsonl(values: Iterable[Json]) -> str:
 
 
 def _ranks(board: Leaderboard) -> dict[int, int]:
-    """Trial number -> rank; duplicates hold none, as their twin's row stands for them."""
+    """Trial number -> rank, in rank order; duplicates hold none: their twin's row is theirs."""
     return {row.number: row.rank for row in board.rows}
 
 
@@ -89,6 +97,9 @@ def trial_record(data: RunData, item: Evidence, place: int | None) -> dict[str, 
     """One trial as the module's docstring says; `place` is its rank, None where it has none."""
     trial, outcome = item.trial, item.outcome
     numbers = figures(outcome, recorded=data.recorded)
+    searched = (
+        numbers if outcome is trial.outcome else figures(trial.outcome, recorded=data.recorded)
+    )
     flags = dict.fromkeys((*trial.outcome.flags, *outcome.flags))
     return {
         "number": trial.number,
@@ -110,7 +121,7 @@ def trial_record(data: RunData, item: Evidence, place: int | None) -> dict[str, 
         "measurements": [measurement.to_json() for measurement in outcome.measurements],
         "checks": [check.to_json() for check in outcome.checks],
         "search_outcome": trial.outcome.kind.value,
-        "search_speedup": figures(trial.outcome, recorded=data.recorded).speedup,
+        "search_speedup": searched.speedup,
         "finished_s": data.finish_times_s.get(trial.number),
         "log": outcome.log,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Container, Mapping
 
 from evotune.store import RunStore
@@ -39,14 +40,9 @@ def deciding(store: RunStore, rows: int, confirmed: Collection[int]) -> tuple[se
     known = leaders(links, store.known(set(links.values())))
     followers = {number for number, leader in known.items() if leader != number}
     verdicts = {known.get(number, number) for number in confirmed}
-    first: list[int] = []
-    more = 0
-    for number in store.fittest():
-        if number in followers or number in verdicts:
-            continue
-        if len(first) <= rows:
-            first.append(number)
-        else:
-            more += 1
+    others = followers | verdicts
+    leading = (number for number in store.fittest() if number not in others)
+    first = list(itertools.islice(leading, rows + 1))
+    more = store.count_ok() - sum(store.known(others).values()) - len(first)
     chosen = {*first, *verdicts} if first else set()
     return chosen | {number for number, leader in known.items() if leader in chosen}, more

@@ -147,9 +147,10 @@ class ExplicitSpace:
     def _gene_matrix(self) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
         """Value indices, one row a gene: comparing along a row is one sweep over memory."""
         genes = np.empty((len(self._parameters), len(self._ranks)), dtype=np.int32)
-        for position, rank in enumerate(self._ranks):
-            for gene, stride in enumerate(self._strides):
-                genes[gene, position], rank = divmod(rank, stride)  # noqa: PLW2901
+        exact = np.int64 if self.size().cartesian < 2**63 else object
+        rest = np.array(self._ranks, dtype=exact)
+        for gene, stride in enumerate(self._strides):
+            genes[gene], rest = rest // stride, rest % stride
         return genes
 
     def _nearest(self, indices: Sequence[int], rng: random.Random) -> int:

@@ -150,10 +150,10 @@ class RunStore:
         query = f"{_TRIAL} WHERE number IN {_CHOSEN} ORDER BY number"
         return [self._trial(*row) for row in self._each(query, (json.dumps(list(numbers)),))]
 
-    def known(self, numbers: Iterable[int]) -> set[int]:
-        """Those of `numbers` that are stored."""
-        query = f"SELECT number FROM outcomes WHERE number IN {_CHOSEN}"
-        return {number for (number,) in self._each(query, (json.dumps(list(numbers)),))}
+    def known(self, numbers: Iterable[int]) -> dict[int, bool]:
+        """Those of `numbers` that are stored, and whether they have a fitness."""
+        query = f"SELECT number, fitness IS NOT NULL FROM outcomes WHERE number IN {_CHOSEN}"
+        return {n: bool(ok) for n, ok in self._each(query, (json.dumps(list(numbers)),))}
 
     def fittest(self) -> Iterator[int]:
         """Numbers of the trials with a fitness, best first; of equals, the first."""
@@ -169,12 +169,10 @@ class RunStore:
 
     def duplicates(self) -> dict[int, int]:
         """Trial -> the one that it is a duplicate of, in proposal order."""
-        return dict(
-            self._read(
-                "SELECT number, duplicate_of FROM outcomes WHERE duplicate_of IS NOT NULL"
-                " ORDER BY number"
-            )
+        rows = self._read(
+            "SELECT number, duplicate_of FROM outcomes WHERE duplicate_of IS NOT NULL"
         )
+        return dict(sorted(rows))
 
     def with_binary(self, binary: str) -> Iterator[Trial]:
         """Trials of that machine code and launch that were measured themselves, in order."""

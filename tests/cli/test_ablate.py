@@ -8,39 +8,28 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from report.runs import make_run, ok, recorded
+from execute.faulty import run_of, space_text
+from report.runs import make_run, recorded
 
 from evotune.cli.main import application
 from evotune.engine.folder import RunFolder, find_run
-from evotune.engine.setup import load_setup, snapshot
-from evotune.execute.protocol import TIMED
 from evotune.report.data import RunData
 from evotune.report.html.findings import ablation
-from evotune.store import RunStore
 
-from .conftest import ROOT, Invoke, _python_path
+from .conftest import Invoke, _python_path
 
 Ablate = Callable[..., Result]
-SPACE = f"""
-name: few-faults
-root: {ROOT / "tests" / "data" / "faulty"}
-problem:
-  name: attention
-  shapes: [{{batch: 1, heads: 2, seq_len: 64, head_dim: 32}}]
-  variants: [{{causal: true}}]
-kernels:
-  faulty:
-    source: kernels/faulty_attention.cpp
-    entry: attention_forward
-    define: [head_dim, causal]
-    arguments: [q, k, v, out, softmax_scale, batch, heads, kv_heads, seq_len_q, seq_len_k]
+SPACE = space_text(
+    "few-faults",
+    """
 parameters:
-  FAULT: {{choices: [none, compile_error, wrong_scale]}}
+  FAULT: {choices: [none, compile_error, wrong_scale]}
   UNUSED: [1, 2, 4, 8]
 constraints:
   - UNUSED != 2
-default: {{FAULT: none, UNUSED: 8}}
-"""
+default: {FAULT: none, UNUSED: 8}
+""",
+)
 CHAMPION = {"FAULT": "none", "UNUSED": 4}
 
 
@@ -50,21 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = tmp_path_factory.mktemp("ablate")
     space = folder / "space.yaml"
     space.write_text(SPACE)
-    setup = load_setup(space, "cpu")
-    made = make_run(
-        folder / "runs",
-        [ok(1.0)],
-        configurations={0: CHAMPION},
-        meta={
-            "space": "few-faults",
-            "device": setup.profile.to_json(),
-            "baselines": {"chosen": {case.label: "sdpa:math" for case in setup.cases[TIMED]}},
-        },
-    )
-    made.sources.mkdir()
-    with RunStore.open_for_writing(made.store) as store:
-        store.set_meta("space_file", snapshot(made, setup, space))
-    return made
+    return run_of(space, folder / "runs", CHAMPION)
 
 
 @pytest.fixture

@@ -9,17 +9,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from report.runs import make_run, ok, recorded
+from execute.faulty import SPACE, run_of
+from report.runs import make_run, recorded
 
 from evotune.cli.main import application
 from evotune.engine.folder import list_runs
-from evotune.engine.setup import load_setup, snapshot
-from evotune.execute.protocol import TIMED
 from evotune.store import RunStore
 
-from .conftest import ROOT, Invoke, _python_path
-
-SPACE = ROOT / "tests" / "data" / "faulty" / "faulty.yaml"
+from .conftest import Invoke, _python_path
 
 Verify = Callable[..., Result]
 
@@ -28,20 +25,7 @@ Verify = Callable[..., Result]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Holds a run of one trial, FAULT=none, as it is once its baselines are known."""
     folder = tmp_path_factory.mktemp("verify")
-    setup = load_setup(SPACE, "cpu")
-    run = make_run(
-        folder / "runs",
-        [ok(1.0)],
-        configurations={0: {"FAULT": "none"}},
-        meta={
-            "space": "faulty",
-            "device": setup.profile.to_json(),
-            "baselines": {"chosen": {case.label: "sdpa:math" for case in setup.cases[TIMED]}},
-        },
-    )
-    run.sources.mkdir()
-    with RunStore.open_for_writing(run.store) as store:
-        store.set_meta("space_file", snapshot(run, setup, SPACE))
+    run_of(SPACE, folder / "runs", {"FAULT": "none"})
     return folder
 
 

@@ -244,9 +244,9 @@ def test_any_changed_byte_is_read_or_refused(position: int, byte: int) -> None:
     damaged = text[:position] + chr(byte) + text[position + 1 :]
     with contextlib.suppress(EvotuneError):  # any other exception fails the test
         header, cache, _ = recorded._parse(damaged)
-        parameters = recorded._parameters(header)
+        domains = recorded._domains(recorded._parameters(header))
         for key, value in cache.items():
-            recorded._configuration(key, value, parameters)
+            recorded._configuration(key, value, domains)
             recorded._time_or_failure(key, value)
 
 

@@ -30,7 +30,9 @@ def forker(tmp_path: Path) -> Iterator[Forker]:
         yield forker
 
 
-def test_killed_at_every_step_that_only_real_kernels_have(forker: Forker, tmp_path: Path) -> None:
+def test_killed_at_every_step_that_only_real_kernels_have(
+    forker: Forker, tmp_path: Path, keep_result: Callable[..., None]
+) -> None:
     runs = ("--runs-dir", tmp_path / "runs")
     command: tuple[object, ...] = ("run", tmp_path / "tiny.yaml", "--trials", 8)
     confirmed = {}
@@ -48,6 +50,7 @@ def test_killed_at_every_step_that_only_real_kernels_have(forker: Forker, tmp_pa
     assert forker.run(*command, *runs) == 0, forker.output()
     assert forker.journaled("stored") == [], "only champions were left to confirm"
     assert [trial.configuration for trial in history(run)] == replayed(run)
+    keep_result(device="cpu", crash_points=len(CPU_CRASH_POINTS), lost=0, orphans=0)
 
 
 def test_killed_forty_times_with_compilers_and_workers_at_work(

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from execute.faulty import space_text
 
 from evotune.engine.folder import create_folder
 from evotune.engine.quarantine import quarantine
@@ -15,23 +16,9 @@ from evotune.trial import QUARANTINED, Configuration, Outcome, OutcomeKind, Tria
 from .runs import evotune
 from .test_cpu_run import ROOT
 
-SPACE = f"""
-name: deadly
-root: {ROOT}/tests/data/faulty
-problem:
-  name: attention
-  shapes: [{{batch: 1, heads: 2, seq_len: 64, head_dim: 32}}]
-  variants: [{{causal: true}}]
-kernels:
-  faulty:
-    source: kernels/faulty_attention.cpp
-    entry: attention_forward
-    define: [head_dim, causal]
-    arguments: [q, k, v, out, softmax_scale, batch, heads, kv_heads, seq_len_q, seq_len_k]
-parameters:
-  FAULT: {{choices: [none, exit]}}
-search: {{strategy: exhaustive}}
-"""
+SPACE = space_text(
+    "deadly", "parameters:\n  FAULT: {choices: [none, exit]}\nsearch: {strategy: exhaustive}\n"
+)
 
 
 def test_nothing_but_json_gets_into_the_script(tmp_path: Path) -> None:

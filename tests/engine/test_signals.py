@@ -5,22 +5,29 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from execute.faulty import descendants, wait_until_gone
+from execute.faulty import descendants, space_text, wait_until_gone
 
 from evotune.engine.folder import list_runs
 from evotune.store import RunStore
 
 from .runs import evotune
-from .test_quarantine import SPACE
 
-_READY_S = 90.0
+_PATIENCE_S = 200.0  # for a busy machine; the compiler and its time-out take far longer
+_COMPILER = """#!/bin/bash
+case "$*" in *faulty_attention*) exec sleep 4321 ;; esac
+exec g++ "$@"
+"""
+_SPACE = space_text(
+    "slow", "parameters:\n  FAULT: {choices: [none]}\ntimeouts: {compile_s: 3600}\n"
+)
 
 
 def _compiling(command: list[str]) -> tuple[subprocess.Popen[str], set[int]]:
-    """A run whose compiler is at work, for many seconds to come; and its children."""
+    """A run whose compiler is at work, for an hour to come; and its children."""
     process = subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
@@ -28,7 +35,7 @@ def _compiling(command: list[str]) -> tuple[subprocess.Popen[str], set[int]]:
         text=True,
         start_new_session=True,
     )
-    deadline = time.monotonic() + _READY_S
+    deadline = time.monotonic() + _PATIENCE_S
     while True:
         below = descendants(process.pid)
         if any(_is_compiler(pid) for pid in below):
@@ -39,20 +46,16 @@ def _compiling(command: list[str]) -> tuple[subprocess.Popen[str], set[int]]:
 
 
 def _is_compiler(pid: int) -> bool:
-    """A real one, not the question for its version."""
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return Path(f"/proc/{pid}/cmdline").read_bytes() == b"sleep\x004321\x00"
     except OSError:
         return False
-    return words[0].endswith(b"cc1plus") and any(b"faulty_attention" in word for word in words)
 
 
-def test_the_first_signal_is_tidy_and_the_second_ends_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EVOTUNE_CACHE_DIR", str(tmp_path / "cache"))
+def _interrupted_twice(tmp_path: Path) -> tuple[float, float]:
+    """Seconds from a first signal to the end, and from a second one to the end."""
     space = tmp_path / "slow.yaml"
-    space.write_text(SPACE.replace("exit", "slow_compile").replace("none", "compile_error"))
+    space.write_text(_SPACE)
     runs = ("--runs-dir", tmp_path / "runs")
     process, below = _compiling(evotune("run", space, *runs))
     process.send_signal(signal.SIGTERM)
@@ -60,19 +63,54 @@ def test_the_first_signal_is_tidy_and_the_second_ends_at_once(
         process.wait(0.3)  # it waits for what is in flight
     sent = time.monotonic()
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert time.monotonic() - sent < 3.0, "a second, on a machine that is not disturbed"
+    _, errors = process.communicate(timeout=_PATIENCE_S)
+    second_s = time.monotonic() - sent
     assert process.returncode == 130
-    assert not wait_until_gone(below)
+    assert not wait_until_gone(below, _PATIENCE_S)
     (run,) = list_runs(tmp_path / "runs")
     assert f"evotune resume {run.id}" in errors
 
     process, below = _compiling(evotune("resume", run.id, *runs))
     sent = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
-    assert time.monotonic() - sent < 10.0
+    process.communicate(timeout=_PATIENCE_S)
+    first_s = time.monotonic() - sent
     assert process.returncode == 130
-    assert not wait_until_gone(below)
+    assert not wait_until_gone(below, _PATIENCE_S)
     with RunStore.open_for_reading(run.store) as store:
         assert store.meta("state") == "interrupted"
+    return first_s, second_s
+
+
+@pytest.fixture
+def slow_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVOTUNE_CACHE_DIR", str(tmp_path / "cache"))
+    compiler = tmp_path / "compiler"
+    compiler.write_text(_COMPILER)
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+
+
+@pytest.mark.usefixtures("slow_compiler")
+def test_the_first_signal_is_tidy_the_second_ends_at_once_and_no_compiler_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    _interrupted_twice(tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("slow_compiler")
+def test_how_soon_signals_end_a_run(tmp_path: Path, keep_result: Callable[..., None]) -> None:
+    times = []
+    for number in range(5):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        times.append(_interrupted_twice(folder))
+    first_s, second_s = (max(column) for column in zip(*times, strict=True))
+    keep_result(
+        signals=len(times),
+        first_to_end_s_longest=round(first_s, 2),
+        second_to_end_s_longest=round(second_s, 2),
+    )
+    assert first_s < 10
+    assert second_s < 1

@@ -5,19 +5,60 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from report.runs import make_run, ok
 
 from evotune.device.launch import Argument, CompileJob, Workspace
 from evotune.device.profile import DeviceProfile
+from evotune.engine.folder import RunFolder
 from evotune.engine.planning import Planner
-from evotune.engine.setup import load_setup
+from evotune.engine.setup import load_setup, snapshot
 from evotune.execute.local import LocalExecutor, open_local_executor
 from evotune.execute.protocol import TIMED, Proposal
-from evotune.trial import Configuration, Outcome
+from evotune.store import RunStore
+from evotune.trial import Configuration, Outcome, Value
 
 ROOT = Path(__file__).parents[2]
 SPACE = ROOT / "tests" / "data" / "faulty" / "faulty.yaml"
+
+
+def space_text(name: str, more: str) -> str:
+    """A space of the faulty kernel; `more` are its parameters and what comes after them."""
+    return f"""
+name: {name}
+root: {SPACE.parent}
+problem:
+  name: attention
+  shapes: [{{batch: 1, heads: 2, seq_len: 64, head_dim: 32}}]
+  variants: [{{causal: true}}]
+kernels:
+  faulty:
+    source: kernels/faulty_attention.cpp
+    entry: attention_forward
+    define: [head_dim, causal]
+    arguments: [q, k, v, out, softmax_scale, batch, heads, kv_heads, seq_len_q, seq_len_k]
+{more}"""
+
+
+def run_of(space: Path, runs_dir: Path, champion: Mapping[str, Value]) -> RunFolder:
+    """A run of one trial as it is after the search, made without running anything."""
+    setup = load_setup(space, "cpu")
+    run = make_run(
+        runs_dir,
+        [ok(1.0)],
+        configurations={0: champion},
+        meta={
+            "space": setup.name,
+            "device": setup.profile.to_json(),
+            "baselines": {"chosen": {case.label: "sdpa:math" for case in setup.cases[TIMED]}},
+        },
+    )
+    run.sources.mkdir()
+    with RunStore.open_for_writing(run.store) as store:
+        store.set_meta("space_file", snapshot(run, setup, space))
+    return run
 
 
 def planner(space: Path = SPACE) -> Planner:

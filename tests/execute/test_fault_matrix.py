@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from evotune.device.launch import Workspace
 from evotune.engine.setup import load_setup
+from evotune.measure.statistics import median_interval
 from evotune.trial import Outcome, OutcomeKind
 
 from .faulty import SPACE, FaultyKernels, descendants, wait_until_gone
@@ -65,36 +65,60 @@ def _run(kernels: FaultyKernels, fault: str) -> Outcome:
     return kernels.run(fault)
 
 
+def _interval(ratios: Sequence[float]) -> dict[str, float]:
+    """The median ratio with its 95% bootstrap interval."""
+    if not ratios:
+        return {"pairs": 0}
+    found = median_interval(ratios)
+    figures = {"median": found.median, "low": found.low, "high": found.high}
+    return {"pairs": len(ratios), **{name: round(value, 4) for name, value in figures.items()}}
+
+
 def test_every_fault_ends_in_its_outcome_again_and_again(
     kernels: FaultyKernels, keep_result: Callable[..., None]
 ) -> None:
+    """The sound trial after a fault is compared with the sound trials before the fault and after
+    it, each of which followed a sound one: drift of the machine is in both alike."""
     faults = {**FAULTS, **MORE_FAULTS}
-    speedups: dict[str, list[float]] = defaultdict(list)
+    kept: list[float] = []  # the trial after the fault found the worker that was there before
+    renewed: list[float] = []
     try:
+        before = _sound(kernels)
         for repeat in range(REPEATS):
             for fault, (kind, reason) in faults.items():
-                clean = kernels.run("none")
+                worker = _worker(kernels)
                 outcome = _run(kernels, fault)
                 assert outcome.kind is kind, (repeat, fault, outcome)
                 assert reason in outcome.reason + outcome.log, (repeat, fault, outcome)
-                after = kernels.run("none")
-                assert after.ok, (repeat, fault, after)
-                assert after.duplicate_of is None
-                ratio = after.measurements[0].speedup / clean.measurements[0].speedup
-                speedups[fault].append(ratio)
-            medians = [statistics.median(ratios) for ratios in speedups.values()]
+                after, later = _sound(kernels), _sound(kernels)
+                same = _worker(kernels) == worker
+                (kept if same else renewed).append(after / math.sqrt(before * later))
+                before = later
             keep_result(
                 device="cpu",
                 kinds=len(faults),
                 repeats=repeat + 1,
                 wrong_outcomes=0,
                 sound_trials_that_failed=0,
-                speedup_after_a_fault_to_before_median=round(statistics.median(medians), 4),
-                speedup_after_a_fault_to_before_by_fault={
-                    fault: round(statistics.median(ratios), 3) for fault, ratios in speedups.items()
-                },
+                speedup_after_a_fault_to_after_a_sound_trial=_interval(kept + renewed),
+                of_those_in_the_same_worker=_interval(kept),
+                of_those_in_a_new_worker=_interval(renewed),
             )
-        children = descendants(kernels.executor._devices[0]._child.pid)  # type: ignore[union-attr]
+        children = descendants(_worker(kernels))
     finally:
         kernels.executor.close()
     assert not wait_until_gone(children)
+
+
+def _sound(kernels: FaultyKernels) -> float:
+    """The speedup of a sound trial."""
+    outcome = kernels.run("none")
+    assert outcome.ok, outcome
+    assert outcome.duplicate_of is None
+    return outcome.measurements[0].speedup
+
+
+def _worker(kernels: FaultyKernels) -> int:
+    """The process that the next trial will run in; 0 when it is to be a new one."""
+    child = kernels.executor._devices[0]._child
+    return child.pid if child is not None else 0
