@@ -99,6 +99,7 @@ def dask(tmp_path: Path) -> Iterator[Dask]:
     made.close()
 
 
+@pytest.mark.soak
 def test_workers_that_die_refuse_or_join_late_change_nothing(
     tmp_path: Path, dask: Dask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
