@@ -1,4 +1,4 @@
-"""A Dask scheduler on this node, workers as SLURM jobs: python slurm.py, then evotune run --cluster.
+"""A Dask scheduler on this node, workers as SLURM jobs: python slurm.py, then evotune run.
 
 Needs `pip install dask-jobqueue evotune[cluster,cuda13]` in an environment that the compute nodes
 see too. Change what your cluster calls its partition, and how long a job may run.
