@@ -132,6 +132,13 @@ gpus_option = click.option(
 )
 
 
+cluster_option = click.option(
+    "--cluster",
+    metavar="tcp://HOST:PORT|local:N",
+    help="Measure on the workers of this Dask scheduler, or on N workers of this machine.",
+)
+
+
 def format_option(names: Sequence[str], default: str) -> Callable[[Function], Function]:
     return click.option(
         "--format",

@@ -11,6 +11,7 @@ import click
 
 from evotune.cli.options import (
     Command,
+    cluster_option,
     device_option,
     gpus_option,
     run_argument,
@@ -61,6 +62,7 @@ _INTERRUPTED = 130
     help="Trials in flight: proposal n sees those before n - N. Fixed for the run.",
 )
 @gpus_option
+@cluster_option
 @click.option(
     "--allow-mixed", is_flag=True, help="Use GPUs of several models together, ranked apart."
 )
@@ -83,6 +85,7 @@ def run(
     racing: bool,
     lookahead: int | None,
     gpus: int | str | None,
+    cluster: str | None,
     allow_mixed: bool,
     device: str,
     runs_dir: Path,
@@ -93,6 +96,7 @@ def run(
     for the device is tuned. The first Ctrl-C ends the run tidily, it can be resumed.
     """
     from evotune.cli.progress import show_progress
+    from evotune.engine.cluster import cluster_request
     from evotune.engine.folder import find_run
     from evotune.engine.session import RunRequest, start_run
     from evotune.engine.setup import GpuRequest
@@ -112,6 +116,7 @@ def run(
         racing=racing,
         lookahead=lookahead,
         gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),
+        cluster=cluster_request(cluster, device, gpus, allow_mixed=allow_mixed),
         command=("evotune", *sys.argv[1:]),
     )
     with show_progress(terminal) as observer:
@@ -130,6 +135,7 @@ def run(
     "--allow-mixed", is_flag=True, help="Go on even on another device, or another driver."
 )
 @gpus_option
+@cluster_option
 @runs_dir_option
 @pass_terminal
 def resume(
@@ -140,6 +146,7 @@ def resume(
     minutes: float | None,
     allow_mixed: bool,
     gpus: int | str | None,
+    cluster: str | None,
     runs_dir: Path,
 ) -> int:
     """Go on with an interrupted run, or with a finished one.
@@ -147,6 +154,7 @@ def resume(
     A finished run needs more budget: new totals of trials or minutes.
     """
     from evotune.cli.progress import show_progress
+    from evotune.engine.cluster import cluster_request
     from evotune.engine.folder import find_run
     from evotune.engine.session import resume_run
     from evotune.engine.setup import GpuRequest
@@ -161,6 +169,7 @@ def resume(
             minutes=minutes,
             allow_mixed=allow_mixed,
             gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),
+            cluster=cluster_request(cluster, "auto", gpus, allow_mixed=allow_mixed),
         )
     return _conclude(terminal, result, runs_dir)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from evotune.device.cuda.lock import measuring_alone
 from evotune.engine import environment
+from evotune.engine.cluster import Cluster, ClusterRequest, connected
 from evotune.engine.folder import RunFolder, create_folder, write_durably
 from evotune.engine.observer import Observer
 from evotune.engine.setup import GpuRequest, Setup, load_run_setup, load_setup, snapshot
@@ -44,6 +45,7 @@ class RunRequest:
     warm_start: RunFolder | None = None
     lookahead: int | None = None
     gpus: GpuRequest | None = None
+    cluster: ClusterRequest | None = None
     command: tuple[str, ...] = ()
 
 
@@ -59,7 +61,14 @@ class RunResult:
 def start_run(request: RunRequest, observer: Observer) -> RunResult:
     """A new run, to its end. Everything that can be refused is refused before it has a folder."""
     path = flagship(request.device) if request.space is None else find_space(request.space)
-    setup = load_setup(path, request.device, gpus=request.gpus)
+    with connected(request.cluster) as cluster:
+        return _start_on(cluster, request, observer, path)
+
+
+def _start_on(
+    cluster: Cluster | None, request: RunRequest, observer: Observer, path: Path
+) -> RunResult:
+    setup = load_setup(path, request.device, gpus=request.gpus, elsewhere=cluster)
     settings = _settings(setup, request)
     if settings["speedup"] is not None and setup.planner is None:
         raise UsageError("a recorded space has no baseline, so no speedup to reach")
@@ -71,13 +80,20 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
     create_strategy(settings["strategy"], setup.space, search_settings(settings))
     setup.space.size()  # refuses a space without a valid configuration
     described = environment.describe(setup.profile, request.command, setup.languages)
-    with measuring_alone(setup.devices):
+    with measuring_alone(() if cluster else setup.devices):
         return _start(
-            request, observer, path=path, setup=setup, settings=settings, described=described
+            cluster,
+            request,
+            observer,
+            path=path,
+            setup=setup,
+            settings=settings,
+            described=described,
         )
 
 
 def _start(
+    cluster: Cluster | None,
     request: RunRequest,
     observer: Observer,
     *,
@@ -104,8 +120,10 @@ def _start(
     }
     with run.locked(), RunStore.create(run.store, facts) as store:
         # From here on the run lives on its own copies of the sources.
-        own = load_setup(run.sources / space_file, request.device, run, gpus=request.gpus)
-        return _finish(RunWork(run, store, own, observer))
+        own = load_setup(
+            run.sources / space_file, request.device, run, gpus=request.gpus, elsewhere=cluster
+        )
+        return _finish(RunWork(run, store, own, observer, cluster))
 
 
 def resume_run(
@@ -116,10 +134,15 @@ def resume_run(
     minutes: float | None = None,
     allow_mixed: bool = False,
     gpus: GpuRequest | None = None,
+    cluster: ClusterRequest | None = None,
 ) -> RunResult:
     """Goes on with a run, on as many GPUs as are asked for now; `trials` and `minutes` are new
     totals."""
-    with run.locked(), RunStore.open_for_writing(run.store) as store:
+    with (
+        run.locked(),
+        RunStore.open_for_writing(run.store) as store,
+        connected(cluster) as elsewhere,
+    ):
         settings = dict(store.meta("settings", {}))
         done = store.count()
         if trials is not None and trials < done:
@@ -129,7 +152,7 @@ def resume_run(
                 settings[name] = value
         if done >= settings["trials"]:
             observer.phase(f"all {done} trials are done; --trials asks for more")
-        setup = load_run_setup(run, store, gpus)
+        setup = load_run_setup(run, store, gpus, elsewhere)
         changes = []
         if not allow_mixed:
             now = environment.describe(setup.profile, (), setup.languages)
@@ -139,10 +162,10 @@ def resume_run(
                 f"run {run.id} was made elsewhere ({'; '.join(changes)}): times would not compare; "
                 "use --allow-mixed to go on all the same"
             )
-        with measuring_alone(setup.devices):
+        with measuring_alone(() if elsewhere else setup.devices):
             store.set_meta("settings", settings)
             store.set_meta("state", "running")
-            return _finish(RunWork(run, store, setup, observer))
+            return _finish(RunWork(run, store, setup, observer, elsewhere))
 
 
 def _settings(setup: Setup, request: RunRequest) -> dict[str, Json]:

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from evotune.device import cpu
 from evotune.device.cuda import compiler
@@ -63,6 +64,15 @@ class Setup:
         return tuple(sorted({kernel.language for kernel in kernels}))
 
 
+class Elsewhere(Protocol):
+    """Devices of other machines."""
+
+    allow_mixed: bool
+
+    def devices(self, backend: str) -> list[DeviceProfile]:
+        """EnvironmentProblem when there is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class GpuRequest:
     """`count` None: all there are."""
@@ -83,14 +93,16 @@ def load_setup(
     *,
     compile_only: bool = False,
     gpus: GpuRequest | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> Setup:
     """Reads and binds a space file or a recording, for a device, or for several GPUs.
 
-    With `compile_only` a GPU's name (`l4`) is enough; else the device must be here.
+    With `compile_only` a GPU's name (`l4`) is enough; else the device must be here, or
+    `elsewhere`.
     """
     root = run.sources if run is not None else None
     wants_device = device not in ("auto", "recorded") and run is None
-    wants_device = wants_device or gpus is not None
+    wants_device = wants_device or gpus is not None or elsewhere is not None
     if is_recording(path):
         _refuse_device(path, wants_device)
         return _recorded_setup(path.name.partition(".")[0], read_recorded_space(path), None)
@@ -110,7 +122,10 @@ def load_setup(
     if backend_of(device) not in (None, backend):
         raise UsageError(f"{path} holds {backend} kernels; they cannot run on --device {device}")
     _refuse_options(document)
-    if gpus is None:
+    if elsewhere is not None:
+        devices = elsewhere.devices(backend)
+        profile = work_together(devices, allow_mixed=elsewhere.allow_mixed)
+    elif gpus is None:
         profile = open_profile(device, backend, compile_only=compile_only)
         devices = [profile]
     elif backend != "cuda":
@@ -134,14 +149,22 @@ def load_setup(
     )
 
 
-def load_run_setup(run: RunFolder, store: RunStore, gpus: GpuRequest | None = None) -> Setup:
+def load_run_setup(
+    run: RunFolder,
+    store: RunStore,
+    gpus: GpuRequest | None = None,
+    elsewhere: Elsewhere | None = None,
+) -> Setup:
     """A run's own copy of its space, for the device it was made on (or one of that model), or
     for several GPUs."""
     recorded = DeviceProfile.from_json(store.meta("device"))
     device = {"cpu": "cpu", "recorded": "auto"}.get(recorded.backend)
     if device is None:
-        device = "auto" if gpus is not None else same_gpu(recorded)
-    return load_setup(run.sources / str(store.meta("space_file")), device, run, gpus=gpus)
+        here = gpus is None and elsewhere is None
+        device = same_gpu(recorded) if here else "auto"
+    return load_setup(
+        run.sources / str(store.meta("space_file")), device, run, gpus=gpus, elsewhere=elsewhere
+    )
 
 
 def _refuse_options(document: SpaceDocument) -> None:

@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evotune.engine import champions
 from evotune.engine.calibration import agreement, calibrate
@@ -22,7 +23,14 @@ from evotune.execute.build_cache import default_cache_dir
 from evotune.execute.in_flight import speaks_for_its_code
 from evotune.execute.inline import InlineExecutor
 from evotune.execute.local import LocalExecutor, open_local_executor
-from evotune.execute.protocol import HELD_OUT, TIMED, BaselineTiming, Executor, Proposal
+from evotune.execute.protocol import (
+    HELD_OUT,
+    TIMED,
+    BaselineReport,
+    BaselineTiming,
+    Executor,
+    Proposal,
+)
 from evotune.execute.twins import Twin, Twins
 from evotune.objectives import SINGLE
 from evotune.problems import Case
@@ -31,6 +39,9 @@ from evotune.search.strategy import SearchSettings
 from evotune.space.document import SpaceDocument
 from evotune.store import RunStore
 from evotune.trial import Configuration, Json, Trial
+
+if TYPE_CHECKING:
+    from evotune.engine.cluster import Cluster
 
 
 def search_settings(settings: Json) -> SearchSettings:
@@ -45,8 +56,14 @@ def search_settings(settings: Json) -> SearchSettings:
     )
 
 
-def open_kernel_executor(setup: Setup, folder: Path, twins: Twins | None = None) -> LocalExecutor:
-    """For a space of kernels; its children write their logs under `folder`."""
+def open_kernel_executor(
+    setup: Setup,
+    folder: Path,
+    twins: Twins | None = None,
+    cores: Sequence[Sequence[int]] = (),
+) -> LocalExecutor:
+    """For a space of kernels; its children write their logs under `folder`. `cores` binds the
+    worker of each device to its own CPU cores."""
     document = setup.document
     assert document is not None
     assert document.problem is not None
@@ -60,6 +77,7 @@ def open_kernel_executor(setup: Setup, folder: Path, twins: Twins | None = None)
         deterministic=document.deterministic,
         compile_timeout_s=document.timeouts.compile_s,
         trial_timeout_s=document.timeouts.trial_s,
+        cores=cores,
         twins=twins,
     )
 
@@ -67,10 +85,18 @@ def open_kernel_executor(setup: Setup, folder: Path, twins: Twins | None = None)
 class RunWork:
     """Searches, then confirms; leaves the run's state in the store whatever happens."""
 
-    def __init__(self, run: RunFolder, store: RunStore, setup: Setup, observer: Observer) -> None:
+    def __init__(
+        self,
+        run: RunFolder,
+        store: RunStore,
+        setup: Setup,
+        observer: Observer,
+        cluster: Cluster | None = None,
+    ) -> None:
         self.run = run
         self.store = store
         self._setup = setup
+        self._cluster = cluster
         self._observer = observer
         self._signals = StopSignal()
 
@@ -105,13 +131,17 @@ class RunWork:
         document, planner = setup.document, setup.planner
         assert document is not None
         assert planner is not None
+        if self._cluster is not None:
+            return self._open_cluster(self._cluster, document), planner.proposal
         executor = open_kernel_executor(setup, self.run.logs, Twins(self._stored_twin))
         try:
             executor.fixed_sampling = not self.store.meta("settings").get("racing", True)
             elsewhere = setup.devices[0].name != self.store.meta("device")["name"]
             executor.name_devices |= elsewhere
             executor.open_devices()
-            executor.baselines = self._baselines(document, executor)
+            executor.baselines = self._baselines(
+                document, lambda: executor.time_baselines(self._measured_cases())
+            )
             if len(setup.devices) > 1 or self.store.meta("devices"):
                 self._calibrate(executor, planner)
         except BaseException:
@@ -126,6 +156,9 @@ class RunWork:
         reference = planner.proposal(0, self._setup.space.default())
         cases = self._setup.cases[TIMED]
         found = calibrate(executor, reference, cases)
+        self._keep_calibration(found)
+
+    def _keep_calibration(self, found: Sequence[Mapping[str, Json]]) -> None:
         known = {entry["id"]: entry for entry in self.store.meta("devices", [])}
         known |= {entry["id"]: entry for entry in found}
         self.store.set_meta("devices", list(known.values()))
@@ -142,16 +175,35 @@ class RunWork:
                     return trial.number, trial.outcome
         return None
 
-    def _baselines(self, document: SpaceDocument, executor: LocalExecutor) -> dict[str, str]:
+    def _open_cluster(self, cluster: Cluster, document: SpaceDocument) -> Executor:
+        self._observer.phase(f"opening {len(self._setup.devices)} worker(s) of the cluster")
+        executor, calibrated = cluster.executor(
+            self.run,
+            self._setup,
+            str(self.store.meta("space_file")),
+            fixed_sampling=not self.store.meta("settings").get("racing", True),
+            twins=Twins(self._stored_twin),
+            choose=lambda time_baselines: self._baselines(document, time_baselines),
+        )
+        self._keep_calibration(calibrated)
+        return executor
+
+    def _measured_cases(self) -> list[Case]:
+        return [*self._setup.cases[TIMED], *self._setup.cases[HELD_OUT]]
+
+    def _baselines(
+        self, document: SpaceDocument, time_baselines: Callable[[], BaselineReport]
+    ) -> dict[str, str]:
         """The baseline of every measured case: chosen once in a run, by time, and kept."""
         stored = self.store.meta("baselines")
         if stored is not None:
             self._observer.phase(_in_words(stored["chosen"]))
             return dict(stored["chosen"])
         self._observer.phase("timing the baselines")
-        cases = [*self._setup.cases[TIMED], *self._setup.cases[HELD_OUT]]
-        found = executor.time_baselines(cases)
-        chosen = {case.label: _choose(document, case, found.timings) for case in cases}
+        found = time_baselines()
+        chosen = {
+            case.label: _choose(document, case, found.timings) for case in self._measured_cases()
+        }
         record = {
             "timings": [timing.to_json() for timing in found.timings],
             "chosen": chosen,

@@ -1,0 +1,197 @@
+"""A run on a Dask cluster, as its coordinator sees it: the connection, the devices, the payload."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import evotune
+from evotune.device.profile import DeviceProfile
+from evotune.engine import cluster_worker
+from evotune.engine.folder import RunFolder
+from evotune.engine.setup import Setup
+from evotune.errors import EnvironmentProblem, UsageError
+from evotune.execute.cluster import ClusterExecutor, Task, ask_each
+from evotune.execute.protocol import BaselineReport, BaselineTiming
+from evotune.execute.twins import Twins
+from evotune.trial import Json
+
+_CONNECT_S = 15
+_WORKER_S = 60
+_ADDRESS = re.compile(r"(?:tcp|tls|ws|wss)://\S+:[0-9]+")
+_LOCAL = re.compile(r"local:([1-9][0-9]{0,2})")
+_BESIDE_COMPILERS = 4  # trials in flight on a worker beyond one for each compile process
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRequest:
+    """`address`: tcp://host:port of a scheduler, or local:N."""
+
+    address: str
+    allow_mixed: bool = False
+
+
+class Cluster:
+    """Connected, with at least one worker."""
+
+    def __init__(self, client: Any, *, allow_mixed: bool) -> None:
+        self._client = client
+        self.allow_mixed = allow_mixed
+
+    def devices(self, backend: str) -> list[DeviceProfile]:
+        """One for each worker that has one now. EnvironmentProblem when none has."""
+        payload = {"backend": backend, "evotune": evotune.__version__}
+        answers = ask_each(self._client, cluster_worker.describe, payload)
+        found = [answer["profile"] for answer in answers.values() if "profile" in answer]
+        if not found:
+            problems = [answer["problem"] for answer in answers.values()]
+            raise EnvironmentProblem(
+                f"none of the cluster's {len(answers)} worker(s) can measure: {problems[0]}"
+            )
+        return [DeviceProfile.from_json(profile) for profile in found]
+
+    def executor(
+        self,
+        run: RunFolder,
+        setup: Setup,
+        space_file: str,
+        *,
+        fixed_sampling: bool,
+        twins: Twins,
+        choose: Callable[[Callable[[], BaselineReport]], Mapping[str, str]],
+    ) -> tuple[ClusterExecutor, list[dict[str, Json]]]:
+        """The executor, and the calibration of every worker that is there now. `choose` names the
+        baseline of each case; it may ask for the baselines to be timed."""
+        payload: dict[str, Json] = {
+            "session": uuid.uuid4().hex,
+            "files": cluster_worker.pack(run),
+            "space_file": space_file,
+            "backend": setup.profile.backend,
+            "device": {"name": setup.profile.name, "arch": setup.profile.arch},
+            "allow_mixed": self.allow_mixed,
+            "fixed_sampling": fixed_sampling,
+            "baselines": {},
+        }
+        payload["baselines"] = dict(choose(lambda: self._time_baselines(payload)))
+        answers = ask_each(self._client, cluster_worker.calibrate_here, payload)
+        _refuse_if_all_refuse(answers)
+        devices = [entry for a in answers.values() for entry in a.get("devices", ())]
+        executor = ClusterExecutor(self._client, cluster_worker.run_trial, payload, twins=twins)
+        return executor, devices
+
+    def _time_baselines(self, payload: Mapping[str, Json]) -> BaselineReport:
+        """On the first worker that can."""
+        answers: dict[str, Mapping[str, Json]] = {}
+        for address in self._client.scheduler_info(n_workers=-1)["workers"]:
+            answer = _ask_one(self._client, cluster_worker.time_baselines, payload, address)
+            if "timings" in answer:
+                timings = tuple(map(BaselineTiming.from_json, answer["timings"]))
+                return BaselineReport(timings, answer["copy_gbps"])
+            answers[address] = answer
+        _refuse_if_all_refuse(answers)
+        raise EnvironmentProblem("the cluster's workers have gone; start some, then try again")
+
+
+def _ask_one(client: Any, task: Task, payload: Mapping[str, Json], worker: str) -> Any:
+    return client.submit(task, payload, workers=[worker], pure=False).result()
+
+
+def _refuse_if_all_refuse(answers: Mapping[str, Mapping[str, Json]]) -> None:
+    reasons = [answer["refused"] for answer in answers.values() if "refused" in answer]
+    if reasons and len(reasons) == len(answers):
+        raise EnvironmentProblem(f"no worker of the cluster can work for this run: {reasons[0]}")
+
+
+def cluster_request(
+    address: str | None, device: str, gpus: object, *, allow_mixed: bool
+) -> ClusterRequest | None:
+    """Of what the user asked for; UsageError for what is no address, or does not go with it."""
+    if address is None:
+        return None
+    if not (_ADDRESS.fullmatch(address) or _LOCAL.fullmatch(address)):
+        raise UsageError(
+            f"--cluster {address}: expected tcp://HOST:PORT of a Dask scheduler, or local:N"
+        )
+    if gpus is not None or device != "auto":
+        raise UsageError("a cluster's workers have the devices: leave --device and --gpus out")
+    return ClusterRequest(address, allow_mixed)
+
+
+@contextlib.contextmanager
+def connected(request: ClusterRequest | None) -> Iterator[Cluster | None]:
+    """EnvironmentProblem when Dask is missing, no scheduler answers, or no worker joins it."""
+    if request is None:
+        yield None
+        return
+    try:
+        distributed: Any = importlib.import_module("distributed")
+        # Workers that come and go are no errors; what matters is said in evotune's words.
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "--cluster needs Dask's distributed; fix: pip install 'evotune[cluster]'"
+        ) from error
+    with contextlib.ExitStack() as stack:
+        local = _LOCAL.fullmatch(request.address)
+        address: Any = request.address
+        if local:
+            address = stack.enter_context(_local_cluster(distributed, int(local[1])))
+        try:
+            client = stack.enter_context(
+                distributed.Client(address, timeout=_CONNECT_S, set_as_default=False)
+            )
+        except (OSError, TimeoutError) as error:
+            raise EnvironmentProblem(
+                f"no Dask scheduler answers at {request.address} (within {_CONNECT_S} s); fix: "
+                "start one (`dask scheduler`), or check the address"
+            ) from error
+        try:
+            client.wait_for_workers(1, timeout=_WORKER_S)
+        except TimeoutError as error:
+            raise EnvironmentProblem(
+                f"no worker joined {request.address} within {_WORKER_S} s; fix: start some "
+                "(`dask worker`)"
+            ) from error
+        yield Cluster(client, allow_mixed=request.allow_mixed)
+
+
+def _local_cluster(distributed: Any, count: int) -> Any:
+    """Workers on this machine, each with its share of the cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    shares = [cores[index::count] for index in range(count)]
+    if not all(shares):
+        raise UsageError(f"--cluster local:{count}: this machine has {len(cores)} cores")
+    options = {"memory_limit": 0, "dashboard": False, "host": "127.0.0.1"}
+    options["silence_logs"] = logging.ERROR
+    return distributed.SpecCluster(
+        scheduler={
+            "cls": distributed.Scheduler,
+            "options": {"dashboard": False, "host": "127.0.0.1", "port": 0},
+        },
+        workers={
+            index: {
+                "cls": distributed.Nanny,
+                "options": {
+                    **options,
+                    "nthreads": len(share) + _BESIDE_COMPILERS,
+                    "env": _environment(share),
+                },
+            }
+            for index, share in enumerate(shares)
+        },
+        silence_logs=logging.ERROR,
+    )
+
+
+def _environment(share: Sequence[int]) -> dict[str, str]:
+    return {
+        cluster_worker.CORES_VARIABLE: ",".join(map(str, share)),
+        "OMP_NUM_THREADS": str(len(share)),
+    }

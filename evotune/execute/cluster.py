@@ -1,0 +1,228 @@
+"""The executor of a Dask cluster: Dask places trials and restarts workers, the rest stays ours.
+
+A worker that dies, comes late or comes back changes nothing but the time: its trials are asked
+again, on whichever worker, and of each trial one outcome is taken. What a candidate does ends its
+device child on the worker, as everywhere; it never ends the worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import queue
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
+from typing import Any
+
+from evotune.errors import EnvironmentProblem
+from evotune.execute.in_flight import speaks_for_its_code
+from evotune.execute.protocol import Proposal
+from evotune.execute.twins import Twins
+from evotune.trial import Json, Outcome, OutcomeKind
+
+_MOST_LOSSES = 3
+"""So many times Dask may say that workers died of a trial; it says so after several of them."""
+_FETCH_S = 5.0
+_SCHEDULER_GONE_S = 30.0
+_WORKERS_GONE_S = 60.0  # with none left but those that refused
+
+Task = Callable[[Mapping[str, Json]], Mapping[str, Json]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Sent:
+    """A trial that Dask has; `workers` are those that may take it, None: all."""
+
+    future: Any
+    proposal: Proposal
+    losses: int
+    workers: Sequence[str] | None
+
+
+class ClusterExecutor:
+    """See `evotune.execute.protocol.Executor`.
+
+    `task` runs on a worker: it gets `payload` and what differs from trial to trial, and answers
+    with an `outcome`, or with why this worker cannot work for the run (`refused`, `worker`).
+    `twins`: as for the local executor.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        task: Task,
+        payload: Mapping[str, Json],
+        *,
+        twins: Twins,
+    ) -> None:
+        self._client = client
+        self._task = task
+        self._payload = payload
+        self._twins = twins
+        self._contender = float("-inf")
+        self._refused: dict[str, str] = {}
+        self._running: dict[str, _Sent] = {}  # by the future's key
+        self._stranded: list[tuple[Proposal, int]] = []
+        self._looked_s = self._usable_s = time.monotonic()
+        self._finished: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._done: list[tuple[int, Outcome]] = []
+        self._reached_s = time.monotonic()
+
+    def submit(self, proposal: Proposal) -> None:
+        if proposal.rejection:
+            outcome = Outcome(OutcomeKind.REJECTED, reason=proposal.rejection)
+            self._done.append((proposal.number, outcome))
+            return
+        self._send(proposal, losses=0)
+
+    def set_contender(self, fitness: float) -> None:
+        self._contender = fitness
+
+    def poll(self, timeout_s: float) -> list[tuple[int, Outcome]]:
+        """EnvironmentProblem when the scheduler is gone, or no worker can work for the run."""
+        deadline = time.monotonic() + timeout_s
+        while not self._done and (left_s := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                self._take(self._finished.get(timeout=min(0.2, left_s)))
+            self._check_scheduler()
+            self._check_workers()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._take(self._finished.get_nowait())
+        done, self._done = self._done, []
+        return done
+
+    def drop(self) -> None:
+        futures = [sent.future for sent in self._running.values()]
+        self._running.clear()
+        self._stranded.clear()
+        self._done.clear()
+        if futures and self._client.status == "running":
+            self._client.cancel(futures, force=True)
+
+    def close(self) -> None:
+        self.drop()
+
+    def _send(self, proposal: Proposal, losses: int) -> None:
+        workers = self._usable() if self._refused else None
+        if workers is not None and not workers:
+            self._stranded.append((proposal, losses))
+            return
+        key = f"evotune-{proposal.number}-{uuid.uuid4().hex}"
+        future = self._client.submit(
+            self._task,
+            {
+                **self._payload,
+                "number": proposal.number,
+                "configuration": proposal.configuration.to_json(),
+                "confirm": proposal.confirm,
+                "contender": self._contender,
+            },
+            key=key,
+            pure=False,
+            workers=workers,
+        )
+        self._running[key] = _Sent(future, proposal, losses, workers)
+        future.add_done_callback(lambda done: self._finished.put(done.key))
+
+    def _take(self, key: str) -> None:
+        if key not in self._running:
+            return  # dropped
+        sent = self._running.pop(key)
+        future, proposal, losses = sent.future, sent.proposal, sent.losses
+        if future.status == "finished":
+            try:
+                answer = future.result(timeout=_FETCH_S)
+            except (TimeoutError, CancelledError):
+                # The worker died with the answer; Dask would wait for it to be made again.
+                self._client.cancel([future], force=True)
+                self._send(proposal, losses)
+                return
+            if "refused" in answer:
+                self._refused[answer["worker"]] = answer["refused"]
+                self._send(proposal, losses)
+            else:
+                self._finish(proposal, Outcome.from_json(answer["outcome"]))
+        elif future.status == "error":
+            self._failed(proposal, losses, future.exception())
+        elif self._client.status == "running":  # lost with whatever held it
+            self._send(proposal, losses)
+        else:
+            self._running[key] = sent
+
+    def _failed(self, proposal: Proposal, losses: int, error: BaseException) -> None:
+        if type(error).__name__ != "KilledWorker":
+            words = " ".join(f"{type(error).__name__}: {error}".split())
+            raise EnvironmentProblem(
+                f"a worker of the cluster cannot run trials ({words}); fix: install the same "
+                "evotune there"
+            )
+        if losses < _MOST_LOSSES:
+            self._send(proposal, losses + 1)
+        else:
+            reason = f"{losses + 1} times, several workers of the cluster died while they had it"
+            self._finish(proposal, Outcome(OutcomeKind.WORKER_LOST, reason=reason))
+
+    def _finish(self, proposal: Proposal, outcome: Outcome) -> None:
+        if not proposal.confirm and outcome.binary and outcome.duplicate_of is None:
+            twin = self._twins.find(outcome.binary)
+            if twin is not None:  # another worker measured it; one outcome stands for the code
+                outcome = dataclasses.replace(twin[1], duplicate_of=twin[0], stage_s={})
+            elif speaks_for_its_code(outcome):
+                self._twins.remember(proposal.number, outcome)
+        self._done.append((proposal.number, outcome))
+
+    def _usable(self) -> list[str]:
+        """Workers that are there and did not refuse."""
+        return [address for address in workers_of(self._client) if address not in self._refused]
+
+    def _check_workers(self) -> None:
+        """Trials that may go to certain workers only, once some refused: these may have died."""
+        now = time.monotonic()
+        if not self._refused or now - self._looked_s < 1.0 or self._client.status != "running":
+            return
+        self._looked_s = now
+        usable = set(self._usable())
+        if usable:
+            self._usable_s = now
+        elif now - self._usable_s > _WORKERS_GONE_S:
+            reason = next(iter(self._refused.values()))
+            raise EnvironmentProblem(f"no worker of the cluster can work for this run: {reason}")
+        for key, sent in list(self._running.items()):
+            if sent.workers is not None and not usable.intersection(sent.workers):
+                del self._running[key]
+                self._client.cancel([sent.future], force=True)
+                self._stranded.append((sent.proposal, sent.losses))
+        if usable:
+            stranded, self._stranded = self._stranded, []
+            for proposal, losses in stranded:
+                self._send(proposal, losses)
+
+    def _check_scheduler(self) -> None:
+        now = time.monotonic()
+        if self._client.status == "running":
+            self._reached_s = now
+        elif now - self._reached_s > _SCHEDULER_GONE_S or self._client.status == "closed":
+            raise EnvironmentProblem(
+                "the cluster's scheduler is gone; start it again, then resume the run"
+            )
+
+
+def ask_each(client: Any, task: Task, payload: Mapping[str, Json]) -> dict[str, Mapping[str, Json]]:
+    """The task's answer from every worker that is there now, by address; EnvironmentProblem when
+    a worker cannot even import it."""
+    answers: dict[str, Any] = client.run(task, dict(payload), on_error="return")
+    for answer in answers.values():
+        if isinstance(answer, BaseException):
+            words = " ".join(f"{type(answer).__name__}: {answer}".split())
+            raise EnvironmentProblem(
+                f"a worker of the cluster cannot run evotune ({words}); fix: install the same "
+                "evotune there"
+            )
+    return answers
+
+
+def workers_of(client: Any) -> Sequence[str]:
+    return list(client.scheduler_info(n_workers=-1)["workers"])

@@ -1,0 +1,198 @@
+"""A run on Dask: real schedulers and workers, as processes of their own, that die and come back."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from evotune.device.recorded import read_recorded_space
+from evotune.engine import cluster
+from evotune.engine.cluster import ClusterRequest, cluster_request, connected
+from evotune.engine.folder import list_runs
+from evotune.errors import EnvironmentProblem, UsageError
+from evotune.execute import cluster as cluster_executor
+from evotune.execute.cluster import ClusterExecutor
+from evotune.execute.inline import InlineExecutor
+from evotune.store import RunStore
+
+from .cluster_tasks import trial
+from .runs import RECORDING, evotune, history
+from .test_cpu_run import SPACE, replayed
+from .test_many_devices import search
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.filterwarnings("default")  # Dask's own, and sockets of killed workers
+distributed = pytest.importorskip("distributed")
+
+
+class Dask:
+    """A scheduler and workers without nannies, each a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file = folder / "scheduler.json"
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self._count = 0
+        self.scheduler = self._start(
+            "scheduler", "--port", "0", "--host", "127.0.0.1", "--no-dashboard",
+            "--scheduler-file", self._file,
+        )  # fmt: skip
+
+    def _start(self, what: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        with (self._folder / f"{what}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", f"distributed.cli.dask_{what}", *map(str, arguments)],
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                cwd=self._folder,
+                env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+
+    @property
+    def address(self) -> str:
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline:
+            try:
+                return str(json.loads(self._file.read_text())["address"])
+            except (OSError, ValueError):
+                time.sleep(0.02)
+        raise AssertionError((self._folder / "scheduler.log").read_text())
+
+    def add_worker(self) -> str:
+        name = f"worker-{self._count}"
+        self._count += 1
+        self.workers[name] = self._start(
+            "worker", self.address, "--no-nanny", "--nthreads", "3", "--name", name,
+            "--no-dashboard", "--host", "127.0.0.1", "--local-directory", self._folder / name,
+        )  # fmt: skip
+        return name
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        process = self.workers.pop(name)
+        os.killpg(process.pid, number)
+        process.wait()
+
+    def close(self) -> None:
+        for name in list(self.workers):
+            self.kill(name)
+        if self.scheduler.poll() is None:
+            os.killpg(self.scheduler.pid, signal.SIGKILL)
+        self.scheduler.wait()
+
+
+@pytest.fixture
+def dask(tmp_path: Path) -> Iterator[Dask]:
+    made = Dask(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.soak
+def test_workers_that_die_refuse_or_join_late_change_nothing(
+    tmp_path: Path, dask: Dask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_executor, "_SCHEDULER_GONE_S", 1.0)
+    monkeypatch.setattr(cluster_executor, "_WORKERS_GONE_S", 600.0)
+    recording = read_recorded_space(RECORDING)
+    alone = search(
+        tmp_path / "alone.sqlite",
+        InlineExecutor(recording.outcome),
+        recording.space,
+        trials=60,
+        lookahead=12,
+    )
+    journal = tmp_path / "journal"
+    first, refusing = dask.add_worker(), dask.add_worker()
+    payload = {"journal": str(journal), "takes_s": 0.02, "refuse": refusing}
+
+    def trouble() -> None:
+        while not journal.exists() or len(journal.read_text().split()) < 20:
+            time.sleep(0.01)
+        dask.kill(first)
+        dask.add_worker()
+
+    with distributed.Client(dask.address, set_as_default=False) as client:
+        client.wait_for_workers(2, timeout=300)
+        troublemaker = threading.Thread(target=trouble)
+        troublemaker.start()
+        executor = ClusterExecutor(client, trial, payload, twins={})
+        trials = search(
+            tmp_path / "cluster.sqlite", executor, recording.space, trials=60, lookahead=12
+        )
+        troublemaker.join()
+        os.killpg(dask.scheduler.pid, signal.SIGKILL)
+        with pytest.raises(EnvironmentProblem, match="scheduler is gone"):
+            executor.poll(60.0)
+    assert trials == alone
+
+
+@pytest.mark.parametrize("address", ["tcp://somewhere", "local:0", "local:", "host:1", "local:4x"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match=r"expected tcp://HOST:PORT .* or local:N"):
+        cluster_request(address, "auto", None, allow_mixed=False)
+
+
+def test_devices_of_this_machine_do_not_go_with_a_cluster() -> None:
+    with pytest.raises(UsageError, match="leave --device and --gpus out"):
+        cluster_request("local:2", "auto", 2, allow_mixed=False)
+    with pytest.raises(UsageError, match="leave --device and --gpus out"):
+        cluster_request("local:2", "h200", None, allow_mixed=False)
+
+
+def test_a_scheduler_that_does_not_answer_ends_with_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_CONNECT_S", 0.5)
+    with (
+        pytest.raises(EnvironmentProblem, match=r"no Dask scheduler answers at tcp://127") as found,
+        connected(ClusterRequest("tcp://127.0.0.1:9")),
+    ):
+        pass
+    assert found.value.exit_code == 3
+
+
+@pytest.mark.soak
+def test_a_real_run_outlives_workers_killed_at_random(
+    tmp_path: Path, dask: Dask, keep_result: Callable[..., None]
+) -> None:
+    trials, rng, killed = 40, random.Random(0), 0
+    space = tmp_path / "tiny.yaml"
+    space.write_text(SPACE)
+    os.environ["EVOTUNE_CACHE_DIR"] = str(tmp_path / "cache")
+    for _ in range(2):
+        dask.add_worker()
+    command = evotune("run", space, "--trials", str(trials), "--cluster", dask.address)
+    with (tmp_path / "run.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
+        while process.poll() is None:
+            time.sleep(rng.uniform(10, 40))
+            runs = list_runs(tmp_path / "runs")
+            if runs and len(history(runs[0])) > 0 and process.poll() is None:
+                dask.kill(rng.choice(list(dask.workers)))
+                killed += 1
+                dask.add_worker()
+    assert process.returncode == 0, (tmp_path / "run.log").read_text()
+    (run,) = list_runs(tmp_path / "runs")
+    found = history(run)
+    assert [t.number for t in found] == list(range(trials))
+    assert [t.configuration for t in found] == replayed(run)
+    assert all(t.outcome.ok for t in found)
+    resumed = subprocess.run(
+        evotune("resume", "latest", "--trials", str(trials + 5)),
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert resumed.returncode == 0, resumed.stderr
+    assert [t.configuration for t in history(run)] == replayed(run)
+    with RunStore.open_for_reading(run.store) as store:
+        devices = store.meta("devices")
+    keep_result(device="cpu", workers=2, killed=killed, trials=trials, calibrated=len(devices))

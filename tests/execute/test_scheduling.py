@@ -1,0 +1,193 @@
+"""What starts when, and where: the scheduler of one machine, with made-up compilers and devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from evotune.device.launch import Binary, CompileJob, LaunchPlan
+from evotune.device.profile import DeviceProfile
+from evotune.execute.compile_pool import CompilePool
+from evotune.execute.device_slot import DeviceSlot
+from evotune.execute.local import LocalExecutor
+from evotune.execute.protocol import TIMED, CaseJob, Proposal
+from evotune.problems.base import Case
+from evotune.trial import Configuration, Json, Outcome, OutcomeKind
+
+
+class Pool:
+    """Compiles what the test says, when it says so."""
+
+    def __init__(self) -> None:
+        self._queue: list[CompileJob] = []
+        self._busy: list[CompileJob] = []
+        self._done: list[tuple[CompileJob, Binary]] = []
+
+    @property
+    def running(self) -> int:
+        return len(self._busy)
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    def submit(self, job: CompileJob) -> None:
+        self._queue.append(job)
+
+    def start_queued(self) -> None:
+        self._busy += self._queue
+        self._queue.clear()
+
+    def finish(self, source: str, code: str) -> None:
+        (job,) = [job for job in self._busy if job.source == source]
+        self._busy.remove(job)
+        self._done.append((job, Binary(code, f"/{code}", {}, 1.0)))
+
+    def expire(self) -> list[tuple[CompileJob, Binary]]:
+        done, self._done = self._done, []
+        return done
+
+    def children(self) -> list[object]:
+        return []
+
+
+class Device:
+    """Holds its request until the test answers it."""
+
+    child = None
+    alone = True
+
+    def __init__(self, id: str) -> None:
+        self.profile = DeviceProfile("GPU", "cuda", "sm_90a", {}, id=id)
+        self.requests: list[Json] = []
+        self.renewals = 0
+        self._answer: Outcome | None = None
+
+    def start(self, request: Json) -> None:
+        self.requests.append(request)
+
+    def renew(self) -> None:
+        self.renewals += 1
+
+    def answer(self, fitness: float) -> None:
+        self._answer = Outcome(OutcomeKind.OK, fitness=fitness)
+
+    def expire(self) -> Json:
+        answer, self._answer = self._answer, None
+        return None if answer is None else {"outcome": answer.to_json()}
+
+    @property
+    def numbers(self) -> list[int]:
+        return [request["number"] for request in self.requests]
+
+
+class Machine:
+    def __init__(self, devices: int) -> None:
+        self.pool = Pool()
+        self.devices = [Device(f"GPU-{index}") for index in range(devices)]
+        self.executor = LocalExecutor(
+            cast(CompilePool, self.pool),
+            cast(Sequence[DeviceSlot], self.devices),
+            exclusive=False,
+        )
+
+    def turn(self) -> dict[int, Outcome]:
+        return dict(self.executor.poll(0.0) + self.executor.poll(0.05))
+
+    def submit(self, number: int, source: str, **more: Json) -> None:
+        job = CompileJob("cuda", "/", source, (), (), "sm_90a", "")
+        case = CaseJob(Case("case", {}), TIMED, job, LaunchPlan("entry", (), (), ()), 1)
+        self.executor.submit(Proposal(number, Configuration({"N": number}), (case,), **more))
+
+
+@pytest.fixture
+def two() -> Machine:
+    return Machine(2)
+
+
+def compiled(machine: Machine, *jobs: tuple[int, str, str], **more: Json) -> None:
+    for number, source, _ in jobs:
+        machine.submit(number, source, **more)
+    machine.turn()
+    for _, source, code in jobs:
+        machine.pool.finish(source, code)
+    machine.turn()
+
+
+def test_each_device_takes_the_oldest_that_waits(two: Machine) -> None:
+    compiled(two, (0, "a", "A"), (1, "b", "B"), (2, "c", "C"))
+    assert [device.numbers for device in two.devices] == [[0], [1]]
+    two.devices[1].answer(0.5)
+    assert list(two.turn()) == [1]
+    assert [device.numbers for device in two.devices] == [[0], [1, 2]]
+
+
+def test_compilers_work_while_devices_measure(two: Machine) -> None:
+    compiled(two, (0, "a", "A"))
+    two.submit(1, "b")
+    two.turn()
+    assert two.pool.running == 1
+
+
+def test_code_that_another_device_measures_is_waited_for_and_not_measured_again(
+    two: Machine,
+) -> None:
+    compiled(two, (0, "a", "SAME"), (1, "b", "SAME"), (2, "c", "C"))
+    assert [device.numbers for device in two.devices] == [[0], [2]]
+    two.devices[0].answer(0.25)
+    outcomes = two.turn()
+    assert outcomes[0].fitness == outcomes[1].fitness == 0.25
+    assert (outcomes[0].duplicate_of, outcomes[1].duplicate_of) == (None, 0)
+    assert outcomes[1].resources["device"] == {"model": "GPU", "id": "GPU-0"}
+
+
+def test_a_champion_is_measured_alone_in_a_fresh_worker_with_no_compiler_at_work(
+    two: Machine,
+) -> None:
+    two.submit(5, "champion", confirm=True)
+    two.submit(6, "other")
+    two.turn()
+    two.pool.finish("champion", "A")
+    two.turn()
+    assert two.devices[0].requests == [], "a compiler still runs"
+    two.submit(7, "later")
+    two.turn()
+    assert (two.pool.running, two.pool.queued) == (1, 1), "none is started meanwhile"
+    two.pool.finish("other", "B")
+    two.turn()
+    assert two.devices[0].numbers == [5]
+    assert two.devices[0].renewals == 1
+    two.turn()
+    assert (two.pool.running, two.pool.queued) == (0, 1)
+    two.devices[0].answer(0.5)
+    assert 5 in two.turn()
+    two.turn()
+    assert two.pool.running == 1
+
+
+def test_a_proposal_for_one_device_is_measured_there_whatever_is_known(two: Machine) -> None:
+    compiled(two, (0, "a", "A"))
+    two.devices[0].answer(0.5)
+    assert list(two.turn()) == [0]
+    compiled(two, (-1, "b", "A"), device=1)
+    assert [device.numbers for device in two.devices] == [[0], [-1]]
+
+
+def test_compile_processes_start_ahead_and_stay(tmp_path: Path) -> None:
+    pool = CompilePool(tmp_path, tmp_path / "cache", processes=1, timeout_s=60)
+    try:
+        pool.warm("cpp")
+        (warm,) = pool._idle
+        pool.warm("cpp")
+        assert pool._idle == [warm]
+        (tmp_path / "k.cpp").write_text("this is no C++\n")
+        for name in ("A", "B"):
+            pool.submit(CompileJob("cpp", str(tmp_path), "k.cpp", ((name, 1),), (), "", ""))
+            while not pool.wait(5.0):
+                pass
+            assert pool._idle == [warm]
+    finally:
+        pool.close()
