@@ -12,10 +12,11 @@ from pathlib import Path
 
 from .faulty import descendants, stat_fields, wait_until_gone
 
+_PATH = os.pathsep.join(str(Path(__file__).parents[up]) for up in (1, 2))
 _PARENT = """
 import sys, time
 from pathlib import Path
-from tests.execute.faulty import FaultyKernels
+from execute.faulty import FaultyKernels
 kernels = FaultyKernels(Path(sys.argv[1]))
 kernels.executor.submit(kernels.proposal(sys.argv[2]))
 while True:
@@ -31,7 +32,7 @@ def _kill_parent_when(
     with log.open("wb") as output:
         parent = subprocess.Popen(
             [sys.executable, "-c", _PARENT, str(folder), fault],
-            env={**os.environ, **environment},
+            env={**os.environ, "PYTHONPATH": _PATH, **environment},
             stdout=output,
             stderr=output,
         )

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable
 
 import pytest
+from verify.kernels import PROBLEM, exact, kernel, make_case, plan
 
 from evotune.device.cpu import CpuSession
 from evotune.execute.timer import BaselineSamplers, CaseTimer
@@ -13,7 +14,6 @@ from evotune.measure.paired import TimingSettings
 from evotune.trial import Measurement, OutcomeKind
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
-from tests.verify.kernels import PROBLEM, exact, kernel, make_case, plan
 
 CASE = make_case(33, causal=True)
 

@@ -67,7 +67,7 @@ void attend_row(const float* q, const float* k, const float* v, float* out, floa
 
 // Waits until this process has loaded a second kernel: the crash will look like that one's.
 [[maybe_unused]] void crash_beside_another_kernel() {
-  for (std::set<std::string> kernels; kernels.size() < 2; usleep(2000)) {
+  for (std::set<std::string> kernels; kernels.size() < 2; usleep(20000)) {
     std::ifstream maps("/proc/self/maps");
     for (std::string line; std::getline(maps, line);)
       if (line.size() > 4 && line.substr(line.size() - 4) == ".bin") kernels.insert(line.substr(line.rfind('/')));
