@@ -18,7 +18,7 @@ from evotune.engine import cluster_worker
 from evotune.engine.folder import RunFolder
 from evotune.engine.setup import Setup
 from evotune.errors import EnvironmentProblem, UsageError
-from evotune.execute.cluster import ClusterExecutor, Task, ask_each
+from evotune.execute.cluster import ClusterExecutor, ask_each, workers_of
 from evotune.execute.protocol import BaselineReport, BaselineTiming
 from evotune.execute.twins import Twins
 from evotune.trial import Json
@@ -89,18 +89,15 @@ class Cluster:
     def _time_baselines(self, payload: Mapping[str, Json]) -> BaselineReport:
         """On the first worker that can."""
         answers: dict[str, Mapping[str, Json]] = {}
-        for address in self._client.scheduler_info(n_workers=-1)["workers"]:
-            answer = _ask_one(self._client, cluster_worker.time_baselines, payload, address)
-            if "timings" in answer:
-                timings = tuple(map(BaselineTiming.from_json, answer["timings"]))
-                return BaselineReport(timings, answer["copy_gbps"])
-            answers[address] = answer
+        for address in workers_of(self._client):
+            asked = ask_each(self._client, cluster_worker.time_baselines, payload, [address])
+            for answer in asked.values():
+                if "timings" in answer:
+                    timings = tuple(map(BaselineTiming.from_json, answer["timings"]))
+                    return BaselineReport(timings, answer["copy_gbps"])
+            answers |= asked
         _refuse_if_all_refuse(answers)
         raise EnvironmentProblem("the cluster's workers have gone; start some, then try again")
-
-
-def _ask_one(client: Any, task: Task, payload: Mapping[str, Json], worker: str) -> Any:
-    return client.submit(task, payload, workers=[worker], pure=False).result()
 
 
 def _refuse_if_all_refuse(answers: Mapping[str, Mapping[str, Json]]) -> None:

@@ -73,7 +73,11 @@ def calibrate_here(payload: Mapping[str, Json]) -> dict[str, Json]:
         assert planner is not None
         session.local.baselines = payload["baselines"]
         reference = planner.proposal(0, session.setup.space.default())
-        return {"devices": calibrate(session.local, reference, session.setup.cases[TIMED])}
+        from distributed import get_worker
+
+        found = calibrate(session.local, reference, session.setup.cases[TIMED])
+        # A CPU has no id of its own.
+        return {"devices": [{**d, "id": d["id"] or get_worker().address} for d in found]}
 
     return _with_session(payload, work)
 

@@ -25,6 +25,7 @@ from evotune.trial import Json, Outcome, OutcomeKind
 _MOST_LOSSES = 3
 """So many times Dask may say that workers died of a trial; it says so after several of them."""
 _FETCH_S = 5.0
+_ANSWER_S = 900.0  # as long as baselines may take
 _SCHEDULER_GONE_S = 30.0
 _WORKERS_GONE_S = 60.0  # with none left but those that refused
 
@@ -154,11 +155,7 @@ class ClusterExecutor:
 
     def _failed(self, proposal: Proposal, losses: int, error: BaseException) -> None:
         if type(error).__name__ != "KilledWorker":
-            words = " ".join(f"{type(error).__name__}: {error}".split())
-            raise EnvironmentProblem(
-                f"a worker of the cluster cannot run trials ({words}); fix: install the same "
-                "evotune there"
-            )
+            raise _cannot_run(error)
         if losses < _MOST_LOSSES:
             self._send(proposal, losses + 1)
         else:
@@ -210,18 +207,44 @@ class ClusterExecutor:
             )
 
 
-def ask_each(client: Any, task: Task, payload: Mapping[str, Json]) -> dict[str, Mapping[str, Json]]:
-    """The task's answer from every worker that is there now, by address; EnvironmentProblem when
-    a worker cannot even import it."""
-    answers: dict[str, Any] = client.run(task, dict(payload), on_error="return")
-    for answer in answers.values():
-        if isinstance(answer, BaseException):
-            words = " ".join(f"{type(answer).__name__}: {answer}".split())
-            raise EnvironmentProblem(
-                f"a worker of the cluster cannot run evotune ({words}); fix: install the same "
-                "evotune there"
-            )
+def ask_each(
+    client: Any, task: Task, payload: Mapping[str, Json], workers: Sequence[str] | None = None
+) -> dict[str, Mapping[str, Json]]:
+    """The task's answers by address, from all workers that are there now or from those named.
+
+    Without those that die meanwhile. EnvironmentProblem when one cannot run the task, or none is
+    left.
+    """
+    addresses = workers_of(client) if workers is None else workers
+    futures = {
+        address: client.submit(task, dict(payload), workers=[address], pure=False)
+        for address in addresses
+    }
+    answers: dict[str, Mapping[str, Json]] = {}
+    deadline = time.monotonic() + _ANSWER_S
+    for address, future in futures.items():
+        error: BaseException | None = None
+        while not future.done() and time.monotonic() < deadline and address in workers_of(client):
+            with contextlib.suppress(TimeoutError, CancelledError):
+                error = future.exception(timeout=1.0)
+        if future.status == "error":
+            error = error or future.exception()
+            if type(error).__name__ != "KilledWorker":
+                raise _cannot_run(error)
+        elif future.status == "finished":
+            with contextlib.suppress(TimeoutError, CancelledError):
+                answers[address] = future.result(timeout=_FETCH_S)
+    client.cancel(list(futures.values()), force=True)
+    if not answers:
+        raise EnvironmentProblem("the cluster's workers have gone; start some, then try again")
     return answers
+
+
+def _cannot_run(error: BaseException | None) -> EnvironmentProblem:
+    words = " ".join(f"{type(error).__name__}: {error}".split())
+    return EnvironmentProblem(
+        f"a worker of the cluster cannot run evotune ({words}); fix: install the same evotune there"
+    )
 
 
 def workers_of(client: Any) -> Sequence[str]:

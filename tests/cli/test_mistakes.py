@@ -100,6 +100,12 @@ def test_a_damaged_store_ends_every_command_with_4_and_what_to_do(
         (["run", "attention-mma", "--gpus", "0"], 2, "Error: Invalid value for '--gpus': expected"),
         (["resume", "latest", "--gpus", "some"], 2, "Error: Invalid value for '--gpus': expected"),
         (["resume", "latest", "--gpus", "2"], 2, "error: "),
+        (
+            ["run", "attention-cpu", "--cluster", "host"],
+            2,
+            "error: --cluster host: expected tcp://",
+        ),
+        (["resume", "latest", "--cluster", "local:0"], 2, "error: --cluster local:0: expected"),
         (["run", str(RECORDING), "--seed", "x"], 2, "Error: Invalid value for '--seed'"),
         (["run", "/etc"], 2, "error: /etc: "),
         (["run", "/dev/null"], 2, "error: /dev/null: "),

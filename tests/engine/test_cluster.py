@@ -190,6 +190,7 @@ def test_a_real_run_outlives_workers_killed_at_random(
     resumed = subprocess.run(
         evotune("resume", "latest", "--trials", str(trials + 5)),
         cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # as the workers had: other times otherwise
     )  # fmt: skip
     assert resumed.returncode == 0, resumed.stderr
     assert [t.configuration for t in history(run)] == replayed(run)
