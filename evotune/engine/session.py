@@ -11,6 +11,7 @@ from evotune.device.cuda.lock import measuring_alone
 from evotune.engine import environment
 from evotune.engine.folder import RunFolder, create_folder, write_durably
 from evotune.engine.observer import Observer
+from evotune.engine.settings import stored_settings
 from evotune.engine.setup import Setup, load_run_setup, load_setup, snapshot
 from evotune.engine.spaces import find_space, flagship
 from evotune.engine.warm_start import warm_starts
@@ -113,7 +114,7 @@ def resume_run(
 ) -> RunResult:
     """Goes on with a run; `trials` and `minutes` are new totals."""
     with run.locked(), RunStore.open_for_writing(run.store) as store:
-        settings = dict(store.meta("settings", {}))
+        settings = stored_settings(store)
         done = store.count()
         if trials is not None and trials < done:
             raise UsageError(f"run {run.id} has {done} trials already; ask for more than that")

@@ -83,8 +83,9 @@ def load_setup(
 
 def load_run_setup(run: RunFolder, store: RunStore) -> Setup:
     """A run's own copy of its space, for the device it was made on (or one of that model)."""
-    recorded = DeviceProfile.from_json(store.meta("device"))
-    device = {"cpu": "cpu", "recorded": "auto"}.get(recorded.backend) or same_gpu(recorded)
+    with store.trusting_facts():
+        recorded = DeviceProfile.from_json(store.meta("device"))
+        device = {"cpu": "cpu", "recorded": "auto"}.get(recorded.backend) or same_gpu(recorded)
     return load_setup(run.sources / str(store.meta("space_file")), device, run)
 
 

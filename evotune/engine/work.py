@@ -12,6 +12,7 @@ from evotune.engine.folder import RunFolder
 from evotune.engine.observer import Observer, RunInfo
 from evotune.engine.quarantine import quarantine
 from evotune.engine.search_loop import Budget, SearchLoop
+from evotune.engine.settings import stored_settings
 from evotune.engine.setup import Setup
 from evotune.engine.stop_signal import StopSignal
 from evotune.execute.build_cache import default_cache_dir
@@ -78,7 +79,7 @@ class RunWork:
         with self._signals:
             executor: Executor | None = None
             reason = "interrupted"
-            self._observer.started(self._info(self.store.meta("settings")))
+            self._observer.started(self._info(stored_settings(self.store)))
             try:
                 executor, propose = self._open_executor()
                 reason = self._search(executor, propose)
@@ -106,7 +107,7 @@ class RunWork:
         assert planner is not None
         executor = open_kernel_executor(setup, self.run.logs, self._twin)
         try:
-            executor.fixed_sampling = not self.store.meta("settings").get("racing", True)
+            executor.fixed_sampling = not stored_settings(self.store)["racing"]
             executor.baselines = self._baselines(document, executor)
         except BaseException:
             executor.close()
@@ -124,8 +125,10 @@ class RunWork:
         """The baseline of every measured case: chosen once in a run, by time, and kept."""
         stored = self.store.meta("baselines")
         if stored is not None:
-            self._observer.phase(_in_words(stored["chosen"]))
-            return dict(stored["chosen"])
+            with self.store.trusting_facts():
+                chosen = {str(case): str(name) for case, name in stored["chosen"].items()}
+            self._observer.phase(_in_words(chosen))
+            return chosen
         self._observer.phase("timing the baselines")
         cases = [*self._setup.cases[TIMED], *self._setup.cases[HELD_OUT]]
         found = executor.time_baselines(cases)
@@ -140,7 +143,7 @@ class RunWork:
         return chosen
 
     def _search(self, executor: Executor, propose: Callable[[int, Configuration], Proposal]) -> str:
-        settings = self.store.meta("settings")
+        settings = stored_settings(self.store)
         chosen = search_settings(settings)
         minutes = settings["minutes"]
         loop = SearchLoop(
@@ -152,13 +155,12 @@ class RunWork:
             budget=Budget(
                 settings["trials"],
                 None if minutes is None else minutes * 60,
-                # Runs from before these had a name have none of them.
-                settings.get("compiles"),
-                math.log(speedup) if (speedup := settings.get("speedup")) is not None else None,
-                settings.get("no_improvement"),
+                settings["compiles"],
+                math.log(speedup) if (speedup := settings["speedup"]) is not None else None,
+                settings["no_improvement"],
             ),
             elapsed_s=self.store.elapsed_s(),
-            starts=[Configuration(values) for values in settings.get("starts", ())],
+            starts=[Configuration(values) for values in settings["starts"]],
             stop=lambda: self._signals.requested,
             observer=self._observer,
             quarantine=functools.partial(quarantine, self.run),
@@ -192,7 +194,7 @@ class RunWork:
             executor,
             champions.finalists(self.store),
             known=self.store.confirmations(),
-            count=self.store.meta("settings")["champions"],
+            count=stored_settings(self.store)["champions"],
             propose=lambda t: planner.proposal(t.number, t.configuration, confirm=True),
             stop=lambda: self._signals.requested,
         ):
