@@ -212,4 +212,6 @@ def _environment(run: RunFolder) -> Mapping[str, Json]:
         found = json.loads(run.environment.read_bytes())
     except (OSError, ValueError) as error:
         return {"unreadable": f"{run.environment.name}: {error}"}
-    return found if isinstance(found, dict) else {"unreadable": "environment.json: not a map"}
+    if not isinstance(found, dict) or not isinstance(found.get("packages", {}), dict):
+        return {"unreadable": f"{run.environment.name}: not what a run writes"}
+    return found
