@@ -201,17 +201,15 @@ class RunStore:
     def finish_times_s(self, numbers: Iterable[int]) -> dict[int, float]:
         """When each of those trials finished, in seconds of the run's own time."""
         query = f"SELECT number, finished_s FROM outcomes WHERE number IN {_CHOSEN} ORDER BY number"
-        times: dict[int, float] = dict(self._each(query, (json.dumps(list(numbers)),)))
-        if not all(map(math.isfinite, times.values())):
-            raise damaged(self.path, ValueError("a trial finished at no time"))
-        return times
+        with self.trusting_facts():
+            rows = self._each(query, (json.dumps(list(numbers)),))
+            return {number: _finite(seconds) for number, seconds in rows}
 
     def elapsed_s(self) -> float:
         """When the last trial finished."""
         ((latest,),) = self._read("SELECT coalesce(max(finished_s), 0) FROM outcomes")
-        if not math.isfinite(latest):
-            raise damaged(self.path, ValueError("a trial finished at no time"))
-        return float(latest)
+        with self.trusting_facts():
+            return _finite(latest)
 
     def stage_s(self) -> dict[str, list[float]]:
         """Seconds by stage of every trial that went through it."""
@@ -219,7 +217,7 @@ class RunStore:
         for (text,) in self._each("SELECT stage_s FROM outcomes WHERE stage_s IS NOT NULL"):
             with self.trusting_facts():
                 for stage, spent_s in json.loads(text).items():
-                    seconds.setdefault(stage, []).append(float(spent_s))
+                    seconds.setdefault(stage, []).append(_finite(spent_s))
         return seconds
 
     def kinds(self) -> dict[OutcomeKind, int]:
@@ -359,3 +357,9 @@ class RunStore:
                 yield row
         except sqlite3.Error as error:
             raise damaged(self.path, error) from error
+
+
+def _finite(seconds: float) -> float:
+    if not math.isfinite(seconds):
+        raise ValueError(f"a time of {seconds} s")
+    return seconds
