@@ -6,8 +6,9 @@ The runs are written through the store's own interface: a recording of more conf
 trials is replayed in random order and told to the search, whose snapshots are kept as the engine
 keeps them. Each command is a whole process, interpreter and imports included; wall time, CPU time
 and peak memory of it are the least of some repeats, as a busy machine only adds to them. What a
-`resume` costs is the whole command for one trial more, its leaderboard included. With `--folder`
-the runs are kept, and taken up again the next time.
+`resume` costs is the whole command for one trial more, its leaderboard included, and the reading
+of the recording too, which is given apart: runs of kernels have none. With `--folder` the runs are
+kept, and taken up again the next time.
 """
 
 from __future__ import annotations
@@ -49,7 +50,18 @@ PARAMETERS = {
 }
 """1,200,000 configurations; a recording for fewer trials leaves values of `order` out."""
 
-REPEATS = 3
+COMMANDS = {
+    "top": ("top",),
+    "status": ("status",),
+    "report csv": ("report", "--format", "csv"),
+    "report html": ("report", "--format", "html"),
+    "resume": ("resume",),
+}
+_READ = """import sys
+from pathlib import Path
+from evotune.device.recorded import read_recorded_space
+read_recorded_space(Path(sys.argv[1]))
+"""
 
 
 def write_recording(path: Path, trials: int) -> None:
@@ -110,15 +122,6 @@ def _others(recording: RecordedSpace, first: Configuration, trials: int) -> Iter
         yield Trial(number, configuration, recording.outcome(configuration))
 
 
-def cost_of(*arguments: object) -> dict[str, float]:
-    """Wall and CPU seconds and peak memory of one command; its output is thrown away."""
-    best: dict[str, float] = {}
-    for _ in range(REPEATS):
-        found = _cost_once([sys.executable, "-m", "evotune", *map(str, arguments)])
-        best = {name: min(value, best.get(name, value)) for name, value in found.items()}
-    return best
-
-
 def _cost_once(command: list[str]) -> dict[str, float]:
     clock = os.times()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -135,24 +138,32 @@ def _cost_once(command: list[str]) -> dict[str, float]:
     }
 
 
-def measure(run: RunFolder, trials: int, scratch: Path) -> dict[str, dict[str, float]]:
+def measure(run: RunFolder, commands: list[str], repeats: int) -> dict[str, dict[str, float]]:
     """Cost by command; `resume` does one trial more each time."""
-    costs = {
-        "top": cost_of("top", run.path),
-        "status": cost_of("status", run.path),
-    }
-    for style in ("html", "csv"):
-        costs[f"report {style}"] = cost_of(
-            "report", run.path, "--format", style, "-o", scratch / f"report.{style}"
-        )
-    resumed: dict[str, float] = {}
-    for _ in range(REPEATS):
+    costs: dict[str, dict[str, float]] = {}
+    for _ in range(repeats):
+        for name in commands:
+            _keep_least(costs, name, _cost_once(_command(run, name)))
+        if "resume" in commands:
+            (recording,) = run.sources.iterdir()
+            reading = _cost_once([sys.executable, "-c", _READ, str(recording)])
+            _keep_least(costs, "reading the recording", reading)
+    return costs
+
+
+def _command(run: RunFolder, name: str) -> list[str]:
+    verb, *options = COMMANDS[name]
+    if verb == "report":
+        options += ["-o", os.devnull]
+    if verb == "resume":
         with RunStore.open_for_reading(run.store) as store:
-            more = store.count() + 1
-        command = [sys.executable, "-m", "evotune", "resume", str(run.path), "--trials", str(more)]
-        found = _cost_once(command)
-        resumed = {name: min(value, resumed.get(name, value)) for name, value in found.items()}
-    return {**costs, "resume": resumed}
+            options += ["--trials", str(store.count() + 1)]
+    return [sys.executable, "-m", "evotune", verb, str(run.path), *options]
+
+
+def _keep_least(costs: dict[str, dict[str, float]], name: str, found: dict[str, float]) -> None:
+    known = costs.setdefault(name, found)
+    costs[name] = {figure: min(value, known[figure]) for figure, value in found.items()}
 
 
 def main() -> None:
@@ -161,6 +172,8 @@ def main() -> None:
     parser.add_argument("--strategies", nargs="+", default=["evolution", "random"])
     parser.add_argument("--folder", type=Path, help="where the runs are kept; else they are not")
     parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--commands", nargs="+", choices=COMMANDS, default=list(COMMANDS))
+    parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     results = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -169,7 +182,7 @@ def main() -> None:
         for trials in options.trials:
             for strategy in options.strategies:
                 run = make_run(folder, trials, strategy)
-                costs = measure(run, trials, Path(scratch))
+                costs = measure(run, options.commands, options.repeats)
                 size_mib = round(run.store.stat().st_size / 2**20)
                 results.append(
                     {"trials": trials, "strategy": strategy, "store_mib": size_mib, **costs}
@@ -184,6 +197,7 @@ def main() -> None:
             "python": platform.python_version(),
             "sqlite": sqlite3.sqlite_version,
             "cores": os.cpu_count(),
+            "load_at_the_end": round(os.getloadavg()[0], 1),
             "runs": results,
         }
         options.output.write_text(json.dumps(record, indent=2) + "\n")

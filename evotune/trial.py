@@ -15,6 +15,36 @@ from typing import Any, TypeAlias
 
 Value: TypeAlias = bool | int | float | str
 Json: TypeAlias = Any  # what json.loads returns
+_VALUE_TYPES = frozenset({bool, int, float, str})
+_TEXT, _NUMBER, _MAP = frozenset({str}), frozenset({int, float}), frozenset({dict})
+_NUMBER_OR_NONE = _NUMBER | {type(None)}
+_MEASUREMENT_TYPES = {
+    **dict.fromkeys(("case", "baseline", "cache"), _TEXT),
+    **dict.fromkeys(("time_us", "time_min_us", "baseline_us", "samples", "retakes"), _NUMBER),
+    **dict.fromkeys(("speedup", "speedup_low", "speedup_high"), _NUMBER),
+    **dict.fromkeys(("eager_us", "eager_baseline_us"), _NUMBER_OR_NONE),
+    **dict.fromkeys(("held_out", "throttled"), frozenset({bool})),
+    "state": _MAP,
+}
+_CHECK_TYPES = {
+    **dict.fromkeys(("case", "inputs", "status", "detail"), _TEXT),
+    **dict.fromkeys(("max_error", "max_limit", "rms_error", "rms_limit"), _NUMBER_OR_NONE),
+}
+_OUTCOME_TYPES = {
+    **dict.fromkeys(("fitness", "fitness_low", "fitness_high"), _NUMBER_OR_NONE),
+    **dict.fromkeys(("reason", "log", "binary"), _TEXT),
+    **dict.fromkeys(("stage_s", "resources"), _MAP),
+    "duplicate_of": frozenset({int, type(None)}),
+}
+
+
+def _require_types(data: Mapping[str, Json], types: Mapping[str, frozenset[type]] | None) -> None:
+    """TypeError when a value has another type than `types` says, or is no number without them."""
+    for name, value in data.items():
+        expected = _NUMBER if types is None else types.get(name)
+        if expected is not None and type(value) not in expected:
+            raise TypeError(f"{name} is {value!r:.40}")
+
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps makes an encoder each time
 
@@ -35,10 +65,10 @@ class Configuration(Mapping[str, Value]):
 
     @classmethod
     def from_key(cls, key: str) -> Configuration:
-        """The one whose `key` that is; ValueError for text that is no JSON object."""
+        """The one whose `key` that is; ValueError for text that is no JSON object of values."""
         configuration = cls.__new__(cls)
-        configuration._values = json.loads(key)
-        if not isinstance(configuration._values, dict):
+        values = configuration._values = json.loads(key)
+        if not isinstance(values, dict) or not _VALUE_TYPES.issuperset(map(type, values.values())):
             raise ValueError(f"{key[:40]!r} is no configuration")
         configuration.key = key
         configuration._hash = hash(key)
@@ -135,6 +165,7 @@ class Measurement:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Measurement:
+        _require_types(data, _MEASUREMENT_TYPES)
         return cls(**data)
 
 
@@ -160,6 +191,7 @@ class Check:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Check:
+        _require_types(data, _CHECK_TYPES)
         return cls(**data)
 
 
@@ -232,6 +264,8 @@ class Outcome:
             Measurement.from_json(m) for m in fields.get("measurements", ())
         )
         fields["checks"] = tuple(Check.from_json(c) for c in fields.get("checks", ()))
+        _require_types(fields, _OUTCOME_TYPES)
+        _require_types(fields.get("stage_s", {}), None)
         return cls(**fields)
 
 

@@ -12,6 +12,7 @@ from evotune.engine import environment
 from evotune.engine.cluster import Cluster, ClusterRequest, connected
 from evotune.engine.folder import RunFolder, create_folder, write_durably
 from evotune.engine.observer import Observer
+from evotune.engine.settings import stored_settings
 from evotune.engine.setup import GpuRequest, Setup, load_run_setup, load_setup, snapshot
 from evotune.engine.spaces import find_space, flagship
 from evotune.engine.warm_start import warm_starts
@@ -143,7 +144,7 @@ def resume_run(
         RunStore.open_for_writing(run.store) as store,
         connected(cluster) as elsewhere,
     ):
-        settings = dict(store.meta("settings", {}))
+        settings = stored_settings(store)
         done = store.count()
         if trials is not None and trials < done:
             raise UsageError(f"run {run.id} has {done} trials already; ask for more than that")

@@ -157,11 +157,12 @@ def load_run_setup(
 ) -> Setup:
     """A run's own copy of its space, for the device it was made on (or one of that model), or
     for several GPUs."""
-    recorded = DeviceProfile.from_json(store.meta("device"))
-    device = {"cpu": "cpu", "recorded": "auto"}.get(recorded.backend)
-    if device is None:
-        here = gpus is None and elsewhere is None
-        device = same_gpu(recorded) if here else "auto"
+    with store.trusting_facts():
+        recorded = DeviceProfile.from_json(store.meta("device"))
+        device = {"cpu": "cpu", "recorded": "auto"}.get(recorded.backend)
+        if device is None:
+            here = gpus is None and elsewhere is None
+            device = same_gpu(recorded) if here else "auto"
     return load_setup(
         run.sources / str(store.meta("space_file")), device, run, gpus=gpus, elsewhere=elsewhere
     )

@@ -16,6 +16,7 @@ from evotune.engine.observer import Observer, RunInfo
 from evotune.engine.planning import Planner
 from evotune.engine.quarantine import quarantine
 from evotune.engine.search_loop import Budget, SearchLoop
+from evotune.engine.settings import stored_settings
 from evotune.engine.setup import Setup
 from evotune.engine.stop_signal import StopSignal
 from evotune.execute.background import BackgroundExecutor
@@ -105,7 +106,7 @@ class RunWork:
         with self._signals:
             executor: Executor | None = None
             reason = "interrupted"
-            self._observer.started(self._info(self.store.meta("settings")))
+            self._observer.started(self._info(stored_settings(self.store)))
             try:
                 executor, propose = self._open_executor()
                 reason = self._search(executor, propose)
@@ -135,7 +136,7 @@ class RunWork:
             return self._open_cluster(self._cluster, document), planner.proposal
         executor = open_kernel_executor(setup, self.run.logs, Twins(self._stored_twin))
         try:
-            executor.fixed_sampling = not self.store.meta("settings").get("racing", True)
+            executor.fixed_sampling = not stored_settings(self.store)["racing"]
             elsewhere = setup.devices[0].name != self.store.meta("device")["name"]
             executor.name_devices |= elsewhere
             executor.open_devices()
@@ -181,7 +182,7 @@ class RunWork:
             self.run,
             self._setup,
             str(self.store.meta("space_file")),
-            fixed_sampling=not self.store.meta("settings").get("racing", True),
+            fixed_sampling=not stored_settings(self.store)["racing"],
             twins=Twins(self._stored_twin),
             choose=lambda time_baselines: self._baselines(document, time_baselines),
         )
@@ -197,8 +198,10 @@ class RunWork:
         """The baseline of every measured case: chosen once in a run, by time, and kept."""
         stored = self.store.meta("baselines")
         if stored is not None:
-            self._observer.phase(_in_words(stored["chosen"]))
-            return dict(stored["chosen"])
+            with self.store.trusting_facts():
+                chosen = {str(case): str(name) for case, name in stored["chosen"].items()}
+            self._observer.phase(_in_words(chosen))
+            return chosen
         self._observer.phase("timing the baselines")
         found = time_baselines()
         chosen = {
@@ -214,7 +217,7 @@ class RunWork:
         return chosen
 
     def _search(self, executor: Executor, propose: Callable[[int, Configuration], Proposal]) -> str:
-        settings = self.store.meta("settings")
+        settings = stored_settings(self.store)
         chosen = search_settings(settings)
         minutes = settings["minutes"]
         loop = SearchLoop(
@@ -226,13 +229,12 @@ class RunWork:
             budget=Budget(
                 settings["trials"],
                 None if minutes is None else minutes * 60,
-                # Runs from before these had a name have none of them.
-                settings.get("compiles"),
-                math.log(speedup) if (speedup := settings.get("speedup")) is not None else None,
-                settings.get("no_improvement"),
+                settings["compiles"],
+                math.log(speedup) if (speedup := settings["speedup"]) is not None else None,
+                settings["no_improvement"],
             ),
             elapsed_s=self.store.elapsed_s(),
-            starts=[Configuration(values) for values in settings.get("starts", ())],
+            starts=[Configuration(values) for values in settings["starts"]],
             stop=lambda: self._signals.requested,
             observer=self._observer,
             quarantine=functools.partial(quarantine, self.run),
@@ -280,7 +282,7 @@ class RunWork:
                     if (trial.outcome.device_model or own) == model
                 ),
                 known=known,
-                count=self.store.meta("settings")["champions"],
+                count=stored_settings(self.store)["champions"],
                 propose=propose,
                 stop=lambda: self._signals.requested,
             ):

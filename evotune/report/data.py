@@ -9,19 +9,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from evotune.errors import StoreError
 from evotune.report.twins import deciding
 from evotune.store import RunStore
+from evotune.store.opening import damaged
 from evotune.trial import Json, Outcome, OutcomeKind, Trial, Value
 
 if TYPE_CHECKING:
     # The engine brings a device's libraries along; a report starts without them.
     from evotune.engine.folder import RunFolder
 
-_META = (
-    *("space", "kind", "state", "created", "command"),
-    *("device", "problem", "settings", "baselines", "default", "ablation"),
-)
+_META: Mapping[str, type] = {
+    **dict.fromkeys(("space", "kind", "state", "created"), str),
+    **dict.fromkeys(("device", "problem", "settings", "baselines", "default", "ablation"), dict),
+    "command": list,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +73,17 @@ class RunData:
         with RunStore.open_for_reading(run.store) as store, _without_collecting():
             try:
                 with store.at_one_moment():
-                    meta = {name: store.meta(name) for name in _META}
+                    meta = _facts(store)
                     confirmations = store.confirmations()
                     trials, unloaded = _trials(store, rows, confirmations)
                     times = store.finish_times_s([trial.number for trial in trials])
                     totals = _totals(store, unloaded)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise StoreError(f"{run.store} holds a damaged record: {error}") from error
+                raise damaged(run.store, error) from error
         return cls(
             id=run.id,
             path=str(run.path),
-            meta={name: value for name, value in meta.items() if value is not None},
+            meta=meta,
             environment=_environment(run),
             trials=trials,
             finish_times_s=times,
@@ -167,6 +168,20 @@ class RunData:
         return tuple(dict.fromkeys(labels))
 
 
+def _facts(store: RunStore) -> dict[str, Json]:
+    """Those that are there; TypeError when one is not what the engine stores."""
+    facts = {name: value for name in _META if (value := store.meta(name)) is not None}
+    for name, value in facts.items():
+        if not isinstance(value, _META[name]):
+            raise TypeError(f"{name} is {value!r:.40}")
+    baselines = facts.get("baselines", {})
+    dict(baselines.get("chosen", {}))
+    for record in (*baselines.get("timings", ()), *facts.get("ablation", {}).get("rows", ())):
+        if not isinstance(record, dict):
+            raise TypeError(f"expected a record, found {record!r:.40}")
+    return facts
+
+
 def _trials(
     store: RunStore, rows: int | None, confirmations: Mapping[int, Outcome]
 ) -> tuple[tuple[Trial, ...], int]:
@@ -212,4 +227,6 @@ def _environment(run: RunFolder) -> Mapping[str, Json]:
         found = json.loads(run.environment.read_bytes())
     except (OSError, ValueError) as error:
         return {"unreadable": f"{run.environment.name}: {error}"}
-    return found if isinstance(found, dict) else {"unreadable": "environment.json: not a map"}
+    if not isinstance(found, dict) or not isinstance(found.get("packages", {}), dict):
+        return {"unreadable": f"{run.environment.name}: not what a run writes"}
+    return found

@@ -13,6 +13,7 @@ trial is a result, failed ones too; each holds what evotune knows in T4's words:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
@@ -61,7 +62,8 @@ def _results(data: RunData) -> Iterator[dict[str, Json]]:
         }
         seconds = data.finish_times_s.get(number)
         if started is not None and seconds is not None:
-            result["timestamp"] = (started + timedelta(seconds=seconds)).isoformat()
+            with contextlib.suppress(OverflowError):  # a damaged time
+                result["timestamp"] = (started + timedelta(seconds=seconds)).isoformat()
         yield result
 
 

@@ -90,11 +90,15 @@ class FoldedStrategy:
                     f"the snapshot of the search has {name} {found.get(name)!r}, "
                     f"this search has {expected!r}"
                 )
-        self._told = snapshot["told"]
-        self._seen.restore(snapshot["seen"])
-        self._unseen.forget()
-        self._chronicle.restore(snapshot["chronicle"], self._names)
-        self._restore_learnt(snapshot["learnt"])
+        try:
+            self._told = int(snapshot["told"])
+            self._seen.restore(snapshot["seen"])
+            self._unseen.forget()
+            self._chronicle.restore(snapshot["chronicle"], self._names)
+            self._restore_learnt(snapshot["learnt"])
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            self.__init__(self._space, self._settings)  # type: ignore[misc]  # half restored
+            raise StoreError(f"the snapshot of the search is damaged: {error}") from error
 
     def _identity(self) -> dict[str, Json]:
         settings = self._settings

@@ -81,7 +81,8 @@ class Strategy(Protocol):
         """All that was learnt, JSON-able: restoring it equals telling everything again."""
 
     def restore(self, snapshot: Json) -> None:
-        """Replace what was learnt; StoreError when the snapshot is of another search."""
+        """Replace what was learnt; StoreError when the snapshot is of another search or damaged:
+        then nothing is learnt."""
 
     @property
     def told(self) -> int:

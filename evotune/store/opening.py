@@ -12,6 +12,9 @@ from evotune.errors import StoreError
 from evotune.store.schema import APPLICATION_ID, newest_version
 
 _LEAST_BYTES = 512  # SQLite's smallest page
+WRONG_SHAPE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""What is raised by reading JSON that is cut, nested absurdly, or not what was written."""
+
 _NOT_DAMAGE = frozenset(
     {
         sqlite3.SQLITE_FULL,

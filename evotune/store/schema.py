@@ -66,7 +66,7 @@ def _columns_of_text(text: str) -> tuple[Json, ...]:
     """Of a damaged record nothing: who reads it will say so."""
     try:
         outcome = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         outcome = None
     return outcome_columns(outcome if isinstance(outcome, dict) else {})
 

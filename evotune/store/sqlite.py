@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import sqlite3
 import time
@@ -20,6 +21,7 @@ from types import TracebackType
 
 from evotune.errors import StoreError
 from evotune.store.opening import (
+    WRONG_SHAPE,
     check_pages,
     check_version,
     damaged,
@@ -123,6 +125,14 @@ class RunStore:
         rows = self._read("SELECT value FROM meta WHERE name = ?", (name,))
         return self._parse(rows[0][0]) if rows else default
 
+    @contextlib.contextmanager
+    def trusting_facts(self) -> Iterator[None]:
+        """Around what is made of stored JSON: another shape than was stored is damage."""
+        try:
+            yield
+        except WRONG_SHAPE as error:
+            raise damaged(self.path, error) from error
+
     # --- outcomes ------------------------------------------------------------------------
 
     def append(self, trial: Trial, finished_s: float) -> None:
@@ -184,25 +194,30 @@ class RunStore:
     def _trial(self, number: int, configuration: str, outcome: str) -> Trial:
         try:
             found = Configuration.from_key(configuration)
-        except ValueError as error:
+        except WRONG_SHAPE as error:
             raise damaged(self.path, error) from error
         return Trial(number, found, self._outcome(outcome))
 
     def finish_times_s(self, numbers: Iterable[int]) -> dict[int, float]:
         """When each of those trials finished, in seconds of the run's own time."""
         query = f"SELECT number, finished_s FROM outcomes WHERE number IN {_CHOSEN} ORDER BY number"
-        return dict(self._each(query, (json.dumps(list(numbers)),)))
+        with self.trusting_facts():
+            rows = self._each(query, (json.dumps(list(numbers)),))
+            return {number: _finite(seconds) for number, seconds in rows}
 
     def elapsed_s(self) -> float:
         """When the last trial finished."""
-        return float(self._read("SELECT coalesce(max(finished_s), 0) FROM outcomes")[0][0])
+        ((latest,),) = self._read("SELECT coalesce(max(finished_s), 0) FROM outcomes")
+        with self.trusting_facts():
+            return _finite(latest)
 
     def stage_s(self) -> dict[str, list[float]]:
         """Seconds by stage of every trial that went through it."""
         seconds: dict[str, list[float]] = {}
         for (text,) in self._each("SELECT stage_s FROM outcomes WHERE stage_s IS NOT NULL"):
-            for stage, spent_s in self._parse(text).items():
-                seconds.setdefault(stage, []).append(spent_s)
+            with self.trusting_facts():
+                for stage, spent_s in json.loads(text).items():
+                    seconds.setdefault(stage, []).append(_finite(spent_s))
         return seconds
 
     def kinds(self) -> dict[OutcomeKind, int]:
@@ -295,13 +310,13 @@ class RunStore:
     def _parse(self, text: str) -> Json:
         try:
             return json.loads(text)
-        except ValueError as error:
+        except WRONG_SHAPE as error:
             raise damaged(self.path, error) from error
 
     def _outcome(self, text: str) -> Outcome:
         try:
             return Outcome.from_json(json.loads(text))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except WRONG_SHAPE as error:
             raise damaged(self.path, error) from error
 
     def sync(self) -> None:
@@ -337,6 +352,14 @@ class RunStore:
     def _each(self, query: str, values: tuple[Json, ...] = ()) -> Iterator[tuple[Json, ...]]:
         """Row by row: a million of them do not lie in memory at once."""
         try:
-            yield from self._connection.execute(query, values)
+            # `yield from` would close the cursor with the generator, after the connection.
+            for row in self._connection.execute(query, values):  # noqa: UP028
+                yield row
         except sqlite3.Error as error:
             raise damaged(self.path, error) from error
+
+
+def _finite(seconds: float) -> float:
+    if not math.isfinite(seconds):
+        raise ValueError(f"a time of {seconds} s")
+    return seconds

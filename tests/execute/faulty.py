@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from report.runs import make_run, ok
 
@@ -76,7 +77,7 @@ def open_executor(
     *,
     problem: str = "attention",
     profile: DeviceProfile | None = None,
-    **options: float,
+    **options: Any,
 ) -> LocalExecutor:
     setup = load_setup(SPACE, "cpu")
     executor = open_local_executor(
@@ -95,9 +96,7 @@ def open_executor(
 class FaultyKernels:
     """Runs one trial after the other on one executor; edge shapes are left out for speed."""
 
-    def __init__(
-        self, folder: Path, profile: DeviceProfile | None = None, **options: float
-    ) -> None:
+    def __init__(self, folder: Path, profile: DeviceProfile | None = None, **options: Any) -> None:
         self.folder = folder
         self.executor = open_executor(folder, profile=profile, **options)
         self._planner = planner()

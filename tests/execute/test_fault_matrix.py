@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from evotune.device.launch import Workspace
 from evotune.engine.setup import load_setup
 from evotune.measure.statistics import median_interval
-from evotune.trial import Outcome, OutcomeKind
+from evotune.trial import Measurement, Outcome, OutcomeKind
 
 from .faulty import SPACE, FaultyKernels, descendants, wait_until_gone
 from .test_outcomes import FAULTS
@@ -80,7 +81,8 @@ def test_every_fault_ends_in_its_outcome_again_and_again(
     """The sound trial after a fault is compared with the sound trials before the fault and after
     it, each of which followed a sound one: drift of the machine is in both alike."""
     faults = {**FAULTS, **MORE_FAULTS}
-    kept: list[float] = []  # the trial after the fault found the worker that was there before
+    speedups: list[float] = []
+    kept: list[float] = []  # times where the trial after the fault found the worker before it
     renewed: list[float] = []
     try:
         before = _sound(kernels)
@@ -92,7 +94,13 @@ def test_every_fault_ends_in_its_outcome_again_and_again(
                 assert reason in outcome.reason + outcome.log, (repeat, fault, outcome)
                 after, later = _sound(kernels), _sound(kernels)
                 same = _worker(kernels) == worker
-                (kept if same else renewed).append(after / math.sqrt(before * later))
+                time_ratio, speedup_ratio = (
+                    getattr(after, figure)
+                    / math.sqrt(getattr(before, figure) * getattr(later, figure))
+                    for figure in ("time_us", "speedup")
+                )
+                (kept if same else renewed).append(time_ratio)
+                speedups.append(speedup_ratio)
                 before = later
             keep_result(
                 device="cpu",
@@ -100,9 +108,11 @@ def test_every_fault_ends_in_its_outcome_again_and_again(
                 repeats=repeat + 1,
                 wrong_outcomes=0,
                 sound_trials_that_failed=0,
-                speedup_after_a_fault_to_after_a_sound_trial=_interval(kept + renewed),
-                of_those_in_the_same_worker=_interval(kept),
-                of_those_in_a_new_worker=_interval(renewed),
+                load=round(os.getloadavg()[0], 1),
+                time_after_a_fault_to_after_a_sound_trial=_interval(kept + renewed),
+                time_ratio_in_the_same_worker=_interval(kept),
+                time_ratio_in_a_new_worker=_interval(renewed),
+                speedup_after_a_fault_to_after_a_sound_trial=_interval(speedups),
             )
         children = descendants(_worker(kernels))
     finally:
@@ -110,12 +120,13 @@ def test_every_fault_ends_in_its_outcome_again_and_again(
     assert not wait_until_gone(children)
 
 
-def _sound(kernels: FaultyKernels) -> float:
-    """The speedup of a sound trial."""
+def _sound(kernels: FaultyKernels) -> Measurement:
+    """What a sound trial measures. Its time is a median of samples, which a busy machine moves
+    little; the speedup is a median of ratios of rounds, each of which one pause can spoil."""
     outcome = kernels.run("none")
     assert outcome.ok, outcome
     assert outcome.duplicate_of is None
-    return outcome.measurements[0].speedup
+    return outcome.measurements[0]
 
 
 def _worker(kernels: FaultyKernels) -> int:

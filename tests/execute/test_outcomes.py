@@ -17,7 +17,7 @@ from evotune.errors import EnvironmentProblem
 from evotune.execute.device_slot import _crash_kind
 from evotune.execute.protocol import Proposal
 from evotune.measure.paired import TimingSettings
-from evotune.trial import Configuration, OutcomeKind
+from evotune.trial import Configuration, Outcome, OutcomeKind
 
 from .faulty import SPACE, FaultyKernels, open_executor, planner, stat_fields
 
@@ -110,6 +110,23 @@ def test_machine_code_that_was_measured_is_not_measured_again(faulty: FaultyKern
     twin = faulty.run_proposal(again)
     assert twin.duplicate_of == first.number
     assert (twin.fitness, twin.measurements) == (outcome.fitness, outcome.measurements)
+
+
+def test_machine_code_that_the_run_knows_from_before_is_not_measured_again(tmp_path: Path) -> None:
+    known = Outcome(OutcomeKind.OK, 0.5, binary="b" * 64)
+    asked = []
+
+    def stored_twin(fingerprint: str) -> tuple[int, Outcome]:
+        asked.append(fingerprint)
+        return 7, known
+
+    kernels = FaultyKernels(tmp_path, stored_twin=stored_twin)
+    try:
+        outcome = kernels.run("none")
+    finally:
+        kernels.executor.close()
+    assert (outcome.duplicate_of, outcome.fitness) == (7, 0.5)
+    assert [len(fingerprint) for fingerprint in asked] == [64]
 
 
 def test_what_is_faster_than_the_device_can_be_is_refused(tmp_path: Path) -> None:

@@ -212,8 +212,10 @@ def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
     assert trial["checks"][0]["rms_error"] is None
 
 
-def test_a_lost_environment_is_stated_and_the_report_goes_on(tmp_path: Path) -> None:
-    data = RunData.load(make_run(tmp_path, [ok(1.0)], environment='{"cut'))
+@pytest.mark.parametrize("text", ['{"cut', "[1]", '{"packages": 5}'])
+def test_a_lost_environment_is_stated_and_the_report_goes_on(tmp_path: Path, text: str) -> None:
+    data = RunData.load(make_run(tmp_path, [ok(1.0)], environment=text))
+    assert REPORTS["md"](data)
     assert "environment.json" in json_report(data)["environment"]["unreadable"]
 
 
