@@ -31,8 +31,7 @@ class Evolution(FoldedStrategy):
     of the failures expects most of (`guide.py`).
 
     Parents are the best trials so far, each as soon as it is told; failures never breed. The
-    first proposals are the default and uniform samples: what was tried instead, samples spread out
-    near the middle of the domains, was worse on some spaces and better on none.
+    first proposals are the default and uniform samples.
     """
 
     name: ClassVar[str] = "evolution"
