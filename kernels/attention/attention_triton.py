@@ -10,7 +10,6 @@ Tunables  BLOCK_M        queries of a program (a power of two from 16 on)
           BLOCK_N        keys of a step (likewise)
           HEADS_FIRST    neighbours are the same block of all heads, not the blocks of one head
           DESCENDING     the last queries first: with CAUSAL they have the most keys
-          EARLY_SCALE    scale q once, which rounds it, instead of each score
           NUM_WARPS, NUM_STAGES, MAXNREG: Triton's own; warps, stages of its pipeline of copies,
                          most registers of a thread (0: no limit)
 Launch    one program for each block of queries of each head, in one dimension. Workspace: none.
@@ -43,7 +42,6 @@ def attention_forward(
     BLOCK_N: tl.constexpr,
     HEADS_FIRST: tl.constexpr,
     DESCENDING: tl.constexpr,
-    EARLY_SCALE: tl.constexpr,
 ):
     row_blocks = tl.cdiv(seq_len_q, BLOCK_M)
     program = tl.program_id(0)
@@ -65,10 +63,7 @@ def attention_forward(
     q_offset = head_in_all.to(tl.int64) * seq_len_q * HEAD_DIM
     kv_offset = kv_head.to(tl.int64) * seq_len_k * HEAD_DIM
     queries = tl.load(q + q_offset + places, mask=exists, other=0.0)
-    scale = softmax_scale * LOG2_E
-    if EARLY_SCALE:
-        queries = (queries * scale).to(q.dtype.element_ty)
-        scale = 1.0
+    scale = softmax_scale * LOG2_E  # of the scores: scaling q instead rounds it too much
 
     maxima = tl.full([BLOCK_M], float("-inf"), tl.float32)
     sums = tl.zeros([BLOCK_M], tl.float32)
