@@ -16,6 +16,7 @@ from evotune.engine.setup import load_setup
 from evotune.errors import EnvironmentProblem
 from evotune.execute.device_slot import _crash_kind
 from evotune.execute.protocol import Proposal
+from evotune.execute.twins import Twins
 from evotune.measure.paired import TimingSettings
 from evotune.trial import Configuration, Outcome, OutcomeKind
 
@@ -120,7 +121,7 @@ def test_machine_code_that_the_run_knows_from_before_is_not_measured_again(tmp_p
         asked.append(fingerprint)
         return 7, known
 
-    kernels = FaultyKernels(tmp_path, stored_twin=stored_twin)
+    kernels = FaultyKernels(tmp_path, twins=Twins(stored_twin))
     try:
         outcome = kernels.run("none")
     finally:
