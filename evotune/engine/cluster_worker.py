@@ -7,6 +7,7 @@ with anybody.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import tempfile
@@ -29,6 +30,7 @@ from evotune.errors import EnvironmentProblem, EvotuneError, RunLocked
 from evotune.execute.background import BackgroundExecutor
 from evotune.execute.protocol import HELD_OUT, TIMED
 from evotune.trial import Configuration, Json, Outcome
+from evotune.user_code import trust
 
 CORES_VARIABLE = "EVOTUNE_WORKER_CORES"
 """The CPU cores of a worker of `--cluster local:N`, which shares its machine with the others."""
@@ -207,12 +209,15 @@ class _Session:
 
 
 def _unpack(files: Mapping[str, bytes], folder: Path) -> None:
-    for name, content in files.items():
+    """Whoever started the run agreed to the Python code among its `files`."""
+    for name, packed in files.items():
         target = (folder / name).resolve()
         if not target.is_relative_to(folder.resolve()):
             raise EnvironmentProblem(f"{name} lies outside the run's sources")
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(zlib.decompress(content))
+        content = zlib.decompress(packed)
+        target.write_bytes(content)
+        trust.agree(hashlib.sha256(content).hexdigest())
 
 
 def _own_cores() -> list[int]:

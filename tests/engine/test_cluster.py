@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -10,13 +11,14 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from evotune.device.recorded import read_recorded_space
-from evotune.engine import cluster
+from evotune.engine import cluster, cluster_worker
 from evotune.engine.cluster import ClusterRequest, cluster_request, connected
 from evotune.engine.folder import list_runs
 from evotune.errors import EnvironmentProblem, UsageError
@@ -24,6 +26,7 @@ from evotune.execute import cluster as cluster_executor
 from evotune.execute.cluster import ClusterExecutor
 from evotune.execute.inline import InlineExecutor
 from evotune.store import RunStore
+from evotune.user_code import trust
 
 from .cluster_tasks import trial
 from .runs import RECORDING, evotune, history
@@ -197,3 +200,13 @@ def test_a_real_run_outlives_workers_killed_at_random(
     with RunStore.open_for_reading(run.store) as store:
         devices = store.meta("devices")
     keep_result(device="cpu", workers=2, killed=killed, trials=trials, calibrated=len(devices))
+
+
+def test_what_the_coordinator_agreed_to_runs_on_its_workers_too(tmp_path: Path) -> None:
+    content = b"class Doubling: ..."
+    path, sha256 = tmp_path / "problem.py", hashlib.sha256(content).hexdigest()
+    with pytest.raises(UsageError, match="lies outside this folder"):
+        trust.require(path, sha256)
+    cluster_worker._unpack({"problem.py": zlib.compress(content)}, tmp_path)
+    assert path.read_bytes() == content
+    trust.require(path, sha256)

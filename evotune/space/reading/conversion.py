@@ -25,6 +25,7 @@ from evotune.space.reading.schema import (
     SpaceModelFile,
     TensorMapModel,
 )
+from evotune.space.reading.triton import block_size, refuse_what_triton_decides
 from evotune.space.reading.yaml_source import DataPath, YamlSource
 from evotune.space.specs import (
     ArgumentSpec,
@@ -44,8 +45,6 @@ from evotune.trial import Value
 
 KERNEL = "KERNEL"
 _LANGUAGES = {".cpp": "cpp", ".cc": "cpp", ".cu": "cuda", ".py": "triton"}
-_NUM_WARPS = "NUM_WARPS"  # Triton's own name for it, and its own value where nobody says another
-_DEFAULT_WARPS = 4
 
 
 class Converter:
@@ -247,9 +246,8 @@ class Converter:
     ) -> LaunchSpec:
         block, shared_bytes = launch.block, launch.shared_bytes
         if language == "triton":
-            self._refuse_for_triton(kernel, launch, place)
-            warps = _NUM_WARPS if _NUM_WARPS in (self.model.parameters or {}) else _DEFAULT_WARPS
-            block = [f"32 * {warps}"]
+            refuse_what_triton_decides(self.source, kernel, launch, place)
+            block = [block_size(self.model.parameters or {})]
         elif block is None:
             raise self.source.position(place).error("a launch needs a 'block'")
         grid_sizes, block_sizes = (
@@ -263,20 +261,6 @@ class Converter:
             launch.entry or kernel.entry,
             None if launch.when is None else self._expression(launch.when, (*place, "when")),
         )
-
-    def _refuse_for_triton(self, kernel: KernelModel, launch: LaunchModel, place: DataPath) -> None:
-        """What Triton's compiler decides, and a second function, which it compiles apart."""
-        reasons = {
-            "block": (launch.block, f"Triton makes its blocks itself, of {_NUM_WARPS} warps"),
-            "shared_bytes": (launch.shared_bytes, "Triton knows its shared memory itself"),
-            "entry": (
-                None if launch.entry == kernel.entry else launch.entry,
-                "a Triton kernel is one function: all launches are of it",
-            ),
-        }
-        for key, (value, reason) in reasons.items():
-            if value is not None:
-                raise self.source.key_position((*place, key)).error(reason)
 
     def parameters(self) -> tuple[ParameterSpec, ...]:
         fields = self.model.parameters or {}
