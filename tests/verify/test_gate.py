@@ -229,6 +229,17 @@ def _replayed(pool: InputPool, launch: Callable[..., object]) -> Verdict:
     return verdict
 
 
+def test_an_altered_place_can_be_replayed_again(pool: InputPool) -> None:
+    gate = Gate(CpuSession(), PROBLEM, pool, deterministic=True)
+    subject = Subject(SHORT, plan(), kernel(SHORT, exact))
+    buffers = gate.buffers(subject, pool.get(SHORT, "normal", 0))
+    bound = CpuSession().bind(subject.kernel, subject.plan, buffers.pointers)
+    sampler, verdict = CpuSession().sampler([bound]), Verdict()
+    gate.alter(subject, [buffers], 1, verdict)
+    gate.replay(subject, sampler, [buffers], 1, verdict, how="replayed eagerly,")
+    assert verdict.passed, verdict.reason
+
+
 def test_a_kernel_that_works_every_other_time_is_found(pool: InputPool) -> None:
     honest = kernel(SHORT, exact)
     calls: list[int] = []
