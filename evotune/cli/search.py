@@ -61,6 +61,13 @@ _INTERRUPTED = 130
     type=click.IntRange(min=0, max=10_000),
     help="Trials in flight: proposal n sees those before n - N. Fixed for the run.",
 )
+@click.option(
+    "--champions",
+    type=click.IntRange(1, 100),
+    default=3,
+    show_default=True,
+    help="Confirm so many of the best in fresh processes.",
+)
 @gpus_option
 @cluster_option
 @click.option(
@@ -84,6 +91,7 @@ def run(
     strategy: str | None,
     racing: bool,
     lookahead: int | None,
+    champions: int,
     gpus: int | str | None,
     cluster: str | None,
     allow_mixed: bool,
@@ -115,6 +123,7 @@ def run(
         strategy=strategy,
         racing=racing,
         lookahead=lookahead,
+        champions=champions,
         gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),
         cluster=cluster_request(cluster, device, gpus, allow_mixed=allow_mixed),
         command=("evotune", *sys.argv[1:]),

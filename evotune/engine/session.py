@@ -23,7 +23,6 @@ from evotune.search.strategy import SearchSettings
 from evotune.store import RunStore
 from evotune.trial import Json
 
-_CHAMPIONS = 3
 LOOKAHEAD_PER_DEVICE = 16
 """What keeps each of many GPUs fed (`benchmarks/lookahead.py`); then a constant of the run."""
 
@@ -45,6 +44,7 @@ class RunRequest:
     no_improvement: int | None = None
     warm_start: RunFolder | None = None
     lookahead: int | None = None
+    champions: int = 3
     gpus: GpuRequest | None = None
     cluster: ClusterRequest | None = None
     command: tuple[str, ...] = ()
@@ -180,7 +180,7 @@ def _settings(setup: Setup, request: RunRequest) -> dict[str, Json]:
         "objectives": list(document.objectives if document else defaults.objectives),
         "trials": document.budget.trials if document else 1000,
         "minutes": document.budget.minutes if document else None,
-        "champions": _CHAMPIONS,
+        "champions": request.champions,
         "racing": True,
         "compiles": document.budget.compiles if document else None,
         "speedup": document.budget.speedup if document else None,

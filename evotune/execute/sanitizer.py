@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from evotune.trial import Check, Json
@@ -65,7 +66,8 @@ def sanitize(cases: Sequence[Json]) -> list[Check]:
     with tempfile.TemporaryDirectory(prefix="evotune-") as folder:
         job = Path(folder) / "job.json"
         job.write_text(json.dumps({"cases": list(cases)}))
-        return [_run(path, tool, job) for tool in TOOLS]
+        with ThreadPoolExecutor(len(TOOLS)) as pool:  # each takes seconds to start
+            return list(pool.map(lambda tool: _run(path, tool, job), TOOLS))
 
 
 def _run(path: str, tool: str, job: Path) -> Check:

@@ -34,7 +34,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random search of each example, with its confirmation."""
     folder = tmp_path_factory.mktemp("runs")
     for space in _EXAMPLES:
-        options = ("--device", "cuda:0", "--strategy", "random", "--trials", "8")
+        options = (
+            "--device",
+            "cuda:0",
+            "--strategy",
+            "random",
+            "--trials",
+            "8",
+            "--champions",
+            "1",
+        )
         evotune(folder, "run", space, *options)
     return folder
 

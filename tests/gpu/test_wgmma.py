@@ -2,31 +2,26 @@
 
     pytest -m gpu -x tests/gpu/test_wgmma.py
 
-Each test is an `evotune run` of one configuration in processes of its own: the gate checks every
-shape, its edge shapes, held-out and adversarial inputs. A kernel that hangs ends as `timeout` after
-`timeouts.trial_s`, and `-x` ends the row there.
+Each test is an `evotune run` in processes of its own: the gate checks every configuration on every
+shape, its edge shapes and adversarial inputs. A kernel that hangs ends as `timeout` after
+`timeouts.trial_s`.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+
+from .searching import failures, listed_trials, random_trials, shipped
 
 pytestmark = pytest.mark.gpu
 
-ROOT = Path(__file__).parents[2]
-EVOTUNE = [sys.executable, "-m", "evotune"]
-SPACE = yaml.safe_load((ROOT / "search_spaces" / "attention_wgmma.yaml").read_text())
+SPACE = shipped("attention_wgmma")
 _TRIAL_S = 20.0
-_RUN_S = 120.0
 
 SMALLEST: dict[str, Any] = {
     "CONSUMER_WARPGROUPS": 1,
@@ -55,7 +50,6 @@ ODD = [
     {"batch": 1, "heads": 4, "kv_heads": 1, "seq_len_q": 1, "seq_len_k": 513},
     {"batch": 3, "heads": 16, "seq_len": 1000},  # more tiles than multiprocessors
 ]
-BOTH = [{"causal": False}, {"causal": True}]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,44 +60,26 @@ def _a_hopper_gpu() -> None:
         pytest.skip("wgmma needs a GPU of compute capability 9.0")
 
 
-def outcomes(
+def check(
     folder: Path,
-    values: Mapping[str, Any],
-    shapes: Sequence[Mapping[str, int]],
+    configurations: Sequence[Mapping[str, Any]],
+    shapes: Sequence[Mapping[str, int]] = ODD,
     *,
     head_dim: int = 64,
     dtype: str = "float16",
-    variants: Sequence[Mapping[str, bool]] = BOTH,
-) -> list[dict[str, Any]]:
-    """What becomes of this one configuration on these shapes."""
-    space = {**SPACE, "root": str(ROOT), "after_compile": [], "default": dict(values)}
-    space["parameters"] = {name: [value] for name, value in values.items()}
-    space["problem"] = {
+) -> None:
+    """Each configuration, where it differs from the smallest, is right on these shapes."""
+    problem = {
         "name": "attention",
         "dtype": dtype,
         "shapes": [{**shape, "head_dim": head_dim} for shape in shapes],
-        "variants": list(variants),
+        "variants": [{"causal": False}, {"causal": True}],
     }
-    space["timeouts"] = {"compile_s": 60.0, "trial_s": _TRIAL_S}
-    path = folder / "space.yaml"
-    path.write_text(yaml.safe_dump(space))
-    runs = ["--runs-dir", str(folder / "runs")]
-    options = ["--strategy", "exhaustive", "--trials", "1", "--device", "cuda:0"]
-    # Exit code 1, no valid candidate, is what the assertion below tells more of.
-    subprocess.run([*EVOTUNE, "run", str(path), *options, *runs], check=False, timeout=_RUN_S)
-    report = subprocess.run(
-        [*EVOTUNE, "report", "latest", "--format", "jsonl", *runs], check=True, capture_output=True
-    )
-    return [json.loads(line) for line in report.stdout.splitlines()]
-
-
-def check(
-    folder: Path, values: Mapping[str, Any], shapes: Sequence[Mapping[str, int]], **more: Any
-) -> None:
-    trials = outcomes(folder, {**SMALLEST, **values}, shapes, **more)
-    assert trials
-    found = [(trial["outcome"], trial["reason"], trial["configuration"]) for trial in trials]
-    assert all(outcome == "ok" for outcome, _, _ in found), found
+    timeouts = {"compile_s": 60.0, "trial_s": _TRIAL_S}
+    space = {**SPACE, "problem": problem, "timeouts": timeouts}
+    trials = listed_trials(space, folder, [{**SMALLEST, **each} for each in configurations])
+    assert len(trials) == len(configurations)
+    assert not failures(trials)
 
 
 # What each one adds: see attention_wgmma.md, "What to measure first".
@@ -124,16 +100,12 @@ STEPS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("mask", BOTH, ids=["full", "causal"])
-def test_one_tile_in_the_smallest_configuration(mask: dict[str, bool], tmp_path: Path) -> None:
-    check(tmp_path, {}, PLAIN, variants=[mask])
+def test_one_tile_in_the_smallest_configuration(tmp_path: Path) -> None:
+    check(tmp_path, [SMALLEST], PLAIN)
 
 
-@pytest.mark.parametrize("step", STEPS, ids=[name for name, _ in STEPS])
-def test_one_part_after_the_other_passes_the_gate(
-    step: tuple[str, dict[str, Any]], tmp_path: Path
-) -> None:
-    check(tmp_path, step[1], ODD)
+def test_one_part_after_the_other_passes_the_gate(tmp_path: Path) -> None:
+    check(tmp_path, [values for _, values in STEPS])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -141,36 +113,25 @@ def test_one_part_after_the_other_passes_the_gate(
 def test_head_dimensions_and_types(head_dim: int, dtype: str, tmp_path: Path) -> None:
     values = {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 96, "STAGES": 2, "OVERLAP": True}
     values |= {"PRODUCER_WARPS": 4, "PING_PONG": True, "STORE": "bulk", "RESCALE_LOG2": 8}
-    check(tmp_path, values, ODD, head_dim=head_dim, dtype=dtype)
+    check(tmp_path, [values], head_dim=head_dim, dtype=dtype)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 3])
-@pytest.mark.parametrize("stages", [1, 2, 3, 4, 6])
-def test_every_pipeline_depth(stages: int, groups: int, tmp_path: Path) -> None:
-    for number, (overlap, ping_pong) in enumerate(itertools.product((False, True), repeat=2)):
-        if ping_pong and groups == 1:
-            continue
-        values = {"CONSUMER_WARPGROUPS": groups, "STAGES": stages, "BLOCK_N": 64}
-        values |= {"OVERLAP": overlap, "PING_PONG": ping_pong, "PRODUCER_WARPS": 4}
-        values |= {"STORE": "bulk", "PERSISTENT": 1, "QUERY_STAGES": 2, "PRODUCER_REGISTERS": 32}
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        check(folder, values, ODD)
+def test_every_pipeline_depth(tmp_path: Path) -> None:
+    switches = itertools.product((1, 2, 3, 4, 6), (1, 2, 3), (False, True), (False, True))
+    found = []
+    for stages, groups, overlap, ping_pong in switches:
+        if not (ping_pong and groups == 1):
+            values = {"CONSUMER_WARPGROUPS": groups, "STAGES": stages, "BLOCK_N": 64}
+            values |= {"OVERLAP": overlap, "PING_PONG": ping_pong, "PRODUCER_WARPS": 4}
+            values |= {"STORE": "bulk", "PERSISTENT": 1, "QUERY_STAGES": 2}
+            found.append({**values, "PRODUCER_REGISTERS": 32})
+    check(tmp_path, found)
 
 
-def test_random_configurations_pass_the_gate(tmp_path: Path) -> None:
-    space = {**SPACE, "root": str(ROOT)}
-    space["problem"] = {**SPACE["problem"], "shapes": [{**s, "head_dim": 64} for s in ODD]}
-    space["problem"]["held_out"] = []
-    path = tmp_path / "space.yaml"
-    path.write_text(yaml.safe_dump(space))
-    runs = ["--runs-dir", str(tmp_path / "runs")]
-    options = ["--strategy", "random", "--trials", "24", "--device", "cuda:0"]
-    subprocess.run([*EVOTUNE, "run", str(path), *options, *runs], check=True, timeout=400)
-    report = subprocess.run(
-        [*EVOTUNE, "report", "latest", "--format", "jsonl", *runs], check=True, capture_output=True
-    )
-    trials = [json.loads(line) for line in report.stdout.splitlines()]
-    wrong = [t for t in trials if t["outcome"] not in ("ok", "resource_limit")]
-    assert not wrong, [(t["outcome"], t["reason"], t["configuration"]) for t in wrong]
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_random_configurations_pass_the_gate(head_dim: int, tmp_path: Path) -> None:
+    shapes = [{**shape, "head_dim": head_dim} for shape in ODD]
+    problem = {**SPACE["problem"], "shapes": shapes, "held_out": []}
+    trials = random_trials({**SPACE, "problem": problem}, tmp_path, 32)
+    assert not failures(trials, ("ok", "resource_limit"))
     assert sum(t["outcome"] == "ok" for t in trials) >= 0.95 * len(trials)

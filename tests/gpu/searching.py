@@ -1,0 +1,71 @@
+"""Runs of `evotune` on the GPU, and what became of each of their trials."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from evotune.trial import Json
+
+ROOT = Path(__file__).parents[2]
+EVOTUNE = [sys.executable, "-m", "evotune"]
+
+
+def shipped(name: str) -> dict[str, Json]:
+    """The document of a space that ships with evotune, to be changed and run from elsewhere."""
+    space = yaml.safe_load((ROOT / "search_spaces" / f"{name}.yaml").read_text())
+    return {**space, "root": str(ROOT)}
+
+
+def random_trials(space: Mapping[str, Json], folder: Path, count: int) -> list[Json]:
+    return trials_of(space, folder, "--strategy", "random", "--trials", count)
+
+
+def listed_trials(
+    space: Mapping[str, Json], folder: Path, configurations: Sequence[Mapping[str, Json]]
+) -> list[Json]:
+    """Of just these configurations, in one run: starting one takes longer than most trials."""
+    spec = listed(space, configurations)
+    return trials_of(spec, folder, "--strategy", "exhaustive", "--trials", len(configurations))
+
+
+def listed(
+    space: Mapping[str, Json], configurations: Sequence[Mapping[str, Json]]
+) -> dict[str, Json]:
+    """The space with one more parameter, that says which configuration all others are."""
+    parameters: dict[str, Json] = {"LISTED": list(range(len(configurations)))}
+    constraints = []
+    for name, first in configurations[0].items():
+        values = list(dict.fromkeys(each[name] for each in configurations))
+        parameters[name] = {"choices": values} if isinstance(first, str) else values
+        for value in values:
+            own = [n for n, each in enumerate(configurations) if each[name] == value]
+            here = str(value).lower() if isinstance(value, bool) else value
+            constraints.append(f"{name} == {here} or LISTED not in {own}")
+    names = {"parameters": parameters, "default": {}, "after_compile": []}
+    reason = {"reason": "another configuration than the listed ones"}
+    return {**space, **names, "constraints": [{"expr": e, **reason} for e in constraints]}
+
+
+def trials_of(space: Mapping[str, Json], folder: Path, *options: object) -> list[Json]:
+    """Of one run with one champion; none may end by an error of evotune's own."""
+    path = folder / "space.yaml"
+    path.write_text(yaml.safe_dump(dict(space)))
+    runs = ["--runs-dir", str(folder / "runs")]
+    words = [*map(str, options), "--champions", "1", "--device", "cuda:0"]
+    done = subprocess.run([*EVOTUNE, "run", str(path), *words, *runs], check=False, timeout=500)
+    assert done.returncode in (0, 1)  # 1: no valid candidate; the trials tell more of it
+    report = subprocess.run(
+        [*EVOTUNE, "report", "latest", "--format", "jsonl", *runs], check=True, capture_output=True
+    )
+    return [json.loads(line) for line in report.stdout.splitlines()]
+
+
+def failures(trials: Sequence[Json], allowed: Sequence[str] = ("ok",)) -> list[Json]:
+    found = [(t["outcome"], t["reason"], t["configuration"]) for t in trials]
+    return [each for each in found if each[0] not in allowed]
