@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,12 +76,15 @@ DECODE = "attention_mma_decode"
 HOPPER_128 = {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 128, "STAGES": 2, "QUERY_STAGES": 1}
 HOPPER_128 |= {"PRODUCER_WARPS": 4, "PRODUCER_REGISTERS": 24, "OVERLAP": True, "PING_PONG": True}
 HOPPER_128 |= {"RESCALE_LOG2": 8, "PERSISTENT": 1, "HEAD_SECTION": 16, "ROW_ORDER": "descending"}
+HOPPER_ONE_WAVE = {**HOPPER_128, "PERSISTENT": 0, "ROW_ORDER": "ascending"}
 HOPPER = (
     ("hopper 16x2048x64", square(16, 16, 2048, 64), {}),
     ("hopper 4x4096x64", square(4, 16, 4096, 64), {}),
     ("hopper 2x8192x64", square(2, 16, 8192, 64), {}),
     ("hopper 16x2048x128", square(16, 16, 2048, 128), HOPPER_128),
     ("hopper 2x8192x128", square(2, 16, 8192, 128), HOPPER_128),
+    ("hopper 4x1024x64", square(4, 16, 1024, 64), {}),
+    ("hopper 1x2048x64", square(1, 8, 2048, 64), HOPPER_ONE_WAVE),
 )
 JOBS = (
     Job("mission full", "attention_mma", MISSION, FULL, 200),
@@ -93,12 +98,16 @@ JOBS = (
     Job("1024", "attention_mma", square(1, 8, 1024, 64), BOTH, 80, WIDE_TILES),
     Job("batch 2", "attention_mma", square(2, 8, 512, 64), BOTH, 80, WIDE_TILES),
     Job("head 128", "attention_mma", square(1, 8, 512, 128), BOTH, 80, SMALL_TILES),
+    Job("2048", "attention_mma", square(1, 8, 2048, 64), BOTH, 80, WIDE_TILES),
     *(
         Job(f"{name} {'causal' if mask[0] else 'full'}", "attention_wgmma", shape, mask, 120, start)
         for name, shape, start in HOPPER
         for mask in (FULL, CAUSAL)
     ),
 )
+JOBS_BY_NAME = {job.name: job for job in JOBS}
+LADDERS = (("scalar", "wmma", "mission {}"), ("large", "hopper 16x2048x64 {}"))
+"""Rungs at the same shape, slowest first."""
 
 
 def run(job: Job, seed: int) -> dict[str, Any]:
@@ -143,45 +152,68 @@ def measurement(
 
 
 def table(records: Records) -> list[str]:
-    """Markdown: the targets, then the rungs at the mission shape."""
+    """Markdown: the fastest champion of each shape and mask, then the rungs side by side."""
     lines = [
-        "| shape (batch, heads, length, head_dim), mask | SDPA µs | evotune µs | speedup [95%] "
-        "| TFLOP/s | of copy bandwidth | cold speedup | same configuration, held-out shape |",
-        "|---|---|---|---|---|---|---|---|",
+        "| shape (batch, heads, length, head_dim), mask | SDPA µs | evotune µs | rung "
+        "| speedup [95%] | TFLOP/s "
+        "| of copy bandwidth | cold speedup | same configuration, held-out shape |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for job in JOBS:
-        for causal in job.masks if job.name not in ("wmma", "scalar") else ():
-            warm = measurement(records, job.name, causal)
-            cold = measurement(records, job.name, causal, "cold")
-            other = measurement(records, job.name, causal, held_out=True)
-            if warm is None:
-                continue
-            case = case_of(job, causal)
-            copied = records[job.name]["baselines"]["copy_gbps"]
-            shares = [
-                f"{PROBLEM.bytes_moved(case) / found['time_us'] / 1000 / copied:.0%} {cache}"
-                for cache, found in (("warm", warm), ("cold", cold))
-                if found is not None
-            ]
-            rate = PROBLEM.flops(case) / warm["time_us"] / 1e6
-            lines.append(
-                f"| {case.label} | {warm['baseline']} {warm['baseline_us']:.2f} "
-                f"| {warm['time_us']:.2f} | {ratio(warm)} | {rate:.0f} "
-                f"| {', '.join(shares) if job.space == DECODE else ''} "
-                f"| {ratio(cold) if cold else ''} "
-                f"| {label_and_speedup(other) if other else ''} |"
-            )
-    lines += ["", "| rung, mask | µs | vs SDPA [95%] | vs the rung before |", "|---|---|---|---|"]
-    for causal, mask in ((False, "full"), (True, "causal")):
-        before = 0.0
-        for rung, name in (("scalar", "scalar"), ("wmma", "wmma"), ("mma", f"mission {mask}")):
-            warm = measurement(records, name, causal)
-            if warm is None:
-                continue
-            gain = f"{before / warm['time_us']:.1f}×" if before else ""
-            lines.append(f"| {rung}, {mask} | {warm['time_us']:.2f} | {ratio(warm)} | {gain} |")
-            before = warm["time_us"]
+    speedups = []
+    for job, causal, warm in fastest(records):
+        cold = measurement(records, job.name, causal, "cold")
+        other = measurement(records, job.name, causal, held_out=True)
+        case = case_of(job, causal)
+        copied = records[job.name]["baselines"]["copy_gbps"]
+        shares = [
+            f"{PROBLEM.bytes_moved(case) / found['time_us'] / 1000 / copied:.0%} {cache}"
+            for cache, found in (("warm", warm), ("cold", cold))
+            if found is not None
+        ]
+        rate = PROBLEM.flops(case) / warm["time_us"] / 1e6
+        lines.append(
+            f"| {case.label} | {warm['baseline']} {warm['baseline_us']:.2f} "
+            f"| {warm['time_us']:.2f} | {rung(job)} | {ratio(warm)} | {rate:.0f} "
+            f"| {', '.join(shares) if job.space == DECODE else ''} "
+            f"| {ratio(cold) if cold else ''} "
+            f"| {label_and_speedup(other) if other else ''} |"
+        )
+        speedups.append(warm["speedup"])
+    if speedups:
+        mean = statistics.geometric_mean(speedups)
+        lines += ["", f"Geometric mean of the {len(speedups)} rows: {mean:.2f}×"]
+    lines += ["", "| shape, mask, rung | µs | vs SDPA [95%] | vs the rung before |"]
+    lines += ["|---|---|---|---|"]
+    for names in LADDERS:
+        for causal in BOTH:
+            before = 0.0
+            for job in (
+                JOBS_BY_NAME[name.format("causal" if causal else "full")] for name in names
+            ):
+                warm = measurement(records, job.name, causal)
+                if warm is None:
+                    continue
+                gain = f"{before / warm['time_us']:.1f}×" if before else ""
+                label = f"{case_of(job, causal).label}, {rung(job)}"
+                lines.append(f"| {label} | {warm['time_us']:.2f} | {ratio(warm)} | {gain} |")
+                before = warm["time_us"]
     return lines
+
+
+def fastest(records: Records) -> Iterator[tuple[Job, bool, dict[str, Any]]]:
+    """Of each shape and mask the job whose champion has the greatest speedup."""
+    found: dict[str, tuple[Job, bool, dict[str, Any]]] = {}
+    for job in JOBS:
+        for causal in job.masks:
+            warm = measurement(records, job.name, causal)
+            label = case_of(job, causal).label
+            if warm and (label not in found or warm["speedup"] > found[label][2]["speedup"]):
+                found[label] = (job, causal, warm)
+    yield from found.values()
+
+
+def rung(job: Job) -> str:
+    return job.space.split("_")[1]
 
 
 def label_and_speedup(found: dict[str, Any]) -> str:
