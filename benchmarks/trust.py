@@ -108,6 +108,7 @@ def racing(device: str, backend: str, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for way in ("--racing", "--no-racing"):
         options = ["--trials", str(RACING_TRIALS[backend]), "--strategy", "random", way]
+        options += ["--champions", "1"]
         runs = folder / way.strip("-")
         report = tune(space(backend, folder), runs, *options, "--device", device)
         (run,) = list_runs(runs)
@@ -121,8 +122,10 @@ def racing(device: str, backend: str, folder: Path) -> dict[str, Any]:
             "winner_speedup": math.exp(ok[best].fitness or 0.0),
             "rounds": sum(m.samples for outcome in ok.values() for m in outcome.measurements),
             "device_s": sum(sampling_s(m, backend) for o in ok.values() for m in o.measurements),
-            "verify_s": sum(outcome.stage_s.get("verify", 0.0) for outcome in ok.values()),
-            "measure_s": sum(outcome.stage_s.get("measure", 0.0) for outcome in ok.values()),
+            "median_s": {
+                stage: statistics.median(outcome.stage_s.get(stage, 0.0) for outcome in ok.values())
+                for stage in ("verify", "measure")
+            },
         }
         found["environment"] = environment(report)
     return found
@@ -167,6 +170,9 @@ def table(data: Mapping[str, Any]) -> list[str]:
             f"fixed sampling; winner trial {racing['winner']} ({racing['winner_speedup']:.3f}x), "
             f"without racing trial {fixed['winner']} ({fixed['winner_speedup']:.3f}x)"
         )
+        if median_s := racing.get("median_s"):
+            stages = ", ".join(f"{stage} {1e3 * s:.0f} ms" for stage, s in median_s.items())
+            lines.append(f"a candidate, median by stage: {stages}")
     return lines
 
 
