@@ -1,0 +1,171 @@
+"""What holds a champion: pipes, issue slots and stall reasons by NVIDIA's ncu.
+
+    python benchmarks/profile_champions.py RECORD [--only NAME ...] [-o PROFILE]
+    python benchmarks/profile_champions.py --table benchmarks/results/profile_h200.json
+
+RECORD is a file of `attention_cuda.py`. Each champion in it is compiled again and launched once
+under ncu, at the clocks as they are, on normal inputs of its own shape. Shares are of the peak
+while the kernel runs; a stall is how many cycles, in the mean, a warp waits so between two
+instructions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from attention_cuda import JOBS_BY_NAME, PROBLEM, Job, load
+from tuning import derive
+
+from evotune.device.launch import Binary
+from evotune.engine.setup import load_setup
+from evotune.execute.build_cache import BuildCache, default_cache_dir
+from evotune.execute.compile_worker import build
+from evotune.execute.protocol import TIMED
+from evotune.trial import Configuration
+
+_SECTIONS = ("SpeedOfLight", "ComputeWorkloadAnalysis", "WarpStateStats", "SchedulerStats")
+_SECTIONS += ("MemoryWorkloadAnalysis", "LaunchStats", "Occupancy")
+_KEPT = re.compile(
+    r"pipe_.*(pct|ratio)|issue_stalled_.*_per_(issue_active|warp_active)|issue_active|inst_issued"
+    r"|throughput.*pct|registers_per_thread|warps_active|time_duration|cycles_elapsed|bank_conflict"
+)
+_STALL = re.compile(r"issue_stalled_(\w+?)_per_issue_active")
+_LIMIT_S = 120.0
+
+
+def launch_file(job: Job, configuration: Mapping[str, Any], folder: Path) -> Path:
+    """What `evotune.execute.sanitized_launch` needs to launch it on its timed cases."""
+    space = derive(job.space, {"problem": job.problem()}, folder / "space.yaml")
+    setup = load_setup(space, "cuda:0")
+    assert setup.planner is not None
+    proposal = setup.planner.proposal(0, Configuration(dict(configuration)))
+    cache = BuildCache(default_cache_dir())
+    cases = []
+    for item in proposal.cases:
+        if item.role != TIMED:
+            continue
+        binary = build(item.compile, cache, folder, 120.0)
+        assert isinstance(binary, Binary), binary
+        tensors = [
+            [spec.name, spec.shape, spec.dtype, spec.is_output]
+            for spec in PROBLEM.tensors(item.case)
+        ]
+        plan = item.plan.completed(binary.resources).to_json()
+        cases.append({"binary": binary.path, "plan": plan, "tensors": tensors})
+    path = folder / "job.json"
+    path.write_text(json.dumps({"cases": cases}))
+    return path
+
+
+def profile(job: Job, configuration: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The kept metrics of each timed case, by ncu's names, with their units."""
+    ncu = shutil.which("ncu") or shutil.which("ncu", path="/usr/local/cuda/bin")
+    if ncu is None:
+        sys.exit("ncu is not installed")
+    with tempfile.TemporaryDirectory() as name:
+        program = [sys.executable, "-m", "evotune.execute.sanitized_launch"]
+        program.append(str(launch_file(job, configuration, Path(name))))
+        command = [ncu, "--clock-control", "none", "--csv", "--page", "raw"]
+        for section in _SECTIONS:
+            command += ["--section", section]
+        done = subprocess.run(
+            [*command, *program], capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        )
+    lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
+    if len(lines) < 3:
+        sys.exit(f"ncu saw no launch:\n{done.stdout}{done.stderr}")
+    units, *launches = csv.DictReader(lines)
+    return [
+        {
+            "kernel": launch["Kernel Name"],
+            "metrics": {
+                metric: {"value": number(value), "unit": units[metric]}
+                for metric, value in launch.items()
+                if _KEPT.search(metric) and number(value) is not None
+            },
+        }
+        for launch in launches
+    ]
+
+
+def number(text: str) -> float | None:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+def table(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    lines = [
+        "| champion | busiest pipes | issue slots | stalls, cycles an instruction |",
+        "|---|---|---|---|",
+    ]
+    for record in records:
+        for launch in record["launches"]:
+            values = {name: found["value"] for name, found in launch["metrics"].items()}
+            pipes = {
+                name: value
+                for name, value in values.items()
+                if "pipe_" in name and "pct_of_peak_sustained_active" in name
+            }
+            stalls = {
+                match.group(1): value
+                for name, value in values.items()
+                if (match := _STALL.search(name)) and "not_issued" not in name
+            }
+            issue = values.get("smsp__issue_active.avg.pct_of_peak_sustained_active", 0.0)
+            cells = (record["name"], largest(pipes, "%"), f"{issue:.0f}%", largest(stalls, ""))
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def largest(values: Mapping[str, float], unit: str) -> str:
+    chosen = sorted(values.items(), key=lambda item: -item[1])[:4]
+    return ", ".join(
+        f"{name.removesuffix('.avg.pct_of_peak_sustained_active')} {v:.1f}{unit}"
+        for name, v in chosen
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("record", type=Path, nargs="?")
+    parser.add_argument("--only", nargs="*", choices=list(JOBS_BY_NAME))
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--table", type=Path)
+    options = parser.parse_args()
+    if options.table:
+        print("\n".join(table(json.loads(options.table.read_text())["champions"])))
+        return
+    if options.record is None:
+        parser.error("a RECORD of attention_cuda.py is needed")
+    found: list[dict[str, Any]] = []
+    for name, record in load(options.record).items():
+        if options.only and name not in options.only:
+            continue
+        launches = profile(JOBS_BY_NAME[name], record["configuration"])
+        found.append({"name": name, "configuration": record["configuration"], "launches": launches})
+        if options.output:
+            data = {
+                "command": f"python benchmarks/profile_champions.py {options.record.name}",
+                "date": datetime.now(UTC).isoformat(timespec="seconds"),
+                "device": record["environment"]["device"],
+                "champions": found,
+            }
+            options.output.write_text(json.dumps(data, indent=1) + "\n")
+    print("\n".join(table(found)))
+
+
+if __name__ == "__main__":
+    main()
