@@ -8,6 +8,7 @@
 //           VECTOR              floats that one instruction reads from shared memory
 //           STAGES              1: all load, all compute; 2: the next parts travel through registers meanwhile
 //           PAD                 floats between the rows of a's part in shared memory, beyond its width: other banks
+//           MIN_CTAS            blocks that a multiprocessor is to hold: fewer registers for each thread
 // Launch    grid (ceil(n / BLOCK_N), ceil(m / BLOCK_M)), block (BLOCK_N / TILE_N, BLOCK_M / TILE_M)
 // Shared    static, 4 * STAGES * BLOCK_K * (BLOCK_M + PAD + BLOCK_N) bytes. Workspace: none.
 // Archs     sm_80 and later.
@@ -72,7 +73,7 @@ struct Carried {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_CTAS)
     matmul(const float* a, const float* b, float* out, int m, int n, int k) {
   alignas(16) __shared__ float a_part[STAGES][BLOCK_K][BLOCK_M + PAD];  // transposed: a thread reads down its rows
   alignas(16) __shared__ float b_part[STAGES][BLOCK_K][BLOCK_N];
