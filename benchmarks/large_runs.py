@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import os
 import platform
 import random
@@ -94,6 +95,18 @@ def make_run(folder: Path, trials: int, strategy: str) -> RunFolder:
     known = list_runs(runs_dir)
     if known:
         return known[0]
+    # By another process: the peak of a child's memory begins with that of its parent.
+    maker = multiprocessing.get_context("spawn").Process(
+        target=_make_run, args=(folder, runs_dir, trials, strategy)
+    )
+    maker.start()
+    maker.join()
+    if maker.exitcode:
+        raise SystemExit(maker.exitcode)
+    return list_runs(runs_dir)[0]
+
+
+def _make_run(folder: Path, runs_dir: Path, trials: int, strategy: str) -> None:
     recording = folder / f"recording-{trials}.json"
     if not recording.exists():
         write_recording(recording, trials)
@@ -112,7 +125,6 @@ def make_run(folder: Path, trials: int, strategy: str) -> RunFolder:
             if search.told % SNAPSHOT_EVERY == 0 and search.told + 2 * SNAPSHOT_EVERY > trials:
                 store.save_snapshot(search.told, search.snapshot())
         store.set_meta("settings", settings)
-    return run
 
 
 def _others(recording: RecordedSpace, first: Configuration, trials: int) -> Iterator[Trial]:

@@ -47,6 +47,16 @@ def _require_types(data: Mapping[str, Json], types: Mapping[str, frozenset[type]
 
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps makes an encoder each time
+_scan = json.JSONDecoder().raw_decode
+
+
+def parse_json(text: str) -> Json:
+    """`json.loads`, at half its price for compact texts, of which a store holds millions."""
+    try:
+        value, end = _scan(text)
+    except ValueError:  # also for white space before the value
+        return json.loads(text)
+    return value if end == len(text) else json.loads(text)
 
 
 class Configuration(Mapping[str, Value]):
@@ -67,7 +77,7 @@ class Configuration(Mapping[str, Value]):
     def from_key(cls, key: str) -> Configuration:
         """The one whose `key` that is; ValueError for text that is no JSON object of values."""
         configuration = cls.__new__(cls)
-        values = configuration._values = json.loads(key)
+        values = configuration._values = parse_json(key)
         if not isinstance(values, dict) or not _VALUE_TYPES.issuperset(map(type, values.values())):
             raise ValueError(f"{key[:40]!r} is no configuration")
         configuration.key = key

@@ -16,7 +16,13 @@ from evotune.cli.options import (
     run_argument,
     runs_dir_option,
 )
-from evotune.cli.terminal import Terminal, pass_terminal, write_bytes, write_output
+from evotune.cli.terminal import (
+    Terminal,
+    opened_output,
+    pass_terminal,
+    write_bytes,
+    write_output,
+)
 from evotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -104,22 +110,27 @@ def report(
         raise UsageError(f"--format {style} takes one run; html takes several")
     if style == "html" and output == "-" and sys.stdout.isatty():
         raise UsageError("a page of five megabytes is not for a terminal: name a file with -o FILE")
-    data = [_load(run, runs_dir) for run in runs]
     if style == "html":
         from evotune.report.html import html_page
 
-        write_output(html_page(data), output)
+        write_output(html_page([_load(run, runs_dir) for run in runs]), output)
         if output != "-":
             terminal.note(f"wrote {output}")
         return 0
-    if style == "parquet":
-        from evotune.report.frame import run_frame, to_parquet
+    from evotune.engine.folder import find_run
+    from evotune.report.data import RunData
 
-        write_bytes(to_parquet(run_frame(data[0])), output)
-        return 0
-    from evotune.report.formats import REPORTS
+    with RunData.opened(find_run(runs[0], runs_dir)) as data:
+        if style == "parquet":
+            from evotune.report.frame import run_frame, to_parquet
 
-    write_output(REPORTS[style](data[0]), output)
+            write_bytes(to_parquet(run_frame(data)), output)
+            return 0
+        from evotune.report.formats import REPORTS
+
+        with opened_output(output) as write:
+            for piece in REPORTS[style](data):
+                write(piece)
     return 0
 
 

@@ -118,13 +118,17 @@ def opened_output(output: str) -> Iterator[Callable[[str], None]]:
     if output == "-":
         yield lambda text: write_output(text, output)
         return
-    write_output("", output)
-    with Path(output).open("a", encoding="utf-8", newline="") as file:
+    from evotune.errors import UsageError
 
-        def write(text: str) -> None:
-            file.write(text)
+    try:
+        with Path(output).open("w", encoding="utf-8", newline="") as file:
 
-        yield write
+            def write(text: str) -> None:
+                file.write(text)
+
+            yield write
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror or error}") from error
 
 
 def _legible(text: str, encoding: str) -> str:

@@ -4,18 +4,19 @@ or a report of evotune's own."""
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import math
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, TypeAlias, cast
+from typing import BinaryIO, Final, TypeAlias, TypeVar, cast
 
 from evotune.device.recorded_formats import as_cache
 from evotune.errors import SpaceError, UsageError
-from evotune.space.explicit import ExplicitSpace
+from evotune.space.explicit import ExplicitSpace, strides
 from evotune.space.parameters import Boolean, Categorical, OrderedParameter, Parameter
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Value
 
@@ -29,9 +30,33 @@ _FAILURE_KINDS = {
     "CompilationFailedConfig": OutcomeKind.COMPILE_ERROR,
     "RuntimeFailedConfig": OutcomeKind.LAUNCH_ERROR,
 }
-_Domains: TypeAlias = list[tuple[str, dict[Value, Value]]]
+_Ranks: TypeAlias = list[tuple[str, dict[Value, int]]]
+_Found = TypeVar("_Found")
 # The longest tail of a cut file that the decoder can choke on before the end: `-Infinit`.
 _LONGEST_CUT_TOKEN = 8
+
+
+class _ByConfiguration(Mapping[Configuration, _Found]):
+    """What was recorded by a configuration's rank: objects would take ten times the memory."""
+
+    def __init__(self, space: ExplicitSpace, by_rank: dict[int, _Found]) -> None:
+        self._space = space
+        self._by_rank = by_rank
+
+    def __getitem__(self, configuration: Configuration) -> _Found:
+        rank = self._space.rank(configuration)
+        if rank is None:
+            raise KeyError(configuration)
+        return self._by_rank[rank]
+
+    def __iter__(self) -> Iterator[Configuration]:
+        return map(self._space.at_rank, self._by_rank)
+
+    def __len__(self) -> int:
+        return len(self._by_rank)
+
+    def values(self) -> ValuesView[_Found]:
+        return self._by_rank.values()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +102,17 @@ def read_recorded_space(path: Path) -> RecordedSpace:
     try:
         header, cache, complete = _parse(text)
         parameters = _parameters(header)
-        domains = _domains(parameters)
-        configurations = {key: _configuration(key, entry, domains) for key, entry in cache.items()}
-        times_ms: dict[Configuration, float] = {}
-        failures: dict[Configuration, str] = {}
+        ranks = _ranks(parameters)
+        times_ms: dict[int, float] = {}
+        failures: dict[int, str] = {}
         for key, entry in cache.items():
+            rank = _rank(key, entry, ranks)
             time = _time_or_failure(key, entry)
             if isinstance(time, float):
-                times_ms[configurations[key]] = time
+                times_ms[rank] = time
             else:
-                failures[configurations[key]] = time
-        space = ExplicitSpace(parameters, configurations.values())
+                failures[rank] = time
+        space = ExplicitSpace.of_ranks(parameters, itertools.chain(times_ms, failures))
     except SpaceError as error:
         raise SpaceError(error.message, file=str(path)) from None
     device_name = header.get("device_name", "")
@@ -95,8 +120,8 @@ def read_recorded_space(path: Path) -> RecordedSpace:
         name=f"{header.get('kernel_name') or path.name.partition('.')[0]}",
         device_name=f"{device_name}",
         space=space,
-        times_ms=times_ms,
-        failures=failures,
+        times_ms=_ByConfiguration(space, times_ms),
+        failures=_ByConfiguration(space, failures),
         complete=complete,
     )
 
@@ -201,25 +226,31 @@ def _is_value(value: Json) -> bool:
     return isinstance(value, (bool, int, str))
 
 
-def _domains(parameters: tuple[Parameter, ...]) -> _Domains:
-    """What an entry may say, and the domain's own value for it: recorders write the same number
-    as 1 and as 1.0. Of equal values the first is the domain's own."""
-    return [(p.name, {value: value for value in reversed(p.values)}) for p in parameters]
+def _ranks(parameters: tuple[Parameter, ...]) -> _Ranks:
+    """What an entry may say, and what that adds to the configuration's rank. Recorders write the
+    same number as 1 and as 1.0: both find the domain's own value."""
+    return [
+        (p.name, {value: i * stride for i, value in enumerate(p.values)})
+        for p, stride in zip(parameters, strides(parameters), strict=True)
+    ]
 
 
-def _configuration(key: str, entry: Json, domains: _Domains) -> Configuration:
-    if not isinstance(entry, dict):
-        raise SpaceError(f'entry "{key}" is not an object')
+def _rank(key: str, entry: Json, ranks: _Ranks) -> int:
     try:
-        return Configuration({name: values[entry[name]] for name, values in domains})
+        rank = 0
+        for name, parts in ranks:
+            rank += parts[entry[name]]
     except (KeyError, TypeError):  # not there, not listed, or a list itself
-        raise SpaceError(_unlisted(key, entry, domains)) from None
+        raise SpaceError(_unlisted(key, entry, ranks)) from None
+    return rank
 
 
-def _unlisted(key: str, entry: Mapping[str, Json], domains: _Domains) -> str:
-    for name, values in domains:
+def _unlisted(key: str, entry: Json, ranks: _Ranks) -> str:
+    if not isinstance(entry, dict):
+        return f'entry "{key}" is not an object'
+    for name, parts in ranks:
         value = entry.get(name)
-        if value is None or not _is_value(value) or value not in values:
+        if value is None or not _is_value(value) or value not in parts:
             return f'entry "{key}" has {name} = {value!r}, which "tune_params" does not list'
     raise AssertionError("every value is listed")
 

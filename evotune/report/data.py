@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     # The engine brings a device's libraries along; a report starts without them.
     from evotune.engine.folder import RunFolder
 
+_HEAD_ROWS = 20  # of the leaderboard, which a page shows
 _META: Mapping[str, type] = {
     **dict.fromkeys(("space", "kind", "state", "created"), str),
     **dict.fromkeys(("device", "problem", "settings", "baselines", "default", "ablation"), dict),
@@ -63,6 +65,20 @@ class RunData:
     confirmations: Mapping[int, Outcome]
     totals: Totals
     holder: int | None = None
+    store: RunStore | None = None
+    """Open, where `trials` are only some that tell what is measured: `evotune.report.whole`."""
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, run: RunFolder) -> Iterator[RunData]:
+        """For reading trial by trial, all as they are at this moment; the errors of `load`."""
+        with RunStore.open_for_reading(run.store) as store, store.at_one_moment():
+            head = cls._read(run, store, _HEAD_ROWS)
+            if len(head.trials) == head.totals.trials:
+                yield head
+                return
+            times = store.finish_times_s()
+            yield dataclasses.replace(head, finish_times_s=times, store=store)
 
     @classmethod
     def load(cls, run: RunFolder, rows: int | None = None) -> RunData:
@@ -70,16 +86,20 @@ class RunData:
 
         StoreError when the store is missing, damaged or from a newer evotune.
         """
-        with RunStore.open_for_reading(run.store) as store, _without_collecting():
-            try:
-                with store.at_one_moment():
-                    meta = _facts(store)
-                    confirmations = store.confirmations()
-                    trials, unloaded = _trials(store, rows, confirmations)
-                    times = store.finish_times_s([trial.number for trial in trials])
-                    totals = _totals(store, unloaded)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise damaged(run.store, error) from error
+        with RunStore.open_for_reading(run.store) as store, store.at_one_moment():
+            return cls._read(run, store, rows)
+
+    @classmethod
+    def _read(cls, run: RunFolder, store: RunStore, rows: int | None) -> RunData:
+        try:
+            with _without_collecting():
+                meta = _facts(store)
+                confirmations = store.confirmations()
+                trials, unloaded = _trials(store, rows, confirmations)
+                times = store.finish_times_s([trial.number for trial in trials])
+                totals = _totals(store, unloaded)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise damaged(run.store, error) from error
         return cls(
             id=run.id,
             path=str(run.path),

@@ -7,6 +7,7 @@ Duplicates are the same machine code launched the same way, so one verdict holds
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from evotune.objectives import worst_check
@@ -61,15 +62,32 @@ class Figures:
 def weigh(data: RunData) -> dict[int, Evidence]:
     """Evidence for every trial, by number in proposal order."""
     twins = leaders({trial.number: trial.outcome.duplicate_of for trial in data.trials})
-    verdicts: dict[int, Outcome] = {}
-    for number, outcome in sorted(data.confirmations.items()):
-        known = verdicts.get(twins[number])
-        if known is None or (known.ok and not outcome.ok):  # a failure overrules
-            verdicts[twins[number]] = outcome
+    verdicts = verdicts_by_twin(data.confirmations, twins)
     return {
-        trial.number: _evidence(trial, twins[trial.number], verdicts.get(twins[trial.number]))
+        trial.number: judge(trial, twins[trial.number], verdicts.get(twins[trial.number]))
         for trial in data.trials
     }
+
+
+def verdicts_by_twin(
+    confirmations: Mapping[int, Outcome], twins: Mapping[int, int]
+) -> dict[int, Outcome]:
+    """The confirmation that holds for all trials of a machine code, by its first trial. Who is
+    not in `twins` is alone."""
+    verdicts: dict[int, Outcome] = {}
+    for number, outcome in sorted(confirmations.items()):
+        twin = twins.get(number, number)
+        known = verdicts.get(twin)
+        if known is None or (known.ok and not outcome.ok):  # a failure overrules
+            verdicts[twin] = outcome
+    return verdicts
+
+
+def judge(trial: Trial, twin: int, verdict: Outcome | None) -> Evidence:
+    """`verdict` is the confirmation that holds for the trial's machine code."""
+    if verdict is None or not trial.outcome.ok:
+        return Evidence(trial, trial.outcome, False, twin)
+    return Evidence(trial, verdict, True, twin)
 
 
 def figures(outcome: Outcome, *, recorded: bool = False) -> Figures:
@@ -95,12 +113,6 @@ def interval(outcome: Outcome) -> tuple[float, float]:
     assert outcome.fitness is not None
     low, high = outcome.fitness_low, outcome.fitness_high
     return (outcome.fitness if low is None else low, outcome.fitness if high is None else high)
-
-
-def _evidence(trial: Trial, twin: int, verdict: Outcome | None) -> Evidence:
-    if verdict is None or not trial.outcome.ok:
-        return Evidence(trial, trial.outcome, False, twin)
-    return Evidence(trial, verdict, True, twin)
 
 
 def _mean_time_us(outcome: Outcome) -> float | None:

@@ -1,28 +1,35 @@
-"""The formats a report or a leaderboard can be written in; each is one text."""
+"""The formats a report or a leaderboard can be written in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from evotune.report import markdown
 from evotune.report.data import RunData
-from evotune.report.frame import leaderboard_frame, run_frame, to_csv
-from evotune.report.records import document, leaderboard_records, records, to_json, to_jsonl
+from evotune.report.frame import csv_lines, leaderboard_columns, run_columns
+from evotune.report.records import (
+    document,
+    jsonl_lines,
+    leaderboard_records,
+    records,
+    to_json,
+    to_jsonl,
+)
 from evotune.report.t4 import t4_document
 
-REPORTS: Final[Mapping[str, Callable[[RunData], str]]] = {
-    "md": markdown.page,
-    "csv": lambda data: to_csv(run_frame(data)),
-    "json": lambda data: to_json(document(data)),
-    "jsonl": lambda data: to_jsonl(records(data)),
-    "t4": lambda data: to_json(t4_document(data)),
+REPORTS: Final[Mapping[str, Callable[[RunData], Iterator[str]]]] = {
+    "md": lambda data: iter([markdown.page(data)]),
+    "csv": lambda data: csv_lines(run_columns(data)),
+    "json": document,
+    "jsonl": lambda data: jsonl_lines(records(data)),
+    "t4": t4_document,
 }
-"""One whole run as text; `evotune.report.html` makes the page."""
+"""One whole run as the pieces of a text; `evotune.report.html` makes the page."""
 
 LEADERBOARDS: Final[Mapping[str, Callable[[RunData, int | None], str]]] = {
     "md": markdown.leaderboard_page,
-    "csv": lambda data, count: to_csv(leaderboard_frame(data, count)),
+    "csv": lambda data, count: "".join(csv_lines(leaderboard_columns(data, count))),
     "json": lambda data, count: to_json(leaderboard_records(data, count)),
     "jsonl": lambda data, count: to_jsonl(leaderboard_records(data, count)),
 }

@@ -1,4 +1,4 @@
-"""A run as one flat table: a pandas frame, its CSV and its Parquet file.
+"""A run as one flat table: columns, their CSV, and a pandas frame for a Parquet file.
 
 Columns, in this order; names and units stay as they are, a value that does not exist is empty:
 
@@ -16,8 +16,13 @@ Columns, in this order; names and units stay as they are, a value that does not 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+import csv
+import functools
+import io
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
 from evotune.errors import EnvironmentProblem
 from evotune.report.data import RunData
@@ -28,6 +33,8 @@ from evotune.trial import Json
 if TYPE_CHECKING:
     import pandas as pd
 
+Columns: TypeAlias = dict[str, list[Json]]
+
 _FIXED = (
     *("rank", "trial", "outcome", "reason", "speedup", "speedup_low", "speedup_high"),
     *("time_us", "error", "error_limit", "confirmed", "flags", "duplicate_of", "finished_s"),
@@ -36,31 +43,64 @@ _COLD = " cold"
 _ALWAYS = ("time_us", "speedup", "baseline")
 _EAGER = ("eager_us", "eager_baseline_us")
 _INTEGERS = ("rank", "trial", "duplicate_of")
+_ROWS_AT_ONCE = 1000
+
+
+def run_columns(data: RunData) -> Columns:
+    """Every trial: the leaderboard first, then the rest by number."""
+    return _columns(data, ordered_records(data))
+
+
+def leaderboard_columns(data: RunData, count: int | None = None) -> Columns:
+    """The first `count` rows of the leaderboard."""
+    return _columns(data, leaderboard_records(data, count))
 
 
 def run_frame(data: RunData) -> pd.DataFrame:
-    """Every trial: the leaderboard first, then the rest by number."""
-    return _frame(data, ordered_records(data))
+    """`run_columns` as a frame."""
+    import pandas as pd
+
+    columns = run_columns(data)
+    frame = pd.DataFrame({name: pd.Series(cells, dtype=object) for name, cells in columns.items()})
+    return frame.astype(dict.fromkeys(_whole(columns), "Int64"))
 
 
-def leaderboard_frame(data: RunData, count: int | None = None) -> pd.DataFrame:
-    """The first `count` rows of the leaderboard."""
-    return _frame(data, leaderboard_records(data, count))
-
-
-def to_csv(frame: pd.DataFrame) -> str:
+def csv_lines(columns: Columns) -> Iterator[str]:
     """RFC 4180 with `\\n` line ends; no text in it acts as a spreadsheet formula."""
-    header = [csv_text(name) for name in frame.columns]
-    safe = frame.astype(object).map(_csv_cell)
-    return safe.to_csv(index=False, header=header, lineterminator="\n")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([csv_text(name) for name in columns])
+    whole = _whole(columns)
+    safe = functools.lru_cache(4096)(csv_text)
+    rows = zip(
+        *(_cells(cells, name in whole, safe) for name, cells in columns.items()), strict=True
+    )
+    while True:
+        yield text.getvalue()
+        text.seek(0)
+        text.truncate()
+        some = list(itertools.islice(rows, _ROWS_AT_ONCE))
+        if not some:
+            return
+        writer.writerows(some)
+
+
+def _cells(cells: list[Json], whole: bool, safe: Callable[[str], str]) -> Iterable[Json]:
+    """As the CSV has them: booleans among whole numbers as 0 and 1, NaN as no value."""
+    kinds = set(map(type, cells))
+    if whole and bool in kinds:
+        return (None if cell is None else int(cell) for cell in cells)
+    if float in kinds and any(isinstance(cell, float) and math.isnan(cell) for cell in cells):
+        cells = [None if isinstance(cell, float) and math.isnan(cell) else cell for cell in cells]
+    if str in kinds:
+        return (safe(cell) if isinstance(cell, str) else cell for cell in cells)
+    return cells
 
 
 def to_parquet(frame: pd.DataFrame) -> bytes:
     """Parquet with the same columns, typed: missing values are nulls, parameters keep their type.
 
     EnvironmentProblem without pyarrow."""
-    import io
-
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
@@ -75,35 +115,42 @@ def to_parquet(frame: pd.DataFrame) -> bytes:
     return buffer.getvalue()
 
 
-def _csv_cell(cell: object) -> object:
-    return csv_text(cell) if isinstance(cell, str) else cell
-
-
-def _frame(data: RunData, rows: Iterable[Mapping[str, Json]]) -> pd.DataFrame:
-    import pandas as pd
-
-    flat = [_flat(row) for row in rows]
-    stages = dict.fromkeys(
-        f"stage_s.{stage}" for trial in data.trials for stage in trial.outcome.stage_s
-    )
-    names = dict.fromkeys(name for row in flat for name in row)
-    resources = [name for name in names if name.startswith("resource.")]
-    labels = [*data.cases, *data.held_out_cases]
-    sometimes = {name for name in names if name.endswith(_COLD) or name.startswith(_EAGER)}
+def _columns(data: RunData, records: Iterable[Mapping[str, Json]]) -> Columns:
+    found: Columns = {name: [] for name in _FIXED}
+    count = 0
+    for record in records:
+        row = _flat(record)
+        for name, value in row.items():
+            if name not in found:
+                found[name] = [None] * count
+            found[name].append(value)
+        count += 1
+        if len(row) < len(found):
+            for column in found.values():
+                column.extend([None] * (count - len(column)))
+    labels = dict.fromkeys((*data.cases, *data.held_out_cases))
     cases = [
         f"{figure}.{label}"
         for case in labels
         for label in (case, case + _COLD)
         for figure in (*_ALWAYS, *_EAGER)
-        if (label == case and figure in _ALWAYS) or f"{figure}.{label}" in sometimes
+        if (label == case and figure in _ALWAYS) or f"{figure}.{label}" in found
     ]
+    several = [[n for n in found if n.startswith(f"{group}.")] for group in ("stage_s", "resource")]
     parameters = [f"param.{name}" for name in data.parameters]
-    columns = [*_FIXED, *stages, *resources, *cases, *parameters]
-    frame = pd.DataFrame(
-        {name: pd.Series([row.get(name) for row in flat], dtype=object) for name in columns}
-    )
-    whole = [name for name in resources if all(isinstance(row.get(name, 0), int) for row in flat)]
-    return frame.astype(dict.fromkeys((*_INTEGERS, *whole), "Int64"))
+    names = [*_FIXED, *itertools.chain(*several), *cases, *parameters]
+    # A case that only failed trials were measured on comes after those of the leaders.
+    names += [name for name in found if name not in names]
+    return {name: found.get(name) or [None] * count for name in names}
+
+
+def _whole(columns: Columns) -> list[str]:
+    """Names of the columns of integers."""
+    resources = [name for name in columns if name.startswith("resource.")]
+    return [
+        *_INTEGERS,
+        *(n for n in resources if all(isinstance(c, int) for c in columns[n] if c is not None)),
+    ]
 
 
 def _flat(record: Mapping[str, Json]) -> dict[str, Json]:

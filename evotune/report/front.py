@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from evotune.objectives import SINGLE, values
@@ -32,15 +32,15 @@ class Compromise:
 
 
 def pareto_front(
-    data: RunData, evidence: Mapping[int, Evidence] | None = None
+    data: RunData, evidence: Iterable[Evidence] | None = None
 ) -> tuple[Compromise, ...]:
     """The trials that no other one beats in every objective, fastest first; of equal ones the
     first. Empty for a run with one objective."""
     objectives = tuple(data.settings.get("objectives", SINGLE))
     if objectives == SINGLE:
         return ()
-    known = weigh(data) if evidence is None else evidence
-    valid = [item for item in known.values() if item.outcome.ok and item.twin == item.trial.number]
+    known = weigh(data).values() if evidence is None else evidence
+    valid = [item for item in known if item.outcome.ok and item.twin == item.trial.number]
     ranked = sorted(
         ((values(item.trial.outcome, ("speedup", "error")), item) for item in valid),
         key=lambda pair: (-pair[0][0], -pair[0][1], pair[1].trial.number),

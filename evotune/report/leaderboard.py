@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ def rank(data: RunData, evidence: Mapping[int, Evidence] | None = None) -> Leade
 def _rows(
     data: RunData, ranked: Sequence[Evidence], groups: Mapping[int, list[Evidence]], model: str
 ) -> list[Row]:
-    ranks = _ranks([leader.outcome for leader in ranked])
+    ranks = ranks_of(interval(leader.outcome) for leader in ranked)
     shared = Counter(ranks)
     return [
         Row(
@@ -100,23 +101,25 @@ def _rows(
 
 def _order(item: Evidence) -> tuple[bool, float, float, int]:
     fitness = item.outcome.fitness or 0.0
-    first = interval(item.outcome)[0] if item.confirmed else fitness
-    return (not item.confirmed, -first, -fitness, item.trial.number)
+    first = interval(item.outcome)[0]
+    return sort_key(item.confirmed, fitness, first, item.trial.number)
 
 
-def _ranks(outcomes: Iterable[Outcome]) -> list[int]:
-    """Ranks of outcomes in order, as in sport: two firsts are followed by a third."""
+def sort_key(
+    confirmed: bool, fitness: float, low: float, number: int
+) -> tuple[bool, float, float, int]:
+    """In this order the rows stand; `low` is the lower bound of the fitness."""
+    return (not confirmed, -low if confirmed else -fitness, -fitness, number)
+
+
+def ranks_of(intervals: Iterable[tuple[float, float]]) -> list[int]:
+    """Of fitness intervals in the rows' order, as in sport: two firsts are followed by a third."""
     ranks: list[int] = []
-    leader: Outcome | None = None
-    for place, outcome in enumerate(outcomes, start=1):
-        if leader is not None and _overlap(leader, outcome):
+    leader = (math.nan, math.nan)  # overlaps nothing
+    for place, (low, high) in enumerate(intervals, start=1):
+        if low <= leader[1] and leader[0] <= high:
             ranks.append(ranks[-1])
         else:
-            leader = outcome
+            leader = (low, high)
             ranks.append(place)
     return ranks
-
-
-def _overlap(first: Outcome, second: Outcome) -> bool:
-    (low_1, high_1), (low_2, high_2) = interval(first), interval(second)
-    return low_1 <= high_2 and low_2 <= high_1

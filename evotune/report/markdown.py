@@ -12,6 +12,7 @@ from evotune.report.front import MEANING, front_table, pareto_front
 from evotune.report.leaderboard import Leaderboard, rank
 from evotune.report.summary import RunSummary, summarize
 from evotune.report.table import TextTable, leaderboard_table
+from evotune.report.whole import failures, in_proposal_order
 from evotune.space.suggest import shorten
 from evotune.trial import Json
 
@@ -134,7 +135,7 @@ def _ranking(data: RunData, board: Leaderboard) -> Iterator[str]:
     notes = [
         "Rows that share a rank (`1=`) have overlapping intervals: time does not tell them apart."
     ]
-    hidden = len(board.rows) - _SHOWN_ROWS
+    hidden = len(board.rows) + data.totals.unloaded_rows - _SHOWN_ROWS
     if hidden > 0:
         notes.append(f"{hidden} more rows: `evotune report {data.id} --format csv`.")
     yield " ".join(notes)
@@ -148,7 +149,7 @@ def _ranking(data: RunData, board: Leaderboard) -> Iterator[str]:
 
 
 def _front(data: RunData) -> Iterator[str]:
-    found = pareto_front(data)
+    found = pareto_front(data, in_proposal_order(data))
     if found:
         yield "## Pareto front"
         yield MEANING
@@ -177,11 +178,7 @@ def _outcomes(data: RunData, summary: RunSummary) -> Iterator[str]:
     yield "## Outcomes"
     counts = [(kind, str(count)) for kind, count in summary.outcomes.items()]
     yield table(("outcome", "trials"), counts, (False, True))
-    reasons = Counter(
-        (trial.outcome.kind.value, trial.outcome.reason)
-        for trial in data.trials
-        if not trial.outcome.ok
-    )
+    reasons = Counter(failures(data))
     if reasons:
         yield "Most frequent reasons:"
         rows = [

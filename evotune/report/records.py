@@ -24,12 +24,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from evotune.report.data import RunData
 from evotune.report.evidence import Evidence, figures, weigh
 from evotune.report.front import pareto_front
-from evotune.report.leaderboard import Leaderboard, rank
+from evotune.report.leaderboard import rank
+from evotune.report.whole import in_proposal_order, in_rank_order, ranks
 from evotune.trial import Json
 
 
-def document(data: RunData) -> dict[str, Json]:
-    """{run, environment, baseline, trials}; trials in proposal order."""
+def document(data: RunData) -> Iterator[str]:
+    """The text of {run, environment, baseline, trials}; trials in proposal order, a line each."""
     run = {
         "id": data.id,
         "state": data.state,
@@ -38,27 +39,22 @@ def document(data: RunData) -> dict[str, Json]:
         "parameters": list(data.parameters),
         "cases": list(data.cases),
         "held_out_cases": list(data.held_out_cases),
-        "front": [row.number for row in pareto_front(data)],
+        "front": [row.number for row in pareto_front(data, in_proposal_order(data))],
     }
     baseline = {
         "timings": [dict(timing) for timing in data.baseline_timings],
         "chosen": dict(data.chosen_baselines),
         "copy_gbps": data.copy_gbps,
     }
-    return {
-        "run": run,
-        "environment": dict(data.environment),
-        "baseline": baseline,
-        "trials": list(records(data)),
-    }
+    head = {"run": run, "environment": dict(data.environment), "baseline": baseline}
+    return listing(head, "trials", records(data))
 
 
 def records(data: RunData) -> Iterator[dict[str, Json]]:
     """One record a trial, failed ones too, in proposal order."""
-    evidence = weigh(data)
-    ranks = _ranks(rank(data, evidence))
-    for number, item in evidence.items():
-        yield trial_record(data, item, ranks.get(number))
+    ranked = ranks(data)
+    for item in in_proposal_order(data):
+        yield trial_record(data, item, ranked.get(item.trial.number))
 
 
 def leaderboard_records(data: RunData, count: int | None = None) -> list[dict[str, Json]]:
@@ -68,12 +64,11 @@ def leaderboard_records(data: RunData, count: int | None = None) -> list[dict[st
     return [trial_record(data, evidence[row.number], row.rank) for row in rows]
 
 
-def ordered_records(data: RunData) -> list[dict[str, Json]]:
+def ordered_records(data: RunData) -> Iterator[dict[str, Json]]:
     """The records of the leaderboard in its order, then the rest by number."""
-    evidence = weigh(data)
-    ranks = _ranks(rank(data, evidence))
-    order = [*ranks, *(number for number in evidence if number not in ranks)]
-    return [trial_record(data, evidence[number], ranks.get(number)) for number in order]
+    ranked = ranks(data)
+    for item in in_rank_order(data, ranked):
+        yield trial_record(data, item, ranked.get(item.trial.number))
 
 
 def to_json(value: Json) -> str:
@@ -83,14 +78,33 @@ def to_json(value: Json) -> str:
 
 def to_jsonl(values: Iterable[Json]) -> str:
     """One value a line, with the same guarantee."""
-    return "".join(
-        json.dumps(finite(value), separators=(",", ":"), allow_nan=False) + "\n" for value in values
-    )
+    return "".join(jsonl_lines(values))
 
 
-def _ranks(board: Leaderboard) -> dict[int, int]:
-    """Trial number -> rank, in rank order; duplicates hold none: their twin's row is theirs."""
-    return {row.number: row.rank for row in board.rows}
+def jsonl_lines(values: Iterable[Json]) -> Iterator[str]:
+    for value in values:
+        yield _line(value) + "\n"
+
+
+def listing(head: Mapping[str, Json], name: str, values: Iterable[Json]) -> Iterator[str]:
+    """The JSON text of `head` with a last member `name`, the list of `values`, each on a line: a
+    million are never in memory at once, and Python's encoder is slow where it indents."""
+    yield to_json(head).removesuffix("\n}\n") + f',\n  "{name}": ['
+    separator = "\n"
+    for value in values:
+        yield separator + _line(value)
+        separator = ",\n"
+    yield "\n  ]\n}\n"
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+def _line(value: Json) -> str:
+    try:
+        return _encode(value)
+    except ValueError:
+        return _encode(finite(value))
 
 
 def trial_record(data: RunData, item: Evidence, place: int | None) -> dict[str, Json]:

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
 from evotune.report.data import RunData
-from evotune.report.evidence import weigh
-from evotune.report.records import trial_record
+from evotune.report.records import listing, trial_record
+from evotune.report.whole import in_proposal_order
 from evotune.trial import Json, OutcomeKind
 
 _VERSION = "1.0.0"
@@ -42,14 +42,14 @@ _INVALIDITY: Mapping[OutcomeKind, str] = {
 _STAGES = {"compile": "compilation_time", "verify": "validation", "measure": "benchmark"}
 
 
-def t4_document(data: RunData) -> dict[str, Json]:
-    """{schema_version, results}, results in proposal order."""
-    return {"schema_version": _VERSION, "results": list(_results(data))}
+def t4_document(data: RunData) -> Iterator[str]:
+    """The text of {schema_version, results}, results in proposal order, a line each."""
+    return listing({"schema_version": _VERSION}, "results", _results(data))
 
 
 def _results(data: RunData) -> Iterator[dict[str, Json]]:
     started = _started(data)
-    for number, item in weigh(data).items():
+    for item in in_proposal_order(data):
         record = trial_record(data, item, None)
         kind = item.outcome.kind
         result: dict[str, Json] = {
@@ -60,7 +60,7 @@ def _results(data: RunData) -> Iterator[dict[str, Json]]:
             "correctness": 0 if _INVALIDITY.get(kind) == "correctness" else 1,
             "measurements": list(_measurements(record)),
         }
-        seconds = data.finish_times_s.get(number)
+        seconds = data.finish_times_s.get(item.trial.number)
         if started is not None and seconds is not None:
             with contextlib.suppress(OverflowError):  # a damaged time
                 result["timestamp"] = (started + timedelta(seconds=seconds)).isoformat()

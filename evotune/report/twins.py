@@ -30,14 +30,19 @@ def leaders(
     return {number: named[root] for number, root in found.items()}
 
 
+def stored_leaders(store: RunStore) -> dict[int, int]:
+    """`leaders` of the stored duplicates; whatever is not among them is its own."""
+    links = store.duplicates()
+    return leaders(links, store.known(set(links.values())))
+
+
 def deciding(store: RunStore, rows: int, confirmed: Collection[int]) -> tuple[set[int], int]:
     """Trials that a leaderboard's first `rows` hang on, and how many rows there are besides.
 
     These are all of the `confirmed` trials' groups, and those of the next best and one more, which
     shows whether the last row shares its rank. None at all when nobody but confirmed ones leads.
     """
-    links = store.duplicates()
-    known = leaders(links, store.known(set(links.values())))
+    known = stored_leaders(store)
     followers = {number for number, leader in known.items() if leader != number}
     verdicts = {known.get(number, number) for number in confirmed}
     others = followers | verdicts

@@ -35,12 +35,12 @@ class Evolution(FoldedStrategy):
     """
 
     name: ClassVar[str] = "evolution"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
 
     def __init__(self, space: SearchSpace, settings: SearchSettings) -> None:
         super().__init__(space, settings)
         self._toolbox = create_toolbox(space)
-        self._guide = Guide(space.parameters, settings.seed, self._breed)
+        self._guide = Guide(space.parameters, settings.seed, self._seen, self._breed, _PARENTS)
 
     def ask(self, number: int, pending: Sequence[Configuration]) -> Configuration | None:
         taken = frozenset(pending)
@@ -60,7 +60,7 @@ class Evolution(FoldedStrategy):
             near = self._neighbours(elites[i % min(3, len(elites))].configuration)
             if near:
                 pool += self._some_neighbours(rng.choice(near), rng)
-        pool += self._children([Individual(elite) for elite in elites[:_PARENTS]], rng)
+        pool += self._children([Individual(elite) for elite in elites], rng)
         pool += [self._space.sample(rng) for _ in range(_IMMIGRANTS)]
         return pool
 
@@ -100,4 +100,6 @@ class Evolution(FoldedStrategy):
         return self._guide.snapshot()
 
     def _restore_learnt(self, learnt: Json) -> None:
-        self._guide.restore(learnt, self._names)
+        self._guide.restore(learnt)
+        if self._guide.told != self._told:
+            raise ValueError(f"{self._guide.told} trials were learnt of {self._told}")

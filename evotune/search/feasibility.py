@@ -7,7 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from evotune.search.kernel import Floats, Kernel, Rows
+from evotune.search.encoding import Floats, Rows
+from evotune.search.kernel import Kernel
 from evotune.search.posterior import Posterior
 
 _LEAST_DEVIATION: Final = 0.1  # of the share of successes: no verdict is certain

@@ -9,17 +9,20 @@ ones: what is kept between calls is a memo.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import numpy as np
 
+from evotune.search.encoding import Encoder, Floats
 from evotune.search.feasibility import Feasibility
-from evotune.search.kernel import Encoder, Floats, Kernel, Rows, default_kernel, fit_kernel
+from evotune.search.kernel import Kernel, default_kernel, fit_kernel, worth_fitting
 from evotune.search.posterior import Posterior, log_expected_improvement
 from evotune.search.strategy import Elite
 from evotune.search.streams import stream
+from evotune.search.told import Numbers, ToldTrials
+from evotune.search.unseen import SeenConfigurations
 from evotune.space.parameters import Parameter
 from evotune.trial import Configuration, Json
 
@@ -31,19 +34,6 @@ _REFIT_GROWTH: Final = 1.4
 _MODEL_ROWS: Final = 448  # trials that a model is built on at most
 
 Breed: TypeAlias = Callable[[Sequence[Elite], random.Random], list[Configuration]]
-
-
-@dataclass(slots=True)
-class _Told:
-    """A trial that was told; `fitness` is None when it failed."""
-
-    configuration: Configuration
-    row: list[int]
-    fitness: float | None
-    dropped: bool = False  # measured again since
-
-
-_Success: TypeAlias = tuple[_Told, float]
 
 
 @dataclass(slots=True)
@@ -61,13 +51,23 @@ class _Pool:
 
 
 class Guide:
-    """Learns every trial; picks from what `breed` makes of the successes, best first."""
+    """Learns every trial; picks from what `breed` makes of the best `parents` successes, best
+    first. What it learns has been added to `seen` before."""
 
-    def __init__(self, parameters: Sequence[Parameter], seed: int, breed: Breed) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        seed: int,
+        seen: SeenConfigurations,
+        breed: Breed,
+        parents: int,
+    ) -> None:
         self._encoder = Encoder(parameters)
         self._seed = seed
+        self._seen = seen
         self._breed = breed
-        self._told: list[_Told] = []
+        self._parents = parents
+        self._told = ToldTrials(self._encoder)
         self._pool: _Pool | None = None
         self._start: int | None = None  # of the pool that is current
         self._times: Kernel = default_kernel(self._encoder.axes)
@@ -76,25 +76,33 @@ class Guide:
         self._forget_memo()
 
     def learn(self, configuration: Configuration, fitness: float | None) -> None:
-        self._told.append(_Told(configuration, self._encoder.row(configuration), fitness))
+        self._told.add(configuration, fitness)
 
     def drop(self, configuration: Configuration) -> None:
         """Its outcomes so far do not count any more."""
-        for told in self._told:
-            if told.configuration == configuration:
-                told.dropped = True
+        self._told.drop(configuration)
         self._forget_memo()
+
+    @property
+    def told(self) -> int:
+        return len(self._told)
 
     def snapshot(self) -> Json:
-        return [[list(t.configuration.values()), t.fitness, t.dropped] for t in self._told]
+        """With the kernels, since fitting them again would take longer than all the rest."""
+        self._advance()
+        self._fit_kernels()
+        kernels = [self._times.to_json(), self._failures.to_json()]
+        return {"trials": self._told.snapshot(), "kernels": kernels}
 
-    def restore(self, snapshot: Json, names: Sequence[str]) -> None:
-        self._told = []
-        for values, fitness, dropped in snapshot:
-            configuration = Configuration(dict(zip(names, values, strict=True)))
-            row = self._encoder.row(configuration)
-            self._told.append(_Told(configuration, row, fitness, bool(dropped)))
+    def restore(self, snapshot: Json) -> None:
+        """ValueError, TypeError or KeyError for what is no snapshot."""
+        self._told.restore(snapshot["trials"])
         self._forget_memo()
+        self._advance()
+        self._fits = []
+        self._times, self._failures = (
+            Kernel.from_json(kernel, self._encoder.axes) for kernel in snapshot["kernels"]
+        )
 
     def pick(self, pending: Sequence[Configuration]) -> Configuration | None:
         """The most promising candidate that is neither told nor pending; None when there is no
@@ -108,9 +116,9 @@ class Guide:
         pool = self._pool
         if pool is None:
             return None
-        since = self._told[start:]
-        self._append(pool, [t.configuration for t in since] + list(pending))
-        values = [None if t.dropped else t.fitness for t in since] + [None] * len(pending)
+        since = range(start, len(self._told))
+        self._append(pool, [self._told.configuration(n) for n in since] + list(pending))
+        values = [self._told.fitness(n) for n in since] + [None] * len(pending)
         worth = self._worth(pool, values)
         for configuration in pool.appended:
             place = pool.index.get(configuration)
@@ -126,9 +134,9 @@ class Guide:
         worth = log_expected_improvement(means, pool.posterior.deviations(), best)
         if pool.feasibility is None:
             return worth
-        for told in self._told[pool.counted :]:
-            if told.fitness is None and not told.dropped:
-                pool.feasibility.fail(np.array(told.row))
+        for number in range(pool.counted, len(self._told)):
+            if self._told.failed(number):
+                pool.feasibility.fail(self._encoder.row(self._told.configuration(number)))
         pool.counted = len(self._told)
         return worth + np.log(pool.feasibility.chances)
 
@@ -143,7 +151,7 @@ class Guide:
         if same < len(pool.appended):
             pool.posterior.truncate(same)
         for configuration in configurations[same:]:
-            pool.posterior.append(np.array(self._encoder.row(configuration)))
+            pool.posterior.append(self._encoder.row(configuration))
         pool.appended = configurations
 
     def _forget_memo(self) -> None:
@@ -166,73 +174,77 @@ class Guide:
     def _fit_kernels(self) -> None:
         """Fits are chains, each starts from the one before; those that are due are made now."""
         for count in self._fits:
-            known = self._successes(count)
+            known, fitness = self._told.successes(count)
             if len(known) >= _LEAST_FITTED:
-                fitness = np.array([fitness for _, fitness in known])
-                rows = _rows(told for told, _ in known)
-                self._times = self._fitted(self._times, rows, fitness, count)
-            tried = self._tried(count)
-            succeeded = _succeeded(tried)
+                self._times = self._fitted(self._times, known, fitness, count)
+            tried, succeeded = self._told.newest(count, _MODEL_ROWS)
             if 0 < succeeded.sum() < len(tried):
-                self._failures = self._fitted(self._failures, _rows(tried), succeeded, count)
+                self._failures = self._fitted(self._failures, tried, succeeded, count)
         self._fits = []
 
-    def _fitted(self, start: Kernel, rows: Rows, values: Floats, count: int) -> Kernel:
+    def _fitted(self, start: Kernel, trials: Numbers, values: Floats, count: int) -> Kernel:
         rng = np.random.default_rng([self._seed, count])
-        return fit_kernel(start, self._encoder.axes, rows, values, rng)
-
-    def _successes(self, count: int) -> list[_Success]:
-        return [
-            (t, t.fitness) for t in self._told[:count] if t.fitness is not None and not t.dropped
-        ]
-
-    def _tried(self, count: int) -> list[_Told]:
-        """What the model of failures is built on: the newest, failed or not."""
-        return [t for t in self._told[:count] if not t.dropped][-_MODEL_ROWS:]
+        chosen = worth_fitting(values, rng)
+        rows = self._told.rows(trials[chosen])
+        return fit_kernel(start, self._encoder.axes, rows, values[chosen], rng)
 
     def _make_pool(self, start: int) -> _Pool | None:
-        known = self._successes(start)
-        if not known:
+        known, fitness = self._told.successes(start)
+        if not len(known):
             return None
         self._fit_kernels()
         rng = stream(self._seed, "pool", start)
-        elites = [Elite(i, t.configuration, f) for i, (t, f) in enumerate(known)]
-        elites.sort(key=lambda elite: -elite.fitness)
-        told = {t.configuration for t in self._told[:start]}
-        candidates = [c for c in dict.fromkeys(self._breed(elites, rng)) if c not in told]
+        bred = dict.fromkeys(self._breed(self._elites(known, fitness), rng))
+        candidates = [c for c in bred if not self._was_told(c, start)]
         if not candidates:
             return None
-        rows = np.array([self._encoder.row(c) for c in candidates], dtype=np.int64)
-        used = _most_telling(known, _MODEL_ROWS)
-        values = np.array([fitness for _, fitness in used])
-        tried = self._tried(start)
-        succeeded = _succeeded(tried)
+        rows = self._encoder.rows([self._encoder.indices(c) for c in candidates])
+        used = _most_telling(fitness, _MODEL_ROWS)
+        # What the model of failures is built on: the newest, failed or not.
+        tried, succeeded = self._told.newest(start, _MODEL_ROWS)
         feasibility = None
         if not succeeded.all():
-            feasibility = Feasibility(self._failures, _rows(tried), succeeded, rows)
+            feasibility = Feasibility(self._failures, self._told.rows(tried), succeeded, rows)
         return _Pool(
             start,
             candidates,
             {c: i for i, c in enumerate(candidates)},
-            Posterior(self._times, _rows(told for told, _ in used), values, rows),
+            Posterior(self._times, self._told.rows(known[used]), fitness[used], rows),
             feasibility,
-            best=float(values.max()),
+            best=float(fitness.max()),
             counted=start,
         )
 
+    def _elites(self, known: Numbers, fitness: Floats) -> list[Elite]:
+        return [
+            Elite(int(i), self._told.configuration(int(known[i])), float(fitness[i]))
+            for i in _best(fitness, self._parents)
+        ]
 
-def _most_telling(known: list[_Success], count: int) -> list[_Success]:
-    """The best half, and the newest of the rest, in the order they were told."""
-    if len(known) <= count:
-        return known
-    order = sorted(range(len(known)), key=lambda i: (-known[i][1], i))
-    chosen = {*order[: count // 2], *sorted(order[count // 2 :])[-(count - count // 2) :]}
-    return [known[i] for i in sorted(chosen)]
+    def _was_told(self, configuration: Configuration, before: int) -> bool:
+        """Among the first trials: what was told since must not matter."""
+        if configuration not in self._seen:
+            return False
+        since = range(before, len(self._told))
+        if any(self._told.configuration(number) == configuration for number in since):
+            return self._told.has(configuration, before)
+        return True
 
 
-def _rows(told: Iterable[_Told]) -> Rows:
-    return np.array([t.row for t in told], dtype=np.int64)
+def _best(fitness: Floats, count: int) -> Numbers:
+    """Places of the greatest, best first, the earlier one of equals first."""
+    at_least = np.arange(len(fitness))
+    if len(fitness) > count:
+        at_least = np.flatnonzero(fitness >= np.partition(fitness, -count)[-count])
+    best: Numbers = at_least[np.argsort(-fitness[at_least], kind="stable")][:count]
+    return best
 
 
-def _succeeded(tried: Iterable[_Told]) -> Floats:
-    return np.array([float(t.fitness is not None) for t in tried])
+def _most_telling(fitness: Floats, count: int) -> Numbers:
+    """Places of the best half, and of the newest of the rest, in the order they were told."""
+    if len(fitness) <= count:
+        return np.arange(len(fitness))
+    chosen = np.zeros(len(fitness), dtype=np.bool_)
+    chosen[_best(fitness, count // 2)] = True
+    chosen[np.flatnonzero(~chosen)[-(count - count // 2) :]] = True
+    return np.flatnonzero(chosen)

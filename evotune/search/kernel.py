@@ -13,20 +13,16 @@ size that divides the problem's stands out from both its neighbours.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evotune.space.parameters import Parameter
-from evotune.trial import Value
+from evotune.search.encoding import Floats, Rows
+from evotune.trial import Json
 
-Floats: TypeAlias = NDArray[np.float64]
-Rows: TypeAlias = NDArray[np.int64]  # configurations x parameters: indices of values
-
-_FINEST: Final = 1024  # positions told apart on one axis
 _FIT_ROWS: Final = 96  # a fit costs the cube of this
 _FIT_STEPS: Final = 80
 _LENGTHS: Final = (0.05, 20.0)  # in widths of the axis
@@ -34,35 +30,6 @@ _CATEGORIES: Final = (1e-3, 0.98)
 _NOISES: Final = (1e-4, 0.5)  # variance of the noise, in variances of the function
 _TYPICAL_CATEGORY: Final = -2.5  # log-odds
 _TYPICAL_NOISE: Final = 1e-2
-
-
-class Encoder:
-    """Turns configurations into rows; parameters that can only have one value are left out."""
-
-    def __init__(self, parameters: Sequence[Parameter]) -> None:
-        self._parameters = [p for p in parameters if p.cardinality > 1]
-        self._places: list[dict[tuple[type, Value], int]] = [{} for _ in self._parameters]
-        self.axes = [
-            _axis_distances(p.ordered, min(p.cardinality, _FINEST)) for p in self._parameters
-        ]
-
-    def row(self, configuration: Mapping[str, Value]) -> list[int]:
-        row = []
-        for parameter, places in zip(self._parameters, self._places, strict=True):
-            value = configuration[parameter.name]
-            place = places.get((type(value), value))
-            if place is None:
-                place = parameter.index(value)
-                if parameter.cardinality > _FINEST:
-                    place = place * (_FINEST - 1) // (parameter.cardinality - 1)
-                places[type(value), value] = place
-            row.append(place)
-        return row
-
-
-def _axis_distances(ordered: bool, count: int) -> Floats:
-    """Distance by difference of indices, in widths of the axis."""
-    return np.arange(count) / (count - 1) if ordered else np.minimum(np.arange(count), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +47,16 @@ class Kernel:
         for i, table in enumerate(self.tables):
             total += table.take(np.abs(first[:, i, None] - second[None, :, i]))
         return np.exp(total)
+
+    def to_json(self) -> Json:
+        return [list(self.lengths), list(self.categories), self.noise]
+
+    @classmethod
+    def from_json(cls, data: Json, axes: Sequence[Floats]) -> Kernel:
+        """ValueError or TypeError for what `to_json` did not give."""
+        lengths, categories, noise = data
+        tables = (_table(*found) for found in zip(axes, lengths, categories, strict=True))
+        return cls(tuple(lengths), tuple(categories), noise + 0.0, tuple(tables))
 
 
 def default_kernel(axes: Sequence[Floats]) -> Kernel:
@@ -104,10 +81,9 @@ def fit_kernel(
 ) -> Kernel:
     """The most probable of the kernels that a seeded random walk from `start` tries.
 
-    `values` (higher is better, any scale) belong to `rows`. Of many rows the better half of a
-    subset is the best ones: that is where the kernel has to be right.
+    `values` (higher is better, any scale) belong to `rows`: of many trials, those that
+    `worth_fitting` chooses.
     """
-    rows, values = _subset(rows, values, rng)
     differences = [np.abs(rows[:, i, None] - rows[None, :, i]) for i in range(len(axes))]
     lengths, categories, noise = list(start.lengths), list(start.categories), start.noise
     tables = list(start.tables)
@@ -142,13 +118,13 @@ def fit_kernel(
     return Kernel(tuple(lengths), tuple(categories), noise, tuple(tables))
 
 
-def _subset(rows: Rows, values: Floats, rng: np.random.Generator) -> tuple[Rows, Floats]:
+def worth_fitting(values: Floats, rng: np.random.Generator) -> NDArray[np.intp]:
+    """Which of many trials to fit on: half are the best, where the kernel has to be right."""
     if len(values) <= _FIT_ROWS:
-        return rows, values
+        return np.arange(len(values))
     best = np.argsort(-values, kind="stable")
     others = rng.choice(best[_FIT_ROWS // 2 :], _FIT_ROWS - _FIT_ROWS // 2, replace=False)
-    chosen = np.concatenate([best[: _FIT_ROWS // 2], others])
-    return rows[chosen], values[chosen]
+    return np.concatenate([best[: _FIT_ROWS // 2], others])
 
 
 def _within(value: float, limits: tuple[float, float]) -> float:

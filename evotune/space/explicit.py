@@ -27,14 +27,29 @@ class ExplicitSpace:
     def __init__(
         self, parameters: Sequence[Parameter], configurations: Iterable[Mapping[str, Value]]
     ) -> None:
+        self._prepare(parameters)
+        self._fill(self._rank_of_member(values) for values in configurations)
+
+    def _prepare(self, parameters: Sequence[Parameter]) -> None:
         self._parameters = tuple(parameters)
         # The type belongs to the key, since 1, 1.0 and True are equal but not the same value.
         self._index: tuple[dict[tuple[type, Value], int], ...] = tuple(
             {(type(value), value): i for i, value in enumerate(parameter.values)}
             for parameter in self._parameters
         )
-        self._strides = _strides([parameter.cardinality for parameter in self._parameters])
-        ranks = sorted({self._rank_of_member(values) for values in configurations})
+        self._strides = strides(self._parameters)
+
+    @classmethod
+    def of_ranks(cls, parameters: Sequence[Parameter], ranks: Iterable[int]) -> ExplicitSpace:
+        """The configurations whose indices times `strides` have these sums: a million of them need
+        no objects."""
+        space = cls.__new__(cls)
+        space._prepare(parameters)
+        space._fill(ranks)
+        return space
+
+    def _fill(self, members: Iterable[int]) -> None:
+        ranks = sorted(set(members))
         if not ranks:
             raise SpaceError("the space holds no configuration")
         self._ranks = ranks
@@ -59,10 +74,20 @@ class ExplicitSpace:
         return SpaceSize(cartesian=cartesian, valid=len(self._ranks), exact=True)
 
     def is_valid(self, configuration: Mapping[str, Value]) -> bool:
+        return self.rank(configuration) is not None
+
+    def rank(self, configuration: Mapping[str, Value]) -> int | None:
+        """As `of_ranks` has it; None for what is no member."""
         if len(configuration) != len(self._parameters):
-            return False
+            return None
         indices = self._indices(configuration)
-        return _UNKNOWN not in indices and self._rank(indices) in self._position
+        if _UNKNOWN in indices:
+            return None
+        rank = self._rank(indices)
+        return rank if rank in self._position else None
+
+    def at_rank(self, rank: int) -> Configuration:
+        return self._at(self._position[rank])
 
     def active(self, configuration: Configuration) -> tuple[str, ...]:
         """Every parameter of which more than one value occurs; the same in all configurations."""
@@ -165,11 +190,12 @@ class ExplicitSpace:
         return int(candidates[rng.randrange(len(candidates))])
 
 
-def _strides(cardinalities: Sequence[int]) -> tuple[int, ...]:
-    strides = [1]
-    for cardinality in reversed(cardinalities[1:]):
-        strides.append(strides[-1] * cardinality)
-    return tuple(reversed(strides))
+def strides(parameters: Sequence[Parameter]) -> tuple[int, ...]:
+    """By how much a configuration's rank grows with the index of each parameter's value."""
+    found = [1]
+    for parameter in reversed(parameters[1:]):
+        found.append(found[-1] * parameter.cardinality)
+    return tuple(reversed(found))
 
 
 def _steps_by_distance(

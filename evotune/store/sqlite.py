@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -30,7 +31,7 @@ from evotune.store.opening import (
     require,
 )
 from evotune.store.schema import migrate, newest_version, outcome_columns
-from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
+from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial, parse_json
 
 _SYNC_EVERY_S = 1.0
 _CHOSEN = "(SELECT value FROM json_each(?))"
@@ -172,6 +173,34 @@ class RunStore:
         ):
             yield number
 
+    def standings(self) -> Iterator[tuple[int, float, float, float, str]]:
+        """Number, fitness, its bounds and the device's model, of each trial with a fitness."""
+        paths = ("fitness_low", "fitness_high", "resources.device.model")
+        found = ", ".join(f"json_extract(outcome, '$.{path}')" for path in paths)
+        query = f"SELECT number, fitness, {found} FROM outcomes WHERE fitness IS NOT NULL"
+        for number, fitness, low, high, model in self._each(f"{query} AND json_valid(outcome)"):
+            with self.trusting_facts():
+                bounds = [fitness if bound is None else float(bound) for bound in (low, high)]
+            yield number, fitness, bounds[0], bounds[1], str(model or "")
+        # SQLite does not know the NaN that Python writes.
+        query = f"{_TRIAL} WHERE fitness IS NOT NULL AND NOT json_valid(outcome)"
+        for trial in itertools.starmap(self._trial, self._each(query)):
+            fitness = trial.outcome.fitness
+            low, high = trial.outcome.fitness_low, trial.outcome.fitness_high
+            if fitness is not None:
+                bounds = [fitness if bound is None else bound for bound in (low, high)]
+                yield trial.number, fitness, bounds[0], bounds[1], trial.outcome.device_model
+
+    def failures(self) -> Iterator[tuple[str, str]]:
+        """Kind and reason of each trial without a fitness, in proposal order."""
+        query = "SELECT kind, outcome FROM outcomes WHERE fitness IS NULL ORDER BY number"
+        for kind, text in self._each(query):
+            with self.trusting_facts():
+                reason = json.loads(text).get("reason", "")
+                if not isinstance(reason, str):
+                    raise TypeError(f"reason is {reason!r:.40}")
+            yield kind, reason
+
     def best_first(self) -> Iterator[Trial]:
         """Trials with a fitness, in the order of `fittest`; each is read when it is asked for."""
         for number in self.fittest():
@@ -198,11 +227,14 @@ class RunStore:
             raise damaged(self.path, error) from error
         return Trial(number, found, self._outcome(outcome))
 
-    def finish_times_s(self, numbers: Iterable[int]) -> dict[int, float]:
-        """When each of those trials finished, in seconds of the run's own time."""
-        query = f"SELECT number, finished_s FROM outcomes WHERE number IN {_CHOSEN} ORDER BY number"
+    def finish_times_s(self, numbers: Iterable[int] | None = None) -> dict[int, float]:
+        """When each of those trials, or of all, finished, in seconds of the run's own time."""
+        query = "SELECT number, finished_s FROM outcomes"
+        values: tuple[str, ...] = ()
+        if numbers is not None:
+            query, values = f"{query} WHERE number IN {_CHOSEN}", (json.dumps(list(numbers)),)
         with self.trusting_facts():
-            rows = self._each(query, (json.dumps(list(numbers)),))
+            rows = self._each(f"{query} ORDER BY number", values)
             return {number: _finite(seconds) for number, seconds in rows}
 
     def elapsed_s(self) -> float:
@@ -315,7 +347,7 @@ class RunStore:
 
     def _outcome(self, text: str) -> Outcome:
         try:
-            return Outcome.from_json(json.loads(text))
+            return Outcome.from_json(parse_json(text))
         except WRONG_SHAPE as error:
             raise damaged(self.path, error) from error
 

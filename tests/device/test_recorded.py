@@ -244,9 +244,9 @@ def test_any_changed_byte_is_read_or_refused(position: int, byte: int) -> None:
     damaged = text[:position] + chr(byte) + text[position + 1 :]
     with contextlib.suppress(EvotuneError):  # any other exception fails the test
         header, cache, _ = recorded._parse(damaged)
-        domains = recorded._domains(recorded._parameters(header))
+        ranks = recorded._ranks(recorded._parameters(header))
         for key, value in cache.items():
-            recorded._configuration(key, value, domains)
+            recorded._rank(key, value, ranks)
             recorded._time_or_failure(key, value)
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from evotune.engine.folder import RunFolder
+from evotune.report.data import RunData
+from evotune.report.formats import REPORTS
 from evotune.store import RunStore
 from evotune.trial import (
     Check,
@@ -99,6 +101,11 @@ def recorded(time_ms: float) -> Outcome:
 
 def configuration(number: int) -> Mapping[str, Value]:
     return {"BLOCK_M": 16 << (number % 4), "UNROLL": number, "PACK": number % 2 == 0}
+
+
+def text_of(style: str, data: RunData) -> str:
+    """The whole report."""
+    return "".join(REPORTS[style](data))
 
 
 def make_run(

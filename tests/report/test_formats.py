@@ -20,7 +20,7 @@ from evotune.report.formats import LEADERBOARDS, REPORTS
 from evotune.report.frame import run_frame, to_parquet
 from evotune.trial import Check, Json, Outcome, OutcomeKind
 
-from .runs import CASES, failed, make_run, ok, recorded
+from .runs import CASES, failed, make_run, ok, recorded, text_of
 
 HOSTILE = '=HYPERLINK("http://x")|\x1b[2J<script>alert(1)</script>\n[bold]'
 
@@ -47,7 +47,7 @@ def json_report(data: RunData) -> Json:
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")
 
-    return json.loads(REPORTS["json"](data), parse_constant=refuse)
+    return json.loads(text_of("json", data), parse_constant=refuse)
 
 
 def csv_rows(text: str) -> list[dict[str, str]]:
@@ -102,12 +102,12 @@ def test_a_failed_trial_keeps_its_reason_and_stage_times(mixed: RunData) -> None
 
 
 def test_jsonl_is_the_jsons_trials_one_a_line(mixed: RunData) -> None:
-    lines = REPORTS["jsonl"](mixed).splitlines()
+    lines = text_of("jsonl", mixed).splitlines()
     assert [json.loads(line) for line in lines] == json_report(mixed)["trials"]
 
 
 def test_csv_lists_the_leaderboard_first_and_every_other_trial_after(mixed: RunData) -> None:
-    rows = csv_rows(REPORTS["csv"](mixed))
+    rows = csv_rows(text_of("csv", mixed))
     assert [(row["rank"], row["trial"]) for row in rows] == [
         *(("1", "2"), ("2", "4")),
         *(("", "0"), ("", "1"), ("", "3"), ("", "5")),
@@ -115,7 +115,7 @@ def test_csv_lists_the_leaderboard_first_and_every_other_trial_after(mixed: RunD
 
 
 def test_csv_columns_are_the_documented_ones(mixed: RunData) -> None:
-    (header, *_) = csv.reader(io.StringIO(REPORTS["csv"](mixed)))
+    (header, *_) = csv.reader(io.StringIO(text_of("csv", mixed)))
     figures = [
         f"{figure}.{case}"
         for case in (*CASES, "500x64")
@@ -132,7 +132,7 @@ def test_csv_columns_are_the_documented_ones(mixed: RunData) -> None:
 
 
 def test_csv_values_are_exact_and_missing_ones_empty(mixed: RunData) -> None:
-    row = csv_rows(REPORTS["csv"](mixed))[0]
+    row = csv_rows(text_of("csv", mixed))[0]
     assert float(row["speedup"]) == pytest.approx(1.25)
     assert (row["param.BLOCK_M"], row["param.PACK"]) == ("64", "True")
     assert row["baseline.500x64"] == "sdpa:flash"
@@ -141,7 +141,7 @@ def test_csv_values_are_exact_and_missing_ones_empty(mixed: RunData) -> None:
 
 
 def test_csv_neutralises_formulas(mixed: RunData) -> None:
-    row = next(row for row in csv_rows(REPORTS["csv"](mixed)) if row["trial"] == "1")
+    row = next(row for row in csv_rows(text_of("csv", mixed)) if row["trial"] == "1")
     assert row["reason"].startswith("'=HYPERLINK")
     assert "\x1b" not in row["reason"]
 
@@ -149,12 +149,12 @@ def test_csv_neutralises_formulas(mixed: RunData) -> None:
 def test_csv_keeps_the_signs_of_numbers_and_guards_text_values(tmp_path: Path) -> None:
     configurations = {0: {"OFFSET": -3, "MODE": "-fast"}}
     data = RunData.load(make_run(tmp_path, [ok(1.0)], configurations=configurations))
-    (row,) = csv_rows(REPORTS["csv"](data))
+    (row,) = csv_rows(text_of("csv", data))
     assert (row["param.OFFSET"], row["param.MODE"]) == ("-3", "'-fast")
 
 
 def test_markdown_tells_the_result_the_ties_and_the_failures(mixed: RunData) -> None:
-    page = REPORTS["md"](mixed)
+    page = text_of("md", mixed)
     assert "Best of 6 trials: 1.250x \\[1.200, 1.300\\] over the baseline" in page
     assert "| 512x64 | sdpa:math | 2500 | yes |  |" in page
     assert "## Failed confirmations" in page
@@ -163,7 +163,7 @@ def test_markdown_tells_the_result_the_ties_and_the_failures(mixed: RunData) -> 
 
 
 def test_hostile_text_cannot_leave_its_markdown_cell(mixed: RunData) -> None:
-    page = REPORTS["md"](mixed)
+    page = text_of("md", mixed)
     assert "\x1b" not in page
     assert "<script" not in page
     (line,) = [line for line in page.splitlines() if "HYPERLINK" in line]
@@ -176,7 +176,7 @@ def test_a_recorded_run_reports_times_and_no_speedup(tmp_path: Path) -> None:
     data = RunData.load(make_run(tmp_path, outcomes, meta=meta))
     best = json_report(data)["trials"][1]
     assert (best["rank"], best["time_us"], best["speedup"]) == (1, 500.0, None)
-    page = REPORTS["md"](data)
+    page = text_of("md", data)
     assert "Best of 3 trials: 0.5000 ms (recorded), trial 1." in page
     assert "| rank | trial | time ms |" in page
 
@@ -187,7 +187,7 @@ def test_a_run_without_a_valid_trial_still_makes_every_report(
     tmp_path: Path, name: str, outcomes: list[Outcome]
 ) -> None:
     data = RunData.load(make_run(tmp_path, outcomes))
-    text = REPORTS[name](data)
+    text = text_of(name, data)
     if name == "md":
         assert f"No valid candidate in {len(outcomes)} trials." in text
     if name == "csv":
@@ -215,7 +215,7 @@ def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ['{"cut', "[1]", '{"packages": 5}'])
 def test_a_lost_environment_is_stated_and_the_report_goes_on(tmp_path: Path, text: str) -> None:
     data = RunData.load(make_run(tmp_path, [ok(1.0)], environment=text))
-    assert REPORTS["md"](data)
+    assert text_of("md", data)
     assert "environment.json" in json_report(data)["environment"]["unreadable"]
 
 
@@ -244,7 +244,7 @@ def test_eager_times_have_columns_only_where_they_were_taken(tmp_path: Path) -> 
     champion = dataclasses.replace(ok(1.5), measurements=(eager, *ok(1.5).measurements[1:]))
     run = make_run(tmp_path, [ok(1.5)], confirmations={0: champion})
     data = RunData.load(run)
-    (row,) = csv_rows(REPORTS["csv"](data))
+    (row,) = csv_rows(text_of("csv", data))
     assert row[f"eager_us.{CASES[0]}"] == "12.5"
     assert row[f"eager_baseline_us.{CASES[0]}"] == "31.0"
     assert [name for name in row if name.startswith("eager")] == [
@@ -255,13 +255,13 @@ def test_eager_times_have_columns_only_where_they_were_taken(tmp_path: Path) -> 
     assert (first["eager_us"], first["eager_baseline_us"]) == (12.5, 31.0)
     assert second["eager_us"] is None
     plain = RunData.load(make_run(tmp_path / "plain", [ok(1.5)]))
-    assert "eager" not in REPORTS["csv"](plain)
+    assert "eager" not in text_of("csv", plain)
 
 
 def test_warnings_and_the_times_of_confirmations_are_on_the_page(tmp_path: Path) -> None:
     race = Check("edge shapes", "compute-sanitizer racecheck", "failed", detail="306 errors")
     champion = dataclasses.replace(ok(1.5), checks=(race,), flags=("racecheck",))
-    page = REPORTS["md"](RunData.load(make_run(tmp_path, [ok(1.5)], confirmations={0: champion})))
+    page = text_of("md", RunData.load(make_run(tmp_path, [ok(1.5)], confirmations={0: champion})))
     assert "- Trial 0: compute-sanitizer racecheck: 306 errors" in page
     assert "| stage | confirmations | sum s | median |" in page
     assert "| measure | 1 | 0.5 | 500.0 ms |" in page
@@ -288,7 +288,7 @@ def test_parquet_has_the_columns_and_rows_of_the_csv_with_their_types(mixed: Run
 
 
 def test_t4_holds_every_trial_in_the_community_schemas_words(mixed: RunData) -> None:
-    found = json.loads(REPORTS["t4"](mixed))
+    found = json.loads(text_of("t4", mixed))
     assert list(found) == ["schema_version", "results"]
     assert found["schema_version"] == "1.0.0"
     assert [result["invalidity"] for result in found["results"]] == [

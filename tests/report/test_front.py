@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from evotune.report.data import RunData
-from evotune.report.formats import REPORTS
 from evotune.report.front import pareto_front
 from evotune.report.html.payload import run_payload
 from evotune.report.layout import plain
 from evotune.report.screen import leaderboard_lines
 from evotune.trial import Outcome, OutcomeKind
 
-from .runs import META, failed, make_run, ok
+from .runs import META, failed, make_run, ok, text_of
 
 LIMIT = 2e-3
 
@@ -57,12 +56,12 @@ def test_who_failed_its_confirmation_is_not_on_the_front(tmp_path: Path) -> None
 def test_every_report_shows_the_front(tmp_path: Path) -> None:
     data = run(tmp_path, OUTCOMES)
     assert "trial 4: 2.500x, error 50.0% of its limit" in plain(leaderboard_lines(data, 3, 100))
-    assert "## Pareto front" in REPORTS["md"](data)
-    assert json.loads(REPORTS["json"](data))["run"]["front"] == [1, 4, 0]
+    assert "## Pareto front" in text_of("md", data)
+    assert json.loads(text_of("json", data))["run"]["front"] == [1, 4, 0]
     assert [row["trial"] for row in run_payload(data)["front"]] == [1, 4, 0]
 
 
 def test_a_run_for_speed_alone_has_no_front(tmp_path: Path) -> None:
     data = RunData.load(make_run(tmp_path, OUTCOMES))
     assert pareto_front(data) == ()
-    assert "Pareto" not in plain(leaderboard_lines(data, 3, 100)) + REPORTS["md"](data)
+    assert "Pareto" not in plain(leaderboard_lines(data, 3, 100)) + text_of("md", data)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from pathlib import Path
 
@@ -8,12 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import evotune.report.data
+import evotune.report.markdown
+import evotune.report.whole
 from evotune.engine.folder import RunFolder
 from evotune.report.data import RunData, Totals
-from evotune.report.formats import LEADERBOARDS
+from evotune.report.formats import LEADERBOARDS, REPORTS
 from evotune.report.leaderboard import Leaderboard, rank
 from evotune.report.screen import leaderboard_lines
 from evotune.report.summary import summarize
+from evotune.report.whole import ranks
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 
 from .runs import failed, make_run, ok, recorded
@@ -177,3 +182,36 @@ def test_the_head_of_the_leaderboard_needs_few_trials_and_is_the_same(tmp_path: 
                     assert text(head, count) == text(whole, count)
             assert summarize(head) == summarize(whole)
     assert left_out > 100
+
+
+def test_a_report_that_reads_trial_by_trial_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evotune.report.data, "_HEAD_ROWS", 2)
+    monkeypatch.setattr(evotune.report.markdown, "_SHOWN_ROWS", 2)
+    monkeypatch.setattr(evotune.report.whole, "_CHUNK", 3)
+    rng = random.Random(1)
+    streamed = 0
+    for _ in range(16):
+        run = random_run(tmp_path, rng)
+        whole = RunData.load(run)
+        with RunData.opened(run) as data:
+            streamed += data.store is not None
+            for style, pieces in REPORTS.items():
+                assert "".join(pieces(data)) == "".join(pieces(whole)), style
+    assert streamed > 4
+
+
+def test_a_number_that_json_lacks_hides_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evotune.report.data, "_HEAD_ROWS", 1)
+    odd = ok(1.4, max_error=math.nan)
+    models = [{"device": {"model": name}} for name in ("one", "other")]
+    others = [dataclasses.replace(ok(1 + n / 9), resources=models[n % 2]) for n in range(6)]
+    run = make_run(tmp_path, [odd, *others])
+    with RunData.opened(run) as data:
+        assert data.store is not None
+        assert list(ranks(data).items()) == [
+            (row.number, row.rank) for row in rank(RunData.load(run)).rows
+        ]

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
+from evotune.errors import StoreError
 from evotune.search.catalog import create_strategy
 from evotune.search.strategy import Elite, SearchSettings
-from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
+from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
 
 from .landscapes import Session, recording, session, small_space, smooth
 
@@ -136,13 +138,54 @@ def test_a_worse_second_measurement_corrects_the_model() -> None:
     assert best is not None
     search.strategy.tell(Trial(15, best.configuration, Outcome(OutcomeKind.WRONG_RESULT)))
     snapshot = search.strategy.snapshot()
-    records = [(values, fitness, gone) for values, fitness, gone in snapshot["learnt"]]
-    of_best = [r for r in records if r[0] == list(best.configuration.values())]
-    assert [(fitness, gone) for _, fitness, gone in of_best] == [
-        (best.fitness, True),
-        (None, False),
-    ]
+    assert snapshot["learnt"]["trials"]["dropped"] == [best.number]
     answer = search.strategy.ask(16, ())
     restored = create_strategy("evolution", space, SearchSettings(0, 8, 3, 16))
     restored.restore(snapshot)
     assert restored.ask(16, ()) == answer
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda learnt: learnt["kernels"].pop(),
+        lambda learnt: learnt["kernels"][0][0].pop(),
+        lambda learnt: learnt.update(kernels=[[["x"] * 4, ["x"] * 4, 0.1]] * 2),
+        lambda learnt: learnt["trials"].update(fitness="", indices=""),
+        lambda learnt: learnt.pop("trials"),
+    ],
+)
+def test_a_damaged_snapshot_leaves_a_search_that_knows_nothing(
+    damage: Callable[[dict[str, Json]], None],
+) -> None:
+    space = small_space()
+    search = session("evolution", space, smooth)
+    search.run(30)
+    snapshot = json.loads(json.dumps(search.strategy.snapshot()))
+    damage(snapshot["learnt"])
+    with pytest.raises(StoreError, match="is damaged"):
+        search.strategy.restore(snapshot)
+    fresh = create_strategy("evolution", space, SearchSettings(0, 8, 3, 16))
+    assert search.strategy.snapshot() == fresh.snapshot()
+    assert search.strategy.ask(0, ()) == fresh.ask(0, ())
+
+
+def test_a_pool_that_is_made_late_has_the_same_candidates() -> None:
+    """A strategy that was asked after every tell, and one that is asked at last only, agree,
+    also where a configuration was first told, or told again, since the pool was due."""
+    recorded = recording()
+    settings = SearchSettings(0, 8, 3, 0)
+    prompt = create_strategy("evolution", recorded.space, settings)
+    trials: list[Trial] = []
+    for number in range(150):
+        configuration = prompt.ask(number, ())
+        assert configuration is not None
+        if number % 10 == 9:
+            configuration = trials[number // 2].configuration
+        trials.append(Trial(number, configuration, recorded.outcome(configuration)))
+        prompt.tell(trials[-1])
+        if number in (94, 131, 148):
+            late = create_strategy("evolution", recorded.space, settings)
+            for trial in trials:
+                late.tell(trial)
+            assert late.ask(number + 1, ()) == prompt.ask(number + 1, ())

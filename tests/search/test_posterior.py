@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evotune.search.kernel import Encoder, default_kernel, fit_kernel
+from evotune.search.encoding import Encoder
+from evotune.search.kernel import default_kernel, fit_kernel
 from evotune.search.posterior import Posterior, log_expected_improvement
 from evotune.space.parameters import Categorical, IntegerRange, OrderedParameter
 
@@ -68,22 +69,6 @@ def test_the_fit_finds_the_axis_that_matters_and_the_one_that_is_a_bag_of_values
     assert beside[0] > -0.2
     assert beside[1] < beside[0] - 0.2
     assert kernel.lengths[2] > kernel.lengths[1]
-
-
-def test_a_parameter_with_one_value_has_no_axis() -> None:
-    assert len(ENCODER.axes) == 3
-    assert ENCODER.row({"A": 4, "B": "z", "ONE": 7, "C": 16}) == [4, 2, 4]
-
-
-def test_values_of_different_types_that_are_equal_are_told_apart() -> None:
-    encoder = Encoder([Categorical("X", (1, "1", True))])
-    assert encoder.row({"X": "1"}) == [1]
-
-
-def test_an_axis_of_millions_of_values_stays_small() -> None:
-    encoder = Encoder([IntegerRange("N", 0, 5_000_000)])
-    assert len(encoder.axes[0]) == 1024
-    assert encoder.row({"N": 5_000_000}) == [1023]
 
 
 def test_expected_improvement_grows_with_mean_and_deviation() -> None:

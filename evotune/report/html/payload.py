@@ -233,7 +233,7 @@ def _front(data: RunData, evidence: Mapping[int, Evidence]) -> Json:
             "confirmed": row.confirmed,
             "configuration": printable(wording.configuration_text(row.configuration)),
         }
-        for row in pareto_front(data, evidence)
+        for row in pareto_front(data, evidence.values())
     ]
 
 

@@ -1,0 +1,100 @@
+"""All trials of a run one after the other, and their ranks: a million need no objects at once.
+
+Both come from what the run's data hold, or from the run's store where that was opened with them
+(`RunData.opened`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+
+from evotune.report.data import RunData
+from evotune.report.evidence import Evidence, interval, judge, verdicts_by_twin, weigh
+from evotune.report.leaderboard import rank, ranks_of, sort_key
+from evotune.report.twins import stored_leaders
+from evotune.store import RunStore
+from evotune.trial import Outcome
+
+_CHUNK = 1000  # trials that are fetched by their numbers at once
+
+
+def ranks(data: RunData) -> dict[int, int]:
+    """Trial number -> rank, in rank order; duplicates hold none: their twin's row is theirs."""
+    if data.store is None:
+        return {row.number: row.rank for row in rank(data).rows}
+    twins = stored_leaders(data.store)
+    verdicts = verdicts_by_twin(data.confirmations, twins)
+    own = str(data.device.get("name", ""))
+    by_model: dict[str, list[_Standing]] = {own: []}
+    for model, standing in _standings(data.store, twins, verdicts):
+        by_model.setdefault(model or own, []).append(standing)
+    found: dict[int, int] = {}
+    for standings in by_model.values():
+        standings.sort()
+        places = ranks_of(bounds for _, bounds in standings)
+        numbers = (key[-1] for key, _ in standings)
+        found.update(zip(numbers, places, strict=True))
+    return found
+
+
+def in_proposal_order(data: RunData) -> Iterator[Evidence]:
+    if data.store is None:
+        yield from weigh(data).values()
+        return
+    twins = stored_leaders(data.store)
+    verdicts = verdicts_by_twin(data.confirmations, twins)
+    for trial in data.store.trials():
+        twin = twins.get(trial.number, trial.number)
+        yield judge(trial, twin, verdicts.get(twin))
+
+
+def in_rank_order(data: RunData, ranked: Mapping[int, int]) -> Iterator[Evidence]:
+    """The leaderboard, then the rest by number; `ranked` as `ranks` has it."""
+    if data.store is None:
+        known = weigh(data)
+        yield from (known[n] for n in (*ranked, *(n for n in known if n not in ranked)))
+        return
+    twins = stored_leaders(data.store)
+    verdicts = verdicts_by_twin(data.confirmations, twins)
+    rest = (number for number in data.finish_times_s if number not in ranked)
+    for numbers in _chunks(itertools.chain(ranked, rest)):
+        trials = {trial.number: trial for trial in data.store.trials_of(numbers)}
+        for number in numbers:
+            twin = twins.get(number, number)
+            yield judge(trials[number], twin, verdicts.get(twin))
+
+
+def failures(data: RunData) -> Iterator[tuple[str, str]]:
+    """Kind and reason of every trial that failed, in proposal order."""
+    if data.store is not None:
+        yield from data.store.failures()
+        return
+    for trial in data.trials:
+        if not trial.outcome.ok:
+            yield trial.outcome.kind.value, trial.outcome.reason
+
+
+_Standing = tuple[tuple[bool, float, float, int], tuple[float, float]]
+
+
+def _standings(
+    store: RunStore, twins: Mapping[int, int], verdicts: Mapping[int, Outcome]
+) -> Iterator[tuple[str, _Standing]]:
+    """Model of the device, place in the order, and interval of every row of the leaderboard."""
+    for number, fitness, low, high, model in store.standings():
+        if twins.get(number, number) != number:
+            continue
+        verdict = verdicts.get(number)
+        if verdict is None:
+            yield model, (sort_key(False, fitness, low, number), (low, high))
+        elif verdict.fitness is not None:
+            bounds = interval(verdict)
+            key = sort_key(True, verdict.fitness, bounds[0], number)
+            yield verdict.device_model, (key, bounds)
+
+
+def _chunks(numbers: Iterable[int]) -> Iterator[list[int]]:
+    left = iter(numbers)
+    while chunk := list(itertools.islice(left, _CHUNK)):
+        yield chunk

@@ -1,0 +1,72 @@
+"""Configurations as numbers: indices of values to keep them by, rows for the models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evotune.space.parameters import Parameter
+from evotune.trial import Configuration, Value
+
+Floats: TypeAlias = NDArray[np.float64]
+Rows: TypeAlias = NDArray[np.int64]  # configurations x axes: places on them
+Indices: TypeAlias = NDArray[np.unsignedinteger]  # configurations x parameters: indices of values
+
+_FINEST: Final = 1024  # places told apart on one axis
+
+
+class Encoder:
+    """Indices are exact. In rows, parameters that can only have one value are left out, and an
+    axis has no more than 1024 places. `axes` are the distances by difference of places, in widths
+    of the axis.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        self._parameters = tuple(parameters)
+        self._known: list[dict[Value, int]] = [{} for _ in parameters]
+        self._counts = np.array([p.cardinality for p in parameters], dtype=np.int64)
+        self._used = [i for i, p in enumerate(parameters) if p.cardinality > 1]
+        used = [parameters[i] for i in self._used]
+        self.axes = [_axis_distances(p.ordered, min(p.cardinality, _FINEST)) for p in used]
+        self._type = np.min_scalar_type(int(self._counts.max(initial=1)) - 1).newbyteorder("<")
+
+    def indices(self, configuration: Mapping[str, Value]) -> list[int]:
+        """ValueError for a value outside its domain."""
+        indices = []
+        for parameter, known in zip(self._parameters, self._known, strict=True):
+            value = configuration[parameter.name]
+            index = known.get(value)
+            if index is None:
+                index = known[value] = parameter.index(value)
+            indices.append(index)
+        return indices
+
+    def no_indices(self) -> Indices:
+        """An empty matrix, of the smallest type that holds every index."""
+        return np.empty((0, len(self._parameters)), dtype=self._type)
+
+    def configuration(self, indices: Iterable[int]) -> Configuration:
+        """The inverse of `indices`."""
+        values = zip(self._parameters, indices, strict=True)
+        return Configuration({parameter.name: parameter.values[i] for parameter, i in values})
+
+    def are_valid(self, indices: Indices) -> bool:
+        return bool((indices < self._counts).all())
+
+    def row(self, configuration: Mapping[str, Value]) -> Rows:
+        row: Rows = self.rows([self.indices(configuration)])[0]
+        return row
+
+    def rows(self, indices: Indices | Sequence[Sequence[int]]) -> Rows:
+        places = np.array(indices, dtype=np.int64)[:, self._used]
+        for axis, count in enumerate(self._counts[self._used]):
+            if count > _FINEST:
+                places[:, axis] = places[:, axis] * (_FINEST - 1) // (count - 1)
+        return places
+
+
+def _axis_distances(ordered: bool, count: int) -> Floats:
+    return np.arange(count) / (count - 1) if ordered else np.minimum(np.arange(count), 1.0)

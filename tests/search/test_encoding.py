@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evotune.search.encoding import Encoder
+from evotune.space.parameters import Categorical, IntegerRange, OrderedParameter, PowerOfTwo
+
+ENCODER = Encoder(
+    [
+        PowerOfTwo("A", 1, 64),
+        Categorical("B", ("x", "y", "z")),
+        OrderedParameter("ONE", (7,)),
+        IntegerRange("N", 0, 5_000_000),
+    ]
+)
+
+
+def test_indices_are_exact_and_lead_back() -> None:
+    values = {"A": 16, "B": "z", "ONE": 7, "N": 4_999_999}
+    assert ENCODER.indices(values) == [4, 2, 0, 4_999_999]
+    assert ENCODER.configuration([4, 2, 0, 4_999_999]).to_json() == values
+    with pytest.raises(ValueError, match="not in"):
+        ENCODER.indices({**values, "A": 3})
+
+
+def test_a_parameter_with_one_value_has_no_axis() -> None:
+    assert len(ENCODER.axes) == 3
+    assert len(ENCODER.row({"A": 16, "B": "z", "ONE": 7, "N": 0})) == 3
+
+
+def test_an_axis_of_millions_of_values_stays_small() -> None:
+    assert len(ENCODER.axes[2]) == 1024
+    rows = ENCODER.rows([[4, 2, 0, 5_000_000], [0, 0, 0, 2_500_000]])
+    assert rows.tolist() == [[4, 2, 1023], [0, 0, 511]]
+
+
+def test_indices_take_no_more_room_than_they_need() -> None:
+    assert ENCODER.no_indices().dtype.itemsize == 4
+    assert Encoder([PowerOfTwo("A", 1, 64)]).no_indices().dtype.itemsize == 1
+    assert not ENCODER.are_valid(np.array([[7, 0, 0, 0]], dtype=np.uint32))
+
+
+def test_values_of_different_types_that_look_alike_are_told_apart() -> None:
+    assert Encoder([Categorical("X", (1, "1"))]).row({"X": "1"}).tolist() == [1]
