@@ -28,13 +28,13 @@ struct Producer {
     expect_bytes(full, kQueryBytes);
 #pragma unroll
     for (int group = 0; group < CONSUMER_WARPGROUPS; ++group)
-      load_rows<64>(query_at(queries.stage, group), problem.q, full, place.first_row + 64 * group, place.head,
+      load_rows<64>(query_at(queries.stage, group), problem.q, full, place.query_of(group, 0), place.head,
                     place.batch);
     queries.advance();
   }
 
   __device__ __forceinline__ void load_blocks(const Place& place) {
-    for (int step = 0; step < place.blocks; ++step) {
+    for (int step = place.first_step; step < place.end_step; ++step) {
       const int row = place.first_key(step);
       wait_mbarrier(key_empty(keys.stage), keys.parity ^ 1);
       expect_bytes(key_full(keys.stage), kBlockBytes);
@@ -52,6 +52,7 @@ struct Producer {
     prefetch_map(problem.v);
     for (Walk walk; walk.number < problem.tiles.all; walk.next()) {
       const Place place(problem, walk.number);
+      if (place.is_empty()) continue;  // nobody would wait for its Q
       load_queries(place);
       load_blocks(place);
     }

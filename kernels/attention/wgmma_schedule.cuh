@@ -1,10 +1,11 @@
 // Which tile of the problem comes when: the order of all tiles, and a block's walk over them.
 //
-// A tile is BLOCK_M rows of one head. Heads come in sections of HEAD_SECTION: all rows of a section's heads before the
+// A tile is BLOCK_M rows of one head (PACK_GQA: of several). Heads come in sections of HEAD_SECTION: all rows of a section's heads before the
 // next section, so that K and V of a section stay in the L2 cache while its rows pass. Within a section the tiles at
 // the same rows of all its heads are neighbours; ROW_ORDER descending begins with the last rows, which causal makes
 // longest. A persistent block takes tiles b, b + G, b + 2 G, ...; with WALK snake every other round is reversed (of G
-// blocks, the one that had the longest tile of a round has the shortest of the next).
+// blocks, the one that had the longest tile of a round has the shortest of the next). The SPLIT_KV blocks of a cluster
+// have one tile together, and no other.
 #pragma once
 
 namespace {
@@ -12,8 +13,9 @@ namespace {
 struct Tiles {
   int row_blocks, tile_heads, all;
 
-  __device__ Tiles(int seq_len_q, int tile_heads)
-      : row_blocks((seq_len_q + BLOCK_M - 1) / BLOCK_M), tile_heads(tile_heads), all(row_blocks * tile_heads) {}
+  // `queries`: query rows a tile.
+  __device__ Tiles(int seq_len_q, int queries, int tile_heads)
+      : row_blocks((seq_len_q + queries - 1) / queries), tile_heads(tile_heads), all(row_blocks * tile_heads) {}
 
   __device__ __forceinline__ void find(int number, int& head, int& row_block) const {
     const int per_section = HEAD_SECTION * row_blocks;
@@ -27,7 +29,7 @@ struct Tiles {
 
 // The numbers of a block's tiles: for (Walk walk; walk.number < tiles.all; walk.next()).
 struct Walk {
-  int number = blockIdx.x, round = 0;
+  int number = blockIdx.x / SPLIT_KV, round = 0;
 
   __device__ __forceinline__ void next() {
     const int blocks = gridDim.x;
