@@ -36,20 +36,22 @@
 //   SPLIT_KV             1, 2, 4, 8: so many blocks, a cluster, share the keys of a tile, in whole blocks of keys, and
 //                        merge their sums over distributed shared memory: see wgmma_merge.cuh. For grids of few tiles.
 //   PACK_GQA             0/1: the rows of a tile are those of several heads of a group, so that few queries fill it.
+//   CLUSTER              1, 2: so many blocks have tiles side by side, and each loads its part of every block of K and V
+//                        for all of them (multicast). CAUSAL: they all go through the keys of the last tile.
 //   PERSISTENT           0: a block a tile. n: n blocks a multiprocessor walk over the tiles.
 //   WALK, HEAD_SECTION, ROW_ORDER  the order of the tiles: see wgmma_schedule.cuh.
 //   MIN_CTAS             blocks a multiprocessor that the register allocation must allow (1..3).
 //
-// Constraints  Registers of a thread: at entry 65536 / (threads * MIN_CTAS), down to a multiple of 8, at most 255. A
-//              consumer holds BLOCK_N / 2 scores, HEAD_DIM / 2 sums, BLOCK_N / 4 pairs of weights, HEAD_DIM / 4 pairs
+// Constraints  Registers of a thread: at entry 65536 / (threads * MIN_CTAS), of threads in whole warpgroups, down to
+//              a multiple of 8, at most 255. A consumer holds BLOCK_N / 2 scores, HEAD_DIM / 2 sums, BLOCK_N / 4 pairs of weights, HEAD_DIM / 4 pairs
 //              of Q with Q_IN_REGS, and some 30 more. SPLIT_KV > 1: PERSISTENT 0, STORE direct, HEAD_DIM a multiple of
-//              8 * SPLIT_KV.
+//              8 * SPLIT_KV, CLUSTER 1. BLOCK_N is a multiple of 8 * CLUSTER.
 // Launch       pack  = PACK_GQA ? the largest power of two, up to 64, that divides heads / kv_heads : 1
-//              tiles = ceil(seq_len_q / (BLOCK_M / pack)) * batch * heads / pack
-//              grid  (PERSISTENT > 0 ? min(tiles, PERSISTENT * multiprocessors) : SPLIT_KV * tiles)
+//              sets  = ceil(seq_len_q / (CLUSTER * BLOCK_M / pack)) * batch * heads / pack
+//              grid  (CLUSTER * SPLIT_KV * (PERSISTENT > 0 ? min(sets, PERSISTENT * multiprocessors / CLUSTER) : sets))
 //              block (128 * CONSUMER_WARPGROUPS + 32 * PRODUCER_WARPS)
 // Arguments    q_map, k_map, v_map, out_map by value: maps of the four tensors with boxes (1, pack, 64 / pack, panel)
-//              for q and out, (1, 1, BLOCK_N, panel) for k and v, where panel is 64 columns, 32 where HEAD_DIM is no
+//              for q and out, (1, 1, BLOCK_N / CLUSTER, panel) for k and v, where panel is 64 columns, 32 where HEAD_DIM is no
 //              multiple of 64; swizzled by the bytes of a panel's row, 128 or 64.
 // Shared bytes 2 * HEAD_DIM * (QUERY_STAGES * BLOCK_M + 2 * STAGES * BLOCK_N) + 16 * (QUERY_STAGES + 2 * STAGES)
 //              SPLIT_KV > 1: + 8 + 32 * BLOCK_M * (SPLIT_KV - 1) * (HEAD_DIM / 8 / SPLIT_KV + 1)
@@ -57,6 +59,7 @@
 // Adds to attention_mma.cu: products that run on their own, a copy engine, a producer that only loads, registers moved
 //              from it to consumers, warpgroups that take turns, exponentials by multiply-adds.
 // References   FlashAttention-3, Shah et al. 2024; PTX ISA: see the helpers. Lab book: attention_wgmma.md.
+#include "cluster_multicast.cuh"
 #include "mma_sync.cuh"
 #include "wgmma_panels.cuh"
 #include "wgmma_product.cuh"
@@ -74,10 +77,11 @@
 #endif
 
 #define BLOCK_M (64 * CONSUMER_WARPGROUPS)
-#if SPLIT_KV > 1
-#define CLUSTER __cluster_dims__(SPLIT_KV, 1, 1)
+#define CLUSTER_BLOCKS (CLUSTER * SPLIT_KV)
+#if CLUSTER_BLOCKS > 1
+#define CLUSTER_DIMS __cluster_dims__(CLUSTER_BLOCKS, 1, 1)
 #else
-#define CLUSTER
+#define CLUSTER_DIMS
 #endif
 
 namespace {
@@ -108,6 +112,8 @@ static_assert(PRODUCER_WARPS == 1 || PRODUCER_WARPS == 4, "a warp or a warpgroup
 static_assert(PRODUCER_REGISTERS % 8 == 0 && PRODUCER_REGISTERS >= 24, "setmaxnreg takes multiples of 8");
 static_assert(BLOCK_N % 16 == 0 && BLOCK_N >= 16 && BLOCK_N <= 256, "a product has up to 256 columns");
 static_assert(SPLIT_KV == 1 || SPLIT_KV == 2 || SPLIT_KV == 4 || SPLIT_KV == 8, "clusters have up to eight blocks");
+static_assert(CLUSTER == 1 || SPLIT_KV == 1, "blocks that share keys load different ones");
+static_assert(BLOCK_N % (8 * CLUSTER) == 0, "each block loads whole repeats of the swizzle");
 static_assert(SPLIT_KV == 1 || !PERSISTENT, "a cluster has one tile");
 static_assert(SPLIT_KV == 1 || !kThroughShared, "a block has some of the columns, which are no box");
 static_assert(HEAD_DIM % (8 * SPLIT_KV) == 0, "the blocks of a cluster share the columns");
@@ -167,8 +173,8 @@ struct Problem {
 // log2 of the query rows of a head among 64 rows: as many heads of the group are packed as a power of two divides it.
 __device__ __forceinline__ int packed_queries_log2(int group) { return PACK_GQA ? 6 - min(__ffs(group) - 1, 6) : 6; }
 
-// Where a tile lies, and its blocks of keys, counted by steps from the last one that any of its rows sees. Of these,
-// this block has those from `first_step` to `end_step`, its share; a share may be empty.
+// Where a tile lies, and its blocks of keys, counted by steps from the last one that any of its rows sees, or of the rows
+// of the cluster's other tiles. Of these, this block has those from `first_step` to `end_step`, its share; a share may be empty.
 struct Place {
   const Problem& problem;
   int batch, head, kv_head, first_query, blocks;  // head: the first of those packed
@@ -181,8 +187,8 @@ struct Place {
     batch = head / of.heads;
     head -= batch * of.heads;
     kv_head = of.group == 1 ? head : head / of.group;
-    first_query = queries_in(row_block * CONSUMER_WARPGROUPS);
-    const int end_query = first_query + queries_in(CONSUMER_WARPGROUPS);
+    first_query = queries_in((row_block * CLUSTER + number_in_cluster()) * CONSUMER_WARPGROUPS);
+    const int end_query = queries_in((row_block + 1) * CLUSTER * CONSUMER_WARPGROUPS);
     blocks = (keys_seen(min(end_query, of.seq_len_q) - 1) + BLOCK_N - 1) / BLOCK_N;
     share = blockIdx.x % SPLIT_KV;
     first_step = blocks * share / SPLIT_KV;
@@ -190,6 +196,9 @@ struct Place {
   }
 
   __device__ __forceinline__ bool is_empty() const { return SPLIT_KV > 1 && first_step == end_step; }
+
+  // This block's number among those that have tiles side by side.
+  static __device__ __forceinline__ int number_in_cluster() { return CLUSTER > 1 ? blockIdx.x % CLUSTER : 0; }
 
   // Where row 0 .. 63 of a warpgroup's rows is: they are one packed head after the other.
   __device__ __forceinline__ int query_of(int group, int row) const {
@@ -219,13 +228,13 @@ struct Place {
 #include "wgmma_consumer.cuh"
 #include "wgmma_producer.cuh"
 
-extern "C" __global__ void CLUSTER __launch_bounds__(kThreads, MIN_CTAS)
+extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(kThreads, MIN_CTAS)
     attention_forward(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                       const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap out_map, Element* out,
                       float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k) {
   const int group = heads == kv_heads ? 1 : heads / kv_heads;
   const int queries_log2 = packed_queries_log2(group);
-  const int queries = CONSUMER_WARPGROUPS << queries_log2, tile_heads = batch * heads >> (6 - queries_log2);
+  const int queries = CLUSTER * CONSUMER_WARPGROUPS << queries_log2, tile_heads = batch * heads >> (6 - queries_log2);
   const Problem problem{q_map,
                         k_map,
                         v_map,
@@ -243,13 +252,18 @@ extern "C" __global__ void CLUSTER __launch_bounds__(kThreads, MIN_CTAS)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kBarriers; ++i) {
       const bool empty = i >= kFirstEmpty, query = empty && i < kFirstEmpty + QUERY_STAGES;
-      // Full: the producer. Empty: every consumer warp; of an output that went through Q's place, who stored it.
-      start_mbarrier(barrier_at(i), !empty ? 1 : CONSUMER_WARPGROUPS * (query && kThroughShared ? 1 : 4));
+      // Full: the producer. Empty: every consumer warp (of K and V: of all blocks that the producer loads for); of an
+      // output that went through Q's place, who stored it.
+      const int givers = query ? (kThroughShared ? 1 : 4) : 4 * CLUSTER;
+      start_mbarrier(barrier_at(i), empty ? CONSUMER_WARPGROUPS * givers : 1);
     }
     publish_mbarriers();
   }
   if constexpr (SPLIT_KV > 1) open_inbox(barrier_at(kBarriers), inbox_bytes(Place(problem, Walk().number)));
-  __syncthreads();
+  if constexpr (CLUSTER > 1)
+    sync_cluster();
+  else
+    __syncthreads();
 
   if (warpgroup == CONSUMER_WARPGROUPS) {
     if constexpr (kMoveRegisters) give_registers<PRODUCER_REGISTERS>();
@@ -261,5 +275,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(kThreads, MIN_CTAS)
   } else {
     if constexpr (kMoveRegisters) take_registers<kConsumerRegisters>();
     Consumer(problem, warpgroup).run();
+  }
+  if constexpr (CLUSTER > 1) {
+    __syncwarp();
+    sync_cluster();  // the others may still load into this block's memory, and give back stages to it
   }
 }

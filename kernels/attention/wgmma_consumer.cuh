@@ -87,12 +87,20 @@ struct Consumer {
     close_products();
   }
 
+  // Of K or V: to all blocks that load it.
+  __device__ __forceinline__ void give_back_block(unsigned empty) const {
+    if constexpr (CLUSTER == 1)
+      give_back(empty);
+    else if (lane < CLUSTER)
+      arrive_in_block(empty, lane);
+  }
+
   __device__ __forceinline__ void give_back_keys() {
-    give_back(key_empty(key.stage));
+    give_back_block(key_empty(key.stage));
     key.advance();
   }
   __device__ __forceinline__ void give_back_values() {
-    give_back(value_empty(value.stage));
+    give_back_block(value_empty(value.stage));
     value.advance();
   }
 
@@ -252,7 +260,7 @@ struct Consumer {
 
   __device__ __forceinline__ void run() {
     if (group == CONSUMER_WARPGROUPS - 1) give_turn();
-    for (Walk walk; walk.number < problem.tiles.all; walk.next()) attend(Place(problem, walk.number));
+    for (Walk walk; walk.has(problem.tiles); walk.next()) attend(Place(problem, walk.number));
     if (group == 0) take_turn();
   }
 };

@@ -1,6 +1,7 @@
 // Which tile of the problem comes when: the order of all tiles, and a block's walk over them.
 //
-// A tile is BLOCK_M rows of one head (PACK_GQA: of several). Heads come in sections of HEAD_SECTION: all rows of a section's heads before the
+// A tile is BLOCK_M rows of one head (PACK_GQA: of several), or, counted here, the CLUSTER such tiles side by side that
+// the blocks of a cluster have. Heads come in sections of HEAD_SECTION: all rows of a section's heads before the
 // next section, so that K and V of a section stay in the L2 cache while its rows pass. Within a section the tiles at
 // the same rows of all its heads are neighbours; ROW_ORDER descending begins with the last rows, which causal makes
 // longest. A persistent block takes tiles b, b + G, b + 2 G, ...; with WALK snake every other round is reversed (of G
@@ -27,16 +28,22 @@ struct Tiles {
   }
 };
 
-// The numbers of a block's tiles: for (Walk walk; walk.number < tiles.all; walk.next()).
+// The numbers of a block's tiles: for (Walk walk; walk.has(tiles); walk.next()).
 struct Walk {
-  int number = blockIdx.x / SPLIT_KV, round = 0;
+  int number = blockIdx.x / CLUSTER_BLOCKS, round = 0;
+
+  // Without PERSISTENT, a block has one tile.
+  __device__ __forceinline__ bool has(const Tiles& tiles) const {
+    return PERSISTENT ? number < tiles.all : round == 0;
+  }
 
   __device__ __forceinline__ void next() {
-    const int blocks = gridDim.x;
     ++round;
+    if (!PERSISTENT) return;
+    const int first = blockIdx.x / CLUSTER_BLOCKS, blocks = gridDim.x / CLUSTER_BLOCKS;
     const bool back = WALK == WALK_SNAKE && round % 2 == 1;
     // A reversed last round may begin past the last tile for this block, and nothing comes after it.
-    number = round * blocks + (back ? blocks - 1 - static_cast<int>(blockIdx.x) : static_cast<int>(blockIdx.x));
+    number = round * blocks + (back ? blocks - 1 - first : first);
   }
 };
 

@@ -145,6 +145,12 @@ def test_a_cluster_shares_the_keys_of_a_tile(
     assert not list(complaints(tmp_path, values, seeds=1, **problem))
 
 
+def test_a_cluster_loads_keys_once_for_all_its_blocks(tmp_path: Path) -> None:
+    """Tiles side by side, also where there is but one; each block walks over several."""
+    values = {**TWO, "CLUSTER": 2, "WALK": "snake"}
+    assert not list(complaints(tmp_path, values, causal=True))
+
+
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
@@ -183,18 +189,22 @@ def test_the_model_sees_mistakes(right: str, wrong: str, complaint: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "complaint"),
+    ("values", "right", "wrong", "complaint"),
     [
         # A block that leaves before all has come; a part over another.
-        ("  wait_for_inbox(inbox);\n", "", "left"),
-        ("(own - block - 1) % SPLIT_KV", "0", "error"),
+        ({"SPLIT_KV": 4}, "  wait_for_inbox(inbox);\n", "", "left"),
+        ({"SPLIT_KV": 4}, "(own - block - 1) % SPLIT_KV", "0", "error"),
+        # A block that leaves early; one that comes late; a stage that only one block gets back.
+        ({"CLUSTER": 2}, "    sync_cluster();  // the others", "// the others", "left"),
+        ({"CLUSTER": 2}, "    sync_cluster();\n", "    __syncthreads();\n", "nobody started"),
+        ({"CLUSTER": 2}, "arrive_in_block(empty, lane)", "arrive_in_block(empty, 0)", "dead"),
     ],
 )
 def test_the_model_sees_mistakes_of_a_cluster(
-    right: str, wrong: str, complaint: str, tmp_path: Path
+    values: Mapping[str, Value], right: str, wrong: str, complaint: str, tmp_path: Path
 ) -> None:
-    values = {**SPLIT, "SPLIT_KV": 4}
-    shapes = [{"batch": 1, "heads": 1, "seq_len": 65}]
+    shapes = [{"batch": 1, "heads": 1, "seq_len": 130}]
+    values = {**SPLIT, **values}
     found = complaints(tmp_path, values, shapes, seeds=6, mistakes={right: wrong})
     assert any(complaint in words for words in found)
 

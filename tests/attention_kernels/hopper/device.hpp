@@ -221,19 +221,37 @@ void visit_box(const Tensor& tensor, unsigned shared, int column, int row, int h
     }
 }
 
+// At an address of another block of the cluster, which must not have left.
+template <class Do>
+void at_rank(int of, Do what) {
+  if (cluster->alive[of] == 0) fail("something comes to a block that has left");
+  const int own = rank;
+  rank = of;
+  what();
+  rank = own;
+}
+
 constexpr int kLoads = 0, kStores = 1000, kSends = 2000;  // engines; 1 + w: warpgroup w's products
-inline void load_box(unsigned shared, const TensorMap& map, unsigned full, int column, int row, int head, int batch) {
+inline void load_box_at(int of, unsigned shared, const TensorMap& map, unsigned full, int column, int row, int head,
+                        int batch) {
   const Tensor& tensor = map.tensor();
-  visit_box(tensor, shared, column, row, head, batch,
-            [](unsigned at, bool, long long) { shared_word<uint16_t>(at) = 0x7fff; });
+  at_rank(of, [&] {
+    visit_box(tensor, shared, column, row, head, batch,
+              [](unsigned at, bool, long long) { shared_word<uint16_t>(at) = 0x7fff; });
+  });
   work_of(kLoads).push_back([=, &tensor] {
-    visit_box(tensor, shared, column, row, head, batch, [&](unsigned at, bool inside, long long offset) {
-      shared_word<uint16_t>(at) = inside ? tensor.data[offset] : 0;
+    at_rank(of, [&] {
+      visit_box(tensor, shared, column, row, head, batch, [&](unsigned at, bool inside, long long offset) {
+        shared_word<uint16_t>(at) = inside ? tensor.data[offset] : 0;
+      });
+      mbarrier(full).bytes -= 2 * tensor.box[0] * tensor.box[1] * tensor.box[2];
+      mbarrier(full).look();
     });
-    mbarrier(full).bytes -= 2 * tensor.box[0] * tensor.box[1] * tensor.box[2];
-    mbarrier(full).look();
     return true;
   });
+}
+inline void load_box(unsigned shared, const TensorMap& map, unsigned full, int column, int row, int head, int batch) {
+  load_box_at(rank, shared, map, full, column, row, head, batch);
 }
 inline void store_box(const TensorMap& map, unsigned shared, int column, int row, int head, int batch) {
   const Tensor& tensor = map.tensor();
@@ -262,19 +280,34 @@ template <int COUNT> void take_registers() {}
 
 // Between the blocks of a cluster.
 inline Meeting whole_cluster;
+inline void arrive_at_cluster() {
+  cluster->current->cluster_meeting = whole_cluster.generation;
+  whole_cluster.arrive(blocks.size() * block_threads);
+}
+inline void wait_for_cluster() {
+  int& mine = cluster->current->cluster_meeting;
+  if (mine < 0) fail("a wait for the cluster without an arrival");
+  wait_until([mine] { return whole_cluster.generation != mine; });
+  mine = -1;
+}
 inline void open_inbox(unsigned inbox, unsigned bytes) {
   if (threadIdx.x == 0) {
     start_mbarrier(inbox, 1);
     expect_bytes(inbox, bytes);
   }
-  cluster->current->cluster_meeting = whole_cluster.generation;
-  whole_cluster.arrive(blocks.size() * block_threads);
+  arrive_at_cluster();
 }
-inline void wait_for_open_inboxes() {
-  int& mine = cluster->current->cluster_meeting;
-  if (mine < 0) fail("a wait for the cluster without an arrival");
-  wait_until([mine] { return whole_cluster.generation != mine; });
-  mine = -1;
+inline void wait_for_open_inboxes() { wait_for_cluster(); }
+inline void sync_cluster() {
+  arrive_at_cluster();
+  wait_for_cluster();
+}
+inline void arrive_in_block(unsigned at, int of) {
+  at_rank(of, [at] { arrive_at_mbarrier(at); });
+}
+template <int BLOCKS>
+void load_box_for_all(unsigned shared, const TensorMap& map, unsigned full, int column, int row, int head, int batch) {
+  for (int of = 0; of < BLOCKS; ++of) load_box_at(of, shared, map, full, column, row, head, batch);
 }
 inline void wait_for_inbox(unsigned inbox) { wait_mbarrier(inbox, 0); }
 inline unsigned in_block(unsigned shared, unsigned of) {
@@ -284,12 +317,12 @@ inline unsigned in_block(unsigned shared, unsigned of) {
 inline void send(unsigned to, unsigned inbox, bool, float a, float b, float c, float d) {
   if (to >> 24 == 0 || to >> 24 != inbox >> 24) fail("sent nowhere, or counted elsewhere");
   work_of(kSends + threadIdx.x).push_back([=] {
-    rank = (to >> 24) - 1;  // until the next work
-    if (cluster->alive[rank] == 0) fail("sent to a block that has left");
-    const float words[4] = {a, b, c, d};
-    for (int i = 0; i < 4; ++i) shared_word<float>((to & 0xffffff) + 4 * i) = words[i];
-    mbarrier(inbox & 0xffffff).bytes -= 16;
-    mbarrier(inbox & 0xffffff).look();
+    at_rank((to >> 24) - 1, [=] {
+      const float words[4] = {a, b, c, d};
+      for (int i = 0; i < 4; ++i) shared_word<float>((to & 0xffffff) + 4 * i) = words[i];
+      mbarrier(inbox & 0xffffff).bytes -= 16;
+      mbarrier(inbox & 0xffffff).look();
+    });
     return true;
   });
 }

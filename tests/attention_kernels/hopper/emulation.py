@@ -21,7 +21,13 @@ from evotune.problems.base import Case
 
 HERE = Path(__file__).parent
 KERNELS = Path(__file__).parents[3] / "kernels" / "attention"
-REPLACED = ("wgmma_product.cuh", "wgmma_tma.cuh", "mma_sync.cuh", "cluster_push.cuh")
+REPLACED = (
+    "cluster_multicast.cuh",
+    "cluster_push.cuh",
+    "mma_sync.cuh",
+    "wgmma_product.cuh",
+    "wgmma_tma.cuh",
+)
 
 Array = npt.NDArray[np.float32]
 
