@@ -33,24 +33,33 @@
 //   RESCALE_LOG2         0: O is rescaled for every block. 4, 8: only when some row's maximum grew by more than 2^that;
 //                        until then weights exceed 1, which float16 (up to 65504) and the float32 sums can hold.
 //   STORE                bulk: through shared memory and the copy engine; direct: from registers, 4 bytes a lane.
+//   SPLIT_KV             1, 2, 4, 8: so many blocks, a cluster, share the keys of a tile, in whole blocks of keys, and
+//                        merge their sums over distributed shared memory: see wgmma_merge.cuh. For grids of few tiles.
+//   PACK_GQA             0/1: the rows of a tile are those of several heads of a group, so that few queries fill it.
+//   CLUSTER              1, 2: so many blocks have tiles side by side, and each loads its part of every block of K and V
+//                        for all of them (multicast). CAUSAL: they all go through the keys of the last tile.
 //   PERSISTENT           0: a block a tile. n: n blocks a multiprocessor walk over the tiles.
 //   WALK, HEAD_SECTION, ROW_ORDER  the order of the tiles: see wgmma_schedule.cuh.
 //   MIN_CTAS             blocks a multiprocessor that the register allocation must allow (1..3).
 //
-// Constraints  Registers of a thread: at entry 65536 / (threads * MIN_CTAS), down to a multiple of 8, at most 255. A
-//              consumer holds BLOCK_N / 2 scores, HEAD_DIM / 2 sums, BLOCK_N / 4 pairs of weights, HEAD_DIM / 4 pairs
-//              of Q with Q_IN_REGS, and some 30 more.
-// Launch       tiles = ceil(seq_len_q / BLOCK_M) * batch * heads
-//              grid  (PERSISTENT > 0 ? min(tiles, PERSISTENT * multiprocessors) : tiles)
+// Constraints  Registers of a thread: at entry 65536 / (threads * MIN_CTAS), of threads in whole warpgroups, down to
+//              a multiple of 8, at most 255. A consumer holds BLOCK_N / 2 scores, HEAD_DIM / 2 sums, BLOCK_N / 4 pairs of weights, HEAD_DIM / 4 pairs
+//              of Q with Q_IN_REGS, and some 30 more. SPLIT_KV > 1: PERSISTENT 0, STORE direct, HEAD_DIM a multiple of
+//              8 * SPLIT_KV, CLUSTER 1. BLOCK_N is a multiple of 8 * CLUSTER.
+// Launch       pack  = PACK_GQA ? the largest power of two, up to 64, that divides heads / kv_heads : 1
+//              sets  = ceil(seq_len_q / (CLUSTER * BLOCK_M / pack)) * batch * heads / pack
+//              grid  (CLUSTER * SPLIT_KV * (PERSISTENT > 0 ? min(sets, PERSISTENT * multiprocessors / CLUSTER) : sets))
 //              block (128 * CONSUMER_WARPGROUPS + 32 * PRODUCER_WARPS)
-// Arguments    q_map, k_map, v_map, out_map by value: maps of the four tensors with boxes (1, 1, rows, panel) where
-//              panel is 64 columns, 32 where HEAD_DIM is no multiple of 64; rows are 64 for q and out, BLOCK_N for k
-//              and v; swizzled by the bytes of a panel's row, 128 or 64.
+// Arguments    q_map, k_map, v_map, out_map by value: maps of the four tensors with boxes (1, pack, 64 / pack, panel)
+//              for q and out, (1, 1, BLOCK_N / CLUSTER, panel) for k and v, where panel is 64 columns, 32 where HEAD_DIM is no
+//              multiple of 64; swizzled by the bytes of a panel's row, 128 or 64.
 // Shared bytes 2 * HEAD_DIM * (QUERY_STAGES * BLOCK_M + 2 * STAGES * BLOCK_N) + 16 * (QUERY_STAGES + 2 * STAGES)
+//              SPLIT_KV > 1: + 8 + 32 * BLOCK_M * (SPLIT_KV - 1) * (HEAD_DIM / 8 / SPLIT_KV + 1)
 // Archs        sm_90a: for others attention_mma.cu.
 // Adds to attention_mma.cu: products that run on their own, a copy engine, a producer that only loads, registers moved
 //              from it to consumers, warpgroups that take turns, exponentials by multiply-adds.
 // References   FlashAttention-3, Shah et al. 2024; PTX ISA: see the helpers. Lab book: attention_wgmma.md.
+#include "cluster_multicast.cuh"
 #include "mma_sync.cuh"
 #include "wgmma_panels.cuh"
 #include "wgmma_product.cuh"
@@ -68,6 +77,12 @@
 #endif
 
 #define BLOCK_M (64 * CONSUMER_WARPGROUPS)
+#define CLUSTER_BLOCKS (CLUSTER * SPLIT_KV)
+#if CLUSTER_BLOCKS > 1
+#define CLUSTER_DIMS __cluster_dims__(CLUSTER_BLOCKS, 1, 1)
+#else
+#define CLUSTER_DIMS
+#endif
 
 namespace {
 
@@ -96,15 +111,26 @@ static_assert(CONSUMER_WARPGROUPS >= 1 && CONSUMER_WARPGROUPS <= 3, "warpgroups 
 static_assert(PRODUCER_WARPS == 1 || PRODUCER_WARPS == 4, "a warp or a warpgroup loads");
 static_assert(PRODUCER_REGISTERS % 8 == 0 && PRODUCER_REGISTERS >= 24, "setmaxnreg takes multiples of 8");
 static_assert(BLOCK_N % 16 == 0 && BLOCK_N >= 16 && BLOCK_N <= 256, "a product has up to 256 columns");
+static_assert(SPLIT_KV == 1 || SPLIT_KV == 2 || SPLIT_KV == 4 || SPLIT_KV == 8, "clusters have up to eight blocks");
+static_assert(CLUSTER == 1 || SPLIT_KV == 1, "blocks that share keys load different ones");
+static_assert(BLOCK_N % (8 * CLUSTER) == 0, "each block loads whole repeats of the swizzle");
+static_assert(SPLIT_KV == 1 || !PERSISTENT, "a cluster has one tile");
+static_assert(SPLIT_KV == 1 || !kThroughShared, "a block has some of the columns, which are no box");
+static_assert(HEAD_DIM % (8 * SPLIT_KV) == 0, "the blocks of a cluster share the columns");
 static_assert(HEAD_SECTION >= 1 && QUERY_STAGES >= 1 && STAGES >= 1, "at least one");
 
-// Shared memory: the rings of Q, K and V, and behind them their mbarriers. Every tile begins at a multiple of 1024.
+// Shared memory: the rings of Q, K and V, and behind them their mbarriers. Every tile begins at a multiple of 1024. With
+// SPLIT_KV, the parts that other blocks send come before the mbarriers, of which the last counts them.
 constexpr unsigned kGroupQueryBytes = 2 * 64 * HEAD_DIM;
 constexpr unsigned kQueryBytes = CONSUMER_WARPGROUPS * kGroupQueryBytes;
 constexpr unsigned kBlockBytes = 2 * BLOCK_N * HEAD_DIM;
 constexpr unsigned kKeysAt = QUERY_STAGES * kQueryBytes;
 constexpr unsigned kValuesAt = kKeysAt + STAGES * kBlockBytes;
-constexpr unsigned kBarriersAt = kValuesAt + STAGES * kBlockBytes;
+constexpr unsigned kPartsAt = kValuesAt + STAGES * kBlockBytes;
+constexpr int kMergedTiles = HEAD_DIM / 8 / SPLIT_KV;  // of 8 columns, that a block merges
+constexpr unsigned kWarpPartBytes = 512 * (1 + kMergedTiles);
+constexpr unsigned kPartBytes = 4 * CONSUMER_WARPGROUPS * kWarpPartBytes;
+constexpr unsigned kBarriersAt = kPartsAt + (SPLIT_KV - 1) * kPartBytes;
 constexpr int kBarriers = 2 * (QUERY_STAGES + 2 * STAGES);
 static_assert(kGroupQueryBytes % 1024 == 0 && kBlockBytes % 1024 == 0, "the swizzle repeats after 1024 bytes");
 extern __shared__ __align__(1024) unsigned char shared_memory[];
@@ -140,31 +166,60 @@ struct Problem {
   const TensorMap &q, &k, &v, &out_map;
   Element* out;
   const float scale_log2;
-  const int heads, group, seq_len_q, seq_len_k;  // group: query heads a kv head
-  const Tiles tiles;
+  const int heads, group, queries_log2, seq_len_q, seq_len_k;  // group: query heads a kv head
+  const Tiles tiles;  // `queries_log2`: of how many query rows of a head a warpgroup has its 64 rows
 };
 
-// Where a tile lies, and its blocks of keys, counted by steps from the last one that any of its rows sees.
+// log2 of the query rows of a head among 64 rows: as many heads of the group are packed as a power of two divides it.
+__device__ __forceinline__ int packed_queries_log2(int group) { return PACK_GQA ? 6 - min(__ffs(group) - 1, 6) : 6; }
+
+// Where a tile lies, and its blocks of keys, counted by steps from the last one that any of its rows sees, or of the rows
+// of the cluster's other tiles. Of these, this block has those from `first_step` to `end_step`, its share; a share may be empty.
 struct Place {
   const Problem& problem;
-  int batch, head, kv_head, first_row, blocks;
+  int batch, head, kv_head, first_query, blocks;  // head: the first of those packed
+  int share, first_step, end_step;
 
   __device__ __forceinline__ Place(const Problem& of, int number) : problem(of) {
     int tile_head, row_block;
     of.tiles.find(number, tile_head, row_block);
-    batch = tile_head / of.heads;
-    head = tile_head - batch * of.heads;
+    head = PACK_GQA ? tile_head << (6 - of.queries_log2) : tile_head;  // over the batch
+    batch = head / of.heads;
+    head -= batch * of.heads;
     kv_head = of.group == 1 ? head : head / of.group;
-    first_row = row_block * BLOCK_M;
-    blocks = (keys_seen(min(first_row + BLOCK_M, of.seq_len_q) - 1) + BLOCK_N - 1) / BLOCK_N;
+    first_query = queries_in((row_block * CLUSTER + number_in_cluster()) * CONSUMER_WARPGROUPS);
+    const int end_query = queries_in((row_block + 1) * CLUSTER * CONSUMER_WARPGROUPS);
+    blocks = (keys_seen(min(end_query, of.seq_len_q) - 1) + BLOCK_N - 1) / BLOCK_N;
+    share = blockIdx.x % SPLIT_KV;
+    first_step = blocks * share / SPLIT_KV;
+    end_step = blocks * (share + 1) / SPLIT_KV;
   }
 
-  __device__ __forceinline__ int keys_seen(int row) const {
-    return CAUSAL ? min(problem.seq_len_k, row + 1) : problem.seq_len_k;
+  __device__ __forceinline__ bool is_empty() const { return SPLIT_KV > 1 && first_step == end_step; }
+
+  // This block's number among those that have tiles side by side.
+  static __device__ __forceinline__ int number_in_cluster() { return CLUSTER > 1 ? blockIdx.x % CLUSTER : 0; }
+
+  // Where row 0 .. 63 of a warpgroup's rows is: they are one packed head after the other.
+  __device__ __forceinline__ int query_of(int group, int row) const {
+    return first_query + queries_in(group) + (PACK_GQA ? row & ((1 << problem.queries_log2) - 1) : row);
+  }
+  __device__ __forceinline__ int head_of(int row) const {
+    return PACK_GQA ? head + (row >> problem.queries_log2) : head;
+  }
+
+  __device__ __forceinline__ int keys_seen(int query) const {
+    return CAUSAL ? min(problem.seq_len_k, query + 1) : problem.seq_len_k;
   }
   __device__ __forceinline__ int first_key(int step) const { return (blocks - 1 - step) * BLOCK_N; }
-  __device__ __forceinline__ long long offset(int row) const {
-    return ((static_cast<long long>(batch) * problem.heads + head) * problem.seq_len_q + row) * HEAD_DIM;
+  __device__ __forceinline__ long long offset(int of_head, int query) const {
+    return ((static_cast<long long>(batch) * problem.heads + of_head) * problem.seq_len_q + query) * HEAD_DIM;
+  }
+
+ private:
+  // Query rows of so many warpgroups.
+  __device__ __forceinline__ int queries_in(int groups) const {
+    return PACK_GQA ? groups << problem.queries_log2 : groups * 64;
   }
 };
 
@@ -173,10 +228,13 @@ struct Place {
 #include "wgmma_consumer.cuh"
 #include "wgmma_producer.cuh"
 
-extern "C" __global__ void __launch_bounds__(kThreads, MIN_CTAS)
+extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(kThreads, MIN_CTAS)
     attention_forward(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                       const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap out_map, Element* out,
                       float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k) {
+  const int group = heads == kv_heads ? 1 : heads / kv_heads;
+  const int queries_log2 = packed_queries_log2(group);
+  const int queries = CLUSTER * CONSUMER_WARPGROUPS << queries_log2, tile_heads = batch * heads >> (6 - queries_log2);
   const Problem problem{q_map,
                         k_map,
                         v_map,
@@ -184,27 +242,42 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_CTAS)
                         out,
                         softmax_scale * 1.44269504088896341f,
                         heads,
-                        heads == kv_heads ? 1 : heads / kv_heads,
+                        group,
+                        queries_log2,
                         seq_len_q,
                         seq_len_k,
-                        Tiles(seq_len_q, batch * heads)};
+                        Tiles(seq_len_q, queries, tile_heads)};
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the compiler sees: the same for the whole warp
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < kBarriers; ++i) {
       const bool empty = i >= kFirstEmpty, query = empty && i < kFirstEmpty + QUERY_STAGES;
-      // Full: the producer. Empty: every consumer warp; of an output that went through Q's place, who stored it.
-      start_mbarrier(barrier_at(i), !empty ? 1 : CONSUMER_WARPGROUPS * (query && kThroughShared ? 1 : 4));
+      // Full: the producer. Empty: every consumer warp (of K and V: of all blocks that the producer loads for); of an
+      // output that went through Q's place, who stored it.
+      const int givers = query ? (kThroughShared ? 1 : 4) : 4 * CLUSTER;
+      start_mbarrier(barrier_at(i), empty ? CONSUMER_WARPGROUPS * givers : 1);
     }
     publish_mbarriers();
   }
-  __syncthreads();
+  if constexpr (SPLIT_KV > 1) open_inbox(barrier_at(kBarriers), inbox_bytes(Place(problem, Walk().number)));
+  if constexpr (CLUSTER > 1)
+    sync_cluster();
+  else
+    __syncthreads();
 
   if (warpgroup == CONSUMER_WARPGROUPS) {
     if constexpr (kMoveRegisters) give_registers<PRODUCER_REGISTERS>();
     if (threadIdx.x == 128 * CONSUMER_WARPGROUPS) Producer(problem).run();
+    if constexpr (SPLIT_KV > 1) {
+      __syncwarp();
+      wait_for_open_inboxes();  // whoever arrived at the cluster's barrier waits there too
+    }
   } else {
     if constexpr (kMoveRegisters) take_registers<kConsumerRegisters>();
     Consumer(problem, warpgroup).run();
+  }
+  if constexpr (CLUSTER > 1) {
+    __syncwarp();
+    sync_cluster();  // the others may still load into this block's memory, and give back stages to it
   }
 }

@@ -7,7 +7,11 @@
 // PING_PONG: warpgroups take turns in issuing their products, by a named barrier each: a warpgroup that waits for its
 // turn waits for the one before it to have issued, so that one's products run under the other's softmax. The first turn
 // is the first warpgroup's, given by the last; the turn left over at the end is taken, so no barrier ends half full.
+//
+// SPLIT_KV: the sums of the cluster's blocks are merged at the end, see wgmma_merge.cuh.
 #pragma once
+
+#include "wgmma_merge.cuh"
 
 namespace {
 
@@ -25,7 +29,8 @@ struct Consumer {
   __device__ Consumer(const Problem& of, int group)
       : problem(of), group(group), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32) {}
 
-  __device__ __forceinline__ int row_of(int half) const { return 64 * group + 16 * warp + 8 * half + lane / 4; }
+  // Of the group's 64.
+  __device__ __forceinline__ int row_of(int half) const { return 16 * warp + 8 * half + lane / 4; }
 
   __device__ __forceinline__ void take_turn() const {
     if (kPingPong) sync_named(kFirstTurn + group, 256);
@@ -82,12 +87,20 @@ struct Consumer {
     close_products();
   }
 
+  // Of K or V: to all blocks that load it.
+  __device__ __forceinline__ void give_back_block(unsigned empty) const {
+    if constexpr (CLUSTER == 1)
+      give_back(empty);
+    else if (lane < CLUSTER)
+      arrive_in_block(empty, lane);
+  }
+
   __device__ __forceinline__ void give_back_keys() {
-    give_back(key_empty(key.stage));
+    give_back_block(key_empty(key.stage));
     key.advance();
   }
   __device__ __forceinline__ void give_back_values() {
-    give_back(value_empty(value.stage));
+    give_back_block(value_empty(value.stage));
     value.advance();
   }
 
@@ -96,7 +109,7 @@ struct Consumer {
     int seen[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      seen[half] = place.keys_seen(place.first_row + row_of(half)) - place.first_key(step) - lane % 4 * 2;
+      seen[half] = place.keys_seen(place.query_of(group, row_of(half))) - place.first_key(step) - lane % 4 * 2;
     softmax.weigh<MASKED>(scores, seen, problem.scale_log2);
   }
 
@@ -105,7 +118,7 @@ struct Consumer {
     for (int i = 0; i < BLOCK_N / 4; ++i) weights[i] = pack<kBfloat16>(scores[2 * i], scores[2 * i + 1]);
   }
 
-  // The scores of the tile's first block, and their weights.
+  // The scores of the first block, and their weights.
   __device__ __forceinline__ void begin(const Place& place, bool masked) {
     wait_keys();
     fence_products();
@@ -115,9 +128,9 @@ struct Consumer {
     pin(scores);
     give_back_keys();
     if (masked)
-      weigh<true>(place, 0);
+      weigh<true>(place, place.first_step);
     else
-      weigh<false>(place, 0);
+      weigh<false>(place, place.first_step);
     pack_weights();
   }
 
@@ -165,65 +178,89 @@ struct Consumer {
     give_back_values();
   }
 
-  __device__ __forceinline__ void attend(const Place& place) {
-    const int masked = place.blocks - place.keys_seen(place.first_row + 64 * group) / BLOCK_N;
-    softmax.begin();
-#pragma unroll
-    for (int i = 0; i < HEAD_DIM / 2; ++i) output[i] = 0.0f;
+  // Sums of weights and of weighted values over this block's share of the keys, which is not empty.
+  __device__ __forceinline__ void sum_share(const Place& place) {
+    const int masked = place.blocks - place.keys_seen(place.query_of(group, 0)) / BLOCK_N;
     wait_mbarrier(query_full(query.stage), query.parity);
     read_queries();
     if (!OVERLAP) take_turn();
-    begin(place, masked > 0);
-    int step = 1;
-    for (; step < masked; ++step) advance<true>(place, step);
-    for (; step < place.blocks; ++step) advance<false>(place, step);
+    int step = place.first_step;
+    begin(place, masked > step);
+    ++step;
+    for (; step < min(masked, place.end_step); ++step) advance<true>(place, step);
+    for (; step < place.end_step; ++step) advance<false>(place, step);
     if (!kThroughShared) give_back(query_empty(query.stage));
     add_values();
     if (!OVERLAP) give_turn();
-    store(place);
+  }
+
+  __device__ __forceinline__ void attend(const Place& place) {
+    softmax.begin();
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 2; ++i) output[i] = 0.0f;
+    if (!place.is_empty()) sum_share(place);
+    if constexpr (SPLIT_KV > 1) {
+      wait_for_open_inboxes();
+      if (place.query_of(group, 16 * warp) < problem.seq_len_q) {  // the warp's first
+        float merged[HEAD_DIM / 2 / SPLIT_KV];
+        merge_over_cluster<SPLIT_KV - 1>(softmax, output, merged, problem.scale_log2);
+        store_rows(place, merged, place.share * 8 * kMergedTiles);
+      }
+    } else if constexpr (kThroughShared) {
+      store_through_shared(place);
+    } else {
+      store_rows(place, output, 0);
+    }
     query.advance();
   }
 
-  __device__ __forceinline__ void store(const Place& place) {
+  // Columns 8 tile + 2 (lane % 4) and the next of one of this thread's rows, rounded.
+  template <int COUNT>
+  static __device__ __forceinline__ unsigned rounded_pair(const float (&sums)[COUNT], int tile, int half, float scale) {
+    return pack<kBfloat16>(sums[4 * tile + 2 * half] * scale, sums[4 * tile + 2 * half + 1] * scale);
+  }
+
+  __device__ __forceinline__ void store_through_shared(const Place& place) {
     const float scale[2] = {softmax.inverse_sum(0), softmax.inverse_sum(1)};
-    const auto packed = [&](int tile, int half) {
-      return pack<kBfloat16>(output[4 * tile + 2 * half] * scale[half], output[4 * tile + 2 * half + 1] * scale[half]);
-    };
-    if constexpr (kThroughShared) {
-      const unsigned to = query_at(query.stage, group);
-      sync_named(kFirstStore + group, 128);  // the group's Q was read by all
+    const unsigned to = query_at(query.stage, group);
+    sync_named(kFirstStore + group, 128);  // the group's Q was read by all
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
+    for (int half = 0; half < 2; ++half)
 #pragma unroll
-        for (int tile = 0; tile < HEAD_DIM / 8; ++tile)
-          store_word(to + Rows::chunk_at(64, row_of(half) - 64 * group, tile) + lane % 4 * 4, packed(tile, half));
-      share_with_engines();
-      sync_named(kFirstStore + group, 128);
-      if (threadIdx.x % 128 == 0) {
+      for (int tile = 0; tile < HEAD_DIM / 8; ++tile)
+        store_word(to + Rows::chunk_at(64, row_of(half), tile) + lane % 4 * 4,
+                   rounded_pair(output, tile, half, scale[half]));
+    share_with_engines();
+    sync_named(kFirstStore + group, 128);
+    if (threadIdx.x % 128 == 0) {
 #pragma unroll
-        for (int panel = 0; panel < Rows::kCount; ++panel)
-          store_box(problem.out_map, to + Rows::panel_at(64, panel), panel * Rows::kPanel, place.first_row + 64 * group,
-                    place.head, place.batch);
-        wait_stores_read();
-        arrive_at_mbarrier(query_empty(query.stage));
-      }
-    } else {
+      for (int panel = 0; panel < Rows::kCount; ++panel)
+        store_box(problem.out_map, to + Rows::panel_at(64, panel), panel * Rows::kPanel, place.query_of(group, 0),
+                  place.head, place.batch);
+      wait_stores_read();
+      arrive_at_mbarrier(query_empty(query.stage));
+    }
+  }
+
+  // From registers: columns `column`, ... of `sums`.
+  template <int COUNT>
+  __device__ __forceinline__ void store_rows(const Place& place, const float (&sums)[COUNT], int column) const {
+    const float scale[2] = {softmax.inverse_sum(0), softmax.inverse_sum(1)};
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = place.first_row + row_of(half);
-        if (row < problem.seq_len_q) {
-          Element* to = problem.out + place.offset(row) + lane % 4 * 2;
+    for (int half = 0; half < 2; ++half) {
+      const int query = place.query_of(group, row_of(half));
+      if (query < problem.seq_len_q) {
+        Element* to = problem.out + place.offset(place.head_of(row_of(half)), query) + column + lane % 4 * 2;
 #pragma unroll
-          for (int tile = 0; tile < HEAD_DIM / 8; ++tile)
-            *reinterpret_cast<unsigned*>(to + 8 * tile) = packed(tile, half);
-        }
+        for (int tile = 0; tile < COUNT / 4; ++tile)
+          *reinterpret_cast<unsigned*>(to + 8 * tile) = rounded_pair(sums, tile, half, scale[half]);
       }
     }
   }
 
   __device__ __forceinline__ void run() {
     if (group == CONSUMER_WARPGROUPS - 1) give_turn();
-    for (Walk walk; walk.number < problem.tiles.all; walk.next()) attend(Place(problem, walk.number));
+    for (Walk walk; walk.has(problem.tiles); walk.next()) attend(Place(problem, walk.number));
     if (group == 0) take_turn();
   }
 };

@@ -2,7 +2,8 @@
 //
 // A stage is loaded when all consumer warps have given it back (`empty`), and handed over when its bytes are there
 // (`full`). The n-th use of a ring of S stages waits for the phase n / S - 1 of `empty` to be over, so with the other
-// parity than the consumers wait for: the first S uses find it over at once.
+// parity than the consumers wait for: the first S uses find it over at once. With CLUSTER, the consumers of all blocks
+// give back a stage, since it is loaded in all of them; bytes may arrive before this block's thread expects them.
 #pragma once
 
 namespace {
@@ -28,20 +29,34 @@ struct Producer {
     expect_bytes(full, kQueryBytes);
 #pragma unroll
     for (int group = 0; group < CONSUMER_WARPGROUPS; ++group)
-      load_rows<64>(query_at(queries.stage, group), problem.q, full, place.first_row + 64 * group, place.head,
+      load_rows<64>(query_at(queries.stage, group), problem.q, full, place.query_of(group, 0), place.head,
                     place.batch);
     queries.advance();
   }
 
+  // BLOCK_N rows of K or V; with CLUSTER, this block's part of them, for all blocks. Each counts all of them.
+  __device__ __forceinline__ void load_block(unsigned to, const TensorMap& map, unsigned full, int row,
+                                             const Place& place) const {
+    if constexpr (CLUSTER == 1) {
+      load_rows<BLOCK_N>(to, map, full, row, place.kv_head, place.batch);
+    } else {
+      const int first = Place::number_in_cluster() * (BLOCK_N / CLUSTER);
+#pragma unroll
+      for (int panel = 0; panel < Rows::kCount; ++panel)
+        load_box_for_all<CLUSTER>(to + Rows::panel_at(BLOCK_N, panel) + first * Rows::kRowBytes, map, full,
+                                  panel * Rows::kPanel, row + first, place.kv_head, place.batch);
+    }
+  }
+
   __device__ __forceinline__ void load_blocks(const Place& place) {
-    for (int step = 0; step < place.blocks; ++step) {
+    for (int step = place.first_step; step < place.end_step; ++step) {
       const int row = place.first_key(step);
       wait_mbarrier(key_empty(keys.stage), keys.parity ^ 1);
       expect_bytes(key_full(keys.stage), kBlockBytes);
-      load_rows<BLOCK_N>(key_at(keys.stage), problem.k, key_full(keys.stage), row, place.kv_head, place.batch);
+      load_block(key_at(keys.stage), problem.k, key_full(keys.stage), row, place);
       wait_mbarrier(value_empty(keys.stage), keys.parity ^ 1);
       expect_bytes(value_full(keys.stage), kBlockBytes);
-      load_rows<BLOCK_N>(value_at(keys.stage), problem.v, value_full(keys.stage), row, place.kv_head, place.batch);
+      load_block(value_at(keys.stage), problem.v, value_full(keys.stage), row, place);
       keys.advance();
     }
   }
@@ -50,8 +65,9 @@ struct Producer {
     prefetch_map(problem.q);
     prefetch_map(problem.k);
     prefetch_map(problem.v);
-    for (Walk walk; walk.number < problem.tiles.all; walk.next()) {
+    for (Walk walk; walk.has(problem.tiles); walk.next()) {
       const Place place(problem, walk.number);
+      if (place.is_empty()) continue;  // nobody would wait for its Q
       load_queries(place);
       load_blocks(place);
     }

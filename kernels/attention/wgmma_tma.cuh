@@ -69,6 +69,13 @@ __device__ __forceinline__ void store_word(unsigned shared, unsigned word) {
   asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(shared), "r"(word) : "memory");
 }
 
+__device__ __forceinline__ void load_words(float (&words)[4], unsigned shared) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+               : "=f"(words[0]), "=f"(words[1]), "=f"(words[2]), "=f"(words[3])
+               : "r"(shared)
+               : "memory");
+}
+
 // From now on each thread of this warpgroup has so many registers (a multiple of 8): fewer, or more, which waits until
 // another warpgroup has given them away. ptxas obeys only if it knows what the block has at entry (__launch_bounds__).
 template <int COUNT>

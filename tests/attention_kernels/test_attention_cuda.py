@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 
 pytest.importorskip("cupy")
 
@@ -168,6 +169,25 @@ def test_ptxas_neither_serializes_products_nor_ignores_the_register_split(tmp_pa
             nvrtc.destroyProgram(program)
             assert "Used" in log
             assert "(C75" not in log
+
+
+@pytest.mark.parametrize(("split_kv", "head_dim"), [(1, 128), (2, 64), (8, 128)])
+def test_shares_of_keys_and_packed_heads_cost_no_spills(
+    split_kv: int, head_dim: int, tmp_path: Path
+) -> None:
+    space = yaml.safe_load(find_space("attention-wgmma").read_text())
+    space["root"] = str(find_space("attention-wgmma").parents[1])
+    shape = {"batch": 1, "heads": 8, "kv_heads": 2, "seq_len": 512, "head_dim": head_dim}
+    space["problem"] |= {"shapes": [shape], "held_out": []}
+    space["default"] |= {"CONSUMER_WARPGROUPS": 2, "PRODUCER_REGISTERS": 24, "QUERY_STAGES": 1}
+    path = tmp_path / "space.yaml"
+    path.write_text(yaml.safe_dump(space))
+    planner = load_setup(path, "h200", compile_only=True).planner
+    assert planner is not None
+    configuration = repaired(planner.bound, SPLIT_KV=split_kv, PACK_GQA=True)
+    for job in planner.compile_jobs(configuration):
+        figures = compiled(job, tmp_path)
+        assert (figures["spill_store_bytes"], figures["serialized"]) == (0, 0)
 
 
 def test_products_that_ptxas_serializes_are_a_figure(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,12 @@ ODD = [
     {"batch": 1, "heads": 1, "seq_len_q": 145, "seq_len_k": 29},
     {"batch": 2, "heads": 2, "seq_len_q": 33, "seq_len_k": 130},
     {"batch": 1, "heads": 3, "seq_len": 257},
+]
+GROUPED = [
+    {"batch": 2, "heads": 8, "kv_heads": 2, "seq_len_q": 1, "seq_len_k": 75},
+    {"batch": 1, "heads": 6, "kv_heads": 1, "seq_len_q": 67, "seq_len_k": 100},  # 2 heads a tile
+    {"batch": 1, "heads": 128, "kv_heads": 1, "seq_len_q": 2, "seq_len_k": 40},  # 64 heads a tile
+    {"batch": 1, "heads": 3, "kv_heads": 1, "seq_len": 33},  # 1 head a tile
 ]
 _BLOCKS = 2  # so few that a persistent block has several tiles
 
@@ -68,28 +74,26 @@ def complaints(
     seeds: int = 2,
     mistakes: Mapping[str, str] | None = None,
     **problem: Value,
-) -> list[str]:
+) -> Iterator[str]:
     """What was wrong on any shape, in the words of the model; errors are above 2 roundings."""
     jobs = case_jobs(folder, values, shapes, **problem)
     library = emulation.build(folder, jobs[0].compile.defines, mistakes)
     limit = 2**-9 if problem.get("dtype", "float16") == "float16" else 2**-6
-    found = []
     for number, job in enumerate(jobs):
         (launch,) = job.plan.launches
         few = dataclasses.replace(launch, grid=(min(_BLOCKS, launch.grid[0]),))
-        persistent = values.get("PERSISTENT", SPACE["default"]["PERSISTENT"]) != 0
+        persistent = dict(job.compile.defines)["PERSISTENT"] != 0
         plan = dataclasses.replace(job.plan, launches=(few,) if persistent else (launch,))
         inputs = emulation.inputs_of(job.case, seed=number)
         expected = emulation.reference(job.case, inputs)
         for seed in range(seeds):
             ran = emulation.run(library, plan, job.case, inputs, seed)
             if ran.out is None:
-                found.append(ran.complaint)
+                yield ran.complaint
             else:
                 error = np.abs(ran.out - expected) / np.maximum(1.0, np.abs(expected))
                 if not error.max() <= limit:
-                    found.append(f"{job.case.label}: error {error.max()}")
-    return found
+                    yield f"{job.case.label}: error {error.max()}"
 
 
 SMALLEST: dict[str, Value] = {
@@ -121,7 +125,44 @@ TWO: dict[str, Value] = {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 48, "PING_PONG": T
 def test_odd_shapes_come_out_right(
     values: Mapping[str, Value], problem: Mapping[str, Value], tmp_path: Path
 ) -> None:
-    assert complaints(tmp_path, values, **problem) == []
+    assert not list(complaints(tmp_path, values, **problem))
+
+
+SPLIT: dict[str, Value] = {**TWO, "CONSUMER_WARPGROUPS": 1, "PING_PONG": False, "BLOCK_N": 32}
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({**TWO, "SPLIT_KV": 4, "STAGES": 1, "RESCALE_LOG2": 0}, {"dtype": "bfloat16"}),
+        ({**SPLIT, "SPLIT_KV": 8, "OVERLAP": False, "PRODUCER_WARPS": 1}, {"causal": True}),
+    ],
+)
+def test_a_cluster_shares_the_keys_of_a_tile(
+    values: Mapping[str, Value], problem: Mapping[str, Value], tmp_path: Path
+) -> None:
+    """Some of the shapes have fewer blocks of keys than the cluster has blocks."""
+    assert not list(complaints(tmp_path, values, seeds=1, **problem))
+
+
+def test_a_cluster_loads_keys_once_for_all_its_blocks(tmp_path: Path) -> None:
+    """Tiles side by side, also where there is but one; each block walks over several."""
+    values = {**TWO, "CLUSTER": 2, "WALK": "snake"}
+    assert not list(complaints(tmp_path, values, causal=True))
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        (TWO, {"causal": True}),
+        ({**SPLIT, "SPLIT_KV": 2, "Q_IN_REGS": True}, {"head_dim": 32}),
+    ],
+)
+def test_heads_of_a_group_share_a_tile(
+    values: Mapping[str, Value], problem: Mapping[str, Value], tmp_path: Path
+) -> None:
+    packed = {**values, "PACK_GQA": True}
+    assert not list(complaints(tmp_path, packed, GROUPED, seeds=1, **problem))
 
 
 LONG = [{"batch": 1, "heads": 1, "seq_len": 200}]
@@ -144,7 +185,28 @@ def test_the_model_sees_mistakes(right: str, wrong: str, complaint: str, tmp_pat
     """But not that a fence is missing: of proxies, and of what ptxas may move, it knows nothing."""
     values = {**TWO, "BLOCK_N": 32}
     found = complaints(tmp_path, values, LONG, seeds=6, mistakes={right: wrong})
-    assert any(complaint in words for words in found), found
+    assert any(complaint in words for words in found)
+
+
+@pytest.mark.parametrize(
+    ("values", "right", "wrong", "complaint"),
+    [
+        # A block that leaves before all has come; a part over another.
+        ({"SPLIT_KV": 4}, "  wait_for_inbox(inbox);\n", "", "left"),
+        ({"SPLIT_KV": 4}, "(own - block - 1) % SPLIT_KV", "0", "error"),
+        # A block that leaves early; one that comes late; a stage that only one block gets back.
+        ({"CLUSTER": 2}, "    sync_cluster();  // the others", "// the others", "left"),
+        ({"CLUSTER": 2}, "    sync_cluster();\n", "    __syncthreads();\n", "nobody started"),
+        ({"CLUSTER": 2}, "arrive_in_block(empty, lane)", "arrive_in_block(empty, 0)", "dead"),
+    ],
+)
+def test_the_model_sees_mistakes_of_a_cluster(
+    values: Mapping[str, Value], right: str, wrong: str, complaint: str, tmp_path: Path
+) -> None:
+    shapes = [{"batch": 1, "heads": 1, "seq_len": 130}]
+    values = {**SPLIT, **values}
+    found = complaints(tmp_path, values, shapes, seeds=6, mistakes={right: wrong})
+    assert any(complaint in words for words in found)
 
 
 @pytest.mark.soak
@@ -155,13 +217,14 @@ def test_random_configurations_come_out_right(seed: int, tmp_path: Path) -> None
     problem: dict[str, Value] = {"head_dim": head_dim, "causal": rng.random() < 0.5}
     problem["dtype"] = rng.choice(("float16", "bfloat16"))
     path = tmp_path / "sampled.yaml"
+    shapes = rng.choice((ODD, GROUPED))
     space = {**SPACE, "root": str(ROOT)}
-    space["problem"] = {**SPACE["problem"], "shapes": [{**ODD[0], "head_dim": head_dim}]}
+    space["problem"] = {**SPACE["problem"], "shapes": [{**s, "head_dim": head_dim} for s in shapes]}
     path.write_text(yaml.safe_dump({**space, "default": {}}))
     planner = load_setup(path, "h200", compile_only=True).planner
     assert planner is not None
     values = dict(planner.bound.sample(rng))
-    assert complaints(tmp_path, values, **problem) == [], (values, problem)
+    assert not list(complaints(tmp_path, values, shapes, **problem)), (values, problem)
 
 
 @pytest.mark.soak
@@ -174,4 +237,4 @@ def test_no_schedule_deadlocks(groups: int, stages: int, tmp_path: Path) -> None
         if groups > 1:
             values["PING_PONG"] = ping_pong
         for causal in (False, True):
-            assert complaints(tmp_path, values, seeds=6, causal=causal) == [], values
+            assert not list(complaints(tmp_path, values, seeds=6, causal=causal)), values

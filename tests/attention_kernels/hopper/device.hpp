@@ -1,5 +1,7 @@
 // CUDA's language and Hopper's instructions on the CPU, as attention_wgmma.cu uses them: what PTX ISA says of them.
 //
+//   cluster        blocks that run together; what one sends to another arrives at any later time, or never if that has
+//                  left.
 //   mbarrier       arrivals and bytes that a phase waits for; the parity of the phase under way.
 //   copies         done at any time after they were issued, with the swizzle of the map. What a load will overwrite is
 //                  NaN from the moment it is issued, so that a stage given back too early is seen.
@@ -21,32 +23,22 @@
 #define __shared__
 #define __grid_constant__
 #define __launch_bounds__(threads, blocks)
+#define __cluster_dims__(x, y, z)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
 
-inline Index block_index, grid_size;
-#define threadIdx (block->current->thread)
-#define blockIdx block_index
+inline Index first_block, grid_size;
+#define threadIdx (cluster->current->thread)
+#define blockIdx (Index{first_block.x + rank})
 #define gridDim grid_size
 
 inline int min(int a, int b) { return a < b ? a : b; }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline float __int_as_float(int bits) { float value; std::memcpy(&value, &bits, 4); return value; }
 inline int __float_as_int(float value) { int bits; std::memcpy(&bits, &value, 4); return bits; }
 inline float __fdividef(float a, float b) { return a / b; }
-
-// Shared memory: addresses count from 1024, as on sm_90, where the first KiB is the system's.
-constexpr unsigned kSharedBase = 1024;
-inline std::vector<unsigned char> shared_bytes;
-inline unsigned __cvta_generic_to_shared(const void*) { return kSharedBase; }
-
-template <class T>
-T& shared_word(unsigned at) {
-  if (at < kSharedBase || at - kSharedBase + sizeof(T) > shared_bytes.size()) fail("outside of shared memory");
-  if (at % sizeof(T)) fail("misaligned in shared memory");
-  return *reinterpret_cast<T*>(&shared_bytes[at - kSharedBase]);
-}
 
 // Barriers of `count` threads.
 struct Meeting {
@@ -66,26 +58,79 @@ struct Meeting {
   }
 };
 
-inline Meeting everybody, named[16];
-inline int block_threads;
-inline void __syncthreads() { everybody.meet(block_threads); }
-inline void sync_named(int number, int threads) { named[number].meet(threads); }
-inline void arrive_named(int number, int threads) { named[number].arrive(threads); }
-
 // What the lanes of a warp tell each other.
 struct Warp {
   Meeting meeting;
   unsigned words[2][32];
 };
-inline Warp warps[32];
+
+struct Mbarrier {
+  int arrivals, missing;
+  long long bytes = 0;
+  unsigned phase = 0;
+  void look() {
+    if (missing < 0) fail("more arrivals than an mbarrier takes");
+    if (missing == 0 && bytes == 0) {
+      missing = arrivals;
+      phase ^= 1;
+    }
+  }
+};
+
+// Products of a warpgroup, in the order of their issue.
+struct Sums {
+  std::vector<float> values;
+  int pending = 0;
+};
+struct Operation {
+  int issued = 0;
+  float* d[128];
+  unsigned a[128][4];
+};
+struct Warpgroup {
+  std::deque<Operation> operations;  // those not yet done
+  int done = 0, started[128] = {}, closed[128] = {};
+  std::deque<int> groups[128];  // how many operations were issued at each close
+  std::map<float*, Sums> sums;
+};
+
+struct Block {
+  std::vector<unsigned char> shared_bytes;
+  std::map<unsigned, Mbarrier> mbarriers;
+  Meeting everybody, named[16];
+  Warp warps[32];
+  Warpgroup warpgroups[4];
+  std::map<int, int> stores_left;
+};
+inline std::vector<Block> blocks;  // of the cluster
+#define own_block (blocks[rank])
+
+// Shared memory: addresses count from 1024, as on sm_90, where the first KiB is the system's. Those of other blocks of
+// the cluster have their rank + 1 in the bits from 24 on.
+constexpr unsigned kSharedBase = 1024;
+inline unsigned __cvta_generic_to_shared(const void*) { return kSharedBase; }
+
+template <class T>
+T& shared_word(unsigned at) {
+  auto& shared_bytes = own_block.shared_bytes;
+  if (at < kSharedBase || at - kSharedBase + sizeof(T) > shared_bytes.size()) fail("outside of shared memory");
+  if (at % sizeof(T)) fail("misaligned in shared memory");
+  return *reinterpret_cast<T*>(&shared_bytes[at - kSharedBase]);
+}
+
+inline int block_threads;
+inline void __syncthreads() { own_block.everybody.meet(block_threads); }
+inline void sync_named(int number, int threads) { own_block.named[number].meet(threads); }
+inline void arrive_named(int number, int threads) { own_block.named[number].arrive(threads); }
 
 inline const unsigned* exchange(unsigned word) {
-  Warp& warp = warps[threadIdx.x / 32];
+  Warp& warp = own_block.warps[threadIdx.x / 32];
   const int mine = warp.meeting.generation;
   warp.words[mine % 2][threadIdx.x % 32] = word;
   warp.meeting.meet(32);
   return warp.words[mine % 2];
 }
+inline void __syncwarp() { exchange(0); }
 inline float __shfl_xor_sync(unsigned, float value, int mask) {
   return __int_as_float(exchange(__float_as_int(value))[(threadIdx.x % 32) ^ mask]);
 }
@@ -124,28 +169,15 @@ inline float exp2_approximate(float x) { return std::exp2(x); }
 // Swizzles exchange 16-byte chunks: address bits 4 .. 4 + n - 1 are xor-ed with bits 7 .. 7 + n - 1.
 inline unsigned swizzled(unsigned at, int bits) { return at ^ ((at >> 7 & ((1u << bits) - 1)) << 4); }
 
-struct Mbarrier {
-  int arrivals, missing;
-  long long bytes = 0;
-  unsigned phase = 0;
-  void look() {
-    if (missing < 0) fail("more arrivals than an mbarrier takes");
-    if (missing == 0 && bytes == 0) {
-      missing = arrivals;
-      phase ^= 1;
-    }
-  }
-};
-inline std::map<unsigned, Mbarrier> mbarriers;
 inline Mbarrier& mbarrier(unsigned at) {
   shared_word<unsigned long long>(at);
-  const auto found = mbarriers.find(at);
-  if (found == mbarriers.end()) fail("an mbarrier that nobody started");
+  const auto found = own_block.mbarriers.find(at);
+  if (found == own_block.mbarriers.end()) fail("an mbarrier that nobody started");
   return found->second;
 }
 inline void start_mbarrier(unsigned at, unsigned arrivals) {
   shared_word<unsigned long long>(at);
-  mbarriers[at] = {static_cast<int>(arrivals), static_cast<int>(arrivals)};
+  own_block.mbarriers[at] = {static_cast<int>(arrivals), static_cast<int>(arrivals)};
 }
 inline void publish_mbarriers() {}
 inline void arrive_at_mbarrier(unsigned at) {
@@ -173,12 +205,12 @@ inline void prefetch_map(const TensorMap&) {}
 
 template <class Visit>
 void visit_box(const Tensor& tensor, unsigned shared, int column, int row, int head, int batch, Visit visit) {
-  if (tensor.box[2] != 1 || tensor.box[3] != 1) fail("a box of several heads");
+  if (tensor.box[3] != 1) fail("a box of several batches");
   const unsigned row_bytes = 2 * tensor.box[0];
   if (tensor.swizzle_bits && shared % (128u << tensor.swizzle_bits)) fail("a box that the swizzle does not fit");
-  for (int r = 0; r < tensor.box[1]; ++r)
+  for (int r = 0; r < tensor.box[1] * tensor.box[2]; ++r)
     for (int c = 0; c < tensor.box[0]; ++c) {
-      const int at[4] = {column + c, row + r, head, batch};
+      const int at[4] = {column + c, row + r % tensor.box[1], head + r / tensor.box[1], batch};
       bool inside = true;
       long long offset = 0;
       for (int d = 3; d >= 0; --d) {
@@ -189,41 +221,111 @@ void visit_box(const Tensor& tensor, unsigned shared, int column, int row, int h
     }
 }
 
-constexpr int kLoads = 0, kStores = 100;  // engines
-inline void load_box(unsigned shared, const TensorMap& map, unsigned full, int column, int row, int head, int batch) {
+// At an address of another block of the cluster, which must not have left.
+template <class Do>
+void at_rank(int of, Do what) {
+  if (cluster->alive[of] == 0) fail("something comes to a block that has left");
+  const int own = rank;
+  rank = of;
+  what();
+  rank = own;
+}
+
+constexpr int kLoads = 0, kStores = 1000, kSends = 2000;  // engines; 1 + w: warpgroup w's products
+inline void load_box_at(int of, unsigned shared, const TensorMap& map, unsigned full, int column, int row, int head,
+                        int batch) {
   const Tensor& tensor = map.tensor();
-  visit_box(tensor, shared, column, row, head, batch,
-            [](unsigned at, bool, long long) { shared_word<uint16_t>(at) = 0x7fff; });
-  block->engines[kLoads].work.push_back([=, &tensor] {
-    visit_box(tensor, shared, column, row, head, batch, [&](unsigned at, bool inside, long long offset) {
-      shared_word<uint16_t>(at) = inside ? tensor.data[offset] : 0;
+  at_rank(of, [&] {
+    visit_box(tensor, shared, column, row, head, batch,
+              [](unsigned at, bool, long long) { shared_word<uint16_t>(at) = 0x7fff; });
+  });
+  work_of(kLoads).push_back([=, &tensor] {
+    at_rank(of, [&] {
+      visit_box(tensor, shared, column, row, head, batch, [&](unsigned at, bool inside, long long offset) {
+        shared_word<uint16_t>(at) = inside ? tensor.data[offset] : 0;
+      });
+      mbarrier(full).bytes -= 2 * tensor.box[0] * tensor.box[1] * tensor.box[2];
+      mbarrier(full).look();
     });
-    mbarrier(full).bytes -= 2 * tensor.box[0] * tensor.box[1];
-    mbarrier(full).look();
     return true;
   });
 }
-inline std::map<int, int> stores_left;
+inline void load_box(unsigned shared, const TensorMap& map, unsigned full, int column, int row, int head, int batch) {
+  load_box_at(rank, shared, map, full, column, row, head, batch);
+}
 inline void store_box(const TensorMap& map, unsigned shared, int column, int row, int head, int batch) {
   const Tensor& tensor = map.tensor();
   const int thread = threadIdx.x;
-  ++stores_left[thread];
-  block->engines[kStores + thread].work.push_back([=, &tensor] {
+  ++own_block.stores_left[thread];
+  work_of(kStores + thread).push_back([=, &tensor] {
     visit_box(tensor, shared, column, row, head, batch, [&](unsigned at, bool inside, long long offset) {
       if (inside) tensor.data[offset] = shared_word<uint16_t>(at);
     });
-    --stores_left[thread];
+    --own_block.stores_left[thread];
     return true;
   });
 }
 inline void wait_stores_read() {
   const int thread = threadIdx.x;
-  wait_until([thread] { return stores_left[thread] == 0; });
+  wait_until([thread] { return own_block.stores_left[thread] == 0; });
 }
 inline void share_with_engines() {}
 inline void store_word(unsigned shared, unsigned word) { shared_word<unsigned>(shared) = word; }
+inline void load_words(float (&words)[4], unsigned shared) {
+  if (shared % 16) fail("misaligned in shared memory");
+  for (int i = 0; i < 4; ++i) words[i] = shared_word<float>(shared + 4 * i);
+}
 template <int COUNT> void give_registers() {}
 template <int COUNT> void take_registers() {}
+
+// Between the blocks of a cluster.
+inline Meeting whole_cluster;
+inline void arrive_at_cluster() {
+  cluster->current->cluster_meeting = whole_cluster.generation;
+  whole_cluster.arrive(blocks.size() * block_threads);
+}
+inline void wait_for_cluster() {
+  int& mine = cluster->current->cluster_meeting;
+  if (mine < 0) fail("a wait for the cluster without an arrival");
+  wait_until([mine] { return whole_cluster.generation != mine; });
+  mine = -1;
+}
+inline void open_inbox(unsigned inbox, unsigned bytes) {
+  if (threadIdx.x == 0) {
+    start_mbarrier(inbox, 1);
+    expect_bytes(inbox, bytes);
+  }
+  arrive_at_cluster();
+}
+inline void wait_for_open_inboxes() { wait_for_cluster(); }
+inline void sync_cluster() {
+  arrive_at_cluster();
+  wait_for_cluster();
+}
+inline void arrive_in_block(unsigned at, int of) {
+  at_rank(of, [at] { arrive_at_mbarrier(at); });
+}
+template <int BLOCKS>
+void load_box_for_all(unsigned shared, const TensorMap& map, unsigned full, int column, int row, int head, int batch) {
+  for (int of = 0; of < BLOCKS; ++of) load_box_at(of, shared, map, full, column, row, head, batch);
+}
+inline void wait_for_inbox(unsigned inbox) { wait_mbarrier(inbox, 0); }
+inline unsigned in_block(unsigned shared, unsigned of) {
+  if (of >= blocks.size()) fail("a block outside of the cluster");
+  return shared | (of + 1) << 24;
+}
+inline void send(unsigned to, unsigned inbox, bool, float a, float b, float c, float d) {
+  if (to >> 24 == 0 || to >> 24 != inbox >> 24) fail("sent nowhere, or counted elsewhere");
+  work_of(kSends + threadIdx.x).push_back([=] {
+    at_rank((to >> 24) - 1, [=] {
+      const float words[4] = {a, b, c, d};
+      for (int i = 0; i < 4; ++i) shared_word<float>((to & 0xffffff) + 4 * i) = words[i];
+      mbarrier(inbox & 0xffffff).bytes -= 16;
+      mbarrier(inbox & 0xffffff).look();
+    });
+    return true;
+  });
+}
 
 template <int COUNT>
 struct Ring {
@@ -261,33 +363,15 @@ inline uint16_t operand(unsigned long long descriptor, int mn, int k, bool by_ro
   return shared_word<uint16_t>(swizzled(start + offset, mode == 1 ? 3 : 2));
 }
 
-// Products of a warpgroup, in the order of their issue.
-struct Sums {
-  std::vector<float> values;
-  int pending = 0;
-};
-struct Operation {
-  int issued = 0;
-  float* d[128];
-  unsigned a[128][4];
-};
-struct Warpgroup {
-  std::deque<Operation> operations;  // those not yet done
-  int done = 0, started[128] = {}, closed[128] = {};
-  std::deque<int> groups[128];  // how many operations were issued at each close
-  std::map<float*, Sums> sums;
-};
-inline Warpgroup warpgroups[4];
-
 inline void fence_products() {}
 inline void close_products() {
-  Warpgroup& group = warpgroups[threadIdx.x / 128];
+  Warpgroup& group = own_block.warpgroups[threadIdx.x / 128];
   const int thread = threadIdx.x % 128;
   group.groups[thread].push_back(group.started[thread]);
 }
 template <int GROUPS>
 void wait_products() {
-  Warpgroup& group = warpgroups[threadIdx.x / 128];
+  Warpgroup& group = own_block.warpgroups[threadIdx.x / 128];
   auto& groups = group.groups[threadIdx.x % 128];
   while (groups.size() > GROUPS) {
     const int needed = groups.front();
@@ -302,7 +386,7 @@ inline void finish_first(float value) {
 
 template <class DoIt>
 void issue(float* d, int count, bool add, const unsigned (&a)[4], DoIt do_it) {
-  Warpgroup& group = warpgroups[threadIdx.x / 128];
+  Warpgroup& group = own_block.warpgroups[threadIdx.x / 128];
   const int thread = threadIdx.x % 128, number = group.started[thread]++;
   while (group.done + static_cast<int>(group.operations.size()) <= number) group.operations.emplace_back();
   Operation& operation = group.operations[number - group.done];
@@ -313,7 +397,7 @@ void issue(float* d, int count, bool add, const unsigned (&a)[4], DoIt do_it) {
   if (!add) sums.values.assign(count, 0.0f);
   for (int i = 0; i < count; ++i) d[i] = std::numeric_limits<float>::quiet_NaN();
   if (++operation.issued == 128)
-    block->engines[1 + threadIdx.x / 128].work.push_back([&group, count, do_it] {
+    work_of(1 + threadIdx.x / 128).push_back([&group, count, do_it] {
       Operation& first = group.operations.front();
       if (first.issued != 128) return false;
       do_it(group, first);

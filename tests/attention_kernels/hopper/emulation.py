@@ -1,7 +1,7 @@
 """attention_wgmma.cu compiled for the CPU and run as a space launches it.
 
-The kernel's own files are compiled as they are but for three headers: those that hold nothing but
-instructions (`wgmma_product.cuh`, `wgmma_tma.cuh`, `mma_sync.cuh`), which `device.hpp` replaces.
+The kernel's own files are compiled as they are but for those headers that hold nothing but
+instructions, which `device.hpp` replaces.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from evotune.problems.base import Case
 
 HERE = Path(__file__).parent
 KERNELS = Path(__file__).parents[3] / "kernels" / "attention"
-REPLACED = ("wgmma_product.cuh", "wgmma_tma.cuh", "mma_sync.cuh")
+REPLACED = (
+    "cluster_multicast.cuh",
+    "cluster_push.cuh",
+    "mma_sync.cuh",
+    "wgmma_product.cuh",
+    "wgmma_tma.cuh",
+)
 
 Array = npt.NDArray[np.float32]
 

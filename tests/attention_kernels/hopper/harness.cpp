@@ -1,4 +1,4 @@
-// Runs every block of attention_wgmma.cu, compiled for the CPU by device.hpp, on tensors that Python gives.
+// Runs every cluster of attention_wgmma.cu, compiled for the CPU by device.hpp, on tensors that Python gives.
 #include "device.hpp"
 
 #include "attention_wgmma.cu"
@@ -18,20 +18,17 @@ extern "C" void run(const Launch* launch, const Tensor* tensors, float softmax_s
   block_threads = launch->threads;
   TensorMap maps[4];
   for (int i = 0; i < 4; ++i) maps[i].opaque[0] = reinterpret_cast<unsigned long long>(tensors + i);
-  for (unsigned number = 0; number < grid_size.x; ++number) {
-    block_index.x = number;
-    shared_bytes.assign(launch->shared_bytes, 0xff);
-    mbarriers.clear();
-    stores_left.clear();
-    everybody = Meeting();
-    for (Meeting& meeting : named) meeting = Meeting();
-    for (Warp& warp : warps) warp = Warp();
-    for (Warpgroup& group : warpgroups) group = Warpgroup();
-    run_block(block_threads, launch->seed + number, [&] {
+  for (first_block.x = 0; first_block.x < grid_size.x; first_block.x += CLUSTER_BLOCKS) {
+    blocks.assign(CLUSTER_BLOCKS, Block());
+    for (Block& block : blocks) block.shared_bytes.assign(launch->shared_bytes, 0xff);
+    whole_cluster = Meeting();
+    run_cluster(CLUSTER_BLOCKS, block_threads, launch->seed + first_block.x, [&] {
       attention_forward(maps[0], maps[1], maps[2], maps[3], tensors[3].data, softmax_scale, batch, heads, kv_heads,
                         seq_len_q, seq_len_k);
+      if (cluster->current->cluster_meeting >= 0) fail("a thread that leaves the cluster's barrier early");
     });
-    for (const Meeting& meeting : named)
-      if (meeting.arrived) fail("a barrier that ends half full");
+    for (const Block& block : blocks)
+      for (const Meeting& meeting : block.named)
+        if (meeting.arrived) fail("a barrier that ends half full");
   }
 }
