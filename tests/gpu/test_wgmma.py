@@ -35,6 +35,9 @@ SMALLEST: dict[str, Any] = {
     "Q_IN_REGS": False,
     "EXP2_FMA_SHARE": 0,
     "RESCALE_LOG2": 0,
+    "SPLIT_KV": 1,
+    "PACK_GQA": False,
+    "CLUSTER": 1,
     "STORE": "direct",
     "L2_PROMOTION": 128,
     "PERSISTENT": 0,
@@ -96,6 +99,13 @@ STEPS: list[tuple[str, dict[str, Any]]] = [
     ("lazy rescale", {"STAGES": 2, "RESCALE_LOG2": 8}),
     ("polynomial", {"STAGES": 2, "EXP2_FMA_SHARE": 8}),
     ("queries in registers", {"STAGES": 2, "Q_IN_REGS": True}),
+    ("heads of a group in a tile", {"STAGES": 2, "PACK_GQA": True}),
+    ("... bulk store", {"STAGES": 2, "PACK_GQA": True, "STORE": "bulk", "CONSUMER_WARPGROUPS": 2}),
+    ("keys split over a cluster", {"STAGES": 2, "SPLIT_KV": 2}),
+    ("... of eight", {"STAGES": 2, "SPLIT_KV": 8, "CONSUMER_WARPGROUPS": 2}),
+    ("... packed, registers move", {"SPLIT_KV": 4, "PACK_GQA": True, "PRODUCER_WARPS": 4}),
+    ("keys for two blocks at once", {"STAGES": 2, "CLUSTER": 2}),
+    ("... persistent", {"STAGES": 2, "CLUSTER": 2, "STORE": "bulk", "PERSISTENT": 1}),
     ("all at once", SPACE["default"]),
 ]
 
