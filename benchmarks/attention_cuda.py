@@ -77,6 +77,9 @@ HOPPER_128 = {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 128, "STAGES": 2, "QUERY_STAG
 HOPPER_128 |= {"PRODUCER_WARPS": 4, "PRODUCER_REGISTERS": 24, "OVERLAP": True, "PING_PONG": True}
 HOPPER_128 |= {"RESCALE_LOG2": 8, "PERSISTENT": 1, "HEAD_SECTION": 16, "ROW_ORDER": "descending"}
 HOPPER_ONE_WAVE = {**HOPPER_128, "PERSISTENT": 0, "ROW_ORDER": "ascending"}
+HOPPER_SMALL = {"CONSUMER_WARPGROUPS": 1, "BLOCK_N": 128, "STAGES": 2, "PRODUCER_WARPS": 1}
+HOPPER_SMALL |= {"PRODUCER_REGISTERS": 24, "PING_PONG": False, "SPLIT_KV": 2, "STORE": "direct"}
+HOPPER_SMALL |= {"PERSISTENT": 0, "QUERY_STAGES": 1, "WALK": "straight", "HEAD_SECTION": 1}
 HOPPER = (
     ("hopper 16x2048x64", square(16, 16, 2048, 64), {}),
     ("hopper 4x4096x64", square(4, 16, 4096, 64), {}),
@@ -85,6 +88,8 @@ HOPPER = (
     ("hopper 2x8192x128", square(2, 16, 8192, 128), HOPPER_128),
     ("hopper 4x1024x64", square(4, 16, 1024, 64), {}),
     ("hopper 1x2048x64", square(1, 8, 2048, 64), HOPPER_ONE_WAVE),
+    ("hopper 1x1024x64", square(1, 8, 1024, 64), HOPPER_SMALL),
+    ("hopper 1x512x64", MISSION, HOPPER_SMALL),
 )
 JOBS = (
     Job("mission full", "attention_mma", MISSION, FULL, 200),
