@@ -178,10 +178,11 @@ class RunStore:
         paths = ("fitness_low", "fitness_high", "resources.device.model")
         found = ", ".join(f"json_extract(outcome, '$.{path}')" for path in paths)
         query = f"SELECT number, fitness, {found} FROM outcomes WHERE fitness IS NOT NULL"
-        for number, fitness, low, high, model in self._each(f"{query} AND json_valid(outcome)"):
-            with self.trusting_facts():
-                bounds = [fitness if bound is None else float(bound) for bound in (low, high)]
-            yield number, fitness, bounds[0], bounds[1], str(model or "")
+        with self.trusting_facts():
+            for number, fitness, low, high, model in self._each(f"{query} AND json_valid(outcome)"):
+                low_or_fitness = fitness if low is None else float(low)
+                high_or_fitness = fitness if high is None else float(high)
+                yield number, fitness, low_or_fitness, high_or_fitness, str(model or "")
         # SQLite does not know the NaN that Python writes.
         query = f"{_TRIAL} WHERE fitness IS NOT NULL AND NOT json_valid(outcome)"
         for trial in itertools.starmap(self._trial, self._each(query)):
@@ -194,12 +195,12 @@ class RunStore:
     def failures(self) -> Iterator[tuple[str, str]]:
         """Kind and reason of each trial without a fitness, in proposal order."""
         query = "SELECT kind, outcome FROM outcomes WHERE fitness IS NULL ORDER BY number"
-        for kind, text in self._each(query):
-            with self.trusting_facts():
-                reason = json.loads(text).get("reason", "")
+        with self.trusting_facts():
+            for kind, text in self._each(query):
+                reason = parse_json(text).get("reason", "")
                 if not isinstance(reason, str):
                     raise TypeError(f"reason is {reason!r:.40}")
-            yield kind, reason
+                yield kind, reason
 
     def best_first(self) -> Iterator[Trial]:
         """Trials with a fitness, in the order of `fittest`; each is read when it is asked for."""
