@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,16 +111,18 @@ def report(
         raise UsageError(f"--format {style} takes one run; html takes several")
     if style == "html" and output == "-" and sys.stdout.isatty():
         raise UsageError("a page of five megabytes is not for a terminal: name a file with -o FILE")
-    if style == "html":
-        from evotune.report.html import html_page
-
-        write_output(html_page([_load(run, runs_dir) for run in runs]), output)
-        if output != "-":
-            terminal.note(f"wrote {output}")
-        return 0
     from evotune.engine.folder import find_run
     from evotune.report.data import RunData
 
+    if style == "html":
+        from evotune.report.html import MOST_TRIALS, html_page
+
+        with contextlib.ExitStack() as opened:
+            thinned = (RunData.thinned(find_run(run, runs_dir), MOST_TRIALS) for run in runs)
+            write_output(html_page([opened.enter_context(data) for data in thinned]), output)
+        if output != "-":
+            terminal.note(f"wrote {output}")
+        return 0
     with RunData.opened(find_run(runs[0], runs_dir)) as data:
         if style == "parquet":
             from evotune.report.frame import run_frame, to_parquet

@@ -13,7 +13,7 @@ from evotune.report.data import RunData
 from evotune.report.evidence import Evidence, interval, judge, verdicts_by_twin, weigh
 from evotune.report.leaderboard import rank, ranks_of, sort_key
 from evotune.report.twins import stored_leaders
-from evotune.store import RunStore
+from evotune.store import RunStore, survey
 from evotune.trial import Outcome
 
 _CHUNK = 1000  # trials that are fetched by their numbers at once
@@ -68,7 +68,7 @@ def in_rank_order(data: RunData, ranked: Mapping[int, int]) -> Iterator[Evidence
 def failures(data: RunData) -> Iterator[tuple[str, str]]:
     """Kind and reason of every trial that failed, in proposal order."""
     if data.store is not None:
-        yield from data.store.failures()
+        yield from survey.failures(data.store)
         return
     for trial in data.trials:
         if not trial.outcome.ok:
@@ -82,7 +82,7 @@ def _standings(
     store: RunStore, twins: Mapping[int, int], verdicts: Mapping[int, Outcome]
 ) -> Iterator[tuple[str, _Standing]]:
     """Model of the device, place in the order, and interval of every row of the leaderboard."""
-    for number, fitness, low, high, model in store.standings():
+    for number, fitness, low, high, model in survey.standings(store):
         if twins.get(number, number) != number:
             continue
         verdict = verdicts.get(number)

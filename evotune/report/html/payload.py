@@ -7,6 +7,7 @@ leaders only.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import shlex
@@ -23,6 +24,7 @@ from evotune.report.leaderboard import Leaderboard, Row, rank
 from evotune.report.markdown import sentence
 from evotune.report.records import trial_record
 from evotune.report.summary import RunSummary, StageTime, summarize
+from evotune.report.whole import failures, in_proposal_order
 from evotune.space.suggest import shorten
 from evotune.trial import Json, Measurement, Trial, Value
 
@@ -36,6 +38,8 @@ def run_payload(data: RunData) -> dict[str, Json]:
     """A JSON value; every text in it is `printable`."""
     evidence = weigh(data)
     board = rank(data, evidence)
+    if data.sample is not None:  # what follows was not all there to be ranked
+        board = dataclasses.replace(board, rows=board.rows[: data.sample.leaders])
     summary = summarize(data, board)
     leader = board.rows[0] if board.rows else None
     return {
@@ -43,6 +47,8 @@ def run_payload(data: RunData) -> dict[str, Json]:
         "space": printable(data.space or "run"),
         "device": printable(summary.device),
         "recorded": data.recorded,
+        "total": data.totals.trials,
+        "every": data.sample.every if data.sample else 1,
         "sentence": printable(sentence(summary)),
         "headline": _headline(data, summary, leader),
         "facts": _facts(data, summary),
@@ -50,7 +56,7 @@ def run_payload(data: RunData) -> dict[str, Json]:
         "environment": printable_json(data.environment),
         "parameters": _parameters(data.trials),
         "trials": _columns(data, board, evidence),
-        "front": _front(data, evidence),
+        "front": _front(data),
         "details": {str(row.number): _details(row) for row in board.rows[:_DETAILED_ROWS]},
         "leader": None if leader is None else leader.number,
         "baselines": _baselines(data),
@@ -224,7 +230,7 @@ def _exp(fitness: float) -> float:
     return math.exp(min(fitness, 700.0))
 
 
-def _front(data: RunData, evidence: Mapping[int, Evidence]) -> Json:
+def _front(data: RunData) -> Json:
     return [
         {
             "trial": row.number,
@@ -233,7 +239,7 @@ def _front(data: RunData, evidence: Mapping[int, Evidence]) -> Json:
             "confirmed": row.confirmed,
             "configuration": printable(wording.configuration_text(row.configuration)),
         }
-        for row in pareto_front(data, evidence.values())
+        for row in pareto_front(data, in_proposal_order(data))
     ]
 
 
@@ -277,8 +283,8 @@ def _outcomes(data: RunData, summary: RunSummary) -> list[dict[str, Json]]:
     """Counts by kind; alike reasons (the same but for numbers) are counted together."""
     alike: dict[str, Counter[str]] = {}
     examples: dict[tuple[str, str], str] = {}
-    for trial in data.trials:
-        kind, reason = trial.outcome.kind.value, printable(trial.outcome.reason)
+    for kind, text in failures(data):
+        reason = printable(text)
         if reason:
             pattern = _NUMBER.sub("#", reason)
             alike.setdefault(kind, Counter())[pattern] += 1
@@ -305,7 +311,9 @@ def _device_state(data: RunData) -> dict[str, Json]:
     """Seconds, and each figure the device told after a trial's last measurement."""
     moments = []
     names: dict[str, None] = {}
-    for trial in sorted(data.trials, key=lambda t: data.finish_times_s.get(t.number, 0.0)):
+    every = data.sample.every if data.sample else 1
+    trials = (trial for trial in data.trials if trial.number % every == 0)
+    for trial in sorted(trials, key=lambda t: data.finish_times_s.get(t.number, 0.0)):
         state = trial.outcome.measurements[-1].state if trial.outcome.measurements else {}
         figures = {n: v for n, v in state.items() if isinstance(v, int | float)}
         if figures:
