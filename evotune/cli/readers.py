@@ -146,12 +146,19 @@ def _load(run: str, runs_dir: Path, rows: int | None = None) -> RunData:
 
 def _status_parts(summary: RunSummary, width: int) -> Iterator[Table | str]:
     from evotune.cli.tables import text_table
+    from evotune.measure.agreement import agreement
     from evotune.report import wording
+    from evotune.report.devices import devices_table
+    from evotune.report.layout import paragraph, plain
 
     yield text_table(("run", summary.id), list(_facts(summary, width)))
     counts = [(kind, str(count)) for kind, count in summary.outcomes.items()]
     if counts:
         yield text_table(("outcome", "trials"), counts, (False, True))
+    devices = devices_table(summary.devices)
+    if devices is not None:
+        yield text_table(devices.columns, devices.rows, devices.numeric)
+        yield plain(paragraph(agreement(summary.devices), width))
     for what, stages in (
         ("trials", summary.stages),
         ("confirmations", summary.confirmation_stages),

@@ -24,7 +24,7 @@ _HEAD_ROWS = 20  # of the leaderboard, which a page shows
 _META: Mapping[str, type] = {
     **dict.fromkeys(("space", "kind", "state", "created"), str),
     **dict.fromkeys(("device", "problem", "settings", "baselines", "default", "ablation"), dict),
-    "command": list,
+    **dict.fromkeys(("command", "devices"), list),
 }
 
 
@@ -168,6 +168,11 @@ class RunData:
         return found if isinstance(found, dict) else {}
 
     @property
+    def calibrations(self) -> tuple[Mapping[str, Json], ...]:
+        """Of each device, where the run had several: see `evotune.measure.agreement`."""
+        return tuple(self.meta.get("devices") or ())
+
+    @property
     def settings(self) -> Mapping[str, Json]:
         found = self.meta.get("settings")
         return found if isinstance(found, dict) else {}
@@ -231,7 +236,20 @@ def _facts(store: RunStore) -> dict[str, Json]:
     for record in (*baselines.get("timings", ()), *facts.get("ablation", {}).get("rows", ())):
         if not isinstance(record, dict):
             raise TypeError(f"expected a record, found {record!r:.40}")
+    for device in facts.get("devices", ()):
+        _require_calibration(device)
     return facts
+
+
+def _require_calibration(device: Json) -> None:
+    """TypeError, KeyError or ValueError when it is not what `engine/calibration.py` keeps."""
+    for name in ("id", "model", "reason"):
+        if not isinstance(device[name], str):
+            raise TypeError(f"{name} is {device[name]!r:.40}")
+    speedups = [device[name] for name in ("speedup", "speedup_low", "speedup_high")]
+    figures = [*device["baseline_us"].values(), *(s for s in speedups if s is not None)]
+    if not all(isinstance(f, int | float) and f > 0 for f in figures):
+        raise ValueError("a device without figures")
 
 
 def _trials(

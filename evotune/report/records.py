@@ -36,6 +36,7 @@ def document(data: RunData) -> Iterator[str]:
         "state": data.state,
         **{name: data.meta.get(name) for name in ("space", "kind", "created", "command")},
         **{name: data.meta.get(name) for name in ("problem", "device", "settings")},
+        "devices": list(data.calibrations),
         "parameters": list(data.parameters),
         "cases": list(data.cases),
         "held_out_cases": list(data.held_out_cases),

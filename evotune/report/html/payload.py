@@ -14,8 +14,10 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from evotune.measure.agreement import agreement
 from evotune.report import wording
 from evotune.report.data import RunData
+from evotune.report.devices import MEANING, devices_table
 from evotune.report.escape import printable
 from evotune.report.evidence import Evidence, weigh
 from evotune.report.front import pareto_front
@@ -60,6 +62,7 @@ def run_payload(data: RunData) -> dict[str, Json]:
         "details": {str(row.number): _details(row) for row in board.rows[:_DETAILED_ROWS]},
         "leader": None if leader is None else leader.number,
         "baselines": _baselines(data),
+        "devices": _devices(data),
         "outcomes": _outcomes(data, summary),
         "stages": _stages(summary.stages),
         "confirmation_stages": _stages(summary.confirmation_stages),
@@ -277,6 +280,21 @@ def _baselines(data: RunData) -> list[list[Json]]:
         ]
         for timing in data.baseline_timings
     ]
+
+
+def _devices(data: RunData) -> Json:
+    """None in a run on one device."""
+    table = devices_table(data.calibrations)
+    if table is None:
+        return None
+    return printable_json(
+        {
+            "note": f"{MEANING} {agreement(data.calibrations)}.",
+            "columns": table.columns,
+            "rows": table.rows,
+            "numeric": table.numeric,
+        }
+    )
 
 
 def _outcomes(data: RunData, summary: RunSummary) -> list[dict[str, Json]]:

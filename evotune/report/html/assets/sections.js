@@ -42,7 +42,7 @@ function runSections(run) {
   return [
     hero(run), progressSection(run, rows), leaderboardSection(run, rows), frontSection(run), casesSection(run, rows),
     defaultSection(run), ablationSection(run), ...parameterSections(run, rows), outcomeSection(run),
-    stageSection(run), stateSection(run), environmentSection(run),
+    stageSection(run), devicesSection(run), stateSection(run), environmentSection(run),
   ].filter(Boolean);
 }
 
@@ -200,6 +200,11 @@ function stageSection(run) {
         ...run.confirmation_stages.map(([name, count, total, median]) =>
           [name, "confirmations", String(count), figureText(total), figureText(median)])],
       [false, false, true, true, true])));
+}
+
+function devicesSection(run) {
+  const found = run.devices;
+  return found && section("Devices", found.note, simpleTable(found.columns, found.rows, found.numeric));
 }
 
 function environmentSection(run) {
