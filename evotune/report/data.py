@@ -90,7 +90,8 @@ class RunData:
                 yield head
                 return
             times = store.finish_times_s()
-            yield dataclasses.replace(head, finish_times_s=times, store=store)
+            with _without_collecting():
+                yield dataclasses.replace(head, finish_times_s=times, store=store)
 
     @classmethod
     @contextlib.contextmanager
@@ -284,7 +285,8 @@ def _totals(store: RunStore, unloaded_rows: int) -> Totals:
 
 @contextlib.contextmanager
 def _without_collecting() -> Iterator[None]:
-    """While a million objects are made, all of which stay, the collector would only look on."""
+    """While a million objects are made, which stay or go one by one, the collector would only look
+    on."""
     enabled = gc.isenabled()
     gc.disable()
     try:

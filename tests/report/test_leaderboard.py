@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import evotune.report.data
 import evotune.report.markdown
-import evotune.report.whole
 from evotune.engine.folder import RunFolder
 from evotune.report.data import RunData, Sample, Totals
 from evotune.report.formats import LEADERBOARDS, REPORTS
@@ -191,7 +190,6 @@ def test_a_report_that_reads_trial_by_trial_is_the_same(
 ) -> None:
     monkeypatch.setattr(evotune.report.data, "_HEAD_ROWS", 2)
     monkeypatch.setattr(evotune.report.markdown, "_SHOWN_ROWS", 2)
-    monkeypatch.setattr(evotune.report.whole, "_CHUNK", 3)
     rng = random.Random(1)
     streamed = 0
     for _ in range(16):
