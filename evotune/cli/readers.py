@@ -24,7 +24,7 @@ from evotune.cli.terminal import (
     write_bytes,
     write_output,
 )
-from evotune.errors import UsageError
+from evotune.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -105,7 +105,8 @@ def report(
 
     html is one file that opens offline, about 5 MB; it takes several runs. csv and parquet are
     a row a trial, json and jsonl have every measurement and check; t4 is the auto-tuning
-    community's results format. Failed trials are in all of them, with their reasons.
+    community's results format. Failed trials are in all of them, with their reasons. Of a run of
+    more than 20,000 trials a page holds the best ones and a sample, and says so.
     """
     if len(runs) > 1 and style != "html":
         raise UsageError(f"--format {style} takes one run; html takes several")
@@ -131,9 +132,14 @@ def report(
             return 0
         from evotune.report.formats import REPORTS
 
-        with opened_output(output) as write:
-            for piece in REPORTS[style](data):
-                write(piece)
+        try:
+            with opened_output(output) as write:
+                for piece in REPORTS[style](data):
+                    write(piece)
+        except StoreError:
+            if Path(output).is_file():  # the beginning of a report is none
+                Path(output).unlink()
+            raise
     return 0
 
 
