@@ -54,8 +54,10 @@ PARAMETERS = {
 COMMANDS = {
     "top": ("top",),
     "status": ("status",),
-    "report csv": ("report", "--format", "csv"),
-    "report html": ("report", "--format", "html"),
+    **{
+        f"report {style}": ("report", "--format", style)
+        for style in ("md", "html", "jsonl", "json", "t4", "csv", "parquet")
+    },
     "resume": ("resume",),
 }
 _READ = """import sys

@@ -269,13 +269,15 @@ class Outcome:
     def from_json(cls, data: Mapping[str, Json]) -> Outcome:
         fields = dict(data)
         fields["kind"] = OutcomeKind(fields["kind"])
-        fields["flags"] = tuple(fields.get("flags", ()))
-        fields["measurements"] = tuple(
-            Measurement.from_json(m) for m in fields.get("measurements", ())
-        )
-        fields["checks"] = tuple(Check.from_json(c) for c in fields.get("checks", ()))
         _require_types(fields, _OUTCOME_TYPES)
-        _require_types(fields.get("stage_s", {}), None)
+        if "flags" in fields:
+            fields["flags"] = tuple(fields["flags"])
+        if "measurements" in fields:
+            fields["measurements"] = tuple(map(Measurement.from_json, fields["measurements"]))
+        if "checks" in fields:
+            fields["checks"] = tuple(map(Check.from_json, fields["checks"]))
+        if "stage_s" in fields:
+            _require_types(fields["stage_s"], None)
         return cls(**fields)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from evotune.cli.terminal import (
     write_bytes,
     write_output,
 )
-from evotune.errors import UsageError
+from evotune.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -104,22 +105,25 @@ def report(
 
     html is one file that opens offline, about 5 MB; it takes several runs. csv and parquet are
     a row a trial, json and jsonl have every measurement and check; t4 is the auto-tuning
-    community's results format. Failed trials are in all of them, with their reasons.
+    community's results format. Failed trials are in all of them, with their reasons. Of a run of
+    more than 20,000 trials a page holds the best ones and a sample, and says so.
     """
     if len(runs) > 1 and style != "html":
         raise UsageError(f"--format {style} takes one run; html takes several")
     if style == "html" and output == "-" and sys.stdout.isatty():
         raise UsageError("a page of five megabytes is not for a terminal: name a file with -o FILE")
-    if style == "html":
-        from evotune.report.html import html_page
-
-        write_output(html_page([_load(run, runs_dir) for run in runs]), output)
-        if output != "-":
-            terminal.note(f"wrote {output}")
-        return 0
     from evotune.engine.folder import find_run
     from evotune.report.data import RunData
 
+    if style == "html":
+        from evotune.report.html import MOST_TRIALS, html_page
+
+        with contextlib.ExitStack() as opened:
+            thinned = (RunData.thinned(find_run(run, runs_dir), MOST_TRIALS) for run in runs)
+            write_output(html_page([opened.enter_context(data) for data in thinned]), output)
+        if output != "-":
+            terminal.note(f"wrote {output}")
+        return 0
     with RunData.opened(find_run(runs[0], runs_dir)) as data:
         if style == "parquet":
             from evotune.report.frame import run_frame, to_parquet
@@ -128,9 +132,14 @@ def report(
             return 0
         from evotune.report.formats import REPORTS
 
-        with opened_output(output) as write:
-            for piece in REPORTS[style](data):
-                write(piece)
+        try:
+            with opened_output(output) as write:
+                for piece in REPORTS[style](data):
+                    write(piece)
+        except StoreError:
+            if Path(output).is_file():  # the beginning of a report is none
+                Path(output).unlink()
+            raise
     return 0
 
 
@@ -143,12 +152,19 @@ def _load(run: str, runs_dir: Path, rows: int | None = None) -> RunData:
 
 def _status_parts(summary: RunSummary, width: int) -> Iterator[Table | str]:
     from evotune.cli.tables import text_table
+    from evotune.measure.agreement import agreement
     from evotune.report import wording
+    from evotune.report.devices import devices_table
+    from evotune.report.layout import paragraph, plain
 
     yield text_table(("run", summary.id), list(_facts(summary, width)))
     counts = [(kind, str(count)) for kind, count in summary.outcomes.items()]
     if counts:
         yield text_table(("outcome", "trials"), counts, (False, True))
+    devices = devices_table(summary.devices)
+    if devices is not None:
+        yield text_table(devices.columns, devices.rows, devices.numeric)
+        yield plain(paragraph(agreement(summary.devices), width))
     for what, stages in (
         ("trials", summary.stages),
         ("confirmations", summary.confirmation_stages),

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from evotune.execute.local import LocalExecutor
 from evotune.execute.protocol import Proposal
 from evotune.problems.base import Case
 from evotune.trial import Json, Outcome
-
-_AGREE = 0.02
 
 
 def calibrate(
@@ -39,21 +37,6 @@ def calibrate(
         }
         for index, profile in enumerate(executor.devices)
     ]
-
-
-def agreement(devices: Sequence[Mapping[str, Json]]) -> str:
-    """How far devices of one model are apart on the reference configuration, in words."""
-    words = []
-    for model in dict.fromkeys(device["model"] for device in devices):
-        speedups = [d["speedup"] for d in devices if d["model"] == model]
-        known = [speedup for speedup in speedups if speedup is not None]
-        if len(known) < len(speedups):
-            words.append(f"{len(speedups)} x {model}: no calibration, the default does not run")
-            continue
-        apart = max(known) / min(known) - 1
-        line = f"{len(known)} x {model}: {apart:.1%} apart on the reference configuration"
-        words.append(f"{line} (expected: {_AGREE:.0%} at most)" if apart > _AGREE else line)
-    return "; ".join(words)
 
 
 def _baseline_us(executor: LocalExecutor, cases: Sequence[Case], index: int) -> dict[str, Json]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evotune.engine import champions
-from evotune.engine.calibration import agreement, calibrate
+from evotune.engine.calibration import calibrate
 from evotune.engine.folder import RunFolder
 from evotune.engine.observer import Observer, RunInfo
 from evotune.engine.planning import Planner
@@ -33,6 +33,7 @@ from evotune.execute.protocol import (
     Proposal,
 )
 from evotune.execute.twins import Twin, Twins
+from evotune.measure.agreement import agreement
 from evotune.objectives import SINGLE
 from evotune.problems import Case
 from evotune.search.catalog import create_strategy

@@ -6,12 +6,13 @@ import contextlib
 import dataclasses
 import gc
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from evotune.report.twins import deciding
-from evotune.store import RunStore
+from evotune.store import RunStore, survey
 from evotune.store.opening import damaged
 from evotune.trial import Json, Outcome, OutcomeKind, Trial, Value
 
@@ -23,7 +24,7 @@ _HEAD_ROWS = 20  # of the leaderboard, which a page shows
 _META: Mapping[str, type] = {
     **dict.fromkeys(("space", "kind", "state", "created"), str),
     **dict.fromkeys(("device", "problem", "settings", "baselines", "default", "ablation"), dict),
-    "command": list,
+    **dict.fromkeys(("command", "devices"), list),
 }
 
 
@@ -48,6 +49,16 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """Which trials of a large run are there: the first `leaders` rows of the leaderboard, all
+    that were the best so far, the space's default, and every trial whose number is a multiple of
+    `every`."""
+
+    every: int
+    leaders: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunData:
     """A run as its folder describes it, finished or not.
 
@@ -66,7 +77,8 @@ class RunData:
     totals: Totals
     holder: int | None = None
     store: RunStore | None = None
-    """Open, where `trials` are only some that tell what is measured: `evotune.report.whole`."""
+    """Open, where `trials` are only some of them: `evotune.report.whole` has all."""
+    sample: Sample | None = None
 
     @classmethod
     @contextlib.contextmanager
@@ -78,7 +90,26 @@ class RunData:
                 yield head
                 return
             times = store.finish_times_s()
-            yield dataclasses.replace(head, finish_times_s=times, store=store)
+            with _without_collecting():
+                yield dataclasses.replace(head, finish_times_s=times, store=store)
+
+    @classmethod
+    @contextlib.contextmanager
+    def thinned(cls, run: RunFolder, most: int) -> Iterator[RunData]:
+        """All trials where these are `most` at most; else a `Sample`, and the store. The errors of
+        `load`."""
+        with RunStore.open_for_reading(run.store) as store, store.at_one_moment():
+            count = store.count()
+            if count <= most:
+                yield cls._read(run, store)
+                return
+            leaders = most // 5
+            every = math.ceil(count / (most - leaders))
+            default = store.meta("default")
+            tried = survey.trials_like(store, default) if isinstance(default, dict) else []
+            chosen = {*range(0, count, every), *survey.records(store), *tried}
+            data = cls._read(run, store, leaders, chosen)
+            yield dataclasses.replace(data, store=store, sample=Sample(every, leaders))
 
     @classmethod
     def load(cls, run: RunFolder, rows: int | None = None) -> RunData:
@@ -90,12 +121,14 @@ class RunData:
             return cls._read(run, store, rows)
 
     @classmethod
-    def _read(cls, run: RunFolder, store: RunStore, rows: int | None) -> RunData:
+    def _read(
+        cls, run: RunFolder, store: RunStore, rows: int | None = None, more: Collection[int] = ()
+    ) -> RunData:
         try:
             with _without_collecting():
                 meta = _facts(store)
                 confirmations = store.confirmations()
-                trials, unloaded = _trials(store, rows, confirmations)
+                trials, unloaded = _trials(store, rows, confirmations, more)
                 times = store.finish_times_s([trial.number for trial in trials])
                 totals = _totals(store, unloaded)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -134,6 +167,11 @@ class RunData:
         """The device profile, as JSON."""
         found = self.meta.get("device")
         return found if isinstance(found, dict) else {}
+
+    @property
+    def calibrations(self) -> tuple[Mapping[str, Json], ...]:
+        """Of each device, where the run had several: see `evotune.measure.agreement`."""
+        return tuple(self.meta.get("devices") or ())
 
     @property
     def settings(self) -> Mapping[str, Json]:
@@ -199,17 +237,33 @@ def _facts(store: RunStore) -> dict[str, Json]:
     for record in (*baselines.get("timings", ()), *facts.get("ablation", {}).get("rows", ())):
         if not isinstance(record, dict):
             raise TypeError(f"expected a record, found {record!r:.40}")
+    for device in facts.get("devices", ()):
+        _require_calibration(device)
     return facts
 
 
+def _require_calibration(device: Json) -> None:
+    """TypeError, KeyError or ValueError when it is not what `engine/calibration.py` keeps."""
+    for name in ("id", "model", "reason"):
+        if not isinstance(device[name], str):
+            raise TypeError(f"{name} is {device[name]!r:.40}")
+    speedups = [device[name] for name in ("speedup", "speedup_low", "speedup_high")]
+    figures = [*device["baseline_us"].values(), *(s for s in speedups if s is not None)]
+    if not all(isinstance(f, int | float) and f > 0 for f in figures):
+        raise ValueError("a device without figures")
+
+
 def _trials(
-    store: RunStore, rows: int | None, confirmations: Mapping[int, Outcome]
+    store: RunStore,
+    rows: int | None,
+    confirmations: Mapping[int, Outcome],
+    more: Collection[int],
 ) -> tuple[tuple[Trial, ...], int]:
-    """Trials, and how many rows of the leaderboard are not among them."""
+    """The trials of the first `rows` and those of `more`, and how many rows are left out."""
     if rows is not None:
-        numbers, more = deciding(store, rows, confirmations.keys())
-        if numbers:
-            return tuple(store.trials_of(numbers)), more
+        numbers, left = deciding(store, rows, confirmations.keys())
+        if numbers or more:
+            return tuple(store.trials_of(numbers.union(more))), left
     return tuple(store.trials()), 0
 
 
@@ -231,7 +285,8 @@ def _totals(store: RunStore, unloaded_rows: int) -> Totals:
 
 @contextlib.contextmanager
 def _without_collecting() -> Iterator[None]:
-    """While a million objects are made, all of which stay, the collector would only look on."""
+    """While a million objects are made, which stay or go one by one, the collector would only look
+    on."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -21,13 +21,15 @@ import functools
 import io
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from evotune.errors import EnvironmentProblem
 from evotune.report.data import RunData
 from evotune.report.escape import csv_text
-from evotune.report.records import leaderboard_records, ordered_records
+from evotune.report.evidence import Evidence, figures, weigh
+from evotune.report.leaderboard import rank
+from evotune.report.whole import in_proposal_order, ranks
 from evotune.trial import Json
 
 if TYPE_CHECKING:
@@ -48,12 +50,20 @@ _ROWS_AT_ONCE = 1000
 
 def run_columns(data: RunData) -> Columns:
     """Every trial: the leaderboard first, then the rest by number."""
-    return _columns(data, ordered_records(data))
+    ranked = ranks(data)
+    items = ((item, ranked.get(item.trial.number)) for item in in_proposal_order(data))
+    columns = _columns(data, items)
+    places = {number: place for place, number in enumerate(columns["trial"])}
+    order = [places[number] for number in ranked]
+    order += [place for place, rank in enumerate(columns["rank"]) if rank is None]
+    return {name: [cells[place] for place in order] for name, cells in columns.items()}
 
 
 def leaderboard_columns(data: RunData, count: int | None = None) -> Columns:
     """The first `count` rows of the leaderboard."""
-    return _columns(data, leaderboard_records(data, count))
+    evidence = weigh(data)
+    rows = rank(data, evidence).rows[:count]
+    return _columns(data, ((evidence[row.number], row.rank) for row in rows))
 
 
 def run_frame(data: RunData) -> pd.DataFrame:
@@ -115,11 +125,12 @@ def to_parquet(frame: pd.DataFrame) -> bytes:
     return buffer.getvalue()
 
 
-def _columns(data: RunData, records: Iterable[Mapping[str, Json]]) -> Columns:
+def _columns(data: RunData, items: Iterable[tuple[Evidence, int | None]]) -> Columns:
+    """Of trials and their ranks."""
     found: Columns = {name: [] for name in _FIXED}
     count = 0
-    for record in records:
-        row = _flat(record)
+    for item, place in items:
+        row = _flat(data, item, place)
         for name, value in row.items():
             if name not in found:
                 found[name] = [None] * count
@@ -153,23 +164,38 @@ def _whole(columns: Columns) -> list[str]:
     ]
 
 
-def _flat(record: Mapping[str, Json]) -> dict[str, Json]:
-    row = {name: record.get(name) for name in _FIXED}
-    row["trial"] = record["number"]
-    row["flags"] = " ".join(record["flags"])
-    row |= {f"stage_s.{stage}": seconds for stage, seconds in record["stage_s"].items()}
-    row |= {
-        f"resource.{name}": value
-        for name, value in record["resources"].items()
-        if isinstance(value, int | float)
+def _flat(data: RunData, item: Evidence, place: int | None) -> dict[str, Json]:
+    trial, outcome = item.trial, item.outcome
+    numbers = figures(outcome, recorded=data.recorded)
+    row: dict[str, Json] = {
+        "rank": place,
+        "trial": trial.number,
+        "outcome": outcome.kind.value,
+        "reason": item.reason,
+        "speedup": numbers.speedup,
+        "speedup_low": numbers.speedup_low,
+        "speedup_high": numbers.speedup_high,
+        "time_us": numbers.time_us,
+        "error": numbers.error,
+        "error_limit": numbers.error_limit,
+        "confirmed": item.confirmed,
+        "flags": " ".join(dict.fromkeys((*trial.outcome.flags, *outcome.flags))),
+        "duplicate_of": trial.outcome.duplicate_of,
+        "finished_s": data.finish_times_s.get(trial.number),
     }
-    for measurement in record["measurements"]:
-        case = measurement["case"] + (_COLD if measurement["cache"] == "cold" else "")
-        row[f"time_us.{case}"] = measurement["time_us"]
-        row[f"speedup.{case}"] = measurement["speedup"]
-        row[f"baseline.{case}"] = measurement["baseline"]
+    for stage, seconds in trial.outcome.stage_s.items():
+        row[f"stage_s.{stage}"] = seconds
+    for name, value in trial.outcome.resources.items():
+        if isinstance(value, int | float):
+            row[f"resource.{name}"] = value
+    for measurement in outcome.measurements:
+        case = measurement.case + (_COLD if measurement.cache == "cold" else "")
+        row[f"time_us.{case}"] = measurement.time_us
+        row[f"speedup.{case}"] = measurement.speedup
+        row[f"baseline.{case}"] = measurement.baseline
         for figure in _EAGER:
-            if measurement[figure] is not None:
-                row[f"{figure}.{case}"] = measurement[figure]
-    row |= {f"param.{name}": value for name, value in record["configuration"].items()}
+            if getattr(measurement, figure) is not None:
+                row[f"{figure}.{case}"] = getattr(measurement, figure)
+    for name, value in trial.configuration.to_json().items():
+        row[f"param.{name}"] = value
     return row

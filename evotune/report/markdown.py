@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from evotune.measure.agreement import agreement
 from evotune.report import wording
 from evotune.report.data import RunData
+from evotune.report.devices import MEANING as MEANING_OF_DEVICES
+from evotune.report.devices import devices_table
 from evotune.report.escape import markdown_text
 from evotune.report.front import MEANING, front_table, pareto_front
 from evotune.report.leaderboard import Leaderboard, rank
@@ -30,6 +33,7 @@ def page(data: RunData) -> str:
         headline(summary),
         _facts(data, summary),
         *_baselines(data),
+        *_devices(data),
         *_ranking(data, board),
         *_front(data),
         *_disqualified(board),
@@ -125,6 +129,14 @@ def _baselines(data: RunData) -> Iterator[str]:
         rows,
         (False, False, True, False, False),
     )
+
+
+def _devices(data: RunData) -> Iterator[str]:
+    found = devices_table(data.calibrations)
+    if found is not None:
+        yield "## Devices"
+        yield f"{MEANING_OF_DEVICES} {markdown_text(agreement(data.calibrations))}."
+        yield _table(found)
 
 
 def _ranking(data: RunData, board: Leaderboard) -> Iterator[str]:

@@ -25,7 +25,7 @@ from evotune.report.data import RunData
 from evotune.report.evidence import Evidence, figures, weigh
 from evotune.report.front import pareto_front
 from evotune.report.leaderboard import rank
-from evotune.report.whole import in_proposal_order, in_rank_order, ranks
+from evotune.report.whole import in_proposal_order, ranks
 from evotune.trial import Json
 
 
@@ -36,6 +36,7 @@ def document(data: RunData) -> Iterator[str]:
         "state": data.state,
         **{name: data.meta.get(name) for name in ("space", "kind", "created", "command")},
         **{name: data.meta.get(name) for name in ("problem", "device", "settings")},
+        "devices": list(data.calibrations),
         "parameters": list(data.parameters),
         "cases": list(data.cases),
         "held_out_cases": list(data.held_out_cases),
@@ -62,13 +63,6 @@ def leaderboard_records(data: RunData, count: int | None = None) -> list[dict[st
     evidence = weigh(data)
     rows = rank(data, evidence).rows[:count]
     return [trial_record(data, evidence[row.number], row.rank) for row in rows]
-
-
-def ordered_records(data: RunData) -> Iterator[dict[str, Json]]:
-    """The records of the leaderboard in its order, then the rest by number."""
-    ranked = ranks(data)
-    for item in in_rank_order(data, ranked):
-        yield trial_record(data, item, ranked.get(item.trial.number))
 
 
 def to_json(value: Json) -> str:

@@ -49,12 +49,15 @@ class RunSummary:
     best: Row | None
     stages: tuple[StageTime, ...]
     confirmation_stages: tuple[StageTime, ...]
+    devices: tuple[Mapping[str, Json], ...] = ()
+    """The calibration of each, in a run that had several."""
 
     def to_json(self) -> dict[str, Json]:
         data: dict[str, Json] = {
             name: getattr(self, name) for name in self.__slots__ if name not in ("best", *_STAGES)
         }
         data["outcomes"] = dict(self.outcomes)
+        data["devices"] = [dict(device) for device in self.devices]
         for field in _STAGES:
             data[field] = [
                 {name: getattr(stage, name) for name in stage.__slots__}
@@ -89,6 +92,7 @@ def summarize(data: RunData, board: Leaderboard | None = None) -> RunSummary:
         best=board.rows[0] if board.rows else None,
         stages=_stages(data.totals.stage_s),
         confirmation_stages=_stages(_by_stage(data.confirmations.values())),
+        devices=data.calibrations,
     )
 
 

@@ -6,17 +6,14 @@ Both come from what the run's data hold, or from the run's store where that was 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from evotune.report.data import RunData
 from evotune.report.evidence import Evidence, interval, judge, verdicts_by_twin, weigh
 from evotune.report.leaderboard import rank, ranks_of, sort_key
 from evotune.report.twins import stored_leaders
-from evotune.store import RunStore
+from evotune.store import RunStore, survey
 from evotune.trial import Outcome
-
-_CHUNK = 1000  # trials that are fetched by their numbers at once
 
 
 def ranks(data: RunData) -> dict[int, int]:
@@ -49,26 +46,10 @@ def in_proposal_order(data: RunData) -> Iterator[Evidence]:
         yield judge(trial, twin, verdicts.get(twin))
 
 
-def in_rank_order(data: RunData, ranked: Mapping[int, int]) -> Iterator[Evidence]:
-    """The leaderboard, then the rest by number; `ranked` as `ranks` has it."""
-    if data.store is None:
-        known = weigh(data)
-        yield from (known[n] for n in (*ranked, *(n for n in known if n not in ranked)))
-        return
-    twins = stored_leaders(data.store)
-    verdicts = verdicts_by_twin(data.confirmations, twins)
-    rest = (number for number in data.finish_times_s if number not in ranked)
-    for numbers in _chunks(itertools.chain(ranked, rest)):
-        trials = {trial.number: trial for trial in data.store.trials_of(numbers)}
-        for number in numbers:
-            twin = twins.get(number, number)
-            yield judge(trials[number], twin, verdicts.get(twin))
-
-
 def failures(data: RunData) -> Iterator[tuple[str, str]]:
     """Kind and reason of every trial that failed, in proposal order."""
     if data.store is not None:
-        yield from data.store.failures()
+        yield from survey.failures(data.store)
         return
     for trial in data.trials:
         if not trial.outcome.ok:
@@ -82,7 +63,7 @@ def _standings(
     store: RunStore, twins: Mapping[int, int], verdicts: Mapping[int, Outcome]
 ) -> Iterator[tuple[str, _Standing]]:
     """Model of the device, place in the order, and interval of every row of the leaderboard."""
-    for number, fitness, low, high, model in store.standings():
+    for number, fitness, low, high, model in survey.standings(store):
         if twins.get(number, number) != number:
             continue
         verdict = verdicts.get(number)
@@ -92,9 +73,3 @@ def _standings(
             bounds = interval(verdict)
             key = sort_key(True, verdict.fitness, bounds[0], number)
             yield verdict.device_model, (key, bounds)
-
-
-def _chunks(numbers: Iterable[int]) -> Iterator[list[int]]:
-    left = iter(numbers)
-    while chunk := list(itertools.islice(left, _CHUNK)):
-        yield chunk

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -153,53 +152,25 @@ class RunStore:
 
     def trials(self, first: int = 0) -> Iterator[Trial]:
         """Stored trials in proposal order, from number `first` on."""
-        for row in self._each(f"{_TRIAL} WHERE number >= ? ORDER BY number", (first,)):
-            yield self._trial(*row)
+        for row in self.each_row(f"{_TRIAL} WHERE number >= ? ORDER BY number", (first,)):
+            yield self.trial_of(*row)
 
     def trials_of(self, numbers: Iterable[int]) -> list[Trial]:
         """Those of `numbers` that are stored, in proposal order."""
         query = f"{_TRIAL} WHERE number IN {_CHOSEN} ORDER BY number"
-        return [self._trial(*row) for row in self._each(query, (json.dumps(list(numbers)),))]
+        return [self.trial_of(*row) for row in self.each_row(query, (json.dumps(list(numbers)),))]
 
     def known(self, numbers: Iterable[int]) -> dict[int, bool]:
         """Those of `numbers` that are stored, and whether they have a fitness."""
         query = f"SELECT number, fitness IS NOT NULL FROM outcomes WHERE number IN {_CHOSEN}"
-        return {n: bool(ok) for n, ok in self._each(query, (json.dumps(list(numbers)),))}
+        return {n: bool(ok) for n, ok in self.each_row(query, (json.dumps(list(numbers)),))}
 
     def fittest(self) -> Iterator[int]:
         """Numbers of the trials with a fitness, best first; of equals, the first."""
-        for (number,) in self._each(
+        for (number,) in self.each_row(
             "SELECT number FROM outcomes WHERE fitness IS NOT NULL ORDER BY fitness DESC, number"
         ):
             yield number
-
-    def standings(self) -> Iterator[tuple[int, float, float, float, str]]:
-        """Number, fitness, its bounds and the device's model, of each trial with a fitness."""
-        paths = ("fitness_low", "fitness_high", "resources.device.model")
-        found = ", ".join(f"json_extract(outcome, '$.{path}')" for path in paths)
-        query = f"SELECT number, fitness, {found} FROM outcomes WHERE fitness IS NOT NULL"
-        for number, fitness, low, high, model in self._each(f"{query} AND json_valid(outcome)"):
-            with self.trusting_facts():
-                bounds = [fitness if bound is None else float(bound) for bound in (low, high)]
-            yield number, fitness, bounds[0], bounds[1], str(model or "")
-        # SQLite does not know the NaN that Python writes.
-        query = f"{_TRIAL} WHERE fitness IS NOT NULL AND NOT json_valid(outcome)"
-        for trial in itertools.starmap(self._trial, self._each(query)):
-            fitness = trial.outcome.fitness
-            low, high = trial.outcome.fitness_low, trial.outcome.fitness_high
-            if fitness is not None:
-                bounds = [fitness if bound is None else bound for bound in (low, high)]
-                yield trial.number, fitness, bounds[0], bounds[1], trial.outcome.device_model
-
-    def failures(self) -> Iterator[tuple[str, str]]:
-        """Kind and reason of each trial without a fitness, in proposal order."""
-        query = "SELECT kind, outcome FROM outcomes WHERE fitness IS NULL ORDER BY number"
-        for kind, text in self._each(query):
-            with self.trusting_facts():
-                reason = json.loads(text).get("reason", "")
-                if not isinstance(reason, str):
-                    raise TypeError(f"reason is {reason!r:.40}")
-            yield kind, reason
 
     def best_first(self) -> Iterator[Trial]:
         """Trials with a fitness, in the order of `fittest`; each is read when it is asked for."""
@@ -215,12 +186,13 @@ class RunStore:
 
     def with_binary(self, binary: str) -> Iterator[Trial]:
         """Trials of that machine code and launch that were measured themselves, in order."""
-        for row in self._each(
+        for row in self.each_row(
             f"{_TRIAL} WHERE binary = ? AND duplicate_of IS NULL ORDER BY number", (binary,)
         ):
-            yield self._trial(*row)
+            yield self.trial_of(*row)
 
-    def _trial(self, number: int, configuration: str, outcome: str) -> Trial:
+    def trial_of(self, number: int, configuration: str, outcome: str) -> Trial:
+        """Of a row's texts; StoreError when they are not what `append` writes."""
         try:
             found = Configuration.from_key(configuration)
         except WRONG_SHAPE as error:
@@ -234,7 +206,7 @@ class RunStore:
         if numbers is not None:
             query, values = f"{query} WHERE number IN {_CHOSEN}", (json.dumps(list(numbers)),)
         with self.trusting_facts():
-            rows = self._each(f"{query} ORDER BY number", values)
+            rows = self.each_row(f"{query} ORDER BY number", values)
             return {number: _finite(seconds) for number, seconds in rows}
 
     def elapsed_s(self) -> float:
@@ -246,7 +218,7 @@ class RunStore:
     def stage_s(self) -> dict[str, list[float]]:
         """Seconds by stage of every trial that went through it."""
         seconds: dict[str, list[float]] = {}
-        for (text,) in self._each("SELECT stage_s FROM outcomes WHERE stage_s IS NOT NULL"):
+        for (text,) in self.each_row("SELECT stage_s FROM outcomes WHERE stage_s IS NOT NULL"):
             with self.trusting_facts():
                 for stage, spent_s in json.loads(text).items():
                     seconds.setdefault(stage, []).append(_finite(spent_s))
@@ -285,12 +257,14 @@ class RunStore:
             " ORDER BY fitness DESC, number LIMIT 1",
             (before,),
         )
-        return self._trial(*rows[0]) if rows else None
+        return self.trial_of(*rows[0]) if rows else None
 
     def history_digest(self) -> str:
         """SHA-256 over (number, configuration) of every stored trial: what was tried, in order."""
         digest = hashlib.sha256()
-        for number, key in self._each("SELECT number, configuration FROM outcomes ORDER BY number"):
+        for number, key in self.each_row(
+            "SELECT number, configuration FROM outcomes ORDER BY number"
+        ):
             digest.update(f"{number} {key}\n".encode())
         return digest.hexdigest()
 
@@ -379,9 +353,9 @@ class RunStore:
             raise damaged(self.path, error) from error
 
     def _read(self, query: str, values: tuple[Json, ...] = ()) -> list[tuple[Json, ...]]:
-        return list(self._each(query, values))
+        return list(self.each_row(query, values))
 
-    def _each(self, query: str, values: tuple[Json, ...] = ()) -> Iterator[tuple[Json, ...]]:
+    def each_row(self, query: str, values: tuple[Json, ...] = ()) -> Iterator[tuple[Json, ...]]:
         """Row by row: a million of them do not lie in memory at once."""
         try:
             # `yield from` would close the cursor with the generator, after the connection.

@@ -232,3 +232,24 @@ def test_several_runs_share_a_page(browser: chromium.Browser, page: Path, tmp_pa
         environment = browser.evaluate("document.querySelector('#run dl').textContent")
         assert META["device"]["name"] in environment
     assert "No valid candidate" in browser.evaluate("document.querySelector('#run').textContent")
+
+
+def test_a_sample_says_that_it_is_one(tmp_path: Path, browser: chromium.Browser) -> None:
+    browser.errors.clear()
+    outcomes = [
+        ok(1 + (n * 37 % 61) / 100) if n % 4 else failed(OutcomeKind.TIMEOUT, f"{n} s")
+        for n in range(60)
+    ]
+    file = tmp_path / "report.html"
+    with RunData.thinned(make_run(tmp_path, outcomes), 30) as data:
+        file.write_text(html_page([data]), encoding="utf-8")
+        held = len(data.trials)
+    browser.open(file)
+    assert draw_all(browser) > 4
+    text = browser.evaluate("document.getElementById('page').textContent")
+    assert f"1 in 3 of the other trials, which have no place here: {held} of 60 trials;" in text
+    assert "Of 45 valid trials, 1 in 3 is drawn as a point." in text
+    assert "The speedup of 15 valid trials (1 in 3) by value" in text
+    assert "Every trial." not in text
+    assert len([place for place in column(browser, 1) if place != "-"]) == 6
+    assert browser.errors == []

@@ -10,6 +10,7 @@ import pytest
 from engine.runs import recorded_space, run_here
 from report.runs import failed, make_run, ok
 
+import evotune.report.data
 from evotune.engine.folder import RunFolder
 from evotune.store import RunStore
 from evotune.trial import OutcomeKind
@@ -54,6 +55,30 @@ def test_readers_say_that_the_store_is_damaged(
         assert result.exit_code == 4, (words, result.output, result.exception)
         (line,) = result.stderr.splitlines()
         assert line.startswith(f"error: the store {run.store} is damaged (")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        'UPDATE outcomes SET outcome = \'{"kind":"ok","fitness":0.1,"resources":7}\'',
+        'UPDATE outcomes SET outcome = \'{"kind":"ok","fitness":0.1,"fitness_low":"x"}\'',
+        "UPDATE outcomes SET configuration = '[1]'",
+        "UPDATE outcomes SET outcome = '{'",
+    ],
+)
+def test_damage_that_is_met_in_the_middle_of_a_report_leaves_none(
+    invoke: Invoke, tmp_path: Path, statement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evotune.report.data, "_HEAD_ROWS", 1)
+    run = make_run(tmp_path / "runs", [ok(2 - n / 9) for n in range(9)])
+    change(run, f"{statement} WHERE number = 6")
+    for style in ("csv", "json", "jsonl", "t4", "parquet"):
+        file = tmp_path / f"report.{style}"
+        result = invoke("report", run.path, "--format", style, "-o", file)
+        assert result.exit_code == 4, (style, result.output, result.exception)
+        (line,) = result.stderr.splitlines()
+        assert line.startswith(f"error: the store {run.store} is damaged (")
+        assert not file.exists()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from evotune.device.recorded import read_recorded_space
-from evotune.engine.calibration import agreement, calibrate
+from evotune.engine.calibration import calibrate
 from evotune.engine.observer import SilentObserver
 from evotune.engine.search_loop import Budget, SearchLoop
 from evotune.engine.setup import load_setup
@@ -20,6 +20,7 @@ from evotune.execute.background import BackgroundExecutor
 from evotune.execute.inline import InlineExecutor
 from evotune.execute.local import LocalExecutor, open_local_executor
 from evotune.execute.protocol import TIMED, Executor, Proposal
+from evotune.measure.agreement import agreement
 from evotune.search.catalog import create_strategy
 from evotune.search.strategy import SearchSettings
 from evotune.space.protocol import SearchSpace

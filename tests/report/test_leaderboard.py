@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
 from pathlib import Path
@@ -11,17 +12,17 @@ from hypothesis import strategies as st
 
 import evotune.report.data
 import evotune.report.markdown
-import evotune.report.whole
 from evotune.engine.folder import RunFolder
-from evotune.report.data import RunData, Totals
+from evotune.report.data import RunData, Sample, Totals
 from evotune.report.formats import LEADERBOARDS, REPORTS
+from evotune.report.html.payload import run_payload
 from evotune.report.leaderboard import Leaderboard, rank
 from evotune.report.screen import leaderboard_lines
 from evotune.report.summary import summarize
 from evotune.report.whole import ranks
-from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
+from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
 
-from .runs import failed, make_run, ok, recorded
+from .runs import configuration, failed, make_run, ok, recorded
 
 
 def board(runs_dir: Path, *outcomes: Outcome, **more: object) -> Leaderboard:
@@ -189,7 +190,6 @@ def test_a_report_that_reads_trial_by_trial_is_the_same(
 ) -> None:
     monkeypatch.setattr(evotune.report.data, "_HEAD_ROWS", 2)
     monkeypatch.setattr(evotune.report.markdown, "_SHOWN_ROWS", 2)
-    monkeypatch.setattr(evotune.report.whole, "_CHUNK", 3)
     rng = random.Random(1)
     streamed = 0
     for _ in range(16):
@@ -200,6 +200,47 @@ def test_a_report_that_reads_trial_by_trial_is_the_same(
             for style, pieces in REPORTS.items():
                 assert "".join(pieces(data)) == "".join(pieces(whole)), style
     assert streamed > 4
+
+
+def test_a_sample_of_a_large_run_says_the_same_of_what_it_holds(tmp_path: Path) -> None:
+    rng = random.Random(2)
+    outcomes = [
+        ok(rng.uniform(0.5, 2), 0.4, 2.1, duplicate_of=n // 2 if n % 5 == 4 else None)
+        if rng.random() < 0.8
+        else failed(OutcomeKind.NAN, f"reason {n % 3}")
+        for n in range(200)
+    ]
+    confirmations = {n: ok(1.1, 0.4, 2.1) for n in range(4) if outcomes[n].ok}
+    run = make_run(
+        tmp_path, outcomes, confirmations=confirmations, meta={"default": configuration(7)}
+    )
+    whole = RunData.load(run)
+    with RunData.thinned(run, 200) as data:
+        assert data == whole
+    with RunData.thinned(run, 50) as data:
+        assert data.sample == Sample(every=5, leaders=10)
+        held = {trial.number for trial in data.trials}
+        assert {*range(0, 200, 5), 7} < held
+        assert len(held) < 100
+        valid = [t for t in whole.trials if t.outcome.ok and t.outcome.duplicate_of is None]
+        best = list(itertools.accumulate(valid, lambda a, b: max(a, b, key=_fitness)))
+        assert {trial.number for trial in best} <= held
+        page, of_all = run_payload(data), run_payload(whole)
+        for name in ("headline", "outcomes", "total", "disqualified", "default", "stages"):
+            assert page[name] == of_all[name]
+        assert (page["every"], of_all["every"]) == (5, 1)
+        places = {n: p for n, p in zip(*_shown(of_all), strict=True) if p is not None}
+        shown = {n: p for n, p in zip(*_shown(page), strict=True) if p is not None}
+        assert list(shown.items()) == list(places.items())[:10]
+
+
+def _fitness(trial: Trial) -> float:
+    assert trial.outcome.fitness is not None
+    return trial.outcome.fitness
+
+
+def _shown(page: dict[str, Json]) -> tuple[list[int], list[str | None]]:
+    return page["trials"]["number"], page["trials"]["place"]
 
 
 def test_a_number_that_json_lacks_hides_no_row(

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -296,3 +299,34 @@ def test_any_text_is_an_expression_or_a_space_error(text: str) -> None:
     except SpaceError as error:
         message = str(error)
     assert "\n" not in message
+
+
+def test_threads_parse_expressions_one_after_the_other() -> None:
+    """Python counts the depth of a tree that it builds once for all threads (CPython #106905): a
+    thread that comes between, while the collector runs, made that a SystemError."""
+    turn, done = threading.Semaphore(0), threading.Semaphore(0)
+    ended = threading.Event()
+
+    def between() -> None:
+        while turn.acquire() and not ended.is_set():
+            parse_expression("1 + 1")
+            done.release()
+
+    def let_the_other_thread_in(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and threading.current_thread() is threading.main_thread():
+            turn.release()
+            done.acquire(timeout=0.01)
+
+    other = threading.Thread(target=between)
+    other.start()
+    threshold = gc.get_threshold()
+    gc.callbacks.append(let_the_other_thread_in)
+    gc.set_threshold(50)
+    try:
+        parse_expression(" + ".join(f"(a{i} * {i} if b{i} > {i} else c{i} % 7)" for i in range(20)))
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(let_the_other_thread_in)
+        ended.set()
+        turn.release()
+        other.join()

@@ -1,5 +1,10 @@
 """Runs as one self-contained page: everything is in the file, nothing is fetched."""
 
+from typing import Final
+
 from evotune.report.html.page import html_page
 
-__all__ = ["html_page"]
+__all__ = ["MOST_TRIALS", "html_page"]
+
+MOST_TRIALS: Final = 20_000
+"""Of a run of more a page holds a sample: a browser takes seconds for a hundred thousand."""

@@ -7,14 +7,17 @@ leaders only.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from evotune.measure.agreement import agreement
 from evotune.report import wording
 from evotune.report.data import RunData
+from evotune.report.devices import MEANING, devices_table
 from evotune.report.escape import printable
 from evotune.report.evidence import Evidence, weigh
 from evotune.report.front import pareto_front
@@ -23,6 +26,7 @@ from evotune.report.leaderboard import Leaderboard, Row, rank
 from evotune.report.markdown import sentence
 from evotune.report.records import trial_record
 from evotune.report.summary import RunSummary, StageTime, summarize
+from evotune.report.whole import failures, in_proposal_order
 from evotune.space.suggest import shorten
 from evotune.trial import Json, Measurement, Trial, Value
 
@@ -36,6 +40,8 @@ def run_payload(data: RunData) -> dict[str, Json]:
     """A JSON value; every text in it is `printable`."""
     evidence = weigh(data)
     board = rank(data, evidence)
+    if data.sample is not None:  # what follows was not all there to be ranked
+        board = dataclasses.replace(board, rows=board.rows[: data.sample.leaders])
     summary = summarize(data, board)
     leader = board.rows[0] if board.rows else None
     return {
@@ -43,6 +49,8 @@ def run_payload(data: RunData) -> dict[str, Json]:
         "space": printable(data.space or "run"),
         "device": printable(summary.device),
         "recorded": data.recorded,
+        "total": data.totals.trials,
+        "every": data.sample.every if data.sample else 1,
         "sentence": printable(sentence(summary)),
         "headline": _headline(data, summary, leader),
         "facts": _facts(data, summary),
@@ -50,10 +58,11 @@ def run_payload(data: RunData) -> dict[str, Json]:
         "environment": printable_json(data.environment),
         "parameters": _parameters(data.trials),
         "trials": _columns(data, board, evidence),
-        "front": _front(data, evidence),
+        "front": _front(data),
         "details": {str(row.number): _details(row) for row in board.rows[:_DETAILED_ROWS]},
         "leader": None if leader is None else leader.number,
         "baselines": _baselines(data),
+        "devices": _devices(data),
         "outcomes": _outcomes(data, summary),
         "stages": _stages(summary.stages),
         "confirmation_stages": _stages(summary.confirmation_stages),
@@ -224,7 +233,7 @@ def _exp(fitness: float) -> float:
     return math.exp(min(fitness, 700.0))
 
 
-def _front(data: RunData, evidence: Mapping[int, Evidence]) -> Json:
+def _front(data: RunData) -> Json:
     return [
         {
             "trial": row.number,
@@ -233,7 +242,7 @@ def _front(data: RunData, evidence: Mapping[int, Evidence]) -> Json:
             "confirmed": row.confirmed,
             "configuration": printable(wording.configuration_text(row.configuration)),
         }
-        for row in pareto_front(data, evidence.values())
+        for row in pareto_front(data, in_proposal_order(data))
     ]
 
 
@@ -273,12 +282,27 @@ def _baselines(data: RunData) -> list[list[Json]]:
     ]
 
 
+def _devices(data: RunData) -> Json:
+    """None in a run on one device."""
+    table = devices_table(data.calibrations)
+    if table is None:
+        return None
+    return printable_json(
+        {
+            "note": f"{MEANING} {agreement(data.calibrations)}.",
+            "columns": table.columns,
+            "rows": table.rows,
+            "numeric": table.numeric,
+        }
+    )
+
+
 def _outcomes(data: RunData, summary: RunSummary) -> list[dict[str, Json]]:
     """Counts by kind; alike reasons (the same but for numbers) are counted together."""
     alike: dict[str, Counter[str]] = {}
     examples: dict[tuple[str, str], str] = {}
-    for trial in data.trials:
-        kind, reason = trial.outcome.kind.value, printable(trial.outcome.reason)
+    for kind, text in failures(data):
+        reason = printable(text)
         if reason:
             pattern = _NUMBER.sub("#", reason)
             alike.setdefault(kind, Counter())[pattern] += 1
@@ -305,7 +329,9 @@ def _device_state(data: RunData) -> dict[str, Json]:
     """Seconds, and each figure the device told after a trial's last measurement."""
     moments = []
     names: dict[str, None] = {}
-    for trial in sorted(data.trials, key=lambda t: data.finish_times_s.get(t.number, 0.0)):
+    every = data.sample.every if data.sample else 1
+    trials = (trial for trial in data.trials if trial.number % every == 0)
+    for trial in sorted(trials, key=lambda t: data.finish_times_s.get(t.number, 0.0)):
         state = trial.outcome.measurements[-1].state if trial.outcome.measurements else {}
         figures = {n: v for n, v in state.items() if isinstance(v, int | float)}
         if figures:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import threading
 import warnings
 
 from evotune.space.language.nodes import FUNCTIONS, LIMIT, Literal, Name, Node, Operation
@@ -37,6 +38,9 @@ _COMPARE: dict[type[ast.cmpop], str] = {
     ast.GtE: ">=",
 }
 _WORDS = {"true": True, "false": False}
+# Both the depth of the tree that Python builds (CPython #106905: else a SystemError now and then,
+# as in a cluster's workers) and what is done with warnings are the same for all threads.
+_one_thread = threading.Lock()
 _FOREIGN = re.compile(r"[^\x20-\x7e]|[#\\;@`$?]")
 
 
@@ -54,7 +58,7 @@ def parse_node(text: str, position: Position) -> Node:
         message = f"the character {foreign.group()!r} is not allowed in an expression"
         raise position.error(message, indent + foreign.start())
     try:
-        with warnings.catch_warnings():
+        with _one_thread, warnings.catch_warnings():
             warnings.simplefilter("error")  # `1if x` is a warning; here it is an error
             tree = ast.parse(flat, mode="eval")
     except SyntaxError as error:

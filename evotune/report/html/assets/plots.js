@@ -11,7 +11,8 @@ function progressSection(run, rows) {
   const kind = metric(run);
   const told = rows.filter((row) => row.seen && row.same_code === null).sort((a, b) => a.number - b.number);
   if (!told.length) return null;
-  const nth = Math.ceil(told.length / MOST_POINTS);
+  const sample = new Set(sampled(run, told));
+  const nth = Math.ceil(sample.size / MOST_POINTS);
   let overTime = false;
   const draw = () => {
     const at = (row) => (overTime ? row.finished_s / 60 : row.number);
@@ -22,7 +23,8 @@ function progressSection(run, rows) {
       if (!last || kind.better(kind.of(row.seen), kind.of(last.seen))) best.push(row);
     }
     const end = points[points.length - 1];
-    const cloud = points.filter((row, at) => at % nth === 0 || row === best[best.length - 1]);
+    const cloud = points.filter((row) => sample.has(row)).filter((row, at) => at % nth === 0);
+    if (!cloud.includes(best[best.length - 1])) cloud.push(best[best.length - 1]);
     const x = [...best.map(at), at(end)];
     const steps = (values) => [...values, values[values.length - 1]];
     const traces = [{ type: "scatter", mode: "markers", name: "trials",
@@ -47,10 +49,14 @@ function progressSection(run, rows) {
       choices.forEach((button) => button.setAttribute("aria-pressed", String(button === event.target)));
       drawChart(node);
     } }, name));
-  const drawn = nth > 1 ? `Of ${told.length} valid trials, 1 in ${nth} is drawn as a point. ` : "";
+  const drawn = nth * run.every > 1 ? `Of ${run.every > 1 ? validTrials(run) : told.length} valid trials, 1 in ${nth * run.every} is drawn as a point. ` : "";
   return section("Best so far", drawn + (run.recorded ? "Each point is a trial; the line is the shortest time so far."
     : "Each point is a valid trial as the search measured it; the line is the best so far with its 95% interval. The dotted line is the baseline."),
   el("div", { class: "bar" }, choices), node);
+}
+
+function validTrials(run) {
+  return run.outcomes.filter((item) => item.kind === "ok").reduce((sum, item) => sum + item.count, 0);
 }
 
 function frontChart(front) {
@@ -116,12 +122,13 @@ function parameterSections(run, rows) {
   const kind = metric(run);
   const width = 90 * (varied.length + 1);
   const best = [...valid].sort((a, b) => (kind.better(kind.of(a.seen), kind.of(b.seen)) ? -1 : 1)).slice(0, MOST_LINES);
-  const left = valid.length - best.length;
+  const left = validTrials(run) - best.length;
+  const few = sampled(run, valid);
   return [
     section("Parallel coordinates", "A line is a valid trial. " + (left ? `The best ${best.length} are shown. ` : "") + "Drag along an axis to keep only the lines through that range, click it to have all again; drag a name to move its axis.",
       el("div", { class: "scroll" }, el("div", { style: `min-width:${width}px` }, parallel(varied, best, kind)))),
-    section("Effect of each parameter", `The ${kind.title} of all valid trials by value: least, quartiles, most. Other parameters vary along, and the search tries more where it is better: a hint, not a proof.`,
-      el("div", { class: "grid" }, varied.map((parameter) => chart("Effect of " + parameter.name, 220, () => effect(parameter, valid, kind))))),
+    section("Effect of each parameter", `The ${kind.title} of ${run.every > 1 ? few.length + " valid trials (1 in " + run.every + ")" : "all valid trials"} by value: least, quartiles, most. Other parameters vary along, and the search tries more where it is better: a hint, not a proof.`,
+      el("div", { class: "grid" }, varied.map((parameter) => chart("Effect of " + parameter.name, 220, () => effect(parameter, few, kind))))),
   ];
 }
 

@@ -25,6 +25,11 @@ function configurationText(run, row) {
   return run.parameters.map((parameter, at) => parameter.name + "=" + parameterText(run, row, at)).join(" ");
 }
 
+// Of a run too large for a page: the trials that stand for all of them.
+function sampled(run, rows) {
+  return rows.filter((row) => row.number % run.every === 0);
+}
+
 // What is compared within a run: speedups, or the times of a recording.
 function metric(run) {
   return run.recorded
@@ -37,7 +42,7 @@ function runSections(run) {
   return [
     hero(run), progressSection(run, rows), leaderboardSection(run, rows), frontSection(run), casesSection(run, rows),
     defaultSection(run), ablationSection(run), ...parameterSections(run, rows), outcomeSection(run),
-    stageSection(run), stateSection(run), environmentSection(run),
+    stageSection(run), devicesSection(run), stateSection(run), environmentSection(run),
   ].filter(Boolean);
 }
 
@@ -51,7 +56,7 @@ function hero(run) {
   return el("section", { class: "hero" },
     el("div", { class: "where" }, `${run.space} on ${run.device}`), figure,
     el("div", {}, best && !run.recorded
-      ? `${best.time}, trial ${best.trial} of ${run.trials.number.length}, ${standing}.` : run.sentence),
+      ? `${best.time}, trial ${best.trial} of ${run.total}, ${standing}.` : run.sentence),
     best ? el("code", { class: "configuration" }, best.configuration) : null,
     ...run.warnings.filter(([number]) => number === run.leader).map(([, text]) =>
       el("p", { class: "bad" }, "Warning: " + text)),
@@ -66,7 +71,9 @@ function leaderboardSection(run, rows) {
     value: (row) => numberOr(parameterText(run, row, at)), text: (row) => parameterText(run, row, at),
   })), reasonColumn()];
   const kinds = run.outcomes.map((item) => item.kind);
-  return section("Leaderboard", "Every trial. Rows that share a place (1=) have overlapping intervals: time does not "
+  const which = run.every > 1 ? `The first rows, every trial that was the best so far, and 1 in ${run.every} of the other trials, `
+    + `which have no place here: ${rows.length} of ${run.total} trials; evotune report ${run.id} --format csv has all. ` : "Every trial. ";
+  return section("Leaderboard", which + "Rows that share a place (1=) have overlapping intervals: time does not "
     + "tell them apart. Click a heading to sort, a row for its cases.",
   dataTable(columns, rows, { label: "trials", outcomes: kinds, outcomeOf: (row) => row.outcome,
     detail: (row) => (run.details[row.number] ? () => rowDetail(run, row) : null) }));
@@ -195,6 +202,11 @@ function stageSection(run) {
       [false, false, true, true, true])));
 }
 
+function devicesSection(run) {
+  const found = run.devices;
+  return found && section("Devices", found.note, simpleTable(found.columns, found.rows, found.numeric));
+}
+
 function environmentSection(run) {
   return section("Run and environment", null,
     el("dl", { class: "facts" }, run.facts.flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)])),
@@ -215,7 +227,7 @@ function comparisonSections(runs, open) {
       text: (row) => (row.run.headline ? row.run.headline.baseline : "-") },
     { name: "confirmed", value: (row) => String(row.run.headline && row.run.headline.confirmed),
       text: (row) => (row.run.headline && row.run.headline.confirmed ? "yes" : "no") },
-    { name: "trials", numeric: true, value: (row) => row.run.trials.number.length, text: (row) => String(row.run.trials.number.length) },
+    { name: "trials", numeric: true, value: (row) => row.run.total, text: (row) => String(row.run.total) },
     { name: "run", value: (row) => row.run.id, text: (row) => row.run.id },
   ], rows, { label: "runs" });
   const all = runs.flatMap((run) => trialRows(run).filter((row) => row.place !== null).slice(0, LEADERS));
