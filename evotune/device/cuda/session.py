@@ -37,12 +37,15 @@ class CudaSession:
         self.warm_bytes = int(profile.attributes["l2_bytes"]) // 2
         self.cold_bytes = 2 * int(profile.attributes["l2_bytes"])
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        # One pool for all graphs: what calls allocate while they are captured is free again for
-        # the next graph, as no two replays overlap. The first graph keeps the pool alive.
+        self._open_pool()
+        self._state = GpuState(profile.id)
+
+    def _open_pool(self) -> None:
+        """One pool for all graphs: what calls allocate while they are captured is free again for
+        the next graph, as no two replays overlap. The first graph keeps the pool alive."""
         one = torch.zeros(1, device=self.torch_device)
         self._graph_pool = torch.cuda.graph_pool_handle()
         self._keeper = GraphSampler([lambda: one + one], self._stream, self._graph_pool)
-        self._state = GpuState(profile.id)
 
     def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
         return CudaKernel(path)
@@ -56,7 +59,18 @@ class CudaSession:
     def synchronize(self) -> None:
         torch.cuda.synchronize()
 
+    def free(self) -> None:
+        """A pool's memory is only given back with the last of its graphs."""
+        self._open_pool()
+        torch.cuda.empty_cache()
+
     def sampler(self, calls: Sequence[Callable[[], object]]) -> GraphSampler:
+        try:
+            return GraphSampler(calls, self._stream, self._graph_pool)
+        except torch.cuda.OutOfMemoryError:
+            pass  # and forgotten: the error holds what the calls had allocated
+        # While a graph is captured, the allocator takes nothing from what eager calls left behind.
+        torch.cuda.empty_cache()
         return GraphSampler(calls, self._stream, self._graph_pool)
 
     def eager_sampler(self, calls: Sequence[Callable[[], object]]) -> EagerSampler:
