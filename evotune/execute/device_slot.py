@@ -24,7 +24,7 @@ _OPEN_TIMEOUT_S = 120.0
 _HARNESS_TIMEOUT_S = 900.0  # references and baselines: our work, and PyTorch's
 _LEAST_HARNESS_TIMEOUT_S = 60.0
 _KNOWN_AFTER = 5  # answers, and time-outs follow what such took
-_CONFIRM_CASE_S = 30.0  # a champion's case is timed for ten seconds, and not only once
+_THOROUGH_CASE_S = 30.0  # a champion's case is timed for ten seconds, and not only once
 _LEAST_TIMEOUT_S = 20.0
 _TRIALS_PER_WORKER = 200  # bounds what loaded candidates leave behind in one process
 _TOO_MANY_EXCEPTIONS = 3
@@ -170,7 +170,9 @@ class DeviceSlot:
             self._exceptions = 0
             if self._is_search_trial():
                 self._answers += 1
-                self._slowest_s = max(self._slowest_s, time.monotonic() - self._sent)
+                # A candidate that fails early says nothing of how long measuring takes.
+                if message["outcome"]["kind"] == OutcomeKind.OK:
+                    self._slowest_s = max(self._slowest_s, time.monotonic() - self._sent)
             if message.get("retire"):
                 self.renew()
             return message
@@ -220,12 +222,12 @@ class DeviceSlot:
         return min(_HARNESS_TIMEOUT_S, room_s)
 
     def _trial_limit_s(self) -> float:
-        """Generous at first, then what trials of this run take, with room."""
-        if self._request["confirm"]:
+        """Generous at first, then what trials of this run take that pass, with room."""
+        if self._request["confirm"] or self._request["rival"]:
             cases: int = sum(case["role"] != RANDOM for case in self._request["cases"])
             sanitizer_s = LIMIT_S * len(TOOLS) if self.profile.backend == "cuda" else 0.0
-            return self._longest_trial_s + _CONFIRM_CASE_S * cases + sanitizer_s
-        if self._answers < _KNOWN_AFTER:
+            return self._longest_trial_s + _THOROUGH_CASE_S * cases + sanitizer_s
+        if self._answers < _KNOWN_AFTER or not self._slowest_s:
             return self._longest_trial_s
         return min(self._longest_trial_s, max(_LEAST_TIMEOUT_S, 10 * self._slowest_s))
 

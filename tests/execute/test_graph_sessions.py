@@ -42,6 +42,9 @@ class GraphSession(CpuSession):
     def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
         return self._kernels[str(path)]
 
+    def left_running(self, run: Callable[[], object] | None = None) -> str:
+        return ""
+
     def eager_sampler(self, calls: Sequence[Callable[[], object]]) -> CpuSampler:  # type: ignore[override]
         self.eager.append(len(calls))
         return CpuSampler(calls, lambda: None)
