@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from evotune.device.cuda import session as module
+from evotune.device.cuda.graphs import GraphSampler
 from evotune.device.cuda.session import CudaSession
 
 
@@ -48,3 +50,28 @@ def test_a_capture_that_needs_more_than_there_is_says_so(monkeypatch: pytest.Mon
     Memory(monkeypatch, enough=False)
     with pytest.raises(torch.cuda.OutOfMemoryError):
         opened().sampler([lambda: None])
+
+
+class BrokenGraph:
+    """A capture that an error has invalidated."""
+
+    ended = 0
+
+    def capture_begin(self, **options: Any) -> None: ...
+
+    def capture_end(self) -> None:
+        BrokenGraph.ended += 1
+        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+
+def test_what_broke_a_capture_is_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", BrokenGraph)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+
+    def fails() -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.00 GiB.")
+
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="out of memory"):
+        GraphSampler([fails], cast(torch.cuda.Stream, None))
+    assert BrokenGraph.ended == 1
