@@ -35,6 +35,7 @@ _CRASHES: dict[int, OutcomeKind] = {
     signal.SIGILL: OutcomeKind.LAUNCH_ERROR,
     signal.SIGFPE: OutcomeKind.LAUNCH_ERROR,
 }
+_TRACEBACK = "Traceback (most recent call last)"
 # How glibc says, before SIGABRT, that it found its heap or stack overwritten.
 _OVERWRITTEN = ("corrupt", "invalid size", "invalid next size", "invalid pointer", "double free",
                 "smashing", "buffer overflow detected")  # fmt: skip
@@ -257,9 +258,8 @@ class DeviceSlot:
     def _give_up(self) -> NoReturn:
         assert self._child is not None
         self._child.kill()
-        words = self._child.log_tail()
+        last = _last_words(self._child.log_tail(1 << 16)) or "it said nothing"
         self.close()
-        last = words.splitlines()[-1] if words else "it said nothing"
         raise EnvironmentProblem(f"the device worker does not start: {last}")
 
     def _spawn(self) -> Child:
@@ -290,12 +290,11 @@ class DeviceSlot:
         garbled = self._child.garbled
         status = self._child.reap()
         log = self._child.log_tail()
-        raised = status == 1 and "Traceback (most recent call last)" in self._child.log_tail(
-            1 << 16
-        )
+        long_log = self._child.log_tail(1 << 16)
+        raised = status == 1 and _TRACEBACK in long_log
         alone = self._served == 1
         self.renew()
-        last = log.splitlines()[-1] if log else ""
+        last = _last_words(long_log)
         kind = None if garbled else _crash_kind(status, log)
         if not (self._deaths or raised or (alone and kind is not None)):
             self._deaths += 1
@@ -319,6 +318,15 @@ class DeviceSlot:
             log=log,
             flags=(QUARANTINED,) if self._deaths and not raised else (),
         )
+
+
+def _last_words(log: str) -> str:
+    """Its last line, or that which names the last exception: PyTorch's have lines after it."""
+    lines = log.splitlines()
+    if _TRACEBACK in log:
+        trace = log.rpartition(_TRACEBACK)[2].splitlines()[1:]
+        lines = [line for line in trace if line and not line.startswith(" ")][:1] or lines
+    return lines[-1] if lines else ""
 
 
 def _crash_kind(status: int, log: str) -> OutcomeKind | None:
