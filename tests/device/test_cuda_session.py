@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
+from evotune.device.cuda import profiles
 from evotune.device.cuda import session as module
 from evotune.device.cuda.graphs import GraphSampler
 from evotune.device.cuda.session import CudaSession
+from evotune.problems.attention import Attention
+from evotune.verify.pool import InputPool
 
 
 class Memory:
@@ -36,6 +40,24 @@ def opened() -> CudaSession:
     session = CudaSession.__new__(CudaSession)
     session._stream = session._graph_pool = None  # type: ignore[assignment]
     return session
+
+
+def test_the_inputs_of_a_trial_on_a_large_shape_fit_an_l4(monkeypatch: pytest.MonkeyPatch) -> None:
+    total_bytes = 23_034 << 20  # of the 24 GiB
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, device: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=total_bytes)
+    )
+    Memory(monkeypatch, enough=True).emptied = 1
+    problem = Attention("float16")
+    pool_bytes = CudaSession(profiles.named("l4")).pool_bytes
+    shape = {"batch": 2, "heads": 16, "seq_len": 8192, "head_dim": 128}
+    both = [problem.case(shape, {"causal": causal}) for causal in (False, True)]
+    sets = len(problem.input_kinds) + 4  # four for timing
+    pool = InputPool(problem)
+    assert sets * sum(pool.set_bytes(case) for case in both) <= pool_bytes < total_bytes / 2
 
 
 def test_a_capture_may_take_what_eager_calls_left_in_the_allocator(

@@ -23,6 +23,9 @@ from evotune.trial import Json
 
 _COPY_BYTES = 2 << 30
 _COPY_ROUNDS = 12
+# Of the memory. All sets of one trial on a long sequence must stay: where one of them does not, the
+# least recently used one is always the next, and each is made again, in float64, for each check.
+_POOL_SHARE = 3
 
 
 class CudaSession:
@@ -33,7 +36,7 @@ class CudaSession:
     def __init__(self, profile: DeviceProfile) -> None:
         torch.zeros(1, device=self.torch_device)  # makes the context current, for CuPy too
         properties = torch.cuda.get_device_properties(0)
-        self.pool_bytes = properties.total_memory // 8
+        self.pool_bytes = properties.total_memory // _POOL_SHARE
         self.warm_bytes = int(profile.attributes["l2_bytes"]) // 2
         self.cold_bytes = 2 * int(profile.attributes["l2_bytes"])
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
