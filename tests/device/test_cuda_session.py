@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from evotune.device.cuda import profiles
 from evotune.device.cuda import session as module
 from evotune.device.cuda.graphs import GraphSampler
 from evotune.device.cuda.session import CudaSession
+from evotune.device.launch import LaunchPlan
 from evotune.problems.attention import Attention
 from evotune.verify.pool import InputPool
 
@@ -26,6 +28,7 @@ class Memory:
         self.emptied = 0
         patch.setattr(torch.cuda, "empty_cache", self._empty)
         patch.setattr(module, "GraphSampler", self._capture)
+        patch.setattr(module, "CudaKernel", self._load)
 
     def _empty(self) -> None:
         self.emptied += 1
@@ -34,6 +37,11 @@ class Memory:
         if not (self.enough and self.emptied):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.00 GiB.")
         return "captured"
+
+    def _load(self, path: Path) -> str:
+        if not (self.enough and self.emptied):
+            raise RuntimeError("CUDA_ERROR_OUT_OF_MEMORY: out of memory")
+        return "loaded"
 
 
 def opened() -> CudaSession:
@@ -60,11 +68,14 @@ def test_the_inputs_of_a_trial_on_a_large_shape_fit_an_l4(monkeypatch: pytest.Mo
     assert sets * sum(pool.set_bytes(case) for case in both) <= pool_bytes < total_bytes / 2
 
 
-def test_a_capture_may_take_what_eager_calls_left_in_the_allocator(
+def test_captures_and_code_may_take_what_eager_calls_left_in_the_allocator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     memory = Memory(monkeypatch, enough=True)
     assert opened().sampler([lambda: None]) == "captured"
+    assert memory.emptied == 1
+    memory.emptied = 0
+    assert opened().load(Path("a.cubin"), LaunchPlan("a", (), (), ())) == "loaded"
     assert memory.emptied == 1
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -21,6 +22,7 @@ from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import Fault
 from evotune.trial import Json
 
+_T = TypeVar("_T")
 _COPY_BYTES = 2 << 30
 _COPY_ROUNDS = 12
 # Of the memory. All sets of one trial on a long sequence must stay: where one of them does not, the
@@ -51,7 +53,7 @@ class CudaSession:
         self._keeper = GraphSampler([lambda: one + one], self._stream, self._graph_pool)
 
     def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
-        return CudaKernel(path)
+        return _with_room(lambda: CudaKernel(path))
 
     def bind(
         self, kernel: Callable[..., object], plan: LaunchPlan, pointers: Mapping[str, int]
@@ -68,13 +70,7 @@ class CudaSession:
         torch.cuda.empty_cache()
 
     def sampler(self, calls: Sequence[Callable[[], object]]) -> GraphSampler:
-        try:
-            return GraphSampler(calls, self._stream, self._graph_pool)
-        except torch.cuda.OutOfMemoryError:
-            pass  # and forgotten: the error holds what the calls had allocated
-        # While a graph is captured, the allocator takes nothing from what eager calls left behind.
-        torch.cuda.empty_cache()
-        return GraphSampler(calls, self._stream, self._graph_pool)
+        return _with_room(lambda: GraphSampler(calls, self._stream, self._graph_pool))
 
     def eager_sampler(self, calls: Sequence[Callable[[], object]]) -> EagerSampler:
         return EagerSampler(calls)
@@ -112,3 +108,16 @@ class CudaSession:
 
     def state(self) -> Mapping[str, Json]:
         return self._state.read()
+
+
+def _with_room(attempt: Callable[[], _T]) -> _T:
+    """For what cannot be had of the memory that PyTorch keeps for later calls: a capture's own,
+    and the driver's for code and graphs. When it runs out, that memory is given back first."""
+    try:
+        return attempt()
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+    # Only here: the error held what the calls had allocated.
+    torch.cuda.empty_cache()
+    return attempt()
