@@ -285,6 +285,9 @@ class CpuSession:
             self._float_environment_left = True
             self._reset_float_environment()
 
+    def free(self) -> None:
+        """The allocator's affair."""
+
     def left_running(self, run: Callable[[], object] | None = None) -> str:
         """Threads that a candidate started would slow the baseline, or finish its work late."""
         seen = 0

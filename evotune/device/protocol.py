@@ -68,6 +68,9 @@ class Session(Protocol):
 
     def synchronize(self) -> None: ...
 
+    def free(self) -> None:
+        """Gives the device back what tensors and samplers that are gone have left reserved."""
+
     def sampler(self, calls: Sequence[Callable[[], object]]) -> Sampler:
         """The calls, each of which ran before, as one thing to time."""
 

@@ -304,9 +304,9 @@ def _choose(document: SpaceDocument, case: Case, timings: Sequence[BaselineTimin
     else:
         usable = [t for t in usable if t.name == document.baseline]
     if not usable:
-        names = sorted({t.name for t in timings})
+        names = sorted({t.name for t in timings if t.case == case.label and t.passed})
         raise document.baseline_position.error(
             f"no baseline {document.baseline!r} for {case.label} on this device; "
-            f"it has {', '.join(names)}"
+            f"it has {', '.join(names) or 'none that fits its memory and is correct'}"
         )
     return min(usable, key=lambda t: t.time_us).name

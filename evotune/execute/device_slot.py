@@ -24,7 +24,7 @@ _OPEN_TIMEOUT_S = 120.0
 _HARNESS_TIMEOUT_S = 900.0  # references and baselines: our work, and PyTorch's
 _LEAST_HARNESS_TIMEOUT_S = 60.0
 _KNOWN_AFTER = 5  # answers, and time-outs follow what such took
-_CONFIRM_CASE_S = 30.0  # a champion's case is timed for ten seconds, and not only once
+_THOROUGH_CASE_S = 30.0  # a champion's case is timed for ten seconds, and not only once
 _LEAST_TIMEOUT_S = 20.0
 _TRIALS_PER_WORKER = 200  # bounds what loaded candidates leave behind in one process
 _TOO_MANY_EXCEPTIONS = 3
@@ -35,6 +35,7 @@ _CRASHES: dict[int, OutcomeKind] = {
     signal.SIGILL: OutcomeKind.LAUNCH_ERROR,
     signal.SIGFPE: OutcomeKind.LAUNCH_ERROR,
 }
+_TRACEBACK = "Traceback (most recent call last)"
 # How glibc says, before SIGABRT, that it found its heap or stack overwritten.
 _OVERWRITTEN = ("corrupt", "invalid size", "invalid next size", "invalid pointer", "double free",
                 "smashing", "buffer overflow detected")  # fmt: skip
@@ -170,7 +171,9 @@ class DeviceSlot:
             self._exceptions = 0
             if self._is_search_trial():
                 self._answers += 1
-                self._slowest_s = max(self._slowest_s, time.monotonic() - self._sent)
+                # A candidate that fails early says nothing of how long measuring takes.
+                if message["outcome"]["kind"] == OutcomeKind.OK:
+                    self._slowest_s = max(self._slowest_s, time.monotonic() - self._sent)
             if message.get("retire"):
                 self.renew()
             return message
@@ -220,12 +223,12 @@ class DeviceSlot:
         return min(_HARNESS_TIMEOUT_S, room_s)
 
     def _trial_limit_s(self) -> float:
-        """Generous at first, then what trials of this run take, with room."""
-        if self._request["confirm"]:
+        """Generous at first, then what trials of this run take that pass, with room."""
+        if self._request["confirm"] or self._request["rival"]:
             cases: int = sum(case["role"] != RANDOM for case in self._request["cases"])
             sanitizer_s = LIMIT_S * len(TOOLS) if self.profile.backend == "cuda" else 0.0
-            return self._longest_trial_s + _CONFIRM_CASE_S * cases + sanitizer_s
-        if self._answers < _KNOWN_AFTER:
+            return self._longest_trial_s + _THOROUGH_CASE_S * cases + sanitizer_s
+        if self._answers < _KNOWN_AFTER or not self._slowest_s:
             return self._longest_trial_s
         return min(self._longest_trial_s, max(_LEAST_TIMEOUT_S, 10 * self._slowest_s))
 
@@ -255,9 +258,8 @@ class DeviceSlot:
     def _give_up(self) -> NoReturn:
         assert self._child is not None
         self._child.kill()
-        words = self._child.log_tail()
+        last = _last_words(self._child.log_tail(1 << 16)) or "it said nothing"
         self.close()
-        last = words.splitlines()[-1] if words else "it said nothing"
         raise EnvironmentProblem(f"the device worker does not start: {last}")
 
     def _spawn(self) -> Child:
@@ -288,12 +290,11 @@ class DeviceSlot:
         garbled = self._child.garbled
         status = self._child.reap()
         log = self._child.log_tail()
-        raised = status == 1 and "Traceback (most recent call last)" in self._child.log_tail(
-            1 << 16
-        )
+        long_log = self._child.log_tail(1 << 16)
+        raised = status == 1 and _TRACEBACK in long_log
         alone = self._served == 1
         self.renew()
-        last = log.splitlines()[-1] if log else ""
+        last = _last_words(long_log)
         kind = None if garbled else _crash_kind(status, log)
         if not (self._deaths or raised or (alone and kind is not None)):
             self._deaths += 1
@@ -317,6 +318,15 @@ class DeviceSlot:
             log=log,
             flags=(QUARANTINED,) if self._deaths and not raised else (),
         )
+
+
+def _last_words(log: str) -> str:
+    """Its last line, or that which names the last exception: PyTorch's have lines after it."""
+    lines = log.splitlines()
+    if _TRACEBACK in log:
+        trace = log.rpartition(_TRACEBACK)[2].splitlines()[1:]
+        lines = [line for line in trace if line and not line.startswith(" ")][:1] or lines
+    return lines[-1] if lines else ""
 
 
 def _crash_kind(status: int, log: str) -> OutcomeKind | None:

@@ -86,7 +86,8 @@ class CaseTimer:
     def place(self, gate: Gate, subject: Subject, settings: TimingSettings) -> Placed:
         """Fresh buffers for the candidate; at more places where sampling is thorough."""
         inputs = self._pool.get(subject.case, "normal", self._seed)
-        count = places(self._session, self._pool.set_bytes(subject.case), settings.places)
+        nbytes = self._pool.set_bytes(subject.case) + sum(w.bytes for w in subject.plan.workspaces)
+        count = places(self._session, nbytes, settings.places)
         buffers = [gate.buffers(subject, inputs) for _ in range(count)]
         launches = [self._session.bind(subject.kernel, subject.plan, b.pointers) for b in buffers]
         graphs = settings.graphs if self._session.warm_bytes else 1

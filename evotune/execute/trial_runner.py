@@ -15,17 +15,17 @@ from pathlib import Path
 
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
-from evotune.device.protocol import LaunchFailure, Session
+from evotune.device.protocol import LaunchFailure, Sampler, Session
 from evotune.execute.protocol import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTiming
 from evotune.execute.sanitizer import sanitize, skipped_checks
 from evotune.execute.timer import BaselineSamplers, CaseTimer
 from evotune.measure.paired import TimingSettings
-from evotune.measure.samplers import time_in_turn_us
+from evotune.measure.samplers import time_in_turn_us, warm_sampler
 from evotune.problems.base import Case, Problem, Tensors
 from evotune.trial import Check, Json, Measurement, Outcome, OutcomeKind
 from evotune.verify.accuracy import errors_against
 from evotune.verify.gate import Gate, Subject, Verdict
-from evotune.verify.pool import InputPool
+from evotune.verify.pool import InputPool, InputSet
 from evotune.verify.random_tests import run_random_tests
 from evotune.verify.summary import worth_keeping
 
@@ -61,36 +61,32 @@ class TrialRunner:
 
     def time_baselines(self, cases: Sequence[Case]) -> list[BaselineTiming]:
         """Every baseline on every case, timed alone and held to the same error limits."""
-        timings = []
+        timings: list[BaselineTiming] = []
         for case in cases:
             inputs = self._pool.get(case, "normal", 0)
-            calls = self._that_fit(self._problem.baselines(case, dict(inputs.inputs)))
-            times_us = time_in_turn_us(self._session, calls)
-            for name, call in calls.items():
-                errors = {
-                    out: errors_against(value, inputs.reference[out])
-                    for out, value in call().items()
-                }
-                passed = all(inputs.limits(out, e).hold(e) for out, e in errors.items())
-                timings.append(BaselineTiming(case.label, name, times_us[name], passed))
+            passed: dict[str, bool] = {}
+            samplers: dict[str, Sampler] = {}
+            for name, call in self._problem.baselines(case, dict(inputs.inputs)).items():
+                with self._unless_too_large():
+                    passed[name] = _passes(call, inputs)
+                    samplers[name] = warm_sampler(self._session, [call], TimingSettings())
+            timings += [
+                BaselineTiming(case.label, name, time_us, passed[name])
+                for name, time_us in time_in_turn_us(samplers).items()
+            ]
+            samplers.clear()
+            self._session.free()
         return timings
 
-    def _that_fit(
-        self, calls: Mapping[str, Callable[[], Tensors]]
-    ) -> dict[str, Callable[[], Tensors]]:
-        """Without those that run out of memory, as what holds all scores does at long lengths."""
-        fitting = {}
-        for name, call in calls.items():
-            try:
-                call()
-                self._session.synchronize()
-            except RuntimeError as error:
-                fault = self._session.fault(error)
-                if fault is None or fault.kind is not OutcomeKind.DEVICE_OOM:
-                    raise
-                continue
-            fitting[name] = call
-        return fitting
+    @contextlib.contextmanager
+    def _unless_too_large(self) -> Iterator[None]:
+        """Gives up what runs out of memory, as what holds all scores does at long lengths."""
+        try:
+            yield
+        except RuntimeError as error:
+            fault = self._session.fault(error)
+            if fault is None or fault.kind is not OutcomeKind.DEVICE_OOM:
+                raise
 
     def copy_gbps(self) -> float:
         """Bandwidth of a large copy on this device, measured now; 0 where it is not."""
@@ -283,6 +279,12 @@ class TrialRunner:
         if reason:
             verdict.kind = OutcomeKind.TOO_FAST
             verdict.reason = f"{measurement.case}: {reason}"
+
+
+def _passes(call: Callable[[], Tensors], inputs: InputSet) -> bool:
+    """Whether a baseline's outputs keep the limits that candidates are held to."""
+    errors = {out: errors_against(value, inputs.reference[out]) for out, value in call().items()}
+    return all(inputs.limits(out, each).hold(each) for out, each in errors.items())
 
 
 def _needed_speedup(contender: float, timed: int, measured: Sequence[Measurement]) -> float:

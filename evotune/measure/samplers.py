@@ -68,16 +68,12 @@ def rotating_sampler(
     return session.sampler(list(calls) * rounds)
 
 
-def time_in_turn_us(
-    session: Session, calls: Mapping[str, Callable[[], object]], rounds: int = 9
-) -> dict[str, float]:
-    """Shortest time of each call, all sampled in turn: ranks baselines, claims no speedup.
+def time_in_turn_us(samplers: Mapping[str, Sampler], rounds: int = 9) -> dict[str, float]:
+    """Shortest time per call of each, all sampled in turn: ranks baselines, claims no speedup.
 
     The minimum, since whatever else the machine does can only add time.
     """
-    settings = TimingSettings()
-    samplers = {name: warm_sampler(session, [call], settings) for name, call in calls.items()}
-    times_us = dict.fromkeys(calls, math.inf)
+    times_us = dict.fromkeys(samplers, math.inf)
     for _ in range(rounds):
         for name, sampler in samplers.items():
             times_us[name] = min(times_us[name], sampler.time_us())

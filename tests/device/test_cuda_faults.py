@@ -36,5 +36,13 @@ def test_an_error_of_cudas_is_the_candidates_outcome(
     assert fault.fatal != usable
 
 
+def test_a_broken_capture_ends_the_worker_although_the_gpu_answers() -> None:
+    fault = classify(
+        RuntimeError("CUDA error: operation not permitted when stream is capturing"), lambda: True
+    )
+    assert fault is not None
+    assert (fault.kind, fault.fatal) == (OutcomeKind.LAUNCH_ERROR, True)
+
+
 def test_an_error_that_is_not_cudas_is_ours() -> None:
     assert classify(RuntimeError("shape mismatch"), lambda: True) is None

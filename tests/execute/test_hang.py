@@ -11,6 +11,7 @@ import pytest
 
 from evotune.device.profile import DeviceProfile
 from evotune.execute.device_slot import DeviceSlot, ProblemSource
+from evotune.execute.protocol import RANDOM, TIMED
 from evotune.trial import OutcomeKind
 
 from .faulty import FaultyKernels
@@ -24,6 +25,7 @@ PROBLEM = ProblemSource("attention", "float32", Path())
     [
         (0.0, 0, 120.0),  # nothing is known yet
         (3.0, 4, 120.0),
+        (0.0, 5, 120.0),  # none has passed
         (0.5, 5, 20.0),  # ten times as long, but never below this
         (3.0, 5, 30.0),
         (60.0, 5, 120.0),  # nor above what the space allows
@@ -34,9 +36,19 @@ def test_time_outs_follow_what_trials_of_this_run_take(
 ) -> None:
     profile = DeviceProfile("cpu", "cpu", "", {"threads": 1})
     slot = DeviceSlot(tmp_path, profile, PROBLEM, deterministic=True, longest_trial_s=120.0)
-    slot._request = {"request": "trial", "confirm": False}
+    slot._request = {"request": "trial", "confirm": False, "rival": []}
     slot._slowest_s, slot._answers = slowest_s, answers
     assert slot._trial_limit_s() == limit_s
+
+
+def test_what_is_timed_thoroughly_has_time_for_every_case(tmp_path: Path) -> None:
+    profile = DeviceProfile("cpu", "cpu", "", {"threads": 1})
+    slot = DeviceSlot(tmp_path, profile, PROBLEM, deterministic=True, longest_trial_s=120.0)
+    cases = [{"role": role} for role in (TIMED, TIMED, RANDOM)]
+    slot._slowest_s, slot._answers = 3.0, 5
+    for kind in ({"confirm": True, "rival": []}, {"confirm": False, "rival": cases[:2]}):
+        slot._request = {"request": "trial", "cases": cases, **kind}
+        assert slot._trial_limit_s() == 180.0
 
 
 @pytest.mark.parametrize(

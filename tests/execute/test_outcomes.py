@@ -14,7 +14,7 @@ import pytest
 from evotune.device.launch import Argument, Workspace
 from evotune.engine.setup import load_setup
 from evotune.errors import EnvironmentProblem
-from evotune.execute.device_slot import _crash_kind
+from evotune.execute.device_slot import _crash_kind, _last_words
 from evotune.execute.protocol import Proposal
 from evotune.execute.twins import Twins
 from evotune.measure.paired import TimingSettings
@@ -321,6 +321,26 @@ def test_how_a_worker_died_says_what_its_candidate_did(
     status: int, log: str, kind: OutcomeKind | None
 ) -> None:
     assert _crash_kind(status, log) is kind
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("", ""),
+        ("one\ntwo", "two"),
+        (
+            'Traceback (most recent call last):\n  File "a.py", line 1\nKeyError: 1\n\n'
+            "During handling of the above exception, another exception occurred:\n\n"
+            'Traceback (most recent call last):\n  File "b.py", line 2\n    run()\n'
+            "torch.AcceleratorError: CUDA error: invalid device ordinal\n"
+            "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+            "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
+            "torch.AcceleratorError: CUDA error: invalid device ordinal",
+        ),
+    ],
+)
+def test_of_an_exception_the_line_that_names_it_is_told(log: str, words: str) -> None:
+    assert _last_words(log) == words
 
 
 def _with_argument(kernels: FaultyKernels, argument: Argument) -> Proposal:

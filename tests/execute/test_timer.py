@@ -9,6 +9,7 @@ import pytest
 from verify.kernels import PROBLEM, exact, kernel, make_case, plan
 
 from evotune.device.cpu import CpuSession
+from evotune.device.launch import Workspace
 from evotune.execute.timer import BaselineSamplers, CaseTimer
 from evotune.measure.paired import TimingSettings
 from evotune.trial import Measurement, OutcomeKind
@@ -40,6 +41,22 @@ def time_cold(launch: Callable[..., object], pool: InputPool) -> tuple[Measureme
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = TimingSettings(min_rounds=1, max_rounds=2, sample_us=1.0)
     monkeypatch.setattr(TimingSettings, "thorough", lambda: settings)
+
+
+class RoomySession(CpuSession):
+    warm_bytes = 1 << 20
+
+
+@pytest.mark.parametrize(("scratch_bytes", "count"), [(16, 3), (1 << 19, 1)])
+def test_scratch_memory_counts_among_what_is_to_stay_in_the_cache(
+    scratch_bytes: int, count: int
+) -> None:
+    session, pool = RoomySession(), InputPool(PROBLEM)
+    timer = CaseTimer(session, PROBLEM, pool, BaselineSamplers(session, PROBLEM, pool), 0)
+    subject = Subject(CASE, plan(Workspace("scratch", scratch_bytes)), kernel(CASE, exact))
+    settings = TimingSettings(sample_us=1.0, places=3)
+    gate = Gate(session, PROBLEM, pool, deterministic=True)
+    assert len(timer.place(gate, subject, settings).buffers) == count
 
 
 def test_cold_launches_are_checked_like_warm_ones() -> None:

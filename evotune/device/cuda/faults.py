@@ -34,6 +34,8 @@ _CUDA_ERROR = re.compile(
     r"CUDA (?:driver )?error|CUDA_ERROR|cudaError|CUDA out of memory|CUBLAS_STATUS|CUDNN_STATUS"
     r"|cuDNN error"
 )
+_CAPTURE = re.compile(r"captur", re.IGNORECASE)
+"""A capture that did not end well stays open for PyTorch's allocator; CUDA forgets the error."""
 
 
 def classify(error: RuntimeError, usable: Callable[[], bool]) -> Fault | None:
@@ -46,4 +48,5 @@ def classify(error: RuntimeError, usable: Callable[[], bool]) -> Fault | None:
         if re.search(pattern, words):
             kind = found
             break
-    return Fault(kind, words.splitlines()[0], fatal=not usable())
+    fatal = not usable() or _CAPTURE.search(words) is not None
+    return Fault(kind, words.splitlines()[0], fatal=fatal)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,8 +31,12 @@ class GraphSampler:
             try:
                 for call in calls:
                     call()
-            finally:
-                self._graph.capture_end()
+            except BaseException:
+                # What went wrong first says more than that the capture was broken by it.
+                with contextlib.suppress(RuntimeError):
+                    self._graph.capture_end()
+                raise
+            self._graph.capture_end()
         self._start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self.run()

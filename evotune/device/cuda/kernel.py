@@ -14,7 +14,7 @@ from evotune.device.launch import Argument, Launch, LaunchPlan
 from evotune.device.protocol import LaunchFailure
 from evotune.device.scalars import c_value
 
-_FREE_SHARED_BYTES = 48 << 10  # more than this per block must be asked for
+_FREE_SHARED_BYTES = 48 << 10  # more than this per block, static or not, must be asked for
 _CANDIDATES_FAULT = (
     *("INVALID_IMAGE", "NO_BINARY_FOR_GPU", "INVALID_PTX", "UNSUPPORTED_PTX", "INVALID_SOURCE"),
     *("NOT_FOUND", "INVALID_VALUE", "SHARED_OBJECT"),
@@ -54,7 +54,8 @@ class CudaKernel:
             if entry not in self._functions:
                 self._functions[entry] = self._driver.moduleGetFunction(self._module, entry)
             function = self._functions[entry]
-            if launch.shared_bytes > max(_FREE_SHARED_BYTES, self._shared_bytes.get(entry, 0)):
+            asked_for = self._shared_bytes.get(entry, 0)
+            if launch.shared_bytes > max(self._free_bytes(function), asked_for):
                 attribute = self._driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 self._driver.funcSetAttribute(function, attribute, launch.shared_bytes)
                 self._shared_bytes[entry] = launch.shared_bytes
@@ -64,6 +65,11 @@ class CudaKernel:
             what = f"entry {entry} with {launch.shared_bytes} bytes of dynamic shared memory"
             raise LaunchFailure(f"{what}: {error}") from error
         return function
+
+    def _free_bytes(self, function: int) -> int:
+        """Dynamic shared memory that the function's launches get unasked."""
+        static = self._driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+        return _FREE_SHARED_BYTES - int(self._driver.funcGetAttribute(static, function))
 
 
 def _blames_the_candidate(error: Exception) -> bool:

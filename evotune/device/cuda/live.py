@@ -98,13 +98,13 @@ def _text(name: bytes | str) -> str:
 
 
 def _id(runtime: Any, index: int, nvml: Any) -> str:
-    """What CUDA_VISIBLE_DEVICES calls it: GPU-…, or, when NVML does not tell, its number there.
+    """What CUDA_VISIBLE_DEVICES calls it: GPU-…, MIG-…; its number there when NVML does not tell.
 
     By the PCI address: NVML counts GPUs in another order, and CuPy's `uuid` may be cut short.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     number = visible[index].strip() if index < len(visible) and visible[index] else str(index)
-    if nvml is None:
+    if nvml is None or number.startswith("MIG"):  # its address is that of the whole GPU
         return number
     try:
         address = runtime.deviceGetPCIBusId(index)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -21,8 +22,12 @@ from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import Fault
 from evotune.trial import Json
 
+_T = TypeVar("_T")
 _COPY_BYTES = 2 << 30
 _COPY_ROUNDS = 12
+# Of the memory. All sets of one trial on a long sequence must stay: where one of them does not, the
+# least recently used one is always the next, and each is made again, in float64, for each check.
+_POOL_SHARE = 3
 
 
 class CudaSession:
@@ -33,19 +38,22 @@ class CudaSession:
     def __init__(self, profile: DeviceProfile) -> None:
         torch.zeros(1, device=self.torch_device)  # makes the context current, for CuPy too
         properties = torch.cuda.get_device_properties(0)
-        self.pool_bytes = properties.total_memory // 8
+        self.pool_bytes = properties.total_memory // _POOL_SHARE
         self.warm_bytes = int(profile.attributes["l2_bytes"]) // 2
         self.cold_bytes = 2 * int(profile.attributes["l2_bytes"])
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        # One pool for all graphs: what calls allocate while they are captured is free again for
-        # the next graph, as no two replays overlap. The first graph keeps the pool alive.
+        self._open_pool()
+        self._state = GpuState(profile.id)
+
+    def _open_pool(self) -> None:
+        """One pool for all graphs: what calls allocate while they are captured is free again for
+        the next graph, as no two replays overlap. The first graph keeps the pool alive."""
         one = torch.zeros(1, device=self.torch_device)
         self._graph_pool = torch.cuda.graph_pool_handle()
         self._keeper = GraphSampler([lambda: one + one], self._stream, self._graph_pool)
-        self._state = GpuState(profile.id)
 
     def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
-        return CudaKernel(path)
+        return _with_room(lambda: CudaKernel(path))
 
     def bind(
         self, kernel: Callable[..., object], plan: LaunchPlan, pointers: Mapping[str, int]
@@ -56,8 +64,13 @@ class CudaSession:
     def synchronize(self) -> None:
         torch.cuda.synchronize()
 
+    def free(self) -> None:
+        """A pool's memory is only given back with the last of its graphs."""
+        self._open_pool()
+        torch.cuda.empty_cache()
+
     def sampler(self, calls: Sequence[Callable[[], object]]) -> GraphSampler:
-        return GraphSampler(calls, self._stream, self._graph_pool)
+        return _with_room(lambda: GraphSampler(calls, self._stream, self._graph_pool))
 
     def eager_sampler(self, calls: Sequence[Callable[[], object]]) -> EagerSampler:
         return EagerSampler(calls)
@@ -95,3 +108,16 @@ class CudaSession:
 
     def state(self) -> Mapping[str, Json]:
         return self._state.read()
+
+
+def _with_room(attempt: Callable[[], _T]) -> _T:
+    """For what cannot be had of the memory that PyTorch keeps for later calls: a capture's own,
+    and the driver's for code and graphs. When it runs out, that memory is given back first."""
+    try:
+        return attempt()
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+    # Only here: the error held what the calls had allocated.
+    torch.cuda.empty_cache()
+    return attempt()

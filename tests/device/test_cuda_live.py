@@ -1,0 +1,46 @@
+"""How a GPU is named, with the driver's part played by this file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from evotune.device.cuda import live
+
+
+class Runtime:
+    @staticmethod
+    def deviceGetPCIBusId(index: int) -> str:
+        return f"0000:0{index}:00.0"
+
+
+class Nvml:
+    class NVMLError(Exception):
+        pass
+
+    @staticmethod
+    def nvmlDeviceGetHandleByPciBusId(address: str) -> str:
+        return address
+
+    @staticmethod
+    def nvmlDeviceGetUUID(handle: str) -> str:
+        return f"GPU-at-{handle}"
+
+
+@pytest.mark.parametrize(
+    ("visible", "nvml", "name"),
+    [
+        ("", Nvml, "GPU-at-0000:00:00.0"),
+        ("2,3", Nvml, "GPU-at-0000:00:00.0"),
+        ("2,3", None, "2"),
+        ("", None, "0"),
+        # A slice of a GPU: the GPU's own name would show another slice, or none.
+        ("MIG-5c1f", Nvml, "MIG-5c1f"),
+    ],
+)
+def test_a_gpu_is_named_so_that_a_worker_sees_that_one(
+    monkeypatch: pytest.MonkeyPatch, visible: str, nvml: Any, name: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert live._id(Runtime, 0, nvml) == name

@@ -1,0 +1,26 @@
+"""Which baseline a case gets, and what is said where it gets none."""
+
+from __future__ import annotations
+
+import pytest
+from execute.faulty import SPACE
+
+from evotune.engine.setup import load_setup
+from evotune.engine.work import _choose
+from evotune.errors import SpaceError
+from evotune.execute.protocol import TIMED, BaselineTiming
+
+
+def test_what_a_case_has_is_told_and_not_what_another_one_has() -> None:
+    setup = load_setup(SPACE, "cpu")
+    document, case = setup.document, setup.cases[TIMED][0]
+    assert document is not None
+    found = [
+        BaselineTiming(case.label, "unfused", 9.0, passed=True),
+        BaselineTiming(case.label, "sdpa:flash", 1.0, passed=False),
+        BaselineTiming("another", "sdpa:math", 5.0, passed=True),
+    ]
+    with pytest.raises(SpaceError, match=r"no baseline 'sdpa.*; it has unfused$"):
+        _choose(document, case, found)
+    math = BaselineTiming(case.label, "sdpa:math", 5.0, passed=True)
+    assert _choose(document, case, [*found, math]) == "sdpa:math"

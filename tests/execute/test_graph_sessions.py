@@ -1,0 +1,127 @@
+"""A trial in a session as a GPU's: several places and graphs, eager and cold samplers.
+
+The calls are Python's and the memory is the processor's: what a GPU adds to a champion's way is
+tried here without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from verify.kernels import PROBLEM, exact, kernel, make_case, plan
+
+from evotune.device.cpu import CpuSampler, CpuSession
+from evotune.device.cuda.faults import classify
+from evotune.device.launch import LaunchPlan
+from evotune.device.profile import DeviceProfile
+from evotune.device.protocol import Fault
+from evotune.execute.protocol import HELD_OUT, TIMED
+from evotune.execute.trial_runner import TrialRunner
+from evotune.measure.paired import TimingSettings
+from evotune.trial import Json, Outcome, OutcomeKind
+
+CASES = (make_case(33, causal=True), make_case(20, causal=False))
+PROFILE = DeviceProfile("GPU", "cpu", "", {})
+
+
+class GraphSession(CpuSession):
+    """Equal buffers at several places, means over several samplers, eager calls, cold inputs."""
+
+    warm_bytes = 1 << 18
+    cold_bytes = 1 << 17
+
+    def __init__(self, kernels: Mapping[str, Callable[..., object]]) -> None:
+        super().__init__()
+        self._kernels = kernels
+        self.eager: list[int] = []
+
+    def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
+        return self._kernels[str(path)]
+
+    def left_running(self, run: Callable[[], object] | None = None) -> str:
+        return ""
+
+    def eager_sampler(self, calls: Sequence[Callable[[], object]]) -> CpuSampler:  # type: ignore[override]
+        self.eager.append(len(calls))
+        return CpuSampler(calls, lambda: None)
+
+
+def job(role: str, **fields: Json) -> Json:
+    cases = [
+        {
+            "label": case.label,
+            "symbols": dict(case.symbols),
+            "role": TIMED if case is CASES[0] else role,
+            "plan": plan().to_json(),
+            "flops": PROBLEM.flops(case),
+            "binary": case.label,
+        }
+        for case in CASES
+    ]
+    # Of this number, the buffers that are altered are those that the eager calls are replayed on.
+    common = {"number": 0, "audit": False, "skipped": [], "rival": [], "fixed_sampling": False}
+    chosen = {case.label: "sdpa:math" for case in CASES}
+    more = {"contender": float("-inf"), "baselines": chosen}
+    return {**common, **more, "cases": cases, **fields}
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = TimingSettings(
+        min_rounds=1, max_rounds=2, sample_us=1.0, places=3, graphs=2, baseline_graphs=2
+    )
+    monkeypatch.setattr(TimingSettings, "thorough", lambda: settings)
+
+
+def run(session: CpuSession, **fields: Any) -> Outcome:
+    runner = TrialRunner(session, PROFILE, PROBLEM, deterministic=True)
+    request = job(HELD_OUT, **fields)
+    runner.prepare(request)
+    return runner.run(request)
+
+
+@pytest.mark.parametrize("confirm", [True, False])
+def test_a_right_kernel_passes_every_way_in_which_it_is_timed(confirm: bool) -> None:
+    session = GraphSession({case.label: kernel(case, exact) for case in CASES})
+    outcome = run(session, confirm=confirm)
+    assert outcome.kind is OutcomeKind.OK, outcome.reason
+    caches = [(m.case, m.cache, m.held_out) for m in outcome.measurements]
+    first, second = (case.label for case in CASES)
+    both = [(first, "warm", False), (first, "cold", False), (second, "warm", True)]
+    assert caches == ([*both, (second, "cold", True)] if confirm else [both[0], both[2]])
+    assert bool(session.eager) == confirm
+    for measured in outcome.measurements:
+        assert (measured.eager_us is not None) == (confirm and measured.cache == "warm")
+
+
+class SmallSession(GraphSession):
+    """Has no room to capture what holds all scores, although it runs."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.freed = 0
+
+    def sampler(self, calls: Sequence[Callable[[], object]]) -> CpuSampler:
+        if "unfused" in repr(calls[0]):
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.00 GiB.")
+        return super().sampler(calls)
+
+    def fault(self, error: RuntimeError) -> Fault | None:
+        return classify(error, lambda: True)
+
+    def free(self) -> None:
+        self.freed += 1
+
+
+def test_a_baseline_too_large_to_be_captured_is_left_out() -> None:
+    session = SmallSession()
+    runner = TrialRunner(session, PROFILE, PROBLEM, deterministic=True)
+    timings = runner.time_baselines(CASES)
+    assert {(t.case, t.name) for t in timings} >= {(case.label, "sdpa:math") for case in CASES}
+    assert all(t.passed and t.time_us > 0 for t in timings)
+    assert not [t for t in timings if t.name == "unfused"]
+    assert session.freed == len(CASES)  # the next case gets what this one's baselines took
