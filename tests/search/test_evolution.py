@@ -10,6 +10,7 @@ import pytest
 
 from evotune.errors import StoreError
 from evotune.search.catalog import create_strategy
+from evotune.search.evolution import Evolution
 from evotune.search.strategy import Elite, SearchSettings
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
 
@@ -175,17 +176,19 @@ def test_a_pool_that_is_made_late_has_the_same_candidates() -> None:
     also where a configuration was first told, or told again, since the pool was due."""
     recorded = recording()
     settings = SearchSettings(0, 8, 3, 0)
-    prompt = create_strategy("evolution", recorded.space, settings)
+    prompt = Evolution(recorded.space, settings)
     trials: list[Trial] = []
-    for number in range(150):
+    for number in range(99):
         configuration = prompt.ask(number, ())
         assert configuration is not None
         if number % 10 == 9:
             configuration = trials[number // 2].configuration
         trials.append(Trial(number, configuration, recorded.outcome(configuration)))
         prompt.tell(trials[-1])
-        if number in (94, 131, 148):
-            late = create_strategy("evolution", recorded.space, settings)
+        if number in (94, 95, 98):
+            late = Evolution(recorded.space, settings)
             for trial in trials:
                 late.tell(trial)
             assert late.ask(number + 1, ()) == prompt.ask(number + 1, ())
+            pools = [strategy._guide._pool for strategy in (late, prompt)]
+            assert len({tuple(pool.candidates) for pool in pools if pool is not None}) == 1
