@@ -200,6 +200,7 @@ class TrialRunner:
             if item["role"] == EDGE
         ]
         with _timed(stage_s, "sanitizer"):
+            self._session.free()  # each tool is a process with a context of its own
             checks = sanitize(tensors)
         verdict.checks += checks
         for check in checks:

@@ -121,7 +121,8 @@ def _unfused(case: Case, inputs: Tensors, mask: torch.Tensor | None) -> Tensors:
 
 
 def baselines(case: Case, inputs: Tensors, only: str = "") -> dict[str, Callable[[], Tensors]]:
-    """The SDPA backends that accept these inputs here, and the unfused path; or `only` one.
+    """The SDPA backends that accept these inputs here, and the unfused path; or `only` one, known
+    to be among them.
 
     The backend that PyTorch would choose by itself is called plainly, without the context
     manager that forces a backend, so that its time is the time a user sees.
@@ -149,6 +150,8 @@ def baselines(case: Case, inputs: Tensors, only: str = "") -> dict[str, Callable
         try:
             forced(backend)
         except RuntimeError:  # "No available kernel" is how PyTorch says no
+            if only:
+                raise  # it ran before: memory has run out, or the device is lost
             continue
         usable[name] = functools.partial(forced, backend)
     if only in ("", "unfused"):

@@ -46,6 +46,8 @@ class Burst:
             # By a kernel: in a CUDA graph, a copy of a few bytes takes longer.
             calls += [functools.partial(torch.mul, next(values), 1, out=target) for target in group]
             calls.append(launch)
+        # What is captured must have run before (a GPU's code is loaded at its first call).
+        torch.mul(self._values[0], 1, out=torch.zeros_like(self._values[0]))
         self._calls = len(calls)
         self._sampler = session.sampler(calls)
 

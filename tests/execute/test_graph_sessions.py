@@ -6,6 +6,7 @@ tried here without one.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from evotune.device.cuda.faults import classify
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import Fault
+from evotune.execute import trial_runner
 from evotune.execute.protocol import HELD_OUT, TIMED
 from evotune.execute.trial_runner import TrialRunner
 from evotune.measure.paired import TimingSettings
@@ -38,12 +40,16 @@ class GraphSession(CpuSession):
         super().__init__()
         self._kernels = kernels
         self.eager: list[int] = []
+        self.freed = 0
 
     def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
         return self._kernels[str(path)]
 
     def left_running(self, run: Callable[[], object] | None = None) -> str:
         return ""
+
+    def free(self) -> None:
+        self.freed += 1
 
     def eager_sampler(self, calls: Sequence[Callable[[], object]]) -> CpuSampler:  # type: ignore[override]
         self.eager.append(len(calls))
@@ -103,7 +109,6 @@ class SmallSession(GraphSession):
 
     def __init__(self) -> None:
         super().__init__({})
-        self.freed = 0
 
     def sampler(self, calls: Sequence[Callable[[], object]]) -> CpuSampler:
         if "unfused" in repr(calls[0]):
@@ -112,9 +117,6 @@ class SmallSession(GraphSession):
 
     def fault(self, error: RuntimeError) -> Fault | None:
         return classify(error, lambda: True)
-
-    def free(self) -> None:
-        self.freed += 1
 
 
 def test_a_baseline_too_large_to_be_captured_is_left_out() -> None:
@@ -125,3 +127,17 @@ def test_a_baseline_too_large_to_be_captured_is_left_out() -> None:
     assert all(t.passed and t.time_us > 0 for t in timings)
     assert not [t for t in timings if t.name == "unfused"]
     assert session.freed == len(CASES)  # the next case gets what this one's baselines took
+
+
+def test_the_sanitizer_finds_memory_that_the_worker_needs_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = GraphSession({case.label: kernel(case, exact) for case in CASES})
+    freed: list[int] = []
+    monkeypatch.setattr(trial_runner, "sanitize", lambda cases: freed.append(session.freed) or [])
+    runner = TrialRunner(
+        session, dataclasses.replace(PROFILE, backend="cuda"), PROBLEM, deterministic=True
+    )
+    outcome = runner.run(job(HELD_OUT, confirm=True, audit=True))
+    assert outcome.kind is OutcomeKind.OK, outcome.reason
+    assert freed == [1]

@@ -26,6 +26,15 @@ extern "C" __global__ void add_through_shared(float* x, float amount, long long 
   const long long i = blockIdx.x * 256ll + threadIdx.x;
   if (i < count) x[i] += last[BYTES / 4 - 1 - threadIdx.x];
 }
+extern "C" __global__ void add_through_both(float* x, float amount, long long count) {
+  __shared__ float own[5 * 1024];
+  extern __shared__ float last[];
+  own[20 * threadIdx.x] = amount;
+  __syncthreads();
+  last[10 * 1024 - 1 - threadIdx.x] = own[20 * (255 - threadIdx.x)];
+  const long long i = blockIdx.x * 256ll + threadIdx.x;
+  if (i < count) x[i] += last[10 * 1024 - 1 - threadIdx.x];
+}
 """
 COUNT = 1000
 ARGUMENTS = (
@@ -51,23 +60,25 @@ def test_launches_run_in_order_with_all_the_shared_memory_of_the_device(tmp_path
     binary = tmp_path / "add.cubin"
     built = compiler_for("cuda").compile(job(tmp_path, profile.arch, largest), binary, 60)
     assert not isinstance(built, CompileFailure), built
+    assert built["entries"]["add_through_both"]["static_shared_bytes"] == 20 << 10
     both = plan(
         Launch((4,), (256,), 0, "add"),
         Launch((4,), (256,), largest, "add_through_shared"),
+        Launch((4,), (256,), 40 << 10, "add_through_both"),
     )
     x = torch.zeros(COUNT + 24, device=session.torch_device)
     launch = session.bind(session.load(binary, both), both, {"x": x.data_ptr()})
     launch()
     session.synchronize()
-    assert x[:COUNT].eq(5.0).all()
+    assert x[:COUNT].eq(7.5).all()
     assert x[COUNT:].eq(0.0).all()
 
     sampler = session.sampler([launch] * 10)  # runs them once
     before = float(x[0])
     sampler.run()
-    assert float(x[0]) - before == 50.0
+    assert float(x[0]) - before == 75.0
     assert 1.0 < sampler.time_us() < 1000.0
-    assert float(x[0]) - before == 100.0
+    assert float(x[0]) - before == 150.0
 
     too_much = plan(Launch((4,), (256,), largest + 4, "add_through_shared"))
     with pytest.raises(LaunchFailure, match="shared memory"):
@@ -78,6 +89,25 @@ def test_launches_run_in_order_with_all_the_shared_memory_of_the_device(tmp_path
     (tmp_path / "broken.cubin").write_bytes(b"no machine code" * 100)
     with pytest.raises(LaunchFailure, match="cannot be loaded"):
         session.load(tmp_path / "broken.cubin", both)
+
+
+def test_memory_goes_from_eager_calls_to_graphs_and_back_to_the_device() -> None:
+    session = open_session(open_profile("cuda:0", "cuda", compile_only=False))
+    free_bytes, _ = torch.cuda.mem_get_info()
+    count = free_bytes * 6 // 10
+
+    def fill() -> object:
+        return torch.ones(count, dtype=torch.uint8, device=session.torch_device)
+
+    fill()
+    session.synchronize()
+    assert torch.cuda.memory_reserved() >= count  # kept for the next eager call
+    sampler = session.sampler([fill])
+    sampler.run()
+    assert torch.cuda.memory_reserved() >= count  # the graph's
+    del sampler
+    session.free()
+    assert torch.cuda.memory_reserved() < count // 10
 
 
 def test_the_copy_bandwidth_is_a_share_of_the_memorys() -> None:

@@ -281,3 +281,20 @@ def test_making_a_problem_does_not_load_torch() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+def test_memory_that_runs_out_under_a_chosen_baseline_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = Attention("float32")
+    case = problem.case({"batch": 1, "heads": 1, "seq_len": 8, "head_dim": 8}, {})
+    inputs = problem.make_inputs(case, "normal", 0)
+
+    def full(*tensors: torch.Tensor, **options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *tensors, **options: 1)  # flash
+    monkeypatch.setattr(F, "scaled_dot_product_attention", full)
+    assert "sdpa:math" not in problem.baselines(case, inputs)
+    with pytest.raises(torch.OutOfMemoryError):
+        problem.baselines(case, inputs, "sdpa:math")

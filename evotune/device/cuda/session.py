@@ -49,6 +49,7 @@ class CudaSession:
         """One pool for all graphs: what calls allocate while they are captured is free again for
         the next graph, as no two replays overlap. The first graph keeps the pool alive."""
         one = torch.zeros(1, device=self.torch_device)
+        one = one + one  # what is captured must have run before
         self._graph_pool = torch.cuda.graph_pool_handle()
         self._keeper = GraphSampler([lambda: one + one], self._stream, self._graph_pool)
 
