@@ -39,6 +39,7 @@
 //   PACK_GQA             0/1: the rows of a tile are those of several heads of a group, so that few queries fill it.
 //   CLUSTER              1, 2: so many blocks have tiles side by side, and each loads its part of every block of K and
 //                        V for all of them (multicast). CAUSAL: they all go through the keys of the last tile.
+//   SKIP_MASKED          0/1: CAUSAL: a warpgroup leaves out blocks of keys that only others of its tile see.
 //   PERSISTENT           0: a block a tile. n: n blocks a multiprocessor walk over the tiles.
 //   WALK, HEAD_SECTION, ROW_ORDER  the order of the tiles: see wgmma_schedule.cuh.
 //   MIN_CTAS             blocks a multiprocessor that the register allocation must allow (1..3).
@@ -94,6 +95,7 @@ using Rows = Panels<HEAD_DIM>;
 
 constexpr bool kBfloat16 = DTYPE == DTYPE_BFLOAT16;
 constexpr bool kPingPong = PING_PONG && CONSUMER_WARPGROUPS > 1;
+constexpr bool kSkipMasked = CAUSAL && SKIP_MASKED;
 constexpr bool kThroughShared = STORE == STORE_BULK;
 constexpr int kThreads = 128 * CONSUMER_WARPGROUPS + 32 * PRODUCER_WARPS;
 constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
@@ -177,8 +179,8 @@ struct Problem {
 // log2 of the query rows of a head among 64 rows: as many heads of the group are packed as a power of two divides it.
 __device__ __forceinline__ int packed_queries_log2(int group) { return PACK_GQA ? 6 - min(__ffs(group) - 1, 6) : 6; }
 
-// Where a tile lies, and its blocks of keys, counted by steps from the last one that any of its rows sees, or any row of
-// the cluster's other tiles. Of these, this block has those from `first_step` to `end_step`, its share; it may be empty.
+// Where a tile lies, and its blocks of keys, counted by steps from the last one that any of its rows sees, or any of
+// the cluster's other tiles. Of these, this block has those from `first_step` to `end_step`, its share: perhaps none.
 struct Place {
   const Problem& problem;
   int batch, head, kv_head, first_query, blocks;  // head: the first of those packed

@@ -125,7 +125,7 @@ struct Consumer {
   }
 
   // The scores of the first block, and their weights.
-  __device__ __forceinline__ void begin(const Place& place, bool masked) {
+  __device__ __forceinline__ void begin(const Place& place, int step, bool masked) {
     wait_keys();
     fence_products();
     issue_scores();
@@ -134,9 +134,9 @@ struct Consumer {
     pin(scores);
     give_back_keys();
     if (masked)
-      weigh<true>(place, place.first_step);
+      weigh<true>(place, step);
     else
-      weigh<false>(place, place.first_step);
+      weigh<false>(place, step);
     pack_weights<0>();
   }
 
@@ -197,9 +197,14 @@ struct Consumer {
     const int masked = place.blocks - place.keys_seen(place.query_of(group, 0)) / BLOCK_N;
     wait_mbarrier(query_full(query.stage), query.parity);
     read_queries();
-    if (!OVERLAP) take_turn();
     int step = place.first_step;
-    begin(place, masked > step);
+    if constexpr (kSkipMasked) {
+      const int last = min(place.query_of(group, 63), problem.seq_len_q - 1);
+      const int unseen = place.blocks - (place.keys_seen(last) + BLOCK_N - 1) / BLOCK_N;
+      for (; step < min(unseen, place.end_step - 1); ++step) skip();
+    }
+    if (!OVERLAP) take_turn();
+    begin(place, step, masked > step);
     ++step;
     if constexpr (WEIGHT_SETS == 1) {
       for (; step < min(masked, place.end_step); ++step) advance<true>(place, step);
@@ -216,6 +221,20 @@ struct Consumer {
         add_last<0>();
       }
     }
+  }
+
+  // A block none of whose keys the group's rows see. Its stages are waited for, since another warp might not have given
+  // back their last use, and by all lanes, since the next use but one looks like this one. The turn comes before the
+  // values, which may wait for a group whose turn is next.
+  __device__ __forceinline__ void skip() {
+    wait_keys();
+    __syncwarp();
+    give_back_keys();
+    take_turn();
+    give_turn();
+    wait_values();
+    __syncwarp();
+    give_back_values();
   }
 
   template <bool MASKED>
