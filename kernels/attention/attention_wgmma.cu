@@ -27,6 +27,7 @@
 //   PRODUCER_REGISTERS   24..56, a multiple of 8: what each of its threads keeps, with PRODUCER_WARPS 4; consumers get
 //                        the rest, up to 240.
 //   OVERLAP              0/1: the next block's scores are issued before this block's values; see wgmma_consumer.cuh.
+//   WEIGHT_SETS          1, 2: sets of registers for packed weights. 2 needs OVERLAP.
 //   PING_PONG            0/1: warpgroups take turns in issuing products. Needs CONSUMER_WARPGROUPS > 1.
 //   Q_IN_REGS            0/1: Q's fragments stay in registers, which saves a third of what products of 128 keys read.
 //   EXP2_FMA_SHARE       sixteenths of the weights by multiply-adds, not the special-function unit (0..16).
@@ -36,23 +37,26 @@
 //   SPLIT_KV             1, 2, 4, 8: so many blocks, a cluster, share the keys of a tile, in whole blocks of keys, and
 //                        merge their sums over distributed shared memory: see wgmma_merge.cuh. For grids of few tiles.
 //   PACK_GQA             0/1: the rows of a tile are those of several heads of a group, so that few queries fill it.
-//   CLUSTER              1, 2: so many blocks have tiles side by side, and each loads its part of every block of K and V
-//                        for all of them (multicast). CAUSAL: they all go through the keys of the last tile.
+//   CLUSTER              1, 2: so many blocks have tiles side by side, and each loads its part of every block of K and
+//                        V for all of them (multicast). CAUSAL: they all go through the keys of the last tile.
+//   SKIP_MASKED          0/1: CAUSAL: a warpgroup leaves out blocks of keys that only others of its tile see.
 //   PERSISTENT           0: a block a tile. n: n blocks a multiprocessor walk over the tiles.
 //   WALK, HEAD_SECTION, ROW_ORDER  the order of the tiles: see wgmma_schedule.cuh.
 //   MIN_CTAS             blocks a multiprocessor that the register allocation must allow (1..3).
 //
 // Constraints  Registers of a thread: at entry 65536 / (threads * MIN_CTAS), of threads in whole warpgroups, down to
-//              a multiple of 8, at most 255. A consumer holds BLOCK_N / 2 scores, HEAD_DIM / 2 sums, BLOCK_N / 4 pairs of weights, HEAD_DIM / 4 pairs
-//              of Q with Q_IN_REGS, and some 30 more. SPLIT_KV > 1: PERSISTENT 0, STORE direct, HEAD_DIM a multiple of
-//              8 * SPLIT_KV, CLUSTER 1. BLOCK_N is a multiple of 8 * CLUSTER.
+//              a multiple of 8, at most 255. A consumer holds BLOCK_N / 2 scores, HEAD_DIM / 2 sums, BLOCK_N / 4 pairs
+//              of weights a set, HEAD_DIM / 4 pairs of Q with Q_IN_REGS, and some 30 more; ptxas wants the operands of
+//              one product (BLOCK_N / 2 or HEAD_DIM / 2 registers, and 30) within those at entry.
+//              SPLIT_KV > 1: PERSISTENT 0, STORE direct, HEAD_DIM a multiple of 8 * SPLIT_KV, CLUSTER 1. BLOCK_N is a
+//              multiple of 8 * CLUSTER.
 // Launch       pack  = PACK_GQA ? the largest power of two, up to 64, that divides heads / kv_heads : 1
 //              sets  = ceil(seq_len_q / (CLUSTER * BLOCK_M / pack)) * batch * heads / pack
 //              grid  (CLUSTER * SPLIT_KV * (PERSISTENT > 0 ? min(sets, PERSISTENT * multiprocessors / CLUSTER) : sets))
 //              block (128 * CONSUMER_WARPGROUPS + 32 * PRODUCER_WARPS)
 // Arguments    q_map, k_map, v_map, out_map by value: maps of the four tensors with boxes (1, pack, 64 / pack, panel)
-//              for q and out, (1, 1, BLOCK_N / CLUSTER, panel) for k and v, where panel is 64 columns, 32 where HEAD_DIM is no
-//              multiple of 64; swizzled by the bytes of a panel's row, 128 or 64.
+//              for q and out, (1, 1, BLOCK_N / CLUSTER, panel) for k and v, where panel is 64 columns, 32 where
+//              HEAD_DIM is no multiple of 64; swizzled by the bytes of a panel's row, 128 or 64.
 // Shared bytes 2 * HEAD_DIM * (QUERY_STAGES * BLOCK_M + 2 * STAGES * BLOCK_N) + 16 * (QUERY_STAGES + 2 * STAGES)
 //              SPLIT_KV > 1: + 8 + 32 * BLOCK_M * (SPLIT_KV - 1) * (HEAD_DIM / 8 / SPLIT_KV + 1)
 // Archs        sm_90a: for others attention_mma.cu.
@@ -91,6 +95,7 @@ using Rows = Panels<HEAD_DIM>;
 
 constexpr bool kBfloat16 = DTYPE == DTYPE_BFLOAT16;
 constexpr bool kPingPong = PING_PONG && CONSUMER_WARPGROUPS > 1;
+constexpr bool kSkipMasked = CAUSAL && SKIP_MASKED;
 constexpr bool kThroughShared = STORE == STORE_BULK;
 constexpr int kThreads = 128 * CONSUMER_WARPGROUPS + 32 * PRODUCER_WARPS;
 constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
@@ -117,10 +122,11 @@ static_assert(BLOCK_N % (8 * CLUSTER) == 0, "each block loads whole repeats of t
 static_assert(SPLIT_KV == 1 || !PERSISTENT, "a cluster has one tile");
 static_assert(SPLIT_KV == 1 || !kThroughShared, "a block has some of the columns, which are no box");
 static_assert(HEAD_DIM % (8 * SPLIT_KV) == 0, "the blocks of a cluster share the columns");
+static_assert(WEIGHT_SETS == 1 || (WEIGHT_SETS == 2 && OVERLAP), "there is nothing to pack under");
 static_assert(HEAD_SECTION >= 1 && QUERY_STAGES >= 1 && STAGES >= 1, "at least one");
 
-// Shared memory: the rings of Q, K and V, and behind them their mbarriers. Every tile begins at a multiple of 1024. With
-// SPLIT_KV, the parts that other blocks send come before the mbarriers, of which the last counts them.
+// Shared memory: the rings of Q, K and V, and behind them their mbarriers. Every tile begins at a multiple of 1024.
+// With SPLIT_KV, the parts that other blocks send come before the mbarriers, of which the last counts them.
 constexpr unsigned kGroupQueryBytes = 2 * 64 * HEAD_DIM;
 constexpr unsigned kQueryBytes = CONSUMER_WARPGROUPS * kGroupQueryBytes;
 constexpr unsigned kBlockBytes = 2 * BLOCK_N * HEAD_DIM;
@@ -173,8 +179,8 @@ struct Problem {
 // log2 of the query rows of a head among 64 rows: as many heads of the group are packed as a power of two divides it.
 __device__ __forceinline__ int packed_queries_log2(int group) { return PACK_GQA ? 6 - min(__ffs(group) - 1, 6) : 6; }
 
-// Where a tile lies, and its blocks of keys, counted by steps from the last one that any of its rows sees, or of the rows
-// of the cluster's other tiles. Of these, this block has those from `first_step` to `end_step`, its share; a share may be empty.
+// Where a tile lies, and its blocks of keys, counted by steps from the last one that any of its rows sees, or any of
+// the cluster's other tiles. Of these, this block has those from `first_step` to `end_step`, its share: perhaps none.
 struct Place {
   const Problem& problem;
   int batch, head, kv_head, first_query, blocks;  // head: the first of those packed

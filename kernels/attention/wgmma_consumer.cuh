@@ -4,6 +4,9 @@
 // OVERLAP 1: the next block's scores and this block's weighted values are issued together; while the tensor cores sum
 // the values, the softmax of the next block begins.
 //
+// WEIGHT_SETS 2: the weights of a block are packed into other registers than those that the last block's values are
+// being multiplied with, so before that product is done. Steps then go by twos.
+//
 // PING_PONG: warpgroups take turns in issuing their products, by a named barrier each: a warpgroup that waits for its
 // turn waits for the one before it to have issued, so that one's products run under the other's softmax. The first turn
 // is the first warpgroup's, given by the last; the turn left over at the end is taken, so no barrier ends half full.
@@ -23,7 +26,7 @@ struct Consumer {
   Softmax softmax;
   float output[HEAD_DIM / 2];
   float scores[BLOCK_N / 2];
-  unsigned weights[BLOCK_N / 4];
+  unsigned weights[WEIGHT_SETS][BLOCK_N / 4];
   unsigned queries[Q_IN_REGS ? HEAD_DIM / 4 : 1];
 
   __device__ Consumer(const Problem& of, int group)
@@ -78,11 +81,13 @@ struct Consumer {
   }
 
   // output += P V, as a group of its own.
+  template <int SET>
   __device__ __forceinline__ void issue_values() {
+    const auto& p = weights[SET];
 #pragma unroll
     for (int step = 0; step < BLOCK_N / 16; ++step)
-      Product<HEAD_DIM>::of_registers<kBfloat16, true, 1>(output, weights[4 * step], weights[4 * step + 1],
-                                                          weights[4 * step + 2], weights[4 * step + 3],
+      Product<HEAD_DIM>::of_registers<kBfloat16, true, 1>(output, p[4 * step], p[4 * step + 1], p[4 * step + 2],
+                                                          p[4 * step + 3],
                                                           Rows::by_rows(value_at(value.stage), BLOCK_N, step));
     close_products();
   }
@@ -113,13 +118,14 @@ struct Consumer {
     softmax.weigh<MASKED>(scores, seen, problem.scale_log2);
   }
 
+  template <int SET>
   __device__ __forceinline__ void pack_weights() {
 #pragma unroll
-    for (int i = 0; i < BLOCK_N / 4; ++i) weights[i] = pack<kBfloat16>(scores[2 * i], scores[2 * i + 1]);
+    for (int i = 0; i < BLOCK_N / 4; ++i) weights[SET][i] = pack<kBfloat16>(scores[2 * i], scores[2 * i + 1]);
   }
 
   // The scores of the first block, and their weights.
-  __device__ __forceinline__ void begin(const Place& place, bool masked) {
+  __device__ __forceinline__ void begin(const Place& place, int step, bool masked) {
     wait_keys();
     fence_products();
     issue_scores();
@@ -128,15 +134,16 @@ struct Consumer {
     pin(scores);
     give_back_keys();
     if (masked)
-      weigh<true>(place, place.first_step);
+      weigh<true>(place, step);
     else
-      weigh<false>(place, place.first_step);
-    pack_weights();
+      weigh<false>(place, step);
+    pack_weights<0>();
   }
 
-  // The weights of the last block are there: its values are added while those of block `step` are computed.
-  template <bool MASKED>
+  // The weights of the last block are there, in SET: its values are added while those of block `step` are computed.
+  template <bool MASKED, int SET = 0>
   __device__ __forceinline__ void advance(const Place& place, int step) {
+    constexpr int kNext = (SET + 1) % WEIGHT_SETS;
     wait_keys();
     if constexpr (OVERLAP) {
       take_turn();
@@ -144,18 +151,24 @@ struct Consumer {
       issue_scores();
       wait_values();
       fence_products();
-      issue_values();
+      issue_values<SET>();
       give_turn();
       wait_products<1>();
       pin(scores);
       give_back_keys();
       weigh<MASKED>(place, step);
-      finish_first(softmax.sum[0] + softmax.sum[1]);
+      const float sums = softmax.sum[0] + softmax.sum[1];
+      if constexpr (kNext == SET) {
+        finish_first(sums);
+      } else {
+        pack_weights<kNext>();
+        finish_first(sums, weights[kNext]);
+      }
       wait_products<0>();
       pin(output);
       give_back_values();
     } else {
-      add_values();
+      add_values<SET>();
       fence_products();
       issue_scores();
       give_turn();
@@ -165,14 +178,15 @@ struct Consumer {
       weigh<MASKED>(place, step);
     }
     softmax.rescale(output);
-    pack_weights();
+    if constexpr (kNext == SET) pack_weights<SET>();
   }
 
+  template <int SET>
   __device__ __forceinline__ void add_values() {
     wait_values();
     if (!OVERLAP) take_turn();
     fence_products();
-    issue_values();
+    issue_values<SET>();
     wait_products<0>();
     pin(output);
     give_back_values();
@@ -183,14 +197,56 @@ struct Consumer {
     const int masked = place.blocks - place.keys_seen(place.query_of(group, 0)) / BLOCK_N;
     wait_mbarrier(query_full(query.stage), query.parity);
     read_queries();
-    if (!OVERLAP) take_turn();
     int step = place.first_step;
-    begin(place, masked > step);
+    if constexpr (kSkipMasked) {
+      const int last = min(place.query_of(group, 63), problem.seq_len_q - 1);
+      const int unseen = place.blocks - (place.keys_seen(last) + BLOCK_N - 1) / BLOCK_N;
+      for (; step < min(unseen, place.end_step - 1); ++step) skip();
+    }
+    if (!OVERLAP) take_turn();
+    begin(place, step, masked > step);
     ++step;
-    for (; step < min(masked, place.end_step); ++step) advance<true>(place, step);
-    for (; step < place.end_step; ++step) advance<false>(place, step);
+    if constexpr (WEIGHT_SETS == 1) {
+      for (; step < min(masked, place.end_step); ++step) advance<true>(place, step);
+      for (; step < place.end_step; ++step) advance<false>(place, step);
+      add_last<0>();
+    } else {
+      const int last = place.end_step - 1;
+      for (; step < min(masked, last); step += 2) advance_twice<true>(place, step);
+      for (; step < last; step += 2) advance_twice<false>(place, step);
+      if (step == last) {
+        advance<true, 0>(place, step);
+        add_last<1>();
+      } else {
+        add_last<0>();
+      }
+    }
+  }
+
+  // A block none of whose keys the group's rows see. Its stages are waited for, since another warp might not have given
+  // back their last use, and by all lanes, since the next use but one looks like this one. The turn comes before the
+  // values, which may wait for a group whose turn is next.
+  __device__ __forceinline__ void skip() {
+    wait_keys();
+    __syncwarp();
+    give_back_keys();
+    take_turn();
+    give_turn();
+    wait_values();
+    __syncwarp();
+    give_back_values();
+  }
+
+  template <bool MASKED>
+  __device__ __forceinline__ void advance_twice(const Place& place, int step) {
+    advance<MASKED, 0>(place, step);
+    advance<MASKED, 1>(place, step + 1);
+  }
+
+  template <int SET>
+  __device__ __forceinline__ void add_last() {
     if (!kThroughShared) give_back(query_empty(query.stage));
-    add_values();
+    add_values<SET>();
     if (!OVERLAP) give_turn();
   }
 

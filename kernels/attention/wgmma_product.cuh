@@ -40,6 +40,18 @@ __device__ __forceinline__ void finish_first(float value) {
                : "memory");
 }
 
+// The same of `words`, by stores that never happen unless `value` is negative.
+template <int COUNT>
+__device__ __forceinline__ void finish_first(float value, const unsigned (&words)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i += 4)
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.v4.b32 [%1], {%2, %3, %4, %5};\n}\n" ::"f"(
+            value),
+        "r"(0), "r"(words[i]), "r"(words[i + 1]), "r"(words[i + 2]), "r"(words[i + 3])
+        : "memory");
+}
+
 // d (+)= a b for N columns; TRANSPOSED: B's rows in shared memory are the summed-over index.
 template <int N>
 struct Product;

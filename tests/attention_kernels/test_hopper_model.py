@@ -115,11 +115,11 @@ TWO: dict[str, Value] = {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 48, "PING_PONG": T
     ("values", "problem"),
     [
         (SMALLEST, {}),
-        ({}, {"causal": True}),
+        ({"SKIP_MASKED": True, "PING_PONG": True}, {"causal": True}),
         ({**TWO, "STAGES": 1, "EXP2_FMA_SHARE": 8}, {"causal": True, "dtype": "bfloat16"}),
         ({**TWO, "OVERLAP": False, "Q_IN_REGS": True, "WALK": "snake"}, {"head_dim": 32}),
         ({**TWO, "STORE": "direct", "STAGES": 3, "RESCALE_LOG2": 0}, {"head_dim": 96}),
-        ({**TWO, "BLOCK_N": 80, "HEAD_SECTION": 1, "QUERY_STAGES": 1}, {"head_dim": 128}),
+        ({**TWO, "HEAD_SECTION": 1, "QUERY_STAGES": 1, "WEIGHT_SETS": 2}, {"head_dim": 128}),
     ],
 )
 def test_odd_shapes_come_out_right(
@@ -135,7 +135,7 @@ SPLIT: dict[str, Value] = {**TWO, "CONSUMER_WARPGROUPS": 1, "PING_PONG": False, 
     ("values", "problem"),
     [
         ({**TWO, "SPLIT_KV": 4, "STAGES": 1, "RESCALE_LOG2": 0}, {"dtype": "bfloat16"}),
-        ({**SPLIT, "SPLIT_KV": 8, "OVERLAP": False, "PRODUCER_WARPS": 1}, {"causal": True}),
+        ({**SPLIT, "SPLIT_KV": 8, "OVERLAP": False, "SKIP_MASKED": True}, {"causal": True}),
     ],
 )
 def test_a_cluster_shares_the_keys_of_a_tile(
@@ -147,7 +147,7 @@ def test_a_cluster_shares_the_keys_of_a_tile(
 
 def test_a_cluster_loads_keys_once_for_all_its_blocks(tmp_path: Path) -> None:
     """Tiles side by side, also where there is but one; each block walks over several."""
-    values = {**TWO, "CLUSTER": 2, "WALK": "snake"}
+    values = {**TWO, "CLUSTER": 2, "WALK": "snake", "WEIGHT_SETS": 2, "SKIP_MASKED": True}
     assert not list(complaints(tmp_path, values, causal=True))
 
 

@@ -383,6 +383,7 @@ template <int COUNT> void pin(float (&)[COUNT]) {}
 inline void finish_first(float value) {
   if (value < 0) fail("a negative sum of weights");
 }
+template <int COUNT> void finish_first(float value, const unsigned (&)[COUNT]) { finish_first(value); }
 
 template <class DoIt>
 void issue(float* d, int count, bool add, const unsigned (&a)[4], DoIt do_it) {
