@@ -35,6 +35,8 @@ SMALLEST: dict[str, Any] = {
     "Q_IN_REGS": False,
     "EXP2_FMA_SHARE": 0,
     "RESCALE_LOG2": 0,
+    "WEIGHT_SETS": 1,
+    "SKIP_MASKED": False,
     "SPLIT_KV": 1,
     "PACK_GQA": False,
     "CLUSTER": 1,
@@ -106,6 +108,10 @@ STEPS: list[tuple[str, dict[str, Any]]] = [
     ("... packed, registers move", {"SPLIT_KV": 4, "PACK_GQA": True, "PRODUCER_WARPS": 4}),
     ("keys for two blocks at once", {"STAGES": 2, "CLUSTER": 2}),
     ("... persistent", {"STAGES": 2, "CLUSTER": 2, "STORE": "bulk", "PERSISTENT": 1}),
+    ("... registers move", {"STAGES": 2, "CLUSTER": 2, "PRODUCER_WARPS": 4, "PERSISTENT": 1}),
+    ("packed under a product", {"STAGES": 2, "OVERLAP": True, "WEIGHT_SETS": 2}),
+    ("unseen keys left out", {"STAGES": 2, "CONSUMER_WARPGROUPS": 2, "SKIP_MASKED": True}),
+    ("... in turns", {"CONSUMER_WARPGROUPS": 3, "PING_PONG": True, "SKIP_MASKED": True}),
     ("all at once", SPACE["default"]),
 ]
 
