@@ -24,7 +24,7 @@ import numpy as np
 
 from evotune.device.recorded import read_recorded_space
 from evotune.engine.replay import replay
-from evotune.search import evolution, feasibility, guide, kernel
+from evotune.search import evolution, feasibility, guide, kernel, warp
 from evotune.search.performance import PerformanceScale
 from evotune.search.strategy import SearchSettings
 
@@ -37,7 +37,15 @@ def _any_order(means: Any, deviations: Any, best: float) -> Any:
 
 
 def _kernel_as_it_is(start: Any, *others: Any) -> Any:
-    return start
+    return start, 0.0
+
+
+def _normal(means: Any, deviations: Any, best: float) -> Any:
+    """ln of the expected improvement where the model's own distribution is believed."""
+    z = (means - best) / deviations
+    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    tail = np.array([0.5 * math.erfc(x) for x in (-z / math.sqrt(2)).tolist()])
+    return np.log(np.maximum(deviations * (density + z * tail), 1e-300)) + 1e-6 * z
 
 
 def _certain(self: Any, *others: Any) -> None:
@@ -52,6 +60,12 @@ PARTS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
         "fail": (feasibility.Feasibility, lambda self, row: None),
     },
     "no fit of the kernels": {"fit_kernel": (guide, _kernel_as_it_is)},
+    "fitness as it is": {"of_the_slower_half": (warp.Warp, lambda fitness: warp.Warp())},
+    "normal distribution": {"log_expected_improvement": (guide, _normal)},
+    "neither of these two": {
+        "of_the_slower_half": (warp.Warp, lambda fitness: warp.Warp()),
+        "log_expected_improvement": (guide, _normal),
+    },
     "smooth axes only": {
         "_CATEGORIES": (kernel, (1e-3, 1e-3)),
         "_TYPICAL_CATEGORY": (kernel, -6.9),

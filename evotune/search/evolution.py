@@ -35,7 +35,7 @@ class Evolution(FoldedStrategy):
     """
 
     name: ClassVar[str] = "evolution"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
 
     def __init__(self, space: SearchSpace, settings: SearchSettings) -> None:
         super().__init__(space, settings)

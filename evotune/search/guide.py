@@ -23,6 +23,7 @@ from evotune.search.strategy import Elite
 from evotune.search.streams import stream
 from evotune.search.told import Numbers, ToldTrials
 from evotune.search.unseen import SeenConfigurations
+from evotune.search.warp import Warp
 from evotune.space.parameters import Parameter
 from evotune.trial import Configuration, Json
 
@@ -43,6 +44,7 @@ class _Pool:
     start: int  # trials that were told when it was made
     candidates: list[Configuration]
     index: dict[Configuration, int]
+    warp: Warp
     posterior: Posterior
     feasibility: Feasibility | None  # None while nothing failed
     best: float
@@ -92,7 +94,8 @@ class Guide:
         self._advance()
         self._fit_kernels()
         kernels = [self._times.to_json(), self._failures.to_json()]
-        return {"trials": self._told.snapshot(), "kernels": kernels}
+        trials = self._told.snapshot()
+        return {"trials": trials, "kernels": kernels, "warped": self._is_warped}
 
     def restore(self, snapshot: Json) -> None:
         """ValueError, TypeError or KeyError for what is no snapshot."""
@@ -103,6 +106,7 @@ class Guide:
         self._times, self._failures = (
             Kernel.from_json(kernel, self._encoder.axes) for kernel in snapshot["kernels"]
         )
+        self._is_warped = bool(snapshot["warped"])
 
     def pick(self, pending: Sequence[Configuration]) -> Configuration | None:
         """The most promising candidate that is neither told nor pending; None when there is no
@@ -118,7 +122,8 @@ class Guide:
             return None
         since = range(start, len(self._told))
         self._append(pool, [self._told.configuration(n) for n in since] + list(pending))
-        values = [self._told.fitness(n) for n in since] + [None] * len(pending)
+        fitness = [self._told.fitness(n) for n in since]
+        values = [None if f is None else pool.warp(f) for f in fitness] + [None] * len(pending)
         worth = self._worth(pool, values)
         for configuration in pool.appended:
             place = pool.index.get(configuration)
@@ -159,6 +164,7 @@ class Guide:
         self._start = None
         self._next = _FIRST_MODEL
         self._times = self._failures = default_kernel(self._encoder.axes)
+        self._is_warped = False  # what the model of times is shown
         self._next_fit = 0
         self._fits = []
 
@@ -176,17 +182,29 @@ class Guide:
         for count in self._fits:
             known, fitness = self._told.successes(count)
             if len(known) >= _LEAST_FITTED:
-                self._times = self._fitted(self._times, known, fitness, count)
+                self._fit_times(known, fitness, count)
             tried, succeeded = self._told.newest(count, _MODEL_ROWS)
             if 0 < succeeded.sum() < len(tried):
-                self._failures = self._fitted(self._failures, tried, succeeded, count)
+                found = self._fitted(self._failures, tried, succeeded, count, Warp())
+                self._failures, _ = found
         self._fits = []
 
-    def _fitted(self, start: Kernel, trials: Numbers, values: Floats, count: int) -> Kernel:
+    def _fit_times(self, known: Numbers, fitness: Floats, count: int) -> None:
+        """To the fitness as it is and warped: the one that the data make likelier stays."""
+        plain, likely = self._fitted(self._times, known, fitness, count, Warp())
+        warp = Warp.of_the_slower_half(fitness)
+        warped, likely_warped = self._fitted(self._times, known, fitness, count, warp)
+        self._is_warped = likely_warped > likely
+        self._times = warped if self._is_warped else plain
+
+    def _fitted(
+        self, start: Kernel, trials: Numbers, values: Floats, count: int, warp: Warp
+    ) -> tuple[Kernel, float]:
         rng = np.random.default_rng([self._seed, count])
         chosen = worth_fitting(values, rng)
-        rows = self._told.rows(trials[chosen])
-        return fit_kernel(start, self._encoder.axes, rows, values[chosen], rng)
+        rows, values = self._told.rows(trials[chosen]), values[chosen]
+        kernel, likely = fit_kernel(start, self._encoder.axes, rows, warp.all(values), rng)
+        return kernel, likely + warp.log_slope(values)
 
     def _make_pool(self, start: int) -> _Pool | None:
         known, fitness = self._told.successes(start)
@@ -205,11 +223,14 @@ class Guide:
         feasibility = None
         if not succeeded.all():
             feasibility = Feasibility(self._failures, self._told.rows(tried), succeeded, rows)
+        warp = Warp.of_the_slower_half(fitness) if self._is_warped else Warp()
+        shown = warp.all(fitness[used])
         return _Pool(
             start,
             candidates,
             {c: i for i, c in enumerate(candidates)},
-            Posterior(self._times, self._told.rows(known[used]), fitness[used], rows),
+            warp,
+            Posterior(self._times, self._told.rows(known[used]), shown, rows),
             feasibility,
             best=float(fitness.max()),
             counted=start,

@@ -78,8 +78,9 @@ def _table(axis: Floats, length: float, category: float) -> Floats:
 
 def fit_kernel(
     start: Kernel, axes: Sequence[Floats], rows: Rows, values: Floats, rng: np.random.Generator
-) -> Kernel:
-    """The most probable of the kernels that a seeded random walk from `start` tries.
+) -> tuple[Kernel, float]:
+    """The most probable of the kernels that a seeded random walk from `start` tries, and the log
+    of how probable it is.
 
     `values` (higher is better, any scale) belong to `rows`: of many trials, those that
     `worth_fitting` chooses.
@@ -115,7 +116,7 @@ def fit_kernel(
             best, total, tables[i] = found, changed, table
         else:
             lengths[i], categories[i] = old
-    return Kernel(tuple(lengths), tuple(categories), noise, tuple(tables))
+    return Kernel(tuple(lengths), tuple(categories), noise, tuple(tables)), best
 
 
 def worth_fitting(values: Floats, rng: np.random.Generator) -> NDArray[np.intp]:

@@ -152,6 +152,7 @@ def test_a_worse_second_measurement_corrects_the_model() -> None:
         lambda learnt: learnt["kernels"].pop(),
         lambda learnt: learnt["kernels"][0][0].pop(),
         lambda learnt: learnt.update(kernels=[[["x"] * 4, ["x"] * 4, 0.1]] * 2),
+        lambda learnt: learnt.pop("warped"),
         lambda learnt: learnt["trials"].update(fitness="", indices=""),
         lambda learnt: learnt.pop("trials"),
     ],
