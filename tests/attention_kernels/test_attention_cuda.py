@@ -180,6 +180,7 @@ def test_shares_of_keys_and_packed_heads_cost_no_spills(
     shape = {"batch": 1, "heads": 8, "kv_heads": 2, "seq_len": 512, "head_dim": head_dim}
     space["problem"] |= {"shapes": [shape], "held_out": []}
     space["default"] |= {"CONSUMER_WARPGROUPS": 2, "PRODUCER_REGISTERS": 24, "QUERY_STAGES": 1}
+    space["default"]["STAGES"] = 2
     path = tmp_path / "space.yaml"
     path.write_text(yaml.safe_dump(space))
     planner = load_setup(path, "h200", compile_only=True).planner
