@@ -64,9 +64,7 @@ _INTERRUPTED = 130
 @click.option(
     "--champions",
     type=click.IntRange(1, 100),
-    default=3,
-    show_default=True,
-    help="Confirm so many of the best in fresh processes.",
+    help="Confirm so many of the best in fresh processes; 3 if not given.",
 )
 @gpus_option
 @cluster_option
@@ -91,7 +89,7 @@ def run(
     strategy: str | None,
     racing: bool,
     lookahead: int | None,
-    champions: int,
+    champions: int | None,
     gpus: int | str | None,
     cluster: str | None,
     allow_mixed: bool,

@@ -23,6 +23,7 @@ from evotune.search.strategy import SearchSettings
 from evotune.store import RunStore
 from evotune.trial import Json
 
+_CHAMPIONS = 3
 LOOKAHEAD_PER_DEVICE = 16
 """What keeps each of many GPUs fed (`benchmarks/lookahead.py`); then a constant of the run."""
 
@@ -44,7 +45,7 @@ class RunRequest:
     no_improvement: int | None = None
     warm_start: RunFolder | None = None
     lookahead: int | None = None
-    champions: int = 3
+    champions: int | None = None
     gpus: GpuRequest | None = None
     cluster: ClusterRequest | None = None
     command: tuple[str, ...] = ()
@@ -180,13 +181,13 @@ def _settings(setup: Setup, request: RunRequest) -> dict[str, Json]:
         "objectives": list(document.objectives if document else defaults.objectives),
         "trials": document.budget.trials if document else 1000,
         "minutes": document.budget.minutes if document else None,
-        "champions": request.champions,
+        "champions": _CHAMPIONS,
         "racing": True,
         "compiles": document.budget.compiles if document else None,
         "speedup": document.budget.speedup if document else None,
         "no_improvement": document.stop.no_improvement if document else None,
     }
-    asked = ("strategy", "seed", "trials", "minutes", "racing", "lookahead")
+    asked = ("strategy", "seed", "trials", "minutes", "racing", "lookahead", "champions")
     for name in (*asked, "compiles", "speedup", "no_improvement"):
         value = getattr(request, name)
         if value is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from evotune.objectives import worst_check
 from evotune.report.data import RunData
 from evotune.report.twins import leaders
-from evotune.trial import Outcome, Trial
+from evotune.trial import Json, Outcome, Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,10 @@ class Figures:
     time_us: float | None
     error: float | None
     error_limit: float | None
+
+    def columns(self) -> dict[str, Json]:
+        """By the names that reports have for them."""
+        return {name: getattr(self, name) for name in Figures.__slots__}
 
 
 def weigh(data: RunData) -> dict[int, Evidence]:
