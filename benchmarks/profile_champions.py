@@ -37,9 +37,16 @@ from evotune.trial import Configuration
 _SECTIONS = ("SpeedOfLight", "ComputeWorkloadAnalysis", "WarpStateStats", "SchedulerStats")
 _SECTIONS += ("MemoryWorkloadAnalysis", "LaunchStats", "Occupancy")
 _KEPT = re.compile(
-    r"pipe_.*(pct|ratio)|issue_stalled_.*_per_(issue_active|warp_active)|issue_active|inst_issued"
-    r"|throughput.*pct|registers_per_thread|warps_active|time_duration|cycles_elapsed|bank_conflict"
+    r"(pipe_.*|issue_active|throughput)\.avg\.pct|issue_stalled_.*_per_issue_active"
+    r"|registers_per_thread$|warps_active\.avg|time_duration\.avg|gpc__cycles_elapsed\.avg"
 )
+_PIPES = {
+    "tensor": "sm__pipe_tensor_cycles_active",
+    "XU": "sm__inst_executed_pipe_xu",
+    "ALU": "sm__pipe_alu_cycles_active",
+    "FMA": "sm__pipe_fma_cycles_active",
+    "DRAM": "gpu__dram_throughput",
+}
 _STALL = re.compile(r"issue_stalled_(\w+?)_per_issue_active")
 _LIMIT_S = 120.0
 
@@ -92,7 +99,7 @@ def profile(job: Job, configuration: Mapping[str, Any]) -> list[dict[str, Any]]:
             "metrics": {
                 metric: {"value": number(value), "unit": units[metric]}
                 for metric, value in launch.items()
-                if _KEPT.search(metric) and number(value) is not None
+                if _KEPT.search(metric) and number(value)
             },
         }
         for launch in launches
@@ -108,34 +115,45 @@ def number(text: str) -> float | None:
 
 def table(records: Iterable[Mapping[str, Any]]) -> list[str]:
     lines = [
-        "| champion | busiest pipes | issue slots | stalls, cycles an instruction |",
-        "|---|---|---|---|",
+        f"| champion | µs | MHz | {' | '.join(_PIPES)} | issue slots | multiprocessors busy "
+        "| registers | stalls, cycles an instruction |",
+        "|---|---|---|" + "---|" * (len(_PIPES) + 4),
     ]
     for record in records:
         for launch in record["launches"]:
             values = {name: found["value"] for name, found in launch["metrics"].items()}
-            pipes = {
-                name: value
-                for name, value in values.items()
-                if "pipe_" in name and "pct_of_peak_sustained_active" in name
-            }
-            stalls = {
-                match.group(1): value
-                for name, value in values.items()
-                if (match := _STALL.search(name)) and "not_issued" not in name
-            }
-            issue = values.get("smsp__issue_active.avg.pct_of_peak_sustained_active", 0.0)
-            cells = (record["name"], largest(pipes, "%"), f"{issue:.0f}%", largest(stalls, ""))
+            active, elapsed = (
+                values[f"{_PIPES['tensor']}.avg.pct_of_peak_sustained_{over}"]
+                for over in ("active", "elapsed")
+            )
+            cells = [
+                record["name"],
+                f"{values['gpu__time_duration.avg'] / 1e3:.1f}",
+                f"{values['gpc__cycles_elapsed.avg.per_second'] / 1e6:.0f}",
+                *(f"{share(values, name):.0f}%" for name in _PIPES.values()),
+                f"{share(values, 'smsp__issue_active'):.0f}%",
+                f"{elapsed / active:.0%}" if active else "",
+                f"{values['launch__registers_per_thread']:.0f}",
+                largest_stalls(values),
+            ]
             lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
-def largest(values: Mapping[str, float], unit: str) -> str:
-    chosen = sorted(values.items(), key=lambda item: -item[1])[:4]
-    return ", ".join(
-        f"{name.removesuffix('.avg.pct_of_peak_sustained_active')} {v:.1f}{unit}"
-        for name, v in chosen
-    )
+def share(values: Mapping[str, float], name: str) -> float:
+    """Of the peak, in percent, where the unit has work; DRAM: over the whole time."""
+    over = (f"{name}.avg.pct_of_peak_sustained_{over}" for over in ("active", "elapsed"))
+    return next((values[metric] for metric in over if metric in values), 0.0)
+
+
+def largest_stalls(values: Mapping[str, float]) -> str:
+    stalls = {
+        match.group(1): value
+        for name, value in values.items()
+        if (match := _STALL.search(name)) and match.group(1) not in ("selected", "not_selected")
+    }
+    chosen = sorted(stalls.items(), key=lambda item: -item[1])[:4]
+    return ", ".join(f"{name} {value:.1f}" for name, value in chosen)
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ from evotune.trial import Trial
 
 PARTS = ("search", "plain", "kernel_tuner")
 DEVICE_STAGES = ("prepare", "load", "verify", "measure")
-PEER_CONFIGURATIONS = 120
+PEER_CONFIGURATIONS = 60
 _SAMPLE_S = 0.25
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -111,6 +111,7 @@ def search(space: Path, options: argparse.Namespace, **more: Any) -> dict[str, A
             runs_dir=Path(folder) / "runs",
             gpus=gpus,
             lookahead=options.lookahead,
+            champions=1,
             command=("python", "benchmarks/throughput.py"),
             **more,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,18 +87,25 @@ def test_a_capture_that_needs_more_than_there_is_says_so(monkeypatch: pytest.Mon
 
 
 class BrokenGraph:
-    """A capture that an error has invalidated."""
+    """A capture that an error has invalidated, which says so or warns that nothing is in it."""
 
     ended = 0
+    warns = False
 
     def capture_begin(self, **options: Any) -> None: ...
 
     def capture_end(self) -> None:
         BrokenGraph.ended += 1
+        if self.warns:
+            warnings.warn("The CUDA Graph is empty.", UserWarning, stacklevel=1)
+            return
         raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
 
 
-def test_what_broke_a_capture_is_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("warns", [False, True])
+def test_what_broke_a_capture_is_what_is_told(warns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BrokenGraph, "ended", 0)
+    monkeypatch.setattr(BrokenGraph, "warns", warns)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", BrokenGraph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())

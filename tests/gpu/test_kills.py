@@ -24,7 +24,7 @@ def _used_mib() -> float:
 
 def test_killed_twenty_times_on_the_gpu(tmp_path: Path, keep_result: Callable[..., None]) -> None:
     before_mib = _used_mib()
-    arguments = ("run", "attention-mma", "--device", "cuda:0", "--trials", 12)
+    arguments = ("run", "attention-mma", "--device", "cuda:0", "--trials", 12, "--champions", 1)
     with Forker(tmp_path / "forker") as forker:
         kill_again_and_again(
             forker,

@@ -180,6 +180,33 @@ def test_outputs_of_another_shape_are_named(folder: Path) -> None:
         problem.reference(case, problem.make_inputs(case, "normal", 0))
 
 
+@pytest.mark.parametrize("dtype", UserProblem.dtypes)
+def test_a_product_may_be_added_in_order_although_the_library_cuts_the_sum(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As cuBLAS did on an H200 for (10, 10, 261): 16 parts, here of exact sums."""
+    problem = create_problem("kernels/matmul/problem.py:Matmul", dtype, ROOT)
+    case = problem.case({"m": 10, "n": 10, "k": 261}, {})
+    whole = torch.matmul
+
+    def in_parts(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if a.dtype == torch.float64:
+            return whole(a, b)
+        parts = zip(a.double().split(16, 1), b.double().split(16, 0), strict=True)
+        return sum((whole(x, y).float() for x, y in parts), torch.tensor(0.0)).to(a.dtype)
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", in_parts)
+    pool = InputPool(problem)
+    for seed in range(20):
+        made = pool.get(case, "large", seed)
+        a, b = (made.inputs[name].float() for name in "ab")
+        out = torch.zeros(10, 10)
+        for i in range(261):
+            out += a[:, i : i + 1] * b[i]
+        errors = errors_against(out.to(made.inputs["a"].dtype), made.reference["out"])
+        assert made.limits("out", errors).hold(errors)
+
+
 @pytest.mark.parametrize(
     ("reference", "shape"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,7 +34,8 @@ class GraphSampler:
                     call()
             except BaseException:
                 # What went wrong first says more than that the capture was broken by it.
-                with contextlib.suppress(RuntimeError):
+                with contextlib.suppress(RuntimeError), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # PyTorch warns of an empty graph
                     self._graph.capture_end()
                 raise
             self._graph.capture_end()
