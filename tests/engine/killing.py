@@ -31,6 +31,7 @@ def kill_again_and_again(
     folder: Path,
     kills: int,
     keep: Callable[..., None],
+    seed: int = 0,
 ) -> None:
     """`arguments` start a run that proposes the same whatever is measured (`--strategy random`):
     then every run has one right history. Half of the kills are of the parent alone.
@@ -40,7 +41,7 @@ def kill_again_and_again(
     whole_s = time.monotonic() - started
     unbroken = only_run(folder / "unbroken")
     assert unbroken is not None
-    rng = random.Random(0)
+    rng = random.Random(seed)
     counts = {"kills": 0, "runs": 0, "whole_tree": 0, "parent_alone": 0, "processes_killed": 0}
     while counts["kills"] < kills:
         counts["runs"] += 1
