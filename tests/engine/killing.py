@@ -31,6 +31,7 @@ def kill_again_and_again(
     folder: Path,
     kills: int,
     keep: Callable[..., None],
+    *,
     seed: int = 0,
 ) -> None:
     """`arguments` start a run that proposes the same whatever is measured (`--strategy random`):

@@ -35,7 +35,7 @@ def test_killed_ten_times_on_the_gpu(
             tmp_path,
             KILLS,
             functools.partial(keep_result, device="cuda"),
-            seed,
+            seed=seed,
         )
     time.sleep(1.0)
     assert _used_mib() - before_mib < 64
