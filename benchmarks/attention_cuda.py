@@ -1,16 +1,20 @@
 """The CUDA attention ladder against SDPA on one GPU, tuned for each shape.
 
-    python benchmarks/attention_cuda.py [--only NAME ...] [--seed 0] -o benchmarks/results/FILE.json
+    python benchmarks/attention_cuda.py [--only NAME ...] [--seed 0] [--trials N] [--again]
+        [--ablate] -o benchmarks/results/FILE.json
     python benchmarks/attention_cuda.py --table benchmarks/results/FILE.json
 
 Each job is one `evotune run` (its space, trials and seed are in the record) whose best
 configuration was confirmed in a fresh process. A job's record replaces the one of the same name
-in the file. Times are device time by CUDA graph replay, warm unless it says cold.
+in the file; with --again the search starts from that one's champion. With --ablate the record says
+what each choice of the champion is worth, measured in turn with it. Times are device time by CUDA
+graph replay, warm unless it says cold.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import tempfile
@@ -19,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuning import champion, derive, environment, tune
+from tuning import champion, derive, environment, told, tune
 
 from evotune.problems.attention import Attention
 from evotune.problems.base import Case
@@ -115,12 +119,13 @@ LADDERS = (("scalar", "wmma", "mission {}"), ("large", "hopper 16x2048x64 {}"))
 """Rungs at the same shape, slowest first."""
 
 
-def run(job: Job, seed: int) -> dict[str, Any]:
+def run(job: Job, seed: int, *, ablate: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         changes = {"problem": job.problem(), **({"default": job.start} if job.start else {})}
         path = derive(job.space, changes, Path(folder) / "space.yaml")
         options = ["--trials", str(job.trials), "--seed", str(seed), "--device", "cuda:0"]
         report = tune(path, Path(folder), *options)
+        found = {"ablation": told("ablate", Path(folder))} if ablate else {}
     best = champion(report)
     return {
         "name": job.name,
@@ -134,6 +139,7 @@ def run(job: Job, seed: int) -> dict[str, Any]:
         "resources": best["resources"],
         "measurements": best["measurements"],
         "baselines": report["baseline"],
+        **found,
         "environment": environment(report),
     }
 
@@ -240,6 +246,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", choices=[job.name for job in JOBS])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--trials", type=int)
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--ablate", action="store_true")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
@@ -247,7 +256,12 @@ def main() -> None:
     for job in () if options.table else JOBS:
         if options.only and job.name not in options.only:
             continue
-        records[job.name] = run(job, options.seed)
+        known = records.get(job.name, {}).get("configuration") if options.again else None
+        records[job.name] = run(
+            dataclasses.replace(job, trials=options.trials or job.trials, start=known or job.start),
+            options.seed,
+            ablate=options.ablate,
+        )
         if options.output:  # after each job: a long benchmark may be stopped
             command = f"python benchmarks/attention_cuda.py --seed {options.seed}"
             data = {"command": command, "jobs": list(records.values())}

@@ -35,11 +35,14 @@ def tune(path: Path, runs_dir: Path, *options: str) -> dict[str, Any]:
     """`evotune run` on a space file; the run's JSON report."""
     runs = ["--runs-dir", str(runs_dir)]
     subprocess.run([*EVOTUNE, "run", str(path), *options, *runs], check=True)
-    report = [*EVOTUNE, "report", "latest", "--format", "json", *runs]
-    data: dict[str, Any] = json.loads(
-        subprocess.run(report, check=True, capture_output=True).stdout
-    )
+    data: dict[str, Any] = told("report", runs_dir)
     return data
+
+
+def told(command: str, runs_dir: Path) -> Any:
+    """What `evotune COMMAND latest --format json` prints."""
+    words = [*EVOTUNE, command, "latest", "--format", "json", "--runs-dir", str(runs_dir)]
+    return json.loads(subprocess.run(words, check=True, capture_output=True).stdout)
 
 
 def champion(report: Mapping[str, Any]) -> dict[str, Any]:
