@@ -296,7 +296,7 @@ class DeviceSlot:
         self.renew()
         last = _last_words(long_log)
         kind = None if garbled else _crash_kind(status, log)
-        if not (self._deaths or raised or (alone and kind is not None)):
+        if not (self._deaths or (alone and (raised or kind is not None))):
             self._deaths += 1
             self._send(self._request)
             return None

@@ -68,7 +68,7 @@ def _serve(channel: BlockingChannel, runner: TrialRunner, message: Json) -> None
         channel.send({**token, "prepared": True})
         outcome = runner.run(message)
         outcome = dataclasses.replace(outcome, stage_s={"prepare": prepare_s, **outcome.stage_s})
-        about = {"retire": runner.tainted, "damaged": runner.damaged}
+        about = {"retire": runner.tainted, "doubtful": runner.doubtful}
         channel.send({**token, "outcome": outcome.to_json(), **about})
 
 

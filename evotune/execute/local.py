@@ -237,9 +237,9 @@ class LocalExecutor:
             state = {**outcome.resources.get("device", {}), **_identity(device.profile)}
             resources = {**outcome.resources, "device": state}
             outcome = dataclasses.replace(outcome, resources=resources)
-        damaged = not isinstance(answer, Outcome) and answer.get("damaged", False)
-        if damaged and not (device.alone or item.again):
-            # A candidate before wrote far beyond its buffers, into inputs or references.
+        doubtful = not isinstance(answer, Outcome) and answer.get("doubtful", False)
+        if doubtful and not (device.alone or item.again):
+            # A candidate before may have written into inputs or references, or left no memory.
             item.again = True
             device.renew()
             self._ready[item.proposal.number] = item

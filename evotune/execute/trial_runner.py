@@ -56,8 +56,9 @@ class TrialRunner:
         self.tainted = False
         """A candidate left something running, or broke the device's context: this process must
         measure nothing more."""
-        self.damaged = False
-        """The last verdict may rest on inputs or references that somebody overwrote."""
+        self.doubtful = False
+        """The last verdict may be owed to earlier candidates, which overwrote inputs or references,
+        or left no memory."""
 
     def time_baselines(self, cases: Sequence[Case]) -> list[BaselineTiming]:
         """Every baseline on every case, timed alone and held to the same error limits."""
@@ -107,7 +108,7 @@ class TrialRunner:
 
     def run(self, job: Json) -> Outcome:
         """The whole gate, then the timing; a failure is an Outcome."""
-        self.damaged = False
+        self.doubtful = False
         stage_s: dict[str, float] = {}
         verdict = Verdict([Check.from_json(check) for check in job["skipped"]])
         measurements: list[Measurement] = []
@@ -134,9 +135,10 @@ class TrialRunner:
             if fault is None:
                 raise
             self.tainted = fault.fatal
+            self.doubtful = fault.kind is OutcomeKind.DEVICE_OOM
             return Outcome(fault.kind, reason=fault.reason, stage_s=stage_s)
         if verdict.kind in (OutcomeKind.WRONG_RESULT, OutcomeKind.NAN):
-            self.damaged = not self._pool.intact()
+            self.doubtful = not self._pool.intact()
         if not job["audit"] and verdict.passed:
             verdict.checks = list(worth_keeping(verdict.checks, {m.case for m in measurements}))
         return _outcome(verdict, measurements, stage_s, self._session.state())

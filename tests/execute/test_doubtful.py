@@ -36,9 +36,9 @@ class Device:
 
     child = None
 
-    def __init__(self, *answers: Outcome, damaged: bool = True) -> None:
+    def __init__(self, *answers: Outcome, doubtful: bool = True) -> None:
         self._answers = list(answers)
-        self._damaged = damaged
+        self._doubtful = doubtful
         self._served = 1
         self.busy = False
         self.requests = 0
@@ -59,7 +59,7 @@ class Device:
     def expire(self) -> Json:
         self.busy = False
         outcome = self._answers.pop(0)
-        return {"outcome": outcome.to_json(), "damaged": self._damaged and not outcome.ok}
+        return {"outcome": outcome.to_json(), "doubtful": self._doubtful and not outcome.ok}
 
 
 def tried(device: Device) -> Outcome:
@@ -86,7 +86,7 @@ def test_a_used_worker_s_verdict_is_checked_in_a_fresh_one(
     assert device.requests == requests
 
 
-def test_where_nothing_is_damaged_it_is_believed_at_once() -> None:
-    device = Device(WRONG, damaged=False)
+def test_where_nothing_is_doubtful_it_is_believed_at_once() -> None:
+    device = Device(WRONG, doubtful=False)
     assert tried(device).kind is OutcomeKind.WRONG_RESULT
     assert device.requests == 1

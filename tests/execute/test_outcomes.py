@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import resource
 import signal
 import time
 from pathlib import Path
@@ -89,6 +90,21 @@ def test_a_trial_is_not_blamed_for_a_worker_that_another_broke(tmp_path: Path) -
         assert victim.ok, victim
     finally:
         kernels.executor.close()
+
+
+@pytest.mark.parametrize("room_mib", [0, 64])
+def test_a_trial_is_not_blamed_for_memory_that_others_hold(
+    faulty: FaultyKernels, room_mib: int
+) -> None:
+    """Without any room the worker fails where it makes the inputs, or anywhere."""
+    assert faulty.run("none").ok
+    worker = faulty.executor._devices[0]._child
+    assert worker is not None
+    pages = int(Path(f"/proc/{worker.pid}/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + (room_mib << 20)
+    resource.prlimit(worker.pid, resource.RLIMIT_AS, (limit, limit))
+    outcome = faulty.run_proposal(_with_workspace(faulty, 256 << 20))
+    assert outcome.ok, outcome
 
 
 def test_a_scratch_buffer_larger_than_the_machine_is_a_device_oom(faulty: FaultyKernels) -> None:
