@@ -82,7 +82,7 @@ def build(
     command = [
         "g++",
         "-std=c++20",
-        "-O1",
+        "-Og",
         "-w",
         "-Wno-psabi",
         "-fPIC",
