@@ -1,10 +1,10 @@
 // Merging the parts of tiles whose keys several blocks shared (SHARE_TAIL; who has which: wgmma_schedule.cuh).
 //
-// A block that has a part of a tile's keys leaves its sums in global memory, and a second launch of as many blocks merges
-// them. The part of block b and tile t of the tail is number b + t: the list of steps goes on from one part to the next
-// with the next block, the next tile or both, so no two have the same number, and those of a tile are side by side in
-// the order of its steps. In that order they are added, so the same bits come out twice. A tile of which one block
-// has all keys has no parts: the block stores it as ever.
+// A block that has a part of a tile's keys leaves its sums in global memory, and a second launch of as many blocks
+// merges them. The part of block b and tile t of the tail is number b + t: from one part in the list of steps to the
+// next, the block, the tile or both are the next, so no two parts have the same number, and those of a tile are side by
+// side in the order of its steps. In that order they are added, so the same bits come out twice. A tile all of whose
+// keys one block has is no part: that block stores it as ever.
 //
 // Reference  Osama et al. 2023, "Stream-K".
 #pragma once

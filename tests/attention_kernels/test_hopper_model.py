@@ -6,7 +6,6 @@ and fragments fit together, and that no schedule that was tried deadlocks or rea
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import random
 import shutil
@@ -17,12 +16,11 @@ import numpy as np
 import pytest
 import yaml
 
-from evotune.device.cuda import profiles
-from evotune.engine import setup
 from evotune.execute.protocol import TIMED, CaseJob
 from evotune.trial import Configuration, Value
 
 from .hopper import emulation
+from .hopper.planning import planner_on
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -61,13 +59,7 @@ def case_jobs(
     }
     path = folder / "space.yaml"
     path.write_text(yaml.safe_dump(space))
-    profile = profiles.named("h200")
-    attributes = {**profile.attributes, "multiprocessors": multiprocessors}
-    with pytest.MonkeyPatch.context() as patch:
-        few = dataclasses.replace(profile, attributes=attributes)
-        patch.setattr(setup, "open_profile", lambda *_, **__: few)
-        planner = setup.load_setup(path, "h200", compile_only=True).planner
-    assert planner is not None
+    planner = planner_on(multiprocessors, path)
     configuration = planner.bound.repair(space["default"], random.Random(0))
     assert configuration is not None
     assert {name: configuration[name] for name in values} == values
@@ -279,8 +271,7 @@ def test_random_configurations_come_out_right(seed: int, tmp_path: Path) -> None
     space = {**SPACE, "root": str(ROOT)}
     space["problem"] = {**SPACE["problem"], "shapes": [{**s, "head_dim": head_dim} for s in shapes]}
     path.write_text(yaml.safe_dump({**space, "default": {}}))
-    planner = setup.load_setup(path, "h200", compile_only=True).planner
-    assert planner is not None
+    planner = planner_on(132, path)
     values = dict(planner.bound.sample(rng))
     few = (rng.randrange(1, 9),)
     found = list(complaints(tmp_path, values, shapes, multiprocessors=few, **problem))
