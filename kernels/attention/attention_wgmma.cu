@@ -219,18 +219,19 @@ __device__ __forceinline__ Problem problem_of(const TensorMap& q_map, const Tens
 // the cluster's other tiles. Of these, this block has those from `first_step` to `end_step`, its share: perhaps none.
 struct Place {
   const Problem& problem;
-  const int number;
   int batch, head, kv_head, first_query, blocks;  // head: the first of those packed
   int share, first_step, end_step;
+  int part;  // SHARE_TAIL: number of the part that these steps are, -1 if they are all
 
   __device__ __forceinline__ Place(const Problem& of, const Walk& walk) : Place(of, walk.number) {
     if constexpr (kShareTail) {
       first_step = walk.first_step;
       end_step = walk.end_step;
+      part = walk.part;
     }
   }
 
-  __device__ __forceinline__ Place(const Problem& of, int number) : problem(of), number(number) {
+  __device__ __forceinline__ Place(const Problem& of, int number) : problem(of) {
     int tile_head, row_block;
     of.tiles.find(number, tile_head, row_block);
     head = PACK_GQA ? tile_head << (6 - of.queries_log2) : tile_head;  // over the batch
@@ -246,8 +247,6 @@ struct Place {
   }
 
   __device__ __forceinline__ bool is_empty() const { return SPLIT_KV > 1 && first_step == end_step; }
-  // Other blocks have the rest of the keys (SHARE_TAIL).
-  __device__ __forceinline__ bool is_part() const { return end_step - first_step < blocks; }
 
   // This block's number among those that have tiles side by side.
   static __device__ __forceinline__ int number_in_cluster() { return CLUSTER > 1 ? blockIdx.x % CLUSTER : 0; }

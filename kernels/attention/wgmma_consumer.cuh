@@ -264,7 +264,7 @@ struct Consumer {
         merge_over_cluster<SPLIT_KV - 1>(softmax, output, merged, problem.scale_log2);
         store_rows(place, merged, place.share * 8 * kMergedTiles);
       }
-    } else if (kShareTail && place.is_part()) {
+    } else if (kShareTail && place.part >= 0) {
       store_part(place);
     } else if constexpr (kThroughShared) {
       store_through_shared(place);
@@ -280,8 +280,7 @@ struct Consumer {
       if (threadIdx.x % 128 == 0) arrive_at_mbarrier(query_empty(query.stage));
     }
     const auto exists = [&](int row) { return place.query_of(group, row % 64) < problem.seq_len_q; };
-    store_tail_part(tail_part_at(problem, blockIdx.x, place.number - problem.tail.first), 64 * group + 16 * warp,
-                    softmax, output, exists);
+    store_tail_part(tail_part_at(problem, place.part), 64 * group + 16 * warp, softmax, output, exists);
   }
 
   // Columns 8 tile + 2 (lane % 4) and the next of one of this thread's rows, rounded.

@@ -60,14 +60,19 @@ struct Tail {
     const int of_longer = longer * (least + 1);
     return step < of_longer ? step / (least + 1) : longer + (step - of_longer) / least;
   }
+
+  // The number of the part that a block has of a tile of the tail. From one part in the list of steps to the next, the
+  // block, the tile or both are the next: so no two parts have the same number, and those of a tile follow each other.
+  static __device__ __forceinline__ int part(int block, int tile) { return block + tile; }
 };
 
 // A block's tiles: for (Walk walk(tail); walk.has(tiles); walk.next()).
 struct Walk {
   const Tail& tail;
   int number = blockIdx.x / CLUSTER_BLOCKS, round = 0;
-  // SHARE_TAIL: of the tile, the steps from `first_step` to `end_step`; of the tail, what this block has left.
-  int first_step, end_step, next_shared, end_shared;
+  // SHARE_TAIL: of the tile, the steps from `first_step` to `end_step`, and their part's number, -1 if they are all; of
+  // the tail, what this block has left.
+  int first_step, end_step, part, next_shared, end_shared;
 
   __device__ __forceinline__ explicit Walk(const Tail& tail) : tail(tail) {
     if constexpr (kShareTail) {
@@ -98,12 +103,14 @@ struct Walk {
   __device__ __forceinline__ void choose_steps() {
     first_step = 0;
     end_step = tail.tile_steps;
+    part = -1;
     if (round >= tail.rounds) {
       const int tile = next_shared / tail.tile_steps;
       number = tail.first + tile;
       first_step = next_shared - tile * tail.tile_steps;
       end_step = min(end_step, first_step + end_shared - next_shared);
       next_shared += end_step - first_step;
+      if (end_step - first_step < tail.tile_steps) part = tail.part(blockIdx.x, tile);
     }
   }
 };

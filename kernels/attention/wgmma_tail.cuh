@@ -1,10 +1,8 @@
 // Merging the parts of tiles whose keys several blocks shared (SHARE_TAIL; who has which: wgmma_schedule.cuh).
 //
 // A block that has a part of a tile's keys leaves its sums in global memory, and a second launch of as many blocks
-// merges them. The part of block b and tile t of the tail is number b + t: from one part in the list of steps to the
-// next, the block, the tile or both are the next, so no two parts have the same number, and those of a tile are side by
-// side in the order of its steps. In that order they are added, so the same bits come out twice. A tile all of whose
-// keys one block has is no part: that block stores it as ever.
+// merges them, in the order of the steps, so that the same bits come out twice. A tile all of whose keys one block has
+// is no part: that block stores it as ever.
 //
 // Reference  Osama et al. 2023, "Stream-K".
 #pragma once
@@ -15,8 +13,8 @@ namespace {
 
 using TailPart = SplitPart<BLOCK_M, HEAD_DIM>;
 
-__device__ __forceinline__ float* tail_part_at(const Problem& problem, int block, int tile) {
-  return problem.parts + static_cast<long long>(block + tile) * TailPart::kFloats;
+__device__ __forceinline__ float* tail_part_at(const Problem& problem, int number) {
+  return problem.parts + static_cast<long long>(number) * TailPart::kFloats;
 }
 
 // By a warp: its 16 rows, from `first_row` of the tile on, where exists(row).
@@ -49,8 +47,8 @@ __device__ __forceinline__ void merge_tail(const Problem& problem) {
       *reinterpret_cast<uint2*>(problem.out + place.offset(place.head_of(row % 64), query) + column) =
           make_uint2(pack<kBfloat16>(o[0], o[1]), pack<kBfloat16>(o[2], o[3]));
     };
-    merge_split_parts<TailPart, 4, 1>(tail_part_at(problem, first, tile), last - first + 1, BLOCK_M, of_tile,
-                                      TailPart::kCells, problem.scale_log2, store);
+    merge_split_parts<TailPart, 4, 1>(tail_part_at(problem, Tail::part(first, tile)), last - first + 1, BLOCK_M,
+                                      of_tile, TailPart::kCells, problem.scale_log2, store);
   }
 }
 
