@@ -303,8 +303,8 @@ def test_tails_of_any_length_come_out_right(seed: int, tmp_path: Path) -> None:
     values["QUERY_STAGES"] = rng.choice((1, 2))
     values["OVERLAP"] = rng.random() < 0.7
     values["HEAD_SECTION"] = rng.choice((1, 4, 16))
-    few, head_dim = tuple(rng.sample(range(1, 70), 12)), rng.choice((32, 64, 96, 128))
+    few, head_dim = tuple(rng.sample(range(1, 70), 6)), rng.choice((32, 64, 96, 128))
     shapes = rng.choice((ODD, GROUPED))
     values["PACK_GQA"] = shapes is GROUPED and rng.random() < 0.5
-    found = complaints(tmp_path, values, shapes, multiprocessors=few, head_dim=head_dim)
+    found = complaints(tmp_path, values, shapes, seeds=1, multiprocessors=few, head_dim=head_dim)
     assert not list(found), (values, few, head_dim)
