@@ -70,6 +70,7 @@
 //              blocks apart, splits of the keys over warps and over blocks.
 // References   FlashAttention-2, Dao 2023; PTX ISA: mma.m16n8k16, ldmatrix, cp.async; see the helpers.
 #include "choices.cuh"
+#include "last_block.cuh"
 #include "part_merge.cuh"
 #include "row_copy.cuh"
 #include "shared_rows.cuh"
@@ -95,6 +96,7 @@ constexpr int kParts = WARPS_KV * (kCluster ? SPLIT_KV : 1);  // merged in share
 constexpr int kBlockTiles = kDimTiles / (kCluster ? SPLIT_KV : 1);  // of 8 columns, that a block merges and stores
 constexpr int kMergers = WARPS_KV < kBlockTiles ? WARPS_KV : kBlockTiles;  // warps along the keys that share them
 constexpr int kOwnTiles = kBlockTiles / kMergers;
+constexpr int kLoadedTogether = SPLIT_KV < 16 ? SPLIT_KV : 16;  // parts of a cell, by one thread
 constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
 
 static_assert(HEAD_DIM % 32 == 0 && HEAD_DIM <= 128, "HEAD_DIM is 32, 64, 96 or 128");
@@ -213,8 +215,8 @@ __device__ __forceinline__ void merge_splits(const Tile& tile, const float* part
     *reinterpret_cast<uint2*>(tile.problem.out + tile.offset(tile.first_row + row) + column) =
         make_uint2(pack<kBfloat16>(o[0], o[1]), pack<kBfloat16>(o[2], o[3]));
   };
-  merge_split_parts<SplitParts, SPLIT_KV, CELLS>(parts, tile.valid_rows(), first, stride, tile.problem.scale_log2,
-                                                 store);
+  merge_split_parts<SplitParts, kLoadedTogether, CELLS>(parts, SPLIT_KV, tile.valid_rows(), first, stride,
+                                                        tile.problem.scale_log2, store);
 }
 
 __device__ __forceinline__ void attend_tile(const Problem& problem, int head, int row_block, int split) {
@@ -232,7 +234,7 @@ __device__ __forceinline__ void attend_tile(const Problem& problem, int head, in
     float* parts = problem.partials + static_cast<long long>(number) * SPLIT_KV * SplitParts::kFloats;
     if (worker.merges())
       store_split_part<SplitParts>(done, parts + split * SplitParts::kFloats, worker.warp_q * kRowTiles, first_tile,
-                                   tile.valid_rows());
+                                   [rows = tile.valid_rows()](int row) { return row < rows; });
     if constexpr (!kSecondKernel)
       if (last_to_arrive(problem.counter + number, SPLIT_KV))
         merge_splits<SPLIT_KV < 16 ? 16 / SPLIT_KV : 1>(tile, parts, threadIdx.x, kThreads);

@@ -41,6 +41,8 @@
 //                        V for all of them (multicast). CAUSAL: they all go through the keys of the last tile.
 //   SKIP_MASKED          0/1: CAUSAL: a warpgroup leaves out blocks of keys that only others of its tile see.
 //   PERSISTENT           0: a block a tile. n: n blocks a multiprocessor walk over the tiles.
+//   SHARE_TAIL           0/1: the tiles of a last round, which not all blocks would have one of, are shared out: each
+//                        block takes as many blocks of keys. See wgmma_schedule.cuh, wgmma_tail.cuh. Not for CAUSAL.
 //   WALK, HEAD_SECTION, ROW_ORDER  the order of the tiles: see wgmma_schedule.cuh.
 //   MIN_CTAS             blocks a multiprocessor that the register allocation must allow (1..3).
 //
@@ -49,14 +51,19 @@
 //              of weights a set, HEAD_DIM / 4 pairs of Q with Q_IN_REGS, and some 30 more; ptxas wants the operands of
 //              one product (BLOCK_N / 2 or HEAD_DIM / 2 registers, and 30) within those at entry.
 //              SPLIT_KV > 1: PERSISTENT 0, STORE direct, HEAD_DIM a multiple of 8 * SPLIT_KV, CLUSTER 1. BLOCK_N is a
-//              multiple of 8 * CLUSTER.
+//              multiple of 8 * CLUSTER. SHARE_TAIL: PERSISTENT > 0, CLUSTER 1.
 // Launch       pack  = PACK_GQA ? the largest power of two, up to 64, that divides heads / kv_heads : 1
 //              sets  = ceil(seq_len_q / (CLUSTER * BLOCK_M / pack)) * batch * heads / pack
 //              grid  (CLUSTER * SPLIT_KV * (PERSISTENT > 0 ? min(sets, PERSISTENT * multiprocessors / CLUSTER) : sets))
 //              block (128 * CONSUMER_WARPGROUPS + 32 * PRODUCER_WARPS)
+//              SHARE_TAIL and not CAUSAL: grid (min(sets * ceil(seq_len_k / BLOCK_N), PERSISTENT * multiprocessors)),
+//              and where that does not divide `sets` then attention_merge, with the same grid and arguments: block
+//              (1024), no shared memory.
 // Arguments    q_map, k_map, v_map, out_map by value: maps of the four tensors with boxes (1, pack, 64 / pack, panel)
 //              for q and out, (1, 1, BLOCK_N / CLUSTER, panel) for k and v, where panel is 64 columns, 32 where
 //              HEAD_DIM is no multiple of 64; swizzled by the bytes of a panel's row, 128 or 64.
+// Workspace    SHARE_TAIL and not CAUSAL, else unused: parts float[(blocks + sets % blocks - 1) * BLOCK_M *
+//              (HEAD_DIM + 2)] for a grid of `blocks`, any content.
 // Shared bytes 2 * HEAD_DIM * (QUERY_STAGES * BLOCK_M + 2 * STAGES * BLOCK_N) + 16 * (QUERY_STAGES + 2 * STAGES)
 //              SPLIT_KV > 1: + 8 + 32 * BLOCK_M * (SPLIT_KV - 1) * (HEAD_DIM / 8 / SPLIT_KV + 1)
 // Archs        sm_90a: for others attention_mma.cu.
@@ -79,6 +86,7 @@
 #ifndef STORE_BULK
 #define STORE_BULK 0
 #endif
+#define SHARES_TAIL (SHARE_TAIL && !CAUSAL)
 
 #define BLOCK_M (64 * CONSUMER_WARPGROUPS)
 #define CLUSTER_BLOCKS (CLUSTER * SPLIT_KV)
@@ -97,7 +105,9 @@ constexpr bool kBfloat16 = DTYPE == DTYPE_BFLOAT16;
 constexpr bool kPingPong = PING_PONG && CONSUMER_WARPGROUPS > 1;
 constexpr bool kSkipMasked = CAUSAL && SKIP_MASKED;
 constexpr bool kThroughShared = STORE == STORE_BULK;
+constexpr bool kShareTail = SHARES_TAIL;
 constexpr int kThreads = 128 * CONSUMER_WARPGROUPS + 32 * PRODUCER_WARPS;
+constexpr int kMergeThreads = 1024;  // of attention_merge
 constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
 
 // Registers of a thread: at entry, and of a consumer once the producer warpgroup has given its own away.
@@ -121,6 +131,7 @@ static_assert(CLUSTER == 1 || SPLIT_KV == 1, "blocks that share keys load differ
 static_assert(BLOCK_N % (8 * CLUSTER) == 0, "each block loads whole repeats of the swizzle");
 static_assert(SPLIT_KV == 1 || !PERSISTENT, "a cluster has one tile");
 static_assert(SPLIT_KV == 1 || !kThroughShared, "a block has some of the columns, which are no box");
+static_assert(!SHARE_TAIL || (PERSISTENT && CLUSTER == 1), "only blocks that walk on their own share the last tiles");
 static_assert(HEAD_DIM % (8 * SPLIT_KV) == 0, "the blocks of a cluster share the columns");
 static_assert(WEIGHT_SETS == 1 || (WEIGHT_SETS == 2 && OVERLAP), "there is nothing to pack under");
 static_assert(HEAD_SECTION >= 1 && QUERY_STAGES >= 1 && STAGES >= 1, "at least one");
@@ -174,10 +185,35 @@ struct Problem {
   const float scale_log2;
   const int heads, group, queries_log2, seq_len_q, seq_len_k;  // group: query heads a kv head
   const Tiles tiles;  // `queries_log2`: of how many query rows of a head a warpgroup has its 64 rows
+  const Tail tail;
+  float* const parts;
 };
 
 // log2 of the query rows of a head among 64 rows: as many heads of the group are packed as a power of two divides it.
 __device__ __forceinline__ int packed_queries_log2(int group) { return PACK_GQA ? 6 - min(__ffs(group) - 1, 6) : 6; }
+
+__device__ __forceinline__ Problem problem_of(const TensorMap& q_map, const TensorMap& k_map, const TensorMap& v_map,
+                                              const TensorMap& out_map, Element* out, float softmax_scale, int batch,
+                                              int heads, int kv_heads, int seq_len_q, int seq_len_k, float* parts) {
+  const int group = heads == kv_heads ? 1 : heads / kv_heads;
+  const int queries_log2 = packed_queries_log2(group);
+  const int queries = CLUSTER * CONSUMER_WARPGROUPS << queries_log2, tile_heads = batch * heads >> (6 - queries_log2);
+  const Tiles tiles(seq_len_q, queries, tile_heads);
+  return {q_map,
+          k_map,
+          v_map,
+          out_map,
+          out,
+          softmax_scale * 1.44269504088896341f,
+          heads,
+          group,
+          queries_log2,
+          seq_len_q,
+          seq_len_k,
+          tiles,
+          Tail(tiles, (seq_len_k + BLOCK_N - 1) / BLOCK_N),
+          parts};
+}
 
 // Where a tile lies, and its blocks of keys, counted by steps from the last one that any of its rows sees, or any of
 // the cluster's other tiles. Of these, this block has those from `first_step` to `end_step`, its share: perhaps none.
@@ -185,6 +221,15 @@ struct Place {
   const Problem& problem;
   int batch, head, kv_head, first_query, blocks;  // head: the first of those packed
   int share, first_step, end_step;
+  int part;  // SHARE_TAIL: number of the part that these steps are, -1 if they are all
+
+  __device__ __forceinline__ Place(const Problem& of, const Walk& walk) : Place(of, walk.number) {
+    if constexpr (kShareTail) {
+      first_step = walk.first_step;
+      end_step = walk.end_step;
+      part = walk.part;
+    }
+  }
 
   __device__ __forceinline__ Place(const Problem& of, int number) : problem(of) {
     int tile_head, row_block;
@@ -237,22 +282,10 @@ struct Place {
 extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(kThreads, MIN_CTAS)
     attention_forward(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                       const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap out_map, Element* out,
-                      float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k) {
-  const int group = heads == kv_heads ? 1 : heads / kv_heads;
-  const int queries_log2 = packed_queries_log2(group);
-  const int queries = CLUSTER * CONSUMER_WARPGROUPS << queries_log2, tile_heads = batch * heads >> (6 - queries_log2);
-  const Problem problem{q_map,
-                        k_map,
-                        v_map,
-                        out_map,
-                        out,
-                        softmax_scale * 1.44269504088896341f,
-                        heads,
-                        group,
-                        queries_log2,
-                        seq_len_q,
-                        seq_len_k,
-                        Tiles(seq_len_q, queries, tile_heads)};
+                      float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k,
+                      float* parts) {
+  const Problem problem = problem_of(q_map, k_map, v_map, out_map, out, softmax_scale, batch, heads, kv_heads,
+                                     seq_len_q, seq_len_k, parts);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the compiler sees: the same for the whole warp
 
   if (threadIdx.x == 0) {
@@ -265,7 +298,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(kThreads, MIN_CTAS)
     }
     publish_mbarriers();
   }
-  if constexpr (SPLIT_KV > 1) open_inbox(barrier_at(kBarriers), inbox_bytes(Place(problem, Walk().number)));
+  if constexpr (SPLIT_KV > 1) open_inbox(barrier_at(kBarriers), inbox_bytes(Place(problem, Walk(problem.tail))));
   if constexpr (CLUSTER > 1)
     sync_cluster();
   else
@@ -287,3 +320,14 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(kThreads, MIN_CTAS)
     sync_cluster();  // the others may still load into this block's memory, and give back stages to it
   }
 }
+
+#if SHARES_TAIL
+extern "C" __global__ void __launch_bounds__(kMergeThreads, 1)
+    attention_merge(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+                    const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap out_map, Element* out,
+                    float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k,
+                    float* parts) {
+  merge_tail(problem_of(q_map, k_map, v_map, out_map, out, softmax_scale, batch, heads, kv_heads, seq_len_q, seq_len_k,
+                        parts));
+}
+#endif

@@ -3,10 +3,10 @@
 // A split's part of a tile: o as float [ROWS][COLUMNS], then float2 {m, l} [ROWS]; see part_merge.cuh for m, l, o and
 // for how they merge. Rows that do not exist are neither written nor read: a tile of decode has few. The merging
 // threads share the rows' cells of four columns among them, whoever computed these. All loads of a cell are under way
-// together, up to sixteen parts, for each takes as long as the whole merge should. The parts are added in their order.
+// together, for each takes as long as the whole merge should. The parts are added in their order.
 //
 // Archs      sm_80 and later.
-// References Milakov & Gimelshein 2018 (merging softmax); PTX ISA, "Memory Consistency Model" (fence.acq_rel).
+// Reference  Milakov & Gimelshein 2018 (merging softmax).
 #pragma once
 
 #include "mma_sync.cuh"
@@ -24,17 +24,18 @@ struct SplitPart {
   __device__ static __forceinline__ int statistics(int row) { return ROWS * COLUMNS + 2 * row; }
 };
 
-// A warp's fragments of rows from 16-row tile `first_row_tile` and columns from 8-column tile `first_column_tile` on.
-template <class Part, int ROW_TILES, int TILES>
+// A warp's fragments of rows from 16-row tile `first_row_tile` and columns from 8-column tile `first_column_tile` on,
+// where exists(row).
+template <class Part, int ROW_TILES, int TILES, class Exists>
 __device__ __forceinline__ void store_split_part(const PartFragments<ROW_TILES, TILES>& part, float* base,
-                                                 int first_row_tile, int first_column_tile, int rows) {
+                                                 int first_row_tile, int first_column_tile, Exists exists) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < ROW_TILES; ++i)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = 16 * (first_row_tile + i) + 8 * half + lane / 4;
-      if (row >= rows) continue;
+      if (!exists(row)) continue;
       float* to = base + Part::element(row, first_column_tile * 8 + lane % 4 * 2);
 #pragma unroll
       for (int n = 0; n < TILES; ++n)
@@ -46,28 +47,12 @@ __device__ __forceinline__ void store_split_part(const PartFragments<ROW_TILES, 
     }
 }
 
-// True in the last of `count` blocks that call this for one counter. What the others wrote before is then visible to
-// all of this block's threads, and the counter is 0 again: the next launch finds it as this one did.
-__device__ __forceinline__ bool last_to_arrive(int* counter, int count) {
-  bool last = false;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    int before;
-    asm volatile("fence.acq_rel.gpu;\n" ::: "memory");  // releases what all threads wrote before the barrier
-    asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], 1;\n" : "=r"(before) : "l"(counter) : "memory");
-    last = before == count - 1;
-    if (last) *counter = 0;
-    asm volatile("fence.acq_rel.gpu;\n" ::: "memory");  // acquires what the other blocks released
-  }
-  return __syncthreads_or(last);
-}
-
 // Cells first, first + stride, ... of a tile's first `rows` rows, CELLS of them at a time: store(row, column, values)
-// gets o / l of four columns. `parts` are PARTS parts, one behind the other; `scale` turns scores into exponents of 2.
-template <class Part, int PARTS, int CELLS, class Store>
-__device__ __forceinline__ void merge_split_parts(const float* parts, int rows, int first, int stride, float scale,
-                                                  Store store) {
-  constexpr int kTogether = PARTS < 16 ? PARTS : 16;
+// gets o / l of four columns. `parts` are `count` parts, one behind the other, of which so many are loaded TOGETHER;
+// `scale` turns scores into exponents of 2.
+template <class Part, int TOGETHER, int CELLS, class Store>
+__device__ __forceinline__ void merge_split_parts(const float* parts, int count, int rows, int first, int stride,
+                                                  float scale, Store store) {
   const int cells = rows * Part::kRowCells;
   for (int cell = first; cell < cells; cell += CELLS * stride) {
     const float *from[CELLS], *statistics_from[CELLS];
@@ -81,14 +66,14 @@ __device__ __forceinline__ void merge_split_parts(const float* parts, int rows, 
       sum[c] = o[c][0] = o[c][1] = o[c][2] = o[c][3] = 0.0f;
     }
 #pragma unroll
-    for (int part = 0; part < PARTS; part += kTogether) {
-      float2 statistics[CELLS][kTogether];
-      float4 theirs[CELLS][kTogether];
+    for (int part = 0; part < count; part += TOGETHER) {
+      float2 statistics[CELLS][TOGETHER];
+      float4 theirs[CELLS][TOGETHER];
 #pragma unroll
       for (int c = 0; c < CELLS; ++c)
 #pragma unroll
-        for (int p = 0; p < kTogether; ++p)
-          if (part + p < PARTS) {
+        for (int p = 0; p < TOGETHER; ++p)
+          if (part + p < count) {
             const int at = (part + p) * Part::kFloats;
             statistics[c][p] = __ldcg(reinterpret_cast<const float2*>(statistics_from[c] + at));
             theirs[c][p] = __ldcg(reinterpret_cast<const float4*>(from[c] + at));
@@ -97,16 +82,16 @@ __device__ __forceinline__ void merge_split_parts(const float* parts, int rows, 
       for (int c = 0; c < CELLS; ++c) {
         float next = top[c];
 #pragma unroll
-        for (int p = 0; p < kTogether; ++p)
-          if (part + p < PARTS) next = fmaxf(next, statistics[c][p].x);
+        for (int p = 0; p < TOGETHER; ++p)
+          if (part + p < count) next = fmaxf(next, statistics[c][p].x);
         const float alpha = exp2_approximate((top[c] - next) * scale);
         top[c] = next;
         sum[c] *= alpha;
 #pragma unroll
         for (int e = 0; e < 4; ++e) o[c][e] *= alpha;
 #pragma unroll
-        for (int p = 0; p < kTogether; ++p)
-          if (part + p < PARTS) {
+        for (int p = 0; p < TOGETHER; ++p)
+          if (part + p < count) {
             const float weight = exp2_approximate((statistics[c][p].x - next) * scale);
             sum[c] += weight * statistics[c][p].y;
             o[c][0] += weight * theirs[c][p].x;

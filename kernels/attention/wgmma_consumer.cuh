@@ -11,10 +11,12 @@
 // turn waits for the one before it to have issued, so that one's products run under the other's softmax. The first turn
 // is the first warpgroup's, given by the last; the turn left over at the end is taken, so no barrier ends half full.
 //
-// SPLIT_KV: the sums of the cluster's blocks are merged at the end, see wgmma_merge.cuh.
+// SPLIT_KV: the sums of the cluster's blocks are merged at the end, see wgmma_merge.cuh. SHARE_TAIL: the sums over a
+// part of a tile's keys go to global memory, see wgmma_tail.cuh.
 #pragma once
 
 #include "wgmma_merge.cuh"
+#include "wgmma_tail.cuh"
 
 namespace {
 
@@ -262,12 +264,23 @@ struct Consumer {
         merge_over_cluster<SPLIT_KV - 1>(softmax, output, merged, problem.scale_log2);
         store_rows(place, merged, place.share * 8 * kMergedTiles);
       }
+    } else if (kShareTail && place.part >= 0) {
+      store_part(place);
     } else if constexpr (kThroughShared) {
       store_through_shared(place);
     } else {
       store_rows(place, output, 0);
     }
     query.advance();
+  }
+
+  __device__ __forceinline__ void store_part(const Place& place) const {
+    if constexpr (kThroughShared) {  // nothing goes there: Q's place is free as soon as it was read
+      sync_named(kFirstStore + group, 128);
+      if (threadIdx.x % 128 == 0) arrive_at_mbarrier(query_empty(query.stage));
+    }
+    const auto exists = [&](int row) { return place.query_of(group, row % 64) < problem.seq_len_q; };
+    store_tail_part(tail_part_at(problem, place.part), 64 * group + 16 * warp, softmax, output, exists);
   }
 
   // Columns 8 tile + 2 (lane % 4) and the next of one of this thread's rows, rounded.
@@ -316,7 +329,7 @@ struct Consumer {
 
   __device__ __forceinline__ void run() {
     if (group == CONSUMER_WARPGROUPS - 1) give_turn();
-    for (Walk walk; walk.has(problem.tiles); walk.next()) attend(Place(problem, walk.number));
+    for (Walk walk(problem.tail); walk.has(problem.tiles); walk.next()) attend(Place(problem, walk));
     if (group == 0) take_turn();
   }
 };

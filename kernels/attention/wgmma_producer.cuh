@@ -65,8 +65,8 @@ struct Producer {
     prefetch_map(problem.q);
     prefetch_map(problem.k);
     prefetch_map(problem.v);
-    for (Walk walk; walk.has(problem.tiles); walk.next()) {
-      const Place place(problem, walk.number);
+    for (Walk walk(problem.tail); walk.has(problem.tiles); walk.next()) {
+      const Place place(problem, walk);
       if (place.is_empty()) continue;  // nobody would wait for its Q
       load_queries(place);
       load_blocks(place);

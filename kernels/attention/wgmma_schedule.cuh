@@ -1,4 +1,4 @@
-// Which tile of the problem comes when: the order of all tiles, and a block's walk over them.
+// Which tile of the problem comes when: the order of all tiles, a block's walk over them, and the last ones shared out.
 //
 // A tile is BLOCK_M rows of one head (PACK_GQA: of several), or, counted here, the CLUSTER such tiles side by side that
 // the blocks of a cluster have. Heads come in sections of HEAD_SECTION: all rows of a section's heads before the
@@ -7,6 +7,11 @@
 // longest. A persistent block takes tiles b, b + G, b + 2 G, ...; with WALK snake every other round is reversed (of G
 // blocks, the one that had the longest tile of a round has the shortest of the next). The SPLIT_KV blocks of a cluster
 // have one tile together, and no other.
+//
+// SHARE_TAIL: tiles are walked as long as every block gets one. What is left of them, the tail, is a list of steps (a
+// block of keys of a tile each), of which every block gets an equal part: of one tile, or the end of one and the
+// beginning of the next, since a part has no more steps than a tile. So all blocks end at the same time. Sums over a
+// part of a tile's keys are merged by a second launch: see wgmma_tail.cuh.
 #pragma once
 
 namespace {
@@ -28,12 +33,58 @@ struct Tiles {
   }
 };
 
-// The numbers of a block's tiles: for (Walk walk; walk.has(tiles); walk.next()).
+// What of the tiles is shared out. Blocks are numbered as blockIdx.x, steps over all tiles of the tail.
+struct Tail {
+  int rounds, first, tiles;  // whole rounds before it, number of its first tile, how many it has
+  int tile_steps;
+  int sharers, least, longer;  // blocks that get steps: `least` each, the first `longer` of them one more
+
+  __device__ __forceinline__ Tail(const Tiles& all_tiles, int tile_steps) : tile_steps(tile_steps) {
+    if constexpr (kShareTail) {
+      const int blocks = gridDim.x;
+      rounds = all_tiles.all / blocks;
+      first = rounds * blocks;
+      tiles = all_tiles.all - first;
+      const int steps = tiles * tile_steps;
+      sharers = max(min(blocks, steps), 1);
+      least = steps / sharers;
+      longer = steps - least * sharers;
+    }
+  }
+
+  // The first step of a block; those past the last sharer begin, and end, behind the last step.
+  __device__ __forceinline__ int begin(int block) const { return min(block, sharers) * least + min(block, longer); }
+
+  // The block that has this step.
+  __device__ __forceinline__ int sharer(int step) const {
+    const int of_longer = longer * (least + 1);
+    return step < of_longer ? step / (least + 1) : longer + (step - of_longer) / least;
+  }
+
+  // The number of the part that a block has of a tile of the tail. From one part in the list of steps to the next, the
+  // block, the tile or both are the next: so no two parts have the same number, and those of a tile follow each other.
+  static __device__ __forceinline__ int part(int block, int tile) { return block + tile; }
+};
+
+// A block's tiles: for (Walk walk(tail); walk.has(tiles); walk.next()).
 struct Walk {
+  const Tail& tail;
   int number = blockIdx.x / CLUSTER_BLOCKS, round = 0;
+  // SHARE_TAIL: of the tile, the steps from `first_step` to `end_step`, and their part's number, -1 if they are all; of
+  // the tail, what this block has left.
+  int first_step, end_step, part, next_shared, end_shared;
+
+  __device__ __forceinline__ explicit Walk(const Tail& tail) : tail(tail) {
+    if constexpr (kShareTail) {
+      next_shared = tail.begin(blockIdx.x);
+      end_shared = tail.begin(blockIdx.x + 1);
+      choose_steps();
+    }
+  }
 
   // Without PERSISTENT, a block has one tile.
   __device__ __forceinline__ bool has(const Tiles& tiles) const {
+    if constexpr (kShareTail) return first_step < end_step;
     return PERSISTENT ? number < tiles.all : round == 0;
   }
 
@@ -44,6 +95,23 @@ struct Walk {
     const bool back = WALK == WALK_SNAKE && round % 2 == 1;
     // A reversed last round may begin past the last tile for this block, and nothing comes after it.
     number = round * blocks + (back ? blocks - 1 - first : first);
+    if constexpr (kShareTail) choose_steps();
+  }
+
+ private:
+  // All of a tile before the tail; then the rest of a tile, as far as this block's share goes: perhaps nothing.
+  __device__ __forceinline__ void choose_steps() {
+    first_step = 0;
+    end_step = tail.tile_steps;
+    part = -1;
+    if (round >= tail.rounds) {
+      const int tile = next_shared / tail.tile_steps;
+      number = tail.first + tile;
+      first_step = next_shared - tile * tail.tile_steps;
+      end_step = min(end_step, first_step + end_shared - next_shared);
+      next_shared += end_step - first_step;
+      if (end_step - first_step < tail.tile_steps) part = tail.part(blockIdx.x, tile);
+    }
   }
 };
 

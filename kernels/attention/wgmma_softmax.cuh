@@ -90,11 +90,16 @@ struct Softmax {
     for (int i = 0; i < COUNT; ++i) output[i] *= alpha[i / 2 % 2];
   }
 
-  // 1 / sum of the whole row, to be called once.
-  __device__ __forceinline__ float inverse_sum(int half) const {
+  // Of the whole row, over all four lanes.
+  __device__ __forceinline__ float row_sum(int half) const {
     float total = sum[half];
     total += __shfl_xor_sync(~0u, total, 1);
     total += __shfl_xor_sync(~0u, total, 2);
+    return total;
+  }
+
+  __device__ __forceinline__ float inverse_sum(int half) const {
+    const float total = row_sum(half);
     return total == 0.0f ? 0.0f : __fdividef(1.0f, total);
   }
 };

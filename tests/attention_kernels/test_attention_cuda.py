@@ -21,6 +21,8 @@ from evotune.engine.spaces import find_space
 from evotune.space.bound import BoundSpace
 from evotune.trial import Configuration, Json, Value
 
+from .hopper.planning import planner_on
+
 DEVICES = {"a100": "sm_80", "l4": "sm_89", "h200": "sm_90a"}
 LADDER = ["attention-scalar", "attention-wmma", "attention-mma"]
 SHAPES_OF_MMA = ["large", "decode"]
@@ -157,7 +159,8 @@ def test_ptxas_neither_serializes_products_nor_ignores_the_register_split(tmp_pa
     from cupy.cuda import nvrtc
 
     planner, bound = planner_for("attention-wgmma", "h200")
-    for values in ({}, {"CONSUMER_WARPGROUPS": 2, "PRODUCER_REGISTERS": 24, "PING_PONG": True}):
+    two: dict[str, Value] = {"CONSUMER_WARPGROUPS": 2, "PRODUCER_REGISTERS": 24, "PING_PONG": True}
+    for values in ({}, {**two, "SHARE_TAIL": True}):
         for job in planner.compile_jobs(repaired(bound, **values)):
             options = ["--gpu-architecture=sm_90a", "--std=c++17", "--ptxas-options=-v"]
             options += [f"-D{name}={value}" for name, value in job.defines]
@@ -189,6 +192,34 @@ def test_shares_of_keys_and_packed_heads_cost_no_spills(
     for job in planner.compile_jobs(configuration):
         figures = compiled(job, tmp_path)
         assert (figures["spill_store_bytes"], figures["serialized"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "multiprocessors", "blocks", "parts"),
+    [
+        ({"batch": 2, "seq_len": 8192}, 132, 132, 132 + 56 - 1),  # 1376 tiles: 10 each, 56 left
+        ({"batch": 1, "seq_len": 192}, 16, 16, 0),  # a tile each
+        ({"batch": 1, "seq_len": 192}, 132, 32, 32 + 16 - 1),  # 16 tiles of 2 blocks of keys
+    ],
+)
+def test_there_is_a_second_launch_where_last_tiles_are_shared(
+    shape: Mapping[str, int],
+    multiprocessors: int,
+    blocks: int,
+    parts: int,
+    tmp_path: Path,
+) -> None:
+    path = find_space("attention-wgmma")
+    space = {**yaml.safe_load(path.read_text()), "root": str(path.parents[1])}
+    space["problem"] |= {"shapes": [{"heads": 16, "head_dim": 64, **shape}], "held_out": []}
+    space["default"] |= {"SHARE_TAIL": True}
+    (tmp_path / "space.yaml").write_text(yaml.safe_dump(space))
+    planner = planner_on(multiprocessors, tmp_path / "space.yaml")
+    full, causal = (c.plan for c in planner.proposal(0, planner.bound.default()).cases[:2])
+    assert [w.bytes for w in full.workspaces] == [4 * parts * 192 * (64 + 2) or 16]
+    assert full.launches[0].grid == (blocks,)
+    assert [launch.grid for launch in full.launches[1:]] == [(blocks,)] * (parts > 0)
+    assert len(causal.launches) == 1
 
 
 def test_products_that_ptxas_serializes_are_a_figure(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ SMALLEST: dict[str, Any] = {
     "STORE": "direct",
     "L2_PROMOTION": 128,
     "PERSISTENT": 0,
+    "SHARE_TAIL": False,
     "WALK": "straight",
     "HEAD_SECTION": 1,
     "ROW_ORDER": "ascending",
@@ -98,6 +99,13 @@ STEPS: list[tuple[str, dict[str, Any]]] = [
     ("registers move", {"CONSUMER_WARPGROUPS": 2, "STAGES": 2, "PRODUCER_WARPS": 4}),
     ("ping-pong", {"CONSUMER_WARPGROUPS": 2, "STAGES": 2, "PING_PONG": True}),
     ("persistent", {"CONSUMER_WARPGROUPS": 2, "STAGES": 2, "STORE": "bulk", "PERSISTENT": 1}),
+    ("last tiles shared", {"STAGES": 2, "PERSISTENT": 1, "SHARE_TAIL": True}),
+    (
+        "... bulk store, snake",
+        {"CONSUMER_WARPGROUPS": 2, "STORE": "bulk", "PERSISTENT": 1, "WALK": "snake"}
+        | {"SHARE_TAIL": True},
+    ),
+    ("... packed", {"STAGES": 2, "PERSISTENT": 1, "SHARE_TAIL": True, "PACK_GQA": True}),
     ("lazy rescale", {"STAGES": 2, "RESCALE_LOG2": 8}),
     ("polynomial", {"STAGES": 2, "EXP2_FMA_SHARE": 8}),
     ("queries in registers", {"STAGES": 2, "Q_IN_REGS": True}),
@@ -133,6 +141,7 @@ def test_head_dimensions_and_types(head_dim: int, dtype: str, tmp_path: Path) ->
 
 
 def test_every_pipeline_depth(tmp_path: Path) -> None:
+    """Those of even depth share their last tiles."""
     switches = itertools.product((1, 2, 3, 4, 6), (1, 2, 3), (False, True), (False, True))
     found = []
     for stages, groups, overlap, ping_pong in switches:
@@ -140,7 +149,7 @@ def test_every_pipeline_depth(tmp_path: Path) -> None:
             values = {"CONSUMER_WARPGROUPS": groups, "STAGES": stages, "BLOCK_N": 64}
             values |= {"OVERLAP": overlap, "PING_PONG": ping_pong, "PRODUCER_WARPS": 4}
             values |= {"STORE": "bulk", "PERSISTENT": 1, "QUERY_STAGES": 2}
-            found.append({**values, "PRODUCER_REGISTERS": 32})
+            found.append({**values, "PRODUCER_REGISTERS": 32, "SHARE_TAIL": stages % 2 == 0})
     check(tmp_path, found)
 
 

@@ -28,6 +28,12 @@
 
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
+struct float2 { float x, y; };
+struct float4 { float x, y, z, w; };
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+template <class T> T __ldcg(const T* from) { return *from; }
 
 inline Index first_block, grid_size;
 #define threadIdx (cluster->current->thread)
@@ -35,6 +41,7 @@ inline Index first_block, grid_size;
 #define gridDim grid_size
 
 inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline float __int_as_float(int bits) { float value; std::memcpy(&value, &bits, 4); return value; }
 inline int __float_as_int(float value) { int bits; std::memcpy(&bits, &value, 4); return bits; }

@@ -10,6 +10,7 @@ import ctypes
 import dataclasses
 import os
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,6 +29,9 @@ REPLACED = (
     "wgmma_product.cuh",
     "wgmma_tma.cuh",
 )
+
+COMPILED = ("*wgmma*.cu*", "part_merge.cuh", "split_merge.cuh")
+_GUARD_BYTES = 4096
 
 Array = npt.NDArray[np.float32]
 
@@ -50,13 +54,23 @@ class _Launch(ctypes.Structure):
     )
 
 
+class _Arguments(ctypes.Structure):
+    _fields_ = (
+        ("tensors", ctypes.c_void_p),
+        ("softmax_scale", ctypes.c_float),
+        *((name, ctypes.c_int) for name in ("batch", "heads", "kv_heads")),
+        *((name, ctypes.c_int) for name in ("seq_len_q", "seq_len_k")),
+        ("parts", ctypes.c_void_p),
+    )
+
+
 def build(
     folder: Path, defines: tuple[tuple[str, int], ...], mistakes: Mapping[str, str] | None = None
 ) -> Path:
     """A shared library of the kernel with these definitions, and with `mistakes` put in place of
     what it says."""
     left = dict(mistakes or {})
-    for source in KERNELS.glob("*wgmma*.cu*"):
+    for source in (source for pattern in COMPILED for source in KERNELS.glob(pattern)):
         text = source.read_text()
         for right in [right for right in left if right in text]:
             text = text.replace(right, left.pop(right), 1)
@@ -68,7 +82,7 @@ def build(
     command = [
         "g++",
         "-std=c++20",
-        "-O1",
+        "-Og",
         "-w",
         "-Wno-psabi",
         "-fPIC",
@@ -83,7 +97,7 @@ def build(
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """What became of a launch: the output, or what the model found wrong."""
+    """What became of a plan's launches: the output, or what the model found wrong."""
 
     out: Array | None
     complaint: str
@@ -128,13 +142,22 @@ def _call(
         tensor.extents[:] = tensor_map.extents[::-1]
         tensor.box[:] = tensor_map.box[::-1]
         tensor.swizzle_bits = {0: 0, 64: 2, 128: 3}[tensor_map.swizzle_bytes]
-    (launch,) = plan.launches
-    given = _Launch(launch.grid[0], launch.threads, launch.shared_bytes, seed)
-    *_, out, scale, batch, heads, kv_heads, seq_len_q, seq_len_k = plan.arguments
-    assert out.name == "out"
+    *_, out, scale, batch, heads, kv_heads, seq_len_q, seq_len_k, parts = plan.arguments
+    (workspace,) = plan.workspaces
+    assert (out.name, parts.name) == ("out", workspace.name)
+    # Poison, and guards behind and before.
+    scratch = np.full(workspace.bytes + 2 * _GUARD_BYTES, 0xFF, dtype=np.uint8)
     sizes = [int(argument.value) for argument in (batch, heads, kv_heads, seq_len_q, seq_len_k)]
-    function = ctypes.CDLL(str(library)).run
-    function(ctypes.byref(given), tensors, ctypes.c_float(scale.value), *sizes)
+    parts_at = scratch.ctypes.data + _GUARD_BYTES
+    given = _Arguments(ctypes.addressof(tensors), scale.value, *sizes, parts_at)
+    functions = ctypes.CDLL(str(library))
+    for launch in plan.launches:
+        blocks = _Launch(launch.grid[0], launch.threads, launch.shared_bytes, seed)
+        functions[f"run_{launch.entry}"](ctypes.byref(blocks), ctypes.byref(given))
+    if (scratch[:_GUARD_BYTES] != 0xFF).any() or (scratch[-_GUARD_BYTES:] != 0xFF).any():
+        sys.stderr.write("something was written beside the workspace")
+        sys.stderr.flush()
+        os._exit(3)
     return memory["out"]
 
 

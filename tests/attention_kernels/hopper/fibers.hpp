@@ -22,10 +22,12 @@ struct Index {
 
 inline int rank = 0;
 
+constexpr int kStackBytes = 64 << 10;
+
 struct Fiber {
   int rank;
   ucontext_t context;
-  std::vector<char> stack;
+  std::unique_ptr<char[]> stack;
   Index thread;
   std::function<bool()> ready;
   bool done = false;
@@ -78,12 +80,12 @@ inline void run_cluster(int blocks, int block_threads, unsigned seed, std::funct
   const int threads = blocks * block_threads;
   for (int i = 0; i < threads; ++i) {
     auto fiber = std::make_unique<Fiber>();
-    fiber->stack.resize(64 << 10);
+    fiber->stack = std::make_unique_for_overwrite<char[]>(kStackBytes);
     fiber->rank = i / block_threads;
     fiber->thread.x = i % block_threads;
     getcontext(&fiber->context);
-    fiber->context.uc_stack.ss_sp = fiber->stack.data();
-    fiber->context.uc_stack.ss_size = fiber->stack.size();
+    fiber->context.uc_stack.ss_sp = fiber->stack.get();
+    fiber->context.uc_stack.ss_size = kStackBytes;
     fiber->context.uc_link = nullptr;
     makecontext(&fiber->context, fiber_main, 0);
     here.fibers.push_back(std::move(fiber));

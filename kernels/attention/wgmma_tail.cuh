@@ -1,0 +1,55 @@
+// Merging the parts of tiles whose keys several blocks shared (SHARE_TAIL; who has which: wgmma_schedule.cuh).
+//
+// A block that has a part of a tile's keys leaves its sums in global memory, and a second launch of as many blocks
+// merges them, in the order of the steps, so that the same bits come out twice. A tile all of whose keys one block has
+// is no part: that block stores it as ever.
+//
+// Reference  Osama et al. 2023, "Stream-K".
+#pragma once
+
+#include "split_merge.cuh"
+
+namespace {
+
+using TailPart = SplitPart<BLOCK_M, HEAD_DIM>;
+
+__device__ __forceinline__ float* tail_part_at(const Problem& problem, int number) {
+  return problem.parts + static_cast<long long>(number) * TailPart::kFloats;
+}
+
+// By a warp: its 16 rows, from `first_row` of the tile on, where exists(row).
+template <class Exists>
+__device__ __forceinline__ void store_tail_part(float* part, int first_row, const Softmax& softmax,
+                                                const float (&output)[HEAD_DIM / 2], Exists exists) {
+  PartFragments<1, HEAD_DIM / 8> sums;
+#pragma unroll
+  for (int i = 0; i < HEAD_DIM / 2; ++i) sums.output[0][i / 4][i % 4] = output[i];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    sums.maximum[0][half] = softmax.maximum[half];
+    sums.sum[0][half] = softmax.row_sum(half);
+  }
+  store_split_part<TailPart>(sums, part, first_row / 16, 0, exists);
+}
+
+// By all threads of all blocks: each merges four columns of a row, and the next that are nobody else's.
+__device__ __forceinline__ void merge_tail(const Problem& problem) {
+  const Tail& tail = problem.tail;
+  const int threads = gridDim.x * kMergeThreads;
+  for (int cell = blockIdx.x * kMergeThreads + threadIdx.x; cell < tail.tiles * TailPart::kCells; cell += threads) {
+    const int tile = cell / TailPart::kCells, of_tile = cell - tile * TailPart::kCells;
+    const int first = tail.sharer(tile * tail.tile_steps), last = tail.sharer((tile + 1) * tail.tile_steps - 1);
+    const Place place(problem, tail.first + tile);
+    const int row = of_tile / TailPart::kRowCells, group = row / 64;
+    const int query = place.query_of(group, row % 64);
+    if (first == last || query >= problem.seq_len_q) continue;
+    const auto store = [&](int, int column, const float(&o)[4]) {
+      *reinterpret_cast<uint2*>(problem.out + place.offset(place.head_of(row % 64), query) + column) =
+          make_uint2(pack<kBfloat16>(o[0], o[1]), pack<kBfloat16>(o[2], o[3]));
+    };
+    merge_split_parts<TailPart, 4, 1>(tail_part_at(problem, Tail::part(first, tile)), last - first + 1, BLOCK_M,
+                                      of_tile, TailPart::kCells, problem.scale_log2, store);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,24 @@
+"""Plans for a Hopper GPU of any size."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from evotune.device.cuda import profiles
+from evotune.engine import setup
+from evotune.engine.planning import Planner
+
+
+def planner_on(multiprocessors: int, space: Path) -> Planner:
+    """For an H200 with so many multiprocessors."""
+    profile = profiles.named("h200")
+    attributes = {**profile.attributes, "multiprocessors": multiprocessors}
+    profile = dataclasses.replace(profile, attributes=attributes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setup, "open_profile", lambda *_, **__: profile)
+        planner = setup.load_setup(space, "h200", compile_only=True).planner
+    assert planner is not None
+    return planner
