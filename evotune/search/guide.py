@@ -33,7 +33,6 @@ _REFRESH_SHARE: Final = 24  # a pool lives for 1/24 of the trials told so far,
 _LONGEST_POOL: Final = 64  # and for so many at most
 _REFIT_GROWTH: Final = 1.4
 _MODEL_ROWS: Final = 448  # trials that a model is built on at most
-_REMEMBERED: Final = 64  # newest trials that a proposal without a model keeps away from
 
 Breed: TypeAlias = Callable[[Sequence[Elite], random.Random], list[Configuration]]
 
@@ -136,17 +135,13 @@ class Guide:
     def least_alike(
         self, configurations: Sequence[Configuration], pending: Sequence[Configuration]
     ) -> Configuration | None:
-        """The one whose likest among the trials, told or pending, is the least like it; the first
-        of equals, None of none. What comes before a model is worth the most when it is spread out,
-        and most of all where a whole window of proposals is blind."""
-        count = len(self._told)
-        newest = range(max(0, count - _REMEMBERED), count)
-        trials = [self._told.configuration(number) for number in newest] + list(pending)
-        if not configurations or not trials:
+        """The one whose likest among those pending is the least like it, by a kernel that knows no
+        outcome; the first of equals, None of none."""
+        if not configurations or not pending:
             return next(iter(configurations), None)
         rows, others = (
             self._encoder.rows([self._encoder.indices(c) for c in group])
-            for group in (configurations, trials)
+            for group in (configurations, pending)
         )
         likest = default_kernel(self._encoder.axes).between(rows, others).max(axis=1)
         return configurations[int(np.argmin(likest))]
