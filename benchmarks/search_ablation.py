@@ -1,7 +1,7 @@
 """`evolution` without one of its parts at a time, on recorded spaces: does each part pay?
 
     python benchmarks/search_ablation.py [FOLDER] [--repeats 10] [--evaluations 120]
-        [--lookahead 0] [-o FILE]
+        [--lookahead 0] [--parts NAME,NAME,…] [-o FILE]
 
 Scores over the first evaluations only (`evotune.search.performance`), where the parts differ
 most; paired by seed. The last columns say by how much the whole leads.
@@ -70,6 +70,7 @@ PARTS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
         "_CATEGORIES": (kernel, (1e-3, 1e-3)),
         "_TYPICAL_CATEGORY": (kernel, -6.9),
     },
+    "first proposals as they come": {"_BLIND": (evolution, 1)},
     "no neighbours": {
         "_NEIGHBOURHOODS": (evolution, 0),
         "_SECOND_NEIGHBOURHOODS": (evolution, 0),
@@ -98,9 +99,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--evaluations", type=int, default=120)
     parser.add_argument("--lookahead", type=int, default=0)
+    parser.add_argument("--parts", default=",".join(PARTS), help="besides the whole")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
-    scores: dict[str, dict[str, list[float]]] = {part: {} for part in PARTS}
+    parts = dict.fromkeys(["whole", *options.parts.split(",")])
+    scores: dict[str, dict[str, list[float]]] = {part: {} for part in parts}
     for path in sorted(options.folder.glob("*/*.json.gz")):
         recording = read_recorded_space(path)
         scale = PerformanceScale(recording.times_ms.values())
@@ -122,7 +125,9 @@ def main() -> None:
         document = {
             "date": datetime.now(UTC).date().isoformat(),
             "command": f"python benchmarks/search_ablation.py --repeats {options.repeats}"
-            f" --evaluations {options.evaluations} --lookahead {options.lookahead}",
+            f" --evaluations {options.evaluations} --lookahead {options.lookahead}"
+            + f' --parts "{options.parts}"'
+            * (list(parts) != list(PARTS)),
             "scores": {
                 part: {name: [round(s, 4) for s in runs] for name, runs in found.items()}
                 for part, found in scores.items()

@@ -2,13 +2,21 @@
 
     python benchmarks/search_noise.py [FOLDER] [--repeats 10] [-o FILE]
 
-In each repeat every configuration's time is drawn anew: the mean of as many of its recorded raw
-samples as there are, drawn with replacement (Kernel Tuner's `time` is their mean). The search
-sees those times. As a run does with its champions, the best of them are then measured anew, with
-four times the samples (`TimingSettings.thorough` against the default), and the best of that is
-the pick. `excess` is the recorded time of that pick over the recorded time of what a search
-without noise picks with the same seed, minus one, by how many were confirmed: 1 is the search's
-own pick, 3 is what a run confirms, more shows what that would be worth.
+Every sample is drawn from a configuration's recorded raw samples, with replacement. Two ways to
+make a time of them:
+
+- `evotune`: what a run does. `measure_paired` times each candidate against a baseline that does
+  not vary, by the median over rounds, with more rounds for those that are in question; the best are
+  confirmed with `TimingSettings.thorough`, and the one with the highest lower bound is the pick.
+- `mean`: what Kernel Tuner does: the mean of as many samples as were recorded. The best are
+  measured anew with four times the samples, and the best of that is the pick.
+
+`excess` is the noiseless time of that pick over the one of what a search without noise picks with
+the same seed, minus one. "own" is the search's own pick; "3" the best of three confirmed, as a run
+does; "10" is `--champions 10`; "3, 4 times" lets a confirmation take four times as many samples, if
+it is not certain before. Noiseless is what either way comes to with endless samples. "tried" is
+the best that the search tried at all: what an excess has beyond that is the confirmation's.
+`samples` is how many the search took.
 """
 
 from __future__ import annotations
@@ -17,26 +25,33 @@ import argparse
 import dataclasses
 import gzip
 import json
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evotune.device.recorded import RecordedSpace, read_recorded_space
-from evotune.engine.replay import replay
+from evotune.measure.paired import TimingSettings, measure_paired
+from evotune.search.catalog import create_strategy
 from evotune.search.performance import PerformanceScale
-from evotune.search.strategy import SearchSettings
-from evotune.trial import Configuration
+from evotune.search.strategy import SearchSettings, Strategy
+from evotune.trial import Configuration, Measurement, Outcome, OutcomeKind, Trial
 
 FOLDER = Path(__file__).parents[2] / "shared" / "recorded_spaces"
 SMALLEST_BUDGET = 25
-_CONFIRMED = (1, 3, 10, 30)
-_CONFIRMING_SAMPLES = 4  # in times as many as the search takes
+_CONFIRMED = (3, 5, 10)
+_LONGER = (1, 4)  # times as many samples as a confirmation takes at most
+_CONFIRMING_SAMPLES = 4  # of `mean`, in times as many as the search takes
+
+Samples = Mapping[Configuration, NDArray[np.float64]]
 
 
-def raw_samples_ms(path: Path, recording: RecordedSpace) -> dict[Configuration, np.ndarray]:
+def raw_samples_ms(path: Path, recording: RecordedSpace) -> Samples:
     """The raw samples of every valid configuration of a Kernel Tuner cache."""
     cache = json.loads(gzip.decompress(path.read_bytes()))["cache"]
     names = [parameter.name for parameter in recording.space.parameters]
@@ -49,70 +64,196 @@ def raw_samples_ms(path: Path, recording: RecordedSpace) -> dict[Configuration, 
     return samples
 
 
-def noisy(
-    recording: RecordedSpace, samples: Mapping[Configuration, np.ndarray], seed: int
-) -> RecordedSpace:
-    rng = np.random.default_rng(seed)
-    times = {c: float(rng.choice(raw, len(raw)).mean()) for c, raw in samples.items()}
-    return dataclasses.replace(recording, times_ms=times)
+class Stopwatch(Protocol):
+    """Noisy times of configurations, in any unit; `taken` counts the samples."""
+
+    taken: int
+
+    def noiseless(self, configuration: Configuration) -> float: ...
+
+    def time(self, configuration: Configuration, rival: float) -> float:
+        """As the search sees it; `rival` is the time of the last of the elites."""
+
+    def confirm(self, configuration: Configuration, longer: int) -> float:
+        """What finalists are ranked by: lower is better."""
 
 
-def best_first(recording: RecordedSpace, evaluations: int, seed: int) -> list[Configuration]:
-    run = replay(recording, "evolution", SearchSettings(seed=seed), evaluations, seed)
-    valid = [(e.time_ms, e.configuration) for e in run if e.time_ms is not None]
-    return [configuration for _, configuration in sorted(valid, key=lambda found: found[0])]
+class Mean:
+    def __init__(self, samples: Samples, seed: int) -> None:
+        self._samples = samples
+        self._rng = np.random.default_rng(seed)
+        self.taken = 0
+
+    def noiseless(self, configuration: Configuration) -> float:
+        return float(self._samples[configuration].mean())
+
+    def time(self, configuration: Configuration, rival: float) -> float:
+        return self._draw(configuration, 1)
+
+    def confirm(self, configuration: Configuration, longer: int) -> float:
+        return self._draw(configuration, _CONFIRMING_SAMPLES * longer)
+
+    def _draw(self, configuration: Configuration, times: int) -> float:
+        raw = self._samples[configuration]
+        self.taken += times * len(raw)
+        return float(self._rng.choice(raw, times * len(raw)).mean())
 
 
-def confirmed(
-    finalists: Sequence[Configuration], samples: Mapping[Configuration, np.ndarray], seed: int
-) -> Configuration:
-    """The best of them when measured anew."""
-    rng = np.random.default_rng([seed, len(finalists)])
-    times = [
-        float(rng.choice(samples[c], _CONFIRMING_SAMPLES * len(samples[c])).mean())
-        for c in finalists
-    ]
-    return finalists[int(np.argmin(times))]
+class Paired:
+    """evotune's own protocol, with a baseline that always takes 1."""
+
+    def __init__(self, samples: Samples, seed: int) -> None:
+        self._samples = samples
+        self._rng = np.random.default_rng(seed)
+        self.taken = 0
+
+    def noiseless(self, configuration: Configuration) -> float:
+        raw = self._samples[configuration]
+        return float(np.median(raw[:, None] + raw)) / 2  # a round has two samples
+
+    def time(self, configuration: Configuration, rival: float) -> float:
+        return 1 / self._measure(configuration, TimingSettings(), 1 / rival).speedup
+
+    def confirm(self, configuration: Configuration, longer: int) -> float:
+        settings = TimingSettings.thorough()
+        settings = dataclasses.replace(settings, max_rounds=longer * settings.max_rounds)
+        return 1 / self._measure(configuration, settings, 0.0).speedup_low
+
+    def _measure(
+        self, configuration: Configuration, settings: TimingSettings, contender: float
+    ) -> Measurement:
+        found = measure_paired(
+            _Drawn(self._samples[configuration], self._rng),
+            _Constant(),
+            case="",
+            baseline_name="",
+            settings=settings,
+            contender_speedup=contender,
+        )
+        self.taken += 2 * found.samples
+        return found
+
+
+class _Drawn:
+    def __init__(self, raw: NDArray[np.float64], rng: np.random.Generator) -> None:
+        self._raw = raw
+        self._rng = rng
+
+    def run(self) -> None: ...
+
+    def time_us(self) -> float:
+        return float(self._raw[self._rng.integers(len(self._raw))])
+
+
+class _Constant:
+    def run(self) -> None: ...
+
+    def time_us(self) -> float:
+        return 1.0
+
+
+WAYS: Mapping[str, Callable[[Samples, int], Stopwatch]] = {"evotune": Paired, "mean": Mean}
+
+
+def best_first(
+    recording: RecordedSpace,
+    evaluations: int,
+    seed: int,
+    time: Callable[[Configuration, Strategy], float],
+) -> list[Configuration]:
+    """What a search tried with success, by the times that it saw."""
+    search = create_strategy("evolution", recording.space, SearchSettings(seed=seed, lookahead=0))
+    seen = []
+    for number in range(evaluations):
+        configuration = search.ask(number, ())
+        assert configuration is not None
+        outcome = recording.outcome(configuration)
+        if outcome.ok:
+            seen.append((time(configuration, search), configuration))
+            outcome = Outcome(OutcomeKind.OK, fitness=-math.log(seen[-1][0]))
+        search.tell(Trial(number, configuration, outcome))
+    return [configuration for _, configuration in sorted(seen, key=lambda found: found[0])]
+
+
+def repeat(
+    recording: RecordedSpace, watch: Stopwatch, evaluations: int, seed: int
+) -> dict[str, Any]:
+    def noisy(configuration: Configuration, search: Strategy) -> float:
+        rival = math.exp(-search.elites[-1].fitness) if search.elites else math.inf
+        return watch.time(configuration, rival)
+
+    tried = best_first(recording, evaluations, seed, noisy)
+    samples = watch.taken
+    without = best_first(recording, evaluations, seed, lambda c, search: watch.noiseless(c))[0]
+
+    def excess(configuration: Configuration) -> float:
+        return round(watch.noiseless(configuration) / watch.noiseless(without) - 1, 5)
+
+    found = {"tried": min(map(excess, tried)), "own": excess(tried[0])}
+    for longer in _LONGER:
+        confirmed = [watch.confirm(c, longer) for c in tried[: max(_CONFIRMED)]]
+        for count in _CONFIRMED:
+            pick = tried[int(np.argmin(confirmed[:count]))]
+            found[f"{count}, {longer} times" if longer > 1 else f"{count}"] = excess(pick)
+    return {"excess": found, "samples": samples}
+
+
+def noise_of_a_time(samples: Samples, way: str, configurations: Sequence[Configuration]) -> float:
+    """The relative standard deviation of what a search sees that has no rival yet; the median
+    over `configurations`."""
+    spreads = []
+    for number, configuration in enumerate(configurations):
+        watch = WAYS[way](samples, number)
+        times = [watch.time(configuration, math.inf) for _ in range(30)]
+        spreads.append(statistics.stdev(times) / statistics.fmean(times))
+    return round(statistics.median(spreads), 5)
+
+
+def spaces(folder: Path) -> Iterator[tuple[str, RecordedSpace, Samples, int]]:
+    for path in sorted(folder.glob("*/*.json.gz")):
+        recording = read_recorded_space(path)
+        budget = PerformanceScale(recording.times_ms.values()).budget
+        if budget >= SMALLEST_BUDGET:
+            name = f"{path.parent.name} {path.name.partition('.')[0]}"
+            yield name, recording, raw_samples_ms(path, recording), budget
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=FOLDER)
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--spaces", default="", help="by a part of the name")
+    parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
-    found = {}
-    for path in sorted(options.folder.glob("*/*.json.gz")):
-        recording = read_recorded_space(path)
-        budget = PerformanceScale(recording.times_ms.values()).budget
-        if budget < SMALLEST_BUDGET:
+    found: dict[str, Any] = {way: {} for way in options.ways.split(",")}
+    for name, recording, samples, budget in spaces(options.folder):
+        if options.spaces not in name:
             continue
-        samples = raw_samples_ms(path, recording)
-        noise = [float(raw.std() / raw.mean() / len(raw) ** 0.5) for raw in samples.values()]
-        excess: dict[int, list[float]] = {count: [] for count in _CONFIRMED}
-        for seed in range(options.repeats):
-            finalists = best_first(noisy(recording, samples, seed), budget, seed)
-            without = best_first(recording, budget, seed)[0]
-            for count, found_excess in excess.items():
-                chosen = confirmed(finalists[:count], samples, seed)
-                ratio = recording.times_ms[chosen] / recording.times_ms[without]
-                found_excess.append(round(ratio - 1, 5))
-        name = f"{path.parent.name} {path.name.partition('.')[0]}"
-        found[name] = {"median_noise_of_a_time": statistics.median(noise), "excess": excess}
-        print(f"{name}: noise {statistics.median(noise):.2%}", flush=True)
-        for count, values in excess.items():
-            print(
-                f"  {count} confirmed: excess mean {statistics.fmean(values):+.2%}, "
-                f"median {statistics.median(values):+.2%}",
-                flush=True,
-            )
+        fastest = sorted(samples, key=lambda c: recording.times_ms[c])[:20]
+        for way, results in found.items():
+            noise = noise_of_a_time(samples, way, fastest)
+            repeats = [
+                repeat(recording, WAYS[way](samples, seed), budget, seed)
+                for seed in range(options.repeats)
+            ]
+            results[name] = {"noise_of_a_time": noise, "repeats": repeats}
+            print(f"{name}, {way}: noise {noise:.2%}", flush=True)
+            for label in repeats[0]["excess"]:
+                print(f"  {label}: {_text([r['excess'][label] for r in repeats])}", flush=True)
+            print(f"  samples: {statistics.fmean(r['samples'] for r in repeats):.0f}", flush=True)
     if options.output:
         document = {
             "date": datetime.now(UTC).date().isoformat(),
             "command": f"python benchmarks/search_noise.py --repeats {options.repeats}",
-            "spaces": found,
+            "ways": found,
         }
         options.output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _text(values: Sequence[float]) -> str:
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else math.nan
+    return f"{statistics.fmean(values):+.2%} ± {error:.2%}, median {statistics.median(values):+.2%}"
 
 
 if __name__ == "__main__":

@@ -117,7 +117,8 @@ def _scored(times: Times, scale: PerformanceScale) -> dict[str, Any]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Scores with standard errors, by space and over those with a budget of at least 25."""
+    """Scores with standard errors, by space and over those with a budget of at least 25; below
+    that, by how much `evolution` leads on each space."""
     spaces = results["spaces"]
     judged = [name for name, space in spaces.items() if space["budget"] >= SMALLEST_BUDGET]
     strategies = list(dict.fromkeys(s for space in spaces.values() for s in space["strategies"]))
@@ -127,7 +128,11 @@ def table(results: Mapping[str, Any]) -> str:
         + " |",
         "|---|" + "---|" * (4 + len(spaces)),
     ]
+    leads = ["| evolution leads by | " + " | ".join(spaces) + " |", "|---|" + "---|" * len(spaces)]
     for strategy in strategies:
+        if strategy != "evolution":
+            cells = [strategy, *(_lead(spaces, [name], strategy) for name in spaces)]
+            leads.append("| " + " | ".join(cells) + " |")
         own = {name: _scores(spaces[name], strategy) for name in spaces}
         if not all(own[name] for name in judged):
             continue
@@ -141,7 +146,7 @@ def table(results: Mapping[str, Any]) -> str:
             *(_text(*_mean_of_means([own[name]])) if own[name] else "" for name in spaces),
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *leads])
 
 
 def _scores(space: Mapping[str, Any], strategy: str) -> list[float]:

@@ -24,6 +24,7 @@ _CHILDREN: Final = 96
 _REPAIRS: Final = 8  # invalid children that are repaired: that can cost milliseconds
 _IMMIGRANTS: Final = 200
 _MATE_CHANCE: Final = 0.6
+_BLIND: Final = 8  # samples, of which a proposal without a model is the one unlike those pending
 
 
 class Evolution(FoldedStrategy):
@@ -31,7 +32,8 @@ class Evolution(FoldedStrategy):
     of the failures expects most of (`guide.py`).
 
     Parents are the best trials so far, each as soon as it is told; failures never breed. The
-    first proposals are the default and uniform samples.
+    first proposals are the default and uniform samples; those that are in flight together, and
+    so are blind to each other's outcomes, are spread out.
     """
 
     name: ClassVar[str] = "evolution"
@@ -49,7 +51,9 @@ class Evolution(FoldedStrategy):
         picked = self._guide.pick(pending)
         if picked is not None and self._unseen.is_free(picked, taken):
             return picked
-        return self._unseen.sample(stream(self._settings.seed, "propose", number), taken)
+        rng = stream(self._settings.seed, "propose", number)
+        samples = [self._unseen.sample(rng, taken) for _ in range(_BLIND if pending else 1)]
+        return self._guide.least_alike([s for s in samples if s is not None], pending)
 
     def _breed(self, elites: Sequence[Elite], rng: random.Random) -> list[Configuration]:
         """Candidates: neighbours of the best, children of tournaments, and immigrants."""

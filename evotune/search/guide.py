@@ -132,6 +132,20 @@ class Guide:
         chosen = int(np.argmax(worth))
         return pool.candidates[chosen] if np.isfinite(worth[chosen]) else None
 
+    def least_alike(
+        self, configurations: Sequence[Configuration], pending: Sequence[Configuration]
+    ) -> Configuration | None:
+        """The one whose likest among those pending is the least like it, by a kernel that knows no
+        outcome; the first of equals, None of none."""
+        if not configurations or not pending:
+            return next(iter(configurations), None)
+        rows, others = (
+            self._encoder.rows([self._encoder.indices(c) for c in group])
+            for group in (configurations, pending)
+        )
+        likest = default_kernel(self._encoder.axes).between(rows, others).max(axis=1)
+        return configurations[int(np.argmin(likest))]
+
     def _worth(self, pool: _Pool, values: list[float | None]) -> Floats:
         """ln of the improvement to expect of each candidate, failures taken into account."""
         best = max([pool.best, *(v for v in values if v is not None)])

@@ -12,6 +12,8 @@ from evotune.errors import StoreError
 from evotune.search.catalog import create_strategy
 from evotune.search.evolution import Evolution
 from evotune.search.strategy import Elite, SearchSettings
+from evotune.space.explicit import ExplicitSpace
+from evotune.space.parameters import OrderedParameter
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
 
 from .landscapes import Session, recording, session, small_space, smooth
@@ -48,6 +50,22 @@ def test_starts_at_the_default_and_is_blind_until_the_first_model() -> None:
     other = session("evolution", space, flat, lookahead=0)
     assert other.run(3) == search.run(3)
     assert other.run(24) != search.run(24)
+
+
+def test_blind_proposals_are_spread_out() -> None:
+    """A window that nothing is known for: 16 of 1,000 places, farther apart than samples are."""
+    axes = [OrderedParameter(name, tuple(range(10))) for name in "ABC"]
+    places = itertools.product(range(10), repeat=3)
+    space = ExplicitSpace(axes, [dict(zip("ABC", place, strict=True)) for place in places])
+
+    def nearest(name: str, seed: int) -> float:
+        strategy = create_strategy(name, space, SearchSettings(seed=seed))
+        proposals = [tuple(c.values()) for c in Session(strategy, flat, lookahead=16).run(16)]
+        return min(math.dist(a, b) for a, b in itertools.combinations(proposals, 2))
+
+    assert statistics.fmean(nearest("evolution", seed) for seed in range(5)) > 1.5 * (
+        statistics.fmean(nearest("random", seed) for seed in range(5))
+    )
 
 
 def test_elites_survive_worse_trials() -> None:
