@@ -132,7 +132,9 @@ def _columns(data: RunData, items: Iterable[tuple[Evidence, int | None]]) -> Col
     flat = (_flat(data, item, place) for item, place in items)
     while rows := list(itertools.islice(flat, _ROWS_AT_ONCE)):
         for name in dict.fromkeys(itertools.chain(found, *rows)):
-            found.setdefault(name, [None] * count).extend([row.get(name) for row in rows])
+            if name not in found:
+                found[name] = [None] * count
+            found[name].extend([row.get(name) for row in rows])
         count += len(rows)
     labels = dict.fromkeys((*data.cases, *data.held_out_cases))
     cases = [
