@@ -4,7 +4,8 @@
 
 The run is made up: 14 parameters, two cases, a fifth of the trials failed, each failure with a
 reason of its own. Opening is from the navigation to the moment when the page is laid out and the
-first screen's charts are drawn, in headless Chromium with software rendering.
+first screen's charts are drawn, reading to the moment when its texts and tables are, in headless
+Chromium with software rendering.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import platform
 import random
 import statistics
@@ -39,6 +41,7 @@ from tests.browser import chromium  # noqa: E402
 
 CASES = ("(1,8,512,64) full", "(1,8,512,64) causal")
 PARAMETERS = 14
+_FIRST_PAINT_MS = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
 
 
 def outcome(number: int, rng: random.Random) -> Outcome:
@@ -86,11 +89,12 @@ def made_up_run(folder: Path, trials: int) -> RunData:
     return RunData.load(run)
 
 
-def opening_s(page: Path, repeats: int) -> list[float]:
+def opening_s(page: Path, repeats: int) -> tuple[list[float], list[float]]:
+    """Until the charts are drawn, and until the page can be read."""
     program = chromium.find()
     if program is None:
         raise SystemExit(f"needs one of {', '.join(chromium.NAMES)}")
-    seconds = []
+    seconds, readable = [], []
     with chromium.Browser(program) as browser:
         for _ in range(repeats):
             browser.look()
@@ -98,9 +102,11 @@ def opening_s(page: Path, repeats: int) -> list[float]:
             browser.open(page)
             browser.wait("document.querySelectorAll('.js-plotly-plot').length > 0")
             seconds.append(time.monotonic() - started)
+            browser.wait(f"{_FIRST_PAINT_MS} > 0")
+            readable.append(browser.evaluate(_FIRST_PAINT_MS) / 1000)
         if browser.errors:
             raise SystemExit(f"the page made errors: {browser.errors}")
-    return seconds
+    return seconds, readable
 
 
 def main() -> None:
@@ -117,7 +123,7 @@ def main() -> None:
         page = Path(folder) / "report.html"
         page.write_text(text, encoding="utf-8")
         size_bytes = page.stat().st_size
-        seconds = opening_s(page, options.repeats)
+        seconds, readable = opening_s(page, options.repeats)
     record = {
         "command": ["python", *sys.argv],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -127,6 +133,9 @@ def main() -> None:
         "size_bytes": size_bytes,
         "opening_s": [round(value, 2) for value in seconds],
         "opening_median_s": round(statistics.median(seconds), 2),
+        "reading_s": [round(value, 2) for value in readable],
+        "reading_median_s": round(statistics.median(readable), 2),
+        "load": round(os.getloadavg()[0], 1),
     }
     text = json.dumps(record, indent=1) + "\n"
     print(text, end="")

@@ -14,7 +14,9 @@ _UNCHECKED_SHARE: Final = 1.0  # of the limit: the most that a valid outcome can
 def worst_check(checks: Iterable[Check]) -> Check | None:
     """The check that used most of its limit on the maximum error; failed ones before passed."""
     made = [check for check in checks if check.status != "skipped" and check.max_error is not None]
-    return max(made, key=lambda check: (check.status == "failed", error_share(check)), default=None)
+    if not made:
+        return None
+    return max(made, key=lambda check: (check.status == "failed", error_share(check)))
 
 
 def error_share(check: Check) -> float:

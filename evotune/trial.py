@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 Value: TypeAlias = bool | int | float | str
 Json: TypeAlias = Any  # what json.loads returns
@@ -281,8 +281,7 @@ class Outcome:
         return cls(**fields)
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(NamedTuple):
     """Proposal `number` of a run, its configuration, and what became of it."""
 
     number: int

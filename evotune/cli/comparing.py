@@ -68,7 +68,7 @@ def compare(
     measured = _measured((run_a, a), (run_b, b), terminal) if remeasure else None
     found = compare_sides(a, b, measured)
     if found is None:
-        raise EvotuneError(f"{a.name} and {b.name} have no timed case in common")
+        raise EvotuneError(_why_not(a, b))
     broken = [limit for limit in limits if limit.holds(found.slowdowns())]
     if style == "json":
         from evotune.report.records import to_json
@@ -82,6 +82,16 @@ def compare(
         slower = found.slowdowns()[limit.figure]
         terminal.note(f"failed: {limit.text} (B is {slower:.1%} slower)")
     return _REGRESSION if broken else 0
+
+
+def _why_not(a: Side, b: Side) -> str:
+    """Why there is nothing to compare."""
+    for one in (a, b):
+        if one.outcome is None:
+            return f"{one.name} was not tried; --remeasure times both now"
+        if not one.outcome.ok:
+            return f"{one.name} has no times: {one.outcome.kind}: {one.outcome.reason}"
+    return f"{a.name} and {b.name} have no timed case in common"
 
 
 def _side(text: str, runs_dir: Path) -> tuple[RunFolder, Side]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,6 +49,21 @@ class Command(click.Command):
         kwargs["epilog"] = f"\b\nExample:\n  {example}"
         kwargs["params"] = [*kwargs.get("params", ()), *global_options()]
         super().__init__(*args, **kwargs)
+
+
+class _Positive(click.FloatRange):
+    """A number above 0 that is one: FloatRange lets NaN and infinity through."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+POSITIVE = _Positive(min=0, min_open=True)
 
 
 def _complete_run(*asked: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from evotune.cli.options import (
+    POSITIVE,
     Command,
     cluster_option,
     device_option,
@@ -32,15 +33,9 @@ _INTERRUPTED = 130
 @click.command(cls=Command, example="evotune run attention-cpu --trials 200 --seed 1")
 @space_argument(required=False)
 @click.option("--trials", type=click.IntRange(min=1), help="Stop after so many trials.")
-@click.option(
-    "--minutes",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Stop after so many minutes.",
-)
+@click.option("--minutes", type=POSITIVE, help="Stop after so many minutes.")
 @click.option("--compiles", type=click.IntRange(min=1), help="Stop after so many compiles.")
-@click.option(
-    "--speedup", type=click.FloatRange(min=0, min_open=True), help="Stop when this is reached."
-)
+@click.option("--speedup", type=POSITIVE, help="Stop when this is reached.")
 @click.option(
     "--no-improvement",
     type=click.IntRange(min=1),
@@ -134,9 +129,7 @@ def run(
 @click.command(cls=Command, example="evotune resume latest --trials 2000")
 @run_argument
 @click.option("--trials", type=click.IntRange(min=1), help="New total of trials.")
-@click.option(
-    "--minutes", type=click.FloatRange(min=0, min_open=True), help="New total of minutes."
-)
+@click.option("--minutes", type=POSITIVE, help="New total of minutes.")
 @trust_option
 @click.option(
     "--allow-mixed", is_flag=True, help="Go on even on another device, or another driver."

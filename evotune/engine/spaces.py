@@ -33,7 +33,9 @@ def find_space(text: str) -> Path:
         return shipped[name]
     if path.suffix or "/" in text or path.exists():
         what = "is not a file" if path.exists() else "does not exist"
-        raise UsageError(f"{text}: {what}")
+        inside = path / "space.yaml"  # in a folder that `init` made
+        meant = f"; did you mean {inside}?" if inside.is_file() else ""
+        raise UsageError(f"{text}: {what}{meant}")
     close = difflib.get_close_matches(name, shipped, n=1)
     hint = f"; did you mean {close[0]}?" if close else f"; shipped: {', '.join(shipped)}"
     raise UsageError(f"no space {text!r}: neither a file nor the name of a shipped space{hint}")

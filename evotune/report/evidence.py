@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from evotune.objectives import worst_check
 from evotune.report.data import RunData
@@ -16,8 +16,7 @@ from evotune.report.twins import leaders
 from evotune.trial import Json, Outcome, Trial
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(NamedTuple):
     """The deciding outcome of a trial; `confirmation` tells whether it comes from one.
 
     `twin` is the lowest trial number with the same code and launch: its own unless duplicate.
@@ -43,8 +42,7 @@ class Evidence:
         return f"in confirmation: {text or self.outcome.kind}" if self.disqualified else text
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(NamedTuple):
     """The numbers of one outcome; None where it has none.
 
     `time_us` is the geometric mean over the timed cases, as `speedup` is. `error` is the
@@ -60,7 +58,7 @@ class Figures:
 
     def columns(self) -> dict[str, Json]:
         """By the names that reports have for them."""
-        return {name: getattr(self, name) for name in Figures.__slots__}
+        return self._asdict()
 
 
 def weigh(data: RunData) -> dict[int, Evidence]:

@@ -129,16 +129,13 @@ def _columns(data: RunData, items: Iterable[tuple[Evidence, int | None]]) -> Col
     """Of trials and their ranks."""
     found: Columns = {name: [] for name in _FIXED}
     count = 0
-    for item, place in items:
-        row = _flat(data, item, place)
-        for name, value in row.items():
+    flat = (_flat(data, item, place) for item, place in items)
+    while rows := list(itertools.islice(flat, _ROWS_AT_ONCE)):
+        for name in dict.fromkeys(itertools.chain(found, *rows)):
             if name not in found:
                 found[name] = [None] * count
-            found[name].append(value)
-        count += 1
-        if len(row) < len(found):
-            for column in found.values():
-                column.extend([None] * (count - len(column)))
+            found[name].extend([row.get(name) for row in rows])
+        count += len(rows)
     labels = dict.fromkeys((*data.cases, *data.held_out_cases))
     cases = [
         f"{figure}.{label}"

@@ -91,7 +91,7 @@ def listing(head: Mapping[str, Json], name: str, values: Iterable[Json]) -> Iter
     yield "\n  ]\n}\n"
 
 
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
 
 
 def _line(value: Json) -> str:

@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
 from evotune.report.data import RunData
-from evotune.report.records import listing, trial_record
+from evotune.report.evidence import Evidence, figures
+from evotune.report.records import listing
 from evotune.report.whole import in_proposal_order
 from evotune.trial import Json, OutcomeKind
 
@@ -50,15 +51,14 @@ def t4_document(data: RunData) -> Iterator[str]:
 def _results(data: RunData) -> Iterator[dict[str, Json]]:
     started = _started(data)
     for item in in_proposal_order(data):
-        record = trial_record(data, item, None)
-        kind = item.outcome.kind
+        invalidity = _INVALIDITY.get(item.outcome.kind, "runtime")
         result: dict[str, Json] = {
-            "configuration": record["configuration"],
+            "configuration": item.trial.configuration.to_json(),
             "objectives": ["time"],
-            "times": _times(record),
-            "invalidity": _INVALIDITY.get(kind, "runtime"),
-            "correctness": 0 if _INVALIDITY.get(kind) == "correctness" else 1,
-            "measurements": list(_measurements(record)),
+            "times": _times(item),
+            "invalidity": invalidity,
+            "correctness": 0 if invalidity == "correctness" else 1,
+            "measurements": list(_measurements(data, item)),
         }
         seconds = data.finish_times_s.get(item.trial.number)
         if started is not None and seconds is not None:
@@ -67,25 +67,25 @@ def _results(data: RunData) -> Iterator[dict[str, Json]]:
         yield result
 
 
-def _times(record: Mapping[str, Json]) -> dict[str, Json]:
-    stage_s: Mapping[str, float] = record["stage_s"]
+def _times(item: Evidence) -> dict[str, Json]:
+    stage_s = item.trial.outcome.stage_s
     times: dict[str, Json] = {
         name: 1000 * stage_s[stage] for stage, name in _STAGES.items() if stage in stage_s
     }
-    counting = [m for m in record["measurements"] if m["cache"] == "warm" and not m["held_out"]]
-    times["runtimes"] = [m["time_us"] / 1000 for m in counting]
+    times["runtimes"] = [m.time_us / 1000 for m in item.outcome.measurements if m.counts]
     return times
 
 
-def _measurements(record: Mapping[str, Json]) -> Iterator[dict[str, Json]]:
-    if record["time_us"] is not None:
-        yield {"name": "time", "value": record["time_us"] / 1000, "unit": "ms"}
+def _measurements(data: RunData, item: Evidence) -> Iterator[dict[str, Json]]:
+    numbers = figures(item.outcome, recorded=data.recorded)
+    if numbers.time_us is not None:
+        yield {"name": "time", "value": numbers.time_us / 1000, "unit": "ms"}
     for name in ("speedup", "speedup_low", "speedup_high"):
-        if record[name] is not None:
-            yield {"name": name, "value": record[name], "unit": ""}
-    yield {"name": "outcome", "value": record["outcome"], "unit": ""}
-    if record["reason"]:
-        yield {"name": "reason", "value": record["reason"], "unit": ""}
+        if (value := getattr(numbers, name)) is not None:
+            yield {"name": name, "value": value, "unit": ""}
+    yield {"name": "outcome", "value": item.outcome.kind.value, "unit": ""}
+    if item.reason:
+        yield {"name": "reason", "value": item.reason, "unit": ""}
 
 
 def _started(data: RunData) -> datetime | None:

@@ -26,12 +26,19 @@ def ranks(data: RunData) -> dict[int, int]:
     by_model: dict[str, list[_Standing]] = {own: []}
     for model, standing in _standings(data.store, twins, verdicts):
         by_model.setdefault(model or own, []).append(standing)
+
+    def place(standing: _Standing) -> tuple[float, ...]:
+        number, low, _ = standing
+        verdict = verdicts.get(number)
+        if verdict is None or verdict.fitness is None:
+            return _UNCONFIRMED
+        return sort_key(True, verdict.fitness, low, number)
+
     found: dict[int, int] = {}
     for standings in by_model.values():
-        standings.sort()
-        places = ranks_of(bounds for _, bounds in standings)
-        numbers = (key[-1] for key, _ in standings)
-        found.update(zip(numbers, places, strict=True))
+        standings.sort(key=place)
+        places = ranks_of((low, high) for _, low, high in standings)
+        found.update(zip((number for number, _, _ in standings), places, strict=True))
     return found
 
 
@@ -56,20 +63,20 @@ def failures(data: RunData) -> Iterator[tuple[str, str]]:
             yield trial.outcome.kind.value, trial.outcome.reason
 
 
-_Standing = tuple[tuple[bool, float, float, int], tuple[float, float]]
+_Standing = tuple[int, float, float]
+"""Number of a row's trial, and its interval."""
+_UNCONFIRMED = (True,)  # after whatever was confirmed, otherwise in the order they come in
 
 
 def _standings(
     store: RunStore, twins: Mapping[int, int], verdicts: Mapping[int, Outcome]
 ) -> Iterator[tuple[str, _Standing]]:
-    """Model of the device, place in the order, and interval of every row of the leaderboard."""
-    for number, fitness, low, high, model in survey.standings(store):
+    """Model of the device, and standing, of every row of the leaderboard, the fittest first."""
+    for number, _, low, high, model in survey.standings(store):
         if twins.get(number, number) != number:
             continue
         verdict = verdicts.get(number)
         if verdict is None:
-            yield model, (sort_key(False, fitness, low, number), (low, high))
+            yield model, (number, low, high)
         elif verdict.fitness is not None:
-            bounds = interval(verdict)
-            key = sort_key(True, verdict.fitness, bounds[0], number)
-            yield verdict.device_model, (key, bounds)
+            yield verdict.device_model, (number, *interval(verdict))

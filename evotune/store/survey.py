@@ -6,32 +6,37 @@ import math
 from collections.abc import Iterator, Mapping
 
 from evotune.store.sqlite import RunStore
-from evotune.trial import Configuration, Value, parse_json
+from evotune.trial import Configuration, Outcome, Value, parse_json
+
+# Read from end to end: by the index on fitness a row would be fetched here, the next one there.
+_WITH_FITNESS = "FROM outcomes NOT INDEXED WHERE fitness IS NOT NULL"
 
 
 def standings(store: RunStore) -> Iterator[tuple[int, float, float, float, str]]:
-    """Number, fitness, its bounds and the device's model, of each trial with a fitness."""
+    """Number, fitness, its bounds and the device's model, of each trial with a fitness: best
+    first; of equals, the first."""
     paths = ("fitness_low", "fitness_high", "resources.device.model")
-    found = ", ".join(f"json_extract(outcome, '$.{path}')" for path in paths)
-    query = f"SELECT number, fitness, {found} FROM outcomes WHERE fitness IS NOT NULL"
+    found = (f"iif(json_valid(outcome), json_extract(outcome, '$.{path}'), NULL)" for path in paths)
+    # SQLite does not know the NaN that Python writes: such an outcome comes as it is.
+    query = (
+        f"SELECT number, fitness, {', '.join(found)}, iif(json_valid(outcome), NULL, outcome)"
+        f" {_WITH_FITNESS} ORDER BY fitness DESC, number"
+    )
     with store.trusting_facts():
-        for number, fitness, low, high, model in store.each_row(f"{query} AND json_valid(outcome)"):
-            low_or_fitness = fitness if low is None else float(low)
-            high_or_fitness = fitness if high is None else float(high)
-            yield number, fitness, low_or_fitness, high_or_fitness, str(model or "")
-    # SQLite does not know the NaN that Python writes.
-    odd = "SELECT number FROM outcomes WHERE fitness IS NOT NULL AND NOT json_valid(outcome)"
-    for trial in store.trials_of([number for (number,) in store.each_row(odd)]):
-        fitness = trial.outcome.fitness
-        low, high = trial.outcome.fitness_low, trial.outcome.fitness_high
-        if fitness is not None:
-            bounds = [fitness if bound is None else bound for bound in (low, high)]
-            yield trial.number, fitness, bounds[0], bounds[1], trial.outcome.device_model
+        for number, fitness, *known, odd in store.each_row(query):
+            low, high, model = known
+            if odd is not None:
+                outcome = Outcome.from_json(parse_json(odd))
+                low, high = outcome.fitness_low, outcome.fitness_high
+                model = outcome.device_model
+            low = fitness if low is None else float(low)
+            high = fitness if high is None else float(high)
+            yield number, fitness, low, high, str(model or "")
 
 
 def records(store: RunStore) -> set[int]:
     """Trials that were the best so far when they were told, or when they finished."""
-    query = "SELECT number, fitness FROM outcomes WHERE fitness IS NOT NULL"
+    query = f"SELECT number, fitness {_WITH_FITNESS}"
     found: set[int] = set()
     for order in ("number", "finished_s"):
         best = -math.inf

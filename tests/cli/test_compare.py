@@ -64,9 +64,19 @@ def test_a_broken_limit_ends_with_exit_code_1(
 def test_trials_and_the_default_can_be_named(invoke: Invoke, two: None) -> None:
     found = json.loads(invoke("compare", "a:default", "a:1", "--format", "json").stdout)
     assert (found["first"], found["ratio"]) == ("a:0", pytest.approx(2.0))
-    assert invoke("compare", "a", "b:1").exit_code == 1  # it failed: no time to compare
+    failed = invoke("compare", "a", "b:1")
+    assert failed.exit_code == 1
+    assert "b:1 has no times: nan: " in failed.stderr
     assert "b has no trial 9" in invoke("compare", "a", "b:9").stderr
     assert "b stored no default" in invoke("compare", "a", "b:default").stderr
+
+
+def test_a_default_that_was_not_tried_is_told(invoke: Invoke, tmp_path: Path) -> None:
+    default = {"BLOCK_M": 999, "UNROLL": 0, "PACK": True}
+    make_run(tmp_path / "runs", [ok(1.0)], name="elsewhere", meta={"default": default})
+    result = invoke("compare", "elsewhere", "elsewhere:default")
+    assert result.exit_code == 1
+    assert "elsewhere:default was not tried; --remeasure times both now" in result.stderr
 
 
 def test_other_baselines_compare_by_time_and_nothing_is_sure(

@@ -22,6 +22,9 @@ def test_a_new_kernel_runs_at_once(invoke: Invoke, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "my-kernel").iterdir()) == [
         *("my-kernel.cpp", "problem.py", "space.schema.json", "space.yaml", "test_my_kernel.py"),
     ]
+    folder = invoke("run", "my-kernel")
+    assert (folder.exit_code, folder.stdout) == (2, "")
+    assert "my-kernel: is not a file; did you mean my-kernel/space.yaml?" in folder.stderr
     space = tmp_path / "my-kernel" / "space.yaml"
     space.write_text(space.read_text().replace("1000000", "2000").replace("777777", "777"))
     run = invoke("run", "my-kernel/space.yaml", "--trials", 1)

@@ -93,6 +93,8 @@ def test_a_damaged_store_ends_every_command_with_4_and_what_to_do(
         (["resume", "latest", "--trials", "10"], 2, "error: run <id> has 60 trials already; ask"),
         (["resume", "latest", "--trials", "1e3"], 2, "Error: Invalid value for '--trials'"),
         (["resume", "latest", "--minutes", "-1"], 2, "Error: Invalid value for '--minutes'"),
+        (["run", str(RECORDING), "--minutes", "nan"], 2, "Error: Invalid value for '--minutes'"),
+        (["run", str(RECORDING), "--speedup", "inf"], 2, "Error: Invalid value for '--speedup'"),
         (["run", str(RECORDING), "--strategy", "luck"], 2, "error: unknown search strategy 'luck'"),
         (["run", str(RECORDING), "--device", "cpu"], 2, f"error: {RECORDING} is a recorded space"),
         (["run", str(RECORDING), "--gpus", "2"], 2, f"error: {RECORDING} is a recorded space"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 
 from evotune.device.cpu import CpuSampler, CpuSession
 from evotune.device.protocol import Session
-from evotune.verify.burst import Burst
+from evotune.verify.buffers import BufferSet
+from evotune.verify.burst import Burst, reuse
+from evotune.verify.pool import Alteration
 
 
 class CapturingSession(CpuSession):
@@ -42,3 +45,36 @@ def test_the_writes_of_a_burst_have_run_before_they_are_captured(
     assert inputs.tolist() == [1.0, 1.0, 1.0]  # nothing is written before the burst
     burst.run(list(torch.tensor([5.0, 7.0])))
     assert inputs.tolist() == [5.0, 1.0, 7.0]
+
+
+class BusySession(CpuSession):
+    """Times as a machine tells them on which every burst is interrupted, ever anew."""
+
+    def __init__(self, seed: int, cost_us: tuple[float, float]) -> None:
+        super().__init__()
+        self._noise = torch.Generator().manual_seed(seed)
+        self._costs_us = iter(cost_us)
+
+    def sampler(self, calls: Sequence[Callable[[], object]]) -> CpuSampler:
+        cost_us = next(self._costs_us)  # of the burst on new inputs, then of the other one
+
+        def time_us() -> float:
+            return cost_us * float(torch.randn(1, generator=self._noise).exp())
+
+        return cast(CpuSampler, SimpleNamespace(time_us=time_us))
+
+
+@pytest.mark.parametrize(("fresh_us", "most", "least"), [(1.0, 1, 0), (8.0, 100, 90)])
+def test_interrupted_bursts_neither_accuse_nor_clear_a_candidate(
+    fresh_us: float, most: int, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evotune.verify.burst._REST_S", 0.0)
+    monkeypatch.setattr("evotune.verify.burst._LEAST_ROUNDS", 200)  # no lucky burst decides
+    buffers = cast(BufferSet, SimpleNamespace(element=lambda name, place: torch.zeros(1)))
+    change = Alteration("x", 0, torch.ones(1))
+    accused = 0
+    for seed in range(100):
+        session = cast(Session, BusySession(seed, (fresh_us, 1.0)))
+        order = torch.Generator().manual_seed(seed)
+        accused += bool(reuse(session, lambda: None, buffers, [change], order))
+    assert least <= accused <= most

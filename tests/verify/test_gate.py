@@ -277,7 +277,7 @@ def test_results_kept_by_one_input_alone_are_too_fast(
     pool: InputPool, watched: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Right in any case, but the work seems to depend on whether q, k or v is new."""
-    monkeypatch.setattr("evotune.verify.burst._MOST_ROUNDS", 5)
+    monkeypatch.setattr("evotune.verify.burst._SOON", (5, 0.8))
     seen = b""
 
     def watching(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The page: skeleton, style, plotly once, the runs' data, and the script that draws them.
+"""The page: skeleton, style, the runs' data, the script that draws them, and plotly once.
 
 Nothing that came from elsewhere is ever markup here. The runs are one JSON text in which no
 character can end its element; the script puts text into the page as text. A content security
@@ -57,8 +57,8 @@ def html_page(runs: Sequence[RunData]) -> str:
 <noscript>This report draws itself with JavaScript, all of which is inside the file.</noscript>
 <main id="page"></main>
 <script type="application/json" id="data">{_embedded(data)}</script>
-<script>{plotly}</script>
 <script>{script}</script>
+<script>{plotly}</script>
 </body>
 </html>
 """

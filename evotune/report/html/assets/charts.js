@@ -2,6 +2,9 @@
 
 const charts = new Map(); // element -> function that gives plotly's {data, layout}, or draws by itself
 
+// It stands behind the page's own script: what is to be read is there before its megabytes are.
+const plotlyIsThere = new Promise((resolve) => document.addEventListener("DOMContentLoaded", resolve));
+
 const watcher = new IntersectionObserver((entries) => {
   for (const entry of entries) {
     if (entry.isIntersecting) { watcher.unobserve(entry.target); drawChart(entry.target); }
@@ -15,7 +18,7 @@ function colour(name) {
 function chart(label, height, make) {
   const node = el("div", { class: "chart", role: "img", "aria-label": label, style: `height:${height}px` });
   charts.set(node, make);
-  watcher.observe(node);
+  plotlyIsThere.then(() => watcher.observe(node));
   return node;
 }
 

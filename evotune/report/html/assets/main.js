@@ -31,5 +31,5 @@
   }
   page.append(shown, el("footer", {}, "Written by evotune " + report.evotune + ". Everything is in this file."));
   show(0);
-  root.dataset.ready = "true";
+  plotlyIsThere.then(() => { root.dataset.ready = "true"; });
 })();

@@ -2,8 +2,8 @@
 
 // No chart of plotly's that draws with WebGL: it compiles programs from text, which the page's policy forbids.
 
-// So points are SVG elements, of which a page takes some thousands; of more, each nth is drawn.
-const MOST_POINTS = 2000;
+// So points are SVG elements, of which a thousand take a quarter of a second; of more, each nth is drawn.
+const MOST_POINTS = 1000;
 const MOST_TICKS = 16;
 const MOST_LINES = 2000; // parallel coordinates of more are slow to draw, and a solid block to read
 
