@@ -24,7 +24,7 @@ _KERNEL_TUNER = {
 }
 _OPTUNA = "optuna:tpe"
 PEERS = (*_KERNEL_TUNER, _OPTUNA)
-_ATTEMPTS = 20  # suggestions that are no new member, before a random one is drawn instead
+_ATTEMPTS = 50  # suggestions that were told before, until a random new one is drawn instead
 
 
 class _Ledger:
@@ -135,12 +135,13 @@ def _recorded_runner() -> Callable[[_Ledger], Any]:
 def _run_optuna(ledger: _Ledger, evaluations: int, seed: int) -> None:
     """Suggestions by index, so that the order of the values means something, as it does to evotune.
 
-    A suggestion outside the space, or asked for before, is drawn again and costs nothing;
-    a recorded failure is told as failed, and costs as any other.
+    Constraints as Optuna's users have them: what is outside the space is told as pruned, and costs
+    nothing; a recorded failure is told as pruned too, and costs as any other. What was told
+    before is drawn again, and after `_ATTEMPTS` draws a random new member is taken.
     """
     import optuna
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=False)
     study = optuna.create_study(sampler=sampler)
     rng = random.Random(seed)
@@ -150,10 +151,9 @@ def _run_optuna(ledger: _Ledger, evaluations: int, seed: int) -> None:
         if len(values) > 1
     }
     names = list(ledger.domains)
+    told: set[tuple[Value, ...]] = set()
 
     def suggested() -> dict[str, int]:
-        # Asking the sampler, not the study: hundreds of refused trials would slow the study down
-        # and teach the sampler nothing, as it leaves failed trials out.
         trial = optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING)
         relative = sampler.sample_relative(study, trial, distributions)
         return {
@@ -164,20 +164,21 @@ def _run_optuna(ledger: _Ledger, evaluations: int, seed: int) -> None:
         }
 
     while len(ledger.asked) < min(evaluations, len(ledger.times_ms)):
+        study._thread_local.cached_all_trials = None  # as `study.ask` does before it samples
         for _ in range(_ATTEMPTS):
             indices = suggested()
             values = tuple(ledger.domains[name][indices.get(name, 0)] for name in names)
-            if values in ledger.times_ms and values not in ledger.asked:
+            if values not in told:
                 break
         else:
             values = rng.choice([v for v in ledger.times_ms if v not in ledger.asked])
             indices = {n: ledger.domains[n].index(values[names.index(n)]) for n in distributions}
-        time_ms = ledger.pay(values)
-        study._thread_local.cached_all_trials = None  # as `study.ask` does before it samples
-        state = optuna.trial.TrialState.FAIL if time_ms is None else None
+        told.add(values)
+        time_ms = ledger.pay(values) if values in ledger.times_ms else None
+        state = optuna.trial.TrialState
         study.add_trial(
             optuna.trial.create_trial(
-                state=state or optuna.trial.TrialState.COMPLETE,
+                state=state.PRUNED if time_ms is None else state.COMPLETE,
                 params=indices,
                 distributions=distributions,
                 value=time_ms,
