@@ -122,17 +122,15 @@ def table(records: Iterable[Mapping[str, Any]]) -> list[str]:
     for record in records:
         for launch in record["launches"]:
             values = {name: found["value"] for name, found in launch["metrics"].items()}
-            active, elapsed = (
-                values[f"{_PIPES['tensor']}.avg.pct_of_peak_sustained_{over}"]
-                for over in ("active", "elapsed")
-            )
+            active = values["smsp__issue_active.avg.pct_of_peak_sustained_active"]
+            elapsed = values["sm__issue_active.avg.pct_of_peak_sustained_elapsed"]
             cells = [
                 record["name"],
                 f"{values['gpu__time_duration.avg'] / 1e3:.1f}",
                 f"{values['gpc__cycles_elapsed.avg.per_second'] / 1e6:.0f}",
                 *(f"{share(values, name):.0f}%" for name in _PIPES.values()),
                 f"{share(values, 'smsp__issue_active'):.0f}%",
-                f"{elapsed / active:.0%}" if active else "",
+                f"{elapsed / active:.0%}",
                 f"{values['launch__registers_per_thread']:.0f}",
                 largest_stalls(values),
             ]
