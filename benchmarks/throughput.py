@@ -222,28 +222,30 @@ def main() -> None:
         data = json.loads(options.output.read_text())
     data["command"] = ["python", "benchmarks/throughput.py", *sys.argv[1:]]
     data["date"] = datetime.now(UTC).isoformat(timespec="seconds")
+    for part in options.part:
+        data[part] = _measure(part, options, backend, data.get("plain"))
+        if options.output:  # after each part: a lent machine may go before the last
+            options.output.write_text(json.dumps(data, indent=1) + "\n")
+    print("\n".join(table(data)))
+
+
+def _measure(
+    part: str, options: argparse.Namespace, backend: str, plain: Mapping[str, Any] | None
+) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for part in options.part:
-            if part == "search":
-                space = mission(backend, folder)
-                data[part] = search(
-                    space, options, trials=options.trials, strategy=options.strategy
-                )
-                continue
-            from throughput_kernel_tuner import LIMITS, measure
+        if part == "search":
+            space = mission(backend, folder)
+            return search(space, options, trials=options.trials, strategy=options.strategy)
+        from throughput_kernel_tuner import LIMITS, measure
 
-            space = mission(backend, folder, LIMITS)
-            if part == "plain":
-                data[part] = search(
-                    space, options, trials=PEER_CONFIGURATIONS, strategy="random", racing=False
-                )
-            else:
-                iterations = round(data.get("plain", {}).get("samples_mean") or 30)
-                data[part] = measure(space, options.device, PEER_CONFIGURATIONS, iterations)
-    if options.output:
-        options.output.write_text(json.dumps(data, indent=1) + "\n")
-    print("\n".join(table(data)))
+        space = mission(backend, folder, LIMITS)
+        if part == "plain":
+            return search(
+                space, options, trials=PEER_CONFIGURATIONS, strategy="random", racing=False
+            )
+        samples = plain["samples_mean"] if plain else None
+        return measure(space, options.device, PEER_CONFIGURATIONS, round(samples or 30))
 
 
 if __name__ == "__main__":
