@@ -8,10 +8,11 @@
   attention-cpu as it ships). Its wall time, from the first proposal to the last outcome, against
   the least possible: the larger of compile CPU-seconds / processes and device seconds / devices
   (their sum on the CPU, where compiling and measuring take turns).
-- plain, kernel_tuner: the same random configurations, with the same number of samples each, through
-  evotune and through Kernel Tuner's NVRTC backend (GPU only; needs kernel-tuner and cuda-bindings).
-  The space is cut down to what Kernel Tuner can launch: one launch, no cluster, at most 48 KiB of
-  shared memory. Kernel Tuner does not check results there, evotune does.
+- plain, kernel_tuner: random configurations of one space through evotune and, fewer of them, through
+  Kernel Tuner's NVRTC backend (GPU only; needs kernel-tuner and cuda-bindings), which gets as many
+  samples each as evotune's had in the mean, rounded up. The space is cut down to what Kernel Tuner
+  can launch: one launch, no cluster, at most 48 KiB of shared memory. A sample of Kernel Tuner is
+  one launch, of evotune a paired round of hundreds; and Kernel Tuner checks no result there.
 
 Device seconds are what the workers spent on trials. What they spent between trials, waiting or
 being renewed, is the idle share.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -44,7 +46,7 @@ from evotune.trial import Trial
 
 PARTS = ("search", "plain", "kernel_tuner")
 DEVICE_STAGES = ("prepare", "load", "verify", "measure")
-PEER_CONFIGURATIONS = 60
+PLAIN_CONFIGURATIONS, PEER_CONFIGURATIONS = 300, 60
 _SAMPLE_S = 0.25
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -241,11 +243,9 @@ def _measure(
 
         space = mission(backend, folder, LIMITS)
         if part == "plain":
-            return search(
-                space, options, trials=PEER_CONFIGURATIONS, strategy="random", racing=False
-            )
-        samples = plain["samples_mean"] if plain else None
-        return measure(space, options.device, PEER_CONFIGURATIONS, round(samples or 30))
+            return search(space, options, trials=PLAIN_CONFIGURATIONS, strategy="random")
+        samples = plain["samples_mean"] if plain else 7  # 7 is its own default
+        return measure(space, options.device, PEER_CONFIGURATIONS, math.ceil(samples))
 
 
 if __name__ == "__main__":

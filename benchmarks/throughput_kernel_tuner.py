@@ -60,6 +60,9 @@ def measure(space: Path, device: str, count: int, iterations: int) -> dict[str, 
     def launch(values: Any) -> Any:
         return jobs[int(values["NUMBER"])].plan.launches[0]
 
+    def is_launched(values: Any) -> bool:
+        return bool(values["block_size_x"] == launch(values).threads)
+
     threads = sorted({job.plan.launches[0].threads for job in jobs})
     folders = [(root / source).parent, *include_folders()]
     arch = setup.profile.arch
@@ -70,7 +73,7 @@ def measure(space: Path, device: str, count: int, iterations: int) -> dict[str, 
         lambda values: (*launch(values).grid, 1, 1)[:3],
         _arguments(jobs[0].plan, setup, jobs),
         {"NUMBER": list(range(count)), "block_size_x": threads},
-        restrictions=lambda values: values["block_size_x"] == launch(values).threads,
+        restrictions=is_launched,  # it would take a lambda apart
         grid_div_x=[],
         grid_div_y=[],
         grid_div_z=[],

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 import zlib
@@ -29,6 +27,7 @@ from evotune.store import RunStore
 from evotune.user_code import trust
 
 from .cluster_tasks import trial
+from .dask_processes import Dask
 from .runs import RECORDING, evotune, history
 from .test_cpu_run import SPACE, replayed
 from .test_many_devices import search
@@ -36,63 +35,6 @@ from .test_many_devices import search
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("default")  # Dask's own, and sockets of killed workers
 distributed = pytest.importorskip("distributed")
-
-
-class Dask:
-    """A scheduler and workers without nannies, each a process of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._file = folder / "scheduler.json"
-        self.workers: dict[str, subprocess.Popen[bytes]] = {}
-        self._count = 0
-        self.scheduler = self._start(
-            "scheduler", "--port", "0", "--host", "127.0.0.1", "--no-dashboard",
-            "--scheduler-file", self._file,
-        )  # fmt: skip
-
-    def _start(self, what: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-        with (self._folder / f"{what}.log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", f"distributed.cli.dask_{what}", *map(str, arguments)],
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                cwd=self._folder,
-                env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
-
-    @property
-    def address(self) -> str:
-        deadline = time.monotonic() + 300
-        while time.monotonic() < deadline:
-            try:
-                return str(json.loads(self._file.read_text())["address"])
-            except (OSError, ValueError):
-                time.sleep(0.02)
-        raise AssertionError((self._folder / "scheduler.log").read_text())
-
-    def add_worker(self) -> str:
-        name = f"worker-{self._count}"
-        self._count += 1
-        self.workers[name] = self._start(
-            "worker", self.address, "--no-nanny", "--nthreads", "3", "--name", name,
-            "--no-dashboard", "--host", "127.0.0.1", "--local-directory", self._folder / name,
-        )  # fmt: skip
-        return name
-
-    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
-        process = self.workers.pop(name)
-        os.killpg(process.pid, number)
-        process.wait()
-
-    def close(self) -> None:
-        for name in list(self.workers):
-            self.kill(name)
-        if self.scheduler.poll() is None:
-            os.killpg(self.scheduler.pid, signal.SIGKILL)
-        self.scheduler.wait()
 
 
 @pytest.fixture

@@ -53,13 +53,13 @@ def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def replayed(run: RunFolder) -> list[Configuration]:
+def replayed(run: RunFolder, device: str = "cpu") -> list[Configuration]:
     """What an unbroken search proposes over the outcomes that the run recorded."""
     trials = history(run)
     with RunStore.open_for_reading(run.store) as store:
         settings = search_settings(store.meta("settings"))
         space_file = str(store.meta("space_file"))
-    space = load_setup(run.sources / space_file, "cpu", run).space
+    space = load_setup(run.sources / space_file, device, run).space
     strategy = create_strategy("evolution", space, settings)
     asked: list[Configuration] = []
     for number in range(len(trials)):
