@@ -8,11 +8,11 @@
   attention-cpu as it ships). Its wall time, from the first proposal to the last outcome, against
   the least possible: the larger of compile CPU-seconds / processes and device seconds / devices
   (their sum on the CPU, where compiling and measuring take turns).
-- plain, kernel_tuner: random configurations of one space through evotune and, fewer of them, through
-  Kernel Tuner's NVRTC backend (GPU only; needs kernel-tuner and cuda-bindings), which gets as many
-  samples each as evotune's had in the mean, rounded up. The space is cut down to what Kernel Tuner
-  can launch: one launch, no cluster, at most 48 KiB of shared memory. A sample of Kernel Tuner is
-  one launch, of evotune a paired round of hundreds; and Kernel Tuner checks no result there.
+- plain, kernel_tuner: random configurations of one space through evotune and, fewer of them,
+  through Kernel Tuner's NVRTC backend (GPU only; needs kernel-tuner and cuda-bindings), which takes
+  as many samples of each as evotune did in the mean, rounded up. The space is cut down to what
+  Kernel Tuner can launch: one launch, no cluster, at most 48 KiB of shared memory. A sample of
+  Kernel Tuner is one launch, of evotune a paired round of hundreds; and it checks no result there.
 
 Device seconds are what the workers spent on trials. What they spent between trials, waiting or
 being renewed, is the idle share.
@@ -56,16 +56,17 @@ class Clock(SilentObserver):
 
     def __init__(self) -> None:
         self.began_s = self.ended_s = 0.0
+        self.began_cpu_s = self.ended_cpu_s = 0.0
         self._searching = False
 
     def phase(self, text: str) -> None:
         self._searching = text == "searching"
         if self._searching:
-            self.began_s = time.monotonic()
+            self.began_s, self.began_cpu_s = time.monotonic(), time.process_time()
 
     def told(self, trial: Trial, progress: Progress) -> None:
         if self._searching:
-            self.ended_s = time.monotonic()
+            self.ended_s, self.ended_cpu_s = time.monotonic(), time.process_time()
 
 
 class ChildTimes(threading.Thread):
@@ -147,6 +148,7 @@ def search(space: Path, options: argparse.Namespace, **more: Any) -> dict[str, A
         "wall_s": wall_s,
         "trials_per_minute": 60 * len(outcomes) / wall_s,
         "compile_cpu_s": compile_cpu_s,
+        "coordinator_cpu_s": clock.ended_cpu_s - clock.began_cpu_s,
         "device_s": device_s,
         "least_wall_s": least_s,
         "wall_to_least": wall_s / least_s,
@@ -183,7 +185,8 @@ def table(data: Mapping[str, Any]) -> list[str]:
         )
         lines.append(
             f"  least possible {found['least_wall_s']:.1f} s (compile {found['compile_cpu_s']:.1f} "
-            f"CPU-s, device {found['device_s']:.1f} s): wall is {found['wall_to_least']:.2f} times "
+            f"CPU-s, device {found['device_s']:.1f} s; coordinator "
+            f"{found['coordinator_cpu_s']:.1f} CPU-s): wall is {found['wall_to_least']:.2f} times "
             f"that; devices idle {found['device_idle_share']:.1%}"
         )
         for stage, times in found["stages"].items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 from evotune.device.launch import Argument, Launch, LaunchPlan, Workspace
@@ -23,6 +24,9 @@ _TRITONS_SCRATCH = (Argument("int64"), Argument("int64"))
 """Pointers that Triton's kernels take after their own arguments, to scratch memory that none of
 those that the compiler lets pass has use for. CUDA reads as many arguments as the kernel takes, so
 more than an older Triton has do no harm."""
+
+
+_parsed = functools.lru_cache(parse_expression)
 
 
 class LaunchPlanner:
@@ -82,7 +86,7 @@ class LaunchPlanner:
             return Argument("tensor", name)
         if any(workspace.name == name for workspace in kernel.workspace):
             return Argument("workspace", name)
-        expression = parse_expression(name, argument.position)
+        expression = _parsed(name, argument.position)
         value = self._bound.evaluate(expression, configuration, case.symbols)
         if isinstance(value, str):
             raise argument.position.error(f"{name} is {value!r}: expected a tensor or a number")

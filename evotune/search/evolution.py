@@ -37,12 +37,19 @@ class Evolution(FoldedStrategy):
     """
 
     name: ClassVar[str] = "evolution"
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
 
     def __init__(self, space: SearchSpace, settings: SearchSettings) -> None:
         super().__init__(space, settings)
         self._toolbox = create_toolbox(space)
-        self._guide = Guide(space.parameters, settings.seed, self._seen, self._breed, _PARENTS)
+        self._guide = Guide(
+            space.parameters,
+            settings.seed,
+            self._seen,
+            self._breed,
+            parents=_PARENTS,
+            lookahead=settings.lookahead,
+        )
 
     def ask(self, number: int, pending: Sequence[Configuration]) -> Configuration | None:
         taken = frozenset(pending)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from evotune.search.encoding import Encoder, Floats
 from evotune.search.feasibility import Feasibility
@@ -30,9 +32,12 @@ from evotune.trial import Configuration, Json
 _FIRST_MODEL: Final = 3  # trials told before the first model
 _LEAST_FITTED: Final = 3  # successes before the model of times is fitted
 _REFRESH_SHARE: Final = 24  # a pool lives for 1/24 of the trials told so far,
+_IN_FLIGHT_SHARE: Final = 16  # or for 1/16 of those in flight, which it has to take in first,
 _LONGEST_POOL: Final = 64  # and for so many at most
 _REFIT_GROWTH: Final = 1.4
 _MODEL_ROWS: Final = 448  # trials that a model is built on at most
+
+_THREADS: Final = ThreadpoolController()
 
 Breed: TypeAlias = Callable[[Sequence[Elite], random.Random], list[Configuration]]
 
@@ -62,13 +67,16 @@ class Guide:
         seed: int,
         seen: SeenConfigurations,
         breed: Breed,
+        *,
         parents: int,
+        lookahead: int,
     ) -> None:
         self._encoder = Encoder(parameters)
         self._seed = seed
         self._seen = seen
         self._breed = breed
         self._parents = parents
+        self._least_pool = max(1, lookahead // _IN_FLIGHT_SHARE)
         self._told = ToldTrials(self._encoder)
         self._pool: _Pool | None = None
         self._start: int | None = None  # of the pool that is current
@@ -92,7 +100,8 @@ class Guide:
     def snapshot(self) -> Json:
         """With the kernels, since fitting them again would take longer than all the rest."""
         self._advance()
-        self._fit_kernels()
+        with _one_thread():
+            self._fit_kernels()
         kernels = [self._times.to_json(), self._failures.to_json()]
         trials = self._told.snapshot()
         return {"trials": trials, "kernels": kernels, "warped": self._is_warped}
@@ -111,6 +120,10 @@ class Guide:
     def pick(self, pending: Sequence[Configuration]) -> Configuration | None:
         """The most promising candidate that is neither told nor pending; None when there is no
         model yet, or the pool is used up."""
+        with _one_thread():
+            return self._pick(pending)
+
+    def _pick(self, pending: Sequence[Configuration]) -> Configuration | None:
         self._advance()
         start = self._start
         if start is None:
@@ -189,7 +202,8 @@ class Guide:
             if self._start >= self._next_fit:
                 self._fits.append(self._start)
                 self._next_fit = int(self._start * _REFIT_GROWTH) + 1
-            self._next += min(_LONGEST_POOL, max(1, self._next // _REFRESH_SHARE))
+            lifetime = max(self._least_pool, self._next // _REFRESH_SHARE)
+            self._next += min(_LONGEST_POOL, lifetime)
 
     def _fit_kernels(self) -> None:
         """Fits are chains, each starts from the one before; those that are due are made now."""
@@ -264,6 +278,13 @@ class Guide:
         if any(self._told.configuration(number) == configuration for number in since):
             return self._told.has(configuration, before)
         return True
+
+
+def _one_thread() -> AbstractContextManager[object]:
+    """For linear algebra. The threads of a BLAS wait busily: beside compilers that take every core
+    they make it five times slower. And one order of sums is the same on every machine."""
+    context: AbstractContextManager[object] = _THREADS.limit(limits=1, user_api="blas")
+    return context
 
 
 def _best(fitness: Floats, count: int) -> Numbers:

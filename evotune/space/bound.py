@@ -189,7 +189,10 @@ class BoundSpace:
         """An expression of a launch, workspace or argument for one configuration and the
         symbols of one shape x variant. A SpaceError says why it has no value."""
         try:
-            return self._closure(expression, environment)(dict(configuration))
+            closure = self._closure(expression, environment)
+            if isinstance(configuration, Configuration):  # whose copy is made without Python's help
+                return closure(configuration.to_json())
+            return closure(dict(configuration))
         except EvaluationError as error:
             raise expression.error(f"{error} in `{expression.text}`") from error
 

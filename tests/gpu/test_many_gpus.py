@@ -31,7 +31,7 @@ def complete(folder: Path, trials: int) -> tuple[RunFolder, Counter[str]]:
     assert [t.configuration for t in found] == replayed(run, "cuda:0")
     assert all(t.outcome.ok for t in found), [t.outcome.reason for t in found if not t.outcome.ok]
     measured = [t.outcome.resources for t in found if t.outcome.duplicate_of is None]
-    return run, Counter(str(resources["device"]["id"]) for resources in measured)
+    return run, Counter(str(resources["device"].get("id")) for resources in measured)
 
 
 def test_a_run_on_two_gpus_goes_on_with_one(tmp_path: Path) -> None:

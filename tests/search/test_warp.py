@@ -39,7 +39,9 @@ def test_the_slope_is_the_derivative() -> None:
 def test_the_data_say_whether_the_model_is_shown_warped_values(has_tail: bool) -> None:
     rng = np.random.default_rng(0)
     parameters = [IntegerRange(name, 0, 15) for name in "AB"]
-    guide = Guide(parameters, 0, SeenConfigurations(), lambda elites, rng: [], 1)
+    guide = Guide(
+        parameters, 0, SeenConfigurations(), lambda elites, rng: [], parents=1, lookahead=16
+    )
     for a, b in rng.integers(0, 16, (60, 2)).tolist():
         fitness = -0.02 * (a - 9) ** 2 - 0.01 * (b - 4) ** 2
         # Cliffs that nothing smooth follows, on the slow side only.
