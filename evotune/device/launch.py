@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from evotune.device.tensor_map import TensorMap
 from evotune.trial import Json, OutcomeKind
@@ -110,7 +111,7 @@ class LaunchPlan:
         return replace(self, launches=tuple(launches))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CompileJob:
     """One compiler run. Configuration values reach the source only as `defines`.
 
@@ -129,7 +130,7 @@ class CompileJob:
     entry: str = ""
     signature: tuple[str, ...] = ()
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """Names the job's result: the same for every folder the sources may lie in."""
         parts = [
@@ -145,7 +146,7 @@ class CompileJob:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Json]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> CompileJob:

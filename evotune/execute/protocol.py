@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -49,7 +50,7 @@ class BuildReview:
     violation: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Proposal:
     """A configuration to try. `rejection` says why it need not even be compiled.
 
@@ -74,7 +75,7 @@ class Proposal:
         default=None, compare=False
     )
 
-    @property
+    @functools.cached_property
     def compile_jobs(self) -> dict[str, CompileJob]:
         """Everything that must be compiled for it, by key."""
         return {case.compile.key: case.compile for case in (*self.cases, *self.rival)}
