@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from evotune.device.launch import Binary, CompileFailure
 from evotune.execute.protocol import CaseJob, Proposal
+from evotune.execute.twins import Twin
 from evotune.trial import QUARANTINED, Json, Outcome, OutcomeKind
 
 _NOT_ITS_FAULT = frozenset({OutcomeKind.WORKER_LOST, OutcomeKind.DEVICE_LOST})
@@ -28,6 +29,7 @@ class InFlight:
     binaries: dict[str, Binary] = dataclasses.field(default_factory=dict)
     resources: Mapping[str, Json] = dataclasses.field(default_factory=dict)
     fingerprint: str = ""
+    twin: Twin | None = None  # what came of the same code before
     again: bool = False  # measured a second time, in a fresh worker
 
     @property

@@ -189,7 +189,7 @@ class LocalExecutor:
     def _measure(self, index: int, item: InFlight) -> None:
         if item.proposal.confirm:
             self._devices[index].renew()
-        elif item.searched and (twin := self._twins.find(item.fingerprint)):
+        elif item.searched and (twin := item.twin or self._twins.recent(item.fingerprint)):
             number, outcome = twin
             self._finish(item, dataclasses.replace(outcome, duplicate_of=number, stage_s={}))
             return
@@ -212,14 +212,14 @@ class LocalExecutor:
         timeout_s = min(_TURN_S, max(0.0, deadline - time.monotonic()))
         sources: list[Child | int] = [*compilers, *workers, self._wake_fd]
         readable, _, _ = select.select(sources, [], [], timeout_s)
+        answered = [workers[child] for child in readable if child in workers]
+        for index in answered:
+            self._device_answered(index, self._devices[index].handle())
+        if answered:
+            self._advance()  # before all else: a device waits
         results: list[tuple[CompileJob, Binary | CompileFailure]] = []
         for child in readable:
-            if isinstance(child, int):
-                continue
-            if child in workers:
-                index = workers[child]
-                self._device_answered(index, self._devices[index].handle())
-            else:
+            if isinstance(child, Child) and child not in workers:
                 results += self._pool.handle(child)
         results += self._pool.expire()
         for job, result in results:
@@ -270,6 +270,8 @@ class LocalExecutor:
         if violation:
             self._finish(item, item.beyond_limit(violation))
         else:
+            if item.searched:  # now, as that takes a while, and no device waits for it yet
+                item.twin = self._twins.find(item.fingerprint)
             self._ready[number] = item
 
     def _finish(self, item: InFlight, outcome: Outcome) -> None:

@@ -23,7 +23,11 @@ class Twins:
         self._recent: dict[str, Twin] = {}
 
     def find(self, fingerprint: str) -> Twin | None:
-        return self._recent.get(fingerprint) or self._stored(fingerprint)
+        return self.recent(fingerprint) or self._stored(fingerprint)
+
+    def recent(self, fingerprint: str) -> Twin | None:
+        """As `find`, of the last outcomes only: at once."""
+        return self._recent.get(fingerprint)
 
     def remember(self, number: int, outcome: Outcome) -> None:
         self._recent[outcome.binary] = (number, outcome)
