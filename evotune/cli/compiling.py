@@ -63,11 +63,11 @@ def compile_command(
     style: str,
     output: str,
 ) -> int:
-    """Compile configurations of SPACE, on all cores; no GPU is needed.
+    """Compile configurations of SPACE; no GPU is needed.
 
-    Tells registers, spills, shared memory and occupancy of CUDA kernels. The exit code is 0 when
-    every configuration tried compiles: one that a limit of the device rejects beforehand is
-    not tried, and one that breaks `after_compile` has compiled.
+    On all cores. Tells registers, spills, shared memory and occupancy of CUDA kernels. The
+    exit code is 0 when every configuration tried compiles: one that a limit of the device
+    rejects beforehand is not tried, and one that breaks `after_compile` has compiled.
     """
     if every and sample is not None:
         raise click.UsageError("--all and --sample exclude each other")

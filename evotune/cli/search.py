@@ -11,6 +11,7 @@ import click
 
 from evotune.cli.options import (
     POSITIVE,
+    STRATEGIES,
     Command,
     cluster_option,
     device_option,
@@ -45,7 +46,11 @@ _INTERRUPTED = 130
     "--warm-start", metavar="RUN", help="Try the best of this run first, of another device too."
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the search.")
-@click.option("--strategy", metavar="NAME", help="How to search; the space's choice if not given.")
+@click.option(
+    "--strategy",
+    metavar="NAME",
+    help=f"{STRATEGIES}; the space's choice if not given.",
+)
 @click.option(
     "--racing/--no-racing",
     default=True,
@@ -185,7 +190,8 @@ def _conclude(terminal: Terminal, result: RunResult, runs_dir: Path) -> int:
     interrupted = result.reason == "interrupted"
     resume_with = "" if interrupted else " --trials N"
     terminal.note(f"resume: evotune resume {result.run.id}{resume_with}{where}")
-    terminal.note(f"report: evotune report {result.run.id}{where}")
+    page = "--format html -o report.html"
+    terminal.note(f"report: evotune report {result.run.id} {page}{where}")
     if interrupted:
         return _INTERRUPTED
     return 0 if result.ok_trials else _NO_VALID_CANDIDATE

@@ -29,7 +29,7 @@ def leaderboard_lines(data: RunData, count: int, width: int) -> list[Line]:
     blocks = (
         [*_heading(data, board, width)],
         [*_table(data, board, rows, width)],
-        [*_notes(board, rows, hidden, width, recorded=data.recorded)],
+        [*_notes(data, board, rows, hidden, width)],
         [*_configurations(rows, width)],
         [*_front(data, width)],
     )
@@ -87,14 +87,15 @@ def _baselines(leader: Row, numbers: Mapping[str, int]) -> str:
 
 
 def _notes(
-    board: Leaderboard, rows: Sequence[Row], hidden: int, width: int, *, recorded: bool
+    data: RunData, board: Leaderboard, rows: Sequence[Row], hidden: int, width: int
 ) -> Iterator[Line]:
     if any(row.tied for row in rows):
-        why = "equal times" if recorded else "overlapping intervals, time does not tell them apart"
+        overlap = "overlapping intervals, time does not tell them apart"
+        why = "equal times" if data.recorded else overlap
         yield from paragraph(f"= rows of the same rank: {why}", width, role=Role.QUIET)
     if hidden:
         more = "1 more row" if hidden == 1 else f"{hidden} more rows"
-        text = f"{more}: evotune top -n {len(rows) + hidden}"
+        text = f"{more}: evotune top {data.id} -n {len(rows) + hidden}"
         yield from paragraph(text, width, role=Role.QUIET)
     for row in rows:
         for warning in row.warnings:

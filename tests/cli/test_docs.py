@@ -15,6 +15,7 @@ import pytest
 
 from evotune.cli.main import application
 from evotune.engine.spaces import shipped_spaces
+from evotune.search.catalog import STRATEGY_NAMES
 from evotune.space.reading.schema import schema_text
 
 from .conftest import ROOT, Invoke, _python_path
@@ -49,6 +50,12 @@ def test_every_command_and_option_is_explained_with_an_example(name: str) -> Non
             assert option.help, option.opts
     readme = (ROOT / "README.md").read_text()
     assert re.search(rf"^\|.*`{name}\b", readme, re.MULTILINE), f"README does not name {name}"
+
+
+@pytest.mark.parametrize("command", ["run", "replay"])
+def test_help_names_every_strategy(command: str) -> None:
+    (option,) = (p for p in COMMANDS[command].params if p.name == "strategy")
+    assert set(re.findall(r"\w+", option.help)) >= set(STRATEGY_NAMES)
 
 
 def test_every_key_of_a_space_file_is_explained() -> None:

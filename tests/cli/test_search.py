@@ -37,7 +37,8 @@ def test_run_prints_its_id_its_leaderboard_and_what_to_do_next(
     assert (tmp_path / "my runs" / name / "store.sqlite").is_file()
     assert "new best: " in result.stderr
     assert f"resume: evotune resume {name} --trials N --runs-dir 'my runs'" in result.stderr
-    assert f"report: evotune report {name} --runs-dir 'my runs'" in result.stderr
+    page = "--format html -o report.html"
+    assert f"report: evotune report {name} {page} --runs-dir 'my runs'" in result.stderr
     assert f"run {name}: finished (trial budget spent)" in result.stdout
     assert " of 40 trials" in " ".join(result.stdout.split())
     assert re.findall(r"^#\d+=? trial", result.stdout, re.M) == [

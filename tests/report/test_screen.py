@@ -140,7 +140,7 @@ def test_rows_beyond_the_count_are_mentioned() -> None:
     outcomes = [ok(1.0 + n / 10) for n in range(6)]
     text = shown(board(outcomes), count=4)
     assert len(table_rows(text)) == 4
-    assert "2 more rows: evotune top -n 6" in text
+    assert "2 more rows: evotune top 20300102-ab12 -n 6" in text
     assert "more row" not in shown(board(outcomes), count=6)
 
 
