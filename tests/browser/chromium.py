@@ -85,6 +85,11 @@ class Browser:
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[feature])
 
+    def print_preview(self, on: bool) -> None:
+        """The page as it goes to a printer, and back; with the events that a printing browser sends."""
+        self.evaluate(f"window.dispatchEvent(new Event('{'beforeprint' if on else 'afterprint'}'))")
+        self._call("Emulation.setEmulatedMedia", media="print" if on else "")
+
     def open(self, page: Path) -> float:
         """Seconds until the page says that it is ready."""
         started = time.monotonic()

@@ -109,6 +109,7 @@ def _headline(data: RunData, summary: RunSummary, leader: Row | None) -> Json:
         "low": short(figures.speedup_low),
         "high": short(figures.speedup_high),
         "time": wording.time_text(figures.time_us) if figures.time_us else "",
+        "time_us": short(figures.time_us),
         "baseline": printable(", ".join(used)),
         "confirmed": leader.confirmed,
         "configuration": printable(wording.configuration_text(leader.configuration)),

@@ -16,6 +16,15 @@
   }
   setTheme(root.dataset.theme);
   darkNow.addEventListener("change", () => setTheme(darkNow.matches ? "dark" : "light"));
+  // On paper: light, and narrow, as the charts do not follow the paper's width by themselves.
+  let before = null;
+  window.addEventListener("beforeprint", () => {
+    before = root.dataset.theme;
+    root.classList.add("print");
+    setTheme("light");
+    drawAllCharts();
+  });
+  window.addEventListener("afterprint", () => { root.classList.remove("print"); setTheme(before); });
 
   page.append(el("header", { class: "top" }, el("h1", {}, "evotune report"), themeButton));
   const shown = el("div", { id: "run" });
