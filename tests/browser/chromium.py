@@ -87,7 +87,7 @@ class Browser:
         self._call("Emulation.setEmulatedMedia", features=[self._colours])
 
     def print_preview(self, on: bool) -> None:
-        """The page as a printer gets it, and back; with the events that a printing browser sends."""
+        """The page as a printer gets it, and back; with the events that printing sends."""
         self.evaluate(f"window.dispatchEvent(new Event('{'beforeprint' if on else 'afterprint'}'))")
         media = "print" if on else ""
         self._call("Emulation.setEmulatedMedia", media=media, features=[self._colours])
