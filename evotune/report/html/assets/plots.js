@@ -40,7 +40,14 @@ function progressSection(run, rows) {
     traces.push({ type: "scatter", mode: "lines", name: "best so far", x, y: steps(best.map((row) => kind.of(row.seen))),
       line: { shape: "hv", color: colour("accent"), width: 2 }, hoverinfo: "skip" });
     const shapes = run.recorded ? [] : [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: colour("quiet"), width: 1, dash: "dot" } }];
-    return { data: traces, layout: { shapes, xaxis: { title: overTime ? "minutes" : "trial" },
+    const champion = run.headline;
+    const annotations = [];
+    if (champion && champion.confirmed && champion.speedup !== null) {
+      shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: champion.speedup, y1: champion.speedup, line: { color: colour("good"), width: 1 } });
+      annotations.push({ xref: "paper", x: 1, xanchor: "right", y: champion.speedup, yanchor: "bottom", showarrow: false,
+        text: "confirmed " + speedupText(champion.speedup), font: { size: 12, color: colour("good") } });
+    }
+    return { data: traces, layout: { shapes, annotations, xaxis: { title: overTime ? "minutes" : "trial" },
       yaxis: { title: kind.title, type: kind.log ? "log" : "linear" } } };
   };
   const node = chart("Best so far", 340, draw);
@@ -52,7 +59,8 @@ function progressSection(run, rows) {
     } }, name));
   const drawn = nth * run.every > 1 ? `Of ${run.every > 1 ? validTrials(run) : told.length} valid trials, 1 in ${nth * run.every} is drawn as a point. ` : "";
   return section("Best so far", drawn + (run.recorded ? "Each point is a trial; the line is the shortest time so far."
-    : "Each point is a valid trial as the search measured it; the line is the best so far with its 95% interval. The dotted line is the baseline."),
+    : "Each point is a valid trial as the search measured it; the line is the best so far with its 95% interval. The dotted line is the baseline"
+      + (run.headline && run.headline.confirmed ? ", the thin one what the champion reached in a fresh process." : ".")),
   el("div", { class: "bar" }, choices), node);
 }
 
