@@ -189,7 +189,8 @@ def _conclude(terminal: Terminal, result: RunResult, runs_dir: Path) -> int:
     where = "" if runs_dir == Path("runs") else f" --runs-dir {shlex.quote(str(runs_dir))}"
     interrupted = result.reason == "interrupted"
     resume_with = "" if interrupted else " --trials N"
-    terminal.note(f"resume: evotune resume {result.run.id}{resume_with}{where}")
+    if result.reason != "exhausted":
+        terminal.note(f"resume: evotune resume {result.run.id}{resume_with}{where}")
     page = "--format html -o report.html"
     terminal.note(f"report: evotune report {result.run.id} {page}{where}")
     if interrupted:

@@ -95,3 +95,4 @@ def test_a_run_without_a_valid_candidate_ends_with_1(invoke: Invoke, tmp_path: P
     assert result.exit_code == 1, result.stderr
     assert "no valid candidate" in result.stdout
     assert "2 ended in compile_error" in result.stdout
+    assert "resume:" not in result.stderr  # every configuration was tried
