@@ -172,16 +172,16 @@ def _parts(rows: Sequence[CompileRow], summary: CompileSummary) -> Iterator[Tabl
             row.outcome.value,
             *(_cuda_figures(row) if cuda else (_figure(row, "code_bytes"),)),
             f"{row.seconds:.2f}",
-            configuration_text({name: row.configuration[name] for name in varying}),
-            row.reason,
+            configuration_text({name: row.configuration[name] for name in varying})
+            + (f": {row.reason}" if row.reason else ""),
         )
         for row in rows
     ]
-    heads = ("registers", "spill B", "shared B", "occupancy") if cuda else ("code B",)
+    heads = ("regs", "spill B", "shared B", "occ.") if cuda else ("code B",)
     yield text_table(
-        ("outcome", *heads, "seconds", "configuration", "reason"),
+        ("outcome", *heads, "s", "configuration"),
         cells,
-        (False, *(True for _ in heads), True, False, False),
+        (False, *(True for _ in heads), True, False),
     )
     if summary.rows > len(rows):
         yield f"{summary.rows - len(rows):,} more rows: --format jsonl has all"
