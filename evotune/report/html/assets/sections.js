@@ -219,9 +219,11 @@ function environmentSection(run) {
 
 function comparisonSections(runs, open) {
   const rows = runs.map((run, at) => ({ run, at }));
+  const space = { name: "space", value: (row) => row.run.space, text: (row) => row.run.space };
+  const device = { name: "device", value: (row) => row.run.device, text: (row) => row.run.device };
+  const run = { name: "run", value: (row) => row.run.id, text: (row) => row.run.id };
   const overview = dataTable([
-    { name: "space", value: (row) => row.run.space, text: (row) => row.run.space },
-    { name: "device", value: (row) => row.run.device, text: (row) => row.run.device },
+    space,
     { name: "speedup", numeric: true, downFirst: true, value: (row) => (row.run.headline ? row.run.headline.speedup : null),
       text: (row) => (row.run.headline ? intervalText(row.run.headline.speedup, row.run.headline.low, row.run.headline.high) : "-") },
     { name: "time", numeric: true, value: (row) => (row.run.headline ? row.run.headline.time_us : null),
@@ -231,20 +233,20 @@ function comparisonSections(runs, open) {
     { name: "confirmed", value: (row) => String(row.run.headline && row.run.headline.confirmed),
       text: (row) => (row.run.headline && row.run.headline.confirmed ? "yes" : "no") },
     { name: "trials", numeric: true, value: (row) => row.run.total, text: (row) => String(row.run.total) },
-    { name: "run", value: (row) => row.run.id, text: (row) => row.run.id },
+    device, run,
   ], rows, { label: "runs" });
   const all = runs.flatMap((run) => trialRows(run).filter((row) => row.place !== null).slice(0, LEADERS));
   const board = dataTable([
-    { name: "space", value: (row) => row.run.space, text: (row) => row.run.space },
-    { name: "device", value: (row) => row.run.device, text: (row) => row.run.device },
+    space,
     ...resultColumns({ recorded: runs.every((run) => run.recorded) }).filter((column) => column.name !== "outcome"),
-    { name: "run", value: (row) => row.run.id, text: (row) => row.run.id },
+    device, run,
     { name: "configuration", value: (row) => configurationText(row.run, row), text: (row) => configurationText(row.run, row) },
   ], all, { label: "leaders" });
   return [
     section("Runs", "Speedups are comparable where the baseline and the cases are the same.", overview,
       el("div", { class: "tabs", role: "tablist", "aria-label": "Run to show below" }, runs.map((run, at) =>
-        el("button", { type: "button", role: "tab", onclick: () => open(at) }, run.space + " · " + run.id)))),
+        el("button", { type: "button", role: "tab", onclick: () => open(at) },
+          run.id.includes(run.space) ? run.id : run.space + " · " + run.id)))),
     section("Leaderboard across runs", `The first ${LEADERS} rows of each run.`, board),
   ];
 }
