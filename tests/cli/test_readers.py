@@ -288,7 +288,8 @@ def test_a_page_takes_several_runs_and_everything_else_takes_one(
 
 
 def test_watching_a_finished_run_shows_it_once(invoke: Invoke, runs: Path) -> None:
-    result = invoke("status", "latest", "--watch")
+    result = invoke("status", "--watch")  # the latest
     assert result.exit_code == 0
     assert "so far: " in result.stderr
+    assert "confirmed trial 1: 1.250x" in result.stderr
     assert "ended: finished (trial budget spent)" in result.stderr
