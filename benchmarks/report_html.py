@@ -5,7 +5,8 @@
 The run is made up: 14 parameters, two cases, a fifth of the trials failed, each failure with a
 reason of its own. Opening is from the navigation to the moment when the page is laid out and the
 first screen's charts are drawn, reading to the moment when its texts and tables are, in headless
-Chromium with software rendering.
+Chromium with software rendering. The longest frame is the longest that the page stood still while
+it was scrolled through from top to bottom, every chart drawn on the way.
 """
 
 from __future__ import annotations
@@ -39,6 +40,17 @@ from evotune.trial import (  # noqa: E402
 )
 from tests.browser import chromium  # noqa: E402
 
+_FRAMES = """(() => {
+  let last = performance.now();
+  window.longestFrameMs = 0;
+  (function next() {
+    const now = performance.now();
+    window.longestFrameMs = Math.max(window.longestFrameMs, now - last);
+    last = now;
+    requestAnimationFrame(next);
+  })();
+})()"""
+_SCROLL_PX = 500
 CASES = ("(1,8,512,64) full", "(1,8,512,64) causal")
 PARAMETERS = 14
 _FIRST_PAINT_MS = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
@@ -109,6 +121,23 @@ def opening_s(page: Path, repeats: int) -> tuple[list[float], list[float]]:
     return seconds, readable
 
 
+def longest_frame_ms(page: Path) -> float:
+    """While somebody scrolls through the page until every chart is drawn."""
+    program = chromium.find()
+    assert program is not None
+    with chromium.Browser(program) as browser:
+        browser.look()
+        browser.open(page)
+        browser.wait("document.querySelectorAll('.js-plotly-plot').length > 0")
+        browser.evaluate(_FRAMES)
+        for top in range(0, browser.evaluate("document.body.scrollHeight"), _SCROLL_PX):
+            browser.evaluate(f"window.scrollTo(0, {top})")
+            time.sleep(0.5)
+        browser.wait("document.querySelectorAll('.chart:not([data-drawn])').length === 0")
+        time.sleep(0.5)
+        return float(browser.evaluate("window.longestFrameMs"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=10_000)
@@ -124,6 +153,7 @@ def main() -> None:
         page.write_text(text, encoding="utf-8")
         size_bytes = page.stat().st_size
         seconds, readable = opening_s(page, options.repeats)
+        frames = [longest_frame_ms(page) for _ in range(3)]
     record = {
         "command": ["python", *sys.argv],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -135,6 +165,7 @@ def main() -> None:
         "opening_median_s": round(statistics.median(seconds), 2),
         "reading_s": [round(value, 2) for value in readable],
         "reading_median_s": round(statistics.median(readable), 2),
+        "longest_frame_ms": [round(value) for value in frames],
         "load": round(os.getloadavg()[0], 1),
     }
     text = json.dumps(record, indent=1) + "\n"

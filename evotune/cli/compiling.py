@@ -63,11 +63,11 @@ def compile_command(
     style: str,
     output: str,
 ) -> int:
-    """Compile configurations of SPACE, on all cores; no GPU is needed.
+    """Compile configurations of SPACE; no GPU is needed.
 
-    Tells registers, spills, shared memory and occupancy of CUDA kernels. The exit code is 0 when
-    every configuration tried compiles: one that a limit of the device rejects beforehand is
-    not tried, and one that breaks `after_compile` has compiled.
+    On all cores. Tells registers, spills, shared memory and occupancy of CUDA kernels. The
+    exit code is 0 when every configuration tried compiles: one that a limit of the device
+    rejects beforehand is not tried, and one that breaks `after_compile` has compiled.
     """
     if every and sample is not None:
         raise click.UsageError("--all and --sample exclude each other")
@@ -172,16 +172,16 @@ def _parts(rows: Sequence[CompileRow], summary: CompileSummary) -> Iterator[Tabl
             row.outcome.value,
             *(_cuda_figures(row) if cuda else (_figure(row, "code_bytes"),)),
             f"{row.seconds:.2f}",
-            configuration_text({name: row.configuration[name] for name in varying}),
-            row.reason,
+            configuration_text({name: row.configuration[name] for name in varying})
+            + (f": {row.reason}" if row.reason else ""),
         )
         for row in rows
     ]
-    heads = ("registers", "spill B", "shared B", "occupancy") if cuda else ("code B",)
+    heads = ("regs", "spill B", "shared B", "occ.") if cuda else ("code B",)
     yield text_table(
-        ("outcome", *heads, "seconds", "configuration", "reason"),
+        ("outcome", *heads, "s", "configuration"),
         cells,
-        (False, *(True for _ in heads), True, False, False),
+        (False, *(True for _ in heads), True, False),
     )
     if summary.rows > len(rows):
         yield f"{summary.rows - len(rows):,} more rows: --format jsonl has all"

@@ -196,11 +196,13 @@ def _cpu() -> Iterator[Finding]:
     yield Finding(
         "CPU threads", Status.OK, f"{figures['threads']} used of {figures['cores']} available"
     )
-    caches = ", ".join(
-        f"L{level} {int(figures[f'l{level}_bytes']) >> 10} KiB" for level in (1, 2, 3)
-    )
+    caches = ", ".join(f"L{level} {_size(int(figures[f'l{level}_bytes']))}" for level in (1, 2, 3))
     yield Finding("CPU caches", Status.OK, caches)
     yield Finding("SIMD", Status.OK, f"{int(figures['simd_bytes']) * 8} bits")
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes >> 20} MiB" if size_bytes >= 1 << 20 else f"{size_bytes >> 10} KiB"
 
 
 def _gpus(state: GpuState) -> Iterator[Finding]:

@@ -64,6 +64,7 @@ def schema(output: str) -> int:
 
 def _check_parts(found: CheckReport) -> Iterator[Table | str]:
     from evotune.cli.tables import text_table
+    from evotune.report.wording import value_text
 
     yield text_table((found.name, found.path), list(_size_facts(found)))
     parameters = [
@@ -71,7 +72,7 @@ def _check_parts(found: CheckReport) -> Iterator[Table | str]:
             parameter.name,
             parameter.kind,
             str(parameter.cardinality),
-            _first(parameter.values, _SHOWN_VALUES),
+            _first([value_text(value) for value in parameter.values], _SHOWN_VALUES),
         )
         for parameter in found.parameters
     ]

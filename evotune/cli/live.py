@@ -35,6 +35,7 @@ def panel(standing: Standing, width: int, encoding: str = "utf-8") -> Group:
         *_labelled("outcomes", standing.counts(), width),
         *_labelled("best", standing.best(), width, style="bold green"),
         *_labelled("", standing.best_configuration(), width),
+        *_labelled("confirmed", standing.confirmations(), width, style="bold green"),
         *_curve(standing, width, encoding),
         *_elites(standing, width),
         *_labelled("device", standing.device_state(), width),

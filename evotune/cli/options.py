@@ -63,6 +63,7 @@ class _Positive(click.FloatRange):
         return number
 
 
+STRATEGIES = "evolution, local, random, exhaustive or nsga2"  # a test holds it to the catalog's
 POSITIVE = _Positive(min=0, min_open=True)
 
 
@@ -108,6 +109,13 @@ def runs_dir_option(function: Function) -> Function:
 def run_argument(function: Function) -> Function:
     """RUN: an id, a unique beginning of one, a path, or `latest`."""
     return click.argument("run", metavar="RUN", shell_complete=_complete_run)(function)
+
+
+def optional_run_argument(function: Function) -> Function:
+    """RUN, or None."""
+    return click.argument("run", metavar="[RUN]", required=False, shell_complete=_complete_run)(
+        function
+    )
 
 
 def _device_option(help_text: str) -> Callable[[Function], Function]:

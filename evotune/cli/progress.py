@@ -100,11 +100,13 @@ class LiveProgress:
         self._standing.tell(trial, progress)
 
     def confirmed(self, trial: Trial, outcome: Outcome) -> None:
+        self._standing.confirmed[trial.number] = outcome
         with contextlib.suppress(OSError):
             self._write(confirmation(trial, outcome))
 
     def finished(self, reason: str) -> None:
         self._standing.phase = f"ended: {reason}"
+        self._standing.ended = True
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield panel(self._standing, options.max_width, options.encoding)

@@ -13,6 +13,7 @@ import click
 from evotune.cli.options import (
     Command,
     format_option,
+    optional_run_argument,
     output_option,
     run_argument,
     runs_dir_option,
@@ -36,18 +37,31 @@ _FACT_COLUMNS = len("trials per minute") + 3  # what stands before a fact in `st
 
 
 @click.command(cls=Command, example="evotune status latest --watch")
-@run_argument
+@optional_run_argument
 @click.option(
-    "--watch", is_flag=True, help="Follow a running run, also from another terminal; Ctrl-C ends."
+    "--watch",
+    is_flag=True,
+    help="Follow a running run, the latest if none is named, also from another terminal; Ctrl-C "
+    "ends.",
 )
 @runs_dir_option
 @format_option(("table", "json"), "table")
 @output_option
 @pass_terminal
 def status(
-    terminal: Terminal, *, run: str, watch: bool, runs_dir: Path, style: str, output: str
+    terminal: Terminal, *, run: str | None, watch: bool, runs_dir: Path, style: str, output: str
 ) -> int:
-    """Show where a run stands: outcomes, best, pace."""
+    """Show where RUN stands; without RUN, list all runs.
+
+    Outcomes, best, pace, time by stage. In the list, (search) marks a figure of the search that
+    no fresh process has confirmed.
+    """
+    if run is None and not watch:
+        from evotune.cli.listing import print_runs
+
+        print_runs(terminal, runs_dir, style, output)
+        return 0
+    run = run or "latest"
     if watch:
         from evotune.cli.watching import watch as watch_run
         from evotune.engine.folder import find_run
@@ -101,7 +115,7 @@ def top(
 def report(
     terminal: Terminal, *, runs: tuple[str, ...], runs_dir: Path, style: str, output: str
 ) -> int:
-    """Write a run as a page to read, or with every trial for a script.
+    """Write runs as a page to read, or all trials for scripts.
 
     html is one file that opens offline, about 5 MB; it takes several runs. csv and parquet are
     a row a trial, json and jsonl have every measurement and check; t4 is the auto-tuning

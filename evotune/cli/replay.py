@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evotune.cli.options import Command, format_option, output_option
+from evotune.cli.options import STRATEGIES, Command, format_option, output_option
 from evotune.cli.terminal import Terminal, opened_output, pass_terminal
 
 if TYPE_CHECKING:
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 @click.command(cls=Command, example="evotune replay cache.json.gz --strategy local --repeats 20")
 @click.argument("cache", type=click.Path(path_type=Path))
 @click.option(
-    "--strategy", metavar="NAME", default="evolution", show_default=True, help="How to search."
+    "--strategy",
+    metavar="NAME",
+    default="evolution",
+    show_default=True,
+    help=f"How to search: {STRATEGIES}.",
 )
 @click.option(
     "--max-evals",

@@ -11,6 +11,7 @@ import click
 
 from evotune.cli.options import (
     POSITIVE,
+    STRATEGIES,
     Command,
     cluster_option,
     device_option,
@@ -45,7 +46,11 @@ _INTERRUPTED = 130
     "--warm-start", metavar="RUN", help="Try the best of this run first, of another device too."
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the search.")
-@click.option("--strategy", metavar="NAME", help="How to search; the space's choice if not given.")
+@click.option(
+    "--strategy",
+    metavar="NAME",
+    help=f"{STRATEGIES}; the space's choice if not given.",
+)
 @click.option(
     "--racing/--no-racing",
     default=True,
@@ -184,8 +189,10 @@ def _conclude(terminal: Terminal, result: RunResult, runs_dir: Path) -> int:
     where = "" if runs_dir == Path("runs") else f" --runs-dir {shlex.quote(str(runs_dir))}"
     interrupted = result.reason == "interrupted"
     resume_with = "" if interrupted else " --trials N"
-    terminal.note(f"resume: evotune resume {result.run.id}{resume_with}{where}")
-    terminal.note(f"report: evotune report {result.run.id}{where}")
+    if result.reason != "exhausted":
+        terminal.note(f"resume: evotune resume {result.run.id}{resume_with}{where}")
+    page = "--format html -o report.html"
+    terminal.note(f"report: evotune report {result.run.id} {page}{where}")
     if interrupted:
         return _INTERRUPTED
     return 0 if result.ok_trials else _NO_VALID_CANDIDATE

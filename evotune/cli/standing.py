@@ -39,6 +39,9 @@ class Standing:
     unseen: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     stage_s: Counter[str] = field(default_factory=Counter)
+    confirmed: dict[int, Outcome] = field(default_factory=dict)
+    """What fresh processes found of the best, by trial."""
+    ended: bool = False
     curve: list[float] = field(default_factory=list)
     """The best fitness after each told trial; NaN before there was one."""
     state: Mapping[str, Json] = field(default_factory=dict)
@@ -91,6 +94,20 @@ class Standing:
     def best_configuration(self) -> str:
         trial = self.progress.best if self.progress else None
         return wording.configuration_text(trial.configuration) if trial else ""
+
+    def confirmations(self) -> str:
+        """The figures of fresh processes, the best first and with its interval; then failures."""
+        sound = sorted(
+            (-outcome.fitness, number, outcome)
+            for number, outcome in self.confirmed.items()
+            if outcome.fitness is not None
+        )
+        parts = [
+            f"{self.figure(-slowness) if at else result(outcome)} (trial {number})"
+            for at, (slowness, number, outcome) in enumerate(sound)
+        ]
+        failed = (number for number, outcome in self.confirmed.items() if not outcome.ok)
+        return ", ".join((*parts, *(f"trial {number} failed" for number in failed)))
 
     def best_in_full(self) -> str:
         configuration = self.best_configuration()
@@ -145,7 +162,8 @@ class Standing:
         parts = [f"generation {self.progress.generation}", f"trial {told}/{self.info.trials}"]
         if elapsed_s > 0:
             parts.append(f"{told / elapsed_s * 60:.0f}/min")
-            parts.append(f"{wording.duration_text(self._left_s(told, elapsed_s))} left")
+            if not self.ended:
+                parts.append(f"{wording.duration_text(self._left_s(told, elapsed_s))} left")
         return ", ".join(parts)
 
     def _left_s(self, told: int, elapsed_s: float) -> float:

@@ -25,7 +25,8 @@ def text_table(
     numeric: Sequence[bool] = (),
     title: str | None = None,
 ) -> Table:
-    """Cells are taken literally; numeric columns align right."""
+    """Cells are taken literally; numeric columns align right and are never broken. A column
+    without a single entry is left out."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -39,13 +40,18 @@ def text_table(
         pad_edge=False,
         show_edge=False,
     )
-    for position, name in enumerate(columns):
-        right = position < len(numeric) and numeric[position]
+    cells = list(rows)
+    shown = [at for at in range(len(columns)) if not cells or any(row[at] for row in cells)]
+    for at in shown:
+        right = at < len(numeric) and numeric[at]
         table.add_column(
-            Text(printable(name)), justify="right" if right else "left", overflow="fold"
+            Text(printable(columns[at])),
+            justify="right" if right else "left",
+            overflow="fold",
+            no_wrap=right,
         )
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
+    for row in cells:
+        table.add_row(*(Text(printable(row[at])) for at in shown))
     return table
 
 

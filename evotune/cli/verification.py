@@ -129,3 +129,4 @@ def _parts(found: list[Verified]) -> Iterator[Table | str]:
         if item.outcome.checks:
             rows = [checks.check_cells(check) for check in item.outcome.checks]
             yield text_table(checks.CHECK_COLUMNS, rows, checks.CHECK_NUMERIC)
+            yield from checks.check_details(item.outcome)

@@ -59,7 +59,7 @@ class Follower:
         with RunStore.open_for_reading(self._run.store) as store:
             new = [t for t in store.trials(self._first_missing) if t.number not in self._told]
             elapsed_s = store.elapsed_s()
-            confirmations = store.confirmations() if self._best else {}
+            confirmations = store.confirmations()
             state = str(store.meta("state", ""))
         for trial in new:
             self._tell(trial, elapsed_s)

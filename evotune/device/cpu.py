@@ -256,9 +256,14 @@ class CpuSession:
     def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
         self._reset_float_environment()
         try:
-            function: Callable[..., object] = getattr(ctypes.CDLL(str(path)), plan.entry)
-        except (OSError, AttributeError) as error:
+            library = ctypes.CDLL(str(path))
+        except OSError as error:
             raise LaunchFailure(f"cannot load entry {plan.entry}: {error}") from error
+        try:
+            function: Callable[..., object] = getattr(library, plan.entry)
+        except AttributeError:
+            reason = 'the source has no such function; is it extern "C"?'
+            raise LaunchFailure(f"cannot load entry {plan.entry}: {reason}") from None
         return function
 
     @staticmethod

@@ -79,7 +79,9 @@ def _read(root: Path, name: str) -> bytes:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
     except OSError as error:
-        raise SpaceError(f"cannot read source {name}: {error.strerror}") from error
+        lost = isinstance(error, FileNotFoundError)
+        hint = f" under {root}; `root:` in the space says where to look" if lost else ""
+        raise SpaceError(f"cannot read source {name}: {error.strerror}{hint}") from error
     if len(content) > _MAX_BYTES:
         raise SpaceError(f"source {name} is larger than {_MAX_BYTES >> 20} MiB")
     return content

@@ -123,7 +123,7 @@ def find_run(text: str, runs_dir: Path) -> RunFolder:
         raise UsageError(f"{text!r} fits {len(matches)} runs: {names}")
     if text and any(path.parent.name.startswith(text) for path in runs_dir.glob("*/sources")):
         raise UsageError(f"run {text} was killed before it began; start it again")
-    known = f"{len(runs)} runs are there" if runs else "there are none"
+    known = {0: "there are none", 1: "1 run is there"}.get(len(runs), f"{len(runs)} runs are there")
     raise UsageError(f"no run {text!r} in {runs_dir} ({known})")
 
 

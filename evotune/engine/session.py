@@ -17,7 +17,7 @@ from evotune.engine.setup import GpuRequest, Setup, load_run_setup, load_setup, 
 from evotune.engine.spaces import find_space, flagship
 from evotune.engine.warm_start import warm_starts
 from evotune.engine.work import RunWork, search_settings
-from evotune.errors import EnvironmentProblem, UsageError
+from evotune.errors import EnvironmentProblem, SpaceError, UsageError
 from evotune.search.catalog import create_strategy
 from evotune.search.strategy import SearchSettings
 from evotune.store import RunStore
@@ -125,7 +125,15 @@ def _start(
         own = load_setup(
             run.sources / space_file, request.device, run, gpus=request.gpus, elsewhere=cluster
         )
-        return _finish(RunWork(run, store, own, observer, cluster))
+        try:
+            return _finish(RunWork(run, store, own, observer, cluster))
+        except SpaceError as error:
+            if error.file != str(run.sources / space_file):
+                raise
+            # What the user can mend is the file that was named, not the run's copy of it.
+            raise SpaceError(
+                error.message, file=str(path), line=error.line, column=error.column
+            ) from error
 
 
 def resume_run(

@@ -11,7 +11,7 @@ from evotune.errors import UsageError
 
 _PACKAGE = Path(evotune.__file__).parent
 _FLAGSHIPS = {"cpu": "attention-cpu", "cuda": "attention-mma"}
-_RECORDINGS = (".json", ".json.gz")
+_RECORDINGS = (".json", ".json.gz", ".t4", ".t4.gz")
 
 
 def shipped_spaces() -> dict[str, Path]:
@@ -42,7 +42,7 @@ def find_space(text: str) -> Path:
 
 
 def is_recording(path: Path) -> bool:
-    """Whether the file is a recorded space (Kernel Tuner's cache) rather than YAML."""
+    """Whether the file is a recorded space (a cache, T4 results, a report) rather than YAML."""
     return path.name.endswith(_RECORDINGS)
 
 

@@ -37,10 +37,6 @@ _CACHED = 2.0  # an L2 cache that is no LRU cache still holds some of a rotation
 _RANDOM_TESTS_S = 10.0  # a GPU makes a hundred in a second; a CPU as many as it can
 
 
-def _nothing() -> None:
-    """Before a baseline's samples."""
-
-
 class TrialRunner:
     """Holds the session, the problem and the input pool of one worker."""
 

@@ -34,7 +34,9 @@ def problem_source(name: str, root: Path) -> tuple[str, bytes]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"problem {name!r}: {error.strerror}: {path}") from error
+        lost = isinstance(error, FileNotFoundError)
+        hint = "; `root:` in the space says where to look" if lost else ""
+        raise UsageError(f"problem {name!r}: {error.strerror}: {path}{hint}") from error
     if len(content) > _MOST_BYTES:
         raise UsageError(f"problem {name!r}: the file is larger than {_MOST_BYTES} bytes")
     return path.relative_to(root.resolve()).as_posix(), content

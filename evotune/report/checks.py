@@ -8,17 +8,24 @@ from collections.abc import Mapping
 from evotune.report import wording
 from evotune.trial import Check, Json, Outcome, Value
 
-CHECK_COLUMNS = (
-    *("case", "inputs", "status", "max error", "limit", "RMS error", "limit", "detail"),
-)
-CHECK_NUMERIC = (False, False, False, True, True, True, True, False)
+CHECK_COLUMNS = (*("case", "inputs", "status", "max error", "limit", "RMS error", "limit"),)
+CHECK_NUMERIC = (False, False, False, True, True, True, True)
 
 
 def check_cells(check: Check) -> tuple[str, ...]:
-    """In the order of CHECK_COLUMNS."""
+    """In the order of CHECK_COLUMNS; what else there is to say is `check_details`."""
     figures = (check.max_error, check.max_limit, check.rms_error, check.rms_limit)
-    errors = (wording.NONE if figure is None else f"{figure:.2e}" for figure in figures)
-    return (check.case, check.inputs, check.status, *errors, check.detail)
+    errors = (wording.NONE if figure is None else f"{figure:.1e}" for figure in figures)
+    return (check.case, check.inputs, check.status, *errors)
+
+
+def check_details(outcome: Outcome) -> list[str]:
+    """`skipped: edge shapes, memcheck: not installed`: a line for each check that says more."""
+    return [
+        f"{check.status}: {check.case}, {check.inputs}: {check.detail}"
+        for check in outcome.checks
+        if check.detail
+    ]
 
 
 def checks_text(outcome: Outcome) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from evotune.measure.agreement import agreement
@@ -13,6 +12,7 @@ from evotune.report.devices import devices_table
 from evotune.report.escape import markdown_text
 from evotune.report.front import MEANING, front_table, pareto_front
 from evotune.report.leaderboard import Leaderboard, rank
+from evotune.report.reasons import alike_reasons
 from evotune.report.summary import RunSummary, summarize
 from evotune.report.table import TextTable, leaderboard_table
 from evotune.report.whole import failures, in_proposal_order
@@ -190,12 +190,11 @@ def _outcomes(data: RunData, summary: RunSummary) -> Iterator[str]:
     yield "## Outcomes"
     counts = [(kind, str(count)) for kind, count in summary.outcomes.items()]
     yield table(("outcome", "trials"), counts, (False, True))
-    reasons = Counter(failures(data))
+    reasons = alike_reasons(failures(data))
     if reasons:
-        yield "Most frequent reasons:"
+        yield "Most frequent reasons, each with an example of its numbers:"
         rows = [
-            (str(count), kind, reason)
-            for (kind, reason), count in reasons.most_common(_SHOWN_REASONS)
+            (str(reason.trials), reason.kind, reason.example) for reason in reasons[:_SHOWN_REASONS]
         ]
         yield table(("trials", "outcome", "reason"), rows, (True, False, False))
 

@@ -6,7 +6,6 @@ configurations: the leader's in full, of the others only what differs from it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from evotune.report import wording
@@ -14,9 +13,17 @@ from evotune.report.data import RunData
 from evotune.report.front import MEANING, pareto_front
 from evotune.report.layout import Line, Role, grid, paragraph
 from evotune.report.leaderboard import Leaderboard, Row, rank
+from evotune.report.reasons import alike_reasons
 from evotune.report.standings import kernel_standings, recorded_standings
+from evotune.trial import Outcome, OutcomeKind
 
 _NAMED_DUPLICATES = 5
+_NEAR_RATIO = 10
+_NEAR = (
+    "that is near the limit, which is twice the error of compute() in the same dtype. PyTorch adds "
+    "in parts and errs little; a right kernel that adds in order errs more. Add in parts, too, or "
+    "let yardstick_of() in problem.py say what is right (docs/writing-a-problem.md)"
+)
 
 
 def leaderboard_lines(data: RunData, count: int, width: int) -> list[Line]:
@@ -29,7 +36,7 @@ def leaderboard_lines(data: RunData, count: int, width: int) -> list[Line]:
     blocks = (
         [*_heading(data, board, width)],
         [*_table(data, board, rows, width)],
-        [*_notes(board, rows, hidden, width, recorded=data.recorded)],
+        [*_notes(data, board, rows, hidden, width)],
         [*_configurations(rows, width)],
         [*_front(data, width)],
     )
@@ -87,14 +94,15 @@ def _baselines(leader: Row, numbers: Mapping[str, int]) -> str:
 
 
 def _notes(
-    board: Leaderboard, rows: Sequence[Row], hidden: int, width: int, *, recorded: bool
+    data: RunData, board: Leaderboard, rows: Sequence[Row], hidden: int, width: int
 ) -> Iterator[Line]:
     if any(row.tied for row in rows):
-        why = "equal times" if recorded else "overlapping intervals, time does not tell them apart"
+        overlap = "overlapping intervals, time does not tell them apart"
+        why = "equal times" if data.recorded else overlap
         yield from paragraph(f"= rows of the same rank: {why}", width, role=Role.QUIET)
     if hidden:
         more = "1 more row" if hidden == 1 else f"{hidden} more rows"
-        text = f"{more}: evotune top -n {len(rows) + hidden}"
+        text = f"{more}: evotune top {data.id} -n {len(rows) + hidden}"
         yield from paragraph(text, width, role=Role.QUIET)
     for row in rows:
         for warning in row.warnings:
@@ -160,11 +168,21 @@ def _same_code(row: Row) -> str:
 
 def _without_rows(data: RunData, board: Leaderboard, width: int) -> Iterator[Line]:
     yield from paragraph("no valid candidate", width, role=Role.BAD)
-    failures = Counter(
-        (trial.outcome.kind.value, trial.outcome.reason)
-        for trial in data.trials
-        if not trial.outcome.ok
-    )
-    for (kind, reason), count in failures.most_common(1):
-        yield from paragraph(f"{count} ended in {kind}: {reason}", width)
+    failed = [trial.outcome for trial in data.trials if not trial.outcome.ok]
+    for reason in alike_reasons((outcome.kind.value, outcome.reason) for outcome in failed)[:1]:
+        like = f"{reason.trials} ended in {reason.kind}: {reason.example}"
+        yield from paragraph(like, width)
+    name = str((data.meta.get("problem") or {}).get("name", ""))
+    if ".py:" in name and any(map(_near_its_limit, failed)):
+        yield from paragraph(_NEAR, width)
     yield from _disqualified(board, width)
+
+
+def _near_its_limit(outcome: Outcome) -> bool:
+    """Wrong by so little that it may be rounding alone."""
+    return outcome.kind is OutcomeKind.WRONG_RESULT and any(
+        check.status == "failed"
+        and check.max_error is not None
+        and check.max_error <= _NEAR_RATIO * (check.max_limit or 0.0)
+        for check in outcome.checks
+    )

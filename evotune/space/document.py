@@ -169,7 +169,15 @@ def _value_message(details: Any, context: Mapping[str, Any]) -> str:
             closest(found, known) if isinstance(found, str) else ""
         )
     if kind == "string_pattern_mismatch":
-        return f"expected an identifier (letters, digits, _), found {describe(found)}"
+        wanted = "an identifier (letters, digits, _)"
+        if "._-" in context.get("pattern", ""):
+            wanted = "letters, digits, '.', '_' and '-'"
+        return f"expected {wanted}, found {describe(found)}"
+    if kind in ("too_short", "too_long"):
+        bound = context["min_length" if kind == "too_short" else "max_length"]
+        word = "at least" if kind == "too_short" else "at most"
+        what = ("key" if isinstance(found, Mapping) else "item") + ("" if bound == 1 else "s")
+        return f"expected {word} {bound} {what}, found {len(found)}"
     if kind == "bool_type" and found in ("yes", "no", "on", "off"):
         meant = "true" if found in ("yes", "on") else "false"
         return f"expected true or false, found the text '{found}'; write {meant}"

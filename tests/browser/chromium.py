@@ -52,6 +52,7 @@ class Browser:
         self._buffer = b""
         self._last_id = 0
         self._session: str | None = None
+        self._colours = {"name": "prefers-color-scheme", "value": "light"}
         self.errors: list[str] = []
         self.requests: list[str] = []
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
@@ -82,8 +83,14 @@ class Browser:
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
         )  # fmt: skip
-        feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._call("Emulation.setEmulatedMedia", features=[feature])
+        self._colours = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[self._colours])
+
+    def print_preview(self, on: bool) -> None:
+        """The page as a printer gets it, and back; with the events that printing sends."""
+        self.evaluate(f"window.dispatchEvent(new Event('{'beforeprint' if on else 'afterprint'}'))")
+        media = "print" if on else ""
+        self._call("Emulation.setEmulatedMedia", media=media, features=[self._colours])
 
     def open(self, page: Path) -> float:
         """Seconds until the page says that it is ready."""

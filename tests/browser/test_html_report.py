@@ -146,13 +146,13 @@ def test_parallel_coordinates_keep_the_lines_through_a_range_and_move_their_axes
     kept = "document.querySelector('.parallel canvas').dataset.kept"
     names = "[...document.querySelectorAll('.axes .name')].map((e) => e.textContent)"
     assert browser.evaluate(kept) == "3"
-    assert browser.evaluate(names) == ["BLOCK_M", "UNROLL", "MODE", "speedup"]
-    drag(browser, ".axes g:nth-child(4) .reach", 0.0, 0.4)  # the faster two of 0.7, 1.1 and 1.4
+    assert browser.evaluate(names) == ["speedup", "BLOCK_M", "UNROLL", "MODE"]
+    drag(browser, ".axes g:nth-child(1) .reach", 0.0, 0.4)  # the faster two of 0.7, 1.1 and 1.4
     assert browser.evaluate(kept) == "1"
-    drag(browser, ".axes g:nth-child(4) .reach", 0.5, 0.5)  # a click lets them all in again
+    drag(browser, ".axes g:nth-child(1) .reach", 0.5, 0.5)  # a click lets them all in again
     assert browser.evaluate(kept) == "3"
     drag(browser, ".axes g:nth-child(1) .name", 0.5, 0.5, right=2000)
-    assert browser.evaluate(names) == ["UNROLL", "MODE", "speedup", "BLOCK_M"]
+    assert browser.evaluate(names) == ["BLOCK_M", "UNROLL", "MODE", "speedup"]
     assert browser.errors == []
     tried = "(() => { try { return new Function('return 1')(); } catch (e) { return e.name; } })()"
     assert browser.evaluate(tried) == "EvalError"  # no text becomes code; the browser says so
@@ -226,12 +226,45 @@ def test_several_runs_share_a_page(browser: chromium.Browser, page: Path, tmp_pa
     tables = "document.querySelectorAll('.datatable')"
     assert browser.evaluate(f"{tables}[0].querySelectorAll('tbody tr').length") == 4
     assert browser.evaluate(f"{tables}[1].querySelectorAll('tbody tr').length") == 5
+    click(browser, ".datatable th button", "time")
+    times = [text for text in column(browser, 3) if text.endswith("s")]
+    assert times[:3] == ["769 µs", "833 µs", "1.00 ms"]  # by time, not by text
     for tab in range(4):
         browser.evaluate(f"document.querySelectorAll('.tabs button')[{tab}].click()")
         draw_all(browser)
         environment = browser.evaluate("document.querySelector('#run dl').textContent")
         assert META["device"]["name"] in environment
     assert "No valid candidate" in browser.evaluate("document.querySelector('#run').textContent")
+
+
+def test_a_printed_page_has_its_headings_and_every_chart_in_light_colours(
+    browser: chromium.Browser, page: Path
+) -> None:
+    browser.look(dark=True)
+    browser.open(page)
+    browser.print_preview(True)
+    try:
+        shown = "[...document.querySelectorAll('{}')].filter((e) => e.checkVisibility()).length"
+        assert browser.evaluate(shown.format("th button")) > 5
+        assert browser.evaluate(shown.format(".datatable input, #theme, tr .bar")) == 0
+        drawn = "document.querySelectorAll('.chart[data-drawn]').length"
+        assert browser.evaluate(drawn) == browser.evaluate("charts.size")
+        background = "getComputedStyle(document.body).backgroundColor"
+        assert browser.evaluate(background) == "rgb(255, 255, 255)"
+        assert browser.evaluate("document.documentElement.dataset.theme") == "light"
+    finally:
+        browser.print_preview(False)
+    assert browser.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_a_figure_that_no_fresh_process_confirmed_does_not_look_like_a_result(
+    browser: chromium.Browser, page: Path, tmp_path: Path
+) -> None:
+    page.write_text(html_page([RunData.load(make_run(tmp_path / "x", [ok(1.5)]))]))
+    browser.open(page)
+    assert browser.evaluate("document.querySelector('.hero .figure').className") == "figure"
+    assert "not confirmed" in browser.evaluate("document.querySelector('.hero').textContent")
+    assert "flags" not in browser.evaluate("document.querySelector('.datatable thead').textContent")
 
 
 def test_a_sample_says_that_it_is_one(tmp_path: Path, browser: chromium.Browser) -> None:

@@ -45,7 +45,7 @@ def test_every_configuration_compiles_for_a_gpu_that_is_not_here(
     code, out, err = evotune("compile", sound, "--device", "l4", "--all", cwd=tmp_path)
     assert code == 0, err
     lines = [" ".join(line.split()) for line in out.splitlines()]
-    assert lines[0] == ("outcome registers spill B shared B occupancy seconds configuration reason")
+    assert lines[0] == "outcome regs spill B shared B occ. s configuration"
     assert "24 of 24 compile" in lines[-2]
     assert "30 rejected before compiling" in lines[-1]
     assert "s for NVIDIA L4" in lines[-1]

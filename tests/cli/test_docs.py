@@ -15,7 +15,9 @@ import pytest
 
 from evotune.cli.main import application
 from evotune.engine.spaces import shipped_spaces
+from evotune.search.catalog import STRATEGY_NAMES
 from evotune.space.reading.schema import schema_text
+from evotune.trial import OutcomeKind
 
 from .conftest import ROOT, Invoke, _python_path
 
@@ -51,6 +53,12 @@ def test_every_command_and_option_is_explained_with_an_example(name: str) -> Non
     assert re.search(rf"^\|.*`{name}\b", readme, re.MULTILINE), f"README does not name {name}"
 
 
+@pytest.mark.parametrize("command", ["run", "replay"])
+def test_help_names_every_strategy(command: str) -> None:
+    (option,) = (p for p in COMMANDS[command].params if p.name == "strategy")
+    assert set(re.findall(r"\w+", option.help)) >= set(STRATEGY_NAMES)
+
+
 def test_every_key_of_a_space_file_is_explained() -> None:
     schema = json.loads(schema_text())
     models = {"the file": schema, **schema["$defs"]}
@@ -77,9 +85,19 @@ def test_every_command_line_in_the_documentation_exists() -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in DOCS.glob("*.md"):
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (DOCS / target).exists(), f"{page.name}: {target}"
+    for page in (*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "ARCHITECTURE.md"):
+        for target, place in re.findall(r"\]\(([^)#:]*)(#[^)]*)?\)", page.read_text()):
+            found = page.parent / target if target else page
+            assert found.exists(), f"{page.name}: {target}"
+            if place:
+                headings = re.findall(r"^#+ (.*)$", found.read_text().lower(), re.MULTILINE)
+                known = [re.sub(r"[^\w -]", "", text).replace(" ", "-") for text in headings]
+                assert place[1:] in known, f"{page.name}: {target}{place}"
+
+
+def test_every_outcome_is_explained() -> None:
+    runs = (DOCS / "runs.md").read_text()
+    assert [kind for kind in OutcomeKind if f"`{kind.value}`" not in runs] == []
 
 
 @pytest.mark.parametrize("path", shipped_spaces().values(), ids=lambda path: path.stem)

@@ -31,6 +31,11 @@ def test_a_new_kernel_runs_at_once(invoke: Invoke, tmp_path: Path) -> None:
     assert run.exit_code == 0, run.stderr
     assert "torch:" in run.stdout
     assert list((tmp_path / "runs").glob("*/sources/problem.py"))
+    space.write_text(space.read_text().replace("torch:best", "torch:fast"))
+    mistaken = invoke("run", "my-kernel/space.yaml", "--trials", 1)
+    assert mistaken.exit_code == 2
+    where = r"error: my-kernel/space.yaml:\d+:\d+: no baseline 'torch:fast'"  # not the run's copy
+    assert re.search(where, mistaken.stderr), mistaken.stderr
 
 
 def test_a_space_from_elsewhere_needs_trust(

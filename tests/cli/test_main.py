@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from report.runs import failed, make_run, ok
+from rich.console import Console
 
 import evotune
 from evotune.cli import main
+from evotune.cli.tables import text_table
 from evotune.trial import OutcomeKind
 
 from .conftest import Invoke, start
@@ -171,3 +174,14 @@ def test_a_character_that_the_terminal_lacks_becomes_ascii_or_an_escape(
     assert " µs " in output
     assert "\n-----" in output
     assert "held \\u2192 out" in output
+
+
+def test_a_table_breaks_no_number_and_leaves_empty_columns_out() -> None:
+    table = text_table(
+        ("words", "µs", "empty"), [("long words " * 9, "1234.5678", "")], (False, True)
+    )
+    file = io.StringIO()
+    Console(file=file, width=30).print(table)
+    assert "1234.5678" in file.getvalue()
+    assert "empty" not in file.getvalue()
+    assert max(map(len, file.getvalue().splitlines())) <= 30

@@ -157,6 +157,30 @@ def test_the_live_panel_shows_everything_at_a_glance() -> None:
         assert words in text
 
 
+def test_the_live_panel_sets_what_was_confirmed_beside_what_the_search_saw() -> None:
+    live = LiveProgress(standing := Standing(Clock()), lambda line: None)
+    live.started(info())
+    noisy, steady = trial(0, ok(8.0)), trial(1, ok(1.4))
+    live.told(noisy, progress(1, noisy))
+    live.told(steady, progress(2, noisy))
+    live.confirmed(noisy, ok(1.5))
+    live.confirmed(steady, ok(1.6))
+    live.confirmed(trial(2, ok(2.0)), failed(OutcomeKind.NAN, "held out"))
+    text = render(standing)
+    assert "best      8.000x [7.920, 8.080] (trial 0)" in text
+    assert "confirmed 1.600x [1.584, 1.616] (trial 1)" in text
+    assert "1.500x (trial 0), trial 2 failed" in text
+
+
+def test_nothing_is_left_of_a_run_that_has_ended() -> None:
+    live = LiveProgress(standing := Standing(Clock()))
+    live.started(info())
+    live.told(trial(0, ok(1.0)), progress(1, None))
+    assert " left" in render(standing)
+    live.finished("interrupted")
+    assert " left" not in render(standing)
+
+
 def test_the_live_panel_can_be_drawn_before_anything_is_known() -> None:
     assert "starting" in render(Standing(Clock()))
 

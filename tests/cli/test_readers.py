@@ -171,6 +171,36 @@ def test_status_in_json(invoke: Invoke, runs: Path) -> None:
     )
 
 
+def test_status_without_a_run_lists_them_all_the_newest_last(
+    invoke: Invoke, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(runs, [ok(1.2)], name="20310101-000000-b", meta={"state": "interrupted"})
+    make_run(runs, [recorded(0.5)], name="20320101-000000-c", meta={"kind": "recorded"})
+    damaged = make_run(runs, [ok(1.0)], name="20330101-000000-d")
+    damaged.store.write_bytes(b"SQLite format 3" + bytes(4000))
+    monkeypatch.setenv("COLUMNS", "80")
+    result = invoke("status")
+    assert result.exit_code == 0
+    assert max(map(len, result.output.splitlines())) <= 80
+    first, second, third, fourth = (
+        re.split(r" {2,}", line) for line in result.output.splitlines()[-4:]
+    )
+    assert first[1:] == ["finished", "4/100", "1.250x"]
+    assert second == ["20310101-000000-b", "interrupted", "1/100", "1.200x (search)"]
+    assert third[1:] == ["finished", "1/100", "0.5000 ms"]
+    assert fourth[:2] == ["20330101-000000-d", "damaged"]
+    found = json.loads(invoke("status", "--format", "json").output)
+    assert [run["best"]["speedup"] for run in found[:2]] == [pytest.approx(s) for s in (1.25, 1.2)]
+    assert found[3].keys() == {"id", "path", "error"}
+
+
+def test_status_of_a_folder_without_runs_says_so(invoke: Invoke) -> None:
+    result = invoke("status")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "no runs in runs" in result.stderr
+    assert json.loads(invoke("status", "--format", "json").stdout) == []
+
+
 def test_a_run_without_a_valid_candidate_names_its_most_frequent_failure(
     invoke: Invoke, tmp_path: Path
 ) -> None:
@@ -258,7 +288,8 @@ def test_a_page_takes_several_runs_and_everything_else_takes_one(
 
 
 def test_watching_a_finished_run_shows_it_once(invoke: Invoke, runs: Path) -> None:
-    result = invoke("status", "latest", "--watch")
+    result = invoke("status", "--watch")  # the latest
     assert result.exit_code == 0
     assert "so far: " in result.stderr
+    assert "confirmed trial 1: 1.250x" in result.stderr
     assert "ended: finished (trial budget spent)" in result.stderr

@@ -90,6 +90,8 @@ def test_the_report_of_a_run_is_a_recording(invoke: Invoke, tmp_path: Path) -> N
         c.key: original.outcome(c).kind for c in original.failures
     }
     assert invoke("replay", "own.json.gz", "--max-evals", 20).exit_code == 0
+    assert invoke("report", "latest", "--format", "t4", "-o", "own.t4").exit_code == 0
+    assert invoke("replay", "own.t4", "--max-evals", 20).exit_code == 0
 
 
 @pytest.mark.parametrize(

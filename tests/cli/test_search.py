@@ -37,7 +37,8 @@ def test_run_prints_its_id_its_leaderboard_and_what_to_do_next(
     assert (tmp_path / "my runs" / name / "store.sqlite").is_file()
     assert "new best: " in result.stderr
     assert f"resume: evotune resume {name} --trials N --runs-dir 'my runs'" in result.stderr
-    assert f"report: evotune report {name} --runs-dir 'my runs'" in result.stderr
+    page = "--format html -o report.html"
+    assert f"report: evotune report {name} {page} --runs-dir 'my runs'" in result.stderr
     assert f"run {name}: finished (trial budget spent)" in result.stdout
     assert " of 40 trials" in " ".join(result.stdout.split())
     assert re.findall(r"^#\d+=? trial", result.stdout, re.M) == [
@@ -94,3 +95,4 @@ def test_a_run_without_a_valid_candidate_ends_with_1(invoke: Invoke, tmp_path: P
     assert result.exit_code == 1, result.stderr
     assert "no valid candidate" in result.stdout
     assert "2 ended in compile_error" in result.stdout
+    assert "resume:" not in result.stderr  # every configuration was tried

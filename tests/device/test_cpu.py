@@ -73,6 +73,11 @@ def test_what_is_no_library_cannot_be_loaded(tmp_path: Path) -> None:
         CpuSession().load(tmp_path / "k.so", PLAN)
 
 
+def test_a_function_that_is_not_there_is_named_with_what_may_be_wrong() -> None:
+    with pytest.raises(LaunchFailure, match=r"no such function; is it extern \"C\"\?"):
+        CpuSession().load(Path("libc.so.6"), PLAN)
+
+
 @pytest.mark.parametrize(
     ("kind", "value", "fits"),
     [("int32", 2**31 - 1, True), ("int32", 2**31, False), ("int64", 2**63, False)],

@@ -127,7 +127,7 @@ def test_a_mistake_in_the_file_is_one_line(folder: Path, text: str, why: str) ->
         ("/etc/passwd.py:Scale", "outside the space's root"),
         ("problem.py", "expected path/to/problem.py:ClassName"),
         ("problem.py:a b", "expected path/to/problem.py:ClassName"),
-        ("nothing.py:Scale", "No such file"),
+        ("nothing.py:Scale", "nothing.py; `root:` in the space says where to look"),
     ],
 )
 def test_a_reference_stays_under_the_root(folder: Path, name: str, why: str) -> None:

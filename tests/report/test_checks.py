@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from evotune.report.checks import CHECK_COLUMNS, check_cells, checks_text
+from evotune.report.checks import CHECK_COLUMNS, check_cells, check_details, checks_text
 from evotune.trial import Check, Outcome, OutcomeKind
 
 from .runs import ok
@@ -13,8 +13,11 @@ def test_a_check_is_a_line_and_what_it_lacks_a_dash() -> None:
     cells = check_cells(PASSED)
     assert len(cells) == len(CHECK_COLUMNS)
     assert cells[:3] == ("(1,2,64,32) full", "needle", "passed")
-    assert cells[3:] == ("1.23e-06", "2.00e-06", "1.00e-07", "3.00e-07", "")
-    assert check_cells(SKIPPED)[2:] == ("skipped", "-", "-", "-", "-", "not installed")
+    assert cells[3:] == ("1.2e-06", "2.0e-06", "1.0e-07", "3.0e-07")
+    assert check_cells(SKIPPED)[2:] == ("skipped", "-", "-", "-", "-")
+    outcome = Outcome(OutcomeKind.OK, fitness=0.0, checks=(PASSED, SKIPPED))
+    where = "edge shapes, compute-sanitizer memcheck"
+    assert check_details(outcome) == [f"skipped: {where}: not installed"]
 
 
 def test_skipped_checks_are_counted_apart_from_those_that_passed() -> None:

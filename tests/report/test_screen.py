@@ -14,7 +14,7 @@ from evotune.report.data import RunData, Totals, in_order
 from evotune.report.evidence import Figures
 from evotune.report.layout import plain
 from evotune.report.screen import leaderboard_lines
-from evotune.trial import Check, Configuration, Outcome, OutcomeKind, Trial
+from evotune.trial import Check, Configuration, Json, Outcome, OutcomeKind, Trial
 
 from .runs import META, failed, make_run, ok, recorded
 
@@ -27,14 +27,15 @@ def board(
     confirmations: Mapping[int, Outcome] | None = None,
     configurations: Mapping[int, Mapping[str, int]] | None = None,
     kind: str = "kernel",
+    meta: Mapping[str, Json] | None = None,
 ) -> RunData:
     trials = tuple(
         Trial(n, Configuration((configurations or {}).get(n, {"BLOCK_M": 16, "UNROLL": n})), o)
         for n, o in enumerate(outcomes)
     )
-    meta = {**META, "kind": kind}
+    facts = {**META, "kind": kind, **(meta or {})}
     totals = Totals(in_order(Counter(outcome.kind for outcome in outcomes)))
-    return RunData("20300102-ab12", "runs/x", meta, {}, trials, {}, confirmations or {}, totals)
+    return RunData("20300102-ab12", "runs/x", facts, {}, trials, {}, confirmations or {}, totals)
 
 
 def shown(data: RunData, count: int = 10, width: int = 100) -> str:
@@ -140,7 +141,7 @@ def test_rows_beyond_the_count_are_mentioned() -> None:
     outcomes = [ok(1.0 + n / 10) for n in range(6)]
     text = shown(board(outcomes), count=4)
     assert len(table_rows(text)) == 4
-    assert "2 more rows: evotune top -n 6" in text
+    assert "2 more rows: evotune top 20300102-ab12 -n 6" in text
     assert "more row" not in shown(board(outcomes), count=6)
 
 
@@ -217,6 +218,17 @@ def test_a_run_without_rows_says_why() -> None:
     assert "2 nan, 1 timeout of 3 trials\n" in text
     assert "no valid candidate\n2 ended in nan: in out\n" in text
     assert "no trials yet" in shown(board([]))
+
+
+@pytest.mark.parametrize(("error", "hinted"), [(3e-8, True), (1.0, False)])
+def test_errors_near_the_limit_of_an_own_problem_lead_to_the_yardstick(
+    error: float, hinted: bool
+) -> None:
+    check = Check("(4096,1024)", "normal", "failed", error, 1e-8, 1e-9, 1e-9, "out is off")
+    wrong = dataclasses.replace(failed(OutcomeKind.WRONG_RESULT, "out is off"), checks=(check,))
+    own = {"problem": {"name": "problem.py:Softmax", "dtype": "float32"}}
+    assert ("yardstick_of" in shown(board([wrong], meta=own))) == hinted
+    assert "yardstick_of" not in shown(board([wrong]))  # attention has its own
 
 
 def test_what_compilers_said_stays_on_the_screen_and_harmless(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ PARAMETERS = "parameters: {A: [1, 2], B: [1, 2]}\n"
 # The body follows HEAD's 3 lines, so its first line is line 4.
 BAD_FILES = [
     ("parameters: {a: [1]}", 4, 14, "expected a parameter name such as BLOCK_M, found 'a'"),
-    ("parameters: {A: []}", 4, 17, "should have at least 1 item"),
-    ("parameters: {}", 4, 13, "should have at least 1"),
+    ("parameters: {A: []}", 4, 17, "expected at least 1 item, found 0"),
+    ("parameters: {}", 4, 13, "expected at least 1 key, found 0"),
     ("parameters: [A]", 4, 13, "expected a mapping, found a list"),
     ("parameters: {A: 4}", 4, 17, "expected a list, found 4"),
     ("parameters: {A: [1, 2, 1]}", 4, 24, "duplicate value 1"),
@@ -112,6 +112,12 @@ def test_mistakes_are_reported_where_they_are(
     assert (caught.value.line, caught.value.column) == (line, column)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("space.yaml:")
+
+
+def test_a_name_of_two_words_is_told_what_a_name_may_hold() -> None:
+    words = "expected letters, digits, '.', '_' and '-', found 'two words'"
+    with pytest.raises(SpaceError, match=words):
+        parse_space((HEAD + PARAMETERS).replace("small", "two words"), Path("space.yaml"))
 
 
 BAD_KERNELS = [

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from evotune.measure.agreement import agreement
@@ -24,6 +22,7 @@ from evotune.report.front import pareto_front
 from evotune.report.html.findings import ablation, against_default
 from evotune.report.leaderboard import Leaderboard, Row, rank
 from evotune.report.markdown import sentence
+from evotune.report.reasons import alike_reasons
 from evotune.report.records import trial_record
 from evotune.report.summary import RunSummary, StageTime, summarize
 from evotune.report.whole import failures, in_proposal_order
@@ -33,7 +32,6 @@ from evotune.trial import Json, Measurement, Trial, Value
 _DETAILED_ROWS = 100
 _REASON_CHARACTERS = 160
 _SHOWN_REASONS = 6
-_NUMBER = re.compile(r"\d+(\.\d+)?([eE][+-]?\d+)?")
 
 
 def run_payload(data: RunData) -> dict[str, Json]:
@@ -109,6 +107,7 @@ def _headline(data: RunData, summary: RunSummary, leader: Row | None) -> Json:
         "low": short(figures.speedup_low),
         "high": short(figures.speedup_high),
         "time": wording.time_text(figures.time_us) if figures.time_us else "",
+        "time_us": short(figures.time_us),
         "baseline": printable(", ".join(used)),
         "confirmed": leader.confirmed,
         "configuration": printable(wording.configuration_text(leader.configuration)),
@@ -298,24 +297,18 @@ def _devices(data: RunData) -> Json:
 
 
 def _outcomes(data: RunData, summary: RunSummary) -> list[dict[str, Json]]:
-    """Counts by kind; alike reasons (the same but for numbers) are counted together."""
-    alike: dict[str, Counter[str]] = {}
-    examples: dict[tuple[str, str], str] = {}
-    for kind, text in failures(data):
-        reason = printable(text)
-        if reason:
-            pattern = _NUMBER.sub("#", reason)
-            alike.setdefault(kind, Counter())[pattern] += 1
-            examples.setdefault((kind, pattern), shorten(reason, _REASON_CHARACTERS))
+    """Counts by kind, with the most frequent reasons."""
+    reasons: dict[str, list[list[Json]]] = {}
+    for reason in alike_reasons(failures(data)):
+        if reason.example:
+            example = shorten(printable(reason.example), _REASON_CHARACTERS)
+            reasons.setdefault(reason.kind, []).append([reason.trials, example])
     return [
         {
             "kind": kind,
             "count": count,
-            "reasons": [
-                [many, examples[kind, pattern]]
-                for pattern, many in alike.get(kind, Counter()).most_common(_SHOWN_REASONS)
-            ],
-            "more": max(0, len(alike.get(kind, ())) - _SHOWN_REASONS),
+            "reasons": reasons.get(kind, [])[:_SHOWN_REASONS],
+            "more": max(0, len(reasons.get(kind, ())) - _SHOWN_REASONS),
         }
         for kind, count in summary.outcomes.items()
     ]

@@ -1,5 +1,6 @@
 // plotly, drawn when a chart comes near the screen, and again when the theme changes.
 
+const LEGEND = { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 };
 const charts = new Map(); // element -> function that gives plotly's {data, layout}, or draws by itself
 
 // It stands behind the page's own script: what is to be read is there before its megabytes are.
@@ -33,7 +34,7 @@ function drawChart(node) {
     font: { family: "system-ui, sans-serif", size: 12, color: colour("ink") },
     margin: { l: 10, r: 10, t: 10, b: 10 }, showlegend: false, hovermode: "closest",
     hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink") } },
-    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
+    legend: LEGEND,
     ...layout,
   };
   for (const name of Object.keys(full)) {
@@ -47,6 +48,11 @@ function drawChart(node) {
 
 function redrawCharts() {
   for (const node of charts.keys()) if (node.dataset.drawn) drawChart(node);
+}
+
+// A printer gets every chart, also those that nobody scrolled to.
+function drawAllCharts() {
+  for (const node of charts.keys()) { watcher.unobserve(node); drawChart(node); }
 }
 
 function forgetCharts(under) {

@@ -6,7 +6,9 @@
   const page = document.getElementById("page");
   const darkNow = window.matchMedia("(prefers-color-scheme: dark)");
   root.dataset.theme = darkNow.matches ? "dark" : "light";
+  let chosen = false; // by the reader, whatever the system's colours turn to
   const themeButton = el("button", { type: "button", id: "theme", onclick: () => {
+    chosen = true;
     setTheme(root.dataset.theme === "dark" ? "light" : "dark");
   } });
   function setTheme(name) {
@@ -15,7 +17,16 @@
     redrawCharts();
   }
   setTheme(root.dataset.theme);
-  darkNow.addEventListener("change", () => setTheme(darkNow.matches ? "dark" : "light"));
+  darkNow.addEventListener("change", () => { if (!chosen) setTheme(darkNow.matches ? "dark" : "light"); });
+  // On paper: light, and narrow, as the charts do not follow the paper's width by themselves.
+  let before = null;
+  window.addEventListener("beforeprint", () => {
+    before = root.dataset.theme;
+    root.classList.add("print");
+    setTheme("light");
+    drawAllCharts();
+  });
+  window.addEventListener("afterprint", () => { root.classList.remove("print"); setTheme(before); });
 
   page.append(el("header", { class: "top" }, el("h1", {}, "evotune report"), themeButton));
   const shown = el("div", { id: "run" });

@@ -86,7 +86,9 @@ function drawLines(canvas, width, height, lines, state, x, y) {
   const scale = window.devicePixelRatio || 1;
   canvas.width = width * scale;
   canvas.height = height * scale;
-  const context = canvas.getContext("2d");
+  // Drawn by the processor: where there is no GPU the default draws thousands of lines in seconds, in which the
+  // whole page stands still (benchmarks/report_html.py).
+  const context = canvas.getContext("2d", { willReadFrequently: true });
   context.scale(scale, scale);
   const low = colour("cloud"), high = colour("accent"), left = colour("line");
   const shown = lines.filter((line) => isKept(line, state));
@@ -99,7 +101,9 @@ function drawLines(canvas, width, height, lines, state, x, y) {
     context.stroke();
   };
   for (const line of dimmed) trace(line, left, 0.4);
-  for (const line of shown) trace(line, mixed(low, high, line.share), 0.25 + 0.65 * line.share);
+  // Thousands of lines are a solid block unless only the best are strong.
+  const [faint, steep] = [Math.min(0.25, 40 / shown.length), Math.max(1, shown.length / 150)];
+  for (const line of shown) trace(line, mixed(low, high, line.share), faint + 0.65 * line.share ** steep);
   canvas.dataset.kept = String(shown.length);
 }
 

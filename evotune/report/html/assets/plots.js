@@ -5,6 +5,7 @@
 // So points are SVG elements, of which a thousand take a quarter of a second; of more, each nth is drawn.
 const MOST_POINTS = 1000;
 const MOST_TICKS = 16;
+const AXIS_PX = 62; // the least between parallel axes: nineteen on a desktop's screen, more or a phone scroll
 const MOST_LINES = 2000; // parallel coordinates of more are slow to draw, and a solid block to read
 
 function progressSection(run, rows) {
@@ -39,7 +40,14 @@ function progressSection(run, rows) {
     traces.push({ type: "scatter", mode: "lines", name: "best so far", x, y: steps(best.map((row) => kind.of(row.seen))),
       line: { shape: "hv", color: colour("accent"), width: 2 }, hoverinfo: "skip" });
     const shapes = run.recorded ? [] : [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: colour("quiet"), width: 1, dash: "dot" } }];
-    return { data: traces, layout: { shapes, xaxis: { title: overTime ? "minutes" : "trial" },
+    const champion = run.headline;
+    const annotations = [];
+    if (champion && champion.confirmed && champion.speedup !== null) {
+      shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: champion.speedup, y1: champion.speedup, line: { color: colour("good"), width: 1 } });
+      annotations.push({ xref: "paper", x: 1, xanchor: "right", y: champion.speedup, yanchor: "bottom", showarrow: false,
+        text: "confirmed " + speedupText(champion.speedup), font: { size: 12, color: colour("good") } });
+    }
+    return { data: traces, layout: { shapes, annotations, xaxis: { title: overTime ? "minutes" : "trial" },
       yaxis: { title: kind.title, type: kind.log ? "log" : "linear" } } };
   };
   const node = chart("Best so far", 340, draw);
@@ -51,7 +59,8 @@ function progressSection(run, rows) {
     } }, name));
   const drawn = nth * run.every > 1 ? `Of ${run.every > 1 ? validTrials(run) : told.length} valid trials, 1 in ${nth * run.every} is drawn as a point. ` : "";
   return section("Best so far", drawn + (run.recorded ? "Each point is a trial; the line is the shortest time so far."
-    : "Each point is a valid trial as the search measured it; the line is the best so far with its 95% interval. The dotted line is the baseline."),
+    : "Each point is a valid trial as the search measured it; the line is the best so far with its 95% interval. The dotted line is the baseline"
+      + (run.headline && run.headline.confirmed ? ", the thin one what the champion reached in a fresh process." : ".")),
   el("div", { class: "bar" }, choices), node);
 }
 
@@ -120,7 +129,7 @@ function parameterSections(run, rows) {
     .filter((parameter) => parameter.values.length > 1);
   if (valid.length < 2 || !varied.length) return [];
   const kind = metric(run);
-  const width = 90 * (varied.length + 1);
+  const width = AXIS_PX * (varied.length + 1);
   const best = [...valid].sort((a, b) => (kind.better(kind.of(a.seen), kind.of(b.seen)) ? -1 : 1)).slice(0, MOST_LINES);
   const left = validTrials(run) - best.length;
   const few = sampled(run, valid);
@@ -143,9 +152,10 @@ function parallel(varied, best, kind) {
     const marked = last < MOST_TICKS ? parameter.values.map((_, at) => at) : [0, last];
     return { name: shortened(parameter.name, 14), ticks: marked.map((at) => [place(parameter, at), shortened(String(parameter.values[at]), 14)]) };
   });
-  axes.push({ name: kind.title, ticks: [0, 0.5, 1].map((at) => [at, figureText(least + at * (most - least), 3)]) });
+  // The result stands first: of many axes the last ones are out of sight.
+  axes.unshift({ name: kind.title, ticks: [0, 0.5, 1].map((at) => [at, figureText(least + at * (most - least), 3)]) });
   const lines = shown.map((row, at) => ({ share: shown.length > 1 ? at / (shown.length - 1) : 1,
-    places: [...varied.map((parameter) => place(parameter, row.places[parameter.at])), share(values[at])] }));
+    places: [share(values[at]), ...varied.map((parameter) => place(parameter, row.places[parameter.at]))] }));
   return parallelChart("Parallel coordinates", 420, axes, lines);
 }
 
@@ -171,7 +181,7 @@ function effect(parameter, valid, kind) {
 function bars(names, groups) {
   return { data: groups.map((group) => ({ type: "bar", orientation: "h", name: plain(group.name), y: names.map(plain), x: group.values,
     marker: { color: group.colour }, hoverinfo: "text", textposition: "auto", text: group.texts.map(plain) })),
-  layout: { barmode: "stack", showlegend: groups.length > 1, yaxis: { autorange: "reversed", type: "category" }, xaxis: {} } };
+  layout: { barmode: "stack", showlegend: groups.length > 1, legend: { ...LEGEND, traceorder: "normal" }, yaxis: { autorange: "reversed", type: "category" }, xaxis: {} } };
 }
 
 function outcomeChart(outcomes) {
@@ -199,6 +209,13 @@ function stateSection(run) {
   el("div", { class: "grid" }, figures.map(([name, values]) => chart(name, 180, () => ({
     data: [{ type: "scatter", mode: "lines", x: minutes, y: values, line: { color: colour("accent"), width: 1.5 },
       hoverinfo: "text", text: values.map((value, at) => `${figureText(value)} at ${figureText(minutes[at], 3)} min${run.state.throttled[at] ? ", " + plain(run.state.throttled[at]) : ""}`) }],
-    layout: { margin: { l: 44, r: 10, t: 30, b: 30 }, title: { text: plain(name), font: { size: 13 }, x: 0, xanchor: "left" }, xaxis: { title: "minutes" }, yaxis: {} },
+    layout: { margin: { l: 44, r: 10, t: 30, b: 30 }, title: { text: plain(withUnit(name)), font: { size: 13 }, x: 0, xanchor: "left" }, xaxis: { title: "minutes" }, yaxis: { tickformat: "~f" } },
   })))));
+}
+
+// A figure's name in the store, `power_w`, as people write it: `power, W`.
+function withUnit(name) {
+  const units = { mhz: "MHz", w: "W", c: "°C", "1min": "mean of a minute" };
+  const [, what, unit] = /^(.+)_([a-z0-9]+)$/.exec(name) || [];
+  return unit in units ? `${what.replace(/_/g, " ")}, ${units[unit]}` : name.replace(/_/g, " ");
 }

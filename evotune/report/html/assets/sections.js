@@ -50,9 +50,10 @@ function hero(run) {
   const best = run.headline;
   const figure = !best ? el("div", { class: "figure bad" }, "No valid candidate")
     : best.speedup === null ? el("div", { class: "figure" }, best.time)
-      : el("div", { class: "figure " + verdict(best.low, best.high) }, speedupText(best.speedup),
+      : el("div", { class: ["figure", best.confirmed && verdict(best.low, best.high)].filter(Boolean).join(" ") }, speedupText(best.speedup),
         el("small", {}, ` [${best.low.toFixed(3)}, ${best.high.toFixed(3)}] against ${best.baseline}`));
-  const standing = best && (best.confirmed ? "confirmed in a fresh process on unseen inputs" : "not confirmed");
+  const standing = best && (best.confirmed ? "confirmed in a fresh process on unseen inputs"
+    : "not confirmed: the search's own figure, which flatters the best of many");
   return el("section", { class: "hero" },
     el("div", { class: "where" }, `${run.space} on ${run.device}`), figure,
     el("div", {}, best && !run.recorded
@@ -137,10 +138,10 @@ function casesSection(run, rows) {
   return section("Champion by shape and variant", TIMED_NOTE
     + " Cold: inputs come from memory, not from a cache. Held-out shapes never steered the search.",
   casesChart(detail.cases), el("details", {}, el("summary", {}, "As a table"), caseTable(detail.cases)),
-  el("h3", {}, "Baselines, each timed alone at the start"),
-  simpleTable(["case", "baseline", "time µs", "passes the gate", "measured against"],
+  run.baselines.length ? el("h3", {}, "Baselines, each timed alone at the start") : null,
+  run.baselines.length ? simpleTable(["case", "baseline", "time µs", "passes the gate", "measured against"],
     run.baselines.map(([label, name, time, passed, chosen]) =>
-      [label, name, figureText(time), passed ? "yes" : "no", chosen ? "yes" : ""]), [false, false, true, false, false]));
+      [label, name, figureText(time), passed ? "yes" : "no", chosen ? "yes" : ""]), [false, false, true, false, false]) : null);
 }
 
 function frontSection(run) {
@@ -158,7 +159,7 @@ function defaultSection(run) {
   const results = [["champion", found.leader], ["default", found.default]].filter(([, result]) => result);
   return section("Champion against the default", "The default is the space's own starting point. Both as the search measured them.",
     simpleTable(["", "trial", "result", "time"], results.map(([name, result]) =>
-      [name, String(result.trial), result.result, result.time]), [false, true, false, true]),
+      [name, String(result.trial), result.result, result.time]), [false, true, true, true]),
     found.default ? null : el("p", { class: "note" }, "The default itself was not among the trials."),
     found.rows.length ? simpleTable(["parameter", "default", "champion"], found.rows)
       : el("p", {}, "The champion is the default."));
@@ -176,7 +177,7 @@ function ablationSection(run) {
   const good = found.rows.filter((row) => row.ratio !== null);
   const failed = found.rows.filter((row) => row.ratio === null);
   return section(title, `The champion (trial ${found.trial}) with one gene changed, measured in turn with it in one process. `
-    + "Below 1: the change makes it slower. " + found.date, ablationChart(good),
+    + "Below 1: the change makes it slower. " + found.date.replace(/^(.{10})T(.{5}).*\+00:00$/, "Measured on $1 at $2 UTC."), ablationChart(good),
   el("details", {}, el("summary", {}, "As a table"),
     simpleTable(["change", "why", "speed against the champion [95%]"],
       good.map((row) => [row.change, row.why, intervalText(row.ratio, row.ratio_low, row.ratio_high)]))),
@@ -186,7 +187,9 @@ function ablationSection(run) {
 
 function outcomeSection(run) {
   if (!run.outcomes.length) return null;
-  const rows = run.outcomes.flatMap((item) => item.reasons.map(([count, text]) => [String(count), item.kind, text]));
+  const rows = run.outcomes.flatMap((item) => [
+    ...item.reasons.map(([count, text]) => [String(count), item.kind, text]),
+    ...(item.more ? [["", item.kind, `and ${item.more} rarer reasons`]] : [])]);
   return section("Outcomes", "What the search saw. Reasons that differ only in their numbers are counted together, with one as the example.",
     outcomeChart(run.outcomes), rows.length ? simpleTable(["trials", "outcome", "reason"], rows, [true, false, false]) : null);
 }
@@ -216,32 +219,34 @@ function environmentSection(run) {
 
 function comparisonSections(runs, open) {
   const rows = runs.map((run, at) => ({ run, at }));
+  const space = { name: "space", value: (row) => row.run.space, text: (row) => row.run.space };
+  const device = { name: "device", value: (row) => row.run.device, text: (row) => row.run.device };
+  const run = { name: "run", value: (row) => row.run.id, text: (row) => row.run.id };
   const overview = dataTable([
-    { name: "space", value: (row) => row.run.space, text: (row) => row.run.space },
-    { name: "device", value: (row) => row.run.device, text: (row) => row.run.device },
+    space,
     { name: "speedup", numeric: true, downFirst: true, value: (row) => (row.run.headline ? row.run.headline.speedup : null),
       text: (row) => (row.run.headline ? intervalText(row.run.headline.speedup, row.run.headline.low, row.run.headline.high) : "-") },
-    { name: "time", value: (row) => (row.run.headline ? row.run.headline.time : null),
+    { name: "time", numeric: true, value: (row) => (row.run.headline ? row.run.headline.time_us : null),
       text: (row) => (row.run.headline ? row.run.headline.time : "-") },
     { name: "against", value: (row) => (row.run.headline ? row.run.headline.baseline : ""),
       text: (row) => (row.run.headline ? row.run.headline.baseline : "-") },
     { name: "confirmed", value: (row) => String(row.run.headline && row.run.headline.confirmed),
       text: (row) => (row.run.headline && row.run.headline.confirmed ? "yes" : "no") },
     { name: "trials", numeric: true, value: (row) => row.run.total, text: (row) => String(row.run.total) },
-    { name: "run", value: (row) => row.run.id, text: (row) => row.run.id },
+    device, run,
   ], rows, { label: "runs" });
   const all = runs.flatMap((run) => trialRows(run).filter((row) => row.place !== null).slice(0, LEADERS));
   const board = dataTable([
-    { name: "space", value: (row) => row.run.space, text: (row) => row.run.space },
-    { name: "device", value: (row) => row.run.device, text: (row) => row.run.device },
+    space,
     ...resultColumns({ recorded: runs.every((run) => run.recorded) }).filter((column) => column.name !== "outcome"),
-    { name: "run", value: (row) => row.run.id, text: (row) => row.run.id },
+    device, run,
     { name: "configuration", value: (row) => configurationText(row.run, row), text: (row) => configurationText(row.run, row) },
   ], all, { label: "leaders" });
   return [
     section("Runs", "Speedups are comparable where the baseline and the cases are the same.", overview,
       el("div", { class: "tabs", role: "tablist", "aria-label": "Run to show below" }, runs.map((run, at) =>
-        el("button", { type: "button", role: "tab", onclick: () => open(at) }, run.space + " · " + run.id)))),
+        el("button", { type: "button", role: "tab", onclick: () => open(at) },
+          run.id.includes(run.space) ? run.id : run.space + " · " + run.id)))),
     section("Leaderboard across runs", `The first ${LEADERS} rows of each run.`, board),
   ];
 }

@@ -1,10 +1,11 @@
 // A table of any length: sorted and filtered as data, shown a page at a time.
 
-const ROWS_SHOWN = 50;
+const ROWS_SHOWN = 20;
 
 // columns: {name, title, numeric, value(row), text(row), kind(row)}; options: {detail(row),
 // outcomes: [kind], outcomeOf(row), label}
-function dataTable(columns, rows, options) {
+function dataTable(allColumns, rows, options) {
+  const columns = allColumns.filter((column) => !rows.length || rows.some((row) => column.text(row) !== "")); // no flags, no column
   const state = { filter: () => true, outcome: "", sort: null, down: false, shown: ROWS_SHOWN };
   const count = el("span", { class: "quiet", role: "status" });
   const body = el("tbody");
