@@ -7,16 +7,17 @@ make a time of them:
 
 - `evotune`: what a run does. `measure_paired` times each candidate against a baseline that does
   not vary, by the median over rounds, with more rounds for those that are in question; the best are
-  confirmed with `TimingSettings.thorough`, and the one with the highest lower bound is the pick.
+  confirmed, and the one with the highest lower bound is the pick.
 - `mean`: what Kernel Tuner does: the mean of as many samples as were recorded. The best are
   measured anew with four times the samples, and the best of that is the pick.
 
 `excess` is the noiseless time of that pick over the one of what a search without noise picks with
-the same seed, minus one. "own" is the search's own pick; "3" the best of three confirmed, as a run
-does; "10" is `--champions 10`; "3, 4 times" lets a confirmation take four times as many samples, if
-it is not certain before. Noiseless is what either way comes to with endless samples. "tried" is
-the best that the search tried at all: what an excess has beyond that is the confirmation's.
-`samples` is how many the search took.
+the same seed, minus one. "tried" is the best that the search tried at all, "own" what it takes for
+the best, "best of 3" the best of the three that are confirmed: what an excess has beyond that is
+the confirmation's. Each search's best are confirmed anew `--confirmations` times by each rule
+(`RULES`; the last one is what a run does). Noiseless is what either way comes to with endless
+samples. `beyond` is the share of picks that are more than 1% off, `rounds` how many a champion
+took (samples, the other way), `taken` how many the search took.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,8 +46,6 @@ from evotune.trial import Configuration, Measurement, Outcome, OutcomeKind, Tria
 
 FOLDER = Path(__file__).parents[2] / "shared" / "recorded_spaces"
 SMALLEST_BUDGET = 25
-_CONFIRMED = (3, 5, 10)
-_LONGER = (1, 4)  # times as many samples as a confirmation takes at most
 _CONFIRMING_SAMPLES = 4  # of `mean`, in times as many as the search takes
 
 Samples = Mapping[Configuration, NDArray[np.float64]]
@@ -64,8 +64,28 @@ def raw_samples_ms(path: Path, recording: RecordedSpace) -> Samples:
     return samples
 
 
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How champions are confirmed; with `races`, each knows the bound that it has to beat."""
+
+    champions: int
+    timing: TimingSettings
+    races: bool = False
+
+
+_DECIDING = TimingSettings.deciding(1)
+RULES = {
+    "3, 60 rounds": Rule(3, TimingSettings.thorough()),
+    "3, 240 rounds": Rule(3, dataclasses.replace(TimingSettings.thorough(), max_rounds=240)),
+    "3, to 1%": Rule(3, _DECIDING),
+    "5, to 1% if it may lead": Rule(5, _DECIDING, races=True),
+    "10, to 1% if it may lead": Rule(10, _DECIDING, races=True),
+    "3, to 1% if it may lead": Rule(3, _DECIDING, races=True),
+}
+
+
 class Stopwatch(Protocol):
-    """Noisy times of configurations, in any unit; `taken` counts the samples."""
+    """Noisy times of configurations, in any unit; `taken` counts the rounds or samples."""
 
     taken: int
 
@@ -74,8 +94,8 @@ class Stopwatch(Protocol):
     def time(self, configuration: Configuration, rival: float) -> float:
         """As the search sees it; `rival` is the time of the last of the elites."""
 
-    def confirm(self, configuration: Configuration, longer: int) -> float:
-        """What finalists are ranked by: lower is better."""
+    def confirm(self, configuration: Configuration, rule: Rule, leader: float) -> float:
+        """What finalists are ranked by, as `leader` was: lower is better."""
 
 
 class Mean:
@@ -90,8 +110,8 @@ class Mean:
     def time(self, configuration: Configuration, rival: float) -> float:
         return self._draw(configuration, 1)
 
-    def confirm(self, configuration: Configuration, longer: int) -> float:
-        return self._draw(configuration, _CONFIRMING_SAMPLES * longer)
+    def confirm(self, configuration: Configuration, rule: Rule, leader: float) -> float:
+        return self._draw(configuration, _CONFIRMING_SAMPLES)
 
     def _draw(self, configuration: Configuration, times: int) -> float:
         raw = self._samples[configuration]
@@ -112,15 +132,15 @@ class Paired:
         return float(np.median(raw[:, None] + raw)) / 2  # a round has two samples
 
     def time(self, configuration: Configuration, rival: float) -> float:
-        return 1 / self._measure(configuration, TimingSettings(), 1 / rival).speedup
+        settings = TimingSettings()
+        return 1 / self._measure(configuration, settings, contender_speedup=1 / rival).speedup
 
-    def confirm(self, configuration: Configuration, longer: int) -> float:
-        settings = TimingSettings.thorough()
-        settings = dataclasses.replace(settings, max_rounds=longer * settings.max_rounds)
-        return 1 / self._measure(configuration, settings, 0.0).speedup_low
+    def confirm(self, configuration: Configuration, rule: Rule, leader: float) -> float:
+        bound = 1 / leader if rule.races else 0.0
+        return 1 / self._measure(configuration, rule.timing, leader_speedup=bound).speedup_low
 
     def _measure(
-        self, configuration: Configuration, settings: TimingSettings, contender: float
+        self, configuration: Configuration, settings: TimingSettings, **speedups: float
     ) -> Measurement:
         found = measure_paired(
             _Drawn(self._samples[configuration], self._rng),
@@ -128,9 +148,9 @@ class Paired:
             case="",
             baseline_name="",
             settings=settings,
-            contender_speedup=contender,
+            **speedups,
         )
-        self.taken += 2 * found.samples
+        self.taken += found.samples
         return found
 
 
@@ -176,26 +196,48 @@ def best_first(
 
 
 def repeat(
-    recording: RecordedSpace, watch: Stopwatch, evaluations: int, seed: int
+    recording: RecordedSpace,
+    watch: Stopwatch,
+    rules: Mapping[str, Rule],
+    *,
+    evaluations: int,
+    seed: int,
+    confirmations: int,
 ) -> dict[str, Any]:
     def noisy(configuration: Configuration, search: Strategy) -> float:
         rival = math.exp(-search.elites[-1].fitness) if search.elites else math.inf
         return watch.time(configuration, rival)
 
     tried = best_first(recording, evaluations, seed, noisy)
-    samples = watch.taken
+    taken = watch.taken
     without = best_first(recording, evaluations, seed, lambda c, search: watch.noiseless(c))[0]
 
     def excess(configuration: Configuration) -> float:
         return round(watch.noiseless(configuration) / watch.noiseless(without) - 1, 5)
 
     found = {"tried": min(map(excess, tried)), "own": excess(tried[0])}
-    for longer in _LONGER:
-        confirmed = [watch.confirm(c, longer) for c in tried[: max(_CONFIRMED)]]
-        for count in _CONFIRMED:
-            pick = tried[int(np.argmin(confirmed[:count]))]
-            found[f"{count}, {longer} times" if longer > 1 else f"{count}"] = excess(pick)
-    return {"excess": found, "samples": samples}
+    found["best of 3"] = min(map(excess, tried[:3]))
+    confirmed = {}
+    for name, rule in rules.items():
+        before = watch.taken
+        picks = [excess(pick(watch, rule, tried)) for _ in range(confirmations)]
+        found[name] = round(statistics.fmean(picks), 5)
+        rounds = (watch.taken - before) / confirmations / rule.champions
+        confirmed[name] = {
+            "beyond": statistics.fmean(each > 0.01 for each in picks),
+            "rounds": round(rounds, 1),
+        }
+    return {"excess": found, "confirmed": confirmed, "taken": taken}
+
+
+def pick(watch: Stopwatch, rule: Rule, tried: Sequence[Configuration]) -> Configuration:
+    """The one of the first that its confirmation says is the best."""
+    leader, best = math.inf, tried[0]
+    for configuration in tried[: rule.champions]:
+        time = watch.confirm(configuration, rule, leader)
+        if time < leader:
+            leader, best = time, configuration
+    return best
 
 
 def noise_of_a_time(samples: Samples, way: str, configurations: Sequence[Configuration]) -> float:
@@ -224,6 +266,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--spaces", default="", help="by a part of the name")
     parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--confirmations", type=int, default=10)
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     found: dict[str, Any] = {way: {} for way in options.ways.split(",")}
@@ -233,19 +276,35 @@ def main() -> None:
         fastest = sorted(samples, key=lambda c: recording.times_ms[c])[:20]
         for way, results in found.items():
             noise = noise_of_a_time(samples, way, fastest)
+            rules = RULES if way == "evotune" else {"3": Rule(3, TimingSettings())}
             repeats = [
-                repeat(recording, WAYS[way](samples, seed), budget, seed)
+                repeat(
+                    recording,
+                    WAYS[way](samples, seed),
+                    rules,
+                    evaluations=budget,
+                    seed=seed,
+                    confirmations=options.confirmations,
+                )
                 for seed in range(options.repeats)
             ]
             results[name] = {"noise_of_a_time": noise, "repeats": repeats}
             print(f"{name}, {way}: noise {noise:.2%}", flush=True)
             for label in repeats[0]["excess"]:
-                print(f"  {label}: {_text([r['excess'][label] for r in repeats])}", flush=True)
-            print(f"  samples: {statistics.fmean(r['samples'] for r in repeats):.0f}", flush=True)
+                print(f"  {label}: {_text([r['excess'][label] for r in repeats])}", end="")
+                known = [r["confirmed"][label] for r in repeats if label in r["confirmed"]]
+                if known:
+                    beyond, rounds = (
+                        statistics.fmean(k[what] for k in known) for what in ("beyond", "rounds")
+                    )
+                    print(f", {beyond:.0%} beyond 1%, {rounds:.0f} rounds a champion", end="")
+                print(flush=True)
+            print(f"  search: {statistics.fmean(r['taken'] for r in repeats):.0f}", flush=True)
     if options.output:
         document = {
             "date": datetime.now(UTC).date().isoformat(),
-            "command": f"python benchmarks/search_noise.py --repeats {options.repeats}",
+            "command": f"python benchmarks/search_noise.py --repeats {options.repeats}"
+            f" --confirmations {options.confirmations}",
             "ways": found,
         }
         options.output.write_text(json.dumps(document, indent=1) + "\n")

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evotune.cli.options import STRATEGIES, Command, format_option, output_option
+from evotune.cli.options import (
+    STRATEGIES,
+    Command,
+    format_option,
+    output_option,
+    runs_dir_option,
+)
 from evotune.cli.terminal import Terminal, opened_output, pass_terminal
 
 if TYPE_CHECKING:
@@ -54,6 +60,7 @@ if TYPE_CHECKING:
 )
 @format_option(("table", "jsonl"), "table")
 @output_option
+@runs_dir_option
 @pass_terminal
 def replay(
     terminal: Terminal,
@@ -66,22 +73,24 @@ def replay(
     lookahead: int,
     style: str,
     output: str,
+    runs_dir: Path,
 ) -> int:
     """Run a search strategy on a recorded space.
 
-    No device is needed. CACHE is a Kernel Tuner cache (also .gz, also unfinished), T4 results, a
-    report of an evotune run (--format json), or a space file with `recorded:`. The table has the
-    published performance score: 0 is random search, 1 the optimum at once. The jsonl form is
-    one line an evaluation: {"repeat", "eval", "config", "time_ms"}, null for a failure.
+    No device is needed. CACHE is a Kernel Tuner cache (also .gz, also unfinished), T4 results, an
+    evotune run (id, unique prefix or path) or its report (--format json), or a space file with
+    `recorded:`. The table has the published performance score: 0 is random search, 1 the optimum at
+    once. The jsonl form is one line an evaluation: {"repeat", "eval", "config", "time_ms"}, null
+    for a failure.
     """
     from evotune.cli.tables import print_tables, text_table
-    from evotune.engine.replay import Repeat, load_recording
+    from evotune.engine.replay import Repeat
     from evotune.engine.replay import replay as run
     from evotune.report.records import to_jsonl
     from evotune.search.performance import PerformanceScale
     from evotune.search.strategy import SearchSettings
 
-    recording = load_recording(cache)
+    recording = _recording(cache, runs_dir)
     if max_evals is None:
         max_evals = PerformanceScale(recording.times_ms.values()).budget
 
@@ -101,6 +110,21 @@ def replay(
     facts = list(_facts(recording, strategy, found, max_evals))
     print_tables(terminal, [text_table(("space", recording.name), facts)], output)
     return 0
+
+
+def _recording(cache: Path, runs_dir: Path) -> RecordedSpace:
+    """From a file; what is none and has no suffix is a run."""
+    from evotune.device.recorded import recorded_space
+    from evotune.engine.folder import find_run
+    from evotune.engine.replay import load_recording
+    from evotune.report.data import RunData
+    from evotune.report.records import document
+
+    if cache.is_file() or (cache.suffix and not cache.is_dir()):
+        return load_recording(cache)
+    run = find_run(str(cache), runs_dir)
+    with RunData.opened(run) as data:
+        return recorded_space("".join(document(data)), run.id)
 
 
 def _record(evaluation: Evaluation) -> dict[str, object]:

@@ -98,27 +98,30 @@ def read_recorded_space(path: Path) -> RecordedSpace:
 
     A cache may end anywhere after `"cache": {`: the entries before that are kept.
     """
-    text = _read_text(path)
     try:
-        header, cache, complete = _parse(text)
-        parameters = _parameters(header)
-        ranks = _ranks(parameters)
-        times_ms: dict[int, float] = {}
-        failures: dict[int, str] = {}
-        for key, entry in cache.items():
-            rank = _rank(key, entry, ranks)
-            time = _time_or_failure(key, entry)
-            if isinstance(time, float):
-                times_ms[rank] = time
-            else:
-                failures[rank] = time
-        space = ExplicitSpace.of_ranks(parameters, itertools.chain(times_ms, failures))
+        return recorded_space(_read_text(path), path.name.partition(".")[0])
     except SpaceError as error:
         raise SpaceError(error.message, file=str(path)) from None
-    device_name = header.get("device_name", "")
+
+
+def recorded_space(text: str, name: str) -> RecordedSpace:
+    """Of a recording's text; `name` for one that has none itself."""
+    header, cache, complete = _parse(text)
+    parameters = _parameters(header)
+    ranks = _ranks(parameters)
+    times_ms: dict[int, float] = {}
+    failures: dict[int, str] = {}
+    for key, entry in cache.items():
+        rank = _rank(key, entry, ranks)
+        time = _time_or_failure(key, entry)
+        if isinstance(time, float):
+            times_ms[rank] = time
+        else:
+            failures[rank] = time
+    space = ExplicitSpace.of_ranks(parameters, itertools.chain(times_ms, failures))
     return RecordedSpace(
-        name=f"{header.get('kernel_name') or path.name.partition('.')[0]}",
-        device_name=f"{device_name}",
+        name=f"{header.get('kernel_name') or name}",
+        device_name=f"{header.get('device_name', '')}",
         space=space,
         times_ms=_ByConfiguration(space, times_ms),
         failures=_ByConfiguration(space, failures),

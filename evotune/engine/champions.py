@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
@@ -28,14 +29,17 @@ def confirm(
 ) -> Iterator[tuple[Trial, Outcome]]:
     """Confirms one after the other until `count` of them passed, those `known` included.
 
-    Gives up after three times as many; ends early when `stop` says so.
+    Each is timed until it is known whether it leads those before it. Gives up after three times as
+    many; ends early when `stop` says so.
     """
     passed = 0
+    leader = -math.inf
     for trial in islice(candidates, 3 * count):
         if passed == count:
             return
         outcome = known.get(trial.number)
         if outcome is None:
+            executor.set_contender(leader)
             executor.submit(propose(trial))
             finished: list[tuple[int, Outcome]] = []
             while not finished:
@@ -45,3 +49,5 @@ def confirm(
             outcome = finished[0][1]
             yield trial, outcome
         passed += outcome.ok
+        if outcome.fitness_low is not None:
+            leader = max(leader, outcome.fitness_low)

@@ -29,7 +29,7 @@ from evotune.engine.planning import (
     space_file_name,
 )
 from evotune.engine.spaces import is_recording
-from evotune.errors import SpaceError, UsageError
+from evotune.errors import UsageError
 from evotune.problems import Case, create_problem
 from evotune.space.document import SpaceDocument, load_space
 from evotune.space.protocol import SearchSpace
@@ -220,8 +220,9 @@ def snapshot(run: RunFolder, setup: Setup, path: Path) -> str:
     name = space_file_name(setup.document)
     files = {name: setup.document.text.encode()}
     if setup.document.recorded is not None:
-        recording = setup.document.recorded.file
-        files[_recording_name(setup.document)] = recording.read_bytes()
+        recording = setup.document.recorded.file.resolve()
+        place = recording.relative_to(setup.document.root.resolve()).as_posix()
+        files[place] = recording.read_bytes()
     else:
         files |= source_files(setup.document)
     for relative, content in files.items():
@@ -229,11 +230,3 @@ def snapshot(run: RunFolder, setup: Setup, path: Path) -> str:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_durably(target, content)
     return name
-
-
-def _recording_name(document: SpaceDocument) -> str:
-    assert document.recorded is not None
-    file, root = document.recorded.file.resolve(), document.root.resolve()
-    if not file.is_relative_to(root):
-        raise SpaceError(f"the recording {document.recorded.file} lies outside the space's root")
-    return file.relative_to(root).as_posix()

@@ -263,7 +263,6 @@ class RunWork:
         planner = self._setup.planner
         assert planner is not None
         self._observer.phase("confirming the best in fresh processes")
-        executor.set_contender(float("-inf"))
         elapsed_s = self.store.elapsed_s()
         known = self.store.confirmations()
         # Champions of one model meet on one device.

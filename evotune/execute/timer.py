@@ -100,6 +100,7 @@ class CaseTimer:
         reference: Placed | str,
         *,
         contender_speedup: float,
+        leader_speedup: float,
         held_out: bool,
     ) -> Measurement:
         """Warm, against a rival or the baseline of that name; one element of each input changes
@@ -120,6 +121,7 @@ class CaseTimer:
             baseline_name=name,
             settings=candidate.settings,
             contender_speedup=contender_speedup,
+            leader_speedup=leader_speedup,
             held_out=held_out,
             before_sample=lambda: next(turn).nudge(generator),
             state=self._session.state,

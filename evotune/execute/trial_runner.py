@@ -223,15 +223,18 @@ class TrialRunner:
         for role, flops, subject in subjects:
             if role not in (TIMED, HELD_OUT) or not verdict.passed:
                 continue
+            own = TimingSettings.deciding(timed) if thorough and role == TIMED else settings
             timer = CaseTimer(self._session, self._problem, self._pool, self._baselines, seed)
-            candidate = timer.place(self._gate, subject, settings)
+            candidate = timer.place(self._gate, subject, own)
             rival = rivals.get(subject.case.label)
+            needed = _needed_speedup(job["contender"], timed, measurements)
             measurement = timer.measure(
                 candidate,
-                timer.place(self._gate, rival, settings)
+                timer.place(self._gate, rival, own)
                 if rival
                 else job["baselines"][subject.case.label],
-                contender_speedup=_needed_speedup(job["contender"], timed, measurements),
+                contender_speedup=0.0 if thorough else needed,
+                leader_speedup=needed,
                 held_out=role == HELD_OUT,
             )
             replay = functools.partial(self._gate.replay, seed=seed + 1, verdict=verdict)

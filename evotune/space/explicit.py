@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Final
 
 import numpy as np
 
@@ -13,7 +15,8 @@ from evotune.space.parameters import Parameter
 from evotune.space.protocol import SpaceSize
 from evotune.trial import Configuration, Value
 
-_UNKNOWN = -1  # index of a value that is missing or outside its domain
+_UNKNOWN: Final = -1  # index of a value that is missing or outside its domain
+_KEPT: Final = 2**14  # configurations held as objects, at some 500 bytes each
 
 
 class ExplicitSpace:
@@ -54,7 +57,8 @@ class ExplicitSpace:
             raise SpaceError("the space holds no configuration")
         self._ranks = ranks
         self._position = {rank: position for position, rank in enumerate(ranks)}
-        self._configurations: list[Configuration | None] = [None] * len(ranks)
+        # A search looks at far more of a large space than it tries.
+        self._at: Callable[[int], Configuration] = lru_cache(maxsize=_KEPT)(self._make)
         self._genes = self._gene_matrix()
         self._middle = [(parameter.cardinality - 1) // 2 for parameter in self._parameters]
         self._steps = tuple(
@@ -158,16 +162,13 @@ class ExplicitSpace:
             )
         return self._rank(indices)
 
-    def _at(self, position: int) -> Configuration:
-        configuration = self._configurations[position]
-        if configuration is None:
-            rank = self._ranks[position]
-            values: dict[str, Value] = {}
-            for parameter, stride in zip(self._parameters, self._strides, strict=True):
-                index, rank = divmod(rank, stride)
-                values[parameter.name] = parameter.values[index]
-            configuration = self._configurations[position] = Configuration(values)
-        return configuration
+    def _make(self, position: int) -> Configuration:
+        rank = self._ranks[position]
+        values: dict[str, Value] = {}
+        for parameter, stride in zip(self._parameters, self._strides, strict=True):
+            index, rank = divmod(rank, stride)
+            values[parameter.name] = parameter.values[index]
+        return Configuration(values)
 
     def _gene_matrix(self) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
         """Value indices, one row a gene: comparing along a row is one sweep over memory."""

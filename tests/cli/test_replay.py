@@ -89,15 +89,22 @@ def test_the_report_of_a_run_is_a_recording(invoke: Invoke, tmp_path: Path) -> N
     assert {c.key: own.outcome(c).kind for c in own.failures} == {
         c.key: original.outcome(c).kind for c in original.failures
     }
-    assert invoke("replay", "own.json.gz", "--max-evals", 20).exit_code == 0
     assert invoke("report", "latest", "--format", "t4", "-o", "own.t4").exit_code == 0
     assert invoke("replay", "own.t4", "--max-evals", 20).exit_code == 0
+    words = ("--max-evals", 20, "--format", "jsonl")
+    replayed = invoke("replay", "own.json.gz", *words)
+    assert replayed.exit_code == 0
+    assert len(replayed.stdout.splitlines()) == 20
+    (run,) = (tmp_path / "runs").iterdir()
+    for name in ("latest", run.name[:12], run):
+        assert invoke("replay", name, *words).stdout == replayed.stdout
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("replay", "absent.json"), "cannot read absent.json"),
+        (("replay", "absent"), "no run 'absent' in runs"),
         (("replay", RECORDING, "--strategy", "magic"), "unknown search strategy 'magic'"),
         (("replay", "kernel.yaml"), "is not a recorded space"),
         (("replay", "no_time.json"), "nothing to score"),

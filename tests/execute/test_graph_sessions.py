@@ -7,6 +7,7 @@ tried here without one.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,12 @@ from evotune.device.cpu import CpuSampler, CpuSession
 from evotune.device.cuda.faults import classify
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
-from evotune.device.protocol import Fault
-from evotune.execute import trial_runner
+from evotune.device.protocol import Fault, Sampler
+from evotune.execute import timer, trial_runner
 from evotune.execute.protocol import HELD_OUT, TIMED
 from evotune.execute.trial_runner import TrialRunner
-from evotune.measure.paired import TimingSettings
-from evotune.trial import Json, Outcome, OutcomeKind
+from evotune.measure.paired import TimingSettings, measure_paired
+from evotune.trial import Json, Measurement, Outcome, OutcomeKind
 
 CASES = (make_case(33, causal=True), make_case(20, causal=False))
 PROFILE = DeviceProfile("GPU", "cpu", "", {})
@@ -102,6 +103,28 @@ def test_a_right_kernel_passes_every_way_in_which_it_is_timed(confirm: bool) -> 
     assert bool(session.eager) == confirm
     for measured in outcome.measurements:
         assert (measured.eager_us is not None) == (confirm and measured.cache == "warm")
+
+
+@pytest.mark.parametrize("confirm", [True, False])
+def test_only_what_decides_between_champions_is_timed_on_while_in_doubt(
+    confirm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def noted(*samplers: Sampler, **how: Any) -> Measurement:
+        if "leader_speedup" in how:  # a cold measurement decides nothing
+            speedups = (how["contender_speedup"], how["leader_speedup"])
+            asked.append((how["held_out"], bool(how["settings"].extra_rounds), *speedups))
+        return measure_paired(*samplers, **how)
+
+    monkeypatch.setattr(timer, "measure_paired", noted)
+    session = GraphSession({case.label: kernel(case, exact) for case in CASES})
+    assert run(session, confirm=confirm, contender=math.log(1e-9)).ok
+    needed = pytest.approx(1e-9)
+    if confirm:
+        assert asked == [(False, True, 0.0, needed), (True, False, 0.0, 0.0)]
+    else:
+        assert asked == [(False, False, needed, needed), (True, False, 0.0, 0.0)]
 
 
 class SmallSession(GraphSession):

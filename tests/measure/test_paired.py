@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Callable, Mapping
@@ -24,7 +25,10 @@ from .simulated import BASELINE, CANDIDATE, SimulatedMachine
 
 
 def measure(
-    machine: SimulatedMachine, settings: TimingSettings, contender_speedup: float = 0.0
+    machine: SimulatedMachine,
+    settings: TimingSettings,
+    contender_speedup: float = 0.0,
+    leader_speedup: float = 0.0,
 ) -> Measurement:
     session = cast(Session, machine)
     return measure_paired(
@@ -34,6 +38,7 @@ def measure(
         baseline_name="b",
         settings=settings,
         contender_speedup=contender_speedup,
+        leader_speedup=leader_speedup,
     )
 
 
@@ -236,3 +241,33 @@ def test_champions_are_sampled_more_thoroughly() -> None:
     assert thorough.min_rounds > usual.min_rounds
     assert thorough.half_width < usual.half_width
     assert np.isfinite(thorough.max_seconds)
+
+
+def test_a_champion_is_timed_on_while_it_is_in_doubt_whether_it_leads() -> None:
+    times = {"candidate": 1000.0, "baseline": 1250.0}
+    usual = TimingSettings.thorough().max_rounds
+
+    def samples(noise: float, leader_speedup: float = 0.0, cases: int = 1) -> int:
+        machine = SimulatedMachine(times, noise=noise, seed=1)
+        settings = dataclasses.replace(TimingSettings.deciding(cases), max_seconds=100)
+        result = measure(machine, settings, leader_speedup=leader_speedup)
+        width = (result.speedup_high - result.speedup_low) / (2 * result.speedup)
+        assert result.samples <= usual or width <= settings.doubt or result.samples == 4 * usual
+        return result.samples
+
+    assert samples(noise=0.001) < usual  # it is known soon
+    assert usual < samples(noise=0.06) < 4 * usual
+    assert samples(noise=0.3) == 4 * usual  # nor is it timed for ever
+    # Nothing hangs on it: one before is better for sure, or cannot be worse by much.
+    assert samples(noise=0.06, leader_speedup=1.6) == usual
+    assert samples(noise=0.06, leader_speedup=1.2) == samples(noise=0.06)
+    # The mean over nine cases is known well enough.
+    assert samples(noise=0.06, cases=9) == usual
+    ordinary = dataclasses.replace(TimingSettings.thorough(), max_seconds=100)
+    assert measure(SimulatedMachine(times, noise=0.06, seed=1), ordinary).samples == usual
+
+
+def test_the_time_of_a_champion_in_doubt_is_limited_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = SimulatedMachine({"candidate": 25_000.0, "baseline": 25_000.0}, noise=0.3)
+    monkeypatch.setattr(paired.time, "monotonic", lambda: machine.now_us / 1e6)
+    assert 90 < measure(machine, TimingSettings.deciding(1)).samples < 110  # 0.1 s a round

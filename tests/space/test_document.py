@@ -310,6 +310,21 @@ def test_recorded_space_has_only_its_recording(tmp_path: Path) -> None:
         bind(document, [{}], {})
 
 
+def test_a_recording_lies_under_the_root_of_its_space(tmp_path: Path) -> None:
+    (tmp_path / "outside.json").write_text("{}")
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "link.json").symlink_to(tmp_path / "outside.json")
+    (inner / "loop.json").symlink_to(inner / "loop.json")
+    file = inner / "space.yaml"
+    for name in ("../outside.json", str(tmp_path / "outside.json"), "link.json"):
+        file.write_text(f"name: old\nrecorded: {{file: {name}}}\n")
+        with pytest.raises(SpaceError, match=r"yaml:2:18: .*outside the space's root"):
+            load_space(file)
+    file.write_text("name: old\nrecorded: {file: loop.json}\n")
+    assert load_space(file).recorded is not None  # who reads it says what is wrong
+
+
 def test_committed_schema_is_current_and_accepts_the_example() -> None:
     assert SCHEMA.read_text() == schema_text(), "regenerate it with `evotune schema`"
     validator = jsonschema.Draft202012Validator(json.loads(schema_text()))

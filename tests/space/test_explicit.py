@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 import time
@@ -163,3 +164,17 @@ def test_the_default_is_nearest_to_the_middle_of_every_domain() -> None:
     assert dict(ExplicitSpace(parameters, ring).default()) in [
         {"A": a, "B": b} for a in (4, 6) for b in (4, 6)
     ]
+
+
+def test_a_large_space_keeps_few_of_its_configurations_as_objects() -> None:
+    parameters = [OrderedParameter(f"P{i}", tuple(range(30))) for i in range(3)]
+    space = ExplicitSpace.of_ranks(parameters, range(24_000))
+    others = _configurations_alive()
+    assert sum(1 for _ in space.enumerate()) == 24_000
+    assert _configurations_alive() - others < 20_000
+    assert dict(space.at_rank(1)) == {"P0": 0, "P1": 0, "P2": 1}  # made again
+
+
+def _configurations_alive() -> int:
+    gc.collect()
+    return sum(type(each) is Configuration for each in gc.get_objects())

@@ -308,6 +308,14 @@ def test_space_too_entangled_to_count_is_still_sampled() -> None:
     assert space.is_valid(space.repair(drawn, rng))
 
 
+def test_a_constant_that_has_no_value_is_a_condition_that_does_not_hold() -> None:
+    body = "parameters: {A: [1, 2], B: [1, 2]}\nconstraints: "
+    with pytest.raises(SpaceError, match="no configuration satisfies"):
+        bind_text(body + "['A + B <= max(3 * (4 // 0), 2)']").size()
+    guarded = bind_text(body + "['A == 1 or A + B <= max(3 * (4 // 0), 2)']")
+    assert [tuple(found.values()) for found in guarded.enumerate()] == [(1, 1), (1, 2)]
+
+
 def test_constraint_report_counts_what_each_removes() -> None:
     space = bind_text(
         """

@@ -113,7 +113,8 @@ class _Rewrite:
             if not self.interner.names(operand) <= self.known:
                 break
             count += 1
-        if count < 2:
+        # All of them are known where the node names nothing, as `3 * (1 // 0)`: nothing to join.
+        if count < 2 or count == len(operands):
             return operands
         return (self.interner.operation(operator, operands[:count]), *operands[count:])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -92,6 +93,9 @@ class Converter:
         beside = self.folder / recorded.file
         file = beside if beside.exists() else self.root / recorded.file
         position = self.source.position(("recorded", "file"))
+        # `Path.resolve` raises where links form a loop.
+        if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(self.root)):
+            raise position.error(f"the recording {recorded.file} lies outside the space's root")
         return RecordedSpec(file, recorded.delay_ms, position)
 
     def kernels(self) -> tuple[KernelSpec, ...]:
