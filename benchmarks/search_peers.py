@@ -7,6 +7,7 @@ other. Needs the `bench` extra.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,9 +23,10 @@ _KERNEL_TUNER = {
     "kt:pso": "pso",
     "kt:adaptive_tabu_greywolf": "adaptive_tabu_greywolf",
 }
-_OPTUNA = "optuna:tpe"
-PEERS = (*_KERNEL_TUNER, _OPTUNA)
-_ATTEMPTS = 50  # suggestions that were told before, until a random new one is drawn instead
+_OPTUNA = {"optuna:tpe": False, "optuna:tpe-pruned": True}
+"""Whether what is outside the space is told; if not, the suggestion is drawn again."""
+PEERS = (*_KERNEL_TUNER, *_OPTUNA)
+_ATTEMPTS = 400  # useless suggestions in a row, until a random new member is taken instead
 
 
 class _Ledger:
@@ -46,8 +48,8 @@ def peer_runs(
     name: str, recording: RecordedSpace, evaluations: int, seeds: Sequence[int]
 ) -> Iterator[Times]:
     """One run a seed."""
-    if name == _OPTUNA:
-        run: Callable[[_Ledger, int, int], None] = _run_optuna
+    if name in _OPTUNA:
+        run: Callable[[_Ledger, int, int], None] = functools.partial(_run_optuna, _OPTUNA[name])
     else:
         run = _kernel_tuner_runner(_KERNEL_TUNER[name], recording)
     for seed in seeds:
@@ -132,12 +134,12 @@ def _recorded_runner() -> Callable[[_Ledger], Any]:
     return RecordedRunner
 
 
-def _run_optuna(ledger: _Ledger, evaluations: int, seed: int) -> None:
+def _run_optuna(tells_outside: bool, ledger: _Ledger, evaluations: int, seed: int) -> None:
     """Suggestions by index, so that the order of the values means something, as it does to evotune.
 
-    Constraints as Optuna's users have them: what is outside the space is told as pruned, and costs
-    nothing; a recorded failure is told as pruned too, and costs as any other. What was told
-    before is drawn again, and after `_ATTEMPTS` draws a random new member is taken.
+    What is outside the space costs nothing: it is told as pruned, as Optuna's users do, or drawn
+    again, which takes far longer and leaves the model better. A recorded failure is told as
+    pruned, and costs as any other. What was told before is drawn again.
     """
     import optuna
 
@@ -168,7 +170,7 @@ def _run_optuna(ledger: _Ledger, evaluations: int, seed: int) -> None:
         for _ in range(_ATTEMPTS):
             indices = suggested()
             values = tuple(ledger.domains[name][indices.get(name, 0)] for name in names)
-            if values not in told:
+            if values not in told and (tells_outside or values in ledger.times_ms):
                 break
         else:
             values = rng.choice([v for v in ledger.times_ms if v not in ledger.asked])
