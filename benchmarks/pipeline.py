@@ -29,7 +29,9 @@ from evotune.engine.search_loop import Budget, SearchLoop
 from evotune.engine.setup import load_setup
 from evotune.execute import child
 from evotune.execute.background import BackgroundExecutor
-from evotune.execute.local import open_local_executor
+from evotune.execute.compile_pool import CompilePool
+from evotune.execute.device_slot import DeviceSlot, ProblemSource
+from evotune.execute.local import LocalExecutor
 from evotune.search.catalog import create_strategy
 from evotune.search.strategy import SearchSettings
 from evotune.store import RunStore
@@ -61,17 +63,18 @@ def measure(devices: int, options: argparse.Namespace) -> dict[str, float]:
     lookahead = options.lookahead_per_device * devices
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        executor = open_local_executor(
-            folder=folder / "logs",
-            cache=folder / "cache",
-            profiles=[setup.profile] * devices,
-            problem="attention",
-            dtype="float16",
-            deterministic=True,
-        )
-        executor._pool._limit = options.compilers_per_device * devices
+        logs = folder / "logs"
+        logs.mkdir()
+        compilers = options.compilers_per_device * devices
+        source = ProblemSource("attention", "float16", Path())
+        slots = [
+            DeviceSlot(logs, setup.profile, source, deterministic=True, name=f"device-{index}")
+            for index in range(devices)
+        ]
+        pool = CompilePool(logs, folder / "cache", processes=compilers)
+        executor = LocalExecutor(pool, slots, exclusive=False)
         executor.open_devices()
-        time.sleep(0.1 * executor._pool._limit)
+        time.sleep(0.1 * compilers)
         background = BackgroundExecutor(executor)
         with RunStore.create(folder / "run.sqlite") as store:
             loop = SearchLoop(

@@ -186,9 +186,10 @@ def table(data: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"  least possible {found['least_wall_s']:.1f} s (compile {found['compile_cpu_s']:.1f} "
             f"CPU-s, device {found['device_s']:.1f} s): wall is {found['wall_to_least']:.2f} times "
-            f"that; devices idle {found['device_idle_share']:.1%}; coordinator "
-            f"{found.get('coordinator_cpu_s', math.nan):.1f} CPU-s"
+            f"that; devices idle {found['device_idle_share']:.1%}"
         )
+        if "coordinator_cpu_s" in found:
+            lines.append(f"  coordinator {found['coordinator_cpu_s']:.1f} CPU-s")
         for stage, times in found["stages"].items():
             lines.append(
                 f"  {stage:9} {times['total_s']:9.1f} s in {times['trials']:5} trials, median "

@@ -43,7 +43,7 @@ class TimingSettings:
     min_rounds: int = 5
     max_rounds: int = 25
     half_width: float = 0.01
-    sample_us: float = 500.0
+    sample_us: float = 1000.0
     max_seconds: float = 1.0
     extra_rounds: int = 0
     doubt: float = math.inf
@@ -63,7 +63,6 @@ class TimingSettings:
             min_rounds=20,
             max_rounds=60,
             half_width=0.005,
-            sample_us=1000.0,
             max_seconds=10.0,
             places=8,
             graphs=8,

@@ -282,7 +282,7 @@ class Guide:
 
 def _one_thread() -> AbstractContextManager[object]:
     """For linear algebra. The threads of a BLAS wait busily: beside compilers that take every core
-    they make it five times slower. And one order of sums is the same on every machine."""
+    they make it several times slower. And one order of sums is the same on every machine."""
     context: AbstractContextManager[object] = _THREADS.limit(limits=1, user_api="blas")
     return context
 
