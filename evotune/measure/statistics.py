@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 _RESAMPLES = 1000
 
@@ -24,12 +26,22 @@ class Interval:
 
 
 def median_interval(samples: Sequence[float]) -> Interval:
-    """Median of `samples` with its bootstrap interval; the same samples give the same bounds."""
-    values = np.asarray(samples, dtype=np.float64)
+    """Median of `samples` with its bootstrap interval; the same samples, in any order, give the
+    same bounds."""
+    values = np.sort(np.asarray(samples, dtype=np.float64))
     if values.size == 0:
         raise ValueError("no samples")
-    # A fixed seed: the interval is a function of the samples alone.
-    draws = np.random.default_rng(0).integers(0, values.size, (_RESAMPLES, values.size))
-    medians = np.median(values[draws], axis=1)
+    lower, upper = _middle_ranks(values.size)
+    medians = (values[lower] + values[upper]) / 2
     low, high = np.percentile(medians, (2.5, 97.5))
     return Interval(float(np.median(values)), float(low), float(high))
+
+
+@functools.lru_cache(maxsize=256)
+def _middle_ranks(size: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Ranks, from 0 on, of the two middle samples (of an odd number the same twice) of each
+    resample of `size`: which ranks are drawn has nothing to do with the samples, and racing asks
+    after every round."""
+    draws = np.random.default_rng(0).integers(0, size, (_RESAMPLES, size))
+    draws.sort(axis=1)
+    return draws[:, (size - 1) // 2].copy(), draws[:, size // 2].copy()
