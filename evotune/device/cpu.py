@@ -242,6 +242,7 @@ class CpuSession:
     torch_device = "cpu"
     pool_bytes = 1 << 30
     cold_bytes = 0
+    sample_us = 1000.0  # whatever else runs interrupts for tens of microseconds
     warm_bytes = 0
 
     def __init__(self) -> None:
@@ -285,7 +286,11 @@ class CpuSession:
         return functools.partial(kernel, *arguments)
 
     def synchronize(self) -> None:
-        """Calls return when they are done. What follows must not compute as a candidate set."""
+        """Calls return when they are done."""
+        self.settle()
+
+    def settle(self) -> None:
+        """What follows must not compute as a candidate set."""
         if float_environment_changed():
             self._float_environment_left = True
             self._reset_float_environment()

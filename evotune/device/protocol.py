@@ -53,7 +53,8 @@ class Session(Protocol):
     """How much of the device's memory input sets and references may take."""
     cold_bytes: int
     """Inputs rotated over this many bytes are never found in a cache; 0: no cold timing."""
-
+    sample_us: float
+    """How long a sample of the search lasts: the error of the clock is far below 1% of it."""
     warm_bytes: int
     """Copies of a call's buffers may take so much in all and stay in the cache together; 0 where
     one copy, and one sampler, is as good as another."""
@@ -66,7 +67,12 @@ class Session(Protocol):
     ) -> Callable[[], object]:
         """A function that launches the kernel once on these buffers, by tensor/workspace name."""
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Waits until all that was launched is done."""
+
+    def settle(self) -> None:
+        """After a launch, before torch works on its results: they are what it sees, computed with
+        as under torch's own settings."""
 
     def free(self) -> None:
         """Gives the device back what tensors and samplers that are gone have left reserved."""

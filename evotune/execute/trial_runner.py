@@ -7,6 +7,7 @@ never the run.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import time
@@ -215,9 +216,10 @@ class TrialRunner:
         verdict: Verdict,
     ) -> list[Measurement]:
         thorough = job["confirm"] and not job["audit"]
-        settings = TimingSettings.thorough() if thorough or rivals else TimingSettings()
-        if job["fixed_sampling"] and not (thorough or rivals):
-            settings = TimingSettings.fixed()
+        settings = TimingSettings.thorough()
+        if not (thorough or rivals):
+            racing = TimingSettings.fixed() if job["fixed_sampling"] else TimingSettings()
+            settings = dataclasses.replace(racing, sample_us=self._session.sample_us)
         timed = sum(role == TIMED for role, _, _ in subjects)
         measurements: list[Measurement] = []
         for role, flops, subject in subjects:
@@ -240,6 +242,8 @@ class TrialRunner:
             replay = functools.partial(self._gate.replay, seed=seed + 1, verdict=verdict)
             replay(subject, candidate.sampler, candidate.buffers)
             self._gate.alter(subject, candidate.buffers, seed + 1, verdict)
+            if measurement.speedup_high >= needed:  # a slow one gains nothing by reusing results
+                self._gate.reuse(subject, candidate.buffers, seed + 1, verdict)
             if thorough and verdict.passed:
                 measurement, eager = timer.with_eager_times(measurement, candidate)
                 if eager:

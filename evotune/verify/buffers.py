@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -10,84 +12,122 @@ from evotune.device.launch import LaunchPlan
 from evotune.device.protocol import LaunchFailure
 from evotune.problems.base import Tensors, TensorSpec
 
-_GUARD_BYTES = 64 << 10
+_GUARD_BYTES = 128 << 10
 _GUARD_BYTE = 0xC5
 _POISON_BYTE = 0xFF  # all ones is a NaN in float16, bfloat16, float32 and float64
 _ALIGNMENT = 256
+_STAGGER_BYTES = 5 * _ALIGNMENT
+"""Each band is longer than the one before by this: payloads of 2^n bytes at distances of 2^m would
+meet in the same sets of a cache."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def unwritten(output: torch.Tensor) -> int:
-    """How many elements of `output` still hold the poison."""
-    return int((output.view(_INTEGERS[output.element_size()]) == -1).sum())
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Its elements as integers: equal bits, equal numbers."""
+    return tensor.view(_INTEGERS[tensor.element_size()])
 
 
-class GuardedBuffer:
-    """`nbytes` of device memory between two guard bands."""
+def unwritten(output: torch.Tensor) -> torch.Tensor:
+    """Which elements of `output` still hold the poison."""
+    return bits(output) == -1
 
-    def __init__(self, nbytes: int, device: str) -> None:
-        if nbytes < 0:
-            raise LaunchFailure(f"a buffer of {nbytes} bytes")
-        self.nbytes = nbytes
-        room = nbytes + 2 * _GUARD_BYTES + _ALIGNMENT
-        self._storage = torch.full((room,), _GUARD_BYTE, dtype=torch.uint8, device=device)
-        # The payload's end has no padding: the first byte past it is guard.
-        self._start = _GUARD_BYTES + (-(self._storage.data_ptr() + _GUARD_BYTES)) % _ALIGNMENT
-        self.payload = self._storage[self._start : self._start + nbytes]
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """The payload of one tensor or workspace, in bytes of the arena."""
+
+    name: str
+    start: int
+    nbytes: int
 
     @property
-    def pointer(self) -> int:
-        return self.payload.data_ptr()
+    def end(self) -> int:
+        return self.start + self.nbytes
 
-    def fill(self, byte: int) -> None:
-        self.payload.fill_(byte)
 
-    def guards(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The bytes before and after the payload."""
-        return self._storage[: self._start], self._storage[self._start + self.nbytes :]
+class Inspection:
+    """Whether launches touched what they must not, as it was when this was taken. `flags` are two
+    bools on the device: reading them costs more than taking them, so that many are read at once.
+    """
 
-    def guards_intact(self) -> bool:
-        return bool((torch.cat(self.guards()) == _GUARD_BYTE).all())
+    def __init__(self, buffers: BufferSet, changed: torch.Tensor, outside: torch.Tensor) -> None:
+        self._buffers = buffers
+        self._changed = changed
+        self._outside = outside
+        self.flags = (changed.any(), outside.any())
 
-    def typed(self, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-        return self.payload.view(dtype).view(*shape)
+    def damage(self) -> str:
+        """What the kernel touched, in words; "" when nothing, or a zero_once workspace alone."""
+        return self._buffers._damage(self._wrong())
+
+    def not_zeroed(self) -> str:
+        """A zero_once workspace that the launch did not leave zero; "" when there is none."""
+        return self._buffers._not_zeroed(self._wrong())
+
+    def _wrong(self) -> torch.Tensor:
+        return self._buffers._wrong(self._changed, self._outside)
 
 
 class BufferSet:
-    """Fresh buffers for every tensor and workspace of one case, inputs filled in."""
+    """Fresh memory for every tensor and workspace of one case, inputs filled in.
+
+    One arena: what must stay as it is (inputs, zero_once workspaces, and the guard bands around
+    them) comes first, with a copy of what it should hold, so that one comparison is enough; then
+    what is written.
+    """
 
     def __init__(
         self, specs: Sequence[TensorSpec], plan: LaunchPlan, inputs: Tensors, device: str
     ) -> None:
-        self._buffers: dict[str, GuardedBuffer] = {}
-        self._views: dict[str, torch.Tensor] = {}
-        self._inputs = dict(inputs)
-        self._nudged: set[str] = set()
+        self._specs = {spec.name: spec for spec in specs}
+        sizes = {spec.name: _nbytes(spec) for spec in specs}
+        sizes |= {workspace.name: workspace.bytes for workspace in plan.workspaces}
+        if (least := min(sizes.values(), default=0)) < 0:
+            raise LaunchFailure(f"a buffer of {least} bytes")
         self._outputs = [spec.name for spec in specs if spec.is_output]
-        self._poisoned = list(self._outputs)
-        self._zeroed: list[str] = []
-        for spec in specs:
-            dtype: torch.dtype = getattr(torch, spec.dtype)
-            count = 1
-            for extent in spec.shape:
-                count *= extent
-            buffer = GuardedBuffer(count * dtype.itemsize, device)
-            self._buffers[spec.name] = buffer
-            self._views[spec.name] = buffer.typed(dtype, spec.shape)
-        for workspace in plan.workspaces:
-            buffer = GuardedBuffer(workspace.bytes, device)
-            self._buffers[workspace.name] = buffer
-            if workspace.init == "zero_once":
-                buffer.fill(0)
-                self._zeroed.append(workspace.name)
-            else:
-                self._poisoned.append(workspace.name)
-        self.overwrite_inputs(inputs)
+        self._inputs = [spec.name for spec in specs if not spec.is_output]
+        self._zeroed = [w.name for w in plan.workspaces if w.init == "zero_once"]
+        self._poisoned = [name for name in sizes if name not in {*self._inputs, *self._zeroed}]
+        room = sum(sizes.values()) + (1 + len(sizes)) * (_GUARD_BYTES + _ALIGNMENT)
+        room += _STAGGER_BYTES * len(sizes) * (len(sizes) + 1) // 2
+        self._arena = torch.full((room,), _GUARD_BYTE, dtype=torch.uint8, device=device)
+        self._segments: dict[str, _Segment] = {}
+        kept = [*self._inputs, *self._zeroed]
+        end = 0
+        for index, name in enumerate((*kept, *self._poisoned)):
+            # A payload's end has no padding: the first byte past it is guard.
+            start = end + _GUARD_BYTES + index * _STAGGER_BYTES
+            start += -(self._arena.data_ptr() + start) % _ALIGNMENT
+            self._segments[name] = segment = _Segment(name, start, sizes[name])
+            end = segment.end
+        self._payloads = {
+            name: self._arena[segment.start : segment.end]
+            for name, segment in self._segments.items()
+        }
+        self._views = {name: self._typed(name, payload) for name, payload in self._payloads.items()}
+        self._kept_bytes = self._segments[self._poisoned[0]].start if self._poisoned else room
+        for name in self._inputs:
+            if name in inputs:
+                self._views[name].copy_(inputs[name])
+        for name in self._zeroed:
+            self._payloads[name].zero_()
+        self._expected = self._arena[: self._kept_bytes].clone()
+        self._expected_views = {
+            name: self._typed(name, self._expected[self._segments[name].start :][: sizes[name]])
+            for name in self._inputs
+        }
         self.poison()
+
+    def _typed(self, name: str, payload: torch.Tensor) -> torch.Tensor:
+        if name not in self._specs:
+            return payload
+        spec = self._specs[name]
+        return payload.view(getattr(torch, spec.dtype)).view(*spec.shape)
 
     @property
     def pointers(self) -> dict[str, int]:
-        return {name: buffer.pointer for name, buffer in self._buffers.items()}
+        base = self._arena.data_ptr()
+        return {name: base + segment.start for name, segment in self._segments.items()}
 
     def overwrite_inputs(self, inputs: Tensors) -> None:
         """New input values in the same places."""
@@ -97,16 +137,12 @@ class BufferSet:
 
     def nudge(self, generator: torch.Generator) -> None:
         """One element of each input becomes another, so that no launch sees the same inputs."""
-        for name, view in self._views.items():
-            if name not in self._inputs:
-                continue
-            if name not in self._nudged:
-                self._nudged.add(name)
-                self._inputs[name] = self._inputs[name].clone()
-            expected = self._inputs[name].view(-1)
-            place = int(torch.randint(expected.numel(), (1,), generator=generator))
-            expected[place] = torch.randn(1, generator=generator).item()
-            view.view(-1)[place] = expected[place]
+        values = torch.randn(len(self._inputs), generator=generator).tolist()
+        for name, value in zip(self._inputs, values, strict=True):
+            count = self._views[name].numel()
+            place = int(torch.randint(count, (1,), generator=generator))
+            for view in (self._views[name], self._expected_views[name]):
+                view.view(-1)[place : place + 1].fill_(value)
 
     def element(self, name: str, place: int) -> torch.Tensor:
         """A view of one element of a tensor, by its flat index."""
@@ -114,13 +150,13 @@ class BufferSet:
 
     def expect_inputs(self, inputs: Tensors) -> None:
         """These values are in the inputs now."""
-        self._inputs = dict(inputs)
-        self._nudged = set()
+        for name, value in inputs.items():
+            self._expected_views[name].copy_(value)
 
     def poison(self) -> None:
         """Every byte a launch must write becomes NaN."""
         for name in self._poisoned:
-            self._buffers[name].fill(_POISON_BYTE)
+            self._payloads[name].fill_(_POISON_BYTE)
 
     def outputs(self) -> Tensors:
         """Views, not copies."""
@@ -130,32 +166,54 @@ class BufferSet:
         """Copies of the outputs as they are now: later writes come too late."""
         return {name: value.clone() for name, value in self.outputs().items()}
 
-    def written(self) -> str:
-        """An output that no longer holds its poison everywhere; "" when there is none."""
-        outputs = self.outputs().items()
-        return next((name for name, value in outputs if unwritten(value) != value.numel()), "")
+    def inspect(self) -> Inspection:
+        """Compares all that launches must leave alone with what it should hold, bit by bit."""
+        changed = torch.ne(self._arena[: self._kept_bytes], self._expected)
+        bands = self._bands_behind() or [self._arena[:0]]
+        outside = torch.ne(torch.cat(bands) if len(bands) > 1 else bands[0], _GUARD_BYTE)
+        return Inspection(self, changed, outside)
 
-    def not_zeroed(self) -> str:
-        """A zero_once workspace that the launch did not leave zero; "" when there is none."""
-        dirty = (n for n in self._zeroed if bool(self._buffers[n].payload.any()))
-        return next(dirty, "")
+    def _bands_behind(self) -> list[torch.Tensor]:
+        """The guard band after each payload that is written."""
+        ends = [self._segments[name].end for name in self._poisoned]
+        starts = [self._segments[name].start for name in self._poisoned[1:]]
+        return [
+            self._arena[end:start]
+            for end, start in zip(ends, (*starts, self._arena.numel()), strict=False)
+        ]
 
-    def damage(self) -> str:
-        """What the kernel touched that it must not, in words; "" when nothing."""
-        if not self._buffers:
-            return ""
-        # One answer from the device for all of it: asking costs more than most comparisons.
-        guards = torch.cat([guard for each in self._buffers.values() for guard in each.guards()])
-        changed = {name: self._changed(name) for name in self._inputs}
-        if not bool(torch.stack([(guards != _GUARD_BYTE).any(), *changed.values()]).any()):
-            return ""
-        outside = (n for n, buffer in self._buffers.items() if not buffer.guards_intact())
-        if (name := next(outside, None)) is not None:
-            return f"wrote outside {name}"
-        return f"changed its input {next(name for name, flag in changed.items() if flag)}"
+    def _wrong(self, changed: torch.Tensor, outside: torch.Tensor) -> torch.Tensor:
+        """For each byte of the arena whether it is other than it must be."""
+        wrong = torch.zeros(self._arena.numel(), dtype=torch.bool, device=changed.device)
+        wrong[: self._kept_bytes] = changed
+        at = 0
+        for band in self._bands_behind():
+            start = band.storage_offset()
+            wrong[start : start + band.numel()] = outside[at : at + band.numel()]
+            at += band.numel()
+        return wrong
 
-    def _changed(self, name: str) -> torch.Tensor:
-        """Whether an input's bits are other than expected: one bool, on the device."""
-        mine = self._views[name].view(torch.uint8)
-        value = self._inputs[name].to(mine.device).contiguous().view(torch.uint8)
-        return torch.ne(mine, value).any()
+    def _damage(self, wrong: torch.Tensor) -> str:
+        segments = list(self._segments.values())
+        for before, after in zip((None, *segments), (*segments, None), strict=True):
+            start = before.end if before else 0
+            end = after.start if after else wrong.numel()
+            places = wrong[start:end].nonzero()
+            if not len(places):
+                continue
+            # The neighbour whose end is nearer is the one that was left.
+            is_after = after and end - int(places[-1]) - start < int(places[0])
+            near = after if before is None or is_after else before
+            return f"wrote outside {near.name}" if near else "wrote outside all"
+        for name in self._inputs:
+            if bool(wrong[self._segments[name].start : self._segments[name].end].any()):
+                return f"changed its input {name}"
+        return ""
+
+    def _not_zeroed(self, wrong: torch.Tensor) -> str:
+        segments = (self._segments[name] for name in self._zeroed)
+        return next((s.name for s in segments if bool(wrong[s.start : s.end].any())), "")
+
+
+def _nbytes(spec: TensorSpec) -> int:
+    return math.prod(spec.shape) * int(getattr(torch, spec.dtype).itemsize)

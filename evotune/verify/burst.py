@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from evotune.device.protocol import Session
+from evotune.problems.base import Tensors
 from evotune.verify.buffers import BufferSet
 from evotune.verify.pool import Alteration
 
@@ -46,37 +47,52 @@ class Burst:
         values = iter(self._values)
         calls: list[Callable[[], object]] = []
         for group in groups:
-            # By a kernel: in a CUDA graph, a copy of a few bytes takes longer.
-            calls += [functools.partial(torch.mul, next(values), 1, out=target) for target in group]
+            calls += [_writing(next(values), target) for target in group]
             calls.append(launch)
         # What is captured must have run before (a GPU's code is loaded at its first call).
         torch.mul(self._values[0], 1, out=torch.zeros_like(self._values[0]))
         self._calls = len(calls)
         self._sampler = session.sampler(calls)
 
-    def run(self, values: Sequence[torch.Tensor]) -> None:
-        self._fill(values)
-        self._sampler.run()
-
     def time_us(self, values: Sequence[torch.Tensor]) -> float:
         """Mean over the launches, the writes before them included."""
-        self._fill(values)
-        return self._sampler.time_us() * self._calls / self._launches
-
-    def _fill(self, values: Sequence[torch.Tensor]) -> None:
         for mine, value in zip(self._values, values, strict=True):
             mine.copy_(value)
+        return self._sampler.time_us() * self._calls / self._launches
 
 
-def altering_burst(
+def altered_outputs(
     session: Session,
     launch: Callable[[], object],
     buffers: BufferSet,
-    alterations: Sequence[Alteration],
-) -> Burst:
-    """Writes into the inputs, where the alterations say: one before each launch."""
-    targets = [buffers.element(change.name, change.place) for change in alterations]
-    return Burst(session, launch, [[target] for target in targets])
+    variants: Sequence[Sequence[Alteration]],
+) -> list[Tensors]:
+    """Copies of the outputs after each variant: a launch after each of its alterations, all
+    variants in one burst. What the variants before changed is put back at the start of each; at
+    the end the inputs are those of the last one."""
+    changes = [change for variant in variants for change in variant]
+    elements = [buffers.element(change.name, change.place) for change in changes]
+    restoring = [_writing(element.clone(), element) for element in elements]
+    outputs = buffers.outputs()
+    copies = [buffers.snapshot() for _ in variants]
+    calls: list[Callable[[], object]] = []
+    altering = iter(
+        [_writing(change.value, element) for change, element in zip(changes, elements, strict=True)]
+    )
+    for variant, copy in zip(variants, copies, strict=True):
+        calls += restoring
+        for _ in variant:
+            calls += [next(altering), launch]
+        calls += [functools.partial(copy[name].copy_, view) for name, view in outputs.items()]
+    for call in (*restoring, calls[-1]):  # what is captured must have run before
+        call()
+    session.sampler(calls).run()
+    return copies
+
+
+def _writing(value: torch.Tensor, target: torch.Tensor) -> Callable[[], object]:
+    """By a kernel: in a CUDA graph, a copy of a few bytes takes longer."""
+    return functools.partial(torch.mul, value, 1, out=target)
 
 
 def reuse(

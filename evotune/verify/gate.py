@@ -16,10 +16,12 @@ from evotune.device.launch import LaunchPlan
 from evotune.device.protocol import Sampler, Session
 from evotune.problems.base import Case, Problem, Tensors
 from evotune.trial import Check, OutcomeKind
-from evotune.verify.accuracy import errors_against
-from evotune.verify.buffers import BufferSet, unwritten
-from evotune.verify.burst import altering_burst, reuse
+from evotune.verify.buffers import BufferSet, bits, unwritten
+from evotune.verify.burst import altered_outputs, reuse
+from evotune.verify.evidence import Evidence, Findings, gather, read
 from evotune.verify.pool import InputPool, InputSet
+
+_SECOND, _TIMED = " in its second launch", " while it was timed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,29 +64,34 @@ class Gate:
         self._latest: BufferSet | None = None
 
     def examine(self, subject: Subject, kind: str, seed: int, verdict: Verdict) -> None:
-        """One input set in fresh memory: launched, checked, launched again, compared."""
+        """One input set in fresh memory: launched, looked at, launched again, compared."""
         if not verdict.passed:
             return
-        inputs = self._pool.get(subject.case, kind, seed)
+        case = subject.case
+        inputs = self._pool.get(case, kind, seed)
         buffers = self.buffers(subject, inputs)
         launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers)
         first = self._launch(launch, buffers)
         buffers.poison()
-        self.compare(subject.case, kind, buffers, inputs, verdict, outputs=first)
-        if not verdict.passed or self._written_late(subject.case, kind, buffers, verdict):
+        evidence = [self.look(buffers, first, inputs)]
+        if self._deterministic:
+            second = self._launch(launch, buffers)
+            differing = {name: bits(value) != bits(first[name]) for name, value in second.items()}
+            flags = {name: elements.any() for name, elements in differing.items()}
+            evidence.append(Evidence(buffers.inspect(), flags=flags))
+        found = read(evidence)
+        self._judge(case, kind, evidence[0], found[0], inputs=inputs, verdict=verdict)
+        if verdict.passed and (late := found[0].flagged):
+            detail = f"wrote {late} after its launch had returned"
+            verdict.fail(OutcomeKind.LAUNCH_ERROR, Check(case.label, kind, "failed", detail=detail))
+        if not (self._deterministic and verdict.passed):
             return
-        if not self._deterministic:
-            return
-        second = self._launch(launch, buffers)
-        if self._damaged(subject.case, kind, buffers, verdict, " in its second launch"):
-            return
-        for name, value in second.items():
-            differing = int((_bits(value) != _bits(first[name])).sum())
-            if differing:
-                detail = f"{differing} elements of {name} differ between two equal launches"
-                check = Check(subject.case.label, kind, "failed", detail=detail)
-                verdict.fail(OutcomeKind.NONDETERMINISTIC, check)
-                return
+        self._judge_damage(case, kind, evidence[1], found[1], verdict=verdict, when=_SECOND)
+        if verdict.passed and (name := found[1].flagged):
+            count = int(differing[name].sum())
+            detail = f"{count} elements of {name} differ between two equal launches"
+            check = Check(case.label, kind, "failed", detail=detail)
+            verdict.fail(OutcomeKind.NONDETERMINISTIC, check)
 
     def replay(
         self,
@@ -101,26 +108,26 @@ class Gate:
         if not verdict.passed:
             return
         case = subject.case
-        if any(self._damaged(case, "normal", b, verdict, " while it was timed") for b in placed):
-            return
+        timed_so_far = [Evidence(buffers.inspect()) for buffers in placed]
         inputs = self._pool.get(case, "normal", seed)
         for buffers in placed:
             buffers.overwrite_inputs(dict(inputs.inputs))
             buffers.poison()
         timed.run()
-        outputs = [buffers.snapshot() for buffers in placed]
-        for buffers, output in zip(placed, outputs, strict=True):
-            self.compare(case, f"{how} normal", buffers, inputs, verdict, outputs=output)
-            if not verdict.passed:
-                return
+        evidence = [gather(buffers, buffers.snapshot(), inputs.reference) for buffers in placed]
+        found = read([*timed_so_far, *evidence])
+        for each, findings in zip(timed_so_far, found, strict=False):
+            self._judge_damage(case, "normal", each, findings, verdict=verdict, when=_TIMED)
+        for each, findings in zip(evidence, found[len(placed) :], strict=True):
+            self._judge(case, f"{how} normal", each, findings, inputs=inputs, verdict=verdict)
 
     def alter(
         self, subject: Subject, placed: Sequence[BufferSet], seed: int, verdict: Verdict
     ) -> None:
-        """On one of the buffers that were timed and replayed with this seed: bursts of launches
+        """On one of the buffers that were timed, with the inputs of this seed: a burst of launches
         with one input element changed before each and the outputs left as they are. A kernel that
         skips work when it finds its outputs written, its inputs familiar or its launches close
-        together fails. At last, whether new inputs take longer. The inputs are left as found.
+        together fails. The inputs are left as found.
         """
         if not verdict.passed:
             return
@@ -129,23 +136,38 @@ class Gate:
         buffers = placed[int(torch.randint(len(placed), (1,), generator=generator))]
         launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers)
         variants = self._pool.altered(case, seed)
-        for altered in variants:
-            if not verdict.passed:
-                return
-            burst = altering_burst(self._session, launch, buffers, altered.alterations)
-            buffers.overwrite_inputs(dict(inputs.inputs))
-            burst.run([alteration.value for alteration in altered.alterations])
-            output = buffers.snapshot()
-            buffers.expect_inputs(dict(altered.inputs))
-            self.compare(case, "altered in place", buffers, altered, verdict, outputs=output)
-        if verdict.passed:
-            # One of each input: results may be kept by any of them.
-            changes = {change.name: change for each in variants for change in each.alterations}
-            reused = reuse(self._session, launch, buffers, list(changes.values()), generator)
-            buffers.overwrite_inputs(dict(inputs.inputs))
-            if reused:
-                check = Check(case.label, "new and familiar", "failed", detail=f"a launch {reused}")
-                verdict.fail(OutcomeKind.TOO_FAST, check)
+        buffers.overwrite_inputs(dict(inputs.inputs))
+        changes = [altered.alterations for altered in variants]
+        outputs = altered_outputs(self._session, launch, buffers, changes)
+        buffers.expect_inputs(dict(variants[-1].inputs))
+        evidence = [
+            gather(buffers, output, altered.reference)
+            for altered, output in zip(variants, outputs, strict=True)
+        ]
+        for altered, each, findings in zip(variants, evidence, read(evidence), strict=True):
+            self._judge(case, "altered in place", each, findings, inputs=altered, verdict=verdict)
+        buffers.overwrite_inputs(dict(inputs.inputs))
+
+    def reuse(
+        self, subject: Subject, placed: Sequence[BufferSet], seed: int, verdict: Verdict
+    ) -> None:
+        """On one of the buffers that were timed: whether launches on new inputs take longer than
+        those on familiar ones. Only a time that matters need be asked. The inputs are left as found
+        with this seed."""
+        if not verdict.passed:
+            return
+        case, inputs = subject.case, self._pool.get(subject.case, "normal", seed)
+        generator = torch.Generator().manual_seed(seed)
+        buffers = placed[int(torch.randint(len(placed), (1,), generator=generator))]
+        launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers)
+        altered = self._pool.altered(case, seed)
+        # One of each input: results may be kept by any of them.
+        changes = {change.name: change for each in altered for change in each.alterations}
+        reused = reuse(self._session, launch, buffers, list(changes.values()), generator)
+        if reused:
+            check = Check(case.label, "new and familiar", "failed", detail=f"a launch {reused}")
+            verdict.fail(OutcomeKind.TOO_FAST, check)
+        buffers.overwrite_inputs(dict(inputs.inputs))
 
     def buffers(self, subject: Subject, inputs: InputSet) -> BufferSet:
         """Fresh memory, at other addresses than the set before."""
@@ -158,24 +180,31 @@ class Gate:
     def _launch(self, launch: Callable[[], object], buffers: BufferSet) -> Tensors:
         """The outputs as they are when the launch has returned."""
         launch()
-        self._session.synchronize()
+        self._session.settle()
         return buffers.snapshot()
 
-    def compare(
+    def look(self, buffers: BufferSet, outputs: Tensors, inputs: InputSet) -> Evidence:
+        """What a launch left. Outputs were poisoned when it had returned: nobody may write them
+        now, as far as can be seen after the errors have been worked out."""
+        evidence = gather(buffers, outputs, inputs.reference)
+        flags = {name: ~unwritten(value).all() for name, value in buffers.outputs().items()}
+        return dataclasses.replace(evidence, flags=flags)
+
+    def _judge(
         self,
         case: Case,
         kind: str,
-        buffers: BufferSet,
+        evidence: Evidence,
+        findings: Findings,
+        *,
         inputs: InputSet,
         verdict: Verdict,
-        *,
-        outputs: Tensors,
     ) -> None:
         """Guards and inputs intact, all written, no NaN, errors within the limits."""
-        if self._damaged(case, kind, buffers, verdict):
-            return
-        for name, output in outputs.items():
-            errors = errors_against(output, inputs.reference[name])
+        self._judge_damage(case, kind, evidence, findings, verdict=verdict)
+        for name, errors in findings.errors.items():
+            if not verdict.passed:
+                return
             limits = inputs.limits(name, errors)
             check = Check(
                 case.label,
@@ -187,51 +216,43 @@ class Gate:
                 rms_limit=limits.rms,
             )
             # Finite errors say as much of the output, without asking the device.
+            output = evidence.outputs[name]
             finite = math.isfinite(errors.max) and math.isfinite(errors.rms)
             bad = 0 if finite else int((~torch.isfinite(output)).sum())
             if bad:
-                never = unwritten(output)
+                never = int(unwritten(output).sum())
                 detail = f"{bad} elements of {name} are NaN or infinite"
                 if never:
                     detail += f", {never} of them never written"
                 failed = Check(case.label, kind, "failed", detail=detail)
                 verdict.fail(OutcomeKind.NAN, failed)
-                return
-            if not limits.hold(errors):
+            elif not limits.hold(errors):
                 detail = (
                     f"{name} is off by {errors.max:.2e} (limit {limits.max:.2e}), "
                     f"RMS {errors.rms:.2e} (limit {limits.rms:.2e})"
                 )
                 failed = dataclasses.replace(check, status="failed", detail=detail)
                 verdict.fail(OutcomeKind.WRONG_RESULT, failed)
-                return
-            verdict.checks.append(check)
+            else:
+                verdict.checks.append(check)
 
     @staticmethod
-    def _written_late(case: Case, kind: str, buffers: BufferSet, verdict: Verdict) -> bool:
-        """Outputs were poisoned when the launch had returned: nobody may write them now."""
-        late = buffers.written()
-        if late:
-            detail = f"wrote {late} after its launch had returned"
-            verdict.fail(OutcomeKind.LAUNCH_ERROR, Check(case.label, kind, "failed", detail=detail))
-        return bool(late)
-
-    @staticmethod
-    def _damaged(
-        case: Case, kind: str, buffers: BufferSet, verdict: Verdict, when: str = ""
-    ) -> bool:
-        damage = buffers.damage()
-        if damage:
-            check = Check(case.label, kind, "failed", detail=damage + when)
-            verdict.fail(OutcomeKind.OUT_OF_BOUNDS, check)
-            return True
-        dirty = buffers.not_zeroed()
-        if dirty:
-            detail = f"left workspace {dirty} (zero_once) other than zero{when}"
-            verdict.fail(OutcomeKind.WRONG_RESULT, Check(case.label, kind, "failed", detail=detail))
-            return True
-        return False
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(torch.uint8)
+    def _judge_damage(
+        case: Case,
+        kind: str,
+        evidence: Evidence,
+        findings: Findings,
+        *,
+        verdict: Verdict,
+        when: str = "",
+    ) -> None:
+        if not (findings.damaged and verdict.passed):
+            return
+        damage = evidence.inspection.damage()
+        outcome = OutcomeKind.OUT_OF_BOUNDS
+        if not damage:
+            outcome = OutcomeKind.WRONG_RESULT
+            damage = (
+                f"left workspace {evidence.inspection.not_zeroed()} (zero_once) other than zero"
+            )
+        verdict.fail(outcome, Check(case.label, kind, "failed", detail=damage + when))

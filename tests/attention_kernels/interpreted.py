@@ -55,6 +55,9 @@ class InterpretedSession:
     def synchronize(self) -> None:
         pass
 
+    def settle(self) -> None:
+        pass
+
 
 def _memory(pointer: int, kind: str) -> torch.Tensor:
     """One element there: the kernel needs only where it is and of what type."""

@@ -71,6 +71,7 @@ class Methods:
                 sampler = self._session.sampler([launch] * 3)
                 self._gate.replay(subject, sampler, [buffers], seed + 1, verdict)
                 self._gate.alter(subject, [buffers], seed + 1, verdict)
+                self._gate.reuse(subject, [buffers], seed + 1, verdict)
             assert verdict.passed, (method, seed, verdict.reason)
 
     def _load(self, method: str) -> list[tuple[str, Subject]]:

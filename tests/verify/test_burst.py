@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import cast
@@ -10,9 +11,11 @@ import pytest
 import torch
 
 from evotune.device.cpu import CpuSampler, CpuSession
+from evotune.device.launch import LaunchPlan
 from evotune.device.protocol import Session
+from evotune.problems.base import TensorSpec
 from evotune.verify.buffers import BufferSet
-from evotune.verify.burst import Burst, reuse
+from evotune.verify.burst import Burst, altered_outputs, reuse
 from evotune.verify.pool import Alteration
 
 
@@ -43,8 +46,31 @@ def test_the_writes_of_a_burst_have_run_before_they_are_captured(
     session = cast(Session, CapturingSession(loaded))
     burst = Burst(session, lambda: None, [[inputs[:1]], [inputs[2:]]])
     assert inputs.tolist() == [1.0, 1.0, 1.0]  # nothing is written before the burst
-    burst.run(list(torch.tensor([5.0, 7.0])))
+    burst.time_us(list(torch.tensor([5.0, 7.0])))
     assert inputs.tolist() == [5.0, 1.0, 7.0]
+
+
+def test_each_variant_begins_with_the_inputs_as_they_were() -> None:
+    """What is launched sums up its input; the sums of variants do not add up."""
+    specs = (TensorSpec("x", (3,), "float32"), TensorSpec("out", (1,), "float32", is_output=True))
+    buffers = BufferSet(specs, LaunchPlan("f", (), (), ()), {"x": torch.ones(3)}, "cpu")
+    x = torch.frombuffer(
+        (ctypes.c_float * 3).from_address(buffers.pointers["x"]), dtype=torch.float
+    )
+    seen: list[list[float]] = []
+
+    def launch() -> None:
+        seen.append(x.tolist())
+        buffers.outputs()["out"].fill_(float(x.sum()))
+
+    def change(place: int, value: float) -> Alteration:
+        return Alteration("x", place, torch.tensor([value]))
+
+    variants = [[change(0, 5.0), change(1, 7.0)], [change(2, 9.0)], [change(0, 2.0)]]
+    outputs = altered_outputs(cast(Session, CpuSession()), launch, buffers, variants)
+    assert [float(each["out"]) for each in outputs] == [13.0, 11.0, 4.0]
+    assert seen[-4:] == [[5.0, 1.0, 1.0], [5.0, 7.0, 1.0], [1.0, 1.0, 9.0], [2.0, 1.0, 1.0]]
+    assert x.tolist() == [2.0, 1.0, 1.0]
 
 
 class BusySession(CpuSession):

@@ -13,6 +13,7 @@ from evotune.device.cpu import CpuSession
 from evotune.device.launch import LaunchPlan, Workspace
 from evotune.problems.base import Case
 from evotune.trial import OutcomeKind
+from evotune.verify.evidence import Evidence
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
 
@@ -226,6 +227,7 @@ def _replayed(pool: InputPool, launch: Callable[..., object]) -> Verdict:
     verdict = Verdict()
     gate.replay(subject, CpuSession().sampler([bound] * 2), [buffers], 1, verdict)
     gate.alter(subject, [buffers], 1, verdict)
+    gate.reuse(subject, [buffers], 1, verdict)
     return verdict
 
 
@@ -236,6 +238,7 @@ def test_an_altered_place_can_be_replayed_again(pool: InputPool) -> None:
     bound = CpuSession().bind(subject.kernel, subject.plan, buffers.pointers)
     sampler, verdict = CpuSession().sampler([bound]), Verdict()
     gate.alter(subject, [buffers], 1, verdict)
+    gate.reuse(subject, [buffers], 1, verdict)
     gate.replay(subject, sampler, [buffers], 1, verdict, how="replayed eagerly,")
     assert verdict.passed, verdict.reason
 
@@ -296,13 +299,13 @@ def test_what_is_written_after_the_launch_is_found(pool: InputPool) -> None:
     late: list[Memory] = []
     launch = kernel(SHORT, exact, late.append)
     verdict = Verdict()
-    original = gate.compare
+    original = gate.look
 
-    def compare(*arguments: object, **outputs: object) -> None:
-        original(*arguments, **outputs)  # type: ignore[arg-type]
+    def look(*arguments: object) -> Evidence:
         late[-1]["out"][5] = 1.0
+        return original(*arguments)  # type: ignore[arg-type]
 
-    gate.compare = compare  # type: ignore[method-assign]
+    gate.look = look  # type: ignore[method-assign]
     gate.examine(Subject(SHORT, plan(), launch), "normal", 0, verdict)
     assert verdict.kind is OutcomeKind.LAUNCH_ERROR
     assert "wrote out after its launch had returned" in verdict.reason

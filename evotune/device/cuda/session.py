@@ -34,6 +34,7 @@ class CudaSession:
     """The first GPU that this process sees; see `evotune.device.protocol.Session`."""
 
     torch_device = "cuda:0"
+    sample_us = 250.0  # an event is exact to half a microsecond
 
     def __init__(self, profile: DeviceProfile) -> None:
         torch.zeros(1, device=self.torch_device)  # makes the context current, for CuPy too
@@ -64,6 +65,9 @@ class CudaSession:
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
+
+    def settle(self) -> None:
+        """Torch's work is queued behind the launch, in the same stream."""
 
     def free(self) -> None:
         """A pool's memory is only given back with the last of its graphs."""
