@@ -39,7 +39,7 @@ class Sampler(Protocol):
     """A fixed row of calls, ready to be run and timed again and again."""
 
     def run(self) -> None:
-        """All calls once; returns when they are done."""
+        """All calls once: they are done before what torch is asked for next."""
 
     def time_us(self) -> float:
         """Runs all calls once: the mean device time of one, in microseconds."""

@@ -38,7 +38,7 @@ class TimingSettings:
     interval is wider than `doubt` to either side, which is looked at after multiples of
     `max_rounds`, there are up to `extra_rounds` more. A sample lasts `sample_us` or longer and
     visits up to `places` copies of the buffers; where the place of a graph matters, it is the mean
-    over `graphs`, or `baseline_graphs`."""
+    over `graphs`, or `baseline_graphs`; or these take turns, one a round."""
 
     min_rounds: int = 5
     max_rounds: int = 25
@@ -50,6 +50,7 @@ class TimingSettings:
     places: int = 4
     graphs: int = 1
     baseline_graphs: int = 3
+    graphs_take_turns: bool = True
 
     @classmethod
     def fixed(cls) -> TimingSettings:
@@ -67,6 +68,7 @@ class TimingSettings:
             places=8,
             graphs=8,
             baseline_graphs=8,
+            graphs_take_turns=False,
         )
 
     @classmethod

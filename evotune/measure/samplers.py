@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -24,9 +25,10 @@ def warm_sampler(
     """The call on the same buffers, as often in a row as fills a sample.
 
     `placed` is one call with its buffers at one or more places in memory: a sample has a row of
-    calls for each. With several `graphs` it is the mean over as many samples. For on an H200 the
-    place of the buffers makes a kernel of 4.5 us 3% slower or faster, and the place of the graph
-    SDPA's cuDNN kernel 2% (ARCHITECTURE.md, "Found on the way").
+    calls for each. With several `graphs` it is the mean over as many samples, or, where these take
+    turns, one of them. For on an H200 the place of the buffers makes a kernel of 4.5 us 3% slower
+    or faster, and the place of the graph SDPA's cuDNN kernel 2% (ARCHITECTURE.md, "Found on the
+    way").
     """
     for call in placed:
         call()  # the first call pays for page faults and lazy set-up
@@ -38,7 +40,8 @@ def warm_sampler(
     if graphs == 1 or once_us >= settings.sample_us:  # a slow call does not feel its place
         return session.sampler(calls)
     # Neighbours are often alike, so every other one is thrown away, but only when all are made.
-    return MeanSampler([session.sampler(calls) for _ in range(2 * graphs)][::2])
+    samplers = [session.sampler(calls) for _ in range(2 * graphs)][::2]
+    return TurnSampler(samplers) if settings.graphs_take_turns else MeanSampler(samplers)
 
 
 class MeanSampler:
@@ -54,6 +57,22 @@ class MeanSampler:
     def time_us(self) -> float:
         """Mean over the samplers of their time per call."""
         return sum(sampler.time_us() for sampler in self._samplers) / len(self._samplers)
+
+
+class TurnSampler:
+    """Several samplers as one: each is timed twice, which is a round of its side, then the next.
+    What they differ by is in the spread of the rounds, at the cost of one sampler."""
+
+    def __init__(self, samplers: Sequence[Sampler]) -> None:
+        self._turns = itertools.cycle([each for each in samplers for _ in range(2)])
+        self._samplers = samplers
+
+    def run(self) -> None:
+        for sampler in self._samplers:
+            sampler.run()
+
+    def time_us(self) -> float:
+        return next(self._turns).time_us()
 
 
 def rotating_sampler(

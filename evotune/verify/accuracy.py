@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,18 +38,23 @@ class Limits:
         return Limits(max(self.max, other.max), max(self.rms, other.rms))
 
 
-def error_terms(output: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """(2,) on their device: the largest absolute error and the root mean square, for `Errors`.
-    Both in the same shape; infinities and NaN in `output` give infinite or NaN errors."""
-    difference = torch.sub(output, reference).view(-1)  # in float64, as the reference is
-    largest = torch.linalg.vector_norm(difference, math.inf)
-    norm = torch.linalg.vector_norm(difference) / math.sqrt(difference.numel())
-    return torch.stack([largest, norm])
+def error_terms(output: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What `errors_of` needs, on their device. Both in the same shape; infinities and NaN in
+    `output` give infinite or NaN errors."""
+    difference = torch.sub(output, reference)  # in float64, as the reference is
+    return torch.linalg.vector_norm(difference, math.inf), torch.linalg.vector_norm(difference)
+
+
+def errors_of(terms: Sequence[float], count: int) -> Errors:
+    """The terms of `count` elements, read."""
+    largest, norm = terms
+    return Errors(largest, norm / math.sqrt(count))
 
 
 def errors_against(output: torch.Tensor, reference: torch.Tensor) -> Errors:
-    """As `error_terms`, read at once."""
-    return Errors(*error_terms(output, reference).tolist())
+    """`error_terms`, read at once."""
+    terms = torch.stack(error_terms(output, reference)).tolist()
+    return errors_of(terms, output.numel())
 
 
 def limits_for(yardstick: Errors, reference: torch.Tensor, dtype: torch.dtype) -> Limits:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,11 +39,35 @@ class _Segment:
 
     name: str
     start: int
-    nbytes: int
+    end: int
 
-    @property
-    def end(self) -> int:
-        return self.start + self.nbytes
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """`kept_bytes` are those before the first payload that is written."""
+
+    segments: Mapping[str, _Segment]
+    kept_bytes: int
+    arena_bytes: int
+
+
+@functools.lru_cache(maxsize=1024)
+def _layout(kept: tuple[tuple[str, int], ...], written: tuple[tuple[str, int], ...]) -> _Layout:
+    """Names and sizes in bytes of what must stay as it is, and of what is written."""
+    segments: dict[str, _Segment] = {}
+    end = 0
+    kept_bytes = None
+    for index, (name, nbytes) in enumerate((*kept, *written)):
+        if nbytes < 0:
+            raise LaunchFailure(f"a buffer of {nbytes} bytes")
+        # A payload's end has no padding: the first byte past it is guard.
+        start = end + _GUARD_BYTES + index * _STAGGER_BYTES
+        start += -start % _ALIGNMENT
+        if index == len(kept):
+            kept_bytes = start
+        segments[name] = _Segment(name, start, end := start + nbytes)
+    arena_bytes = end + _GUARD_BYTES
+    return _Layout(segments, arena_bytes if kept_bytes is None else kept_bytes, arena_bytes)
 
 
 class Inspection:
@@ -80,49 +105,55 @@ class BufferSet:
         self, specs: Sequence[TensorSpec], plan: LaunchPlan, inputs: Tensors, device: str
     ) -> None:
         self._specs = {spec.name: spec for spec in specs}
+        self._inputs = [spec.name for spec in specs if not spec.is_output]
+        self._outputs = [spec.name for spec in specs if spec.is_output]
+        self._zeroed = [w.name for w in plan.workspaces if w.init == "zero_once"]
+        scratch = [w.name for w in plan.workspaces if w.init != "zero_once"]
+        self._written = [*self._outputs, *scratch]
         sizes = {spec.name: _nbytes(spec) for spec in specs}
         sizes |= {workspace.name: workspace.bytes for workspace in plan.workspaces}
-        if (least := min(sizes.values(), default=0)) < 0:
-            raise LaunchFailure(f"a buffer of {least} bytes")
-        self._outputs = [spec.name for spec in specs if spec.is_output]
-        self._inputs = [spec.name for spec in specs if not spec.is_output]
-        self._zeroed = [w.name for w in plan.workspaces if w.init == "zero_once"]
-        self._poisoned = [name for name in sizes if name not in {*self._inputs, *self._zeroed}]
-        room = sum(sizes.values()) + (1 + len(sizes)) * (_GUARD_BYTES + _ALIGNMENT)
-        room += _STAGGER_BYTES * len(sizes) * (len(sizes) + 1) // 2
-        self._arena = torch.full((room,), _GUARD_BYTE, dtype=torch.uint8, device=device)
-        self._segments: dict[str, _Segment] = {}
-        kept = [*self._inputs, *self._zeroed]
-        end = 0
-        for index, name in enumerate((*kept, *self._poisoned)):
-            # A payload's end has no padding: the first byte past it is guard.
-            start = end + _GUARD_BYTES + index * _STAGGER_BYTES
-            start += -(self._arena.data_ptr() + start) % _ALIGNMENT
-            self._segments[name] = segment = _Segment(name, start, sizes[name])
-            end = segment.end
-        self._payloads = {
-            name: self._arena[segment.start : segment.end]
-            for name, segment in self._segments.items()
-        }
-        self._views = {name: self._typed(name, payload) for name, payload in self._payloads.items()}
-        self._kept_bytes = self._segments[self._poisoned[0]].start if self._poisoned else room
+        layout = _layout(
+            tuple((name, sizes[name]) for name in (*self._inputs, *self._zeroed)),
+            tuple((name, sizes[name]) for name in self._written),
+        )
+        self._segments = layout.segments
+        room = layout.arena_bytes + _ALIGNMENT
+        storage = torch.full((room,), _GUARD_BYTE, dtype=torch.uint8, device=device)
+        base = -storage.data_ptr() % _ALIGNMENT
+        self._arena = storage[base : base + layout.arena_bytes]
+        self._kept = self._arena[: layout.kept_bytes]
+        self._views = {name: self._view(name, self._arena) for name in self._segments}
         for name in self._inputs:
             if name in inputs:
                 self._views[name].copy_(inputs[name])
         for name in self._zeroed:
-            self._payloads[name].zero_()
-        self._expected = self._arena[: self._kept_bytes].clone()
-        self._expected_views = {
-            name: self._typed(name, self._expected[self._segments[name].start :][: sizes[name]])
-            for name in self._inputs
-        }
+            self._views[name].zero_()
+        self._expected = self._kept.clone()
+        self._payloads = [self._payload(name, self._arena) for name in self._written]
+        ends = [self._segments[name].end for name in self._written]
+        starts = [self._segments[name].start for name in self._written[1:]]
+        self._bands = [
+            self._arena[end:start]
+            for end, start in zip(ends, (*starts, layout.arena_bytes), strict=False)
+        ]
+        """Behind each payload that is written."""
         self.poison()
 
-    def _typed(self, name: str, payload: torch.Tensor) -> torch.Tensor:
+    def _payload(self, name: str, memory: torch.Tensor) -> torch.Tensor:
+        segment = self._segments[name]
+        return memory[segment.start : segment.end]
+
+    def _view(self, name: str, memory: torch.Tensor) -> torch.Tensor:
+        """Of the arena, or of what it should hold: a tensor in its shape, a workspace in bytes."""
+        payload = self._payload(name, memory)
         if name not in self._specs:
             return payload
         spec = self._specs[name]
         return payload.view(getattr(torch, spec.dtype)).view(*spec.shape)
+
+    @functools.cached_property
+    def _expected_views(self) -> dict[str, torch.Tensor]:
+        return {name: self._view(name, self._expected) for name in self._inputs}
 
     @property
     def pointers(self) -> dict[str, int]:
@@ -155,8 +186,8 @@ class BufferSet:
 
     def poison(self) -> None:
         """Every byte a launch must write becomes NaN."""
-        for name in self._poisoned:
-            self._payloads[name].fill_(_POISON_BYTE)
+        for payload in self._payloads:
+            payload.fill_(_POISON_BYTE)
 
     def outputs(self) -> Tensors:
         """Views, not copies."""
@@ -168,27 +199,18 @@ class BufferSet:
 
     def inspect(self) -> Inspection:
         """Compares all that launches must leave alone with what it should hold, bit by bit."""
-        changed = torch.ne(self._arena[: self._kept_bytes], self._expected)
-        bands = self._bands_behind() or [self._arena[:0]]
+        changed = torch.ne(self._kept, self._expected)
+        bands = self._bands or [self._arena[:0]]
         outside = torch.ne(torch.cat(bands) if len(bands) > 1 else bands[0], _GUARD_BYTE)
         return Inspection(self, changed, outside)
-
-    def _bands_behind(self) -> list[torch.Tensor]:
-        """The guard band after each payload that is written."""
-        ends = [self._segments[name].end for name in self._poisoned]
-        starts = [self._segments[name].start for name in self._poisoned[1:]]
-        return [
-            self._arena[end:start]
-            for end, start in zip(ends, (*starts, self._arena.numel()), strict=False)
-        ]
 
     def _wrong(self, changed: torch.Tensor, outside: torch.Tensor) -> torch.Tensor:
         """For each byte of the arena whether it is other than it must be."""
         wrong = torch.zeros(self._arena.numel(), dtype=torch.bool, device=changed.device)
-        wrong[: self._kept_bytes] = changed
+        wrong[: changed.numel()] = changed
         at = 0
-        for band in self._bands_behind():
-            start = band.storage_offset()
+        for name, band in zip(self._written, self._bands, strict=True):
+            start = self._segments[name].end
             wrong[start : start + band.numel()] = outside[at : at + band.numel()]
             at += band.numel()
         return wrong

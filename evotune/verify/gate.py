@@ -74,20 +74,25 @@ class Gate:
         first = self._launch(launch, buffers)
         buffers.poison()
         evidence = [self.look(buffers, first, inputs)]
+        differing: Tensors = {}
         if self._deterministic:
-            second = self._launch(launch, buffers)
+            launch()
+            self._session.settle()
+            second = buffers.outputs()
             differing = {name: bits(value) != bits(first[name]) for name, value in second.items()}
             flags = {name: elements.any() for name, elements in differing.items()}
             evidence.append(Evidence(buffers.inspect(), flags=flags))
         found = read(evidence)
         self._judge(case, kind, evidence[0], found[0], inputs=inputs, verdict=verdict)
-        if verdict.passed and (late := found[0].flagged):
+        late = next((name for name, intact in found[0].flags.items() if not intact), "")
+        if verdict.passed and late:
             detail = f"wrote {late} after its launch had returned"
             verdict.fail(OutcomeKind.LAUNCH_ERROR, Check(case.label, kind, "failed", detail=detail))
         if not (self._deterministic and verdict.passed):
             return
         self._judge_damage(case, kind, evidence[1], found[1], verdict=verdict, when=_SECOND)
-        if verdict.passed and (name := found[1].flagged):
+        name = next((name for name, flag in found[1].flags.items() if flag), "")
+        if verdict.passed and name:
             count = int(differing[name].sum())
             detail = f"{count} elements of {name} differ between two equal launches"
             check = Check(case.label, kind, "failed", detail=detail)
@@ -187,8 +192,8 @@ class Gate:
         """What a launch left. Outputs were poisoned when it had returned: nobody may write them
         now, as far as can be seen after the errors have been worked out."""
         evidence = gather(buffers, outputs, inputs.reference)
-        flags = {name: ~unwritten(value).all() for name, value in buffers.outputs().items()}
-        return dataclasses.replace(evidence, flags=flags)
+        intact = {name: unwritten(value).all() for name, value in buffers.outputs().items()}
+        return dataclasses.replace(evidence, flags=intact)
 
     def _judge(
         self,

@@ -15,7 +15,7 @@ class Event:
 
     early = 0
 
-    def record(self) -> None: ...
+    def record(self, stream: object) -> None: ...
 
     def synchronize(self) -> None: ...
 
@@ -44,6 +44,7 @@ def sampler() -> GraphSampler:
     made = GraphSampler.__new__(GraphSampler)
     made._count, made._graph = 4, Graph()  # type: ignore[assignment]
     made._start, made._end = Event(), Event()  # type: ignore[assignment]
+    made._stream = None  # type: ignore[assignment]
     return made
 
 

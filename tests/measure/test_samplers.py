@@ -56,10 +56,20 @@ def test_several_graphs_are_one_sample_their_mean() -> None:
     speeds = iter([1.0, 1.0, *([1.0, 1.5] * 2)])
     machine = SimulatedMachine({"candidate": 100.0}, slowdown=lambda now_us: next(speeds))
     session = cast(Session, machine)
-    sampler = warm_sampler(session, [CANDIDATE], TimingSettings(), graphs=2)
+    settings = TimingSettings(graphs_take_turns=False)
+    sampler = warm_sampler(session, [CANDIDATE], settings, graphs=2)
     before = len(machine.samples)
     assert sampler.time_us() == pytest.approx(125.0)
     assert len(machine.samples) == before + 2
+
+
+def test_graphs_that_take_turns_are_timed_twice_each() -> None:
+    """A round asks its side twice."""
+    speeds = iter([1.0, 1.0, *([1.0, 1.0, 1.5, 1.5] * 2)])
+    machine = SimulatedMachine({"candidate": 100.0}, slowdown=lambda now_us: next(speeds))
+    sampler = warm_sampler(cast(Session, machine), [CANDIDATE], TimingSettings(), graphs=2)
+    times_us = [sampler.time_us() for _ in range(8)]
+    assert times_us == pytest.approx([100.0, 100.0, 150.0, 150.0] * 2)
 
 
 @pytest.mark.parametrize(

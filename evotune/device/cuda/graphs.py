@@ -46,11 +46,12 @@ class GraphSampler:
             self._graph.capture_end()
         self._start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.current_stream()  # to look it up takes longer than a record
         self.run()
 
     def run(self) -> None:
+        """Queued: what follows in the stream sees its results."""
         self._graph.replay()
-        torch.cuda.synchronize()
 
     def time_us(self) -> float:
         """Taken again, a few times, with twice the head start, where the GPU was at the first event
@@ -58,9 +59,9 @@ class GraphSampler:
         launch, and one side of a ratio would pay for it."""
         for _ in range(_MOST_LATE):
             torch.cuda._sleep(int(GraphSampler._head_start_cycles))  # type: ignore[no-untyped-call]
-            self._start.record()
+            self._start.record(self._stream)
             self._graph.replay()
-            self._end.record()
+            self._end.record(self._stream)
             late = bool(self._start.query())  # type: ignore[no-untyped-call]
             self._end.synchronize()
             if not late:
