@@ -1,11 +1,13 @@
 """An attention space measured whole on a GPU, and how soon searches come near its optimum.
 
-    python benchmarks/record_attention.py record [--minutes 20] [-o RECORDING]
+    python benchmarks/record_attention.py record [--minutes 20] [--gpus N] [-o RECORDING]
     python benchmarks/record_attention.py curve RECORDING [--repeats 30] [-o FILE]
 
 `record` takes the tensor-core rung at the mission shape with some parameters held (see `_HELD`), so
 that what is left can be measured whole in about 20 minutes of GPU time, each configuration gated
-and timed against SDPA as in any run. With more minutes in all it goes on where it stopped. `curve`
+and timed against SDPA as in any run. Its time in the recording is SDPA's median time over its
+speedup, so that what several GPUs measured can be compared. With more minutes in all it goes on
+where it stopped. `curve`
 needs no GPU: it replays strategies on the recording and tells after how many evaluations the
 median run is within 5% and 1% of the optimum. The peers need the `bench` extra.
 """
@@ -57,6 +59,7 @@ def main() -> None:
     recorder = actions.add_parser("record")
     recorder.add_argument("--minutes", type=float, default=20.0)
     recorder.add_argument("--device", default="cuda:0")
+    recorder.add_argument("--gpus", type=int, help="instead of one device")
     recorder.add_argument("--runs-dir", type=Path, default=ROOT / "runs/recording")
     recorder.add_argument(
         "-o", "--output", type=Path, default=ROOT / "benchmarks/results/attention_h200.t4.json.gz"
@@ -68,7 +71,10 @@ def main() -> None:
     curve.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     if options.action == "record":
-        record(options.device, options.minutes, options.runs_dir, options.output)
+        devices = ["--device", options.device]
+        if options.gpus:
+            devices = ["--gpus", str(options.gpus), "--lookahead", str(24 * options.gpus)]
+        record(devices, options.minutes, options.runs_dir, options.output)
         return
     recording = read_recorded_space(options.recording)
     found = curves(recording, options.strategies.split(","), options.repeats)
@@ -77,7 +83,7 @@ def main() -> None:
     print(table(found))
 
 
-def record(device: str, minutes: float, folder: Path, output: Path) -> None:
+def record(devices: Sequence[str], minutes: float, folder: Path, output: Path) -> None:
     """Measures the space in an order without rhyme, so that a part of it would be a fair sample.
     Goes on with the run that `folder` holds."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,12 +95,25 @@ def record(device: str, minutes: float, folder: Path, output: Path) -> None:
         constraints += [f"{name} == {value}" for name, value in _HELD.items()]
         changes = {"problem": JOBS[0].problem(), "constraints": constraints}
         space = derive("attention_mma", changes, folder / "attention_mma_recorded.yaml")
-        how = ["--strategy", "random", "--device", device]
+        how = ["--strategy", "random", *devices]
         subprocess.run([*EVOTUNE, "run", str(space), *how, *limits], check=True)
     report = [*EVOTUNE, "report", "latest", "--format", "t4", "--runs-dir", str(folder)]
-    data = subprocess.run(report, check=True, capture_output=True).stdout
+    data = json.loads(subprocess.run(report, check=True, capture_output=True).stdout)
+    _by_speedup(data["results"])
     with gzip.GzipFile(output, "wb", mtime=0) as file:
-        file.write(data)
+        file.write((json.dumps(data) + "\n").encode())
+
+
+def _by_speedup(results: Sequence[dict[str, Any]]) -> None:
+    """Times as of one device: the baseline's median over the configuration's speedup."""
+    timed = []
+    for result in results:
+        named = {measurement["name"]: measurement for measurement in result["measurements"]}
+        if "time" in named and "speedup" in named:
+            timed.append((named["time"], named["speedup"]["value"]))
+    baseline_ms = statistics.median(time["value"] * speedup for time, speedup in timed)
+    for time, speedup in timed:
+        time["value"] = baseline_ms / speedup
 
 
 def curves(recording: RecordedSpace, strategies: Sequence[str], repeats: int) -> dict[str, Any]:
