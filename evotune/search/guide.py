@@ -177,7 +177,7 @@ class Guide:
         same = 0
         while (
             same < min(len(pool.appended), len(configurations))
-            and pool.appended[same] == configurations[same]
+            and _are_same(pool.appended[same], configurations[same])
         ):
             same += 1
         if same < len(pool.appended):
@@ -285,6 +285,10 @@ def _one_thread() -> AbstractContextManager[object]:
     they make it several times slower. And one order of sums is the same on every machine."""
     context: AbstractContextManager[object] = _THREADS.limit(limits=1, user_api="blas")
     return context
+
+
+def _are_same(one: Configuration, other: Configuration) -> bool:
+    return one is other or one == other
 
 
 def _best(fitness: Floats, count: int) -> Numbers:

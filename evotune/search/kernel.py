@@ -45,7 +45,10 @@ class Kernel:
         """Correlations, first x second."""
         total = np.zeros((len(first), len(second)))
         for i, table in enumerate(self.tables):
-            total += table.take(np.abs(first[:, i, None] - second[None, :, i]))
+            # Few places on an axis, many rows: each place is compared once.
+            places, which = np.unique(first[:, i], return_inverse=True)
+            along = table.take(np.abs(places[:, None] - second[None, :, i]))
+            total += along.take(which, axis=0)
         return np.exp(total)
 
     def to_json(self) -> Json:

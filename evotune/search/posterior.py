@@ -29,7 +29,13 @@ class Posterior:
         self._kernel = kernel
         self._rows = rows
         self._pool = pool
+        # All tables in one, and where each begins: one row is then compared at a stroke.
+        self._tables = np.concatenate([*kernel.tables, np.empty(0)])
+        lengths = [0, *(len(table) for table in kernel.tables)]
+        self._starts = np.cumsum(lengths[:-1] or [0])[:, None][: len(kernel.tables)]
         self._everything = np.concatenate([rows, pool])
+        # By axis and place on it: how that is like everything. Few places come again and again.
+        self._likeness: list[dict[int, Floats]] = [{} for _ in kernel.tables]
         covariance = kernel.between(rows, rows)
         covariance[np.diag_indices_from(covariance)] += kernel.noise
         self._whiten: Floats = np.linalg.inv(np.linalg.cholesky(covariance))
@@ -53,9 +59,9 @@ class Posterior:
         """Forget all but the first `count` appended trials."""
         if count == 0:
             self._own: list[Floats] = []  # coordinates of each appended trial, then its residue
-            # Appended trials x candidates, and their rows; with room for more.
+            # Appended trials x candidates, and axes x appended trials; with room for more.
             self._extra: Floats = np.empty((_ROOM, self._pool.shape[0]))
-            self._appended_rows: Rows = np.empty((_ROOM, self._pool.shape[1]), dtype=np.int64)
+            self._appended: Rows = np.zeros((self._pool.shape[1], _ROOM), dtype=np.int64)
         else:
             self._own = self._own[:count]
         self.variance: Floats = np.maximum(
@@ -67,12 +73,11 @@ class Posterior:
         count, appended = len(self._rows), len(self._own)
         if appended == len(self._extra):
             self._extra = np.concatenate([self._extra, np.empty_like(self._extra)])
-            self._appended_rows = np.concatenate([self._appended_rows, self._appended_rows])
-        row = row[None, :]
+            self._appended = np.concatenate([self._appended, self._appended], axis=1)
         own = np.empty(count + appended + 1)
-        alike = self._kernel.between(row, self._everything)[0]
+        alike = self._alike(row)
         own[:count] = self._whiten @ alike[:count]
-        correlations = self._kernel.between(self._appended_rows[:appended], row)[:, 0]
+        correlations = self._alike_appended(row, appended)
         for i, earlier in enumerate(self._own):
             known = earlier[:-1] @ own[: count + i]
             own[count + i] = (correlations[i] - known) / earlier[-1]
@@ -83,8 +88,26 @@ class Posterior:
         extra = (alike[count:] - along) / residue
         self._own.append(own)
         self._extra[appended] = extra
-        self._appended_rows[appended] = row
+        self._appended[:, appended] = row
         self.variance = np.maximum(self.variance - extra**2, _LEAST_VARIANCE)
+
+    def _alike(self, row: Rows) -> Floats:
+        """Correlations of one row with everything: those of `Kernel.between`, bit by bit."""
+        total = np.zeros(len(self._everything))
+        for i, (known, place) in enumerate(zip(self._likeness, row.tolist(), strict=True)):
+            along = known.get(place)
+            if along is None:
+                distances = np.abs(place - self._everything[:, i])
+                along = known[place] = self._kernel.tables[i].take(distances)
+            total += along
+        return np.exp(total, out=total)
+
+    def _alike_appended(self, row: Rows, count: int) -> Floats:
+        """The same with the first `count` appended trials."""
+        # Never one column alone: its sum were taken in another order.
+        distances = np.abs(self._appended[:, : max(count, 2)] - row[:, None])
+        total: Floats = self._tables.take(distances + self._starts).sum(axis=0)
+        return np.exp(total[:count])
 
     def means(self, values: list[float | None]) -> Floats:
         """Of all candidates, given the values of the appended trials, None for unknown ones."""
