@@ -175,9 +175,8 @@ class Guide:
     def _append(self, pool: _Pool, configurations: list[Configuration]) -> None:
         """Makes `configurations` the trials that the posterior has beyond its first ones."""
         same = 0
-        while (
-            same < min(len(pool.appended), len(configurations))
-            and _are_same(pool.appended[same], configurations[same])
+        while same < min(len(pool.appended), len(configurations)) and _are_same(
+            pool.appended[same], configurations[same]
         ):
             same += 1
         if same < len(pool.appended):

@@ -65,6 +65,12 @@ class Rules:
         when = self._when.get(name)
         return when is None or _holds(when, dict(values))
 
+    def active(self, values: Mapping[str, Value]) -> frozenset[str]:
+        """The parameters that are."""
+        environment: dict[Any, Value] = dict(values)
+        inactive = {name for name, when in self._when.items() if not _holds(when, environment)}
+        return frozenset(name for name in self.names if name not in inactive)
+
     def canonical(self, values: Mapping[str, Value]) -> dict[str, Value]:
         """Inactive parameters get their inactive value; active ones outside their domain, and
         missing ones, their default."""
