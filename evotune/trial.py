@@ -37,6 +37,12 @@ _OUTCOME_TYPES = {
     "duplicate_of": frozenset({int, type(None)}),
 }
 
+_CHECK_PAIRS, _MEASUREMENT_PAIRS = (
+    frozenset((name, kind) for name, kinds in types.items() for kind in kinds)
+    for types in (_CHECK_TYPES, _MEASUREMENT_TYPES)
+)
+"""The same, to be held against all of a record at once."""
+
 
 def _require_types(data: Mapping[str, Json], types: Mapping[str, frozenset[type]] | None) -> None:
     """TypeError when a value has another type than `types` says, or is no number without them."""
@@ -175,7 +181,8 @@ class Measurement:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Measurement:
-        _require_types(data, _MEASUREMENT_TYPES)
+        if not _MEASUREMENT_PAIRS.issuperset(zip(data, map(type, data.values()), strict=True)):
+            _require_types(data, _MEASUREMENT_TYPES)
         return cls(**data)
 
 
@@ -201,7 +208,8 @@ class Check:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Check:
-        _require_types(data, _CHECK_TYPES)
+        if not _CHECK_PAIRS.issuperset(zip(data, map(type, data.values()), strict=True)):
+            _require_types(data, _CHECK_TYPES)
         return cls(**data)
 
 
