@@ -11,7 +11,6 @@ from evotune.execute.protocol import TIMED, BuildReview, CaseJob, worst_resource
 from evotune.space.bound import BoundSpace
 from evotune.trial import Configuration
 
-
 _Known = dict[tuple[str, str, tuple[int, ...], int], Figures]
 
 
