@@ -62,6 +62,10 @@ class Posterior:
             # Appended trials x candidates, and axes x appended trials; with room for more.
             self._extra: Floats = np.empty((_ROOM, self._pool.shape[0]))
             self._appended: Rows = np.zeros((self._pool.shape[1], _ROOM), dtype=np.int64)
+            # Appended trials' coordinates along the first ones, and what takes those along each
+            # other: the inverse of their triangle.
+            self._along: Floats = np.empty((_ROOM, len(self._rows)))
+            self._inverse: Floats = np.zeros((_ROOM, _ROOM))
         else:
             self._own = self._own[:count]
         self.variance: Floats = np.maximum(
@@ -74,17 +78,21 @@ class Posterior:
         if appended == len(self._extra):
             self._extra = np.concatenate([self._extra, np.empty_like(self._extra)])
             self._appended = np.concatenate([self._appended, self._appended], axis=1)
+            self._along = np.concatenate([self._along, np.empty_like(self._along)])
+            self._inverse = np.pad(self._inverse, (0, appended))
         own = np.empty(count + appended + 1)
         alike = self._alike(row)
-        own[:count] = self._whiten @ alike[:count]
+        first = own[:count] = self._whiten @ alike[:count]
         correlations = self._alike_appended(row, appended)
-        for i, earlier in enumerate(self._own):
-            known = earlier[:-1] @ own[: count + i]
-            own[count + i] = (correlations[i] - known) / earlier[-1]
+        inverse = self._inverse[:appended, :appended]
+        rest = own[count:-1] = inverse @ (correlations - self._along[:appended] @ first)
         found = own[:-1]
         residue = math.sqrt(max(1 + self._kernel.noise - float(found @ found), _LEAST_VARIANCE))
         own[-1] = residue
-        along = own[:count] @ self._coordinates + own[count:-1] @ self._extra[:appended]
+        self._along[appended] = first
+        self._inverse[appended, :appended] = -(rest @ inverse) / residue
+        self._inverse[appended, appended] = 1 / residue
+        along = first @ self._coordinates + rest @ self._extra[:appended]
         extra = (alike[count:] - along) / residue
         self._own.append(own)
         self._extra[appended] = extra
