@@ -65,6 +65,8 @@ class Diagram:
     def sample(self, rng: random.Random) -> list[int]:
         """Value indices of one combination, uniformly."""
         rank = rng.randrange(self.members)
+        if len(self._columns) == 1:  # all that one parameter without constraints needs
+            return [self._columns[0][1][rank]]
         state, chosen = 0, []
         for starts, choices, targets, cumulative in self._columns:
             first, end = starts[state], starts[state + 1]
