@@ -162,6 +162,8 @@ class BoundSpace:
     ) -> str:
         """The first `after_compile` constraint that the compiled figures break, with those that
         it names; "" when all hold."""
+        if not self.document.after_compile:
+            return ""
         values = {**configuration, **figures}
         for spec in self.document.after_compile:
             try:

@@ -122,7 +122,7 @@ def _readable(array: Array) -> Sequence[int]:
     if array.dtype == object:  # counts beyond 64 bits
         counts: list[int] = array.tolist()
         return counts
-    return np.ascontiguousarray(array).data  # type: ignore[return-value]  # numpy: no item's type
+    return np.ascontiguousarray(array).data
 
 
 def build_diagram(
