@@ -181,8 +181,9 @@ class Guide:
             same += 1
         if same < len(pool.appended):
             pool.posterior.truncate(same)
-        for configuration in configurations[same:]:
-            pool.posterior.append(self._encoder.row(configuration))
+        fresh = [self._encoder.indices(configuration) for configuration in configurations[same:]]
+        if fresh:
+            pool.posterior.extend(self._encoder.rows(fresh))
         pool.appended = configurations
 
     def _forget_memo(self) -> None:

@@ -34,8 +34,7 @@ class Posterior:
         lengths = [0, *(len(table) for table in kernel.tables)]
         self._starts = np.cumsum(lengths[:-1] or [0])[:, None][: len(kernel.tables)]
         self._everything = np.concatenate([rows, pool])
-        # By axis and place on it: how that is like everything. Few places come again and again.
-        self._likeness: list[dict[int, Floats]] = [{} for _ in kernel.tables]
+        self._columns: Rows = np.ascontiguousarray(self._everything.T)
         covariance = kernel.between(rows, rows)
         covariance[np.diag_indices_from(covariance)] += kernel.noise
         self._whiten: Floats = np.linalg.inv(np.linalg.cholesky(covariance))
@@ -73,7 +72,19 @@ class Posterior:
         )
 
     def append(self, row: Rows) -> None:
-        """A further trial; its value is taken from `set_values`."""
+        """A further trial; its value is given to `means`."""
+        self._append(row, self._alike(row, self._columns))
+
+    def extend(self, rows: Rows) -> None:
+        """The same as appending one after the other, bit by bit, but faster."""
+        if len(rows) == 1:
+            self.append(rows[0])
+            return
+        for row, alike in zip(rows, self._kernel.between(rows, self._everything), strict=True):
+            self._append(row, alike)
+
+    def _append(self, row: Rows, alike: Floats) -> None:
+        """`alike` is its correlation with everything."""
         count, appended = len(self._rows), len(self._own)
         if appended == len(self._extra):
             self._extra = np.concatenate([self._extra, np.empty_like(self._extra)])
@@ -81,9 +92,8 @@ class Posterior:
             self._along = np.concatenate([self._along, np.empty_like(self._along)])
             self._inverse = np.pad(self._inverse, (0, appended))
         own = np.empty(count + appended + 1)
-        alike = self._alike(row)
         first = own[:count] = self._whiten @ alike[:count]
-        correlations = self._alike_appended(row, appended)
+        correlations = self._alike(row, self._appended[:, : max(appended, 2)])[:appended]
         inverse = self._inverse[:appended, :appended]
         rest = own[count:-1] = inverse @ (correlations - self._along[:appended] @ first)
         found = own[:-1]
@@ -99,23 +109,12 @@ class Posterior:
         self._appended[:, appended] = row
         self.variance = np.maximum(self.variance - extra**2, _LEAST_VARIANCE)
 
-    def _alike(self, row: Rows) -> Floats:
-        """Correlations of one row with everything: those of `Kernel.between`, bit by bit."""
-        total = np.zeros(len(self._everything))
-        for i, (known, place) in enumerate(zip(self._likeness, row.tolist(), strict=True)):
-            along = known.get(place)
-            if along is None:
-                distances = np.abs(place - self._everything[:, i])
-                along = known[place] = self._kernel.tables[i].take(distances)
-            total += along
-        return np.exp(total, out=total)
-
-    def _alike_appended(self, row: Rows, count: int) -> Floats:
-        """The same with the first `count` appended trials."""
-        # Never one column alone: its sum were taken in another order.
-        distances = np.abs(self._appended[:, : max(count, 2)] - row[:, None])
+    def _alike(self, row: Rows, columns: Rows) -> Floats:
+        """Correlations of one row with those in `columns` (axes x rows): those of
+        `Kernel.between`, bit by bit, for which there must be two columns at least."""
+        distances = np.abs(columns - row[:, None])
         total: Floats = self._tables.take(distances + self._starts).sum(axis=0)
-        return np.exp(total[:count])
+        return np.exp(total, out=total)
 
     def means(self, values: list[float | None]) -> Floats:
         """Of all candidates, given the values of the appended trials, None for unknown ones."""
