@@ -45,10 +45,12 @@ class Kernel:
         """Correlations, first x second."""
         total = np.zeros((len(first), len(second)))
         for i, table in enumerate(self.tables):
-            # Few places on an axis, many rows: each place is compared once.
-            places, which = np.unique(first[:, i], return_inverse=True)
-            along = table.take(np.abs(places[:, None] - second[None, :, i]))
-            total += along.take(which, axis=0)
+            if len(table) > len(first):
+                total += table.take(np.abs(first[:, i, None] - second[None, :, i]))
+            else:  # few places on the axis: each is compared once
+                places = np.arange(len(table))
+                along = table.take(np.abs(places[:, None] - second[None, :, i]))
+                total += along.take(first[:, i], axis=0)
         return np.exp(total)
 
     def to_json(self) -> Json:

@@ -13,6 +13,7 @@ from evotune.space.language.scalar import Environment, Evaluate, compile_scalar,
 from evotune.space.scope import BoundConstraint, Gene
 from evotune.trial import Value
 
+_KINDS = frozenset({bool, int, str})  # of values in a domain; all can be hashed
 MAX_REMEMBERED = 4096  # answers to one condition
 MIN_SHARED_DEPTH = 3  # below it, looking a value up costs as much as computing it
 
@@ -204,10 +205,11 @@ def _index(values: Sequence[Value]) -> Callable[[object], int]:
             return (value - low) // step
 
         return in_range
-    table = {(type(value), value): i for i, value in enumerate(values)}
+    table: dict[tuple[type, object], int] = {(type(v), v): i for i, v in enumerate(values)}
 
     def in_table(value: object) -> int:
-        return table.get((type(value), value), -1) if isinstance(value, bool | int | str) else -1
+        kind = type(value)
+        return table.get((kind, value), -1) if kind in _KINDS else -1
 
     return in_table
 
