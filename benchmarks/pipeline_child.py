@@ -12,10 +12,18 @@ import time
 
 from evotune.device.launch import Binary
 from evotune.execute.channel import BlockingChannel
-from evotune.trial import Json, Measurement, Outcome, OutcomeKind
+from evotune.trial import Check, Json, Measurement, Outcome, OutcomeKind
 
 SPREAD = 0.4  # sigma of ln(time)
 RESOURCES = {"registers": 128, "shared_bytes": 0, "spill_bytes": 0, "local_bytes": 0}
+CHECKS = 24  # about as many as a trial of a real worker records
+STATE = {
+    "sm_mhz": 1980,
+    "memory_mhz": 3201,
+    "power_w": 412.7,
+    "temperature_c": 48,
+    "throttled_by": [],
+}
 
 
 def pretend(role: str, mean_s: float) -> None:
@@ -51,13 +59,19 @@ def _outcome(message: Json, rng: random.Random, seconds: float) -> Outcome:
             figures = (speedup, speedup * 0.99, speedup * 1.01)
             label = str(case["label"])
             times = (9.0 / speedup, 9.0 / speedup, "sdpa:cudnn", 9.0)
-            measurements.append(Measurement(label, *times, *figures, samples=5))
+            measurements.append(Measurement(label, *times, *figures, samples=5, state=STATE))
+    checks = [
+        Check(f"(1,{i},67,64) causal", "normal", "passed", 1e-3 * rng.random(), 3e-3, 1e-4, 3e-4)
+        for i in range(CHECKS)
+    ]
     fitness = sum(math.log(measured.speedup) for measured in measurements) / len(measurements)
     return Outcome(
         OutcomeKind.OK,
         fitness=fitness,
         measurements=tuple(measurements),
-        stage_s={"measure": seconds},
+        checks=tuple(checks),
+        stage_s={"prepare": 1e-4, "load": 1e-4, "verify": 1e-3, "measure": seconds},
+        resources={"device": STATE},
     )
 
 

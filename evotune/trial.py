@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import json
 import math
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -36,6 +37,12 @@ _OUTCOME_TYPES = {
     **dict.fromkeys(("stage_s", "resources"), _MAP),
     "duplicate_of": frozenset({int, type(None)}),
 }
+
+_CHECK_PAIRS, _MEASUREMENT_PAIRS = (
+    frozenset((name, kind) for name, kinds in types.items() for kind in kinds)
+    for types in (_CHECK_TYPES, _MEASUREMENT_TYPES)
+)
+"""The same, to be held against all of a record at once."""
 
 
 def _require_types(data: Mapping[str, Json], types: Mapping[str, frozenset[type]] | None) -> None:
@@ -171,11 +178,12 @@ class Measurement:
         return self.cache == "warm" and not self.held_out
 
     def to_json(self) -> dict[str, Json]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return dict(zip(Measurement.__slots__, _measurement_values(self), strict=True))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Measurement:
-        _require_types(data, _MEASUREMENT_TYPES)
+        if not _MEASUREMENT_PAIRS.issuperset(zip(data, map(type, data.values()), strict=True)):
+            _require_types(data, _MEASUREMENT_TYPES)
         return cls(**data)
 
 
@@ -197,12 +205,17 @@ class Check:
     detail: str = ""
 
     def to_json(self) -> dict[str, Json]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return dict(zip(Check.__slots__, _check_values(self), strict=True))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Check:
-        _require_types(data, _CHECK_TYPES)
+        if not _CHECK_PAIRS.issuperset(zip(data, map(type, data.values()), strict=True)):
+            _require_types(data, _CHECK_TYPES)
         return cls(**data)
+
+
+_measurement_values = operator.attrgetter(*Measurement.__slots__)
+_check_values = operator.attrgetter(*Check.__slots__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from evotune.device.launch import Argument, Launch, LaunchPlan, Workspace
-from evotune.device.profile import DeviceProfile
 from evotune.device.tensor_map import FIRST_ARCH, TensorMap
-from evotune.problems.base import Case, Problem
-from evotune.space.bound import BoundSpace
+from evotune.problems.base import Case, TensorSpec
+from evotune.space.bound import Evaluator
 from evotune.space.language.expression import Expression, parse_expression
+from evotune.space.language.scalar import Environment
 from evotune.space.specs import ArgumentSpec, KernelSpec, TensorMapSpec
 from evotune.space.suggest import did_you_mean
-from evotune.trial import Configuration, Value
+from evotune.trial import Value
 
 
 class Rejected(Exception):
@@ -29,22 +29,36 @@ more than an older Triton has do no harm."""
 _parsed = functools.lru_cache(parse_expression)
 
 
-class LaunchPlanner:
-    """Makes launch plans for one bound space on one device."""
+class CasePlanner:
+    """Makes launch plans of a kernel on one case: what no configuration changes is found once.
 
-    def __init__(self, bound: BoundSpace, problem: Problem, profile: DeviceProfile) -> None:
-        self._bound = bound
-        self._problem = problem
-        self._profile = profile
+    `known` is a configuration as `Evaluator.evaluate` takes it.
+    """
 
-    def plan(self, kernel: KernelSpec, configuration: Configuration, case: Case) -> LaunchPlan:
+    def __init__(
+        self,
+        kernel: KernelSpec,
+        case: Case,
+        evaluator: Evaluator,
+        tensors: Sequence[TensorSpec],
+        arch: int,
+    ) -> None:
+        self._kernel = kernel
+        self._case = case
+        self._evaluator = evaluator
+        self._tensors = {tensor.name: tensor for tensor in tensors}
+        self._arch = arch
+        self._constant: dict[int, Argument] = {}  # by their place
+
+    def plan(self, known: Environment) -> LaunchPlan:
+        kernel = self._kernel
+
         def integer(expression: Expression) -> int:
-            return int(self._bound.evaluate(expression, configuration, case.symbols))
+            return int(self._evaluator.evaluate(expression, known))
 
         workspaces = tuple(
             Workspace(spec.name, integer(spec.size_bytes), spec.init) for spec in kernel.workspace
         )
-        buffers = {spec.name for spec in self._problem.tensors(case)}
         launches = [
             Launch(
                 tuple(integer(e) for e in spec.grid),
@@ -53,14 +67,14 @@ class LaunchPlanner:
                 spec.entry,
             )
             for spec in kernel.launches
-            if spec.when is None or self._bound.evaluate(spec.when, configuration, case.symbols)
+            if spec.when is None or self._evaluator.evaluate(spec.when, known)
         ]
         return LaunchPlan(
             entry=kernel.entry,
             arguments=(
                 *(
-                    self._argument(argument, kernel, buffers, configuration, case)
-                    for argument in kernel.arguments
+                    self._constant.get(place) or self._argument(place, argument, known)
+                    for place, argument in enumerate(kernel.arguments)
                 ),
                 *(_TRITONS_SCRATCH if kernel.language == "triton" else ()),
             ),
@@ -68,41 +82,42 @@ class LaunchPlanner:
             launches=tuple(launches),
         )
 
-    def _argument(
-        self,
-        argument: ArgumentSpec,
-        kernel: KernelSpec,
-        buffers: Iterable[str],
-        configuration: Configuration,
-        case: Case,
-    ) -> Argument:
-        if argument.value is not None:
-            value = self._bound.evaluate(argument.value, configuration, case.symbols)
-            return Argument(str(argument.type), value=_as_number(value))
-        name = str(argument.name)
+    def _argument(self, place: int, argument: ArgumentSpec, known: Environment) -> Argument:
         if argument.tensor_map is not None:
-            return self._tensor_map(argument, argument.tensor_map, configuration, case)
-        if name in buffers:
-            return Argument("tensor", name)
-        if any(workspace.name == name for workspace in kernel.workspace):
-            return Argument("workspace", name)
+            return self._tensor_map(argument, argument.tensor_map, known)
+        found, constant = self._plain_argument(argument, known)
+        if constant:
+            self._constant[place] = found
+        return found
+
+    def _plain_argument(self, argument: ArgumentSpec, known: Environment) -> tuple[Argument, bool]:
+        """And whether every configuration has the same."""
+        if argument.value is not None:
+            value = self._evaluator.evaluate(argument.value, known)
+            constant = self._evaluator.is_constant(argument.value)
+            return Argument(str(argument.type), value=_as_number(value)), constant
+        name = str(argument.name)
+        if name in self._tensors:
+            return Argument("tensor", name), True
+        if any(workspace.name == name for workspace in self._kernel.workspace):
+            return Argument("workspace", name), True
         expression = _parsed(name, argument.position)
-        value = self._bound.evaluate(expression, configuration, case.symbols)
+        value = self._evaluator.evaluate(expression, known)
         if isinstance(value, str):
             raise argument.position.error(f"{name} is {value!r}: expected a tensor or a number")
         number = _as_number(value)
-        return Argument("float32" if isinstance(number, float) else "int32", value=number)
+        kind = "float32" if isinstance(number, float) else "int32"
+        return Argument(kind, value=number), self._evaluator.is_constant(expression)
 
     def _tensor_map(
         self,
         argument: ArgumentSpec,
         spec: TensorMapSpec,
-        configuration: Configuration,
-        case: Case,
+        known: Environment,
     ) -> Argument:
         """SpaceError for what no configuration can mend; rejected where the driver would refuse."""
         name = str(argument.name)
-        tensors = {tensor.name: tensor for tensor in self._problem.tensors(case)}
+        tensors = self._tensors
         if name not in tensors:
             hint = did_you_mean(name, tensors)
             raise argument.position.error(f"a tensor map of '{name}', which is no tensor{hint}")
@@ -111,17 +126,16 @@ class LaunchPlanner:
             message = f"the box has {len(spec.box)} sizes, but {name} has {len(shape)} dimensions"
             raise spec.box_position.error(message)
         box, swizzle_bytes, l2_promotion_bytes = (
-            tuple(int(self._bound.evaluate(e, configuration, case.symbols)) for e in expressions)
+            tuple(int(self._evaluator.evaluate(e, known)) for e in expressions)
             for expressions in (spec.box, (spec.swizzle_bytes,), (spec.l2_promotion_bytes,))
         )
         dtype = tensors[name].dtype
         tensor_map = TensorMap(dtype, shape, box, *swizzle_bytes, *l2_promotion_bytes)
         violation = tensor_map.violation()
-        arch = int(self._profile.attributes.get("arch", 0))
-        if arch < FIRST_ARCH:
-            violation = f"tensor maps need arch >= {FIRST_ARCH}, found arch = {arch}"
+        if self._arch < FIRST_ARCH:
+            violation = f"tensor maps need arch >= {FIRST_ARCH}, found arch = {self._arch}"
         if violation:
-            raise Rejected(f"{case.label}: the map of {name}: {violation}")
+            raise Rejected(f"{self._case.label}: the map of {name}: {violation}")
         return Argument("tensor_map", name, tensor_map=tensor_map)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from evotune.device.launch import CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.sources import fingerprint, read_sources
 from evotune.engine.champion_cases import obstacle
-from evotune.engine.launches import LaunchPlanner, Rejected
+from evotune.engine.launches import CasePlanner, Rejected
 from evotune.engine.review import BuildReviewer
 from evotune.errors import SpaceError
 from evotune.execute.protocol import EDGE, HELD_OUT, RANDOM, TIMED, CaseJob, Proposal
@@ -23,6 +24,7 @@ from evotune.space.binding import bind
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument
 from evotune.space.language.expression import parse_expression
+from evotune.space.language.scalar import Environment
 from evotune.space.specs import KernelSpec
 from evotune.trial import Check, Configuration, Value
 from evotune.verify.summary import ALL_KINDS
@@ -31,6 +33,17 @@ _RANDOM_TESTS = 100
 _RANDOM_SHAPES = 1000  # looked at for as many that the kernel supports
 
 _CompileJobs = dict[tuple[Value, ...], CompileJob]  # by the symbols that are compiled in
+
+
+@dataclass(frozen=True, slots=True)
+class _CasePlan:
+    """What is known of a kernel on a case before there is a configuration."""
+
+    case: Case
+    role: str
+    compiled_in: tuple[Value, ...]
+    flops: int
+    launches: CasePlanner
 
 
 class Planner:
@@ -49,13 +62,15 @@ class Planner:
         self._problem = problem
         self._cases = cases
         self._profile = profile
+        kernels = document.kernels
         self._sources = {
-            kernel.name: fingerprint(read_kernel_sources(document, kernel))
-            for kernel in document.kernels
+            kernel.name: fingerprint(read_kernel_sources(document, kernel)) for kernel in kernels
         }
         self._choices = _choice_constants(document)
         self._architecture = architecture(profile)
-        self._launches = LaunchPlanner(bound, problem, profile)
+        self._root = str(document.root.absolute())
+        self._source_paths = {kernel.name: _source_path(document, kernel) for kernel in kernels}
+        self._searched: dict[str, list[_CasePlan]] = {}  # by kernel
         self._reviewer = BuildReviewer(bound, profile) if profile.backend == "cuda" else None
         self._refuse_collisions()
         self._refuse_unknown_arguments()
@@ -86,19 +101,37 @@ class Planner:
     def _case_jobs(
         self, kernel: KernelSpec, configuration: Configuration, compile_jobs: _CompileJobs
     ) -> list[CaseJob]:
+        """Held-out ones too: what cannot run on these is rejected at once."""
+        known = configuration.to_json()
+        return [
+            self._planned_job(kernel, configuration, known, plan, compile_jobs)
+            for plan in self._case_plans(kernel)
+        ]
+
+    def _case_plans(self, kernel: KernelSpec) -> list[_CasePlan]:
         """Timed cases must be supported; of the others, those that are not are left out."""
+        if kernel.name in self._searched:
+            return self._searched[kernel.name]
         unsupported = kernel.unsupported(self._architecture)
         if unsupported is not None:
             raise Rejected(unsupported)
-        jobs = []
+        plans = []
         for role in (TIMED, EDGE, HELD_OUT):
             for case in self._cases[role]:
                 unsupported = kernel.unsupported(case.symbols)
                 if unsupported is not None and role == TIMED:
                     raise Rejected(unsupported)
                 if unsupported is None:
-                    jobs.append(self._case_job(kernel, configuration, case, role, compile_jobs))
-        return jobs
+                    plans.append(self._case_plan(kernel, case, role))
+        self._searched[kernel.name] = plans
+        return plans
+
+    def _case_plan(self, kernel: KernelSpec, case: Case, role: str) -> _CasePlan:
+        arch = int(self._profile.attributes.get("arch", 0))
+        evaluator = self.bound.evaluator(case.symbols)
+        launches = CasePlanner(kernel, case, evaluator, self._problem.tensors(case), arch)
+        flops = self._problem.flops(case)
+        return _CasePlan(case, role, _compiled_in(kernel, case), flops, launches)
 
     def _case_job(
         self,
@@ -108,13 +141,24 @@ class Planner:
         role: str,
         compile_jobs: _CompileJobs,
     ) -> CaseJob:
-        plan = self._launches.plan(kernel, configuration, case)
+        known = configuration.to_json()
+        case_plan = self._case_plan(kernel, case, role)
+        return self._planned_job(kernel, configuration, known, case_plan, compile_jobs)
+
+    def _planned_job(
+        self,
+        kernel: KernelSpec,
+        configuration: Configuration,
+        known: Environment,
+        case_plan: _CasePlan,
+        compile_jobs: _CompileJobs,
+    ) -> CaseJob:
+        case, compiled_in = case_plan.case, case_plan.compiled_in
+        plan = case_plan.launches.plan(known)
         self._check_launches(kernel, plan, case)
-        compiled_in = _compiled_in(kernel, case)
         if compiled_in not in compile_jobs:
             compile_jobs[compiled_in] = self._compile_job(kernel, configuration, case, plan)
-        flops = self._problem.flops(case)
-        return CaseJob(case, role, compile_jobs[compiled_in], plan, flops)
+        return CaseJob(case, case_plan.role, compile_jobs[compiled_in], plan, case_plan.flops)
 
     def _sibling_jobs(
         self,
@@ -237,8 +281,8 @@ class Planner:
                 defines[name.upper()] = _as_integer(name, case.symbols[name], defines)
         return CompileJob(
             language=kernel.language,
-            root=str(self._document.root.absolute()),
-            source=kernel.source.relative_to(self._document.root).as_posix(),
+            root=self._root,
+            source=self._source_paths[kernel.name],
             defines=tuple(defines.items()),
             options=kernel.options,
             arch=self._profile.arch,
@@ -266,9 +310,14 @@ def architecture(profile: DeviceProfile) -> dict[str, Value]:
     return {name: profile.attributes[name] for name in ("arch",) if name in profile.attributes}
 
 
+def _source_path(document: SpaceDocument, kernel: KernelSpec) -> str:
+    """Under the root."""
+    return kernel.source.relative_to(document.root).as_posix()
+
+
 def read_kernel_sources(document: SpaceDocument, kernel: KernelSpec) -> dict[str, bytes]:
     """The kernel's files by their path under the root; SpaceError at the kernel's position."""
-    source = kernel.source.relative_to(document.root).as_posix()
+    source = _source_path(document, kernel)
     try:
         return read_sources(document.root, source)
     except SpaceError as error:

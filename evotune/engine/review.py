@@ -11,6 +11,8 @@ from evotune.execute.protocol import TIMED, BuildReview, CaseJob, worst_resource
 from evotune.space.bound import BoundSpace
 from evotune.trial import Configuration
 
+_Known = dict[tuple[str, str, tuple[int, ...], int], Figures]
+
 
 class BuildReviewer:
     """For CUDA kernels of one bound space on one device."""
@@ -24,7 +26,8 @@ class BuildReviewer:
     ) -> BuildReview:
         """`binaries` by compile key. The device's limits hold for every case; the space's
         `after_compile` for timed ones, since the others are only checked."""
-        found = [(case, self._figures(case, binaries[case.compile.key])) for case in cases]
+        known: _Known = {}
+        found = [(case, self._figures(case, binaries[case.compile.key], known)) for case in cases]
         timed = [(case, figures) for case, figures in found if case.role == TIMED]
         resources = {
             **worst_resources(binaries.values()),
@@ -41,6 +44,12 @@ class BuildReviewer:
                 return BuildReview(resources, f"after_compile: {violated}")
         return BuildReview(resources)
 
-    def _figures(self, case: CaseJob, binary: Binary) -> list[Figures]:
-        plan = case.plan.completed(binary.resources)
-        return [launch_figures(launch, binary.resources, self._device) for launch in plan.launches]
+    def _figures(self, case: CaseJob, binary: Binary, known: _Known) -> list[Figures]:
+        """Cases differ in their grids, which figures do not depend on: most are `known`."""
+        found = []
+        for launch in case.plan.completed(binary.resources).launches:
+            key = (case.compile.key, launch.entry, launch.block, launch.shared_bytes)
+            if key not in known:
+                known[key] = launch_figures(launch, binary.resources, self._device)
+            found.append(known[key])
+        return found

@@ -81,6 +81,7 @@ class SearchLoop:
         self._best: Trial | None = None
         self._improved = 0  # trials told when the best was
         self._compiles = 0
+        self._contender: float | None = None
 
     @property
     def elapsed_s(self) -> float:
@@ -180,8 +181,9 @@ class SearchLoop:
         self._told += 1
         self._see(trial)
         elites = self._strategy.elites
-        if elites:
-            self._executor.set_contender(elites[-1].fitness)
+        if elites and elites[-1].fitness != self._contender:  # the executor wakes for it
+            self._contender = elites[-1].fitness
+            self._executor.set_contender(self._contender)
         if self._told % _SNAPSHOT_EVERY == 0:
             self._store.save_snapshot(self._told, self._strategy.snapshot())
         progress = Progress(

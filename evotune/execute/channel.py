@@ -10,6 +10,8 @@ from evotune.trial import Json
 
 _HEADER = struct.Struct(">I")
 _MAX_BYTES = 64 << 20
+# json.dumps makes an encoder each time.
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 class GarbledMessage(Exception):
@@ -17,7 +19,7 @@ class GarbledMessage(Exception):
 
 
 def encode(message: Json) -> bytes:
-    body = json.dumps(message, separators=(",", ":")).encode()
+    body = _encode(message).encode()
     return _HEADER.pack(len(body)) + body
 
 

@@ -42,15 +42,15 @@ class Child:
                 env={**os.environ, **environment},
             )
         assert self._process.stdout is not None
-        os.set_blocking(self._process.stdout.fileno(), False)
+        self._fd = self._process.stdout.fileno()
+        os.set_blocking(self._fd, False)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def fileno(self) -> int:
-        assert self._process.stdout is not None
-        return self._process.stdout.fileno()
+        return self._fd
 
     def send(self, message: Json) -> None:
         """A broken pipe is not an error here: `receive` will tell that the child is gone."""
@@ -62,7 +62,7 @@ class Child:
     def receive(self) -> list[Json] | None:
         """Messages that have arrived; None when the child is gone or talks nonsense."""
         try:
-            data = os.read(self.fileno(), 1 << 18)
+            data = os.read(self._fd, 1 << 18)
         except BlockingIOError:
             return []
         if not data:
@@ -100,6 +100,7 @@ class Child:
         return self.kill()
 
     def _close_pipes(self) -> None:
+        self._fd = -1  # the number may soon be another file's
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from evotune.device.launch import Binary, CompileFailure
 from evotune.execute.protocol import CaseJob, Proposal
 from evotune.execute.twins import Twin
 from evotune.trial import QUARANTINED, Json, Outcome, OutcomeKind
 
+_encode = json.JSONEncoder(check_circular=False).encode
 _NOT_ITS_FAULT = frozenset({OutcomeKind.WORKER_LOST, OutcomeKind.DEVICE_LOST})
 
 
@@ -31,6 +32,7 @@ class InFlight:
     fingerprint: str = ""
     twin: Twin | None = None  # what came of the same code before
     again: bool = False  # measured a second time, in a fresh worker
+    plans: list[Json] = dataclasses.field(default_factory=list)  # of the proposal's cases, as JSON
 
     @property
     def missing(self) -> int:
@@ -46,11 +48,13 @@ class InFlight:
         """Takes stock of the binaries; why they must not be launched, "" when they may."""
         review = self.proposal.examine(self.binaries)
         self.resources = review.resources
+        cases = self.proposal.cases
+        self.plans = [case.plan.to_json() for case in cases]
         parts = [
-            [case.case.label, self.binaries[case.compile.key].sha256, case.plan.to_json()]
-            for case in self.proposal.cases
+            [case.case.label, self.binaries[case.compile.key].sha256, plan]
+            for case, plan in zip(cases, self.plans, strict=True)
         ]
-        self.fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        self.fingerprint = hashlib.sha256(_encode(parts).encode()).hexdigest()
         return review.violation
 
     def request(self) -> dict[str, Json]:
@@ -61,17 +65,17 @@ class InFlight:
             "confirm": self.proposal.confirm,
             "audit": self.proposal.audit,
             "skipped": [check.to_json() for check in self.proposal.skipped],
-            "cases": self._with_binaries(self.proposal.cases),
-            "rival": self._with_binaries(self.proposal.rival),
+            "cases": list(map(self._with_binary, self.proposal.cases, self.plans)),
+            "rival": [self._with_binary(case, case.plan.to_json()) for case in self.proposal.rival],
         }
 
-    def _with_binaries(self, cases: Sequence[CaseJob]) -> list[Json]:
-        messages = []
-        for case in cases:
-            binary = self.binaries[case.compile.key]
-            whole = dataclasses.replace(case, plan=case.plan.completed(binary.resources))
-            messages.append({**whole.to_json(), "binary": binary.path})
-        return messages
+    def _with_binary(self, case: CaseJob, plan: Json) -> Json:
+        """`plan` is the case's as JSON, as far as it was known before compiling."""
+        binary = self.binaries[case.compile.key]
+        completed = case.plan.completed(binary.resources)
+        if completed is not case.plan:
+            plan = completed.to_json()
+        return {**case.with_plan(plan), "binary": binary.path}
 
     def with_build(self, outcome: Outcome) -> Outcome:
         """The outcome with compile time, compiler figures and fingerprint added."""

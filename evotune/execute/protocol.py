@@ -31,12 +31,13 @@ class CaseJob:
     plan: LaunchPlan
     flops: int
 
-    def to_json(self) -> dict[str, Json]:
+    def with_plan(self, plan: Json) -> dict[str, Json]:
+        """What a device worker is told of it, `plan` in the place of its own."""
         return {
             "label": self.case.label,
             "symbols": dict(self.case.symbols),
             "role": self.role,
-            "plan": self.plan.to_json(),
+            "plan": plan,
             "flops": self.flops,
         }
 

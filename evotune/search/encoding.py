@@ -27,6 +27,7 @@ class Encoder:
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self._parameters = tuple(parameters)
         self._known: list[dict[Value, int]] = [{} for _ in parameters]
+        self._names = [parameter.name for parameter in parameters]
         self._counts = np.array([p.cardinality for p in parameters], dtype=np.int64)
         self._used = [i for i, p in enumerate(parameters) if p.cardinality > 1]
         used = [parameters[i] for i in self._used]
@@ -35,14 +36,16 @@ class Encoder:
 
     def indices(self, configuration: Mapping[str, Value]) -> list[int]:
         """ValueError for a value outside its domain."""
-        indices = []
-        for parameter, known in zip(self._parameters, self._known, strict=True):
-            value = configuration[parameter.name]
-            index = known.get(value)
-            if index is None:
-                index = known[value] = parameter.index(value)
-            indices.append(index)
-        return indices
+        if isinstance(configuration, Configuration):  # whose copy is read without Python's help
+            configuration = configuration.to_json()
+        values = [configuration[name] for name in self._names]
+        try:
+            return [known[value] for known, value in zip(self._known, values, strict=True)]
+        except KeyError:
+            for parameter, known, value in zip(self._parameters, self._known, values, strict=True):
+                if value not in known:
+                    known[value] = parameter.index(value)
+            return self.indices(configuration)
 
     def no_indices(self) -> Indices:
         """An empty matrix, of the smallest type that holds every index."""

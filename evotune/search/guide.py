@@ -175,15 +175,15 @@ class Guide:
     def _append(self, pool: _Pool, configurations: list[Configuration]) -> None:
         """Makes `configurations` the trials that the posterior has beyond its first ones."""
         same = 0
-        while (
-            same < min(len(pool.appended), len(configurations))
-            and pool.appended[same] == configurations[same]
+        while same < min(len(pool.appended), len(configurations)) and _are_same(
+            pool.appended[same], configurations[same]
         ):
             same += 1
         if same < len(pool.appended):
             pool.posterior.truncate(same)
-        for configuration in configurations[same:]:
-            pool.posterior.append(self._encoder.row(configuration))
+        fresh = [self._encoder.indices(configuration) for configuration in configurations[same:]]
+        if fresh:
+            pool.posterior.extend(self._encoder.rows(fresh))
         pool.appended = configurations
 
     def _forget_memo(self) -> None:
@@ -285,6 +285,10 @@ def _one_thread() -> AbstractContextManager[object]:
     they make it several times slower. And one order of sums is the same on every machine."""
     context: AbstractContextManager[object] = _THREADS.limit(limits=1, user_api="blas")
     return context
+
+
+def _are_same(one: Configuration, other: Configuration) -> bool:
+    return one is other or one == other
 
 
 def _best(fitness: Floats, count: int) -> Numbers:

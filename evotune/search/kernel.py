@@ -45,7 +45,12 @@ class Kernel:
         """Correlations, first x second."""
         total = np.zeros((len(first), len(second)))
         for i, table in enumerate(self.tables):
-            total += table.take(np.abs(first[:, i, None] - second[None, :, i]))
+            if len(table) > len(first):
+                total += table.take(np.abs(first[:, i, None] - second[None, :, i]))
+            else:  # few places on the axis: each is compared once
+                places = np.arange(len(table))
+                along = table.take(np.abs(places[:, None] - second[None, :, i]))
+                total += along.take(first[:, i], axis=0)
         return np.exp(total)
 
     def to_json(self) -> Json:

@@ -104,8 +104,9 @@ def create_toolbox(space: SearchSpace) -> base.Toolbox:
 def _mate(
     space: SearchSpace, first: Configuration, second: Configuration, rng: random.Random
 ) -> dict[str, Value]:
+    ours, theirs = first.to_json(), second.to_json()
     return {
-        parameter.name: parameter.cross(first[parameter.name], second[parameter.name], rng)
+        parameter.name: parameter.cross(ours[parameter.name], theirs[parameter.name], rng)
         for parameter in space.parameters
     }
 

@@ -29,7 +29,12 @@ class Posterior:
         self._kernel = kernel
         self._rows = rows
         self._pool = pool
+        # All tables in one, and where each begins: one row is then compared at a stroke.
+        self._tables = np.concatenate([*kernel.tables, np.empty(0)])
+        lengths = [0, *(len(table) for table in kernel.tables)]
+        self._starts = np.cumsum(lengths[:-1] or [0])[:, None][: len(kernel.tables)]
         self._everything = np.concatenate([rows, pool])
+        self._columns: Rows = np.ascontiguousarray(self._everything.T)
         covariance = kernel.between(rows, rows)
         covariance[np.diag_indices_from(covariance)] += kernel.noise
         self._whiten: Floats = np.linalg.inv(np.linalg.cholesky(covariance))
@@ -53,9 +58,13 @@ class Posterior:
         """Forget all but the first `count` appended trials."""
         if count == 0:
             self._own: list[Floats] = []  # coordinates of each appended trial, then its residue
-            # Appended trials x candidates, and their rows; with room for more.
+            # Appended trials x candidates, and axes x appended trials; with room for more.
             self._extra: Floats = np.empty((_ROOM, self._pool.shape[0]))
-            self._appended_rows: Rows = np.empty((_ROOM, self._pool.shape[1]), dtype=np.int64)
+            self._appended: Rows = np.zeros((self._pool.shape[1], _ROOM), dtype=np.int64)
+            # Appended trials' coordinates along the first ones, and what takes those along each
+            # other: the inverse of their triangle.
+            self._along: Floats = np.empty((_ROOM, len(self._rows)))
+            self._inverse: Floats = np.zeros((_ROOM, _ROOM))
         else:
             self._own = self._own[:count]
         self.variance: Floats = np.maximum(
@@ -63,28 +72,49 @@ class Posterior:
         )
 
     def append(self, row: Rows) -> None:
-        """A further trial; its value is taken from `set_values`."""
+        """A further trial; its value is given to `means`."""
+        self._append(row, self._alike(row, self._columns))
+
+    def extend(self, rows: Rows) -> None:
+        """The same as appending one after the other, bit by bit, but faster."""
+        if len(rows) == 1:
+            self.append(rows[0])
+            return
+        for row, alike in zip(rows, self._kernel.between(rows, self._everything), strict=True):
+            self._append(row, alike)
+
+    def _append(self, row: Rows, alike: Floats) -> None:
+        """`alike` is its correlation with everything."""
         count, appended = len(self._rows), len(self._own)
         if appended == len(self._extra):
             self._extra = np.concatenate([self._extra, np.empty_like(self._extra)])
-            self._appended_rows = np.concatenate([self._appended_rows, self._appended_rows])
-        row = row[None, :]
+            self._appended = np.concatenate([self._appended, self._appended], axis=1)
+            self._along = np.concatenate([self._along, np.empty_like(self._along)])
+            self._inverse = np.pad(self._inverse, (0, appended))
         own = np.empty(count + appended + 1)
-        alike = self._kernel.between(row, self._everything)[0]
-        own[:count] = self._whiten @ alike[:count]
-        correlations = self._kernel.between(self._appended_rows[:appended], row)[:, 0]
-        for i, earlier in enumerate(self._own):
-            known = earlier[:-1] @ own[: count + i]
-            own[count + i] = (correlations[i] - known) / earlier[-1]
+        first = own[:count] = self._whiten @ alike[:count]
+        correlations = self._alike(row, self._appended[:, : max(appended, 2)])[:appended]
+        inverse = self._inverse[:appended, :appended]
+        rest = own[count:-1] = inverse @ (correlations - self._along[:appended] @ first)
         found = own[:-1]
         residue = math.sqrt(max(1 + self._kernel.noise - float(found @ found), _LEAST_VARIANCE))
         own[-1] = residue
-        along = own[:count] @ self._coordinates + own[count:-1] @ self._extra[:appended]
+        self._along[appended] = first
+        self._inverse[appended, :appended] = -(rest @ inverse) / residue
+        self._inverse[appended, appended] = 1 / residue
+        along = first @ self._coordinates + rest @ self._extra[:appended]
         extra = (alike[count:] - along) / residue
         self._own.append(own)
         self._extra[appended] = extra
-        self._appended_rows[appended] = row
+        self._appended[:, appended] = row
         self.variance = np.maximum(self.variance - extra**2, _LEAST_VARIANCE)
+
+    def _alike(self, row: Rows, columns: Rows) -> Floats:
+        """Correlations of one row with those in `columns` (axes x rows): those of
+        `Kernel.between`, bit by bit, for which there must be two columns at least."""
+        distances = np.abs(columns - row[:, None])
+        total: Floats = self._tables.take(distances + self._starts).sum(axis=0)
+        return np.exp(total, out=total)
 
     def means(self, values: list[float | None]) -> Floats:
         """Of all candidates, given the values of the appended trials, None for unknown ones."""

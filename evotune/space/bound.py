@@ -17,8 +17,8 @@ from evotune.space.counting.rules import Rules
 from evotune.space.counting.walking import fixed_by_one_change, neighbours
 from evotune.space.language.expression import Expression
 from evotune.space.language.interning import Interner
-from evotune.space.language.nodes import EvaluationError
-from evotune.space.language.scalar import Evaluate, compile_scalar, truth
+from evotune.space.language.nodes import EvaluationError, Literal, Node, Operation
+from evotune.space.language.scalar import Environment, Evaluate, compile_scalar, truth
 from evotune.space.naming import Names
 from evotune.space.parameters import Parameter
 from evotune.space.protocol import SpaceSize
@@ -78,14 +78,15 @@ class BoundSpace:
         return SpaceSize(cartesian, self._members.count, self._members.exact)
 
     def is_valid(self, configuration: Mapping[str, Value]) -> bool:
-        return self._rules.is_canonical(configuration) and self._rules.satisfied(configuration)
+        values = _plain(configuration)
+        return self._rules.is_canonical(values) and self._rules.satisfied(values)
 
     def active(self, configuration: Mapping[str, Value]) -> tuple[str, ...]:
+        active = self._rules.active(_plain(configuration))
         return tuple(
             gene.name
             for gene in self.genes
-            if gene.spec.parameter.cardinality > 1
-            and self._rules.is_active(gene.name, configuration)
+            if gene.spec.parameter.cardinality > 1 and gene.name in active
         )
 
     def default(self) -> Configuration:
@@ -130,7 +131,7 @@ class BoundSpace:
         return self._configuration(self._members.sample(rng))
 
     def repair(self, values: Mapping[str, Value], rng: random.Random) -> Configuration | None:
-        canonical = self._rules.canonical(values)
+        canonical = self._rules.canonical(_plain(values))
         if self._rules.satisfied(canonical):
             return Configuration(canonical)
         members = self._members
@@ -142,7 +143,8 @@ class BoundSpace:
         return self._configuration(members.nearest(wanted, rng))
 
     def neighbours(self, configuration: Configuration) -> Sequence[Configuration]:
-        found = [Configuration(values) for values in neighbours(self._rules, configuration)]
+        values = configuration.to_json()
+        found = [Configuration(values) for values in neighbours(self._rules, values)]
         return tuple(dict.fromkeys(found))
 
     def enumerate(self) -> Iterator[Configuration]:
@@ -160,6 +162,8 @@ class BoundSpace:
     ) -> str:
         """The first `after_compile` constraint that the compiled figures break, with those that
         it names; "" when all hold."""
+        if not self.document.after_compile:
+            return ""
         values = {**configuration, **figures}
         for spec in self.document.after_compile:
             try:
@@ -196,6 +200,11 @@ class BoundSpace:
         except EvaluationError as error:
             raise expression.error(f"{error} in `{expression.text}`") from error
 
+    def evaluator(self, environment: Mapping[str, Value]) -> Evaluator:
+        """For many expressions in one environment."""
+        scope = Scope(self._names, self._interner, environment)
+        return Evaluator(scope, self._names, self._binding)
+
     def _closure(self, expression: Expression, environment: Mapping[str, Value]) -> Evaluate:
         place = tuple((name, type(value), value) for name, value in environment.items())
         key = (expression.text, place)
@@ -210,6 +219,45 @@ class BoundSpace:
         return Configuration(
             {gene.name: gene.values[i] for gene, i in zip(self.genes, indices, strict=True)}
         )
+
+
+class Evaluator:
+    """Expressions in the symbols of one shape x variant, for one configuration after the other.
+    To be used by one thread."""
+
+    def __init__(self, scope: Scope, names: Names, binding: threading.Lock) -> None:
+        self._scope = scope
+        self._names = names
+        self._binding = binding
+        self._closures: dict[str, Evaluate] = {}
+
+    def is_constant(self, expression: Expression) -> bool:
+        """Whether no configuration can change its value."""
+        return isinstance(self._bound(expression), Literal)
+
+    def evaluate(self, expression: Expression, known: Environment) -> Value:
+        """As `BoundSpace.evaluate`. `known` is a configuration as a dict, and gets what was found
+        on the way: a `let`, or the same expression in another environment, is evaluated once."""
+        closure = self._closures.get(expression.text)
+        if closure is None:
+            node = self._bound(expression)
+            shared = (node, *self._scope.lets)
+            closure = compile_scalar(node, frozenset(n for n in shared if isinstance(n, Operation)))
+            self._closures[expression.text] = closure
+        try:
+            return closure(known)
+        except EvaluationError as error:
+            raise expression.error(f"{error} in `{expression.text}`") from error
+
+    def _bound(self, expression: Expression) -> Node:
+        with self._binding:
+            self._names.check(expression)
+            return self._scope.bind(expression)
+
+
+def _plain(values: Mapping[str, Value]) -> dict[str, Value]:
+    """A dict, which is read without Python's help."""
+    return values.to_json() if isinstance(values, Configuration) else dict(values)
 
 
 def _short(value: Value) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from evotune.errors import SpaceError
 from evotune.space.language.expression import Expression
@@ -29,10 +29,10 @@ class Gene:
     values: Sequence[Value]
     when: Node | None
     rule: Node | None
+    name: str = field(init=False)  # the parameter's: asked for more often than all else
 
-    @property
-    def name(self) -> str:
-        return self.spec.name
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.spec.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,11 @@ class Scope:
         self._interner = interner
         self._environment = environment
         self._let: dict[str, Node] = {}
+
+    @property
+    def lets(self) -> Iterable[Node]:
+        """What those of the `let`s mean here that were needed so far."""
+        return self._let.values()
 
     def bind(self, expression: Expression) -> Node:
         """The interned tree over parameters; expressions of one meaning give one node."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from evotune.trial import Json
 
+encode_json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps makes one each time
 APPLICATION_ID = 0x45564F54  # "EVOT"
 
 
@@ -58,7 +59,7 @@ def outcome_columns(outcome: Mapping[str, Json]) -> tuple[Json, ...]:
         outcome.get("fitness"),
         outcome.get("duplicate_of"),
         outcome.get("binary"),
-        json.dumps(stage_s, separators=(",", ":")) if stage_s else None,
+        encode_json(stage_s) if stage_s else None,
     )
 
 

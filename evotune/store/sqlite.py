@@ -29,7 +29,7 @@ from evotune.store.opening import (
     opening,
     require,
 )
-from evotune.store.schema import migrate, newest_version, outcome_columns
+from evotune.store.schema import encode_json, migrate, newest_version, outcome_columns
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial, parse_json
 
 _SYNC_EVERY_S = 1.0
@@ -144,7 +144,7 @@ class RunStore:
             (
                 trial.number,
                 trial.configuration.key,
-                json.dumps(outcome, separators=(",", ":")),
+                encode_json(outcome),
                 finished_s,
                 *outcome_columns(outcome),
             ),
@@ -285,7 +285,7 @@ class RunStore:
         self._write(
             "INSERT INTO confirmations VALUES (?, ?, ?) ON CONFLICT (number) DO UPDATE"
             " SET outcome = excluded.outcome, finished_s = excluded.finished_s",
-            (number, json.dumps(outcome.to_json(), separators=(",", ":")), finished_s),
+            (number, encode_json(outcome.to_json()), finished_s),
         )
 
     def confirmations(self) -> dict[int, Outcome]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import shutil
 from pathlib import Path
 
@@ -47,6 +48,20 @@ def test_each_launch_has_its_entry_and_happens_only_when_its_condition_holds() -
         Launch((8,), (1024,), 0, "merge_parts"),
     )
     assert two.cases[0].plan.entry == "attention_forward"
+
+
+@pytest.mark.parametrize("name", ["attention_mma", "attention_wgmma", "attention_triton"])
+def test_what_a_planner_remembers_changes_no_proposal(name: str) -> None:
+    space = Path(__file__).parents[2] / "search_spaces" / f"{name}.yaml"
+    setup = load_setup(space, "h200", compile_only=True)
+    assert setup.planner is not None
+    rng = random.Random(0)
+    for number in range(5):
+        configuration = setup.space.sample(rng)
+        fresh = planner("h200", space)
+        for confirm in (False, True):
+            again = setup.planner.proposal(number, configuration, confirm=confirm)
+            assert again == fresh.proposal(number, configuration, confirm=confirm)
 
 
 def test_one_binary_serves_the_cases_that_compile_the_same_symbols_in() -> None:

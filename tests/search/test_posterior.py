@@ -39,6 +39,24 @@ def test_appending_equals_knowing_from_the_start() -> None:
     assert posterior.variance == pytest.approx(variances)
 
 
+def test_many_trials_at_once_are_the_same_trials_bit_by_bit() -> None:
+    """Or a resumed search, which works in at once what came one by one, could break a tie in
+    another way."""
+    one_by_one, at_once, mixed = (
+        Posterior(KERNEL, ROWS[:7], VALUES[:7], ROWS[45:]) for _ in range(3)
+    )
+    for row in ROWS[7:45]:
+        one_by_one.append(row)
+    at_once.extend(ROWS[7:45])
+    mixed.extend(ROWS[7:8])
+    mixed.extend(ROWS[8:44])
+    mixed.append(ROWS[44])
+    values = [None if i % 3 == 0 else float(value) for i, value in enumerate(VALUES[7:45])]
+    for other in (at_once, mixed):
+        assert (other.variance == one_by_one.variance).all()
+        assert (other.means(values) == one_by_one.means(values)).all()
+
+
 def test_a_pending_trial_narrows_its_surroundings_and_moves_no_mean() -> None:
     posterior = Posterior(KERNEL, ROWS[:20], VALUES[:20], ROWS[20:])
     means, variance = posterior.means([]), posterior.variance.copy()

@@ -7,7 +7,9 @@ configurations cost time in states, not in configurations.
 
 from __future__ import annotations
 
+import functools
 import random
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -41,7 +43,7 @@ class Layer:
     cumulative: Array  # completions of all transitions before; one longer than `choices`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Diagram:
     """All valid combinations; every state that is left can be completed.
 
@@ -63,16 +65,25 @@ class Diagram:
     def sample(self, rng: random.Random) -> list[int]:
         """Value indices of one combination, uniformly."""
         rank = rng.randrange(self.members)
+        if len(self._columns) == 1:  # all that one parameter without constraints needs
+            return [self._columns[0][1][rank]]
         state, chosen = 0, []
-        for layer in self.layers:
-            first, end = layer.starts[state], layer.starts[state + 1]
-            base = layer.cumulative[first]
-            ends = layer.cumulative[first + 1 : end + 1]
-            index = int(np.searchsorted(ends, base + rank, side="right"))
-            rank = int(base + rank - layer.cumulative[first + index])
-            chosen.append(int(layer.choices[first + index]))
-            state = int(layer.targets[first + index])
+        for starts, choices, targets, cumulative in self._columns:
+            first, end = starts[state], starts[state + 1]
+            place = cumulative[first] + rank
+            index = bisect_right(cumulative, place, first + 1, end + 1) - 1
+            rank = place - cumulative[index]
+            chosen.append(choices[index])
+            state = targets[index]
         return chosen
+
+    @functools.cached_property
+    def _columns(self) -> list[tuple[Sequence[int], ...]]:
+        """The layers' arrays as Python reads them one by one: without copies, where it can."""
+        return [
+            tuple(map(_readable, (layer.starts, layer.choices, layer.targets, layer.cumulative)))
+            for layer in self.layers
+        ]
 
     def steps(self, depth: int, state: int) -> Iterator[tuple[int, int]]:
         """The value indices possible in this state, ascending, and the states they lead to."""
@@ -105,6 +116,13 @@ class Diagram:
             costs.append(cost)
             after = np.minimum.reduceat(cost, layer.starts[:-1])
         return costs[::-1]
+
+
+def _readable(array: Array) -> Sequence[int]:
+    if array.dtype == object:  # counts beyond 64 bits
+        counts: list[int] = array.tolist()
+        return counts
+    return np.ascontiguousarray(array).data
 
 
 def build_diagram(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from evotune.space.language.interning import Interner
 from evotune.space.language.nodes import EvaluationError, Node, Operation
-from evotune.space.language.scalar import Evaluate, compile_scalar, truth
+from evotune.space.language.scalar import Environment, Evaluate, compile_scalar, truth
 from evotune.space.scope import BoundConstraint, Gene
 from evotune.trial import Value
 
+_KINDS = frozenset({bool, int, str})  # of values in a domain; all can be hashed
+MAX_REMEMBERED = 4096  # answers to one condition
 MIN_SHARED_DEPTH = 3  # below it, looking a value up costs as much as computing it
 
 
@@ -33,23 +36,24 @@ class Rules:
         self.conditions: tuple[Node, ...] = tuple(dict.fromkeys([*rules, *conditions]))
         whens = [gene.when for gene in genes if gene.when is not None]
         shared = _shared_nodes([*self.conditions, *whens], interner)
-        closures = {node: compile_scalar(node, shared) for node in (*self.conditions, *whens)}
-        self._holds = [closures[node] for node in dict.fromkeys(conditions)]
+        closures = {node: compile_scalar(node, shared) for node in conditions}
         self._holding = [[closures[node] for node in c.nodes] for c in constraints]
-        self._when = {gene.name: closures[gene.when] for gene in genes if gene.when is not None}
-        self._when_touching: dict[str, list[Evaluate]] = {
-            name: [
-                closures[gene.when]
-                for gene in genes
-                if gene.when is not None and name in interner.names(gene.when)
-            ]
+        # Without shared nodes: they leave the values as they are.
+        self._when = {gene.name: compile_scalar(gene.when) for gene in genes if gene.when}
+        requirements = [
+            *((n, _Requirement(closures[n], _holds, interner.names(n))) for n in closures),
+            *(
+                (n, _Requirement(compile_scalar(n), _has_value, interner.names(n)))
+                for n in dict.fromkeys(whens)
+            ),
+        ]
+        self._required = [requirement for _, requirement in requirements]
+        self._required_of = {
+            name: [requirement for n, requirement in requirements if name in interner.names(n)]
             for name in self.names
         }
+        self._switching = {name for node in whens for name in interner.names(node)}
         self._conditional = _dependency_order(genes, interner)
-        self._touching: dict[str, list[Evaluate]] = {
-            name: [closures[n] for n in dict.fromkeys(conditions) if name in interner.names(n)]
-            for name in self.names
-        }
         self._indices = {gene.name: _index(gene.values) for gene in genes}
         self._domain_sizes = {gene.name: gene.spec.parameter.cardinality for gene in genes}
 
@@ -63,7 +67,12 @@ class Rules:
     def is_active(self, name: str, values: Mapping[str, Value]) -> bool:
         """Whether the parameter's `when` holds; one that cannot be evaluated does not."""
         when = self._when.get(name)
-        return when is None or _holds(when, dict(values))
+        return when is None or _holds(when, values)
+
+    def active(self, values: Mapping[str, Value]) -> frozenset[str]:
+        """The parameters that are."""
+        inactive = {name for name, when in self._when.items() if not _holds(when, values)}
+        return frozenset(name for name in self.names if name not in inactive)
 
     def canonical(self, values: Mapping[str, Value]) -> dict[str, Value]:
         """Inactive parameters get their inactive value; active ones outside their domain, and
@@ -85,7 +94,7 @@ class Rules:
         if values.keys() != self._indices.keys():
             return False
         for gene in self.genes:
-            index = self.index(gene.name, values[gene.name])
+            index = self._indices[gene.name](values[gene.name])
             if index < 0:
                 return False
             if gene.when is None:
@@ -98,22 +107,16 @@ class Rules:
         return True
 
     def satisfied(self, values: Mapping[str, Value]) -> bool:
-        """Whether all constraints hold and every `when` has a value."""
-        environment: dict[Any, Value] = dict(values)
-        return all(_holds(condition, environment) for condition in self._holds) and all(
-            _has_value(when, environment) for when in self._when.values()
-        )
+        """Whether all constraints hold and every `when` has a value; for canonical values."""
+        return _all_met(self._required, values)
 
     def switches(self, name: str) -> bool:
         """Whether changing the parameter can activate or deactivate others."""
-        return bool(self._when_touching[name])
+        return name in self._switching
 
     def still_satisfied(self, values: Mapping[str, Value], changed: str) -> bool:
         """`satisfied`, for values that differ from satisfying ones in `changed` only."""
-        environment: dict[Any, Value] = dict(values)
-        return all(_holds(condition, environment) for condition in self._touching[changed]) and all(
-            _has_value(when, environment) for when in self._when_touching[changed]
-        )
+        return _all_met(self._required_of[changed], values)
 
     def involved_in_violations(self, values: Mapping[str, Value]) -> frozenset[str]:
         """The parameters of the constraints that do not hold."""
@@ -129,20 +132,62 @@ class Rules:
         ]
 
 
+class _Requirement:
+    """A condition and what came of it, by the values of the parameters that it names: a search
+    stays where it is good, and asks for the same again and again."""
+
+    __slots__ = ("_evaluate", "_test", "key", "known")
+
+    def __init__(
+        self,
+        evaluate: Evaluate,
+        test: Callable[[Evaluate, Environment], bool],
+        names: Iterable[str],
+    ) -> None:
+        self._evaluate = evaluate
+        self._test = test
+        # Values of a domain: 1 and True mean the same to an expression, and there is no 1.0.
+        self.key: Callable[[Any], object] = operator.itemgetter(*names) if names else _nothing
+        self.known: dict[object, bool] = {}
+
+    def met(self, key: object, environment: Environment) -> bool:
+        if len(self.known) >= MAX_REMEMBERED:
+            self.known.clear()
+        found = self.known[key] = self._test(self._evaluate, environment)
+        return found
+
+
+def _nothing(values: object) -> tuple[()]:
+    return ()
+
+
+def _all_met(requirements: Iterable[_Requirement], values: Mapping[str, Value]) -> bool:
+    environment: Environment = {}
+    for requirement in requirements:
+        key = requirement.key(values)
+        met = requirement.known.get(key)
+        if met is None:
+            environment = environment or dict(values)
+            met = requirement.met(key, environment)
+        if not met:
+            return False
+    return True
+
+
 def initial(gene: Gene) -> Value:
     """The value a parameter starts from when nothing else is known."""
     default = gene.spec.default
     return gene.spec.parameter.values[0] if default is None else default
 
 
-def _holds(condition: Evaluate, environment: dict[Any, Value]) -> bool:
+def _holds(condition: Evaluate, environment: Any) -> bool:
     try:
         return truth(condition(environment))
     except EvaluationError:
         return False
 
 
-def _has_value(when: Evaluate, environment: dict[Any, Value]) -> bool:
+def _has_value(when: Evaluate, environment: Any) -> bool:
     try:
         when(environment)
     except EvaluationError:
@@ -160,10 +205,11 @@ def _index(values: Sequence[Value]) -> Callable[[object], int]:
             return (value - low) // step
 
         return in_range
-    table = {(type(value), value): i for i, value in enumerate(values)}
+    table: dict[tuple[type, object], int] = {(type(v), v): i for i, v in enumerate(values)}
 
     def in_table(value: object) -> int:
-        return table.get((type(value), value), -1) if isinstance(value, bool | int | str) else -1
+        kind = type(value)
+        return table.get((kind, value), -1) if kind in _KINDS else -1
 
     return in_table
 

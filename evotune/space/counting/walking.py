@@ -18,11 +18,13 @@ MAX_FIXES = 512
 def neighbours(rules: Rules, values: Mapping[str, Value]) -> Iterator[dict[str, Value]]:
     """Valid canonical values that differ in one active parameter; others only where a
     condition starts or stops to hold. Nearest first, then in the order of the parameters."""
+    values = dict(values)
+    active = rules.active(values)
     moves = sorted(
         (
             (distance, place, index)
             for place, gene in enumerate(rules.genes)
-            if rules.is_active(gene.name, values)
+            if gene.name in active
             for distance, index in _moves(gene, rules.index(gene.name, values[gene.name]))
         )
     )
