@@ -56,7 +56,9 @@ def launch_file(job: Job, configuration: Mapping[str, Any], folder: Path) -> Pat
     space = derive(job.space, {"problem": job.problem()}, folder / "space.yaml")
     setup = load_setup(space, "cuda:0")
     assert setup.planner is not None
-    proposal = setup.planner.proposal(0, Configuration(dict(configuration)))
+    # Genes that came after the champion have no effect as they are by default.
+    values = {**setup.planner.bound.default(), **configuration}
+    proposal = setup.planner.proposal(0, Configuration(values))
     cache = BuildCache(default_cache_dir())
     cases = []
     for item in proposal.cases:
