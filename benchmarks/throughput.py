@@ -46,7 +46,7 @@ from evotune.trial import Trial
 
 PARTS = ("search", "plain", "kernel_tuner")
 DEVICE_STAGES = ("prepare", "load", "verify", "measure")
-PLAIN_CONFIGURATIONS, PEER_CONFIGURATIONS = 300, 60
+PLAIN_CONFIGURATIONS, PEER_CONFIGURATIONS = 600, 60
 _SAMPLE_S = 0.25
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -173,10 +173,8 @@ def mission(backend: str, folder: Path, changes: Mapping[str, Any] | None = None
 
 def table(data: Mapping[str, Any]) -> list[str]:
     lines = []
-    for part in ("search", "plain"):
-        found = data.get(part)
-        if found is None:
-            continue
+    parts = [(part, data[part]) for part in ("search", "plain") if part in data]
+    for part, found in (*parts, *(("search", row) for row in data.get("by_gpus", ()))):
         lines.append(
             f"{part}: {found['trials']} trials ({found['ok']} ok, {found['duplicates']} duplicates)"
             f" in {found['wall_s']:.1f} s on {found['devices']} device(s) and "
