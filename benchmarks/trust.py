@@ -28,11 +28,12 @@ import numpy as np
 from attention_cuda import JOBS
 from tuning import derive, environment, shipped, tune
 
+from evotune.device.cpu import CpuSession
+from evotune.device.cuda.session import CudaSession
 from evotune.engine.folder import list_runs
 from evotune.engine.setup import load_setup
 from evotune.engine.work import open_kernel_executor
 from evotune.execute.protocol import TIMED
-from evotune.measure.paired import TimingSettings
 from evotune.store import RunStore
 from evotune.trial import Configuration, Measurement
 
@@ -133,13 +134,12 @@ def racing(device: str, backend: str, folder: Path) -> dict[str, Any]:
 
 def sampling_s(measurement: Measurement, backend: str) -> float:
     """Time on the device in timed samples: two of each side a round."""
-    graphs = 1 if backend == "cpu" else TimingSettings().baseline_graphs
-    both_us = sample_us(measurement.time_us) + graphs * sample_us(measurement.baseline_us)
+    least_us = CpuSession.sample_us if backend == "cpu" else CudaSession.sample_us
+    both_us = sum(
+        time_us * max(1, math.ceil(least_us / time_us))
+        for time_us in (measurement.time_us, measurement.baseline_us)
+    )
     return measurement.samples * 2 * both_us / 1e6
-
-
-def sample_us(time_us: float) -> float:
-    return time_us * max(1, math.ceil(TimingSettings().sample_us / time_us))
 
 
 def table(data: Mapping[str, Any]) -> list[str]:

@@ -255,6 +255,10 @@ class Planner:
     def _refuse_unknown_arguments(self) -> None:
         buffers = {spec.name for spec in self._problem.tensors(self._cases[TIMED][0])}
         for kernel in self._document.kernels:
+            for workspace in kernel.workspace:
+                if workspace.name in buffers:
+                    what = f"workspace {workspace.name} has the name of a tensor"
+                    raise workspace.size_bytes.error(what)
             known = buffers | {workspace.name for workspace in kernel.workspace}
             for argument in kernel.arguments:
                 if argument.tensor_map is not None:

@@ -242,13 +242,15 @@ class TrialRunner:
             replay = functools.partial(self._gate.replay, seed=seed + 1, verdict=verdict)
             replay(subject, candidate.sampler, candidate.buffers)
             self._gate.alter(subject, candidate.buffers, seed + 1, verdict)
-            if measurement.speedup_high >= needed:  # a slow one gains nothing by reusing results
+            # In the search a slow one gains nothing by reusing results.
+            if thorough or measurement.speedup_high >= needed:
                 self._gate.reuse(subject, candidate.buffers, seed + 1, verdict)
             if thorough and verdict.passed:
                 measurement, eager = timer.with_eager_times(measurement, candidate)
                 if eager:
                     replay(subject, eager.sampler, eager.buffers, how="replayed eagerly,")
             candidate.sampler.run()  # helpers may rest while nobody calls
+            self._session.synchronize()  # a fault now would be the next candidate's
             self._check_quiet(verdict, candidate.sampler.run)
             self._check_roofline(measurement, flops, verdict)
             measurements.append(measurement)

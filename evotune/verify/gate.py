@@ -119,6 +119,7 @@ class Gate:
             buffers.overwrite_inputs(dict(inputs.inputs))
             buffers.poison()
         timed.run()
+        self._session.settle()
         evidence = [gather(buffers, buffers.snapshot(), inputs.reference) for buffers in placed]
         found = read([*timed_so_far, *evidence])
         for each, findings in zip(timed_so_far, found, strict=False):
@@ -144,6 +145,7 @@ class Gate:
         buffers.overwrite_inputs(dict(inputs.inputs))
         changes = [altered.alterations for altered in variants]
         outputs = altered_outputs(self._session, launch, buffers, changes)
+        self._session.settle()
         buffers.expect_inputs(dict(variants[-1].inputs))
         evidence = [
             gather(buffers, output, altered.reference)

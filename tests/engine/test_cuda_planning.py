@@ -128,6 +128,12 @@ def test_a_compiler_option_outside_the_list_is_refused(tmp_path: Path) -> None:
         load_setup(space, "l4", compile_only=True)
 
 
+def test_a_workspace_named_like_a_tensor_is_refused(tmp_path: Path) -> None:
+    space = changed_space(tmp_path, "workspace: {partials:", "workspace: {q:")
+    with pytest.raises(SpaceError, match=r"yaml:\d+:\d+: workspace q has the name of a tensor"):
+        load_setup(space, "l4", compile_only=True)
+
+
 def test_a_name_compiles_but_does_not_run_without_that_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(EnvironmentProblem, match="--device l4: this machine has no NVIDIA L4"):

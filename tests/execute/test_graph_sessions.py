@@ -26,6 +26,7 @@ from evotune.execute.protocol import HELD_OUT, TIMED
 from evotune.execute.trial_runner import TrialRunner
 from evotune.measure.paired import TimingSettings, measure_paired
 from evotune.trial import Json, Measurement, Outcome, OutcomeKind
+from evotune.verify.gate import Gate
 
 CASES = (make_case(33, causal=True), make_case(20, causal=False))
 PROFILE = DeviceProfile("GPU", "cpu", "", {})
@@ -125,6 +126,51 @@ def test_only_what_decides_between_champions_is_timed_on_while_in_doubt(
         assert asked == [(False, True, 0.0, needed), (True, False, 0.0, 0.0)]
     else:
         assert asked == [(False, False, needed, needed), (True, False, 0.0, 0.0)]
+
+
+class QueueingSession(GraphSession):
+    """Notes whether what a sampler ran last has been waited for."""
+
+    def __init__(self, kernels: Mapping[str, Callable[..., object]]) -> None:
+        super().__init__(kernels)
+        self.queued = False
+
+    def sampler(self, calls: Sequence[Callable[[], object]]) -> CpuSampler:
+        sampler = super().sampler(calls)
+        run = sampler.run
+
+        def queue() -> None:
+            run()
+            self.queued = True
+
+        sampler.run = queue  # type: ignore[method-assign]
+        return sampler
+
+    def synchronize(self) -> None:
+        super().synchronize()
+        self.queued = False
+
+
+def test_nothing_of_a_trial_is_queued_when_it_is_over() -> None:
+    """What fails later, or never ends, would be the next candidate's fault."""
+    session = QueueingSession({case.label: kernel(case, exact) for case in CASES})
+    assert run(session, confirm=False).ok
+    assert not session.queued
+
+
+@pytest.mark.parametrize("confirm", [True, False])
+def test_whether_a_slow_champion_reuses_results_is_asked_too(
+    confirm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time is reported, whoever leads. A slow candidate of the search is nothing."""
+    asked: list[str] = []
+    monkeypatch.setattr(
+        Gate, "reuse", lambda gate, subject, *rest: asked.append(subject.case.label)
+    )
+    session = GraphSession({case.label: kernel(case, exact) for case in CASES})
+    assert run(session, confirm=confirm, contender=math.log(1e9)).ok
+    both = [case.label for case in CASES]
+    assert asked == (both if confirm else both[1:])
 
 
 class SmallSession(GraphSession):
