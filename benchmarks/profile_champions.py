@@ -45,6 +45,7 @@ _PIPES = {
     "XU": "sm__inst_executed_pipe_xu",
     "ALU": "sm__pipe_alu_cycles_active",
     "FMA": "sm__pipe_fma_cycles_active",
+    "L2": "lts__throughput",
     "DRAM": "gpu__dram_throughput",
 }
 _STALL = re.compile(r"issue_stalled_(\w+?)_per_issue_active")
@@ -126,8 +127,9 @@ def table(records: Iterable[Mapping[str, Any]]) -> list[str]:
             values = {name: found["value"] for name, found in launch["metrics"].items()}
             active = values["smsp__issue_active.avg.pct_of_peak_sustained_active"]
             elapsed = values["sm__issue_active.avg.pct_of_peak_sustained_elapsed"]
+            merge = ", merge" if launch["kernel"] == "attention_merge" else ""
             cells = [
-                record["name"],
+                record["name"] + merge,
                 f"{values['gpu__time_duration.avg'] / 1e3:.1f}",
                 f"{values['gpc__cycles_elapsed.avg.per_second'] / 1e6:.0f}",
                 *(f"{share(values, name):.0f}%" for name in _PIPES.values()),
@@ -141,7 +143,7 @@ def table(records: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def share(values: Mapping[str, float], name: str) -> float:
-    """Of the peak, in percent, where the unit has work; DRAM: over the whole time."""
+    """Of the peak, in percent, where the unit has work; L2 and DRAM: over the whole time."""
     over = (f"{name}.avg.pct_of_peak_sustained_{over}" for over in ("active", "elapsed"))
     return next((values[metric] for metric in over if metric in values), 0.0)
 
