@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,22 @@ _KERNEL_TUNER = {
     "kt:pso": "pso",
     "kt:adaptive_tabu_greywolf": "adaptive_tabu_greywolf",
 }
-_OPTUNA = {"optuna:tpe": False, "optuna:tpe-pruned": True}
-"""Whether what is outside the space is told; if not, the suggestion is drawn again."""
+
+
+class _OptunaUse(NamedTuple):
+    """How a user may put it to Optuna: values as categories or by their index, which says that
+    their order means something; what is outside the space told as pruned, or drawn again."""
+
+    categories: bool
+    tells_outside: bool
+
+
+_OPTUNA = {
+    "optuna:tpe": _OptunaUse(categories=False, tells_outside=False),
+    "optuna:tpe-pruned": _OptunaUse(categories=False, tells_outside=True),
+    "optuna:tpe-categories": _OptunaUse(categories=True, tells_outside=False),
+    "optuna:tpe-categories-pruned": _OptunaUse(categories=True, tells_outside=True),
+}
 PEERS = (*_KERNEL_TUNER, *_OPTUNA)
 _ATTEMPTS = 400  # useless suggestions in a row, until a random new member is taken instead
 
@@ -134,21 +148,37 @@ def _recorded_runner() -> Callable[[_Ledger], Any]:
     return RecordedRunner
 
 
-def _run_optuna(tells_outside: bool, ledger: _Ledger, evaluations: int, seed: int) -> None:
-    """Suggestions by index, so that the order of the values means something, as it does to evotune.
+def optuna_run(
+    name: str, sampler_class: type[Any], recording: RecordedSpace, evaluations: int, seed: int
+) -> list[tuple[Value, ...]]:
+    """What one run asked for."""
+    ledger = _Ledger(recording)
+    _run_optuna(_OPTUNA[name], ledger, evaluations, seed, sampler_class)
+    return list(ledger.asked)
 
-    What is outside the space costs nothing: it is told as pruned, as Optuna's users do, or drawn
-    again, which takes far longer and leaves the model better. A recorded failure is told as
-    pruned, and costs as any other. What was told before is drawn again.
-    """
+
+def _run_optuna(
+    use: _OptunaUse,
+    ledger: _Ledger,
+    evaluations: int,
+    seed: int,
+    sampler_class: type[Any] | None = None,
+) -> None:
+    """What is outside the space costs nothing. A recorded failure is told as pruned, and costs as
+    any other. What was told before is drawn again."""
     import optuna
+    from optuna_tables import TabulatedTPESampler
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=False)
+    sampler = (sampler_class or TabulatedTPESampler)(
+        seed=seed, multivariate=True, constant_liar=False
+    )
     study = optuna.create_study(sampler=sampler)
     rng = random.Random(seed)
     distributions: dict[str, Any] = {
-        name: optuna.distributions.IntDistribution(0, len(values) - 1)
+        name: optuna.distributions.CategoricalDistribution(range(len(values)))
+        if use.categories
+        else optuna.distributions.IntDistribution(0, len(values) - 1)
         for name, values in ledger.domains.items()
         if len(values) > 1
     }
@@ -170,7 +200,7 @@ def _run_optuna(tells_outside: bool, ledger: _Ledger, evaluations: int, seed: in
         for _ in range(_ATTEMPTS):
             indices = suggested()
             values = tuple(ledger.domains[name][indices.get(name, 0)] for name in names)
-            if values not in told and (tells_outside or values in ledger.times_ms):
+            if values not in told and (use.tells_outside or values in ledger.times_ms):
                 break
         else:
             values = rng.choice([v for v in ledger.times_ms if v not in ledger.asked])
