@@ -105,14 +105,14 @@ class TabulatedTPESampler(TPESampler):
 
 
 def main(paths: Sequence[str]) -> None:
-    """Whether 60 evaluations of three seeds are the same, and what each way took."""
-    from search_peers import optuna_run
+    """Whether 60 evaluations of three seeds are the same, by each use, and what each way took."""
+    from search_peers import OPTUNA, optuna_run
 
     from evotune.device.recorded import read_recorded_space
 
     for path in paths:
         recording = read_recorded_space(Path(path))
-        for name, seed in itertools.product(("optuna:tpe", "optuna:tpe-categories"), range(3)):
+        for name, seed in itertools.product(OPTUNA, range(3)):
             runs, seconds = [], []
             for sampler in (TPESampler, TabulatedTPESampler):
                 began = time.perf_counter()

@@ -33,13 +33,13 @@ class _OptunaUse(NamedTuple):
     tells_outside: bool
 
 
-_OPTUNA = {
+OPTUNA = {
     "optuna:tpe": _OptunaUse(categories=False, tells_outside=False),
     "optuna:tpe-pruned": _OptunaUse(categories=False, tells_outside=True),
     "optuna:tpe-categories": _OptunaUse(categories=True, tells_outside=False),
     "optuna:tpe-categories-pruned": _OptunaUse(categories=True, tells_outside=True),
 }
-PEERS = (*_KERNEL_TUNER, *_OPTUNA)
+PEERS = (*_KERNEL_TUNER, *OPTUNA)
 _ATTEMPTS = 400  # useless suggestions in a row, until a random new member is taken instead
 
 
@@ -62,8 +62,8 @@ def peer_runs(
     name: str, recording: RecordedSpace, evaluations: int, seeds: Sequence[int]
 ) -> Iterator[Times]:
     """One run a seed."""
-    if name in _OPTUNA:
-        run: Callable[[_Ledger, int, int], None] = functools.partial(_run_optuna, _OPTUNA[name])
+    if name in OPTUNA:
+        run: Callable[[_Ledger, int, int], None] = functools.partial(_run_optuna, OPTUNA[name])
     else:
         run = _kernel_tuner_runner(_KERNEL_TUNER[name], recording)
     for seed in seeds:
@@ -153,7 +153,7 @@ def optuna_run(
 ) -> list[tuple[Value, ...]]:
     """What one run asked for."""
     ledger = _Ledger(recording)
-    _run_optuna(_OPTUNA[name], ledger, evaluations, seed, sampler_class)
+    _run_optuna(OPTUNA[name], ledger, evaluations, seed, sampler_class)
     return list(ledger.asked)
 
 

@@ -138,9 +138,7 @@ class Gate:
         if not verdict.passed:
             return
         case, inputs = subject.case, self._pool.get(subject.case, "normal", seed)
-        generator = torch.Generator().manual_seed(seed)
-        buffers = placed[int(torch.randint(len(placed), (1,), generator=generator))]
-        launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers)
+        buffers, launch, _ = self._one_place(subject, placed, seed)
         variants = self._pool.altered(case, seed)
         buffers.overwrite_inputs(dict(inputs.inputs))
         changes = [altered.alterations for altered in variants]
@@ -164,9 +162,7 @@ class Gate:
         if not verdict.passed:
             return
         case, inputs = subject.case, self._pool.get(subject.case, "normal", seed)
-        generator = torch.Generator().manual_seed(seed)
-        buffers = placed[int(torch.randint(len(placed), (1,), generator=generator))]
-        launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers)
+        buffers, launch, generator = self._one_place(subject, placed, seed)
         altered = self._pool.altered(case, seed)
         # One of each input: results may be kept by any of them.
         changes = {change.name: change for each in altered for change in each.alterations}
@@ -175,6 +171,15 @@ class Gate:
             check = Check(case.label, "new and familiar", "failed", detail=f"a launch {reused}")
             verdict.fail(OutcomeKind.TOO_FAST, check)
         buffers.overwrite_inputs(dict(inputs.inputs))
+
+    def _one_place(
+        self, subject: Subject, placed: Sequence[BufferSet], seed: int
+    ) -> tuple[BufferSet, Callable[[], object], torch.Generator]:
+        """Drawn by the seed, with its launch, and the generator for what else is drawn."""
+        generator = torch.Generator().manual_seed(seed)
+        buffers = placed[int(torch.randint(len(placed), (1,), generator=generator))]
+        launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers)
+        return buffers, launch, generator
 
     def buffers(self, subject: Subject, inputs: InputSet) -> BufferSet:
         """Fresh memory, at other addresses than the set before."""
