@@ -1,13 +1,15 @@
 """How fast candidates go through: trials per minute, where the time goes, how busy the device is.
 
     python benchmarks/throughput.py [--device cuda:0 | --gpus N] [--trials 1000] [--strategy NAME]
-        [--lookahead N] [--part NAME ...] [-o benchmarks/results/throughput_DEVICE.json]
+        [--lookahead N] [--job NAME] [--part NAME ...]
+        [-o benchmarks/results/throughput_DEVICE.json]
     python benchmarks/throughput.py --table benchmarks/results/throughput_DEVICE.json
 
-- search: one run with an empty compile cache: attention rung 3 at the mission shape (on the CPU:
-  attention-cpu as it ships). Its wall time, from the first proposal to the last outcome, against
-  the least possible: the larger of compile CPU-seconds / processes and device seconds / devices
-  (their sum on the CPU, where compiling and measuring take turns).
+- search: one run with an empty compile cache: attention rung 3 at the mission shape, or another of
+  attention_cuda.py's jobs (on the CPU: attention-cpu as it ships). Its wall time, from the first
+  proposal to the last outcome, against the least possible: the larger of compile CPU-seconds /
+  processes and device seconds / devices (their sum on the CPU, where compiling and measuring take
+  turns). With --gpus the results keep one row for each job and number of GPUs.
 - plain, kernel_tuner: random configurations of one space through evotune and, fewer of them,
   through Kernel Tuner's NVRTC backend (GPU only; needs kernel-tuner and cuda-bindings), which takes
   as many samples of each as evotune did in the mean, rounded up. The space is cut down to what
@@ -29,18 +31,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from attention_cuda import JOBS
+from attention_cuda import JOBS, JOBS_BY_NAME
 from tuning import derive
 
 from evotune.engine import environment
 from evotune.engine.observer import Progress, SilentObserver
 from evotune.engine.session import RunRequest, start_run
 from evotune.engine.setup import GpuRequest
+from evotune.execute.local import compile_processes
 from evotune.store import RunStore
 from evotune.trial import Trial
 
@@ -132,12 +135,13 @@ def search(space: Path, options: argparse.Namespace, **more: Any) -> dict[str, A
         for stage, seconds in outcome.stage_s.items():
             stages.setdefault(stage, []).append(seconds)
     devices = options.gpus or 1
-    processes = len(os.sched_getaffinity(0))
+    on_cpu = described["device"]["backend"] == "cpu"
+    processes = compile_processes(0 if on_cpu else devices)
     wall_s = clock.ended_s - clock.began_s
     device_s = sum(sum(stages.get(stage, ())) for stage in DEVICE_STAGES)
     compile_cpu_s = children.total_s("compile_worker")
     stage_s = (compile_cpu_s / processes, device_s / devices)
-    least_s = sum(stage_s) if described["device"]["backend"] == "cpu" else max(stage_s)
+    least_s = sum(stage_s) if on_cpu else max(stage_s)
     samples = [m.samples for outcome in outcomes for m in outcome.measurements]
     return {
         "trials": len(outcomes),
@@ -164,11 +168,14 @@ def search(space: Path, options: argparse.Namespace, **more: Any) -> dict[str, A
     }
 
 
-def mission(backend: str, folder: Path, changes: Mapping[str, Any] | None = None) -> Path:
+def space_of(
+    job: str, backend: str, folder: Path, changes: Mapping[str, Any] | None = None
+) -> Path:
     path = folder / "space.yaml"
     if backend == "cpu":
         return derive("attention_cpu", {}, path)
-    return derive("attention_mma", {"problem": JOBS[0].problem(), **(changes or {})}, path)
+    made = JOBS_BY_NAME[job]
+    return derive(made.space, {"problem": made.problem(), **(changes or {})}, path)
 
 
 def table(data: Mapping[str, Any]) -> list[str]:
@@ -176,8 +183,9 @@ def table(data: Mapping[str, Any]) -> list[str]:
     parts = [(part, data[part]) for part in ("search", "plain") if part in data]
     for part, found in (*parts, *(("search", row) for row in data.get("by_gpus", ()))):
         lines.append(
-            f"{part}: {found['trials']} trials ({found['ok']} ok, {found['duplicates']} duplicates)"
-            f" in {found['wall_s']:.1f} s on {found['devices']} device(s) and "
+            f"{part}, {found.get('job', JOBS[0].name)}: {found['trials']} trials "
+            f"({found['ok']} ok, {found['duplicates']} duplicates) "
+            f"in {found['wall_s']:.1f} s on {found['devices']} device(s) and "
             f"{found['compile_processes']} compile processes, lookahead {found['lookahead']}: "
             f"{found['trials_per_minute']:.0f} trials per minute"
         )
@@ -213,6 +221,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--strategy", default="evolution")
     parser.add_argument("--lookahead", type=int)
+    parser.add_argument("--job", choices=JOBS_BY_NAME, default=JOBS[0].name)
     parser.add_argument("--part", nargs="*", choices=PARTS, default=PARTS[:1])
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--table", type=Path)
@@ -227,10 +236,22 @@ def main() -> None:
     data["command"] = ["python", "benchmarks/throughput.py", *sys.argv[1:]]
     data["date"] = datetime.now(UTC).isoformat(timespec="seconds")
     for part in options.part:
-        data[part] = _measure(part, options, backend, data.get("plain"))
+        found = _measure(part, options, backend, data.get("plain"))
+        if part == "search" and options.gpus:
+            data["by_gpus"] = [*_others(data.get("by_gpus", ()), found), found]
+        else:
+            data[part] = found
         if options.output:  # after each part: a lent machine may go before the last
             options.output.write_text(json.dumps(data, indent=1) + "\n")
     print("\n".join(table(data)))
+
+
+def _others(rows: Iterable[dict[str, Any]], found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """All but the row that `found` replaces."""
+    for row in rows:
+        same_job = row.get("job", JOBS[0].name) == found["job"]
+        if not (same_job and row["devices"] == found["devices"]):
+            yield row
 
 
 def _measure(
@@ -239,11 +260,12 @@ def _measure(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if part == "search":
-            space = mission(backend, folder)
-            return search(space, options, trials=options.trials, strategy=options.strategy)
+            space = space_of(options.job, backend, folder)
+            found = search(space, options, trials=options.trials, strategy=options.strategy)
+            return {"job": options.job, **found}
         from throughput_kernel_tuner import LIMITS, measure
 
-        space = mission(backend, folder, LIMITS)
+        space = space_of(options.job, backend, folder, LIMITS)
         if part == "plain":
             return search(space, options, trials=PLAIN_CONFIGURATIONS, strategy="random")
         samples = plain["samples_mean"] if plain else 7  # 7 is its own default

@@ -282,6 +282,16 @@ def _identity(profile: DeviceProfile) -> dict[str, Json]:
     return {"model": profile.name, "id": profile.id}
 
 
+def compile_processes(device_workers: int) -> int:
+    """How many compilers this machine has beside the workers of devices that measure meanwhile.
+
+    A core for each worker and one for the coordinator stay free, but never more than an eighth of
+    the cores: a device that waits for its worker costs more than a compiler brings.
+    """
+    cores = len(os.sched_getaffinity(0))
+    return cores - min(device_workers + 1, cores // 8) if device_workers else cores
+
+
 def open_local_executor(
     *,
     folder: Path,
@@ -300,7 +310,9 @@ def open_local_executor(
     files under `folder`. A problem's own file lies under `root`. `cores` binds each worker to
     its own CPU cores."""
     folder.mkdir(parents=True, exist_ok=True)
-    pool = CompilePool(folder, cache, timeout_s=compile_timeout_s)
+    exclusive = profiles[0].backend == "cpu"
+    compilers = compile_processes(0 if exclusive else len(profiles))
+    pool = CompilePool(folder, cache, processes=compilers, timeout_s=compile_timeout_s)
     source = ProblemSource(problem, dtype, root)
     devices = [
         DeviceSlot(
@@ -314,4 +326,4 @@ def open_local_executor(
         )
         for index, profile in enumerate(profiles)
     ]
-    return LocalExecutor(pool, devices, exclusive=profiles[0].backend == "cpu", twins=twins)
+    return LocalExecutor(pool, devices, exclusive=exclusive, twins=twins)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -12,7 +13,7 @@ from evotune.device.launch import Binary, CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.execute.compile_pool import CompilePool
 from evotune.execute.device_slot import DeviceSlot
-from evotune.execute.local import LocalExecutor
+from evotune.execute.local import LocalExecutor, compile_processes
 from evotune.execute.protocol import TIMED, CaseJob, Proposal
 from evotune.problems.base import Case
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind
@@ -191,3 +192,14 @@ def test_compile_processes_start_ahead_and_stay(tmp_path: Path) -> None:
             assert pool._idle == [warm]
     finally:
         pool.close()
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "compilers"),
+    [(16, 0, 16), (16, 1, 14), (64, 4, 59), (8, 1, 7), (4, 1, 4), (16, 8, 14), (1, 1, 1)],
+)
+def test_compilers_leave_cores_to_the_workers_of_devices(
+    cores: int, workers: int, compilers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(cores)))
+    assert compile_processes(workers) == compilers
