@@ -180,10 +180,10 @@ class SearchLoop:
         self._strategy.tell(trial)
         self._told += 1
         self._see(trial)
-        elites = self._strategy.elites
-        if elites and elites[-1].fitness != self._contender:  # the executor wakes for it
-            self._contender = elites[-1].fitness
-            self._executor.set_contender(self._contender)
+        contender = self._strategy.contender
+        if contender is not None and contender != self._contender:  # the executor wakes for it
+            self._contender = contender
+            self._executor.set_contender(contender)
         if self._told % _SNAPSHOT_EVERY == 0:
             self._store.save_snapshot(self._told, self._strategy.snapshot())
         progress = Progress(
@@ -191,7 +191,7 @@ class SearchLoop:
             elapsed_s=self.elapsed_s,
             generation=self._strategy.generation,
             best=self._best,
-            elites=[(elite.fitness, elite.configuration) for elite in elites],
+            elites=[(elite.fitness, elite.configuration) for elite in self._strategy.elites],
         )
         self._observer.told(trial, progress)
 

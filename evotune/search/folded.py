@@ -52,6 +52,11 @@ class FoldedStrategy:
         return self._chronicle.elites
 
     @property
+    def contender(self) -> float | None:
+        elites = self.elites
+        return elites[-1].fitness if len(elites) == self._settings.elites else None
+
+    @property
     def logbook(self) -> Sequence[Mapping[str, Json]]:
         return tuple(dict(record) for record in self._chronicle.logbook)
 

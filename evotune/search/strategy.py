@@ -100,6 +100,10 @@ class Strategy(Protocol):
         """The best distinct configurations so far, best first."""
 
     @property
+    def contender(self) -> float | None:
+        """The fitness that makes an elite; None while any does."""
+
+    @property
     def logbook(self) -> Sequence[Mapping[str, Json]]:
         """One record a generation: generation, evaluations, failures, best and statistics
         (mean, deviation, worst, top) of its successful fitness values, None without any."""

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from evotune.device.cpu import find_compiler
 from evotune.engine.setup import load_setup
@@ -17,9 +18,15 @@ from evotune.engine.spaces import find_space
 
 def test_the_default_bfloat16_configuration_passes_the_gate(tmp_path: Path) -> None:
     evotune = [sys.executable, "-m", "evotune"]
-    runs = ["--runs-dir", str(tmp_path)]
+    runs = ["--runs-dir", str(tmp_path / "runs")]
+    shipped = find_space("attention-cpu-bf16")
+    space = yaml.safe_load(shipped.read_text())
+    small = {"batch": 1, "heads": 2, "seq_len": 128, "head_dim": 64}  # champions are timed long
+    space["problem"].update(shapes=[small], held_out=[{**small, "seq_len": 100}])
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump({**space, "root": str(shipped.parents[1])}))
     subprocess.run(
-        [*evotune, "run", "attention-cpu-bf16", "--trials", "1", *runs],
+        [*evotune, "run", str(path), "--trials", "1", *runs],
         check=True,
         capture_output=True,
         timeout=200,

@@ -90,12 +90,12 @@ def _campaign(folder: Path, texts: list[str], count: int, seed: int) -> dict[str
     return {**found, "slowest_s": round(slowest_s, 3), "grown_mib": round(grown_kib / 1024, 1)}
 
 
-def test_five_thousand_mutated_files(folder: Path) -> None:
+def test_two_thousand_mutated_files(folder: Path) -> None:
     names = ("attention_scalar_cpu", "attention_scalar")
     texts = [(ROOT / "search_spaces" / f"{name}.yaml").read_text() for name in names]
-    found = _campaign(folder, texts, 5_000, seed=0)
-    assert found["valid spaces"] > 100
-    assert found["space errors"] > 1000
+    found = _campaign(folder, texts, 2_000, seed=0)
+    assert found["valid spaces"] > 40
+    assert found["space errors"] > 400
 
 
 @pytest.mark.soak

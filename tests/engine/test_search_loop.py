@@ -27,11 +27,13 @@ class ShufflingExecutor:
         self._outcome_of = outcome_of
         self._rng = random.Random(seed)
         self._waiting: list[Proposal] = []
+        self.contenders: list[float] = []
 
     def submit(self, proposal: Proposal) -> None:
         self._waiting.append(proposal)
 
-    def set_contender(self, fitness: float) -> None: ...
+    def set_contender(self, fitness: float) -> None:
+        self.contenders.append(fitness)
 
     def poll(self, timeout_s: float) -> list[tuple[int, Outcome]]:
         self._rng.shuffle(self._waiting)
@@ -69,6 +71,7 @@ def run_loop(
     lookahead: int = 7,
     stop: bool = False,
     name: str = "evolution",
+    executor: ShufflingExecutor | None = None,
     **budget: Json,
 ) -> tuple[list[Trial], WatchedStrategy, str]:
     recording = read_recorded_space(RECORDING)
@@ -79,7 +82,7 @@ def run_loop(
         loop = SearchLoop(
             store,
             strategy,
-            ShufflingExecutor(recording.outcome, seed),
+            executor or ShufflingExecutor(recording.outcome, seed),
             Proposal,
             lookahead=lookahead,
             budget=Budget(trials, None, **budget),
@@ -114,6 +117,20 @@ def test_a_stop_keeps_what_arrived_and_the_next_session_goes_on_from_there(tmp_p
     assert reason == "trials"
     assert again == whole
     assert not {trial.number for trial in part} & set(strategy.told_at_ask), "none is asked twice"
+
+
+def test_a_contender_would_become_an_elite(tmp_path: Path) -> None:
+    executor = ShufflingExecutor(read_recorded_space(RECORDING).outcome, 1)
+    trials, _, _ = run_loop(tmp_path / "store.sqlite", 1, name="random", executor=executor)
+    best: list[float] = []
+    least = []  # of the four elites, once there are four
+    for trial in trials:
+        if trial.outcome.fitness is not None:
+            best = sorted([*best, trial.outcome.fitness], reverse=True)[:4]
+            if len(best) == 4 and best[-1] not in least:
+                least.append(best[-1])
+    assert executor.contenders == least
+    assert least == sorted(least)
 
 
 def test_a_space_that_is_used_up_ends_the_run(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_an_installed_evotune_tunes_a_shipped_space(
 ) -> None:
     evotune = [sys.executable, "-P", "-m", "evotune"]
     run = subprocess.run(
-        [*evotune, "run", "attention-cpu", "--trials", "2"],
+        [*evotune, "run", "attention-cpu", "--trials", "1"],
         cwd=tmp_path,
         env=installed,
         capture_output=True,
@@ -56,8 +56,9 @@ def test_an_installed_evotune_tunes_a_shipped_space(
         check=True,
     )
     data = json.loads(report.stdout)
-    assert len(data["trials"]) == 2
-    assert any(trial["outcome"] == "ok" and trial["speedup"] > 0 for trial in data["trials"])
+    (trial,) = data["trials"]
+    assert trial["outcome"] == "ok"
+    assert trial["speedup"] > 0
 
 
 def _files(folder: Path) -> set[Path]:
