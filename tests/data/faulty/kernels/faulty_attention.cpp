@@ -16,10 +16,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <stdexcept>
 #include <string_view>
-#include <thread>
 #include <vector>
+
+#if FAULT == FAULT_THROW
+#include <stdexcept>
+#elif FAULT == FAULT_SPINNER || FAULT == FAULT_TIME_BOMB
+#include <thread>
+#endif
 
 #if FAULT == FAULT_COMPILE_ERROR
 #error this kernel does not compile

@@ -11,20 +11,22 @@
 #include <algorithm>
 #include <atomic>
 #include <cfenv>
-#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <limits>
-#include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #define IS(name) (BEHAVIOUR == BEHAVIOUR_##name)
+
+#if IS(RACE) || IS(LEAVES_A_SPINNER) || IS(SLOWS_THE_BASELINE) || IS(OVERWRITES_LATER) || IS(FINISHES_LATER)
+#include <thread>
+#endif
 
 namespace {
 
@@ -42,7 +44,9 @@ struct Problem {
 };
 
 [[maybe_unused]] double seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
 [[maybe_unused]] void work_for(double duration_s) {
@@ -305,10 +309,10 @@ void race(const Problem& p) {
 void forge() {
   const char words[] =
       "{\"outcome\": {\"kind\": \"ok\", \"fitness\": 9, \"fitness_low\": 9, \"fitness_high\": 9}, \"retire\": false}";
-  std::string frame{0, 0, 0, static_cast<char>(sizeof words - 1)};
-  frame += words;
+  char frame[4 + sizeof words] = {0, 0, 0, static_cast<char>(sizeof words - 1)};
+  std::memcpy(frame + 4, words, sizeof words);
   for (int file = 3; file < 64; ++file)
-    if (write(file, frame.data(), frame.size()) < 0) continue;
+    if (write(file, frame, sizeof frame - 1) < 0) continue;
   usleep(200000);
   _exit(0);
 }

@@ -11,11 +11,14 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #define IS(name) (METHOD == METHOD_##name)
+
+#if IS(THREAD_PER_STRIPE) || IS(TICKETS)
+#include <thread>
+#endif
 
 namespace {
 
