@@ -133,7 +133,7 @@ class CasePlanner:
         tensor_map = TensorMap(dtype, shape, box, *swizzle_bytes, *l2_promotion_bytes)
         violation = tensor_map.violation()
         if self._arch < FIRST_ARCH:
-            violation = f"tensor maps need arch >= {FIRST_ARCH}, found arch = {self._arch}"
+            violation = f"tensor maps need sm_{FIRST_ARCH} or later, found sm_{self._arch}"
         if violation:
             raise Rejected(f"{self._case.label}: the map of {name}: {violation}")
         return Argument("tensor_map", name, tensor_map=tensor_map)

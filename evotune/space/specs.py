@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from evotune.space.language.expression import Expression
 from evotune.space.parameters import Parameter
 from evotune.space.reading.yaml_source import Position
 from evotune.trial import Value
+
+_LEAST_ARCH = re.compile(r"arch\s*>=\s*(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,12 @@ class SupportSpec:
     def __str__(self) -> str:
         if self.values is not None:
             return f"{self.symbol} in ({', '.join(str(value) for value in self.values)})"
-        return str(self.condition.text) if self.condition else self.symbol
+        assert self.condition is not None
+        least = _LEAST_ARCH.fullmatch(self.condition.text)
+        return f"sm_{least[1]} or later" if least else str(self.condition.text)
+
+    def found(self, value: Value) -> str:
+        return f"sm_{value}" if self.symbol == "arch" else f"{self.symbol} = {value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +144,8 @@ class KernelSpec:
         """What these symbols (a shape's, or `arch`) violate of `supports`, in words."""
         for support in self.supports:
             if support.symbol in symbols and not support.holds(symbols[support.symbol]):
-                found = symbols[support.symbol]
-                return f"kernel {self.name} needs {support}, found {support.symbol} = {found}"
+                found = support.found(symbols[support.symbol])
+                return f"kernel {self.name} needs {support}, found {found}"
         return None
 
 

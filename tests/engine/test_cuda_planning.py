@@ -104,7 +104,7 @@ def test_an_architecture_that_no_kernel_supports_is_an_error_at_the_kernel(tmp_p
     assert load_setup(space, "h100", compile_only=True).planner is not None
     with pytest.raises(SpaceError) as caught:
         load_setup(space, "l4", compile_only=True)
-    assert caught.value.message == "kernel faulty needs arch >= 90, found arch = 89 (NVIDIA L4)"
+    assert caught.value.message == "kernel faulty needs sm_90 or later, found sm_89 (NVIDIA L4)"
     assert caught.value.line == 10
 
 
@@ -117,7 +117,7 @@ def test_an_architecture_that_another_kernel_supports_is_a_rejection(tmp_path: P
     path.write_text(text.replace("{kernel}", second))
     values = {"KERNEL": "modern", "FAULT": "none", "SPLIT": 1, "THREADS": 128, "SHARED_KIB": 0}
     found = planner(space=path).proposal(0, Configuration(values))
-    assert found.rejection == "kernel modern needs arch >= 90, found arch = 89"
+    assert found.rejection == "kernel modern needs sm_90 or later, found sm_89"
     fine = planner(space=path).proposal(0, Configuration({**values, "KERNEL": "faulty"}))
     assert fine.rejection == ""
 

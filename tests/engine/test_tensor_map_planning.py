@@ -75,14 +75,14 @@ def test_what_the_driver_would_refuse_is_rejected_before_compiling(tmp_path: Pat
 
 def test_an_older_gpu_takes_no_maps(tmp_path: Path) -> None:
     found = proposal(planner(tmp_path, device="l4")).rejection
-    assert found.endswith("the map of k: tensor maps need arch >= 90, found arch = 89")
+    assert found.endswith("the map of k: tensor maps need sm_90 or later, found sm_89")
 
 
 def test_a_space_can_name_another_one_for_devices_it_does_not_support(tmp_path: Path) -> None:
     with pytest.raises(SpaceError) as caught:
         planner(tmp_path, "    alternative", '    supports: {arch: ">= 90"}\n    alternative', "l4")
     assert caught.value.message == (
-        "kernel mapped needs arch >= 90, found arch = 89 (NVIDIA L4); "
+        "kernel mapped needs sm_90 or later, found sm_89 (NVIDIA L4); "
         "use the space attention-mma there"
     )
 
@@ -123,5 +123,5 @@ def test_the_hopper_space_proposes_another_one_on_older_gpus(command: str) -> No
     ran = CliRunner().invoke(application, words, prog_name="evotune")
     assert ran.exit_code == 2
     assert (
-        "needs arch >= 90, found arch = 89 (NVIDIA L4); use the space attention-mma" in ran.output
+        "needs sm_90 or later, found sm_89 (NVIDIA L4); use the space attention-mma" in ran.output
     )

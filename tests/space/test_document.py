@@ -276,7 +276,7 @@ def test_example_is_read_completely() -> None:
     assert kernel.unsupported({"head_dim": 96}) == (
         "kernel mma needs head_dim in (64, 128), found head_dim = 96"
     )
-    assert kernel.unsupported({"arch": 75}) == "kernel mma needs arch >= 80, found arch = 75"
+    assert kernel.unsupported({"arch": 75}) == "kernel mma needs sm_80 or later, found sm_75"
     environments = document.problem.environments()
     assert [env["causal"] for env in environments] == [False, True]
     space = bind(document, environments, {"shared_bytes_per_block": 101_376})
