@@ -205,7 +205,7 @@ def repeat(
     confirmations: int,
 ) -> dict[str, Any]:
     def noisy(configuration: Configuration, search: Strategy) -> float:
-        rival = math.exp(-search.elites[-1].fitness) if search.elites else math.inf
+        rival = math.inf if search.contender is None else math.exp(-search.contender)
         return watch.time(configuration, rival)
 
     tried = best_first(recording, evaluations, seed, noisy)

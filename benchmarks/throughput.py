@@ -9,7 +9,7 @@
   attention_cuda.py's jobs (on the CPU: attention-cpu as it ships). Its wall time, from the first
   proposal to the last outcome, against the least possible: the larger of compile CPU-seconds /
   processes and device seconds / devices (their sum on the CPU, where compiling and measuring take
-  turns). With --gpus the results keep one row for each job and number of GPUs.
+  turns). With --gpus or --job the results keep a row for each job and number of GPUs.
 - plain, kernel_tuner: random configurations of one space through evotune and, fewer of them,
   through Kernel Tuner's NVRTC backend (GPU only; needs kernel-tuner and cuda-bindings), which takes
   as many samples of each as evotune did in the mean, rounded up. The space is cut down to what
@@ -222,7 +222,7 @@ def main() -> None:
     parser.add_argument("--strategy", default="evolution")
     parser.add_argument("--lookahead", type=int)
     parser.add_argument("--job", choices=JOBS_BY_NAME, default=JOBS[0].name)
-    parser.add_argument("--part", nargs="*", choices=PARTS, default=PARTS[:1])
+    parser.add_argument("--part", nargs="*", choices=PARTS, default=[PARTS[0]])
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
@@ -230,6 +230,8 @@ def main() -> None:
         print("\n".join(table(json.loads(options.table.read_text()))))
         return
     backend = "cpu" if options.device == "cpu" else "cuda"
+    if options.job != JOBS[0].name and (backend == "cpu" or options.part != [PARTS[0]]):
+        parser.error("--job is for the search on a GPU")
     data: dict[str, Any] = {}
     if options.output and options.output.exists():
         data = json.loads(options.output.read_text())
@@ -237,7 +239,7 @@ def main() -> None:
     data["date"] = datetime.now(UTC).isoformat(timespec="seconds")
     for part in options.part:
         found = _measure(part, options, backend, data.get("plain"))
-        if part == "search" and options.gpus:
+        if part == "search" and (options.gpus or options.job != JOBS[0].name):
             data["by_gpus"] = [*_others(data.get("by_gpus", ()), found), found]
         else:
             data[part] = found
@@ -262,10 +264,10 @@ def _measure(
         if part == "search":
             space = space_of(options.job, backend, folder)
             found = search(space, options, trials=options.trials, strategy=options.strategy)
-            return {"job": options.job, **found}
+            return {"job": "attention-cpu" if backend == "cpu" else options.job, **found}
         from throughput_kernel_tuner import LIMITS, measure
 
-        space = space_of(options.job, backend, folder, LIMITS)
+        space = space_of(JOBS[0].name, backend, folder, LIMITS)
         if part == "plain":
             return search(space, options, trials=PLAIN_CONFIGURATIONS, strategy="random")
         samples = plain["samples_mean"] if plain else 7  # 7 is its own default

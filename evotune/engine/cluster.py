@@ -27,7 +27,7 @@ _CONNECT_S = 15
 _WORKER_S = 60
 _ADDRESS = re.compile(r"(?:tcp|tls|ws|wss)://\S+:[0-9]+")
 _LOCAL = re.compile(r"local:([1-9][0-9]{0,2})")
-_BESIDE_COMPILERS = 4  # trials in flight on a worker beyond one for each compile process
+_BESIDE_COMPILERS = 4  # trials in flight on a worker beyond one for each core
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ and the outcomes, and a run that was killed asks for the same configurations aga
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -181,9 +182,9 @@ class SearchLoop:
         self._told += 1
         self._see(trial)
         contender = self._strategy.contender
-        if contender is not None and contender != self._contender:  # the executor wakes for it
+        if contender != self._contender:  # the executor wakes for it
             self._contender = contender
-            self._executor.set_contender(contender)
+            self._executor.set_contender(-math.inf if contender is None else contender)
         if self._told % _SNAPSHOT_EVERY == 0:
             self._store.save_snapshot(self._told, self._strategy.snapshot())
         progress = Progress(

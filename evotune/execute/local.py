@@ -282,13 +282,14 @@ def _identity(profile: DeviceProfile) -> dict[str, Json]:
     return {"model": profile.name, "id": profile.id}
 
 
-def compile_processes(device_workers: int) -> int:
-    """How many compilers this machine has beside the workers of devices that measure meanwhile.
+def compile_processes(device_workers: int, cores: int = 0) -> int:
+    """How many compilers there are on so many cores, this process's if not given, beside the
+    workers of devices that measure meanwhile.
 
     A core for each worker and one for the coordinator stay free, but never more than an eighth of
     the cores: a device that waits for its worker costs more than a compiler brings.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = cores or len(os.sched_getaffinity(0))
     return cores - min(device_workers + 1, cores // 8) if device_workers else cores
 
 
@@ -308,10 +309,11 @@ def open_local_executor(
 ) -> LocalExecutor:
     """One worker for each profile, all of one backend; children write their logs and scratch
     files under `folder`. A problem's own file lies under `root`. `cores` binds each worker to
-    its own CPU cores."""
+    its own CPU cores, and compilers are as many as fit these."""
     folder.mkdir(parents=True, exist_ok=True)
     exclusive = profiles[0].backend == "cpu"
-    compilers = compile_processes(0 if exclusive else len(profiles))
+    own_cores = {core for each in cores for core in each}
+    compilers = compile_processes(0 if exclusive else len(profiles), len(own_cores))
     pool = CompilePool(folder, cache, processes=compilers, timeout_s=compile_timeout_s)
     source = ProblemSource(problem, dtype, root)
     devices = [

@@ -103,7 +103,8 @@ class SupportSpec:
 
     def __str__(self) -> str:
         if self.values is not None:
-            return f"{self.symbol} in ({', '.join(str(value) for value in self.values)})"
+            prefix = "sm_" if self.symbol == "arch" else ""
+            return f"{self.symbol} in ({', '.join(f'{prefix}{value}' for value in self.values)})"
         assert self.condition is not None
         least = _LEAST_ARCH.fullmatch(self.condition.text)
         return f"sm_{least[1]} or later" if least else str(self.condition.text)

@@ -137,4 +137,4 @@ def test_check_validates_for_a_named_gpu(sound: Path, tmp_path: Path) -> None:
     assert code == 0, err
     assert "NVIDIA L4" in out
     assert "spill_bytes == 0 or THREADS > 128 (spilled registers go through memory)" in out
-    assert "arch >= 80" in out
+    assert "sm_80 or later" in out

@@ -96,6 +96,7 @@ def test_two_thousand_mutated_files(folder: Path) -> None:
     found = _campaign(folder, texts, 2_000, seed=0)
     assert found["valid spaces"] > 40
     assert found["space errors"] > 400
+    assert found["grown_mib"] < 100
 
 
 @pytest.mark.soak

@@ -86,8 +86,10 @@ def test_a_trial_is_not_blamed_for_a_worker_that_another_broke(tmp_path: Path) -
     kernels = FaultyKernels(tmp_path)
     try:
         assert kernels.run("time_bomb").ok
+        worker = kernels.executor._devices[0]._child
         victim = kernels.run("none")  # its worker dies of SIGSEGV, whoever did it
         assert victim.ok, victim
+        assert kernels.executor._devices[0]._child is not worker, "the bomb went off"
     finally:
         kernels.executor.close()
 

@@ -13,7 +13,7 @@ from evotune.device.launch import Binary, CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.execute.compile_pool import CompilePool
 from evotune.execute.device_slot import DeviceSlot
-from evotune.execute.local import LocalExecutor, compile_processes
+from evotune.execute.local import LocalExecutor, compile_processes, open_local_executor
 from evotune.execute.protocol import TIMED, CaseJob, Proposal
 from evotune.problems.base import Case
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind
@@ -203,3 +203,36 @@ def test_compilers_leave_cores_to_the_workers_of_devices(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(cores)))
     assert compile_processes(workers) == compilers
+    assert compile_processes(workers, cores) == compilers
+
+
+@pytest.mark.parametrize(
+    ("backend", "cores", "compilers"),
+    [("cpu", (), 16), ("cuda", (), 14), ("cpu", ((0, 1), (2, 3)), 4), ("cuda", ((0, 1), (2,)), 3)],
+)
+def test_a_machine_of_two_devices_has_the_compilers_that_fit(
+    backend: str,
+    cores: tuple[tuple[int, ...], ...],
+    compilers: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)))
+    made: list[int] = []
+
+    def pool(*_: object, processes: int, **__: object) -> CompilePool:
+        made.append(processes)
+        return CompilePool(tmp_path, tmp_path / "cache", processes=processes)
+
+    monkeypatch.setattr("evotune.execute.local.CompilePool", pool)
+    profile = DeviceProfile("made up", backend, "arch", {})
+    open_local_executor(
+        folder=tmp_path,
+        cache=tmp_path / "cache",
+        profiles=[profile, profile],
+        problem="attention",
+        dtype="float32",
+        deterministic=True,
+        cores=cores,
+    ).close()
+    assert made == [compilers]

@@ -92,9 +92,9 @@ def _precompiled(folder: Path) -> Path:
     """What to include to have device.hpp, which no definition changes, compiled once for all tests
     of this process: a third of the time that a kernel takes."""
     header = folder / HEADER
-    if not folder.exists():
-        folder.mkdir()
-        compiled = header.with_name(f"{HEADER}.gch")
+    compiled = folder / f"{HEADER}.gch"
+    if not compiled.exists():
+        folder.mkdir(exist_ok=True)
         command = [*COMPILER, "-x", "c++-header", str(HERE / HEADER), "-o", str(compiled)]
         subprocess.run(command, check=True)
     return header
