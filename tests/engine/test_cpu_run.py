@@ -41,7 +41,7 @@ parameters:
   SCHEDULE: {{choices: [static, dynamic, guided]}}
   CHUNK: {{pow2: [1, 64]}}
 search: {{population: 8, elites: 3, lookahead: 4}}
-budget: {{trials: 12}}
+budget: {{trials: 10}}
 """
 
 
@@ -101,7 +101,7 @@ def test_a_run_killed_with_its_compilers_at_work_resumes_to_the_same_history(
 ) -> None:
     options = ("--runs-dir", tmp_path / "runs", "--champions", 1)
     process = start_killable("run", space, *options)
-    run = kill_when_stored(process, tmp_path / "runs", 5)
+    run = kill_when_stored(process, tmp_path / "runs", 4)
     before = history(run)
     assert wait_until_gone(run, 5.0) == [], "children die with their parent"
     resumed = subprocess.run(
@@ -109,7 +109,7 @@ def test_a_run_killed_with_its_compilers_at_work_resumes_to_the_same_history(
     )
     assert resumed.returncode == 0, resumed.stderr
     after = history(run)
-    assert len(after) == 12
+    assert len(after) == 10
     assert after[: len(before)] == before
     assert [trial.configuration for trial in after] == replayed(run)
     assert "sdpa:" in resumed.stdout
