@@ -5,11 +5,11 @@
 
 `record` takes the tensor-core rung at the mission shape with some parameters held (see `_HELD`), so
 that what is left can be measured whole in about 20 minutes of GPU time, each configuration gated
-and timed against SDPA as in any run. Its time in the recording is SDPA's median time over its
-speedup, so that what several GPUs measured can be compared. With more minutes in all it goes on
-where it stopped. `curve`
-needs no GPU: it replays strategies on the recording and tells after how many evaluations the
-median run is within 5% and 1% of the optimum. The peers need the `bench` extra.
+and timed against SDPA as a search does it (champions' confirmations have no part in it). Its time
+in the recording is SDPA's median time over its speedup, so that what several GPUs or sessions
+measured can be compared. Where RECORDING exists it measures what that lacks. `curve` needs no GPU:
+it replays strategies on the recording and tells after how many evaluations the median run is within
+5% and 1% of the optimum. The peers need the `bench` extra.
 """
 
 from __future__ import annotations
@@ -20,17 +20,23 @@ import json
 import math
 import statistics
 import subprocess
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from attention_cuda import JOBS
 from search_peers import PEERS, Times, peer_runs
-from tuning import EVOTUNE, ROOT, derive, shipped
+from tuning import EVOTUNE, ROOT, derive, environment, shipped, tune
 
 from evotune.device.recorded import RecordedSpace, read_recorded_space
+from evotune.engine.folder import list_runs
 from evotune.engine.replay import replay
+from evotune.engine.setup import load_setup
+from evotune.report.evidence import figures
 from evotune.search.strategy import SearchSettings
+from evotune.store import RunStore
+from evotune.trial import Configuration, Outcome
 
 # What matters least at this shape by earlier runs, and what depends on the length of the keys.
 _HELD = {
@@ -60,7 +66,6 @@ def main() -> None:
     recorder.add_argument("--minutes", type=float, default=20.0)
     recorder.add_argument("--device", default="cuda:0")
     recorder.add_argument("--gpus", type=int, help="instead of one device")
-    recorder.add_argument("--runs-dir", type=Path, default=ROOT / "runs/recording")
     recorder.add_argument(
         "-o", "--output", type=Path, default=ROOT / "benchmarks/results/attention_h200.t4.json.gz"
     )
@@ -74,7 +79,7 @@ def main() -> None:
         devices = ["--device", options.device]
         if options.gpus:
             devices = ["--gpus", str(options.gpus), "--lookahead", str(24 * options.gpus)]
-        record(devices, options.minutes, options.runs_dir, options.output)
+        record(devices, options.minutes, options.output)
         return
     recording = read_recorded_space(options.recording)
     found = curves(recording, options.strategies.split(","), options.repeats)
@@ -83,25 +88,52 @@ def main() -> None:
     print(table(found))
 
 
-def record(devices: Sequence[str], minutes: float, folder: Path, output: Path) -> None:
-    """Measures the space in an order without rhyme, so that a part of it would be a fair sample.
-    Goes on with the run that `folder` holds."""
-    folder.mkdir(parents=True, exist_ok=True)
-    limits = ["--minutes", str(minutes), "--trials", "1000000", "--runs-dir", str(folder)]
-    if any(folder.glob("*/store.sqlite")):
-        subprocess.run([*EVOTUNE, "resume", "latest", *limits], check=True)
-    else:
-        constraints = [*shipped("attention_mma")["constraints"], *_LEFT_OUT]
-        constraints += [f"{name} == {value}" for name, value in _HELD.items()]
-        changes = {"problem": JOBS[0].problem(), "constraints": constraints}
+def record(devices: Sequence[str], minutes: float, output: Path) -> None:
+    """Measures the space in an order without rhyme, so that a part of it would be a fair sample;
+    or what is left of it."""
+    data: dict[str, Any] = {"schema_version": "1.0.0", "sessions": [], "results": []}
+    if output.exists():
+        data = json.loads(gzip.decompress(output.read_bytes()))
+    constraints = [*shipped("attention_mma")["constraints"], *_LEFT_OUT]
+    constraints += [f"{name} == {value}" for name, value in _HELD.items()]
+    changes: dict[str, Any] = {"problem": JOBS[0].problem(), "constraints": constraints}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         space = derive("attention_mma", changes, folder / "attention_mma_recorded.yaml")
-        how = ["--strategy", "random", *devices]
-        subprocess.run([*EVOTUNE, "run", str(space), *how, *limits], check=True)
-    report = [*EVOTUNE, "report", "latest", "--format", "t4", "--runs-dir", str(folder)]
-    data = json.loads(subprocess.run(report, check=True, capture_output=True).stdout)
+        known = {Configuration(result["configuration"]) for result in data["results"]}
+        left = [found for found in _configurations(space) if found not in known]
+        if not left:
+            return
+        if known:
+            starts = [found.to_json() for found in left]
+            changes |= {"default": starts[0], "try_first": starts[1:]}
+            derive("attention_mma", changes, space)
+        limits = ["--minutes", str(minutes), "--trials", str(len(left)), "--champions", "1"]
+        told = tune(space, folder, "--strategy", "random", *devices, *limits)
+        words = [*EVOTUNE, "report", "latest", "--format", "t4", "--runs-dir", str(folder)]
+        report = subprocess.run(words, check=True, capture_output=True).stdout
+        results = json.loads(report)["results"]
+        (run,) = list_runs(folder)
+        with RunStore.open_for_reading(run.store) as store:
+            _as_searched(results, [trial.outcome for trial in store.trials()])
+    data["sessions"].append({"minutes": minutes, "devices": [*devices], **environment(told)})
+    data["results"] += results
     _by_speedup(data["results"])
     with gzip.GzipFile(output, "wb", mtime=0) as file:
         file.write((json.dumps(data) + "\n").encode())
+
+
+def _configurations(space: Path) -> Iterator[Configuration]:
+    return load_setup(space, "h200", compile_only=True).space.enumerate()
+
+
+def _as_searched(results: Sequence[dict[str, Any]], outcomes: Sequence[Outcome]) -> None:
+    """A report has a champion's time of its confirmation: here all are to be measured alike."""
+    for result, outcome in zip(results, outcomes, strict=True):
+        found = figures(outcome)
+        for measurement in result["measurements"]:
+            if measurement["name"].startswith("speedup"):
+                measurement["value"] = getattr(found, measurement["name"])
 
 
 def _by_speedup(results: Sequence[dict[str, Any]]) -> None:

@@ -42,6 +42,7 @@ def check_space(space: str, device: str) -> CheckReport:
     path = find_space(space)
     setup = load_setup(path, device, compile_only=True)
     size = setup.space.size()
+    setup.space.starts()
     document = setup.document
     return CheckReport(
         name=setup.name,

@@ -76,8 +76,11 @@ def _start_on(
         raise UsageError("a recorded space has no baseline, so no speedup to reach")
     if "error" in settings["objectives"] and setup.planner is None:
         raise UsageError("a recorded space has times alone: `objective: error` needs a kernel")
+    starts = setup.space.starts()
     if request.warm_start is not None:
         starts = warm_starts(setup.space, request.warm_start)
+    # The default alone is each strategy's own matter: random search has no use for it.
+    if len(starts) > 1:
         settings["starts"] = [configuration.to_json() for configuration in starts]
     create_strategy(settings["strategy"], setup.space, search_settings(settings))
     setup.space.size()  # refuses a space without a valid configuration

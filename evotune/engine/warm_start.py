@@ -16,7 +16,7 @@ _STARTS: Final = 8
 
 
 def warm_starts(space: SearchSpace, run: RunFolder) -> list[Configuration]:
-    """The default, then the run's best configurations brought into this space, best first.
+    """The space's starts, then the run's best configurations brought into this space, best first.
 
     The run may be of another shape, device or version of the space: what it does not name is as
     in the default, and what is not valid here is repaired. UsageError when it has nothing to give.
@@ -28,9 +28,10 @@ def warm_starts(space: SearchSpace, run: RunFolder) -> list[Configuration]:
         names = {parameter.name for parameter in space.parameters}
         if not names & best.configuration.keys():
             raise UsageError(f"run {run.id} shares no parameter with this space")
-        starts = {space.default(): None}
+        starts = dict.fromkeys(space.starts())
+        most = len(starts) + _STARTS
         for trial in store.best_first():
-            if len(starts) > _STARTS:
+            if len(starts) == most:
                 break
             known = {name: value for name, value in trial.configuration.items() if name in names}
             repaired = space.repair({**space.default(), **known}, random.Random(0))

@@ -27,6 +27,7 @@ from evotune.trial import Configuration, Value
 
 if TYPE_CHECKING:
     from evotune.space.document import SpaceDocument
+    from evotune.space.reading.yaml_source import Position
 
 LARGE_DIAGRAM = 200_000  # transitions; a walk through all of them takes milliseconds
 
@@ -101,16 +102,29 @@ class BoundSpace:
         named.update(document.default)
         if not named:
             return self._first()
-        start = self._rules.canonical(named)
+        whole = document.default.keys() >= {gene.name for gene in self.genes}
+        return self._near(named, named, document.default_position if whole else None)
+
+    def starts(self) -> list[Configuration]:
+        document = self.document
+        found = {self.default(): None}
+        names = {gene.name for gene in self.genes}
+        for named, position in zip(document.try_first, document.try_first_positions, strict=True):
+            whole = position if named.keys() >= names else None
+            found[self._near({**self.default(), **named}, named, whole)] = None
+        return list(found)
+
+    def _near(
+        self, values: Mapping[str, Value], named: Mapping[str, Value], whole: Position | None
+    ) -> Configuration:
+        """`values`, or a valid configuration near them, with those that the user `named` if there
+        is one. SpaceError there when the `whole` is named at a place in the file, and not valid."""
+        start = self._rules.canonical(values)
         if self.is_valid(start):
             return Configuration(start)
-        if document.default.keys() >= {gene.name for gene in self.genes}:
+        if whole is not None:
             reason = "; ".join(self.violations(start)) or "a parameter is not in canonical form"
-            raise document.default_position.error(f"the default is not valid: {reason}")
-        return self._completed(start, named)
-
-    def _completed(self, start: Mapping[str, Value], named: Mapping[str, Value]) -> Configuration:
-        """A valid configuration near `start`, with the values the user named if there is one."""
+            raise whole.error(f"this configuration is not valid: {reason}")
         rng = random.Random(0)
         repaired = self.repair(start, rng)
         if repaired is not None and all(repaired[name] == start[name] for name in named):

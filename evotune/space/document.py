@@ -49,6 +49,8 @@ class SpaceDocument:
     deterministic: bool
     default: Mapping[str, Value]
     default_position: Position
+    try_first: tuple[Mapping[str, Value], ...]
+    try_first_positions: tuple[Position, ...]
     search: SearchSpec
     budget: BudgetSpec
     stop: StopSpec
@@ -113,6 +115,10 @@ def _document(source: YamlSource, path: Path, root: Path | None) -> SpaceDocumen
         deterministic=model.deterministic,
         default=dict(model.default),
         default_position=source.position(("default",)),
+        try_first=tuple(model.try_first),
+        try_first_positions=tuple(
+            source.position(("try_first", index)) for index in range(len(model.try_first))
+        ),
         search=SearchSpec(**search, position=source.position(("search",))),
         budget=BudgetSpec(**model.budget.model_dump()),
         stop=StopSpec(**model.stop.model_dump()),

@@ -109,6 +109,9 @@ class ExplicitSpace:
         """
         return self._at(self._nearest(self._middle, random.Random(0)))
 
+    def starts(self) -> tuple[Configuration]:
+        return (self.default(),)
+
     def sample(self, rng: random.Random) -> Configuration:
         return self._at(rng.randrange(len(self._ranks)))
 

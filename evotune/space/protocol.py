@@ -45,6 +45,9 @@ class SearchSpace(Protocol):
         """The user's starting point if the space names one, else the first valid one; of a
         recording the one nearest to the middle of all domains."""
 
+    def starts(self) -> Sequence[Configuration]:
+        """The default and what else the user wants tried first, in this order, distinct."""
+
     def sample(self, rng: random.Random) -> Configuration:
         """A valid configuration, uniformly where counting is exact."""
 

@@ -72,6 +72,22 @@ def replayed(run: RunFolder, device: str = "cpu") -> list[Configuration]:
     return asked
 
 
+def test_what_the_space_says_is_tried_first(space: Path, tmp_path: Path) -> None:
+    wanted = "try_first: [{BLOCK_N: 128, CHUNK: 64}, {UNROLL: 16, SCHEDULE: guided, CHUNK: 2}]"
+    space.write_text(f"{SPACE}{wanted}\n")
+    options = ["--device", "cpu", "--trials", "4", "--champions", "1"]
+    subprocess.run(evotune("run", str(space), *options), cwd=tmp_path, check=True, timeout=120)
+    (run,) = list_runs(tmp_path / "runs")
+    trials = [trial.configuration for trial in history(run)]
+    default = {"BLOCK_N": 64, "UNROLL": 8, "SCHEDULE": "static", "CHUNK": 1}
+    assert [dict(configuration) for configuration in trials[:3]] == [
+        default,
+        {**default, "BLOCK_N": 128, "CHUNK": 64},
+        {**default, "UNROLL": 16, "SCHEDULE": "guided", "CHUNK": 2},
+    ]
+    assert len({*trials}) == 4
+
+
 def processes_of(run: RunFolder) -> list[str]:
     """Command lines of evotune's children that work under the run's folder."""
     found = []

@@ -69,6 +69,8 @@ BAD_FILES = [
     (PARAMETERS + "timeouts: {trial_s: 0}", 5, 21, "greater than 0"),
     (PARAMETERS + "default: {C: 1}", 5, 11, "unknown parameter 'C'"),
     (PARAMETERS + "default: {A: 3}", 5, 14, "3 is not a value of A"),
+    (PARAMETERS + "try_first: [{A: 1}, {C: 1}]", 5, 22, "unknown parameter 'C'"),
+    (PARAMETERS + "try_first: [{A: 1}, {A: 3}]", 5, 25, "3 is not a value of A"),
     (PARAMETERS + "constraints: A > B", 5, 14, "expected a list"),
     (PARAMETERS + "constraints: [A >]", 5, 18, "not an expression"),
     (PARAMETERS + "constraints: ['A > $']", 5, 20, "'$' is not allowed"),

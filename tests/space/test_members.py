@@ -336,5 +336,20 @@ def test_invalid_full_default_is_an_error_and_a_partial_one_is_completed() -> No
     assert bind_text(body + "default: {B: 2}").default()["B"] == 2
     wider = body.replace("A < B", "A < B, B != 2 or C == 2").replace("}", ", C: [1, 2]}")
     assert dict(bind_text(wider + "default: {B: 2}").default()) == {"A": 1, "B": 2, "C": 2}
-    with pytest.raises(SpaceError, match="the default is not valid: A < B"):
+    with pytest.raises(SpaceError, match="this configuration is not valid: A < B"):
         bind_text(body + "default: {A: 2, B: 1}").default()
+
+
+def test_what_is_to_be_tried_first_comes_after_the_default_completed_from_it() -> None:
+    body = "parameters: {A: [1, 2, 3], B: [1, 2, 3], C: [x, y]}\nconstraints: [A < B]\n"
+    body += "default: {B: 3, C: y}\n"
+    space = bind_text(body + "try_first: [{A: 2}, {A: 1, B: 2, C: x}, {}, {B: 2, A: 1, C: x}]")
+    assert [tuple(dict(start).values()) for start in space.starts()] == [
+        (1, 3, "y"),
+        (2, 3, "y"),
+        (1, 2, "x"),
+    ]
+    (_, repaired) = bind_text(body + "try_first: [{B: 1}, {B: 2, A: 2}]").starts()[:2]
+    assert space.is_valid(repaired)
+    with pytest.raises(SpaceError, match=r"space.yaml:\d+:\d+: this configuration is not valid: A"):
+        bind_text(body + "try_first:\n- {A: 1}\n- {A: 2, B: 1, C: x}").starts()

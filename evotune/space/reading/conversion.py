@@ -281,13 +281,17 @@ class Converter:
             )
             if len(specs) > MAX_PARAMETERS:
                 raise position.error(f"more than {MAX_PARAMETERS} parameters, with KERNEL")
-        self._check_default(specs)
+        by_name = {spec.name: spec for spec in specs}
+        self._check_values(by_name, self.model.default, ("default",))
+        for index, values in enumerate(self.model.try_first):
+            self._check_values(by_name, values, ("try_first", index))
         return tuple(specs)
 
-    def _check_default(self, specs: list[ParameterSpec]) -> None:
-        by_name = {spec.name: spec for spec in specs}
-        for name, value in self.model.default.items():
-            path = ("default", name)
+    def _check_values(
+        self, by_name: Mapping[str, ParameterSpec], values: Mapping[str, Value], at: DataPath
+    ) -> None:
+        for name, value in values.items():
+            path = (*at, name)
             if name not in by_name:
                 if self.model.recorded is not None:
                     continue

@@ -326,6 +326,7 @@ class SpaceModelFile(SpaceModel):
         "constraints",
         "after_compile",
         "timeouts",
+        "try_first",
     )
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
@@ -364,6 +365,8 @@ class SpaceModelFile(SpaceModel):
     """false: two launches of any kernel may differ in bits."""
     default: dict[ParameterName, ParameterValue] = {}
     """The configuration that the search starts from, whole or in part."""
+    try_first: list[dict[ParameterName, ParameterValue]] = []
+    """Configurations to propose right after it, in this order; what one leaves out is as in it."""
     search: SearchModel = SearchModel()
     """How to search."""
     budget: BudgetModel = BudgetModel()
