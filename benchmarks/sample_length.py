@@ -1,15 +1,16 @@
 """What the length of a sample does to times and speedups.
 
-    python benchmarks/sample_length.py [--device cuda:0] [--job NAME] [--rounds 60]
+    python benchmarks/sample_length.py [--device cuda:0] [--job NAME] [--rounds 64]
         [-o benchmarks/results/sample_length_DEVICE.json]
     python benchmarks/sample_length.py --table benchmarks/results/sample_length_DEVICE.json
 
 One configuration, the job's start, and the baseline that took least, on the job's first case: each
-on buffers at one place, in one graph for each length, inputs unchanged; a round as a search times
-it. The lengths take turns, so that drift meets all alike. Starting a graph adds the same to both
-sides of a round, which pulls the speedup of a short sample towards 1: the difference to the longest
-is what a search sees wrong. On the CPU, attention-cpu as it ships, a call is longer than most of
-these lengths, and what is seen is the noise.
+on buffers at one place, inputs unchanged, a round as a search times it. Each side has 8 graphs of
+each length, one a round: with one of each on an H200, the baseline was 5% faster at 3 ms than at 1
+ms, more than the start of a graph explains. The lengths take turns, so that drift meets all alike.
+Starting a graph adds the same to both sides of a round, which pulls the speedup of a short sample
+towards 1: the difference to the longest is what a search sees wrong. On the CPU, attention-cpu as
+it ships, a call is longer than most of these lengths, and what is seen is the noise.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from evotune.verify.buffers import BufferSet
 from evotune.verify.pool import InputPool
 
 SAMPLES_US = (125.0, 250.0, 500.0, 1000.0, 3000.0)
+GRAPHS = 8
 SEED = 7
 
 
@@ -75,7 +77,9 @@ def measure(job: Job, device: str, rounds: int) -> dict[str, Any]:
     for sample_us in SAMPLES_US:
         settings = dataclasses.replace(TimingSettings(), sample_us=sample_us)
         calls = (launch, baselines[fastest])
-        pairs[sample_us] = [warm_sampler(session, [call], settings) for call in calls]
+        pairs[sample_us] = [
+            warm_sampler(session, [call], settings, graphs=GRAPHS) for call in calls
+        ]
     return {
         "case": timed.case.label,
         "baseline": fastest,
@@ -139,7 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--job", choices=JOBS_BY_NAME, default=JOBS[0].name)
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=8 * GRAPHS)
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()

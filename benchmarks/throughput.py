@@ -9,7 +9,8 @@
   attention_cuda.py's jobs (on the CPU: attention-cpu as it ships). Its wall time, from the first
   proposal to the last outcome, against the least possible: the larger of compile CPU-seconds /
   processes and device seconds / devices (their sum on the CPU, where compiling and measuring take
-  turns). With --gpus or --job the results keep a row for each job and number of GPUs.
+  turns). With --gpus or --job the results keep a row for each job and number of GPUs; for what
+  more GPUs bring, give each number its share of the cores (`taskset`).
 - plain, kernel_tuner: random configurations of one space through evotune and, fewer of them,
   through Kernel Tuner's NVRTC backend (GPU only; needs kernel-tuner and cuda-bindings), which takes
   as many samples of each as evotune did in the mean, rounded up. The space is cut down to what
@@ -148,6 +149,7 @@ def search(space: Path, options: argparse.Namespace, **more: Any) -> dict[str, A
         "lookahead": settings["lookahead"],
         "strategy": settings["strategy"],
         "devices": devices,
+        "cores": len(os.sched_getaffinity(0)),
         "compile_processes": processes,
         "wall_s": wall_s,
         "trials_per_minute": 60 * len(outcomes) / wall_s,
@@ -185,8 +187,8 @@ def table(data: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"{part}, {found.get('job', JOBS[0].name)}: {found['trials']} trials "
             f"({found['ok']} ok, {found['duplicates']} duplicates) "
-            f"in {found['wall_s']:.1f} s on {found['devices']} device(s) and "
-            f"{found['compile_processes']} compile processes, lookahead {found['lookahead']}: "
+            f"in {found['wall_s']:.1f} s on {found['devices']} device(s), {found['cores']} cores "
+            f"({found['compile_processes']} compile processes), lookahead {found['lookahead']}: "
             f"{found['trials_per_minute']:.0f} trials per minute"
         )
         lines.append(

@@ -287,7 +287,7 @@ def compile_processes(device_workers: int, cores: int = 0) -> int:
     workers of devices that measure meanwhile.
 
     A core for each worker and one for the coordinator stay free, but never more than an eighth of
-    the cores, so that a device need not wait for its worker. What it brings is not measured yet.
+    the cores, so that a device need not wait for its worker.
     """
     cores = cores or len(os.sched_getaffinity(0))
     return cores - min(device_workers + 1, cores // 8) if device_workers else cores
