@@ -5,12 +5,12 @@
     python benchmarks/sample_length.py --table benchmarks/results/sample_length_DEVICE.json
 
 One configuration, the job's start, and the baseline that took least, on the job's first case: each
-on buffers at one place, inputs unchanged, a round as a search times it. Each side has 8 graphs of
-each length, one a round: with one of each on an H200, the baseline was 5% faster at 3 ms than at 1
-ms, more than the start of a graph explains. The lengths take turns, so that drift meets all alike.
-Starting a graph adds the same to both sides of a round, which pulls the speedup of a short sample
-towards 1: the difference to the longest is what a search sees wrong. On the CPU, attention-cpu as
-it ships, a call is longer than most of these lengths, and what is seen is the noise.
+on buffers at one place, inputs unchanged, paired as a search pairs them. Each side has 8 graphs of
+each length, one a round, where a call is shorter than a sample: a graph is slower or faster by its
+place. The lengths take turns, so that drift meets all alike. Starting a graph adds the same to both
+sides of a round, which pulls the speedup of a short sample towards 1: the difference to the longest
+is what a search sees wrong. On the CPU, attention-cpu as it ships, a call is longer than most of
+these lengths, and what is seen is the noise.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ def measure(job: Job, device: str, rounds: int) -> dict[str, Any]:
         "baseline": fastest,
         "configuration": dict(proposal.configuration),
         "rounds": rounds,
+        "graphs": GRAPHS,
         "device": setup.profile.name,
         "rows": _rows(pairs, rounds),
     }

@@ -237,10 +237,12 @@ def main() -> None:
     data: dict[str, Any] = {}
     if options.output and options.output.exists():
         data = json.loads(options.output.read_text())
-    data["command"] = ["python", "benchmarks/throughput.py", *sys.argv[1:]]
-    data["date"] = datetime.now(UTC).isoformat(timespec="seconds")
     for part in options.part:
-        found = _measure(part, options, backend, data.get("plain"))
+        found = {
+            "command": ["python", "benchmarks/throughput.py", *sys.argv[1:]],
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            **_measure(part, options, backend, data.get("plain")),
+        }
         if part == "search" and (options.gpus or options.job != JOBS[0].name):
             data["by_gpus"] = [*_others(data.get("by_gpus", ()), found), found]
         else:

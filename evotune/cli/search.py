@@ -43,7 +43,7 @@ _INTERRUPTED = 130
     help="Stop after so many trials without a better one.",
 )
 @click.option(
-    "--warm-start", metavar="RUN", help="Try the best of this run first, of another device too."
+    "--warm-start", metavar="RUN", help="Begin with the best of this run, of another device too."
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the search.")
 @click.option(

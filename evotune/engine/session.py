@@ -78,9 +78,9 @@ def _start_on(
         raise UsageError("a recorded space has times alone: `objective: error` needs a kernel")
     starts = setup.space.starts()
     if request.warm_start is not None:
-        starts = warm_starts(setup.space, request.warm_start)
-    # The default alone is each strategy's own matter: random search has no use for it.
-    if len(starts) > 1:
+        starts = warm_starts(setup.space, starts, request.warm_start)
+    # Nobody's wish but a default is each strategy's own matter: random search has no use for it.
+    if request.warm_start is not None or (setup.document and setup.document.try_first):
         settings["starts"] = [configuration.to_json() for configuration in starts]
     create_strategy(settings["strategy"], setup.space, search_settings(settings))
     setup.space.size()  # refuses a space without a valid configuration

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 from evotune.engine.folder import RunFolder
@@ -15,8 +16,10 @@ from evotune.trial import Configuration
 _STARTS: Final = 8
 
 
-def warm_starts(space: SearchSpace, run: RunFolder) -> list[Configuration]:
-    """The space's starts, then the run's best configurations brought into this space, best first.
+def warm_starts(
+    space: SearchSpace, first: Sequence[Configuration], run: RunFolder
+) -> list[Configuration]:
+    """What is to be tried `first`, then the run's best, brought into this space, best first.
 
     The run may be of another shape, device or version of the space: what it does not name is as
     in the default, and what is not valid here is repaired. UsageError when it has nothing to give.
@@ -28,7 +31,7 @@ def warm_starts(space: SearchSpace, run: RunFolder) -> list[Configuration]:
         names = {parameter.name for parameter in space.parameters}
         if not names & best.configuration.keys():
             raise UsageError(f"run {run.id} shares no parameter with this space")
-        starts = dict.fromkeys(space.starts())
+        starts = dict.fromkeys(first)
         most = len(starts) + _STARTS
         for trial in store.best_first():
             if len(starts) == most:

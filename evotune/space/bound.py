@@ -102,32 +102,43 @@ class BoundSpace:
         named.update(document.default)
         if not named:
             return self._first()
-        whole = document.default.keys() >= {gene.name for gene in self.genes}
-        return self._near(named, named, document.default_position if whole else None)
+        start = self._rules.canonical(named)
+        if self.is_valid(start):
+            return Configuration(start)
+        if document.default.keys() >= {gene.name for gene in self.genes}:
+            raise document.default_position.error(f"the default is not valid: {self._why(start)}")
+        return self._near(start, named)
 
     def starts(self) -> list[Configuration]:
         document = self.document
         found = {self.default(): None}
-        names = {gene.name for gene in self.genes}
         for named, position in zip(document.try_first, document.try_first_positions, strict=True):
-            whole = position if named.keys() >= names else None
-            found[self._near({**self.default(), **named}, named, whole)] = None
+            found[self._start(named, position)] = None
         return list(found)
 
-    def _near(
-        self, values: Mapping[str, Value], named: Mapping[str, Value], whole: Position | None
-    ) -> Configuration:
-        """`values`, or a valid configuration near them, with those that the user `named` if there
-        is one. SpaceError there when the `whole` is named at a place in the file, and not valid."""
-        start = self._rules.canonical(values)
-        if self.is_valid(start):
-            return Configuration(start)
-        if whole is not None:
-            reason = "; ".join(self.violations(start)) or "a parameter is not in canonical form"
-            raise whole.error(f"this configuration is not valid: {reason}")
+    def _start(self, named: Mapping[str, Value], position: Position) -> Configuration:
+        """The default with these values; where that is not valid, others change as well."""
+        start = self._rules.canonical({**self.default(), **named})
+        made = Configuration(start)
+        if not (self.is_valid(start) and _holds(made, named)):
+            made = self._near({**start, **named}, named)
+            for name in [gene.name for gene in self.genes if gene.name not in named]:
+                nearer = self._rules.canonical({**made, name: start[name]})
+                if self.is_valid(nearer) and _holds(nearer, named):
+                    made = Configuration(nearer)
+        if not _holds(made, named):
+            why = f": {self._why(start)}" if named.keys() >= start.keys() else ""
+            raise position.error(f"no valid configuration has these values{why}")
+        return made
+
+    def _why(self, start: Mapping[str, Value]) -> str:
+        return "; ".join(self.violations(start)) or "a parameter is not in canonical form"
+
+    def _near(self, start: Mapping[str, Value], named: Mapping[str, Value]) -> Configuration:
+        """A valid configuration near `start`, with the values the user named if there is one."""
         rng = random.Random(0)
         repaired = self.repair(start, rng)
-        if repaired is not None and all(repaired[name] == start[name] for name in named):
+        if repaired is not None and _holds(repaired, {name: start[name] for name in named}):
             return repaired
         wanted = [
             self._rules.index(name, start[name]) if name in named else -1
@@ -276,3 +287,7 @@ def _plain(values: Mapping[str, Value]) -> dict[str, Value]:
 
 def _short(value: Value) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _holds(values: Mapping[str, Value], wanted: Mapping[str, Value]) -> bool:
+    return all(values[name] == value for name, value in wanted.items())

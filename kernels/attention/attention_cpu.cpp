@@ -28,8 +28,8 @@
 //   QK_ROWS, QK_COLS, PV_ROWS, PV_COLS   register tiles: rows are broadcast scalars, columns are floats in vectors
 //               (multiples of 8). AVX2 has 16 registers of 8: ROWS * COLS <= 96 leaves room for the operands.
 //   UNROLL      of the loop over the depth (1, 2, 4, 8).
-//   PARTS       each product's depth is summed in so many runs (1, 2, 4, 8): slower, and less rounding. In float32, 512
-//               weights in one run (BLOCK_N 512, PARTS 1) miss the gate's limit of the largest error by up to a sixth.
+//   PARTS       each product's depth is summed in so many runs (1, 2, 4, 8): slower, and less rounding. In float32, one
+//               sum of 512 products (BLOCK_N 512, PARTS 1) can miss the gate's limit of the largest error.
 //   PREFETCH    rows ahead in the operand that streams by, K or V (0 = off).
 //   EXP_METHOD  poly3, poly4 (bfloat16 only), poly5, poly6, libm: see simd.h.
 //   LOOP_ORDER  inside a task: kv_outer (a K/V block serves all steps while it is in L1) or q_outer (Q, O and S of

@@ -74,6 +74,15 @@ def test_a_mistake_in_the_file_is_reported_with_its_place(invoke: Invoke, space:
     assert result.stderr.count("\n") == 1
 
 
+def test_check_finds_what_cannot_be_tried_first(invoke: Invoke, space: Path) -> None:
+    space.write_text(f"{SPACE}try_first:\n  - {{UNROLL: 4}}\n  - {{UNROLL: 4, BLOCK_N: 32}}\n")
+    result = invoke("check", space)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"error: {space}:21:5: no valid configuration has these values")
+    assert "keep it small" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 def test_compile_ends_with_1_when_one_does_not_compile(invoke: Invoke, space: Path) -> None:
     result = invoke("compile", space, "--all")
     assert result.exit_code == 1

@@ -73,19 +73,30 @@ def replayed(run: RunFolder, device: str = "cpu") -> list[Configuration]:
 
 
 def test_what_the_space_says_is_tried_first(space: Path, tmp_path: Path) -> None:
+    """Also when the run is interrupted in the midst of it, and before an earlier run's best."""
     wanted = "try_first: [{BLOCK_N: 128, CHUNK: 64}, {UNROLL: 16, SCHEDULE: guided, CHUNK: 2}]"
     space.write_text(f"{SPACE}{wanted}\n")
-    options = ["--device", "cpu", "--trials", "4", "--champions", "1"]
-    subprocess.run(evotune("run", str(space), *options), cwd=tmp_path, check=True, timeout=120)
-    (run,) = list_runs(tmp_path / "runs")
-    trials = [trial.configuration for trial in history(run)]
+
+    def configurations(*words: str) -> list[Configuration]:
+        subprocess.run(evotune(*words), cwd=tmp_path, check=True, timeout=120)
+        return [trial.configuration for trial in history(list_runs(tmp_path / "runs")[-1])]
+
+    options = ["--device", "cpu", "--champions", "1"]
+    assert len(configurations("run", str(space), *options, "--trials", "2")) == 2
+    resumed = configurations("resume", "latest", "--trials", "4")
     default = {"BLOCK_N": 64, "UNROLL": 8, "SCHEDULE": "static", "CHUNK": 1}
-    assert [dict(configuration) for configuration in trials[:3]] == [
+    first = [
         default,
         {**default, "BLOCK_N": 128, "CHUNK": 64},
         {**default, "UNROLL": 16, "SCHEDULE": "guided", "CHUNK": 2},
     ]
-    assert len({*trials}) == 4
+    assert [dict(configuration) for configuration in resumed[:3]] == first
+    assert len({*resumed}) == 4
+    again = ["--strategy", "random", "--warm-start", "latest", "--trials", "5"]
+    warmed = configurations("run", str(space), *options, *again)
+    assert [dict(configuration) for configuration in warmed[:3]] == first
+    assert warmed[3] == resumed[3]
+    assert len({*warmed}) == 5
 
 
 def processes_of(run: RunFolder) -> list[str]:

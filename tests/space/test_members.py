@@ -336,20 +336,59 @@ def test_invalid_full_default_is_an_error_and_a_partial_one_is_completed() -> No
     assert bind_text(body + "default: {B: 2}").default()["B"] == 2
     wider = body.replace("A < B", "A < B, B != 2 or C == 2").replace("}", ", C: [1, 2]}")
     assert dict(bind_text(wider + "default: {B: 2}").default()) == {"A": 1, "B": 2, "C": 2}
-    with pytest.raises(SpaceError, match="this configuration is not valid: A < B"):
+    with pytest.raises(SpaceError, match="the default is not valid: A < B"):
         bind_text(body + "default: {A: 2, B: 1}").default()
 
 
-def test_what_is_to_be_tried_first_comes_after_the_default_completed_from_it() -> None:
-    body = "parameters: {A: [1, 2, 3], B: [1, 2, 3], C: [x, y]}\nconstraints: [A < B]\n"
-    body += "default: {B: 3, C: y}\n"
-    space = bind_text(body + "try_first: [{A: 2}, {A: 1, B: 2, C: x}, {}, {B: 2, A: 1, C: x}]")
-    assert [tuple(dict(start).values()) for start in space.starts()] == [
-        (1, 3, "y"),
-        (2, 3, "y"),
-        (1, 2, "x"),
+TRIED_FIRST = """parameters:
+  {A: [1, 2, 3], B: [1, 2, 3], C: [x, y, z], D: {choices: [p, q], when: "A == 1"}}
+constraints: [A < B]
+default: {A: 2, B: 3, C: y}
+"""
+
+
+@pytest.mark.parametrize(
+    ("named", "start"),
+    [
+        ("C: z", (2, 3, "z", "p")),
+        ("", (2, 3, "y", "p")),
+        ("A: 1, B: 2, C: x, D: q", (1, 2, "x", "q")),
+        ("A: 2, B: 3, C: x, D: p", (2, 3, "x", "p")),
+        # Others change where they must, and C stays as in the default.
+        ("B: 2", (1, 2, "y", "p")),
+        ("D: q", (1, 3, "y", "q")),
+        ("D: q, B: 2", (1, 2, "y", "q")),
+    ],
+)
+def test_what_is_tried_first_is_the_default_with_other_values(
+    named: str, start: tuple[object, ...]
+) -> None:
+    space = bind_text(f"{TRIED_FIRST}try_first: [{{{named}}}]")
+    default, *others = space.starts()
+    assert tuple(dict(default).values()) == (2, 3, "y", "p")
+    assert [tuple(dict(other).values()) for other in others or [default]] == [start]
+
+
+@pytest.mark.parametrize(
+    ("named", "why"),
+    [
+        ("A: 3", ""),
+        ("A: 2, D: q", ""),
+        ("A: 2, B: 1, C: x, D: p", ": A < B"),
+        ("A: 2, B: 3, C: x, D: q", ": a parameter is not in canonical form"),
+    ],
+)
+def test_what_cannot_be_tried_first_is_an_error_at_its_place(named: str, why: str) -> None:
+    space = bind_text(f"{TRIED_FIRST}try_first:\n- {{C: z}}\n- {{{named}}}\n")
+    with pytest.raises(SpaceError) as caught:
+        space.starts()
+    assert str(caught.value).endswith(f":3: no valid configuration has these values{why}")
+
+
+def test_many_are_tried_first_in_their_order_and_once() -> None:
+    entries = ", ".join(f"{{A: {1 + n % 2}, B: 3, C: {'xyz'[n % 3]}}}" for n in range(1000))
+    starts = bind_text(f"{TRIED_FIRST}try_first: [{entries}]").starts()
+    assert [(start["A"], start["C"]) for start in starts] == [
+        *((2, "y"), (1, "x"), (1, "z"), (2, "x")),
+        *((1, "y"), (2, "z")),
     ]
-    (_, repaired) = bind_text(body + "try_first: [{B: 1}, {B: 2, A: 2}]").starts()[:2]
-    assert space.is_valid(repaired)
-    with pytest.raises(SpaceError, match=r"space.yaml:\d+:\d+: this configuration is not valid: A"):
-        bind_text(body + "try_first:\n- {A: 1}\n- {A: 2, B: 1, C: x}").starts()

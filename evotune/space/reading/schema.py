@@ -366,7 +366,7 @@ class SpaceModelFile(SpaceModel):
     default: dict[ParameterName, ParameterValue] = {}
     """The configuration that the search starts from, whole or in part."""
     try_first: list[dict[ParameterName, ParameterValue]] = []
-    """Configurations to propose right after it, in this order; what one leaves out is as in it."""
+    """Configurations to propose right after `default`; what they leave out is as there, or near."""
     search: SearchModel = SearchModel()
     """How to search."""
     budget: BudgetModel = BudgetModel()
@@ -384,7 +384,7 @@ class SpaceModelFile(SpaceModel):
         if "recorded" in data:
             for key in cls.only_full:
                 if key in data:
-                    raise _at(key, f"a recorded space has no '{key}': its recording has it")
+                    raise _at(key, f"a recorded space has no '{key}'")
             return data
         missing = [key for key in cls.full_form if key not in data]
         if missing:
