@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 
+from evotune.device.recorded import read_recorded_space
 from evotune.engine.observer import SilentObserver
 from evotune.engine.session import RunRequest, resume_run, start_run
+from evotune.engine.warm_start import warm_starts
 from evotune.errors import UsageError
 from evotune.report.data import RunData
 
@@ -32,6 +35,18 @@ def test_the_best_of_the_earlier_run_come_right_after_the_default(tmp_path: Path
     expected = dict.fromkeys([trials[0].configuration, *(t.configuration for t in best)])
     assert [t.configuration for t in warmed[:9]] == list(expected)[:9]
     assert len({t.configuration for t in warmed}) == 40
+
+
+def test_what_the_space_wants_tried_first_goes_before_an_earlier_run(tmp_path: Path) -> None:
+    first = start_run(request(tmp_path), SilentObserver()).run
+    space = read_recorded_space(RECORDING).space
+    best = warm_starts(space, [space.default()], first)[1:]
+    wanted = [space.default(), best[1], *itertools.islice(space.enumerate(), 20)]
+    assert len(best) == 8
+    starts = warm_starts(space, wanted, first)
+    assert starts[: len({*wanted})] == list(dict.fromkeys(wanted))
+    assert {*best[:8]} <= {*starts}
+    assert len({*starts}) == len(starts)
 
 
 def test_a_resumed_run_needs_the_earlier_one_no_more(tmp_path: Path) -> None:
