@@ -141,8 +141,8 @@ def _kill_at_random(
 def test_killed_at_random_moments(
     forker: Forker, space: Path, unbroken: RunFolder, tmp_path: Path
 ) -> None:
-    counts = _kill_at_random(forker, space, unbroken, tmp_path, kills=12)
-    assert counts["kills"] == 12
+    counts = _kill_at_random(forker, space, unbroken, tmp_path, kills=8)
+    assert counts["kills"] == 8
 
 
 @pytest.mark.soak

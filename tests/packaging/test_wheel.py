@@ -1,4 +1,4 @@
-"""The wheel carries kernels and spaces: `evotune run attention-cpu` works after pip install."""
+"""The wheel carries kernels and spaces: `evotune run NAME` works after pip install."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_an_installed_evotune_tunes_a_shipped_space(
 ) -> None:
     evotune = [sys.executable, "-P", "-m", "evotune"]
     run = subprocess.run(
-        [*evotune, "run", "attention-cpu", "--trials", "1"],
+        [*evotune, "run", "rms-norm-cpu", "--trials", "1"],
         cwd=tmp_path,
         env=installed,
         capture_output=True,
