@@ -40,7 +40,7 @@ from evotune.measure.samplers import time_in_turn_us, warm_sampler
 from evotune.measure.statistics import median_interval
 from evotune.problems import create_problem
 from evotune.trial import Measurement
-from evotune.verify.buffers import BufferSet
+from evotune.verify.buffers import BufferSets
 from evotune.verify.pool import InputPool
 
 SAMPLES_US = (125.0, 250.0, 500.0, 1000.0, 3000.0)
@@ -69,8 +69,8 @@ def measure(job: Job, device: str, rounds: int) -> dict[str, Any]:
     problem = create_problem(setup.document.problem.name, setup.document.problem.dtype)
     pool = InputPool(problem, session.torch_device)
     inputs = dict(pool.get(timed.case, "normal", SEED).inputs)
-    buffers = BufferSet(problem.tensors(timed.case), timed.plan, inputs, session.torch_device)
-    launch = session.bind(kernel, timed.plan, buffers.pointers)
+    buffers = BufferSets(problem.tensors(timed.case), timed.plan, [inputs], session.torch_device)
+    launch = session.bind(kernel, timed.plan, buffers.pointers())
     baselines = problem.baselines(timed.case, inputs)
     fastest = _fastest(session, baselines)
     pairs = {}

@@ -244,6 +244,7 @@ class CpuSession:
     cold_bytes = 0
     sample_us = 1000.0  # whatever else runs interrupts for tens of microseconds
     warm_bytes = 0
+    in_order = False  # what threads still write shows only before the next launch
 
     def __init__(self) -> None:
         import torch

@@ -58,6 +58,8 @@ class Session(Protocol):
     warm_bytes: int
     """Copies of a call's buffers may take so much in all and stay in the cache together; 0 where
     one copy, and one sampler, is as good as another."""
+    in_order: bool
+    """Whether a launch begins when all that launches before it started has ended."""
 
     def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
         """A loaded kernel. LaunchFailure when the machine code cannot be loaded."""

@@ -17,7 +17,7 @@ from evotune.measure.paired import TimingSettings, eager_times_us, measure_paire
 from evotune.measure.samplers import eager_sampler, places, rotating_sampler, warm_sampler
 from evotune.problems.base import Case, Problem
 from evotune.trial import Measurement
-from evotune.verify.buffers import BufferSet
+from evotune.verify.buffers import BufferSets
 from evotune.verify.gate import Gate, Subject
 from evotune.verify.pool import InputPool
 
@@ -60,7 +60,7 @@ class Placed:
     """A candidate on equal buffers at one or more places, and the sampler of its launches."""
 
     subject: Subject
-    buffers: Sequence[BufferSet]
+    buffers: BufferSets
     launches: Sequence[Callable[[], object]]
     sampler: Sampler
     settings: TimingSettings
@@ -88,8 +88,8 @@ class CaseTimer:
         inputs = self._pool.get(subject.case, "normal", self._seed)
         nbytes = self._pool.set_bytes(subject.case) + sum(w.bytes for w in subject.plan.workspaces)
         count = places(self._session, nbytes, settings.places)
-        buffers = [gate.buffers(subject, inputs) for _ in range(count)]
-        launches = [self._session.bind(subject.kernel, subject.plan, b.pointers) for b in buffers]
+        buffers = gate.buffers(subject, [inputs] * count)
+        launches = self._bind(subject, buffers)
         graphs = settings.graphs if self._session.warm_bytes else 1
         sampler = warm_sampler(self._session, launches, settings, graphs=graphs)
         return Placed(subject, buffers, launches, sampler, settings)
@@ -109,9 +109,9 @@ class CaseTimer:
         generator = torch.Generator().manual_seed(self._seed)
         if isinstance(reference, Placed):
             name, sampler = RIVAL, reference.sampler
-            nudged = [*candidate.buffers, *reference.buffers]
+            nudged = [*candidate.buffers.each(), *reference.buffers.each()]
         else:
-            name, nudged = reference, list(candidate.buffers)
+            name, nudged = reference, list(candidate.buffers.each())
             sampler = self._baselines.get(case, name, self._seed, candidate.settings)
         turn = itertools.cycle(nudged)
         return measure_paired(
@@ -141,7 +141,7 @@ class CaseTimer:
         theirs = eager_sampler(self._session, call, settings)
         assert theirs is not None
         eager_us, baseline_us = eager_times_us(mine, theirs)
-        timed = Placed(subject, candidate.buffers[:1], candidate.launches[:1], mine, settings)
+        timed = Placed(subject, candidate.buffers.only(0), candidate.launches[:1], mine, settings)
         return (
             dataclasses.replace(measurement, eager_us=eager_us, eager_baseline_us=baseline_us),
             timed,
@@ -165,10 +165,8 @@ class CaseTimer:
             return None
         specs = self._problem.tensors(subject.case)
         device = self._session.torch_device
-        sets = [BufferSet(specs, subject.plan, inputs, device) for _ in range(count)]
-        launches = [
-            self._session.bind(subject.kernel, subject.plan, buffers.pointers) for buffers in sets
-        ]
+        sets = BufferSets(specs, subject.plan, [inputs] * count, device)
+        launches = self._bind(subject, sets)
         calls = []
         for _ in range(count):
             own = {tensor: value.clone() for tensor, value in inputs.items()}
@@ -186,6 +184,12 @@ class CaseTimer:
             state=self._session.state,
         )
         return measurement, Placed(subject, sets, launches, sampler, settings)
+
+    def _bind(self, subject: Subject, buffers: BufferSets) -> list[Callable[[], object]]:
+        return [
+            self._session.bind(subject.kernel, subject.plan, buffers.pointers(number))
+            for number in range(len(buffers))
+        ]
 
     def _inputs(self, case: Case) -> dict[str, torch.Tensor]:
         return dict(self._pool.get(case, "normal", self._seed).inputs)

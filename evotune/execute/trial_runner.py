@@ -170,8 +170,7 @@ class TrialRunner:
         for role in (TIMED, EDGE, HELD_OUT):
             for mine, _, subject in subjects:
                 if mine == role:
-                    for kind in self._problem.input_kinds:
-                        self._gate.examine(subject, kind, seed, verdict)
+                    self._gate.examine(subject, self._problem.input_kinds, seed, verdict)
 
     def _test_randomly(
         self, subjects: Sequence[tuple[str, int, Subject]], seed: int, verdict: Verdict

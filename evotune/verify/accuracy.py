@@ -39,21 +39,22 @@ class Limits:
 
 
 def error_terms(output: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What `errors_of` needs, on their device. Both in the same shape; infinities and NaN in
-    `output` give infinite or NaN errors."""
-    difference = torch.sub(output, reference)  # in float64, as the reference is
-    return torch.linalg.vector_norm(difference, math.inf), torch.linalg.vector_norm(difference)
+    """What `errors_of` needs of several outputs, the first dimension, on their device. Infinities
+    and NaN in an output give it infinite or NaN errors."""
+    difference = torch.sub(output, reference).flatten(1)  # in float64, as the reference is
+    norm = torch.linalg.vector_norm
+    return norm(difference, math.inf, dim=1), norm(difference, dim=1)
 
 
 def errors_of(terms: Sequence[float], count: int) -> Errors:
-    """The terms of `count` elements, read."""
+    """The terms of one output of `count` elements, read."""
     largest, norm = terms
     return Errors(largest, norm / math.sqrt(count))
 
 
 def errors_against(output: torch.Tensor, reference: torch.Tensor) -> Errors:
-    """`error_terms`, read at once."""
-    terms = torch.stack(error_terms(output, reference)).tolist()
+    """Of one output, read at once."""
+    terms = torch.cat(error_terms(output[None], reference[None])).tolist()
     return errors_of(terms, output.numel())
 
 

@@ -1,15 +1,20 @@
-"""Memory a candidate runs on: poisoned outputs, guard bands, inputs that must not change."""
+"""Memory a candidate runs on: poisoned outputs, guard bands, inputs that must not change.
+
+Work on small tensors costs a GPU's host as much as work on large ones. So there may be several sets
+of equal layout, for launches on several inputs or places: filled, poisoned, compared and read
+together, as rows of one allocation.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from evotune.device.launch import LaunchPlan
+from evotune.device.launch import LaunchPlan, Workspace
 from evotune.device.protocol import LaunchFailure
 from evotune.problems.base import Tensors, TensorSpec
 
@@ -35,7 +40,7 @@ def unwritten(output: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """The payload of one tensor or workspace, in bytes of the arena."""
+    """The payload of one tensor or workspace, in bytes of its set."""
 
     name: str
     start: int
@@ -44,143 +49,179 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """`kept_bytes` are those before the first payload that is written."""
+    """Of one set. What must stay as it is (inputs, zero_once workspaces, and the guard bands around
+    them) comes first, `kept_bytes`, so that one comparison is enough; then what is written."""
 
+    specs: Mapping[str, TensorSpec]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    zeroed: tuple[str, ...]
+    written: tuple[str, ...]
     segments: Mapping[str, _Segment]
     kept_bytes: int
-    arena_bytes: int
+    nbytes: int
+
+    @property
+    def stride_bytes(self) -> int:
+        """From one set to the next."""
+        return self.nbytes + -self.nbytes % _ALIGNMENT + _STAGGER_BYTES
 
 
 @functools.lru_cache(maxsize=1024)
-def _layout(kept: tuple[tuple[str, int], ...], written: tuple[tuple[str, int], ...]) -> _Layout:
-    """Names and sizes in bytes of what must stay as it is, and of what is written."""
+def _layout(specs: tuple[TensorSpec, ...], workspaces: tuple[Workspace, ...]) -> _Layout:
+    inputs = tuple(spec.name for spec in specs if not spec.is_output)
+    outputs = tuple(spec.name for spec in specs if spec.is_output)
+    zeroed = tuple(w.name for w in workspaces if w.init == "zero_once")
+    scratch = tuple(w.name for w in workspaces if w.init != "zero_once")
+    sizes = {spec.name: _nbytes(spec) for spec in specs}
+    sizes |= {workspace.name: workspace.bytes for workspace in workspaces}
+    kept, written = (*inputs, *zeroed), (*outputs, *scratch)
     segments: dict[str, _Segment] = {}
     end = 0
     kept_bytes = None
-    for index, (name, nbytes) in enumerate((*kept, *written)):
-        if nbytes < 0:
-            raise LaunchFailure(f"a buffer of {nbytes} bytes")
+    for index, name in enumerate((*kept, *written)):
+        if sizes[name] < 0:
+            raise LaunchFailure(f"a buffer of {sizes[name]} bytes")
         # A payload's end has no padding: the first byte past it is guard.
         start = end + _GUARD_BYTES + index * _STAGGER_BYTES
         start += -start % _ALIGNMENT
         if index == len(kept):
             kept_bytes = start
-        segments[name] = _Segment(name, start, end := start + nbytes)
-    arena_bytes = end + _GUARD_BYTES
-    return _Layout(segments, arena_bytes if kept_bytes is None else kept_bytes, arena_bytes)
+        segments[name] = _Segment(name, start, end := start + sizes[name])
+    nbytes = end + _GUARD_BYTES
+    return _Layout(
+        {spec.name: spec for spec in specs},
+        inputs,
+        outputs,
+        zeroed,
+        written,
+        segments,
+        nbytes if kept_bytes is None else kept_bytes,
+        nbytes,
+    )
 
 
 class Inspection:
     """Whether launches touched what they must not, as it was when this was taken. `flags` are two
-    bools on the device: reading them costs more than taking them, so that many are read at once.
-    """
+    rows of bools on the device, one of each set: reading them costs more than taking them, so that
+    many are read at once."""
 
-    def __init__(self, buffers: BufferSet, changed: torch.Tensor, outside: torch.Tensor) -> None:
+    def __init__(self, buffers: BufferSets, changed: torch.Tensor, outside: torch.Tensor) -> None:
         self._buffers = buffers
         self._changed = changed
         self._outside = outside
-        self.flags = (changed.any(), outside.any())
+        self.flags = (changed.any(dim=1), outside.any(dim=1))
 
-    def damage(self) -> str:
-        """What the kernel touched, in words; "" when nothing, or a zero_once workspace alone."""
-        return self._buffers._damage(self._wrong())
+    def damage(self, number: int = 0) -> str:
+        """What the kernel touched in that set, in words; "" when nothing, or a zero_once workspace
+        alone."""
+        return self._buffers._damage(self._wrong(number))
 
-    def not_zeroed(self) -> str:
+    def not_zeroed(self, number: int = 0) -> str:
         """A zero_once workspace that the launch did not leave zero; "" when there is none."""
-        return self._buffers._not_zeroed(self._wrong())
+        return self._buffers._not_zeroed(self._wrong(number))
 
-    def _wrong(self) -> torch.Tensor:
-        return self._buffers._wrong(self._changed, self._outside)
+    def _wrong(self, number: int) -> torch.Tensor:
+        return self._buffers._wrong(self._changed[number], self._outside[number])
 
 
-class BufferSet:
-    """Fresh memory for every tensor and workspace of one case, inputs filled in.
-
-    One arena: what must stay as it is (inputs, zero_once workspaces, and the guard bands around
-    them) comes first, with a copy of what it should hold, so that one comparison is enough; then
-    what is written.
-    """
+class BufferSets:
+    """Fresh memory for every tensor and workspace of one case, once for each of `inputs`, which are
+    filled in. Tensors have the number of the set as a first dimension."""
 
     def __init__(
-        self, specs: Sequence[TensorSpec], plan: LaunchPlan, inputs: Tensors, device: str
+        self,
+        specs: Sequence[TensorSpec],
+        plan: LaunchPlan,
+        inputs: Sequence[Mapping[str, torch.Tensor]],
+        device: str,
     ) -> None:
-        self._specs = {spec.name: spec for spec in specs}
-        self._inputs = [spec.name for spec in specs if not spec.is_output]
-        self._outputs = [spec.name for spec in specs if spec.is_output]
-        self._zeroed = [w.name for w in plan.workspaces if w.init == "zero_once"]
-        scratch = [w.name for w in plan.workspaces if w.init != "zero_once"]
-        self._written = [*self._outputs, *scratch]
-        sizes = {spec.name: _nbytes(spec) for spec in specs}
-        sizes |= {workspace.name: workspace.bytes for workspace in plan.workspaces}
-        layout = _layout(
-            tuple((name, sizes[name]) for name in (*self._inputs, *self._zeroed)),
-            tuple((name, sizes[name]) for name in self._written),
-        )
-        self._segments = layout.segments
-        room = layout.arena_bytes + _ALIGNMENT
+        layout = _layout(tuple(specs), tuple(plan.workspaces))
+        room = len(inputs) * layout.stride_bytes + _ALIGNMENT
         storage = torch.full((room,), _GUARD_BYTE, dtype=torch.uint8, device=device)
-        base = -storage.data_ptr() % _ALIGNMENT
-        self._arena = storage[base : base + layout.arena_bytes]
-        self._kept = self._arena[: layout.kept_bytes]
-        self._views = {name: self._view(name, self._arena) for name in self._segments}
-        for name in self._inputs:
-            if name in inputs:
-                self._views[name].copy_(inputs[name])
-        for name in self._zeroed:
+        rows = storage[-storage.data_ptr() % _ALIGNMENT :][: room - _ALIGNMENT]
+        self._lay(layout, rows.view(len(inputs), layout.stride_bytes))
+        places: list[torch.Tensor] = []
+        values: list[torch.Tensor] = []
+        for name in layout.inputs:
+            places += self._views[name].unbind()
+            values += [each[name] for each in inputs]
+        if places:
+            torch._foreach_copy_(places, values)
+        for name in layout.zeroed:
             self._views[name].zero_()
         self._expected = self._kept.clone()
-        self._payloads = [self._payload(name, self._arena) for name in self._written]
-        ends = [self._segments[name].end for name in self._written]
-        starts = [self._segments[name].start for name in self._written[1:]]
-        self._bands = [
-            self._arena[end:start]
-            for end, start in zip(ends, (*starts, layout.arena_bytes), strict=False)
-        ]
-        """Behind each payload that is written."""
         self.poison()
 
-    def _payload(self, name: str, memory: torch.Tensor) -> torch.Tensor:
-        segment = self._segments[name]
-        return memory[segment.start : segment.end]
+    def _lay(self, layout: _Layout, rows: torch.Tensor) -> None:
+        self._layout = layout
+        self._rows = rows
+        self._kept = rows[:, : layout.kept_bytes]
+        self._views = {name: self._view(name, rows) for name in layout.segments}
+        self._payloads = [self._payload(name, rows) for name in layout.written]
+        ends = [layout.segments[name].end for name in layout.written]
+        starts = [layout.segments[name].start for name in layout.written[1:]]
+        self._bands = [
+            rows[:, end:start] for end, start in zip(ends, (*starts, layout.nbytes), strict=False)
+        ]
+        """Behind each payload that is written."""
 
-    def _view(self, name: str, memory: torch.Tensor) -> torch.Tensor:
-        """Of the arena, or of what it should hold: a tensor in its shape, a workspace in bytes."""
-        payload = self._payload(name, memory)
-        if name not in self._specs:
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def only(self, number: int) -> BufferSets:
+        """That set alone, in the same memory."""
+        made = object.__new__(BufferSets)
+        made._lay(self._layout, self._rows[number : number + 1])
+        made._expected = self._expected[number : number + 1]
+        return made
+
+    def each(self) -> Iterator[BufferSets]:
+        return map(self.only, range(len(self)))
+
+    def _payload(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        segment = self._layout.segments[name]
+        return rows[:, segment.start : segment.end]
+
+    def _view(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        """Of the sets, or of what they should hold: a tensor in its shape, a workspace in bytes."""
+        payload = self._payload(name, rows)
+        spec = self._layout.specs.get(name)
+        if spec is None:
             return payload
-        spec = self._specs[name]
-        return payload.view(getattr(torch, spec.dtype)).view(*spec.shape)
+        return payload.view(getattr(torch, spec.dtype)).view(len(rows), *spec.shape)
 
     @functools.cached_property
     def _expected_views(self) -> dict[str, torch.Tensor]:
-        return {name: self._view(name, self._expected) for name in self._inputs}
+        return {name: self._view(name, self._expected) for name in self._layout.inputs}
 
-    @property
-    def pointers(self) -> dict[str, int]:
-        base = self._arena.data_ptr()
-        return {name: base + segment.start for name, segment in self._segments.items()}
+    def pointers(self, number: int = 0) -> dict[str, int]:
+        base = self._rows.data_ptr() + number * self._layout.stride_bytes
+        return {name: base + segment.start for name, segment in self._layout.segments.items()}
 
-    def overwrite_inputs(self, inputs: Tensors) -> None:
-        """New input values in the same places."""
+    def overwrite_inputs(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        """New input values in the same places, equal ones in each set."""
         self.expect_inputs(inputs)
         for name, value in inputs.items():
             self._views[name].copy_(value)
 
     def nudge(self, generator: torch.Generator) -> None:
-        """One element of each input becomes another, so that no launch sees the same inputs."""
-        values = torch.randn(len(self._inputs), generator=generator).tolist()
-        for name, value in zip(self._inputs, values, strict=True):
-            count = self._views[name].numel()
+        """One element of each input becomes another, so that no launch sees the same inputs; of the
+        first set."""
+        names = self._layout.inputs
+        values = torch.randn(len(names), generator=generator).tolist()
+        for name, value in zip(names, values, strict=True):
+            count = self._views[name][0].numel()
             place = int(torch.randint(count, (1,), generator=generator))
-            for view in (self._views[name], self._expected_views[name]):
-                view.view(-1)[place : place + 1].fill_(value)
+            self.element(name, place).fill_(value)
+            self._expected_views[name][0].view(-1)[place : place + 1].fill_(value)
 
     def element(self, name: str, place: int) -> torch.Tensor:
-        """A view of one element of a tensor, by its flat index."""
-        return self._views[name].view(-1)[place : place + 1]
+        """A view of one element of a tensor of the first set, by its flat index."""
+        return self._views[name][0].view(-1)[place : place + 1]
 
-    def expect_inputs(self, inputs: Tensors) -> None:
-        """These values are in the inputs now."""
+    def expect_inputs(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        """These values are in the inputs of each set now."""
         for name, value in inputs.items():
             self._expected_views[name].copy_(value)
 
@@ -191,7 +232,7 @@ class BufferSet:
 
     def outputs(self) -> Tensors:
         """Views, not copies."""
-        return {name: self._views[name] for name in self._outputs}
+        return {name: self._views[name] for name in self._layout.outputs}
 
     def snapshot(self) -> Tensors:
         """Copies of the outputs as they are now: later writes come too late."""
@@ -200,23 +241,23 @@ class BufferSet:
     def inspect(self) -> Inspection:
         """Compares all that launches must leave alone with what it should hold, bit by bit."""
         changed = torch.ne(self._kept, self._expected)
-        bands = self._bands or [self._arena[:0]]
-        outside = torch.ne(torch.cat(bands) if len(bands) > 1 else bands[0], _GUARD_BYTE)
+        bands = self._bands or [self._rows[:, :0]]
+        outside = torch.ne(torch.cat(bands, dim=1) if len(bands) > 1 else bands[0], _GUARD_BYTE)
         return Inspection(self, changed, outside)
 
     def _wrong(self, changed: torch.Tensor, outside: torch.Tensor) -> torch.Tensor:
-        """For each byte of the arena whether it is other than it must be."""
-        wrong = torch.zeros(self._arena.numel(), dtype=torch.bool, device=changed.device)
+        """For each byte of one set whether it is other than it must be."""
+        wrong = torch.zeros(self._layout.nbytes, dtype=torch.bool, device=changed.device)
         wrong[: changed.numel()] = changed
         at = 0
-        for name, band in zip(self._written, self._bands, strict=True):
-            start = self._segments[name].end
-            wrong[start : start + band.numel()] = outside[at : at + band.numel()]
-            at += band.numel()
+        for name, band in zip(self._layout.written, self._bands, strict=True):
+            start, size = self._layout.segments[name].end, band.shape[1]
+            wrong[start : start + size] = outside[at : at + size]
+            at += size
         return wrong
 
     def _damage(self, wrong: torch.Tensor) -> str:
-        segments = list(self._segments.values())
+        segments = list(self._layout.segments.values())
         for before, after in zip((None, *segments), (*segments, None), strict=True):
             start = before.end if before else 0
             end = after.start if after else wrong.numel()
@@ -227,14 +268,16 @@ class BufferSet:
             is_after = after and end - int(places[-1]) - start < int(places[0])
             near = after if before is None or is_after else before
             return f"wrote outside {near.name}" if near else "wrote outside all"
-        for name in self._inputs:
-            if bool(wrong[self._segments[name].start : self._segments[name].end].any()):
-                return f"changed its input {name}"
-        return ""
+        return next((f"changed its input {n}" for n in self._hit(self._layout.inputs, wrong)), "")
 
     def _not_zeroed(self, wrong: torch.Tensor) -> str:
-        segments = (self._segments[name] for name in self._zeroed)
-        return next((s.name for s in segments if bool(wrong[s.start : s.end].any())), "")
+        return next(self._hit(self._layout.zeroed, wrong), "")
+
+    def _hit(self, names: Sequence[str], wrong: torch.Tensor) -> Iterator[str]:
+        for name in names:
+            segment = self._layout.segments[name]
+            if bool(wrong[segment.start : segment.end].any()):
+                yield name
 
 
 def _nbytes(spec: TensorSpec) -> int:

@@ -16,7 +16,7 @@ import torch
 
 from evotune.device.protocol import Session
 from evotune.problems.base import Tensors
-from evotune.verify.buffers import BufferSet
+from evotune.verify.buffers import BufferSets
 from evotune.verify.pool import Alteration
 
 _RATIO = 1.3  # what launches on new inputs may take longer
@@ -65,7 +65,7 @@ class Burst:
 def altered_outputs(
     session: Session,
     launch: Callable[[], object],
-    buffers: BufferSet,
+    buffers: BufferSets,
     variants: Sequence[Sequence[Alteration]],
 ) -> list[Tensors]:
     """Copies of the outputs after each variant: a launch after each of its alterations, all
@@ -103,7 +103,7 @@ def _writing(value: torch.Tensor, target: torch.Tensor) -> Callable[[], object]:
 def reuse(
     session: Session,
     launch: Callable[[], object],
-    buffers: BufferSet,
+    buffers: BufferSets,
     alterations: Sequence[Alteration],
     generator: torch.Generator,
 ) -> str:

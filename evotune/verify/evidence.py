@@ -6,20 +6,21 @@ the looks of many launches are read at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from evotune.problems.base import Tensors
 from evotune.verify.accuracy import Errors, error_terms, errors_of
-from evotune.verify.buffers import BufferSet, Inspection
+from evotune.verify.buffers import BufferSets, Inspection
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Of one launch or row of launches: what they touched, copies of the `outputs` and the terms of
-    their errors (see `error_terms`), and further `flags` (a bool each), all on the device."""
+    """Of one launch or row of launches on each of several sets of buffers: what they touched,
+    copies of the `outputs` and the terms of their errors (see `error_terms`), and further `flags`,
+    a bool a set; all on the device."""
 
     inspection: Inspection
     outputs: Tensors = field(default_factory=dict)
@@ -29,33 +30,60 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What `Evidence` says. Whether something is `damaged`: the inspection tells what."""
+    """What `evidence` says of set `number`. Whether something is `damaged`: `damage` and
+    `not_zeroed` tell what (see `Inspection`)."""
 
+    evidence: Evidence
+    number: int
     damaged: bool
     errors: Mapping[str, Errors]
     flags: Mapping[str, bool]
 
+    def output(self, name: str) -> torch.Tensor:
+        return self.evidence.outputs[name][self.number]
 
-def gather(buffers: BufferSet, outputs: Tensors, reference: Mapping[str, torch.Tensor]) -> Evidence:
-    """Of the launches so far, with copies of their outputs."""
+    def damage(self) -> str:
+        return self.evidence.inspection.damage(self.number)
+
+    def not_zeroed(self) -> str:
+        return self.evidence.inspection.not_zeroed(self.number)
+
+
+def gather(
+    buffers: BufferSets, outputs: Tensors, reference: Mapping[str, torch.Tensor]
+) -> Evidence:
+    """Of the launches so far, with copies of their outputs; the `reference` of each set, or of all
+    (one)."""
     terms = {name: error_terms(value, reference[name]) for name, value in outputs.items()}
     return Evidence(buffers.inspect(), outputs, terms)
 
 
-def read(evidence: Sequence[Evidence]) -> list[Findings]:
-    """Waits for the device, once for all of it."""
-    flags = [flag for each in evidence for flag in (*each.inspection.flags, *each.flags.values())]
-    terms = [term for each in evidence for pair in each.terms.values() for term in pair]
-    answers = iter(torch.stack(flags).tolist())
-    numbers = iter(torch.stack(terms).tolist() if terms else ())
+def read(evidence: Sequence[Evidence]) -> list[list[Findings]]:
+    """Of each its sets. Waits for the device, once for all of it."""
+    rows: list[torch.Tensor] = []
+    for each in evidence:
+        rows += [*each.inspection.flags, *each.flags.values()]
+        rows += [term for terms in each.terms.values() for term in terms]
+    # In one row of float64, which holds flags too: one answer.
+    numbers = iter(torch.cat(rows).tolist())
+    answers = iter([[next(numbers) for _ in range(len(row))] for row in rows])
+    return [_findings(each, answers) for each in evidence]
+
+
+def _findings(evidence: Evidence, answers: Iterator[list[float]]) -> list[Findings]:
+    changed, outside = (next(answers) for _ in evidence.inspection.flags)
+    flags = {name: next(answers) for name in evidence.flags}
+    terms = {name: [next(answers) for _ in terms] for name, terms in evidence.terms.items()}
     return [
         Findings(
-            damaged=any([next(answers) for _ in each.inspection.flags]),
+            evidence,
+            number,
+            bool(changed[number] or outside[number]),
             errors={
-                name: errors_of([next(numbers) for _ in pair], each.outputs[name].numel())
-                for name, pair in each.terms.items()
+                name: errors_of([t[number] for t in found], evidence.outputs[name][number].numel())
+                for name, found in terms.items()
             },
-            flags={name: next(answers) for name in each.flags},
+            flags={name: bool(found[number]) for name, found in flags.items()},
         )
-        for each in evidence
+        for number in range(len(changed))
     ]

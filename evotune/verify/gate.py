@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,11 +16,13 @@ from evotune.device.launch import LaunchPlan
 from evotune.device.protocol import Sampler, Session
 from evotune.problems.base import Case, Problem, Tensors
 from evotune.trial import Check, OutcomeKind
-from evotune.verify.buffers import BufferSet, bits, unwritten
+from evotune.verify.buffers import BufferSets, bits, unwritten
 from evotune.verify.burst import altered_outputs, reuse
 from evotune.verify.evidence import Evidence, Findings, gather, read
 from evotune.verify.pool import InputPool, InputSet
 
+_TOGETHER_BYTES = 64 << 20
+"""Inputs and outputs that are examined together; of larger ones each has work enough."""
 _SECOND, _TIMED = " in its second launch", " while it was timed"
 
 
@@ -61,48 +63,70 @@ class Gate:
         self._problem = problem
         self._pool = pool
         self._deterministic = deterministic
-        self._latest: BufferSet | None = None
+        self._latest: BufferSets | None = None
 
-    def examine(self, subject: Subject, kind: str, seed: int, verdict: Verdict) -> None:
-        """One input set in fresh memory: launched, looked at, launched again, compared."""
-        if not verdict.passed:
-            return
+    def examine(self, subject: Subject, kinds: Sequence[str], seed: int, verdict: Verdict) -> None:
+        """Input sets in fresh memory: launched, looked at, launched again, compared. Several small
+        ones together, where a launch begins when the one before has ended, with all it started."""
         case = subject.case
-        inputs = self._pool.get(case, kind, seed)
+        nbytes = self._pool.set_bytes(case) + sum(w.bytes for w in subject.plan.workspaces)
+        together = max(1, _TOGETHER_BYTES // max(1, nbytes)) if self._session.in_order else 1
+        for start in range(0, len(kinds), together):
+            if verdict.passed:
+                self._examine(subject, kinds[start : start + together], seed, verdict)
+
+    def _examine(self, subject: Subject, kinds: Sequence[str], seed: int, verdict: Verdict) -> None:
+        case = subject.case
+        inputs = [self._pool.get(case, kind, seed) for kind in kinds]
         buffers = self.buffers(subject, inputs)
-        launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers)
-        first = self._launch(launch, buffers)
+        launches = [self._bind(subject, buffers, number) for number in range(len(kinds))]
+        self._launch(launches)
+        first = buffers.snapshot()  # as they are when the launches have returned
         buffers.poison()
         evidence = [self.look(buffers, first, inputs)]
-        differing: Tensors = {}
-        if self._deterministic:
-            launch()
-            self._session.settle()
-            second = buffers.outputs()
-            differing = {name: bits(value) != bits(first[name]) for name, value in second.items()}
-            flags = {name: elements.any() for name, elements in differing.items()}
-            evidence.append(Evidence(buffers.inspect(), flags=flags))
-        found = read(evidence)
-        self._judge(case, kind, evidence[0], found[0], inputs=inputs, verdict=verdict)
-        late = next((name for name, intact in found[0].flags.items() if not intact), "")
-        if verdict.passed and late:
-            detail = f"wrote {late} after its launch had returned"
-            verdict.fail(OutcomeKind.LAUNCH_ERROR, Check(case.label, kind, "failed", detail=detail))
-        if not (self._deterministic and verdict.passed):
+        if not self._deterministic:
+            (found,) = read(evidence)
+            self._judge_first(case, kinds, found, inputs, verdict)
             return
-        self._judge_damage(case, kind, evidence[1], found[1], verdict=verdict, when=_SECOND)
-        name = next((name for name, flag in found[1].flags.items() if flag), "")
-        if verdict.passed and name:
-            count = int(differing[name].sum())
-            detail = f"{count} elements of {name} differ between two equal launches"
-            check = Check(case.label, kind, "failed", detail=detail)
-            verdict.fail(OutcomeKind.NONDETERMINISTIC, check)
+        self._launch(launches)
+        second = buffers.outputs()
+        differing = {name: bits(value) != bits(first[name]) for name, value in second.items()}
+        flags = {name: elements.flatten(1).any(dim=1) for name, elements in differing.items()}
+        evidence.append(Evidence(buffers.inspect(), flags=flags))
+        found, found_again = read(evidence)
+        # What is wrong comes first: on inputs of the launch before, memory looks like chance.
+        self._judge_first(case, kinds, found, inputs, verdict)
+        for number, (kind, again) in enumerate(zip(kinds, found_again, strict=True)):
+            self._judge_damage(case, kind, again, verdict, when=_SECOND)
+            name = next((name for name, flag in again.flags.items() if flag), "")
+            if verdict.passed and name:
+                count = int(differing[name][number].sum())
+                detail = f"{count} elements of {name} differ between two equal launches"
+                check = Check(case.label, kind, "failed", detail=detail)
+                verdict.fail(OutcomeKind.NONDETERMINISTIC, check)
+
+    def _judge_first(
+        self,
+        case: Case,
+        kinds: Sequence[str],
+        found: Sequence[Findings],
+        inputs: Sequence[InputSet],
+        verdict: Verdict,
+    ) -> None:
+        """Of each kind the first launch: its result, and whether it wrote when it had returned."""
+        for kind, each, values in zip(kinds, found, inputs, strict=True):
+            self._judge(case, kind, each, values, verdict)
+            late = next((name for name, intact in each.flags.items() if not intact), "")
+            if verdict.passed and late:
+                detail = f"wrote {late} after its launch had returned"
+                failed = Check(case.label, kind, "failed", detail=detail)
+                verdict.fail(OutcomeKind.LAUNCH_ERROR, failed)
 
     def replay(
         self,
         subject: Subject,
         timed: Sampler,
-        placed: Sequence[BufferSet],
+        placed: BufferSets,
         seed: int,
         verdict: Verdict,
         *,
@@ -113,23 +137,20 @@ class Gate:
         if not verdict.passed:
             return
         case = subject.case
-        timed_so_far = [Evidence(buffers.inspect()) for buffers in placed]
+        timed_so_far = Evidence(placed.inspect())
         inputs = self._pool.get(case, "normal", seed)
-        for buffers in placed:
-            buffers.overwrite_inputs(dict(inputs.inputs))
-            buffers.poison()
+        placed.overwrite_inputs(inputs.inputs)
+        placed.poison()
         timed.run()
         self._session.settle()
-        evidence = [gather(buffers, buffers.snapshot(), inputs.reference) for buffers in placed]
-        found = read([*timed_so_far, *evidence])
-        for each, findings in zip(timed_so_far, found, strict=False):
-            self._judge_damage(case, "normal", each, findings, verdict=verdict, when=_TIMED)
-        for each, findings in zip(evidence, found[len(placed) :], strict=True):
-            self._judge(case, f"{how} normal", each, findings, inputs=inputs, verdict=verdict)
+        evidence = gather(placed, placed.snapshot(), _each(inputs.reference))
+        before, after = read([timed_so_far, evidence])
+        for found in before:
+            self._judge_damage(case, "normal", found, verdict, when=_TIMED)
+        for found in after:
+            self._judge(case, f"{how} normal", found, inputs, verdict)
 
-    def alter(
-        self, subject: Subject, placed: Sequence[BufferSet], seed: int, verdict: Verdict
-    ) -> None:
+    def alter(self, subject: Subject, placed: BufferSets, seed: int, verdict: Verdict) -> None:
         """On one of the buffers that were timed, with the inputs of this seed: a burst of launches
         with one input element changed before each and the outputs left as they are. A kernel that
         skips work when it finds its outputs written, its inputs familiar or its launches close
@@ -140,22 +161,20 @@ class Gate:
         case, inputs = subject.case, self._pool.get(subject.case, "normal", seed)
         buffers, launch, _ = self._one_place(subject, placed, seed)
         variants = self._pool.altered(case, seed)
-        buffers.overwrite_inputs(dict(inputs.inputs))
+        buffers.overwrite_inputs(inputs.inputs)
         changes = [altered.alterations for altered in variants]
         outputs = altered_outputs(self._session, launch, buffers, changes)
         self._session.settle()
-        buffers.expect_inputs(dict(variants[-1].inputs))
+        buffers.expect_inputs(variants[-1].inputs)
         evidence = [
-            gather(buffers, output, altered.reference)
+            gather(buffers, output, _each(altered.reference))
             for altered, output in zip(variants, outputs, strict=True)
         ]
-        for altered, each, findings in zip(variants, evidence, read(evidence), strict=True):
-            self._judge(case, "altered in place", each, findings, inputs=altered, verdict=verdict)
-        buffers.overwrite_inputs(dict(inputs.inputs))
+        for altered, (found,) in zip(variants, read(evidence), strict=True):
+            self._judge(case, "altered in place", found, altered, verdict)
+        buffers.overwrite_inputs(inputs.inputs)
 
-    def reuse(
-        self, subject: Subject, placed: Sequence[BufferSet], seed: int, verdict: Verdict
-    ) -> None:
+    def reuse(self, subject: Subject, placed: BufferSets, seed: int, verdict: Verdict) -> None:
         """On one of the buffers that were timed: whether launches on new inputs take longer than
         those on familiar ones. Only a time that matters need be asked. The inputs are left as found
         with this seed."""
@@ -170,51 +189,51 @@ class Gate:
         if reused:
             check = Check(case.label, "new and familiar", "failed", detail=f"a launch {reused}")
             verdict.fail(OutcomeKind.TOO_FAST, check)
-        buffers.overwrite_inputs(dict(inputs.inputs))
+        buffers.overwrite_inputs(inputs.inputs)
 
     def _one_place(
-        self, subject: Subject, placed: Sequence[BufferSet], seed: int
-    ) -> tuple[BufferSet, Callable[[], object], torch.Generator]:
+        self, subject: Subject, placed: BufferSets, seed: int
+    ) -> tuple[BufferSets, Callable[[], object], torch.Generator]:
         """Drawn by the seed, with its launch, and the generator for what else is drawn."""
         generator = torch.Generator().manual_seed(seed)
-        buffers = placed[int(torch.randint(len(placed), (1,), generator=generator))]
-        launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers)
-        return buffers, launch, generator
+        number = int(torch.randint(len(placed), (1,), generator=generator))
+        return placed.only(number), self._bind(subject, placed, number), generator
 
-    def buffers(self, subject: Subject, inputs: InputSet) -> BufferSet:
-        """Fresh memory, at other addresses than the set before."""
+    def _bind(self, subject: Subject, buffers: BufferSets, number: int) -> Callable[[], object]:
+        return self._session.bind(subject.kernel, subject.plan, buffers.pointers(number))
+
+    def _launch(self, launches: Iterable[Callable[[], object]]) -> None:
+        for launch in launches:
+            launch()
+            self._session.settle()
+
+    def buffers(self, subject: Subject, inputs: Sequence[InputSet]) -> BufferSets:
+        """Fresh memory for each of them, at other addresses than the sets before."""
         specs = self._problem.tensors(subject.case)
         device = self._session.torch_device
-        # The set before is still held: the allocator cannot hand out its addresses again.
-        self._latest = BufferSet(specs, subject.plan, dict(inputs.inputs), device)
+        # The sets before are still held: the allocator cannot hand out their addresses again.
+        self._latest = BufferSets(specs, subject.plan, [each.inputs for each in inputs], device)
         return self._latest
 
-    def _launch(self, launch: Callable[[], object], buffers: BufferSet) -> Tensors:
-        """The outputs as they are when the launch has returned."""
-        launch()
-        self._session.settle()
-        return buffers.snapshot()
-
-    def look(self, buffers: BufferSet, outputs: Tensors, inputs: InputSet) -> Evidence:
-        """What a launch left. Outputs were poisoned when it had returned: nobody may write them
+    def look(self, buffers: BufferSets, outputs: Tensors, inputs: Sequence[InputSet]) -> Evidence:
+        """What launches left. Outputs were poisoned when they had returned: nobody may write them
         now, as far as can be seen after the errors have been worked out."""
-        evidence = gather(buffers, outputs, inputs.reference)
-        intact = {name: unwritten(value).all() for name, value in buffers.outputs().items()}
+        references = {
+            name: torch.stack([each.reference[name] for each in inputs]) for name in outputs
+        }
+        evidence = gather(buffers, outputs, references)
+        intact = {
+            name: unwritten(value).flatten(1).all(dim=1)
+            for name, value in buffers.outputs().items()
+        }
         return dataclasses.replace(evidence, flags=intact)
 
     def _judge(
-        self,
-        case: Case,
-        kind: str,
-        evidence: Evidence,
-        findings: Findings,
-        *,
-        inputs: InputSet,
-        verdict: Verdict,
+        self, case: Case, kind: str, found: Findings, inputs: InputSet, verdict: Verdict
     ) -> None:
         """Guards and inputs intact, all written, no NaN, errors within the limits."""
-        self._judge_damage(case, kind, evidence, findings, verdict=verdict)
-        for name, errors in findings.errors.items():
+        self._judge_damage(case, kind, found, verdict)
+        for name, errors in found.errors.items():
             if not verdict.passed:
                 return
             limits = inputs.limits(name, errors)
@@ -228,7 +247,7 @@ class Gate:
                 rms_limit=limits.rms,
             )
             # Finite errors say as much of the output, without asking the device.
-            output = evidence.outputs[name]
+            output = found.output(name)
             finite = math.isfinite(errors.max) and math.isfinite(errors.rms)
             bad = 0 if finite else int((~torch.isfinite(output)).sum())
             if bad:
@@ -250,21 +269,18 @@ class Gate:
 
     @staticmethod
     def _judge_damage(
-        case: Case,
-        kind: str,
-        evidence: Evidence,
-        findings: Findings,
-        *,
-        verdict: Verdict,
-        when: str = "",
+        case: Case, kind: str, found: Findings, verdict: Verdict, *, when: str = ""
     ) -> None:
-        if not (findings.damaged and verdict.passed):
+        if not (found.damaged and verdict.passed):
             return
-        damage = evidence.inspection.damage()
+        damage = found.damage()
         outcome = OutcomeKind.OUT_OF_BOUNDS
         if not damage:
             outcome = OutcomeKind.WRONG_RESULT
-            damage = (
-                f"left workspace {evidence.inspection.not_zeroed()} (zero_once) other than zero"
-            )
+            damage = f"left workspace {found.not_zeroed()} (zero_once) other than zero"
         verdict.fail(outcome, Check(case.label, kind, "failed", detail=damage + when))
+
+
+def _each(reference: Mapping[str, torch.Tensor]) -> Tensors:
+    """The same for every set of buffers."""
+    return {name: value[None] for name, value in reference.items()}

@@ -34,7 +34,7 @@ def run_random_tests(
     for index, subject in enumerate(subjects):
         if time.monotonic() > deadline:
             break
-        gate.examine(subject, kinds[index % len(kinds)], seed, made)
+        gate.examine(subject, [kinds[index % len(kinds)]], seed, made)
         if made.kind is not None:
             failed = made.checks[-1]
             detail = f"{failed.detail} (random test {index + 1} of {len(subjects)})"

@@ -35,6 +35,7 @@ class InterpretedSession:
     """What the gate needs of a session; buffers are CPU memory, read and written in place."""
 
     torch_device = "cpu"
+    in_order = True
 
     def bind(
         self, kernel: tuple[Any, CompileJob], plan: LaunchPlan, pointers: Mapping[str, int]
@@ -86,7 +87,7 @@ def main() -> None:
             subject = Subject(job.case, job.plan, (function, job.compile))  # type: ignore[arg-type]
             for kind in problem.input_kinds:
                 verdict = Verdict()
-                gate.examine(subject, kind, number, verdict)
+                gate.examine(subject, [kind], number, verdict)
                 checked = f"{job.case.label} {kind}"
                 answer = {"checked": checked, "passed": verdict.passed, "reason": verdict.reason}
                 print(json.dumps({**answer, "configuration": configuration.to_json()}), flush=True)

@@ -61,17 +61,16 @@ class Methods:
             if role != TIMED and not edges:
                 continue
             verdict = Verdict()
-            for kind in PROBLEM.input_kinds:
-                self._gate.examine(subject, kind, seed, verdict)
+            self._gate.examine(subject, PROBLEM.input_kinds, seed, verdict)
             if role == TIMED:
                 inputs = self._pool.get(subject.case, "normal", seed)
-                buffers = self._gate.buffers(subject, inputs)
-                launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers)
+                buffers = self._gate.buffers(subject, [inputs])
+                launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers())
                 launch()
                 sampler = self._session.sampler([launch] * 3)
-                self._gate.replay(subject, sampler, [buffers], seed + 1, verdict)
-                self._gate.alter(subject, [buffers], seed + 1, verdict)
-                self._gate.reuse(subject, [buffers], seed + 1, verdict)
+                self._gate.replay(subject, sampler, buffers, seed + 1, verdict)
+                self._gate.alter(subject, buffers, seed + 1, verdict)
+                self._gate.reuse(subject, buffers, seed + 1, verdict)
             assert verdict.passed, (method, seed, verdict.reason)
 
     def _load(self, method: str) -> list[tuple[str, Subject]]:

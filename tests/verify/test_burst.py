@@ -14,7 +14,7 @@ from evotune.device.cpu import CpuSampler, CpuSession
 from evotune.device.launch import LaunchPlan
 from evotune.device.protocol import Session
 from evotune.problems.base import TensorSpec
-from evotune.verify.buffers import BufferSet
+from evotune.verify.buffers import BufferSets
 from evotune.verify.burst import Burst, altered_outputs, reuse
 from evotune.verify.pool import Alteration
 
@@ -53,9 +53,9 @@ def test_the_writes_of_a_burst_have_run_before_they_are_captured(
 def test_each_variant_begins_with_the_inputs_as_they_were() -> None:
     """What is launched sums up its input; the sums of variants do not add up."""
     specs = (TensorSpec("x", (3,), "float32"), TensorSpec("out", (1,), "float32", is_output=True))
-    buffers = BufferSet(specs, LaunchPlan("f", (), (), ()), {"x": torch.ones(3)}, "cpu")
+    buffers = BufferSets(specs, LaunchPlan("f", (), (), ()), [{"x": torch.ones(3)}], "cpu")
     x = torch.frombuffer(
-        (ctypes.c_float * 3).from_address(buffers.pointers["x"]), dtype=torch.float
+        (ctypes.c_float * 3).from_address(buffers.pointers()["x"]), dtype=torch.float
     )
     seen: list[list[float]] = []
 
@@ -96,7 +96,7 @@ def test_interrupted_bursts_neither_accuse_nor_clear_a_candidate(
 ) -> None:
     monkeypatch.setattr("evotune.verify.burst._REST_S", 0.0)
     monkeypatch.setattr("evotune.verify.burst._LEAST_ROUNDS", 200)  # no lucky burst decides
-    buffers = cast(BufferSet, SimpleNamespace(element=lambda name, place: torch.zeros(1)))
+    buffers = cast(BufferSets, SimpleNamespace(element=lambda name, place: torch.zeros(1)))
     change = Alteration("x", 0, torch.ones(1))
     accused = 0
     for seed in range(100):

@@ -41,7 +41,7 @@ def examine(
 ) -> Verdict:
     gate = Gate(CpuSession(), PROBLEM, pool, deterministic=deterministic)
     verdict = Verdict()
-    gate.examine(Subject(case, launch_plan or plan(), launch), kind, 0, verdict)
+    gate.examine(Subject(case, launch_plan or plan(), launch), [kind], 0, verdict)
     return verdict
 
 
@@ -168,11 +168,11 @@ def test_after_timing_the_launch_must_compute_from_what_is_there_then(pool: Inpu
 
     for compute, passes in ((exact, True), (remembering, False)):
         subject = Subject(SHORT, plan(), kernel(SHORT, compute))
-        buffers = gate.buffers(subject, pool.get(SHORT, "normal", 0))
-        launch = CpuSession().bind(subject.kernel, subject.plan, buffers.pointers)
+        buffers = gate.buffers(subject, [pool.get(SHORT, "normal", 0)])
+        launch = CpuSession().bind(subject.kernel, subject.plan, buffers.pointers())
         launch()
         verdict = Verdict()
-        gate.replay(subject, CpuSession().sampler([launch]), [buffers], 1, verdict)
+        gate.replay(subject, CpuSession().sampler([launch]), buffers, 1, verdict)
         assert verdict.passed == passes
         if not passes:
             assert "replayed normal inputs: out is off by" in verdict.reason
@@ -183,27 +183,108 @@ def test_after_timing_each_place_is_checked(pool: InputPool) -> None:
     gate = Gate(CpuSession(), PROBLEM, pool, deterministic=True)
     honest = kernel(SHORT, exact)
     inputs = pool.get(SHORT, "normal", 0)
-    places = [gate.buffers(Subject(SHORT, plan(), honest), inputs) for _ in range(3)]
-    first = places[0].pointers["out"]
+    places = gate.buffers(Subject(SHORT, plan(), honest), [inputs] * 3)
+    first = places.pointers(0)["out"]
 
     def launch(*pointers: ctypes.c_void_p) -> None:
         if pointers[3].value == first:
             honest(*pointers)
 
     subject = Subject(SHORT, plan(), launch)
-    calls = [CpuSession().bind(launch, subject.plan, buffers.pointers) for buffers in places]
+    calls = [CpuSession().bind(launch, subject.plan, each.pointers()) for each in places.each()]
     verdict = Verdict()
     gate.replay(subject, CpuSession().sampler(calls), places, 1, verdict)
     assert verdict.kind is OutcomeKind.NAN
     assert "replayed normal inputs" in verdict.reason
 
 
+class OrderedSession(CpuSession):
+    """Launches as a GPU does: each begins when all before it has ended."""
+
+    in_order = True
+
+
+def _together(pool: InputPool, launch: Callable[..., object]) -> Verdict:
+    gate = Gate(OrderedSession(), PROBLEM, pool, deterministic=True)
+    verdict = Verdict()
+    gate.examine(Subject(SHORT, plan(), launch), PROBLEM.input_kinds, 0, verdict)
+    return verdict
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 1 << 30])
+def test_kinds_that_are_examined_together_have_a_check_each(
+    pool: InputPool, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evotune.verify.gate._TOGETHER_BYTES", at_once * pool.set_bytes(SHORT))
+    launched: list[Memory] = []
+    verdict = _together(pool, kernel(SHORT, exact, launched.append))
+    assert verdict.passed, verdict.reason
+    assert [check.inputs for check in verdict.checks] == list(PROBLEM.input_kinds)
+    for check in verdict.checks:
+        (alone,) = examine(pool, SHORT, kernel(SHORT, exact), check.inputs).checks
+        assert check.max_error == alone.max_error
+        assert check.rms_error == pytest.approx(alone.rms_error)
+    addresses = [memory["out"].ctypes.data for memory in launched]
+    for start in range(0, len(PROBLEM.input_kinds), at_once):
+        count = len(PROBLEM.input_kinds[start : start + at_once])
+        first, second = addresses[:count], addresses[count : 2 * count]
+        assert first == second
+        assert len(set(first)) == count
+        del addresses[: 2 * count]
+    assert not addresses
+
+
+@pytest.mark.parametrize("number", range(len(PROBLEM.input_kinds)))
+def test_of_kinds_together_the_one_that_is_wrong_is_named(pool: InputPool, number: int) -> None:
+    calls: list[int] = []
+
+    def wrong(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        calls.append(1)
+        return exact(q, k, v, causal) + (len(calls) == number + 1)
+
+    verdict = _together(pool, kernel(SHORT, wrong))
+    assert verdict.kind is OutcomeKind.WRONG_RESULT
+    kind = PROBLEM.input_kinds[number]
+    assert f"{kind} inputs: out is off by" in verdict.reason
+    assert [check.status for check in verdict.checks] == ["passed"] * number + ["failed"]
+
+
+@pytest.mark.parametrize("number", range(len(PROBLEM.input_kinds)))
+def test_of_kinds_together_the_one_that_differs_the_second_time_is_named(
+    pool: InputPool, number: int
+) -> None:
+    calls: list[int] = []
+
+    def differing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        calls.append(1)
+        out = exact(q, k, v, causal)
+        if len(calls) == len(PROBLEM.input_kinds) + number + 1:
+            out[..., 0, 0] = -out[..., 0, 0]
+        return out
+
+    verdict = _together(pool, kernel(SHORT, differing))
+    assert verdict.kind is OutcomeKind.NONDETERMINISTIC
+    assert f"{PROBLEM.input_kinds[number]} inputs: " in verdict.reason
+
+
+def test_of_kinds_together_a_wrong_one_counts_before_one_that_differs(pool: InputPool) -> None:
+    answers: list[torch.Tensor] = []
+
+    def previous(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        answers.append(exact(q, k, v, causal))
+        return answers[-2] if len(answers) > 1 else answers[-1]
+
+    verdict = _together(pool, kernel(SHORT, previous))
+    assert verdict.kind is OutcomeKind.WRONG_RESULT
+    assert f"{PROBLEM.input_kinds[1]} inputs: out is off by" in verdict.reason
+
+
 def test_each_check_runs_on_memory_of_its_own(pool: InputPool) -> None:
     gate = Gate(CpuSession(), PROBLEM, pool, deterministic=True)
     subject = Subject(SHORT, plan(), kernel(SHORT, exact))
     inputs = pool.get(SHORT, "normal", 0)
-    first = gate.buffers(subject, inputs).pointers
-    second = gate.buffers(subject, inputs).pointers
+    first = gate.buffers(subject, [inputs]).pointers()
+    second = gate.buffers(subject, [inputs]).pointers()
     assert not set(first.values()) & set(second.values())
 
 
@@ -214,32 +295,32 @@ def test_after_a_failure_nothing_more_is_launched(pool: InputPool) -> None:
     def explode(*pointers: object) -> None:
         raise AssertionError("launched")
 
-    gate.examine(Subject(SHORT, plan(), explode), "normal", 0, verdict)
+    gate.examine(Subject(SHORT, plan(), explode), ["normal"], 0, verdict)
     assert verdict.reason == "before"
 
 
 def _replayed(pool: InputPool, launch: Callable[..., object]) -> Verdict:
     gate = Gate(CpuSession(), PROBLEM, pool, deterministic=True)
     subject = Subject(SHORT, plan(), launch)
-    buffers = gate.buffers(subject, pool.get(SHORT, "normal", 0))
-    bound = CpuSession().bind(subject.kernel, subject.plan, buffers.pointers)
+    buffers = gate.buffers(subject, [pool.get(SHORT, "normal", 0)])
+    bound = CpuSession().bind(subject.kernel, subject.plan, buffers.pointers())
     bound()
     verdict = Verdict()
-    gate.replay(subject, CpuSession().sampler([bound] * 2), [buffers], 1, verdict)
-    gate.alter(subject, [buffers], 1, verdict)
-    gate.reuse(subject, [buffers], 1, verdict)
+    gate.replay(subject, CpuSession().sampler([bound] * 2), buffers, 1, verdict)
+    gate.alter(subject, buffers, 1, verdict)
+    gate.reuse(subject, buffers, 1, verdict)
     return verdict
 
 
 def test_an_altered_place_can_be_replayed_again(pool: InputPool) -> None:
     gate = Gate(CpuSession(), PROBLEM, pool, deterministic=True)
     subject = Subject(SHORT, plan(), kernel(SHORT, exact))
-    buffers = gate.buffers(subject, pool.get(SHORT, "normal", 0))
-    bound = CpuSession().bind(subject.kernel, subject.plan, buffers.pointers)
+    buffers = gate.buffers(subject, [pool.get(SHORT, "normal", 0)])
+    bound = CpuSession().bind(subject.kernel, subject.plan, buffers.pointers())
     sampler, verdict = CpuSession().sampler([bound]), Verdict()
-    gate.alter(subject, [buffers], 1, verdict)
-    gate.reuse(subject, [buffers], 1, verdict)
-    gate.replay(subject, sampler, [buffers], 1, verdict, how="replayed eagerly,")
+    gate.alter(subject, buffers, 1, verdict)
+    gate.reuse(subject, buffers, 1, verdict)
+    gate.replay(subject, sampler, buffers, 1, verdict, how="replayed eagerly,")
     assert verdict.passed, verdict.reason
 
 
@@ -306,6 +387,6 @@ def test_what_is_written_after_the_launch_is_found(pool: InputPool) -> None:
         return original(*arguments)  # type: ignore[arg-type]
 
     gate.look = look  # type: ignore[method-assign]
-    gate.examine(Subject(SHORT, plan(), launch), "normal", 0, verdict)
+    gate.examine(Subject(SHORT, plan(), launch), ["normal"], 0, verdict)
     assert verdict.kind is OutcomeKind.LAUNCH_ERROR
     assert "wrote out after its launch had returned" in verdict.reason

@@ -35,6 +35,7 @@ class CudaSession:
 
     torch_device = "cuda:0"
     sample_us = 250.0  # an event is exact to half a microsecond
+    in_order = True
 
     def __init__(self, profile: DeviceProfile) -> None:
         torch.zeros(1, device=self.torch_device)  # makes the context current, for CuPy too
