@@ -40,7 +40,7 @@ struct RowCopy {
         if (has(i, ROWS)) policy.copy(shared + to(i), from + i * kRows * kElements);
     } else {
       const T* nowhere = from - start();  // the first row exists
-#pragma unroll 1
+#pragma unroll
       for (int i = 0; i < passes; ++i)
         if (has(i, ROWS)) {
           const bool exists = row + i * kRows < valid;

@@ -118,7 +118,8 @@ struct Worker {
   using Scores = float[kRowTiles][kKeyTiles][4];
 
   // Products of 16 keys at a time, of the first `seen` only: the mask replaces the other scores, here undefined.
-  __device__ __forceinline__ void multiply_keys(Scores& scores, bool masked, int seen) {
+  template <bool MASKED>
+  __device__ __forceinline__ void multiply_keys(Scores& scores, int seen) {
     const unsigned from = keys_at + stage * 2 * kBlockBytes;
 #pragma unroll
     for (int d = 0; d < HEAD_DIM / 16; ++d) {
@@ -128,7 +129,7 @@ struct Worker {
           load_matrix(query[i][0], Rows::along(query_at, 2 * d) + i * 16 * Rows::kRowBytes);
 #pragma unroll
       for (int n = 0; n < kKeyTiles; n += 2) {
-        if (SKIP_MASKED && masked && n * 8 >= seen) continue;
+        if (MASKED && SKIP_MASKED && n * 8 >= seen) continue;
         unsigned key[4];
         load_matrix(key, Rows::along(from, 2 * d) + n * 8 * Rows::kRowBytes);
 #pragma unroll
@@ -146,37 +147,27 @@ struct Worker {
     }
   }
 
-  // Scores of keys that their rows do not see become -inf. `key` is the warp's first key.
-  __device__ __forceinline__ void mask(Scores& scores, int key) const {
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int seen = tile.keys_seen(row_of(i, half)) - key - lane % 4 * 2;
-#pragma unroll
-        for (int n = 0; n < kKeyTiles; ++n)
-#pragma unroll
-          for (int e = 0; e < 2; ++e)
-            if (n * 8 + e >= seen) scores[i][n][2 * half + e] = __int_as_float(0xff800000);
-      }
-  }
-
   // Scores become weights; maxima, sums and output follow. `key` is the warp's first key.
-  __device__ __forceinline__ void weigh(Scores& scores, bool masked, int key) {
+  template <bool MASKED>
+  __device__ __forceinline__ void weigh(Scores& scores, int key) {
     const float scale = tile.problem.scale_log2;
-    if (masked) mask(scores, key);
     float next[kRowTiles][2];
     bool moved = RESCALE_LOG2 == 0;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
+        const int seen = MASKED ? tile.keys_seen(row_of(i, half)) - key - lane % 4 * 2 : 0;
         const float before = part.maximum[i][half];
         float top = before;
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n)
 #pragma unroll
-          for (int e = 0; e < 2; ++e) top = fmaxf(top, scores[i][n][2 * half + e]);
+          for (int e = 0; e < 2; ++e) {
+            float& score = scores[i][n][2 * half + e];
+            if (MASKED && n * 8 + e >= seen) score = __int_as_float(0xff800000);  // -inf
+            top = fmaxf(top, score);
+          }
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
         if constexpr (RESCALE_LOG2 > 0) {
@@ -215,11 +206,12 @@ struct Worker {
       }
   }
 
-  __device__ __forceinline__ void multiply_values(const Scores& weights, bool masked, int seen) {
+  template <bool MASKED>
+  __device__ __forceinline__ void multiply_values(const Scores& weights, int seen) {
     const unsigned from = values_at + stage * 2 * kBlockBytes;
 #pragma unroll
     for (int n = 0; n < kKeyTiles; n += 2) {
-      if (SKIP_MASKED && masked && n * 8 >= seen) continue;
+      if (MASKED && SKIP_MASKED && n * 8 >= seen) continue;
       unsigned weight[kRowTiles][4];
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i)
@@ -239,11 +231,12 @@ struct Worker {
     }
   }
 
-  __device__ __forceinline__ void attend(int step, bool masked) {
+  template <bool MASKED>
+  __device__ __forceinline__ void attend(int step) {
     const int key = key_of(step) + warp_kv * kWarpKeys;
     const int last = min(tile.first_row + (warp_q + 1) * kWarpRows, tile.rows) - 1;  // the warp's
-    const int seen = masked ? tile.keys_seen(last) - key : kWarpKeys;
-    const bool busy = !SKIP_MASKED || !masked || seen > 0;
+    const int seen = MASKED ? tile.keys_seen(last) - key : kWarpKeys;
+    const bool busy = !MASKED || !SKIP_MASKED || seen > 0;
     Scores scores;
     if constexpr (STAGES == 1) {
       wait_copy_groups<1>();
@@ -254,19 +247,19 @@ struct Worker {
       __syncthreads();  // this block is here, and the last one was read by all
       load_next_stage();
     }
-    if (busy) multiply_keys(scores, masked, seen);
+    if (busy) multiply_keys<MASKED>(scores, seen);
     if constexpr (STAGES == 1) {
       wait_copy_groups<0>();
       __syncthreads();  // V is here, and K was read by all
       load_keys(step + 1, 0);
       close_copy_group();  // an empty one, for V's place: the first V came with the first K
     }
-    if (busy) weigh(scores, masked, key);
+    if (busy) weigh<MASKED>(scores, key);
     if constexpr (STAGES > 1 && !kWaitEarly) {
       wait_copy_groups<2 * STAGES - 2>();
       __syncthreads();
     }
-    if (busy) multiply_values(scores, masked, seen);
+    if (busy) multiply_values<MASKED>(scores, seen);
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
 
@@ -278,15 +271,11 @@ struct Worker {
     const int whole = min(max(tile.keys_seen(tile.first_row) / BLOCK_N - first_block, 0), blocks);
     begin();
     int step = 0;
-    if constexpr (SKIP_MASKED) {
-      if constexpr (kReverse)
-        for (; step < blocks - whole; ++step) attend(step, true);
-      for (; step < (kReverse ? blocks : whole); ++step) attend(step, false);
-      if constexpr (!kReverse)
-        for (; step < blocks; ++step) attend(step, true);
-    } else {
-      for (; step < blocks; ++step) attend(step, kReverse ? step < blocks - whole : step >= whole);
-    }
+    if constexpr (kReverse)
+      for (; step < blocks - whole; ++step) attend<true>(step);
+    for (; step < (kReverse ? blocks : whole); ++step) attend<false>(step);
+    if constexpr (!kReverse)
+      for (; step < blocks; ++step) attend<true>(step);
     wait_copy_groups<0>();
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
