@@ -159,5 +159,6 @@ class CompilePool:
 
     def _spawn(self) -> Child:
         # CuPy is imported there, and a compiler has no business on a GPU.
-        environment = {"CUDA_VISIBLE_DEVICES": ""}
+        # What NVRTC finds in the driver's cache comes without the log that says its registers.
+        environment = {"CUDA_VISIBLE_DEVICES": "", "CUDA_CACHE_DISABLE": "1"}
         return Child("compile_worker", self._folder / "compile.log", environment)

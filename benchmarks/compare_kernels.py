@@ -1,0 +1,176 @@
+"""What a change of kernel sources does to configurations' times.
+
+    python benchmarks/compare_kernels.py CHANGED [--device cuda:0] [--only NAME ...] [--random 6]
+        [-o benchmarks/results/FILE.json]
+    python benchmarks/compare_kernels.py --table benchmarks/results/FILE.json
+
+CHANGED is another checkout, of which only the kernels count. For each of attention_cuda.py's jobs
+its champion, and random configurations, are compiled from both sources and timed in turn: on the
+same buffers at 4 places, each side the mean over 8 graphs, up to 60 rounds. Ratios are times of
+the sources as they are over the others': below 1 the change is slower. "Same sources" is the same
+code in other graphs: noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from attention_cuda import JOBS_BY_NAME, Job
+from tuning import ROOT, derive
+
+from evotune.device.launch import CompileFailure, CompileJob
+from evotune.device.profile import DeviceProfile
+from evotune.device.protocol import Session
+from evotune.engine.setup import load_setup
+from evotune.execute.compile_worker import compiler_for
+from evotune.execute.device_worker import open_session
+from evotune.execute.protocol import TIMED, CaseJob
+from evotune.measure.paired import TimingSettings, measure_paired
+from evotune.measure.samplers import warm_sampler
+from evotune.problems import create_problem
+from evotune.problems.base import Problem
+from evotune.trial import Configuration
+from evotune.verify.buffers import BufferSets
+from evotune.verify.pool import InputPool
+
+RESULTS = ROOT / "benchmarks/results/attention_h200.json"
+SEED = 7
+PLACES = 4
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A configuration of a job, on the case that is timed."""
+
+    job: str
+    profile: DeviceProfile
+    configuration: Configuration
+    problem: Problem
+    timed: CaseJob
+
+
+def subjects(job: Job, champion: Mapping[str, Any], count: int, device: str) -> Iterator[Subject]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = derive(job.space, {"problem": job.problem()}, Path(folder) / "space.yaml")
+        setup = load_setup(path, device)
+    assert setup.planner is not None
+    assert setup.document is not None
+    assert setup.document.problem is not None
+    problem = create_problem(setup.document.problem.name, setup.document.problem.dtype)
+    generator = random.Random(SEED)
+    drawn = [setup.space.sample(generator) for _ in range(count)]
+    for configuration in (Configuration(champion), *drawn):
+        cases = setup.planner.proposal(0, configuration).cases
+        timed = next(case for case in cases if case.role == TIMED)
+        yield Subject(job.name, setup.profile, configuration, problem, timed)
+
+
+def build(job: CompileJob, path: Path) -> None:
+    built = compiler_for(job.language).compile(job, path, 120.0)
+    assert not isinstance(built, CompileFailure), built
+
+
+def compare(session: Session, subject: Subject, now: Path, changed: Path) -> dict[str, Any]:
+    plan = subject.timed.plan
+    case = subject.timed.case
+    pool = InputPool(subject.problem, session.torch_device)
+    inputs = pool.get(case, "normal", SEED).inputs
+    specs = subject.problem.tensors(case)
+    buffers = BufferSets(specs, plan, [inputs] * PLACES, session.torch_device)
+    settings = TimingSettings.thorough()
+    samplers = []
+    for path in (now, now, changed):
+        kernel = session.load(path, plan)
+        launches = [session.bind(kernel, plan, buffers.pointers(place)) for place in range(PLACES)]
+        samplers.append(warm_sampler(session, launches, settings, graphs=settings.graphs))
+    reference, *others = samplers
+    same, other = (
+        measure_paired(each, reference, case="", baseline_name="", settings=settings)
+        for each in others
+    )
+    return {
+        "job": subject.job,
+        "configuration": dict(subject.configuration),
+        "time_us": other.baseline_us,
+        "same": [same.speedup, same.speedup_low, same.speedup_high],
+        "changed": [other.speedup, other.speedup_low, other.speedup_high],
+    }
+
+
+def rows(chosen: Sequence[Subject], changed: Path) -> Iterator[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [
+            dataclasses.replace(subject.timed.compile, root=str(root))
+            for subject in chosen
+            for root in (ROOT, changed)
+        ]
+        paths = [Path(folder) / f"{number}.bin" for number in range(len(jobs))]
+        with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+            list(pool.map(build, jobs, paths))
+        session = open_session(chosen[0].profile)
+        for number, subject in enumerate(chosen):
+            yield compare(session, subject, *paths[2 * number : 2 * number + 2])
+            session.free()
+
+
+def table(data: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{data['device']}, {data['date']}"
+    yield "| job | µs | same sources | changed |"
+    yield "|---|---|---|---|"
+    for row in data["rows"]:
+        same, changed = (
+            f"{ratio:.3f} [{low:.3f}, {high:.3f}]"
+            for ratio, low, high in (row["same"], row["changed"])
+        )
+        yield f"| {row['job']} | {row['time_us']:.2f} | {same} | {changed} |"
+
+
+def main() -> None:
+    recorded = {job["name"]: job for job in json.loads(RESULTS.read_text())["jobs"]}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("changed", nargs="?", type=Path)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--only", nargs="+", choices=recorded, default=list(recorded))
+    parser.add_argument("--random", type=int, default=6)
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--table", type=Path)
+    options = parser.parse_args()
+    if options.table:
+        print("\n".join(table(json.loads(options.table.read_text()))))
+        return
+    if options.changed is None:
+        parser.error("CHANGED: the checkout to compare with")
+    chosen = [
+        subject
+        for name in options.only
+        for subject in subjects(
+            JOBS_BY_NAME[name], recorded[name]["configuration"], options.random, options.device
+        )
+    ]
+    data = {
+        "command": ["python", "benchmarks/compare_kernels.py", *sys.argv[1:]],
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": chosen[0].profile.name,
+        "compiler": compiler_for(chosen[0].timed.compile.language).version(),
+        "rows": list(rows(chosen, options.changed.resolve())),
+    }
+    if options.output:
+        options.output.write_text(json.dumps(data, indent=1) + "\n")
+    print("\n".join(table(data)))
+
+
+if __name__ == "__main__":
+    main()
