@@ -4,11 +4,11 @@
         [-o benchmarks/results/FILE.json]
     python benchmarks/compare_kernels.py --table benchmarks/results/FILE.json
 
-CHANGED is another checkout, of which only the kernels count. For each of attention_cuda.py's jobs
-its champion, and random configurations, are compiled from both sources and timed in turn: on the
-same buffers at 4 places, each side the mean over 8 graphs, up to 60 rounds. Ratios are times of
-the sources as they are over the others': below 1 the change is slower. "Same sources" is the same
-code in other graphs: noise.
+CHANGED is another checkout, of which only the kernels count; whether they are right is not asked
+here. For each of attention_cuda.py's jobs its champion, and random configurations, are compiled
+from both sources and timed in turn: on the same buffers at 4 places, each side the mean over 8
+graphs, up to 60 rounds. Ratios are times of the sources as they are over the others': below 1 the
+change is slower. "Same sources" is the same code in other graphs: noise.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import dataclasses
 import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -126,6 +127,11 @@ def rows(chosen: Sequence[Subject], changed: Path) -> Iterator[dict[str, Any]]:
             session.free()
 
 
+def commit(folder: Path) -> str:
+    words = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def table(data: Mapping[str, Any]) -> Iterator[str]:
     yield f"{data['device']}, {data['date']}"
     yield "| job | µs | same sources | changed |"
@@ -164,6 +170,7 @@ def main() -> None:
         "command": ["python", "benchmarks/compare_kernels.py", *sys.argv[1:]],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": chosen[0].profile.name,
+        "commits": [commit(ROOT), commit(options.changed)],
         "compiler": compiler_for(chosen[0].timed.compile.language).version(),
         "rows": list(rows(chosen, options.changed.resolve())),
     }

@@ -88,12 +88,12 @@ def reference(case: Case, inputs: Tensors) -> Tensors:
 def yardstick(case: Case, inputs: Tensors) -> Tensors:
     """SDPA's MATH backend in the inputs' dtype, with reduced-precision reductions off.
 
-    But in float32 the matrix product of PyTorch 2.13 on a CPU adds in order, as kernels do, only
-    from 4 queries and 13 keys on. With fewer it has several sums at once, and half the error: there
-    the scores are added in order here.
+    But in float32 the matrix product of PyTorch 2.13 on a CPU adds a score's products in order, as
+    kernels do, only from 4 queries and 13 keys on. With fewer it has several sums at once, and half
+    the error: there the scores are added in order here.
     """
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    thin = q.dtype == torch.float32 and min(q.shape[2], k.shape[2]) < _THIN
+    thin = min(q.shape[2], k.shape[2]) < _THIN and q.dtype == torch.float32 and not q.is_cuda
     if q.is_cuda:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
     out = torch.empty_like(q)

@@ -38,10 +38,15 @@ class Limits:
         return Limits(max(self.max, other.max), max(self.rms, other.rms))
 
 
+def as_rows(values: torch.Tensor) -> torch.Tensor:
+    """All that belongs to each index of the first dimension as a row."""
+    return values.flatten(1) if values.dim() > 1 else values[:, None]
+
+
 def error_terms(output: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """What `errors_of` needs of several outputs, the first dimension, on their device. Infinities
     and NaN in an output give it infinite or NaN errors."""
-    difference = torch.sub(output, reference).flatten(1)  # in float64, as the reference is
+    difference = as_rows(torch.sub(output, reference))  # in float64, as the reference is
     norm = torch.linalg.vector_norm
     return norm(difference, math.inf, dim=1), norm(difference, dim=1)
 

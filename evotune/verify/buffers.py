@@ -176,6 +176,18 @@ class BufferSets:
         made._expected = self._expected[number : number + 1]
         return made
 
+    def room(self) -> BufferSets:
+        """As much memory, not yet filled, that is held to the same: for `copy` of each set."""
+        made = object.__new__(BufferSets)
+        made._lay(self._layout, torch.empty_like(self._rows))
+        made._expected = self._expected
+        return made
+
+    def copy(self, sets: BufferSets, number: int) -> None:
+        """That one of the sets as it is now, inputs and guard bands too: what is written later
+        comes too late."""
+        self._rows[number].copy_(sets._rows[number])
+
     def each(self) -> Iterator[BufferSets]:
         return map(self.only, range(len(self)))
 
@@ -225,10 +237,10 @@ class BufferSets:
         for name, value in inputs.items():
             self._expected_views[name].copy_(value)
 
-    def poison(self) -> None:
-        """Every byte a launch must write becomes NaN."""
+    def poison(self, number: int | None = None) -> None:
+        """Every byte a launch must write becomes NaN; of one set, or of all."""
         for payload in self._payloads:
-            payload.fill_(_POISON_BYTE)
+            (payload if number is None else payload[number]).fill_(_POISON_BYTE)
 
     def outputs(self) -> Tensors:
         """Views, not copies."""

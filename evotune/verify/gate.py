@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +16,7 @@ from evotune.device.launch import LaunchPlan
 from evotune.device.protocol import Sampler, Session
 from evotune.problems.base import Case, Problem, Tensors
 from evotune.trial import Check, OutcomeKind
+from evotune.verify.accuracy import as_rows
 from evotune.verify.buffers import BufferSets, bits, unwritten
 from evotune.verify.burst import altered_outputs, reuse
 from evotune.verify.evidence import Evidence, Findings, gather, read
@@ -80,18 +81,25 @@ class Gate:
         inputs = [self._pool.get(case, kind, seed) for kind in kinds]
         buffers = self.buffers(subject, inputs)
         launches = [self._bind(subject, buffers, number) for number in range(len(kinds))]
-        self._launch(launches)
-        first = buffers.snapshot()  # as they are when the launches have returned
-        buffers.poison()
-        evidence = [self.look(buffers, first, inputs)]
+        after = buffers.room()
+        for number, launch in enumerate(launches):
+            self._launch(launch)
+            after.copy(buffers, number)
+            buffers.poison(number)
+            # Two equal ones are neighbours: those that work by turns, of any number, differ then.
+            if self._deterministic and self._session.in_order:
+                self._launch(launch)
+        evidence = [self.look(buffers, after, inputs)]
         if not self._deterministic:
             (found,) = read(evidence)
             self._judge_first(case, kinds, found, inputs, verdict)
             return
-        self._launch(launches)
-        second = buffers.outputs()
+        if not self._session.in_order:
+            (launch,) = launches
+            self._launch(launch)
+        first, second = after.outputs(), buffers.outputs()
         differing = {name: bits(value) != bits(first[name]) for name, value in second.items()}
-        flags = {name: elements.flatten(1).any(dim=1) for name, elements in differing.items()}
+        flags = {name: as_rows(elements).any(dim=1) for name, elements in differing.items()}
         evidence.append(Evidence(buffers.inspect(), flags=flags))
         found, found_again = read(evidence)
         # What is wrong comes first: on inputs of the launch before, memory looks like chance.
@@ -202,10 +210,9 @@ class Gate:
     def _bind(self, subject: Subject, buffers: BufferSets, number: int) -> Callable[[], object]:
         return self._session.bind(subject.kernel, subject.plan, buffers.pointers(number))
 
-    def _launch(self, launches: Iterable[Callable[[], object]]) -> None:
-        for launch in launches:
-            launch()
-            self._session.settle()
+    def _launch(self, launch: Callable[[], object]) -> None:
+        launch()
+        self._session.settle()
 
     def buffers(self, subject: Subject, inputs: Sequence[InputSet]) -> BufferSets:
         """Fresh memory for each of them, at other addresses than the sets before."""
@@ -215,16 +222,22 @@ class Gate:
         self._latest = BufferSets(specs, subject.plan, [each.inputs for each in inputs], device)
         return self._latest
 
-    def look(self, buffers: BufferSets, outputs: Tensors, inputs: Sequence[InputSet]) -> Evidence:
-        """What launches left. Outputs were poisoned when they had returned: nobody may write them
-        now, as far as can be seen after the errors have been worked out."""
-        references = {
-            name: torch.stack([each.reference[name] for each in inputs]) for name in outputs
-        }
-        evidence = gather(buffers, outputs, references)
+    def look(self, buffers: BufferSets, after: BufferSets, inputs: Sequence[InputSet]) -> Evidence:
+        """What launches left, `after` them. Where these may leave something at work, outputs were
+        poisoned when they had returned: nobody may write them now, as far as can be seen after the
+        errors have been worked out."""
+        outputs = after.outputs()
+        if len(inputs) == 1:
+            references = _each(inputs[0].reference)  # of a large case a copy is a burden
+        else:
+            references = {
+                name: torch.stack([each.reference[name] for each in inputs]) for name in outputs
+            }
+        evidence = gather(after, outputs, references)
+        if self._session.in_order:
+            return evidence
         intact = {
-            name: unwritten(value).flatten(1).all(dim=1)
-            for name, value in buffers.outputs().items()
+            name: as_rows(unwritten(value)).all(dim=1) for name, value in buffers.outputs().items()
         }
         return dataclasses.replace(evidence, flags=intact)
 

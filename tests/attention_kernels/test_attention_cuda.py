@@ -86,7 +86,7 @@ def test_the_l4_space_launches_its_kernels_as_their_own_spaces_do() -> None:
     assert kernels == set(own)
 
 
-@pytest.mark.parametrize("split_kv", [2, 16, 64])
+@pytest.mark.parametrize("split_kv", [2, 64])
 @pytest.mark.parametrize("merge", ["counter", "kernel"])
 def test_splits_merge_through_memory_on_every_architecture(
     merge: str, split_kv: int, tmp_path: Path
@@ -129,8 +129,7 @@ def test_packing_is_a_gene_only_where_heads_share_keys() -> None:
     assert alone.default()["PACK_GQA"] is False
 
 
-@pytest.mark.parametrize("dtype", [1, 2])
-@pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
+@pytest.mark.parametrize(("head_dim", "dtype"), [(32, 1), (64, 2), (96, 2), (128, 1)])
 @pytest.mark.parametrize("space", LADDER)
 def test_every_head_dimension_and_type_compiles(
     space: str, head_dim: int, dtype: int, tmp_path: Path

@@ -121,10 +121,16 @@ TWO: dict[str, Value] = {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 48, "PING_PONG": T
     ("values", "problem"),
     [
         (SMALLEST, {}),
-        ({"SKIP_MASKED": True, "PING_PONG": True}, {"causal": True}),
+        pytest.param(
+            {"SKIP_MASKED": True, "PING_PONG": True}, {"causal": True}, marks=pytest.mark.soak
+        ),
         ({**TWO, "STAGES": 1, "EXP2_FMA_SHARE": 8}, {"causal": True, "dtype": "bfloat16"}),
         ({**TWO, "OVERLAP": False, "Q_IN_REGS": True, "WALK": "snake"}, {"head_dim": 32}),
-        ({**TWO, "STORE": "direct", "STAGES": 3, "RESCALE_LOG2": 0}, {"head_dim": 96}),
+        pytest.param(
+            {**TWO, "STORE": "direct", "STAGES": 3, "RESCALE_LOG2": 0},
+            {"head_dim": 96},
+            marks=pytest.mark.soak,
+        ),
         ({**TWO, "HEAD_SECTION": 1, "QUERY_STAGES": 1, "WEIGHT_SETS": 2}, {"head_dim": 128}),
     ],
 )
@@ -141,7 +147,11 @@ SPLIT: dict[str, Value] = {**TWO, "CONSUMER_WARPGROUPS": 1, "PING_PONG": False, 
     ("values", "problem"),
     [
         ({**TWO, "SPLIT_KV": 4, "STAGES": 1, "RESCALE_LOG2": 0}, {"dtype": "bfloat16"}),
-        ({**SPLIT, "SPLIT_KV": 8, "OVERLAP": False, "SKIP_MASKED": True}, {"causal": True}),
+        pytest.param(
+            {**SPLIT, "SPLIT_KV": 8, "OVERLAP": False, "SKIP_MASKED": True},
+            {"causal": True},
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_a_cluster_shares_the_keys_of_a_tile(

@@ -43,7 +43,7 @@ def test_pytorchs_own_ways_are_within_the_limits_on_every_input_kind_and_edge_sh
 
 @pytest.mark.parametrize("lengths", [(1, 300), (503, 11)])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_a_kernel_that_adds_in_order_is_within_the_limits_where_scores_are_thin(
+def test_scores_that_are_added_in_order_are_within_the_limits_where_they_are_few(
     head_dim: int, lengths: tuple[int, int]
 ) -> None:
     """PyTorch's matrix product has a way of its own there, which errs half as much."""
