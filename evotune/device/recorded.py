@@ -18,7 +18,7 @@ from evotune.device.recorded_formats import as_cache
 from evotune.errors import SpaceError, UsageError
 from evotune.space.explicit import ExplicitSpace, strides
 from evotune.space.parameters import Boolean, Categorical, OrderedParameter, Parameter
-from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Value
+from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Value, parse_json
 
 MAX_BYTES: Final = 256 * 1024 * 1024
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -152,7 +152,7 @@ def _read_text(path: Path) -> str:
 def _parse(text: str) -> tuple[Mapping[str, Json], Mapping[str, Json], bool]:
     """Header, cache entries, and whether the document was complete."""
     try:
-        document = json.loads(text)
+        document = parse_json(text)
         complete = True
     except json.JSONDecodeError:
         document = _parse_unfinished(text)

@@ -21,6 +21,8 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
+import msgspec
+
 from evotune.report.data import RunData
 from evotune.report.evidence import Evidence, figures, weigh
 from evotune.report.front import pareto_front
@@ -91,14 +93,15 @@ def listing(head: Mapping[str, Json], name: str, values: Iterable[Json]) -> Iter
     yield "\n  ]\n}\n"
 
 
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
+_encode = msgspec.json.Encoder().encode
 
 
 def _line(value: Json) -> str:
+    """Null for NaN and infinities, which JSON cannot hold."""
     try:
-        return _encode(value)
-    except ValueError:
-        return _encode(finite(value))
+        return _encode(value).decode()
+    except ValueError:  # half of a surrogate pair
+        return json.dumps(finite(value), allow_nan=False, separators=(",", ":"))
 
 
 def trial_record(data: RunData, item: Evidence, place: int | None) -> dict[str, Json]:

@@ -30,7 +30,7 @@ from evotune.store.opening import (
     require,
 )
 from evotune.store.schema import encode_json, migrate, newest_version, outcome_columns
-from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial, parse_json
+from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
 
 _SYNC_EVERY_S = 1.0
 _CHOSEN = "(SELECT value FROM json_each(?))"
@@ -321,7 +321,7 @@ class RunStore:
 
     def _outcome(self, text: str) -> Outcome:
         try:
-            return Outcome.from_json(parse_json(text))
+            return Outcome.from_text(text)
         except WRONG_SHAPE as error:
             raise damaged(self.path, error) from error
 

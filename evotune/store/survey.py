@@ -26,7 +26,7 @@ def standings(store: RunStore) -> Iterator[tuple[int, float, float, float, str]]
         for number, fitness, *known, odd in store.each_row(query):
             low, high, model = known
             if odd is not None:
-                outcome = Outcome.from_json(parse_json(odd))
+                outcome = Outcome.from_text(odd)
                 low, high = outcome.fitness_low, outcome.fitness_high
                 model = outcome.device_model
             low = fitness if low is None else float(low)
