@@ -7,12 +7,15 @@ import gzip
 import itertools
 import json
 import math
+import operator
 import re
 import zlib
-from collections.abc import Iterator, Mapping, ValuesView
+from collections.abc import Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, TypeAlias, TypeVar, cast
+from typing import Any, BinaryIO, Final, TypeAlias, TypeVar, cast
+
+import msgspec
 
 from evotune.device.recorded_formats import as_cache
 from evotune.errors import SpaceError, UsageError
@@ -31,6 +34,8 @@ _FAILURE_KINDS = {
     "RuntimeFailedConfig": OutcomeKind.LAUNCH_ERROR,
 }
 _Ranks: TypeAlias = list[tuple[str, dict[Value, int]]]
+_Entry: TypeAlias = tuple[Json, ...]
+"""The value of each parameter, the time and the error; UNSET for what an entry does not have."""
 _Found = TypeVar("_Found")
 # The longest tail of a cut file that the decoder can choke on before the end: `-Infinit`.
 _LONGEST_CUT_TOKEN = 8
@@ -106,18 +111,21 @@ def read_recorded_space(path: Path) -> RecordedSpace:
 
 def recorded_space(text: str, name: str) -> RecordedSpace:
     """Of a recording's text; `name` for one that has none itself."""
-    header, cache, complete = _parse(text)
-    parameters = _parameters(header)
+    header, parameters, entries, complete = _finished_cache(text) or _any_recording(text)
     ranks = _ranks(parameters)
+    parts = [part for _, part in ranks]
     times_ms: dict[int, float] = {}
     failures: dict[int, str] = {}
-    for key, entry in cache.items():
-        rank = _rank(key, entry, ranks)
-        time = _time_or_failure(key, entry)
-        if isinstance(time, float):
-            times_ms[rank] = time
+    for key, (*values, time, error) in entries:
+        try:
+            rank = sum(map(operator.getitem, parts, values))
+        except (KeyError, TypeError):  # not there, not listed, or a list itself
+            raise SpaceError(_unlisted(key, values, ranks)) from None
+        found = _time_or_failure(key, time, error)
+        if isinstance(found, float):
+            times_ms[rank] = found
         else:
-            failures[rank] = time
+            failures[rank] = found
     space = ExplicitSpace.of_ranks(parameters, itertools.chain(times_ms, failures))
     return RecordedSpace(
         name=f"{header.get('kernel_name') or name}",
@@ -147,6 +155,64 @@ def _read_text(path: Path) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise SpaceError(f"not a text file: {error.reason}", file=str(path)) from None
+
+
+_Recording: TypeAlias = tuple[
+    Mapping[str, Json], tuple[Parameter, ...], Iterator[tuple[str, _Entry]], bool
+]
+"""Header, parameters, entries by key, and whether the document was complete."""
+
+
+class _Header(msgspec.Struct):
+    """A cache whose entries are still text."""
+
+    cache: msgspec.Raw
+    tune_params_keys: Json
+    tune_params: Json
+    kernel_name: Json = None
+    device_name: Json = ""
+
+
+def _finished_cache(text: str) -> _Recording | None:
+    """Of a cache as it should be, and nothing of its entries but what counts: half the memory and
+    two thirds of the time. None for all others."""
+    try:
+        header = _decode_header(text)
+        parameters = _parameters(msgspec.structs.asdict(header))
+        names = [parameter.name for parameter in parameters]
+        if not {"time", "__error__"}.isdisjoint(names):
+            return None
+        fields = [f"value_{i}" for i in range(len(names))]
+        entry = msgspec.defstruct(
+            "Entry",
+            [(field, Any, msgspec.UNSET) for field in (*fields, "time", "error")],
+            rename={**dict(zip(fields, names, strict=True)), "error": "__error__"},
+            gc=False,
+        )
+        cache = msgspec.json.decode(header.cache, type=dict[str, entry])  # type: ignore[valid-type]
+    except (ValueError, SpaceError, RecursionError):
+        return None  # whoever can read more says what is wrong
+    if not cache:
+        return None
+    entries = zip(cache, map(msgspec.structs.astuple, cache.values()), strict=True)
+    return msgspec.structs.asdict(header), parameters, entries, True
+
+
+_decode_header = msgspec.json.Decoder(_Header).decode
+
+
+def _any_recording(text: str) -> _Recording:
+    header, cache, complete = _parse(text)
+    parameters = _parameters(header)
+    names = [*(parameter.name for parameter in parameters), "time", "__error__"]
+    return header, parameters, _entries(cache, names), complete
+
+
+def _entries(cache: Mapping[str, Json], names: Sequence[str]) -> Iterator[tuple[str, _Entry]]:
+    for key, entry in cache.items():
+        if not isinstance(entry, dict):
+            raise SpaceError(f'entry "{key}" is not an object')
+        yield key, tuple(entry.get(name, msgspec.UNSET) for name in names)
 
 
 def _parse(text: str) -> tuple[Mapping[str, Json], Mapping[str, Json], bool]:
@@ -238,33 +304,22 @@ def _ranks(parameters: tuple[Parameter, ...]) -> _Ranks:
     ]
 
 
-def _rank(key: str, entry: Json, ranks: _Ranks) -> int:
-    try:
-        rank = 0
-        for name, parts in ranks:
-            rank += parts[entry[name]]
-    except (KeyError, TypeError):  # not there, not listed, or a list itself
-        raise SpaceError(_unlisted(key, entry, ranks)) from None
-    return rank
-
-
-def _unlisted(key: str, entry: Json, ranks: _Ranks) -> str:
-    if not isinstance(entry, dict):
-        return f'entry "{key}" is not an object'
-    for name, parts in ranks:
-        value = entry.get(name)
-        if value is None or not _is_value(value) or value not in parts:
+def _unlisted(key: str, values: Sequence[Json], ranks: _Ranks) -> str:
+    for (name, parts), value in zip(ranks, values, strict=True):
+        if value is msgspec.UNSET:
+            return f'entry "{key}" has no {name}'
+        if not _is_value(value) or value not in parts:
             return f'entry "{key}" has {name} = {value!r}, which "tune_params" does not list'
     raise AssertionError("every value is listed")
 
 
-def _time_or_failure(key: str, entry: Mapping[str, Json]) -> float | str:
-    error = entry.get("__error__")  # where Kernel Tuner 1.5 keeps failures
-    if error is not None:
+def _time_or_failure(key: str, time: Json, error: Json) -> float | str:
+    if error is msgspec.UNSET and type(time) is float and 0 < time < _FAILURE_TIME_MS:
+        return time  # as most are
+    if error is not None and error is not msgspec.UNSET:  # where Kernel Tuner 1.5 keeps failures
         return f"{error}"
-    if "time" not in entry:
+    if time is msgspec.UNSET:
         raise SpaceError(f'entry "{key}" has no "time"')
-    time = entry["time"]
     if isinstance(time, str):
         return time
     is_number = isinstance(time, (int, float)) and not isinstance(time, bool)

@@ -56,7 +56,7 @@ class ExplicitSpace:
         if not ranks:
             raise SpaceError("the space holds no configuration")
         self._ranks = ranks
-        self._position = {rank: position for position, rank in enumerate(ranks)}
+        self._position = dict(zip(ranks, range(len(ranks)), strict=True))
         # A search looks at far more of a large space than it tries.
         self._at: Callable[[int], Configuration] = lru_cache(maxsize=_KEPT)(self._make)
         self._genes = self._gene_matrix()

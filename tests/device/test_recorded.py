@@ -175,7 +175,7 @@ def test_damage_before_the_end_is_not_taken_for_a_cut(tmp_path: Path) -> None:
         (document(cache={"a": 5}), 'entry "a" is not an object'),
         (document(cache={"a": entry(17, "row", 1.0)}), 'entry "a" has TILE = 17'),
         (document(cache={"a": entry([], "row", 1.0)}), 'entry "a" has TILE'),
-        (document(cache={"a": {"TILE": 16, "time": 1.0}}), "MODE = None"),
+        (document(cache={"a": {"TILE": 16, "time": 1.0}}), "no MODE"),
         (document(cache={"a": {"TILE": 16, "MODE": "row"}}), 'no "time"'),
     ],
 )
@@ -237,17 +237,52 @@ def test_the_synthetic_recording_has_every_kind_of_record() -> None:
 
 
 @settings(derandomize=True, max_examples=150, deadline=None)
-@given(st.integers(0, 3000), st.integers(0, 127))
-def test_any_changed_byte_is_read_or_refused(position: int, byte: int) -> None:
-    text = unfinished(document())
+@given(st.integers(0, 3000), st.integers(0, 127), st.booleans())
+def test_any_changed_byte_is_read_or_refused(position: int, byte: int, finished: bool) -> None:
+    text = json.dumps(document()) if finished else unfinished(document())
     position %= len(text)
     damaged = text[:position] + chr(byte) + text[position + 1 :]
     with contextlib.suppress(EvotuneError):  # any other exception fails the test
-        header, cache, _ = recorded._parse(damaged)
-        ranks = recorded._ranks(recorded._parameters(header))
-        for key, value in cache.items():
-            recorded._rank(key, value, ranks)
-            recorded._time_or_failure(key, value)
+        recorded.recorded_space(damaged, "damaged")
+
+
+def test_a_finished_cache_is_read_as_one_that_was_being_written() -> None:
+    """They take different ways: numbers as the domain has them, failures of both kinds, whatever
+    else an entry holds."""
+    cache = {
+        "a": entry(16.0, "row", 1),
+        "b": {**entry(32, "row", "RuntimeFailedConfig"), "times": [1.0, {"time": 5.0}]},
+        "c": {**entry(64, "column", 3.5), "__error__": None},
+        "d": {**entry(16, "column", 4.5), "__error__": "CompilationFailedConfig"},
+        "e": {"__error__": "InvalidConfig", "TILE": 64, "MODE": "row"},
+        "f": entry(32, "column", math.nan),
+    }
+    strict = {key: value for key, value in cache.items() if key != "f"}  # NaN is not JSON
+    for each in (document(cache=cache), document(cache=strict)):
+        finished = recorded.recorded_space(json.dumps(each), "x")
+        cut = recorded.recorded_space(unfinished(each), "x")
+        assert finished.complete
+        assert not cut.complete
+        assert finished.times_ms == cut.times_ms
+        assert finished.failures == cut.failures
+        assert finished.name == cut.name
+        assert finished.device_name == cut.device_name
+        assert finished.times_ms == {at(16): 1.0, at(64, "column"): 3.5}
+
+
+@pytest.mark.parametrize("name", ["time", "__error__"])
+def test_a_parameter_may_be_named_as_a_result_is(name: str) -> None:
+    found = recorded.recorded_space(
+        json.dumps(
+            {
+                "tune_params_keys": [name],
+                "tune_params": {name: [1.5, 2.5]},
+                "cache": {"1.5": {name: 1.5, "time": 1.5}},
+            }
+        ),
+        "x",
+    )
+    assert [dict(c) for c in found.space.enumerate()] == [{name: 1.5}]
 
 
 def test_needs_no_torch() -> None:
