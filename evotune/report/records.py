@@ -17,6 +17,7 @@ A trial's record, times in microseconds, seconds where the name says so, null fo
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,6 +30,9 @@ from evotune.report.front import pareto_front
 from evotune.report.leaderboard import rank
 from evotune.report.whole import in_proposal_order, ranks
 from evotune.trial import Json
+
+_LINES_AT_ONCE = 100
+_encode_lines = msgspec.json.Encoder().encode_lines
 
 
 def document(data: RunData) -> Iterator[str]:
@@ -78,8 +82,10 @@ def to_jsonl(values: Iterable[Json]) -> str:
 
 
 def jsonl_lines(values: Iterable[Json]) -> Iterator[str]:
-    for value in values:
-        yield _line(value) + "\n"
+    """Many lines a piece."""
+    rest = iter(values)
+    while some := list(itertools.islice(rest, _LINES_AT_ONCE)):
+        yield _lines(some)
 
 
 def listing(head: Mapping[str, Json], name: str, values: Iterable[Json]) -> Iterator[str]:
@@ -87,21 +93,19 @@ def listing(head: Mapping[str, Json], name: str, values: Iterable[Json]) -> Iter
     million are never in memory at once, and Python's encoder is slow where it indents."""
     yield to_json(head).removesuffix("\n}\n") + f',\n  "{name}": ['
     separator = "\n"
-    for value in values:
-        yield separator + _line(value)
+    for lines in jsonl_lines(values):  # a text has no line ends in JSON, they are escaped
+        yield separator + lines.removesuffix("\n").replace("\n", ",\n")
         separator = ",\n"
     yield "\n  ]\n}\n"
 
 
-_encode = msgspec.json.Encoder().encode
-
-
-def _line(value: Json) -> str:
+def _lines(values: list[Json]) -> str:
     """Null for NaN and infinities, which JSON cannot hold."""
     try:
-        return _encode(value).decode()
+        return _encode_lines(values).decode()
     except ValueError:  # half of a surrogate pair
-        return json.dumps(finite(value), allow_nan=False, separators=(",", ":"))
+        lines = (json.dumps(finite(v), allow_nan=False, separators=(",", ":")) for v in values)
+        return "".join(f"{line}\n" for line in lines)
 
 
 def trial_record(data: RunData, item: Evidence, place: int | None) -> dict[str, Json]:
