@@ -17,6 +17,7 @@ A trial's record, times in microseconds, seconds where the name says so, null fo
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -100,12 +101,14 @@ def listing(head: Mapping[str, Json], name: str, values: Iterable[Json]) -> Iter
 
 
 def _lines(values: list[Json]) -> str:
-    """Null for NaN and infinities, which JSON cannot hold."""
-    try:
-        return _encode_lines(values).decode()
-    except ValueError:  # half of a surrogate pair
-        lines = (json.dumps(finite(v), allow_nan=False, separators=(",", ":")) for v in values)
-        return "".join(f"{line}\n" for line in lines)
+    """Null for NaN and infinities, which JSON cannot hold. In ASCII: other characters could act on
+    a terminal, and are escaped."""
+    with contextlib.suppress(ValueError):  # half of a surrogate pair
+        text = _encode_lines(values).decode()
+        if text.isascii():
+            return text
+    lines = (json.dumps(finite(v), allow_nan=False, separators=(",", ":")) for v in values)
+    return "".join(f"{line}\n" for line in lines)
 
 
 def trial_record(data: RunData, item: Evidence, place: int | None) -> dict[str, Json]:
