@@ -24,7 +24,8 @@ from evotune.verify.pool import InputPool, InputSet
 
 _TOGETHER_BYTES = 64 << 20
 """Inputs and outputs that are examined together; of larger ones each has work enough."""
-_SECOND, _TIMED = " in its second launch", " while it was timed"
+_LATER, _SECOND = " after its launch had returned", " in its second launch"
+_TIMED = " while it was timed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,11 @@ class Gate:
                 self._launch(launch)
         evidence = [self.look(buffers, after, inputs)]
         if not self._deterministic:
-            (found,) = read(evidence)
+            evidence.append(Evidence(buffers.inspect()))
+            found, left = read(evidence)
             self._judge_first(case, kinds, found, inputs, verdict)
+            for kind, each in zip(kinds, left, strict=True):
+                self._judge_damage(case, kind, each, verdict, when=_LATER)
             return
         if not self._session.in_order:
             (launch,) = launches

@@ -26,7 +26,7 @@ _YARDSTICK_SETS = 64
 _FAR = 32.0
 """Errors beyond so many times a set's own limits are wrong whatever other sets would say."""
 _ALTERED = "altered"
-_ALTERED_ELEMENTS = (2, 3, 2)  # odd and even: a kernel that works every other time is found
+_ALTERED_LEAST = 3  # variants
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +103,11 @@ class InputPool:
         return sum(inputs.nbytes for inputs in self._sets.values())
 
     def altered(self, case: Case, seed: int) -> list[InputSet]:
-        """Variants of the normal set of that seed: in each, a few elements have changed."""
-        return [
-            self.get(case, f"{_ALTERED} {index}", seed) for index in range(len(_ALTERED_ELEMENTS))
-        ]
+        """Variants of the normal set of that seed: in each, a few elements have changed, and in all
+        of them together some of every input."""
+        inputs = sum(not spec.is_output for spec in self._problem.tensors(case))
+        variants = max(_ALTERED_LEAST, inputs - 1)  # the first of them changes the last input too
+        return [self.get(case, f"{_ALTERED} {index}", seed) for index in range(variants)]
 
     def _make(self, case: Case, kind: str, seed: int) -> InputSet:
         alterations: tuple[Alteration, ...] = ()
@@ -177,7 +178,7 @@ def _alterations(
     """The inputs in turn; each variant ends with another one."""
     generator = torch.Generator().manual_seed(seed)
     names = list(inputs)
-    count = _ALTERED_ELEMENTS[index]
+    count = 2 + index % 2  # odd and even: a kernel that works every other time is found
     made = []
     for step in range(count):
         name = names[(index + 1 - count + step) % len(names)]

@@ -13,10 +13,11 @@ import torch
 from evotune.device.cpu import CpuSampler, CpuSession
 from evotune.device.launch import LaunchPlan
 from evotune.device.protocol import Session
-from evotune.problems.base import TensorSpec
+from evotune.problems.base import Tensors, TensorSpec
+from evotune.problems.user import UserProblem
 from evotune.verify.buffers import BufferSets
 from evotune.verify.burst import Burst, altered_outputs, reuse
-from evotune.verify.pool import Alteration
+from evotune.verify.pool import Alteration, InputPool
 
 
 class CapturingSession(CpuSession):
@@ -104,3 +105,32 @@ def test_interrupted_bursts_neither_accuse_nor_clear_a_candidate(
         order = torch.Generator().manual_seed(seed)
         accused += bool(reuse(session, lambda: None, buffers, [change], order))
     assert least <= accused <= most
+
+
+class Layers(UserProblem):
+    """Two layers: five inputs."""
+
+    sizes = ("rows", "width")
+
+    def inputs(self, rows: int, width: int) -> dict[str, tuple[int, ...]]:
+        matrix = (width, width)
+        return {"x": (rows, width), "w1": matrix, "b1": (width,), "w2": matrix, "b2": (width,)}
+
+    def outputs(self, rows: int, width: int) -> dict[str, tuple[int, ...]]:
+        return {"out": (rows, width)}
+
+    def operations(self, rows: int, width: int) -> int:
+        return 4 * rows * width * width
+
+    def compute(self, **inputs: torch.Tensor) -> Tensors:
+        x, w1, b1, w2, b2 = inputs.values()
+        return {"out": torch.relu(x @ w1 + b1) @ w2 + b2}
+
+
+def test_of_many_inputs_each_is_altered() -> None:
+    """One that is none of the first or last: a kernel may keep what it made of the weights."""
+    problem = Layers("float32")
+    variants = InputPool(problem).altered(problem.case({"rows": 4, "width": 8}, {}), 1)
+    changed = [[change.name for change in each.alterations] for each in variants]
+    assert set().union(*changed) == {"x", "w1", "b1", "w2", "b2"}
+    assert {len(names) % 2 for names in changed} == {0, 1}

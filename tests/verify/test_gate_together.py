@@ -35,8 +35,10 @@ def _together(
     launch: Callable[..., object],
     launch_plan: LaunchPlan | None = None,
     kinds: Sequence[str] = PROBLEM.input_kinds,
+    *,
+    deterministic: bool = True,
 ) -> Verdict:
-    gate = Gate(OrderedSession(), PROBLEM, pool, deterministic=True)
+    gate = Gate(OrderedSession(), PROBLEM, pool, deterministic=deterministic)
     verdict = Verdict()
     gate.examine(Subject(SHORT, launch_plan or plan(), launch), kinds, 0, verdict)
     return verdict
@@ -140,7 +142,10 @@ def test_of_kinds_together_one_that_works_when_launched_again_is_found(pool: Inp
     assert "never written" in verdict.reason
 
 
-def test_of_kinds_together_one_that_writes_into_another_is_found(pool: InputPool) -> None:
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_of_kinds_together_one_that_writes_into_another_is_found(
+    pool: InputPool, deterministic: bool
+) -> None:
     honest = kernel(SHORT, exact)
     last: list[int] = []
 
@@ -151,7 +156,7 @@ def test_of_kinds_together_one_that_writes_into_another_is_found(pool: InputPool
             ctypes.memset(last[-1], 0, 4)  # of the launch before
         last.append(first_input)
 
-    verdict = _together(pool, straying)
+    verdict = _together(pool, straying, deterministic=deterministic)
     assert verdict.kind is OutcomeKind.OUT_OF_BOUNDS
     assert f"{PROBLEM.input_kinds[0]} inputs" in verdict.reason
     assert "changed its input q" in verdict.reason
