@@ -174,8 +174,8 @@ class _Header(msgspec.Struct):
 
 
 def _finished_cache(text: str) -> _Recording | None:
-    """Of a cache as it should be, and nothing of its entries but what counts: half the memory and
-    two thirds of the time. None for all others."""
+    """Of a cache as it should be, and nothing of its entries but what counts, which saves time and
+    memory where there are a million. None for all others."""
     try:
         header = _decode_header(text)
         parameters = _parameters(msgspec.structs.asdict(header))

@@ -258,6 +258,8 @@ def test_a_finished_cache_is_read_as_one_that_was_being_written() -> None:
         "f": entry(32, "column", math.nan),
     }
     strict = {key: value for key, value in cache.items() if key != "f"}  # NaN is not JSON
+    assert recorded._finished_cache(json.dumps(document(cache=strict))) is not None
+    assert recorded._finished_cache(json.dumps(document(cache=cache))) is None
     for each in (document(cache=cache), document(cache=strict)):
         finished = recorded.recorded_space(json.dumps(each), "x")
         cut = recorded.recorded_space(unfinished(each), "x")
