@@ -142,7 +142,9 @@ class UserProblem(abc.ABC):
             sizes[size] = value
         self.check(**sizes)
         label = f"({','.join(map(str, sizes.values()))})"
-        return Case(label, {**sizes, **self.constants, "dtype": self.dtype})
+        case = Case(label, {**sizes, **self.constants, "dtype": self.dtype})
+        self._check_tensors(case)
+        return case
 
     def tensors(self, case: Case) -> tuple[TensorSpec, ...]:
         sizes = self._sizes(case)
@@ -218,6 +220,16 @@ class UserProblem(abc.ABC):
                 yield self.case(sizes, {})
             except ValueError:
                 continue
+
+    def _check_tensors(self, case: Case) -> None:
+        """Results that rest on no input, or of no element, could not be judged."""
+        specs = self.tensors(case)
+        for what, is_output in (("inputs", False), ("outputs", True)):
+            if not any(spec.is_output is is_output for spec in specs):
+                raise ValueError(f"{what} names no tensor, a kernel needs at least one")
+        for spec in specs:
+            if any(extent < 1 for extent in spec.shape):
+                raise ValueError(f"{spec.name} has no elements, its shape is {spec.shape}")
 
     def _checked(self, case: Case, found: Tensors) -> Tensors:
         """What was computed, which must be those tensors that `outputs` names."""

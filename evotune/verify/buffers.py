@@ -49,8 +49,9 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Of one set. What must stay as it is (inputs, zero_once workspaces, and the guard bands around
-    them) comes first, `kept_bytes`, so that one comparison is enough; then what is written."""
+    """Of one set, `nbytes` to the next. What must stay as it is (inputs, zero_once workspaces, and
+    the guard bands around them) comes first, `kept_bytes`, so that one comparison is enough; then
+    what is written."""
 
     specs: Mapping[str, TensorSpec]
     inputs: tuple[str, ...]
@@ -60,11 +61,6 @@ class _Layout:
     segments: Mapping[str, _Segment]
     kept_bytes: int
     nbytes: int
-
-    @property
-    def stride_bytes(self) -> int:
-        """From one set to the next."""
-        return self.nbytes + -self.nbytes % _ALIGNMENT + _STAGGER_BYTES
 
 
 @functools.lru_cache(maxsize=1024)
@@ -88,7 +84,8 @@ def _layout(specs: tuple[TensorSpec, ...], workspaces: tuple[Workspace, ...]) ->
         if index == len(kept):
             kept_bytes = start
         segments[name] = _Segment(name, start, end := start + sizes[name])
-    nbytes = end + _GUARD_BYTES
+    nbytes = end + _GUARD_BYTES + _STAGGER_BYTES
+    nbytes += -nbytes % _ALIGNMENT
     return _Layout(
         {spec.name: spec for spec in specs},
         inputs,
@@ -137,10 +134,10 @@ class BufferSets:
         device: str,
     ) -> None:
         layout = _layout(tuple(specs), tuple(plan.workspaces))
-        room = len(inputs) * layout.stride_bytes + _ALIGNMENT
+        room = len(inputs) * layout.nbytes + _ALIGNMENT
         storage = torch.full((room,), _GUARD_BYTE, dtype=torch.uint8, device=device)
         rows = storage[-storage.data_ptr() % _ALIGNMENT :][: room - _ALIGNMENT]
-        self._lay(layout, rows.view(len(inputs), layout.stride_bytes))
+        self._lay(layout, rows.view(len(inputs), layout.nbytes))
         places: list[torch.Tensor] = []
         values: list[torch.Tensor] = []
         for name in layout.inputs:
@@ -208,7 +205,7 @@ class BufferSets:
         return {name: self._view(name, self._expected) for name in self._layout.inputs}
 
     def pointers(self, number: int = 0) -> dict[str, int]:
-        base = self._rows.data_ptr() + number * self._layout.stride_bytes
+        base = self._rows.data_ptr() + number * self._layout.nbytes
         return {name: base + segment.start for name, segment in self._layout.segments.items()}
 
     def overwrite_inputs(self, inputs: Mapping[str, torch.Tensor]) -> None:
@@ -225,12 +222,12 @@ class BufferSets:
         for name, value in zip(names, values, strict=True):
             count = self._views[name][0].numel()
             place = int(torch.randint(count, (1,), generator=generator))
-            self.element(name, place).fill_(value)
+            self.elements(name, place).fill_(value)
             self._expected_views[name][0].view(-1)[place : place + 1].fill_(value)
 
-    def element(self, name: str, place: int) -> torch.Tensor:
-        """A view of one element of a tensor of the first set, by its flat index."""
-        return self._views[name][0].view(-1)[place : place + 1]
+    def elements(self, name: str, place: int, count: int = 1) -> torch.Tensor:
+        """A view of elements in a row of a tensor of the first set, from a flat index on."""
+        return self._views[name][0].view(-1)[place : place + count]
 
     def expect_inputs(self, inputs: Mapping[str, torch.Tensor]) -> None:
         """These values are in the inputs of each set now."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import time
 from collections.abc import Callable, Sequence
 
@@ -69,24 +70,25 @@ def altered_outputs(
     variants: Sequence[Sequence[Alteration]],
 ) -> list[Tensors]:
     """Copies of the outputs after each variant: a launch after each of its alterations, all
-    variants in one burst. What the variants before changed is put back at the start of each; at
-    the end the inputs are those of the last one."""
-    changes = [change for variant in variants for change in variant]
-    elements = [buffers.element(change.name, change.place) for change in changes]
-    originals = [element.clone() for element in elements]
-    restoring = [_writing(value, to) for value, to in zip(originals, elements, strict=True)]
+    variants in one burst, which may run more than once. What the variant before changed is put back
+    at the start of each; at the end the inputs are those of the last one."""
+    targets = [
+        [buffers.elements(each.name, each.place, len(each.values)) for each in variant]
+        for variant in variants
+    ]
+    originals = [[target.clone() for target in each] for each in targets]
+    restoring = [list(map(_writing, *each)) for each in zip(originals, targets, strict=True)]
     outputs = buffers.outputs()
     copies = [buffers.snapshot() for _ in variants]
     calls: list[Callable[[], object]] = []
-    altering = iter(
-        [_writing(change.value, element) for change, element in zip(changes, elements, strict=True)]
-    )
-    for variant, copy in zip(variants, copies, strict=True):
-        calls += restoring
-        for _ in variant:
-            calls += [next(altering), launch]
+    for variant, places, restored, copy in zip(
+        variants, targets, [restoring[-1], *restoring[:-1]], copies, strict=True
+    ):
+        calls += restored
+        for alteration, place in zip(variant, places, strict=True):
+            calls += [_writing(alteration.values, place), launch]
         calls += [functools.partial(copy[name].copy_, view) for name, view in outputs.items()]
-    for call in (*restoring, calls[-1]):  # what is captured must have run before
+    for call in (*itertools.chain(*restoring), calls[-1]):  # what is captured must have run before
         call()
     session.sampler(calls).run()
     return copies
@@ -112,9 +114,9 @@ def reuse(
     All `alterations` are made before each launch. The familiar burst does the same writes, but
     elsewhere. Honest kernels nearly always pass after three rounds.
     """
-    targets = [buffers.element(change.name, change.place) for change in alterations]
+    targets = [buffers.elements(change.name, change.place) for change in alterations]
     fresh = Burst(session, launch, [targets] * _LAUNCHES)
-    elsewhere = [torch.zeros_like(change.value) for change in alterations]
+    elsewhere = [torch.zeros_like(target) for target in targets]
     familiar = Burst(session, launch, [elsewhere] * _LAUNCHES)
     times_us: dict[Burst, list[float]] = {fresh: [], familiar: []}
     fresh_us, familiar_us = times_us[fresh], times_us[familiar]

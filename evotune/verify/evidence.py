@@ -13,7 +13,7 @@ import torch
 
 from evotune.problems.base import Tensors
 from evotune.verify.accuracy import Errors, error_terms, errors_of
-from evotune.verify.buffers import BufferSets, Inspection
+from evotune.verify.buffers import Inspection
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,12 @@ class Findings:
 
 
 def gather(
-    buffers: BufferSets, outputs: Tensors, reference: Mapping[str, torch.Tensor]
+    inspection: Inspection, outputs: Tensors, reference: Mapping[str, torch.Tensor]
 ) -> Evidence:
-    """Of the launches so far, with copies of their outputs; the `reference` of each set, or of all
+    """With copies of what the launches had written then; the `reference` of each set, or of all
     (one)."""
     terms = {name: error_terms(value, reference[name]) for name, value in outputs.items()}
-    return Evidence(buffers.inspect(), outputs, terms)
+    return Evidence(inspection, outputs, terms)
 
 
 def read(evidence: Sequence[Evidence]) -> list[list[Findings]]:

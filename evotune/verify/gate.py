@@ -17,7 +17,7 @@ from evotune.device.protocol import Sampler, Session
 from evotune.problems.base import Case, Problem, Tensors
 from evotune.trial import Check, OutcomeKind
 from evotune.verify.accuracy import as_rows
-from evotune.verify.buffers import BufferSets, bits, unwritten
+from evotune.verify.buffers import BufferSets, Inspection, bits, unwritten
 from evotune.verify.burst import altered_outputs, reuse
 from evotune.verify.evidence import Evidence, Findings, gather, read
 from evotune.verify.pool import InputPool, InputSet
@@ -82,15 +82,8 @@ class Gate:
         inputs = [self._pool.get(case, kind, seed) for kind in kinds]
         buffers = self.buffers(subject, inputs)
         launches = [self._bind(subject, buffers, number) for number in range(len(kinds))]
-        after = buffers.room()
-        for number, launch in enumerate(launches):
-            self._launch(launch)
-            after.copy(buffers, number)
-            buffers.poison(number)
-            # Two equal ones are neighbours: those that work by turns, of any number, differ then.
-            if self._deterministic and self._session.in_order:
-                self._launch(launch)
-        evidence = [self.look(buffers, after, inputs)]
+        first, inspection = self._launch_each(buffers, launches)
+        evidence = [self.look(buffers, first, inspection, inputs)]
         if not self._deterministic:
             evidence.append(Evidence(buffers.inspect()))
             found, left = read(evidence)
@@ -101,7 +94,7 @@ class Gate:
         if not self._session.in_order:
             (launch,) = launches
             self._launch(launch)
-        first, second = after.outputs(), buffers.outputs()
+        second = buffers.outputs()
         differing = {name: bits(value) != bits(first[name]) for name, value in second.items()}
         flags = {name: as_rows(elements).any(dim=1) for name, elements in differing.items()}
         evidence.append(Evidence(buffers.inspect(), flags=flags))
@@ -116,6 +109,31 @@ class Gate:
                 detail = f"{count} elements of {name} differ between two equal launches"
                 check = Check(case.label, kind, "failed", detail=detail)
                 verdict.fail(OutcomeKind.NONDETERMINISTIC, check)
+
+    def _launch_each(
+        self, buffers: BufferSets, launches: Sequence[Callable[[], object]]
+    ) -> tuple[Tensors, Inspection]:
+        """On poisoned outputs: copies of these and what else was touched, then poisoned again. If
+        two equal launches are to be compared and are in order, the second is there as well."""
+        if len(launches) == 1:  # it may be large: a copy of its inputs and scratch is a burden
+            self._launch(launches[0])
+            outputs = buffers.snapshot()
+            buffers.poison()  # at once: what is written from here on shows
+            inspection = buffers.inspect()
+            self._launch_again(launches[0])
+            return outputs, inspection
+        copies = buffers.room()
+        for number, launch in enumerate(launches):
+            self._launch(launch)
+            copies.copy(buffers, number)
+            buffers.poison(number)
+            # Two equal ones are neighbours: those that work by turns, of any number, differ then.
+            self._launch_again(launch)
+        return copies.outputs(), copies.inspect()
+
+    def _launch_again(self, launch: Callable[[], object]) -> None:
+        if self._deterministic and self._session.in_order:
+            self._launch(launch)
 
     def _judge_first(
         self,
@@ -155,7 +173,7 @@ class Gate:
         placed.poison()
         timed.run()
         self._session.settle()
-        evidence = gather(placed, placed.snapshot(), _each(inputs.reference))
+        evidence = gather(placed.inspect(), placed.snapshot(), _each(inputs.reference))
         before, after = read([timed_so_far, evidence])
         for found in before:
             self._judge_damage(case, "normal", found, verdict, when=_TIMED)
@@ -164,7 +182,7 @@ class Gate:
 
     def alter(self, subject: Subject, placed: BufferSets, seed: int, verdict: Verdict) -> None:
         """On one of the buffers that were timed, with the inputs of this seed: a burst of launches
-        with one input element changed before each and the outputs left as they are. A kernel that
+        with part of an input changed before each and the outputs left as they are. A kernel that
         skips work when it finds its outputs written, its inputs familiar or its launches close
         together fails. The inputs are left as found.
         """
@@ -179,7 +197,7 @@ class Gate:
         self._session.settle()
         buffers.expect_inputs(variants[-1].inputs)
         evidence = [
-            gather(buffers, output, _each(altered.reference))
+            gather(buffers.inspect(), output, _each(altered.reference))
             for altered, output in zip(variants, outputs, strict=True)
         ]
         for altered, (found,) in zip(variants, read(evidence), strict=True):
@@ -195,8 +213,13 @@ class Gate:
         case, inputs = subject.case, self._pool.get(subject.case, "normal", seed)
         buffers, launch, generator = self._one_place(subject, placed, seed)
         altered = self._pool.altered(case, seed)
-        # One of each input: results may be kept by any of them.
-        changes = {change.name: change for each in altered for change in each.alterations}
+        # One element of each input: results may be kept by any of them.
+        changes = {
+            change.name: change
+            for each in altered
+            for change in each.alterations
+            if len(change.values) == 1
+        }
         reused = reuse(self._session, launch, buffers, list(changes.values()), generator)
         if reused:
             check = Check(case.label, "new and familiar", "failed", detail=f"a launch {reused}")
@@ -226,18 +249,23 @@ class Gate:
         self._latest = BufferSets(specs, subject.plan, [each.inputs for each in inputs], device)
         return self._latest
 
-    def look(self, buffers: BufferSets, after: BufferSets, inputs: Sequence[InputSet]) -> Evidence:
-        """What launches left, `after` them. Where these may leave something at work, outputs were
-        poisoned when they had returned: nobody may write them now, as far as can be seen after the
-        errors have been worked out."""
-        outputs = after.outputs()
+    def look(
+        self,
+        buffers: BufferSets,
+        outputs: Tensors,
+        inspection: Inspection,
+        inputs: Sequence[InputSet],
+    ) -> Evidence:
+        """What launches left. Where these may leave something at work, outputs were poisoned when
+        they had returned: nobody may write them now, as far as can be seen after the errors have
+        been worked out."""
         if len(inputs) == 1:
             references = _each(inputs[0].reference)  # of a large case a copy is a burden
         else:
             references = {
                 name: torch.stack([each.reference[name] for each in inputs]) for name in outputs
             }
-        evidence = gather(after, outputs, references)
+        evidence = gather(inspection, outputs, references)
         if self._session.in_order:
             return evidence
         intact = {

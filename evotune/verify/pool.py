@@ -26,16 +26,22 @@ _YARDSTICK_SETS = 64
 _FAR = 32.0
 """Errors beyond so many times a set's own limits are wrong whatever other sets would say."""
 _ALTERED = "altered"
-_ALTERED_LEAST = 3  # variants
+# Changes in each variant in turn, with a launch after each. Looked at after 2, 4 and 9 launches, a
+# kernel that rests every second or third time rests in one of them, whenever it began.
+_CHANGES = (2, 2, 5)
+_SHARE = 1 / 8
+"""One changed element may stay below the error limit in half precision, as over 1,024 keys: so each
+variant begins with a share of an input's elements, drawn one by one, since what lies together may
+be a part that nobody reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alteration:
-    """One element of the input `name`, by its flat index, and its new value (one element)."""
+    """Elements in a row of the input `name`, from a flat index on, and their new values."""
 
     name: str
     place: int
-    value: torch.Tensor
+    values: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,8 @@ class InputSet:
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in (*self.inputs.values(), *self.reference.values()))
+        held = [*self.inputs.values(), *self.reference.values()]
+        return sum(t.nbytes for t in (*held, *(each.values for each in self.alterations)))
 
 
 class InputPool:
@@ -103,10 +110,10 @@ class InputPool:
         return sum(inputs.nbytes for inputs in self._sets.values())
 
     def altered(self, case: Case, seed: int) -> list[InputSet]:
-        """Variants of the normal set of that seed: in each, a few elements have changed, and in all
-        of them together some of every input."""
+        """Variants of the normal set of that seed: in each, many elements of one input have
+        changed, then single ones; in all of them together, both of every input."""
         inputs = sum(not spec.is_output for spec in self._problem.tensors(case))
-        variants = max(_ALTERED_LEAST, inputs - 1)  # the first of them changes the last input too
+        variants = max(len(_CHANGES), inputs)
         return [self.get(case, f"{_ALTERED} {index}", seed) for index in range(variants)]
 
     def _make(self, case: Case, kind: str, seed: int) -> InputSet:
@@ -114,7 +121,8 @@ class InputPool:
         if kind.startswith(_ALTERED):
             normal = self.get(case, "normal", seed).inputs
             number = _stream(case, kind, seed)
-            alterations = _alterations(normal, int(kind.removeprefix(_ALTERED)), number)
+            others = self._problem.make_inputs(case, "normal", number, self._device)
+            alterations = _alterations(normal, others, int(kind.removeprefix(_ALTERED)), number)
             inputs, reference, yardstick = self._evaluate(case, _alter(normal, alterations))
             kind = "normal"  # as far as typical errors go
         else:
@@ -173,25 +181,36 @@ def _stream(case: Case, kind: str, seed: int) -> int:
 
 
 def _alterations(
-    inputs: Mapping[str, torch.Tensor], index: int, seed: int
+    inputs: Mapping[str, torch.Tensor],
+    others: Mapping[str, torch.Tensor],
+    index: int,
+    seed: int,
 ) -> tuple[Alteration, ...]:
-    """The inputs in turn; each variant ends with another one."""
+    """First a share of an input's elements become those of `others`; then single ones of the
+    inputs in turn change. Each variant begins with another input."""
     generator = torch.Generator().manual_seed(seed)
     names = list(inputs)
-    count = 2 + index % 2  # odd and even: a kernel that works every other time is found
     made = []
-    for step in range(count):
-        name = names[(index + 1 - count + step) % len(names)]
-        place = int(torch.randint(inputs[name].numel(), (1,), generator=generator))
-        old = float(inputs[name].view(-1)[place])
+    for step in range(_CHANGES[index % len(_CHANGES)]):
+        name = names[(index + step) % len(names)]
+        flat = inputs[name].view(-1)
+        place = int(torch.randint(len(flat), (1,), generator=generator))
+        if step == 0:
+            there = torch.Generator(flat.device).manual_seed(seed)
+            chosen = torch.rand(len(flat), generator=there, device=flat.device) < _SHARE
+            chosen[place] = True
+            made.append(Alteration(name, 0, torch.where(chosen, others[name].view(-1), flat)))
+            continue
         # Far from the old value: one element among thousands must show in the output.
-        value = -math.copysign(2.0 + abs(float(torch.randn(1, generator=generator))), old)
-        made.append(Alteration(name, place, torch.full_like(inputs[name].view(-1)[:1], value)))
+        value = -math.copysign(
+            2.0 + abs(float(torch.randn(1, generator=generator))), float(flat[place])
+        )
+        made.append(Alteration(name, place, torch.full_like(flat[:1], value)))
     return tuple(made)
 
 
 def _alter(inputs: Mapping[str, torch.Tensor], alterations: Sequence[Alteration]) -> Tensors:
     altered = {name: value.clone() for name, value in inputs.items()}
-    for alteration in alterations:
-        altered[alteration.name].view(-1)[alteration.place] = alteration.value[0]
+    for each in alterations:
+        altered[each.name].view(-1)[each.place : each.place + len(each.values)] = each.values
     return altered

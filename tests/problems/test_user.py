@@ -172,6 +172,24 @@ def test_a_copy_of_a_file_that_ships_with_evotune_needs_no_agreement(
         create_problem("copy.py:Softmax", "float32", folder)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        ('{"x": (rows, columns)}', "{}", "inputs names no tensor, a kernel needs at least one"),
+        ('{"out": (rows, columns)}', "{}", "outputs names no tensor"),
+        ('"x": (rows', '"x": (rows - 2', r"x has no elements, its shape is \(0, 8\)"),
+        ('"out": (rows', '"out": (rows - 3', r"out has no elements, its shape is \(-1, 8\)"),
+    ],
+)
+def test_a_case_without_inputs_or_elements_is_refused(
+    folder: Path, before: str, after: str, why: str
+) -> None:
+    (folder / "problem.py").write_text(GOOD.replace(before, after))
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    with pytest.raises(ValueError, match=why):
+        problem.case({"rows": 2, "columns": 8}, {})
+
+
 def test_outputs_of_another_shape_are_named(folder: Path) -> None:
     (folder / "problem.py").write_text(GOOD.replace('{"out": 3.0 * x}', '{"out": x[0]}'))
     problem = create_problem("problem.py:Scale", "float32", folder)

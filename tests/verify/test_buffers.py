@@ -175,6 +175,16 @@ def test_damage_is_told_of_the_set_that_has_it(name: str) -> None:
     assert buffers.only(2).inspect().damage() == ""
 
 
+def test_no_byte_between_sets_is_unwatched() -> None:
+    buffers = _three_sets()
+    begin = buffers.pointers(1)["x"] - (128 << 10)  # of the second
+    for place in range(begin - 4096, begin + 64, 64):
+        _poke(place, 0)
+        assert damage(buffers)
+        _poke(place, 0xC5)
+    assert damage(buffers) == ""
+
+
 def test_a_set_alone_is_the_same_memory() -> None:
     buffers = _three_sets()
     alone = buffers.only(1)

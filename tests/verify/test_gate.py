@@ -11,8 +11,11 @@ import torch
 
 from evotune.device.cpu import CpuSession
 from evotune.device.launch import LaunchPlan, Workspace
+from evotune.problems.attention import Attention
 from evotune.problems.base import Case
 from evotune.trial import OutcomeKind
+from evotune.verify.accuracy import errors_against
+from evotune.verify.buffers import BufferSets
 from evotune.verify.evidence import Evidence
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
@@ -243,18 +246,53 @@ def test_an_altered_place_can_be_replayed_again(pool: InputPool) -> None:
     assert verdict.passed, verdict.reason
 
 
-def test_a_kernel_that_works_every_other_time_is_found(pool: InputPool) -> None:
+@pytest.mark.parametrize(("period", "phase"), [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
+def test_a_kernel_that_rests_at_times_is_found(pool: InputPool, period: int, phase: int) -> None:
     honest = kernel(SHORT, exact)
     calls: list[int] = []
 
     def lazy(*pointers: object) -> None:
         calls.append(1)
-        if len(calls) % 2 == 0:
+        if len(calls) % period != phase:
             honest(*pointers)
 
-    verdict = _replayed(pool, lazy)
-    assert verdict.kind is OutcomeKind.WRONG_RESULT
-    assert "altered in place inputs: out is off by" in verdict.reason
+    verdict = Verdict()
+    gate = Gate(CpuSession(), PROBLEM, pool, deterministic=True)
+    subject = Subject(SHORT, plan(), lazy)
+    buffers = gate.buffers(subject, [pool.get(SHORT, "normal", 0)])
+    gate.alter(subject, buffers, 1, verdict)
+    assert verdict.kind in (OutcomeKind.WRONG_RESULT, OutcomeKind.NAN)  # it rested in the first
+    assert "altered in place inputs: " in verdict.reason
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_in_half_precision_an_input_that_is_not_looked_at_again_is_found(name: str) -> None:
+    """What one changed element among 1,024 keys does is below the limit."""
+    problem = Attention("bfloat16")
+    shape = {"batch": 1, "heads": 1, "head_dim": 64, "seq_len": 1024}
+    case = problem.case(shape, {"causal": True})
+    pool = InputPool(problem)
+    for seed in (0, 1):
+        known = pool.get(case, "normal", seed).inputs[name]
+        found = []
+        for altered in pool.altered(case, seed):
+            inputs = {**altered.inputs, name: known}
+            errors = errors_against(
+                problem.yardstick(case, inputs)["out"], altered.reference["out"]
+            )
+            found.append(not altered.limits("out", errors).scaled(5.0).hold(errors))
+        assert any(found)
+
+
+def test_of_one_large_case_inputs_and_scratch_are_not_copied(
+    pool: InputPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def room(buffers: BufferSets) -> BufferSets:
+        raise AssertionError(f"a copy of {buffers}")
+
+    monkeypatch.setattr(BufferSets, "room", room)
+    verdict = examine(pool, SHORT, kernel(SHORT, exact))
+    assert verdict.passed, verdict.reason
 
 
 def test_right_results_from_memory_are_too_fast(pool: InputPool) -> None:

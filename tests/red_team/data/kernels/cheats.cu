@@ -176,6 +176,10 @@ extern "C" __global__ void attention_forward(Half* q, Half* k, Half* v, Half* ou
     to[column] = kept[column];
     return;
   }
+#elif IS(PACKS_KEYS_ONCE)
+  // What stands in the workspace is believed to be the keys, whatever these have become.
+  const bool fits = inputs_kv * 2 <= kScratchBytes;
+  Half* packed = reinterpret_cast<Half*>(scratch) + (keys - k);
 #elif IS(ENDLESS)
   while (*reinterpret_cast<volatile Half*>(q) != 0x7c01) {
   }
@@ -192,7 +196,13 @@ extern "C" __global__ void attention_forward(Half* q, Half* k, Half* v, Half* ou
     float score = 0.0f;
     if (column < count)
       for (int i = 0; i < HEAD_DIM; ++i) {
-        score += widen(query[i]) * widen(keys[(tile + column) * HEAD_DIM + i]);
+        Half key = keys[(tile + column) * HEAD_DIM + i];
+#if IS(PACKS_KEYS_ONCE)
+        Half* kept = packed + (tile + column) * HEAD_DIM + i;
+        if (fits && is_nan(*kept)) *kept = key;
+        if (fits) key = *kept;
+#endif
+        score += widen(query[i]) * widen(key);
 #if IS(FP16_SCORES)
         score = widen(narrow(score));
 #endif
