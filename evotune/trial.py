@@ -9,9 +9,7 @@ from __future__ import annotations
 import enum
 import json
 import math
-import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -108,8 +106,7 @@ QUARANTINED = "quarantined"
 """Flag of an outcome: the configuration ended two workers, the second one all by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(msgspec.Struct, frozen=True):
     """Paired timing of one case (shape x variant). Times in microseconds.
 
     `speedup` is the median of the paired baseline/candidate ratios; `speedup_low` and
@@ -133,7 +130,7 @@ class Measurement:
     samples: int
     cache: str = "warm"
     held_out: bool = False
-    state: Mapping[str, Json] = field(default_factory=dict)
+    state: Mapping[str, Json] = msgspec.field(default_factory=dict)
     retakes: int = 0
     throttled: bool = False
     eager_us: float | None = None
@@ -145,11 +142,10 @@ class Measurement:
         return self.cache == "warm" and not self.held_out
 
     def to_json(self) -> dict[str, Json]:
-        return dict(zip(Measurement.__slots__, _measurement_values(self), strict=True))
+        return msgspec.structs.asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(msgspec.Struct, frozen=True):
     """One check of the correctness gate on one case and input kind.
 
     `max_error` and `rms_error` are against the float64 reference; the limits are the
@@ -166,7 +162,7 @@ class Check:
     detail: str = ""
 
     def to_json(self) -> dict[str, Json]:
-        return dict(zip(Check.__slots__, _check_values(self), strict=True))
+        return msgspec.structs.asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Check:
@@ -174,12 +170,7 @@ class Check:
         return msgspec.convert(data, cls)
 
 
-_measurement_values = operator.attrgetter(*Measurement.__slots__)
-_check_values = operator.attrgetter(*Check.__slots__)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """What became of one trial.
 
     `fitness` (higher is better) is the mean over cases of ln(speedup), or -ln(time) on a
@@ -198,8 +189,8 @@ class Outcome:
     duplicate_of: int | None = None
     measurements: tuple[Measurement, ...] = ()
     checks: tuple[Check, ...] = ()
-    stage_s: Mapping[str, float] = field(default_factory=dict)
-    resources: Mapping[str, Json] = field(default_factory=dict)
+    stage_s: Mapping[str, float] = msgspec.field(default_factory=dict)
+    resources: Mapping[str, Json] = msgspec.field(default_factory=dict)
     binary: str = ""  # SHA-256 of machine code and launches, "" when it was not to be launched
 
     def __post_init__(self) -> None:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
+import msgspec
+
 from evotune.errors import EnvironmentProblem
 from evotune.execute.in_flight import speaks_for_its_code
 from evotune.execute.protocol import Proposal
@@ -166,7 +168,7 @@ class ClusterExecutor:
         if not proposal.confirm and outcome.binary and outcome.duplicate_of is None:
             twin = self._twins.find(outcome.binary)
             if twin is not None:  # another worker measured it; one outcome stands for the code
-                outcome = dataclasses.replace(twin[1], duplicate_of=twin[0], stage_s={})
+                outcome = msgspec.structs.replace(twin[1], duplicate_of=twin[0], stage_s={})
             elif speaks_for_its_code(outcome):
                 self._twins.remember(proposal.number, outcome)
         self._done.append((proposal.number, outcome))

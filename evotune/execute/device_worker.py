@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from evotune.device.cpu import CpuSession
 from evotune.device.profile import DeviceProfile
@@ -67,7 +68,9 @@ def _serve(channel: BlockingChannel, runner: TrialRunner, message: Json) -> None
         prepare_s = time.monotonic() - started
         channel.send({**token, "prepared": True})
         outcome = runner.run(message)
-        outcome = dataclasses.replace(outcome, stage_s={"prepare": prepare_s, **outcome.stage_s})
+        outcome = msgspec.structs.replace(
+            outcome, stage_s={"prepare": prepare_s, **outcome.stage_s}
+        )
         about = {"retire": runner.tainted, "doubtful": runner.doubtful}
         channel.send({**token, "outcome": outcome.to_json(), **about})
 

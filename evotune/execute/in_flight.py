@@ -7,6 +7,8 @@ import hashlib
 import json
 from collections.abc import Mapping
 
+import msgspec
+
 from evotune.device.launch import Binary, CompileFailure
 from evotune.execute.protocol import CaseJob, Proposal
 from evotune.execute.twins import Twin
@@ -79,7 +81,7 @@ class InFlight:
 
     def with_build(self, outcome: Outcome) -> Outcome:
         """The outcome with compile time, compiler figures and fingerprint added."""
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             outcome,
             stage_s={"compile": self._compile_s(), **outcome.stage_s},
             resources={**outcome.resources, **self.resources},

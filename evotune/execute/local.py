@@ -9,12 +9,13 @@ compiler runs anywhere.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import select
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import msgspec
 
 from evotune.device.launch import Binary, CompileFailure, CompileJob
 from evotune.device.profile import DeviceProfile
@@ -191,7 +192,7 @@ class LocalExecutor:
             self._devices[index].renew()
         elif item.searched and (twin := item.twin or self._twins.recent(item.fingerprint)):
             number, outcome = twin
-            self._finish(item, dataclasses.replace(outcome, duplicate_of=number, stage_s={}))
+            self._finish(item, msgspec.structs.replace(outcome, duplicate_of=number, stage_s={}))
             return
         self._measuring[index] = item
         self._devices[index].start(
@@ -236,7 +237,7 @@ class LocalExecutor:
         if self.name_devices:
             state = {**outcome.resources.get("device", {}), **_identity(device.profile)}
             resources = {**outcome.resources, "device": state}
-            outcome = dataclasses.replace(outcome, resources=resources)
+            outcome = msgspec.structs.replace(outcome, resources=resources)
         doubtful = not isinstance(answer, Outcome) and answer.get("doubtful", False)
         if doubtful and not (device.alone or item.again):
             # A candidate before may have written into inputs or references, or left no memory.

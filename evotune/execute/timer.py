@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from evotune.device.protocol import Sampler, Session
@@ -143,7 +143,7 @@ class CaseTimer:
         eager_us, baseline_us = eager_times_us(mine, theirs)
         timed = Placed(subject, candidate.buffers.only(0), candidate.launches[:1], mine, settings)
         return (
-            dataclasses.replace(measurement, eager_us=eager_us, eager_baseline_us=baseline_us),
+            msgspec.structs.replace(measurement, eager_us=eager_us, eager_baseline_us=baseline_us),
             timed,
         )
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from evotune.device.protocol import Sampler
@@ -112,7 +113,7 @@ def measure_paired(
         taken = _take(candidate, baseline, settings, rivals, before_sample)
         after = state()
         throttled = slowed_down(before, after)
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         taken,
         case=case,
         baseline=baseline_name,

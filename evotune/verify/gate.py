@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import torch
 
 from evotune.device.launch import LaunchPlan
@@ -307,7 +308,7 @@ class Gate:
                     f"{name} is off by {errors.max:.2e} (limit {limits.max:.2e}), "
                     f"RMS {errors.rms:.2e} (limit {limits.rms:.2e})"
                 )
-                failed = dataclasses.replace(check, status="failed", detail=detail)
+                failed = msgspec.structs.replace(check, status="failed", detail=detail)
                 verdict.fail(OutcomeKind.WRONG_RESULT, failed)
             else:
                 verdict.checks.append(check)

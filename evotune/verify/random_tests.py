@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
+
+import msgspec
 
 from evotune.trial import Check
 from evotune.verify.gate import Gate, Subject, Verdict
@@ -38,7 +39,7 @@ def run_random_tests(
         if made.kind is not None:
             failed = made.checks[-1]
             detail = f"{failed.detail} (random test {index + 1} of {len(subjects)})"
-            verdict.fail(made.kind, dataclasses.replace(failed, detail=detail))
+            verdict.fail(made.kind, msgspec.structs.replace(failed, detail=detail))
             return
         count = index + 1
     if not count:
@@ -46,7 +47,7 @@ def run_random_tests(
         verdict.checks.append(Check(name, ALL_KINDS, "skipped", detail=detail))
         return
     detail = "" if count == len(subjects) else f"{count} were made within {limit_s:g} s"
-    summary = dataclasses.replace(
+    summary = msgspec.structs.replace(
         nearest_limit(made.checks), case=name, inputs=ALL_KINDS, detail=detail
     )
     verdict.checks.append(summary)

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import dataclasses
 import io
 import math
 
+import msgspec
 import pytest
 from report.runs import configuration, failed, ok, recorded
 from rich.console import Console
@@ -191,9 +191,9 @@ def test_the_live_panel_fits_eighty_columns_and_shows_curve_elites_device_and_st
     best = None
     for number, speedup in enumerate((1.0, 1.2, 0.8, 1.5)):
         outcome = ok(speedup)
-        outcome = dataclasses.replace(
+        outcome = msgspec.structs.replace(
             outcome,
-            measurements=tuple(dataclasses.replace(m, state=gpu) for m in outcome.measurements),
+            measurements=tuple(msgspec.structs.replace(m, state=gpu) for m in outcome.measurements),
         )
         made = Trial(number, Configuration({f"PARAMETER_{n}": number for n in range(20)}), outcome)
         best = made if best is None or speedup > 1 else best

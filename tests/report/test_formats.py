@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import json
 import math
@@ -12,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from evotune.errors import StoreError
@@ -240,8 +240,8 @@ def test_reports_start_without_torch_or_pandas() -> None:
 
 
 def test_eager_times_have_columns_only_where_they_were_taken(tmp_path: Path) -> None:
-    eager = dataclasses.replace(ok(1.5).measurements[0], eager_us=12.5, eager_baseline_us=31.0)
-    champion = dataclasses.replace(ok(1.5), measurements=(eager, *ok(1.5).measurements[1:]))
+    eager = msgspec.structs.replace(ok(1.5).measurements[0], eager_us=12.5, eager_baseline_us=31.0)
+    champion = msgspec.structs.replace(ok(1.5), measurements=(eager, *ok(1.5).measurements[1:]))
     run = make_run(tmp_path, [ok(1.5)], confirmations={0: champion})
     data = RunData.load(run)
     (row,) = csv_rows(text_of("csv", data))
@@ -260,7 +260,7 @@ def test_eager_times_have_columns_only_where_they_were_taken(tmp_path: Path) -> 
 
 def test_warnings_and_the_times_of_confirmations_are_on_the_page(tmp_path: Path) -> None:
     race = Check("edge shapes", "compute-sanitizer racecheck", "failed", detail="306 errors")
-    champion = dataclasses.replace(ok(1.5), checks=(race,), flags=("racecheck",))
+    champion = msgspec.structs.replace(ok(1.5), checks=(race,), flags=("racecheck",))
     page = text_of("md", RunData.load(make_run(tmp_path, [ok(1.5)], confirmations={0: champion})))
     assert "- Trial 0: compute-sanitizer racecheck: 306 errors" in page
     assert "| stage | confirmations | sum s | median |" in page

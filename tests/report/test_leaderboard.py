@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,7 +64,7 @@ def test_a_row_of_its_own_has_a_plain_rank(tmp_path: Path) -> None:
 def test_what_different_models_measured_is_ranked_apart(tmp_path: Path) -> None:
     def on(model: str, speedup: float) -> Outcome:
         resources = {"device": {"model": model, "id": f"id of {model}"}}
-        return dataclasses.replace(ok(speedup), resources=resources)
+        return msgspec.structs.replace(ok(speedup), resources=resources)
 
     found = board(tmp_path, on("GPU B", 9.0), ok(2.0), on("Test CPU", 3.0), on("GPU B", 4.0))
     assert [(row.model, row.place, row.number) for row in found.rows] == [
@@ -249,7 +249,7 @@ def test_a_number_that_json_lacks_hides_no_row(
     monkeypatch.setattr(evotune.report.data, "_HEAD_ROWS", 1)
     odd = ok(1.4, max_error=math.nan)
     models = [{"device": {"model": name}} for name in ("one", "other")]
-    others = [dataclasses.replace(ok(1 + n / 9), resources=models[n % 2]) for n in range(6)]
+    others = [msgspec.structs.replace(ok(1 + n / 9), resources=models[n % 2]) for n in range(6)]
     run = make_run(tmp_path, [odd, *others])
     with RunData.opened(run) as data:
         assert data.store is not None

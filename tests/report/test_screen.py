@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -195,8 +195,8 @@ def test_what_the_gpu_compiler_tells_stands_beside_the_configuration() -> None:
     resources = {"registers": 159, "spill_bytes": 0, "occupancy": 0.25}
     spilling = {"registers": 255, "spill_bytes": 24, "occupancy": 0.125}
     outcomes = [
-        dataclasses.replace(ok(2.0), resources=resources),
-        dataclasses.replace(ok(1.5), resources=spilling),
+        msgspec.structs.replace(ok(2.0), resources=resources),
+        msgspec.structs.replace(ok(1.5), resources=spilling),
     ]
     text = " ".join(shown(board(outcomes)).split())
     assert "BLOCK_M=16 UNROLL=0 (159 registers, no spills, 25% occupancy)" in text
@@ -205,7 +205,7 @@ def test_what_the_gpu_compiler_tells_stands_beside_the_configuration() -> None:
 
 def test_a_finding_that_does_not_disqualify_is_a_warning_beside_its_row() -> None:
     check = Check("edge shapes", "compute-sanitizer racecheck", "failed", detail="306 errors: …")
-    warned = dataclasses.replace(ok(2.0), flags=("racecheck",), checks=(check,))
+    warned = msgspec.structs.replace(ok(2.0), flags=("racecheck",), checks=(check,))
     text = shown(board([ok(1.0), warned], confirmations={1: warned}))
     assert "warning: trial 1: compute-sanitizer racecheck: 306 errors: …" in text
     assert table_rows(text)[0][-2:] == ["yes", "racecheck"]
@@ -225,7 +225,7 @@ def test_errors_near_the_limit_of_an_own_problem_lead_to_the_yardstick(
     error: float, hinted: bool
 ) -> None:
     check = Check("(4096,1024)", "normal", "failed", error, 1e-8, 1e-9, 1e-9, "out is off")
-    wrong = dataclasses.replace(failed(OutcomeKind.WRONG_RESULT, "out is off"), checks=(check,))
+    wrong = msgspec.structs.replace(failed(OutcomeKind.WRONG_RESULT, "out is off"), checks=(check,))
     own = {"problem": {"name": "problem.py:Softmax", "dtype": "float32"}}
     assert ("yardstick_of" in shown(board([wrong], meta=own))) == hinted
     assert "yardstick_of" not in shown(board([wrong]))  # attention has its own

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sqlite3
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from evotune.errors import StoreError
@@ -402,7 +402,7 @@ def test_counts_gaps_and_the_best_are_known_without_reading_every_outcome(path: 
 
 def test_trials_are_found_by_what_became_of_them(path: Path) -> None:
     twin = Outcome(OutcomeKind.OK, 0.1, duplicate_of=0, binary=RICH.binary)
-    outcomes = (dataclasses.replace(RICH, duplicate_of=None), FAILED, twin, FAILED)
+    outcomes = (msgspec.structs.replace(RICH, duplicate_of=None), FAILED, twin, FAILED)
     with RunStore.create(path) as store:
         for number, outcome in enumerate(outcomes):
             store.append(Trial(number, Configuration({"A": number}), outcome), number / 2)
@@ -420,7 +420,7 @@ def test_figures_that_are_no_numbers_hide_nothing(path: Path) -> None:
     check = Check("c", "normal", "failed", float("nan"), float("inf"))
     with RunStore.create(path) as store:
         store.append(trial(0), 0.0)
-        outcome = dataclasses.replace(RICH, checks=(check,), duplicate_of=None)
+        outcome = msgspec.structs.replace(RICH, checks=(check,), duplicate_of=None)
         store.append(Trial(1, Configuration({"A": 1}), outcome), 0.0)
         assert (store.count_ok(), list(store.fittest())) == (2, [0, 1])
         assert store.best(before=9) == trial(0)
