@@ -25,7 +25,7 @@ from evotune.cli.terminal import (
     write_bytes,
     write_output,
 )
-from evotune.errors import StoreError, UsageError
+from evotune.errors import EvotuneError, UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -140,9 +140,9 @@ def report(
         return 0
     with RunData.opened(find_run(runs[0], runs_dir)) as data:
         if style == "parquet":
-            from evotune.report.frame import run_frame, to_parquet
+            from evotune.report.frame import run_columns, to_parquet
 
-            write_bytes(to_parquet(run_frame(data)), output)
+            write_bytes(to_parquet(run_columns(data)), output)
             return 0
         from evotune.report.formats import REPORTS
 
@@ -150,7 +150,7 @@ def report(
             with opened_output(output) as write:
                 for piece in REPORTS[style](data):
                     write(piece)
-        except StoreError:
+        except EvotuneError:
             if Path(output).is_file():  # the beginning of a report is none
                 Path(output).unlink()
             raise

@@ -23,19 +23,26 @@ def open_channel(*, owns_processes: bool) -> BlockingChannel:
     of its own, SIGTERM, on which it kills its whole group. The channel gets private
     descriptors; what native code prints to stdout goes to stderr instead.
     """
-    parent = int(sys.argv[1])
     if owns_processes:
         signal.signal(signal.SIGTERM, _kill_group)
     death_signal = signal.SIGTERM if owns_processes else signal.SIGKILL
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
     _limit_damage()
-    if os.getppid() != parent:  # it died before the line above
-        raise SystemExit(0)
+    die_with_parent(int(sys.argv[1]), death_signal)
     read_fd, write_fd = os.dup(0), os.dup(1)
     with open(os.devnull, "rb") as null:
         os.dup2(null.fileno(), 0)
     os.dup2(2, 1)
     return BlockingChannel(read_fd, write_fd)
+
+
+def die_with_parent(parent: int, death_signal: signal.Signals = signal.SIGKILL) -> None:
+    """The kernel sends this process that signal when the process with the pid `parent`, or the
+    thread of it that started this one, ends. Linux only; elsewhere nothing happens."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        raise SystemExit(0)
 
 
 def _limit_damage() -> None:

@@ -89,9 +89,8 @@ class RunData:
             if len(head.trials) == head.totals.trials:
                 yield head
                 return
-            times = store.finish_times_s()
-            with _without_collecting():
-                yield dataclasses.replace(head, finish_times_s=times, store=store)
+            with without_collecting():
+                yield dataclasses.replace(head, store=store)
 
     @classmethod
     @contextlib.contextmanager
@@ -125,7 +124,7 @@ class RunData:
         cls, run: RunFolder, store: RunStore, rows: int | None = None, more: Collection[int] = ()
     ) -> RunData:
         try:
-            with _without_collecting():
+            with without_collecting():
                 meta = _facts(store)
                 confirmations = store.confirmations()
                 trials, unloaded = _trials(store, rows, confirmations, more)
@@ -284,7 +283,7 @@ def _totals(store: RunStore, unloaded_rows: int) -> Totals:
 
 
 @contextlib.contextmanager
-def _without_collecting() -> Iterator[None]:
+def without_collecting() -> Iterator[None]:
     """While a million objects are made, which stay or go one by one, the collector would only look
     on."""
     enabled = gc.isenabled()

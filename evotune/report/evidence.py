@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+
+import msgspec
 
 from evotune.objectives import worst_check
 from evotune.report.data import RunData
 from evotune.report.twins import leaders
-from evotune.trial import Json, Outcome, Trial
+from evotune.trial import Outcome, Trial
 
 
-class Evidence(NamedTuple):
+class Evidence(msgspec.Struct, frozen=True):
     """The deciding outcome of a trial; `confirmation` tells whether it comes from one.
 
     `twin` is the lowest trial number with the same code and launch: its own unless duplicate.
+    `finished_s` counts from the run's start, pauses left out; None where that is not known.
     """
 
     trial: Trial
     outcome: Outcome
     confirmation: bool
     twin: int
+    finished_s: float | None = None
 
     @property
     def confirmed(self) -> bool:
@@ -42,7 +45,7 @@ class Evidence(NamedTuple):
         return f"in confirmation: {text or self.outcome.kind}" if self.disqualified else text
 
 
-class Figures(NamedTuple):
+class Figures(msgspec.Struct, frozen=True):
     """The numbers of one outcome; None where it has none.
 
     `time_us` is the geometric mean over the timed cases, as `speedup` is. `error` is the
@@ -56,18 +59,15 @@ class Figures(NamedTuple):
     error: float | None
     error_limit: float | None
 
-    def columns(self) -> dict[str, Json]:
-        """By the names that reports have for them."""
-        return self._asdict()
-
 
 def weigh(data: RunData) -> dict[int, Evidence]:
     """Evidence for every trial, by number in proposal order."""
     twins = leaders({trial.number: trial.outcome.duplicate_of for trial in data.trials})
     verdicts = verdicts_by_twin(data.confirmations, twins)
     return {
-        trial.number: judge(trial, twins[trial.number], verdicts.get(twins[trial.number]))
+        trial.number: judge(trial, twin, verdicts.get(twin), data.finish_times_s.get(trial.number))
         for trial in data.trials
+        for twin in (twins[trial.number],)
     }
 
 
@@ -85,29 +85,26 @@ def verdicts_by_twin(
     return verdicts
 
 
-def judge(trial: Trial, twin: int, verdict: Outcome | None) -> Evidence:
+def judge(
+    trial: Trial, twin: int, verdict: Outcome | None, finished_s: float | None = None
+) -> Evidence:
     """`verdict` is the confirmation that holds for the trial's machine code."""
     if verdict is None or not trial.outcome.ok:
-        return Evidence(trial, trial.outcome, False, twin)
-    return Evidence(trial, verdict, True, twin)
+        return Evidence(trial, trial.outcome, False, twin, finished_s)
+    return Evidence(trial, verdict, True, twin, finished_s)
 
 
 def figures(outcome: Outcome, *, recorded: bool = False) -> Figures:
     """Speedups and times of an outcome; a recorded one has a time only."""
-    check = worst_check(outcome.checks)
+    check = worst_check(outcome.checks) if outcome.checks else None
     time_us = _recorded_time_us(outcome) if recorded else _mean_time_us(outcome)
     speedup = low = high = None
     if outcome.fitness is not None and not recorded:
         speedup = _exp(outcome.fitness)
         low, high = map(_exp, interval(outcome))
-    return Figures(
-        speedup=speedup,
-        speedup_low=low,
-        speedup_high=high,
-        time_us=time_us,
-        error=check.max_error if check else None,
-        error_limit=check.max_limit if check else None,
-    )
+    if check is None:
+        return Figures(speedup, low, high, time_us, None, None)
+    return Figures(speedup, low, high, time_us, check.max_error, check.max_limit)
 
 
 def interval(outcome: Outcome) -> tuple[float, float]:
@@ -126,7 +123,9 @@ def _mean_time_us(outcome: Outcome) -> float | None:
 
 def _recorded_time_us(outcome: Outcome) -> float | None:
     time_ms = outcome.resources.get("time_ms")
-    return time_ms * 1000 if outcome.ok and isinstance(time_ms, int | float) else None
+    if not outcome.ok or not isinstance(time_ms, (int, float)):
+        return None
+    return time_ms * 1000
 
 
 def _exp(fitness: float) -> float:

@@ -1,4 +1,4 @@
-"""A run as one flat table: columns, their CSV, and a pandas frame for a Parquet file.
+"""A run as one flat table: columns, their CSV, and their Parquet file.
 
 Columns, in this order; names and units stay as they are, a value that does not exist is empty:
 
@@ -20,22 +20,24 @@ import csv
 import functools
 import io
 import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 from evotune.errors import EnvironmentProblem
+from evotune.report.columns import Column, joined
 from evotune.report.data import RunData
 from evotune.report.escape import csv_text
 from evotune.report.evidence import Evidence, figures, weigh
 from evotune.report.leaderboard import rank
-from evotune.report.whole import in_proposal_order, ranks
-from evotune.trial import Json
+from evotune.report.whole import TRIALS_A_PART, Ranked, each_part, ranks
+from evotune.trial import Json, Measurement
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Columns: TypeAlias = dict[str, list[Json]]
+Columns: TypeAlias = dict[str, Column]
 
 _FIXED = (
     *("rank", "trial", "outcome", "reason", "speedup", "speedup_low", "speedup_high"),
@@ -45,34 +47,26 @@ _COLD = " cold"
 _ALWAYS = ("time_us", "speedup", "baseline")
 _EAGER = ("eager_us", "eager_baseline_us")
 _INTEGERS = ("rank", "trial", "duplicate_of")
-_ROWS_AT_ONCE = 1000
 
 
 def run_columns(data: RunData) -> Columns:
     """Every trial: the leaderboard first, then the rest by number."""
     ranked = ranks(data)
-    items = ((item, ranked.get(item.trial.number)) for item in in_proposal_order(data))
-    columns = _columns(data, items)
-    places = {number: place for place, number in enumerate(columns["trial"])}
-    order = [places[number] for number in ranked]
-    order += [place for place, rank in enumerate(columns["rank"]) if rank is None]
-    return {name: [cells[place] for place in order] for name, cells in columns.items()}
+    columns = _columns(data, each_part(data, _part, ranked))
+    first = np.searchsorted(columns["trial"].values, np.fromiter(ranked, dtype=np.int64))
+    order = np.concatenate([first, np.flatnonzero(columns["rank"].missing)])
+    for name in columns:  # one by one, so that memory holds only one of them twice
+        columns[name] = columns[name].ordered(order)
+    return columns
 
 
 def leaderboard_columns(data: RunData, count: int | None = None) -> Columns:
     """The first `count` rows of the leaderboard."""
     evidence = weigh(data)
     rows = rank(data, evidence).rows[:count]
-    return _columns(data, ((evidence[row.number], row.rank) for row in rows))
-
-
-def run_frame(data: RunData) -> pd.DataFrame:
-    """`run_columns` as a frame."""
-    import pandas as pd
-
-    columns = run_columns(data)
-    frame = pd.DataFrame({name: pd.Series(cells, dtype=object) for name, cells in columns.items()})
-    return frame.astype(dict.fromkeys(_whole(columns), "Int64"))
+    return _columns(
+        data, [_part(data.recorded, [(evidence[row.number], row.rank) for row in rows])]
+    )
 
 
 def csv_lines(columns: Columns) -> Iterator[str]:
@@ -82,34 +76,39 @@ def csv_lines(columns: Columns) -> Iterator[str]:
     writer.writerow([csv_text(name) for name in columns])
     whole = _whole(columns)
     safe = functools.lru_cache(4096)(csv_text)
-    rows = zip(
-        *(_cells(cells, name in whole, safe) for name, cells in columns.items()), strict=True
-    )
-    while True:
+    for first in range(0, len(columns["trial"]), TRIALS_A_PART):
         yield text.getvalue()
         text.seek(0)
         text.truncate()
-        some = list(itertools.islice(rows, _ROWS_AT_ONCE))
-        if not some:
-            return
-        writer.writerows(some)
+        some = (
+            _csv_cells(column.rows(first, first + TRIALS_A_PART), name in whole, safe)
+            for name, column in columns.items()
+        )
+        writer.writerows(zip(*some, strict=True))
+    yield text.getvalue()
 
 
-def _cells(cells: list[Json], whole: bool, safe: Callable[[str], str]) -> Iterable[Json]:
+def _csv_cells(column: Column, whole: bool, safe: Callable[[str], str]) -> Iterable[Json]:
     """As the CSV has them: booleans among whole numbers as 0 and 1, NaN as no value."""
-    kinds = set(map(type, cells))
-    if whole and bool in kinds:
+    if column.kind == "f":
+        return Column(column.values, column.missing | np.isnan(column.values)).cells()
+    cells = column.cells()
+    if column.kind == "i" or column.missing.all():
+        return cells
+    if whole:
         return (None if cell is None else int(cell) for cell in cells)
-    if float in kinds and any(isinstance(cell, float) and math.isnan(cell) for cell in cells):
-        cells = [None if isinstance(cell, float) and math.isnan(cell) else cell for cell in cells]
+    kinds = set(map(type, cells))
+    if float in kinds:
+        cells = [None if cell != cell else cell for cell in cells]  # noqa: PLR0124
     if str in kinds:
         return (safe(cell) if isinstance(cell, str) else cell for cell in cells)
     return cells
 
 
-def to_parquet(frame: pd.DataFrame) -> bytes:
+def to_parquet(columns: Columns) -> bytes:
     """Parquet with the same columns, typed: missing values are nulls, parameters keep their type.
 
+    They are taken out of `columns`, so that memory holds only one of them twice.
     EnvironmentProblem without pyarrow."""
     try:
         import pyarrow  # noqa: F401
@@ -117,25 +116,50 @@ def to_parquet(frame: pd.DataFrame) -> bytes:
         raise EnvironmentProblem(
             "parquet needs pyarrow; get it with: pip install 'evotune[parquet]'"
         ) from error
-    typed = frame.convert_dtypes()
-    mixed = [name for name in typed.columns if typed[name].dtype == object]
-    typed[mixed] = typed[mixed].map(lambda cell: None if cell is None else str(cell))
+    import pandas as pd
+
+    whole = _whole(columns)
+    typed = {name: _typed(columns.pop(name), name in whole) for name in list(columns)}
     buffer = io.BytesIO()
-    typed.to_parquet(buffer, engine="pyarrow", index=False)
+    pd.DataFrame(typed, copy=False).to_parquet(buffer, engine="pyarrow", index=False)
     return buffer.getvalue()
 
 
-def _columns(data: RunData, items: Iterable[tuple[Evidence, int | None]]) -> Columns:
-    """Of trials and their ranks."""
-    found: Columns = {name: [] for name in _FIXED}
-    count = 0
-    flat = (_flat(data, item, place) for item, place in items)
-    while rows := list(itertools.islice(flat, _ROWS_AT_ONCE)):
-        for name in dict.fromkeys(itertools.chain(found, *rows)):
-            if name not in found:
-                found[name] = [None] * count
-            found[name].extend([row.get(name) for row in rows])
-        count += len(rows)
+def _typed(column: Column, whole: bool) -> pd.Series[Any]:
+    """With a type that knows nulls; cells of several types become texts."""
+    import pandas as pd
+
+    if column.kind == "i":
+        return pd.Series(pd.arrays.IntegerArray(column.values, column.missing))
+    if column.kind == "f":
+        return pd.Series(np.where(column.missing, np.nan, column.values)).convert_dtypes()
+    series = pd.Series(column.cells(), dtype=object)
+    typed = series.astype("Int64") if whole else series.convert_dtypes()
+    if typed.dtype == object:
+        return typed.map(lambda cell: None if cell is None else str(cell))
+    return typed
+
+
+def _part(recorded: bool, items: Sequence[Ranked]) -> Columns:
+    """Of some trials."""
+    if not items:
+        return {name: Column.empty(0) for name in _FIXED}
+    fixed = zip(*(_fixed(recorded, item, place) for item, place in items), strict=True)
+    trials = [item.trial for item, _ in items]
+    cells: dict[str, Sequence[Json]] = {
+        **dict(zip(_FIXED, fixed, strict=True)),
+        **_named("stage_s.", [trial.outcome.stage_s for trial in trials]),
+        **_named("resource.", [_figures(trial.outcome.resources) for trial in trials]),
+        **_named("", [_measured(item.outcome.measurements) for item, _ in items]),
+        **_named("param.", [trial.configuration.to_json() for trial in trials]),
+    }
+    return {name: Column.of(column) for name, column in cells.items()}
+
+
+def _columns(data: RunData, parts: Iterable[Columns]) -> Columns:
+    """Of all parts, with the columns that every table has."""
+    found = joined(itertools.chain([_part(data.recorded, [])], parts))
+    count = len(found["trial"])
     labels = dict.fromkeys((*data.cases, *data.held_out_cases))
     cases = [
         f"{figure}.{label}"
@@ -149,45 +173,61 @@ def _columns(data: RunData, items: Iterable[tuple[Evidence, int | None]]) -> Col
     names = [*_FIXED, *itertools.chain(*several), *cases, *parameters]
     # A case that only failed trials were measured on comes after those of the leaders.
     names += [name for name in found if name not in names]
-    return {name: found.get(name) or [None] * count for name in names}
+    return {name: found.get(name) or Column.empty(count) for name in names}
+
+
+def _named(prefix: str, rows: Sequence[Mapping[str, Json]]) -> dict[str, list[Json]]:
+    """Columns of rows' cells; a row without a cell has None there."""
+    columns: dict[str, list[Json]] = {}
+    for place, row in enumerate(rows):
+        for name, cell in row.items():
+            column = columns.get(name)
+            if column is None:
+                column = columns[name] = [None] * len(rows)
+            column[place] = cell
+    return {prefix + name: column for name, column in columns.items()}
 
 
 def _whole(columns: Columns) -> list[str]:
     """Names of the columns of integers."""
-    resources = [name for name in columns if name.startswith("resource.")]
     return [
         *_INTEGERS,
-        *(n for n in resources if all(isinstance(c, int) for c in columns[n] if c is not None)),
+        *(n for n in columns if n.startswith("resource.") and _is_whole(columns[n])),
     ]
 
 
-def _flat(data: RunData, item: Evidence, place: int | None) -> dict[str, Json]:
+def _is_whole(column: Column) -> bool:
+    """Whether its cells are whole numbers or booleans."""
+    if column.kind == "O":
+        return all(isinstance(cell, int) for cell in column.cells() if cell is not None)
+    return column.kind == "i"
+
+
+def _fixed(recorded: bool, item: Evidence, place: int | None) -> tuple[Json, ...]:
+    """The cells of _FIXED."""
     trial, outcome = item.trial, item.outcome
-    numbers = figures(outcome, recorded=data.recorded)
-    row: dict[str, Json] = {
-        "rank": place,
-        "trial": trial.number,
-        "outcome": outcome.kind.value,
-        "reason": item.reason,
-        **numbers.columns(),
-        "confirmed": item.confirmed,
-        "flags": " ".join(dict.fromkeys((*trial.outcome.flags, *outcome.flags))),
-        "duplicate_of": trial.outcome.duplicate_of,
-        "finished_s": data.finish_times_s.get(trial.number),
-    }
-    for stage, seconds in trial.outcome.stage_s.items():
-        row[f"stage_s.{stage}"] = seconds
-    for name, value in trial.outcome.resources.items():
-        if isinstance(value, int | float):
-            row[f"resource.{name}"] = value
-    for measurement in outcome.measurements:
+    numbers = figures(outcome, recorded=recorded)
+    return (
+        *(place, trial.number, outcome.kind.value, item.reason),
+        *(numbers.speedup, numbers.speedup_low, numbers.speedup_high),
+        *(numbers.time_us, numbers.error, numbers.error_limit),
+        *(item.confirmed, " ".join(dict.fromkeys(trial.outcome.flags + outcome.flags))),
+        *(trial.outcome.duplicate_of, item.finished_s),
+    )
+
+
+def _figures(resources: Mapping[str, Json]) -> dict[str, Json]:
+    return {name: value for name, value in resources.items() if isinstance(value, (int, float))}
+
+
+def _measured(measurements: Iterable[Measurement]) -> dict[str, Json]:
+    cells: dict[str, Json] = {}
+    for measurement in measurements:
         case = measurement.case + (_COLD if measurement.cache == "cold" else "")
-        row[f"time_us.{case}"] = measurement.time_us
-        row[f"speedup.{case}"] = measurement.speedup
-        row[f"baseline.{case}"] = measurement.baseline
+        cells[f"time_us.{case}"] = measurement.time_us
+        cells[f"speedup.{case}"] = measurement.speedup
+        cells[f"baseline.{case}"] = measurement.baseline
         for figure in _EAGER:
             if getattr(measurement, figure) is not None:
-                row[f"{figure}.{case}"] = getattr(measurement, figure)
-    for name, value in trial.configuration.to_json().items():
-        row[f"param.{name}"] = value
-    return row
+                cells[f"{figure}.{case}"] = getattr(measurement, figure)
+    return cells

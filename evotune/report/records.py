@@ -21,7 +21,7 @@ import contextlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -29,7 +29,7 @@ from evotune.report.data import RunData
 from evotune.report.evidence import Evidence, figures, weigh
 from evotune.report.front import pareto_front
 from evotune.report.leaderboard import rank
-from evotune.report.whole import in_proposal_order, ranks
+from evotune.report.whole import Ranked, each_part, in_proposal_order, ranks
 from evotune.trial import Json
 
 _LINES_AT_ONCE = 100
@@ -55,21 +55,23 @@ def document(data: RunData) -> Iterator[str]:
         "copy_gbps": data.copy_gbps,
     }
     head = {"run": run, "environment": dict(data.environment), "baseline": baseline}
-    return listing(head, "trials", records(data))
+    return listing(head, "trials", record_lines(data))
 
 
-def records(data: RunData) -> Iterator[dict[str, Json]]:
-    """One record a trial, failed ones too, in proposal order."""
-    ranked = ranks(data)
-    for item in in_proposal_order(data):
-        yield trial_record(data, item, ranked.get(item.trial.number))
+def record_lines(data: RunData) -> Iterator[str]:
+    """One record a trial, failed ones too, in proposal order: many lines a piece."""
+    return each_part(data, _record_lines, ranks(data))
+
+
+def _record_lines(recorded: bool, items: Sequence[Ranked]) -> str:
+    return to_jsonl(trial_record(recorded, item, place) for item, place in items)
 
 
 def leaderboard_records(data: RunData, count: int | None = None) -> list[dict[str, Json]]:
     """The records of the first `count` rows of the leaderboard, in its order."""
     evidence = weigh(data)
     rows = rank(data, evidence).rows[:count]
-    return [trial_record(data, evidence[row.number], row.rank) for row in rows]
+    return [trial_record(data.recorded, evidence[row.number], row.rank) for row in rows]
 
 
 def to_json(value: Json) -> str:
@@ -79,22 +81,20 @@ def to_json(value: Json) -> str:
 
 def to_jsonl(values: Iterable[Json]) -> str:
     """One value a line, with the same guarantee."""
-    return "".join(jsonl_lines(values))
-
-
-def jsonl_lines(values: Iterable[Json]) -> Iterator[str]:
-    """Many lines a piece."""
     rest = iter(values)
+    pieces = []
     while some := list(itertools.islice(rest, _LINES_AT_ONCE)):
-        yield _lines(some)
+        pieces.append(_lines(some))
+    return "".join(pieces)
 
 
-def listing(head: Mapping[str, Json], name: str, values: Iterable[Json]) -> Iterator[str]:
-    """The JSON text of `head` with a last member `name`, the list of `values`, each on a line: a
-    million are never in memory at once, and Python's encoder is slow where it indents."""
+def listing(head: Mapping[str, Json], name: str, pieces: Iterable[str]) -> Iterator[str]:
+    """The JSON text of `head` with a last member `name`, the list of the values in `pieces` of
+    `to_jsonl`, each on a line: a million are never in memory at once, and Python's encoder is slow
+    where it indents."""
     yield to_json(head).removesuffix("\n}\n") + f',\n  "{name}": ['
     separator = "\n"
-    for lines in jsonl_lines(values):  # a text has no line ends in JSON, they are escaped
+    for lines in pieces:  # a text has no line ends in JSON, they are escaped
         yield separator + lines.removesuffix("\n").replace("\n", ",\n")
         separator = ",\n"
     yield "\n  ]\n}\n"
@@ -111,14 +111,13 @@ def _lines(values: list[Json]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def trial_record(data: RunData, item: Evidence, place: int | None) -> dict[str, Json]:
-    """One trial as the module's docstring says; `place` is its rank, None where it has none."""
+def trial_record(recorded: bool, item: Evidence, place: int | None) -> dict[str, Json]:
+    """One trial as the module's docstring says, of a `recorded` run or another; `place` is its
+    rank, None where it has none."""
     trial, outcome = item.trial, item.outcome
-    numbers = figures(outcome, recorded=data.recorded)
-    searched = (
-        numbers if outcome is trial.outcome else figures(trial.outcome, recorded=data.recorded)
-    )
-    flags = dict.fromkeys((*trial.outcome.flags, *outcome.flags))
+    searched = trial.outcome
+    numbers = figures(outcome, recorded=recorded)
+    before = numbers if outcome is searched else figures(searched, recorded=recorded)
     return {
         "number": trial.number,
         "configuration": trial.configuration.to_json(),
@@ -126,16 +125,21 @@ def trial_record(data: RunData, item: Evidence, place: int | None) -> dict[str, 
         "reason": item.reason,
         "rank": place,
         "confirmed": item.confirmed,
-        **numbers.columns(),
-        "flags": list(flags),
-        "duplicate_of": trial.outcome.duplicate_of,
-        "stage_s": dict(trial.outcome.stage_s),
-        "resources": dict(trial.outcome.resources),
+        "speedup": numbers.speedup,
+        "speedup_low": numbers.speedup_low,
+        "speedup_high": numbers.speedup_high,
+        "time_us": numbers.time_us,
+        "error": numbers.error,
+        "error_limit": numbers.error_limit,
+        "flags": list(dict.fromkeys(searched.flags + outcome.flags)),
+        "duplicate_of": searched.duplicate_of,
+        "stage_s": dict(searched.stage_s),
+        "resources": dict(searched.resources),
         "measurements": [measurement.to_json() for measurement in outcome.measurements],
         "checks": [check.to_json() for check in outcome.checks],
-        "search_outcome": trial.outcome.kind.value,
-        "search_speedup": searched.speedup,
-        "finished_s": data.finish_times_s.get(trial.number),
+        "search_outcome": searched.kind.value,
+        "search_speedup": before.speedup,
+        "finished_s": item.finished_s,
         "log": outcome.log,
     }
 

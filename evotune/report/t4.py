@@ -14,13 +14,14 @@ trial is a result, failed ones too; each holds what evotune knows in T4's words:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from evotune.report.data import RunData
 from evotune.report.evidence import Evidence, figures
-from evotune.report.records import listing
-from evotune.report.whole import in_proposal_order
+from evotune.report.records import listing, to_jsonl
+from evotune.report.whole import Ranked, each_part
 from evotune.trial import Json, OutcomeKind
 
 _VERSION = "1.0.0"
@@ -45,12 +46,18 @@ _STAGES = {"compile": "compilation_time", "verify": "validation", "measure": "be
 
 def t4_document(data: RunData) -> Iterator[str]:
     """The text of {schema_version, results}, results in proposal order, a line each."""
-    return listing({"schema_version": _VERSION}, "results", _results(data))
+    lines = each_part(data, functools.partial(_result_lines, _started(data)), {})
+    return listing({"schema_version": _VERSION}, "results", lines)
 
 
-def _results(data: RunData) -> Iterator[dict[str, Json]]:
-    started = _started(data)
-    for item in in_proposal_order(data):
+def _result_lines(started: datetime | None, recorded: bool, items: Sequence[Ranked]) -> str:
+    return to_jsonl(_results(started, recorded, items))
+
+
+def _results(
+    started: datetime | None, recorded: bool, items: Sequence[Ranked]
+) -> Iterator[dict[str, Json]]:
+    for item, _ in items:
         invalidity = _INVALIDITY.get(item.outcome.kind, "runtime")
         result: dict[str, Json] = {
             "configuration": item.trial.configuration.to_json(),
@@ -58,34 +65,36 @@ def _results(data: RunData) -> Iterator[dict[str, Json]]:
             "times": _times(item),
             "invalidity": invalidity,
             "correctness": 0 if invalidity == "correctness" else 1,
-            "measurements": list(_measurements(data, item)),
+            "measurements": _measurements(recorded, item),
         }
-        seconds = data.finish_times_s.get(item.trial.number)
-        if started is not None and seconds is not None:
+        if started is not None and item.finished_s is not None:
             with contextlib.suppress(OverflowError):  # a damaged time
-                result["timestamp"] = (started + timedelta(seconds=seconds)).isoformat()
+                result["timestamp"] = (started + timedelta(seconds=item.finished_s)).isoformat()
         yield result
 
 
 def _times(item: Evidence) -> dict[str, Json]:
     stage_s = item.trial.outcome.stage_s
-    times: dict[str, Json] = {
-        name: 1000 * stage_s[stage] for stage, name in _STAGES.items() if stage in stage_s
-    }
+    times: dict[str, Json] = {}
+    if stage_s:
+        times = {n: 1000 * stage_s[stage] for stage, n in _STAGES.items() if stage in stage_s}
     times["runtimes"] = [m.time_us / 1000 for m in item.outcome.measurements if m.counts]
     return times
 
 
-def _measurements(data: RunData, item: Evidence) -> Iterator[dict[str, Json]]:
-    numbers = figures(item.outcome, recorded=data.recorded)
+def _measurements(recorded: bool, item: Evidence) -> list[dict[str, Json]]:
+    numbers = figures(item.outcome, recorded=recorded)
+    found: list[dict[str, Json]] = []
     if numbers.time_us is not None:
-        yield {"name": "time", "value": numbers.time_us / 1000, "unit": "ms"}
-    for name in ("speedup", "speedup_low", "speedup_high"):
-        if (value := getattr(numbers, name)) is not None:
-            yield {"name": name, "value": value, "unit": ""}
-    yield {"name": "outcome", "value": item.outcome.kind.value, "unit": ""}
-    if item.reason:
-        yield {"name": "reason", "value": item.reason, "unit": ""}
+        found.append({"name": "time", "value": numbers.time_us / 1000, "unit": "ms"})
+    if numbers.speedup is not None:
+        found.append({"name": "speedup", "value": numbers.speedup, "unit": ""})
+        found.append({"name": "speedup_low", "value": numbers.speedup_low, "unit": ""})
+        found.append({"name": "speedup_high", "value": numbers.speedup_high, "unit": ""})
+    found.append({"name": "outcome", "value": item.outcome.kind.value, "unit": ""})
+    if reason := item.reason:
+        found.append({"name": "reason", "value": reason, "unit": ""})
+    return found
 
 
 def _started(data: RunData) -> datetime | None:

@@ -6,14 +6,28 @@ Both come from what the run's data hold, or from the run's store where that was 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias, TypeVar
 
-from evotune.report.data import RunData
+from evotune.report.data import RunData, without_collecting
 from evotune.report.evidence import Evidence, interval, judge, verdicts_by_twin, weigh
 from evotune.report.leaderboard import rank, ranks_of, sort_key
+from evotune.report.processes import available, mapped
 from evotune.report.twins import stored_leaders
 from evotune.store import RunStore, survey
+from evotune.store.sqlite import Row, read_row
 from evotune.trial import Outcome
+
+TRIALS_A_PART = 1000
+_MANY = 50_000  # trials; for less it takes longer to start processes
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+Ranked: TypeAlias = tuple[Evidence, int | None]
+"""A trial and its rank, None where it has none."""
+Work: TypeAlias = Callable[[bool, Sequence[Ranked]], _Result]
+"""Of whether the run is a recorded one, and some trials."""
 
 
 def ranks(data: RunData) -> dict[int, int]:
@@ -22,23 +36,22 @@ def ranks(data: RunData) -> dict[int, int]:
         return {row.number: row.rank for row in rank(data).rows}
     twins = stored_leaders(data.store)
     verdicts = verdicts_by_twin(data.confirmations, twins)
-    own = str(data.device.get("name", ""))
-    by_model: dict[str, list[_Standing]] = {own: []}
-    for model, standing in _standings(data.store, twins, verdicts):
-        by_model.setdefault(model or own, []).append(standing)
 
     def place(standing: _Standing) -> tuple[float, ...]:
         number, low, _ = standing
-        verdict = verdicts.get(number)
-        if verdict is None or verdict.fitness is None:
-            return _UNCONFIRMED
-        return sort_key(True, verdict.fitness, low, number)
+        fitness = verdicts[number].fitness
+        assert fitness is not None
+        return sort_key(True, fitness, low, number)
 
     found: dict[int, int] = {}
-    for standings in by_model.values():
-        standings.sort(key=place)
+    for standings in _standings(data, data.store, twins, verdicts):
+        if verdicts:
+            confirmed = [standing for standing in standings if standing[0] in verdicts]
+            others = (standing for standing in standings if standing[0] not in verdicts)
+            standings[:] = [*sorted(confirmed, key=place), *others]
+        numbers = (number for number, _, _ in standings)
         places = ranks_of((low, high) for _, low, high in standings)
-        found.update(zip((number for number, _, _ in standings), places, strict=True))
+        found.update(zip(numbers, places, strict=True))
     return found
 
 
@@ -46,11 +59,25 @@ def in_proposal_order(data: RunData) -> Iterator[Evidence]:
     if data.store is None:
         yield from weigh(data).values()
         return
-    twins = stored_leaders(data.store)
-    verdicts = verdicts_by_twin(data.confirmations, twins)
-    for trial in data.store.trials():
-        twin = twins.get(trial.number, trial.number)
-        yield judge(trial, twin, verdicts.get(twin))
+    with data.store.trusting_facts():
+        for found in _found(data, data.store, {}):
+            yield _ranked(found)[0]
+
+
+def each_part(data: RunData, work: Work[_Result], ranks: Mapping[int, int]) -> Iterator[_Result]:
+    """What `work` makes of all trials, in proposal order, some a time; `ranks` by trial number.
+
+    Of many trials other processes do it, so `work` and what it makes are pickled. The errors of
+    `evotune.report.processes.mapped`, StoreError when an outcome is damaged.
+    """
+    if data.store is None:
+        items = ((item, ranks.get(number)) for number, item in weigh(data).items())
+        yield from map(functools.partial(work, data.recorded), _parts(items))
+        return
+    parts = _parts(_found(data, data.store, ranks))
+    worked = functools.partial(_worked, work, data.recorded)
+    with data.store.trusting_facts():
+        yield from mapped(worked, parts, available() if data.totals.trials >= _MANY else 1)
 
 
 def failures(data: RunData) -> Iterator[tuple[str, str]]:
@@ -63,20 +90,54 @@ def failures(data: RunData) -> Iterator[tuple[str, str]]:
             yield trial.outcome.kind.value, trial.outcome.reason
 
 
+_Found: TypeAlias = tuple[Row, int, Outcome | None, int | None]
+"""A stored trial, its twin, the confirmation that holds for it, and its rank."""
+
+
+def _found(data: RunData, store: RunStore, ranks: Mapping[int, int]) -> Iterator[_Found]:
+    twins = stored_leaders(store)
+    verdicts = verdicts_by_twin(data.confirmations, twins)
+    for row in store.rows():
+        number = row[0]
+        twin = twins.get(number, number)
+        yield row, twin, verdicts.get(twin), ranks.get(number)
+
+
+def _ranked(found: _Found) -> Ranked:
+    row, twin, verdict, rank = found
+    trial, finished_s = read_row(row)
+    return judge(trial, twin, verdict, finished_s), rank
+
+
+def _worked(work: Work[_Result], recorded: bool, part: Sequence[_Found]) -> _Result:
+    """In whichever process. What is made of a part does not stay, or goes away with the rest."""
+    with without_collecting():
+        return work(recorded, list(map(_ranked, part)))
+
+
+def _parts(items: Iterable[_Item]) -> Iterator[list[_Item]]:
+    rest = iter(items)
+    while part := list(itertools.islice(rest, TRIALS_A_PART)):
+        yield part
+
+
 _Standing = tuple[int, float, float]
 """Number of a row's trial, and its interval."""
-_UNCONFIRMED = (True,)  # after whatever was confirmed, otherwise in the order they come in
 
 
 def _standings(
-    store: RunStore, twins: Mapping[int, int], verdicts: Mapping[int, Outcome]
-) -> Iterator[tuple[str, _Standing]]:
-    """Model of the device, and standing, of every row of the leaderboard, the fittest first."""
+    data: RunData, store: RunStore, twins: Mapping[int, int], verdicts: Mapping[int, Outcome]
+) -> Iterable[list[_Standing]]:
+    """Of every row of the leaderboard, the fittest first; those of each model of device apart."""
+    own = str(data.device.get("name", ""))
+    by_model: dict[str, list[_Standing]] = {own: []}
     for number, _, low, high, model in survey.standings(store):
         if twins.get(number, number) != number:
             continue
         verdict = verdicts.get(number)
         if verdict is None:
-            yield model, (number, low, high)
+            by_model.setdefault(model or own, []).append((number, low, high))
         elif verdict.fitness is not None:
-            yield verdict.device_model, (number, *interval(verdict))
+            standing = (number, *interval(verdict))
+            by_model.setdefault(verdict.device_model or own, []).append(standing)
+    return by_model.values()

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import TypeAlias
 
 from evotune.errors import StoreError
 from evotune.store.opening import (
@@ -35,6 +36,8 @@ from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
 _SYNC_EVERY_S = 1.0
 _CHOSEN = "(SELECT value FROM json_each(?))"
 _TRIAL = "SELECT number, configuration, outcome FROM outcomes"
+Row: TypeAlias = tuple[int, str, str, float]
+"""Number, configuration, outcome and finishing time of a trial, as they are stored."""
 
 
 class RunStore:
@@ -155,6 +158,11 @@ class RunStore:
         for row in self.each_row(f"{_TRIAL} WHERE number >= ? ORDER BY number", (first,)):
             yield self.trial_of(*row)
 
+    def rows(self) -> Iterator[Row]:
+        """All trials in proposal order, unread."""
+        query = "SELECT number, configuration, outcome, finished_s FROM outcomes ORDER BY number"
+        return self.each_row(query)
+
     def trials_of(self, numbers: Iterable[int]) -> list[Trial]:
         """Those of `numbers` that are stored, in proposal order."""
         query = f"{_TRIAL} WHERE number IN {_CHOSEN} ORDER BY number"
@@ -199,14 +207,11 @@ class RunStore:
             raise damaged(self.path, error) from error
         return Trial(number, found, self._outcome(outcome))
 
-    def finish_times_s(self, numbers: Iterable[int] | None = None) -> dict[int, float]:
-        """When each of those trials, or of all, finished, in seconds of the run's own time."""
-        query = "SELECT number, finished_s FROM outcomes"
-        values: tuple[str, ...] = ()
-        if numbers is not None:
-            query, values = f"{query} WHERE number IN {_CHOSEN}", (json.dumps(list(numbers)),)
+    def finish_times_s(self, numbers: Iterable[int]) -> dict[int, float]:
+        """When each of those trials finished, in seconds of the run's own time."""
+        query = f"SELECT number, finished_s FROM outcomes WHERE number IN {_CHOSEN} ORDER BY number"
         with self.trusting_facts():
-            rows = self.each_row(f"{query} ORDER BY number", values)
+            rows = self.each_row(query, (json.dumps(list(numbers)),))
             return {number: _finite(seconds) for number, seconds in rows}
 
     def elapsed_s(self) -> float:
@@ -363,6 +368,14 @@ class RunStore:
                 yield row
         except sqlite3.Error as error:
             raise damaged(self.path, error) from error
+
+
+def read_row(row: Row) -> tuple[Trial, float]:
+    """The trial, and when it finished, in seconds of the run's own time; one of `WRONG_SHAPE` when
+    that is not what `append` writes."""
+    number, configuration, outcome, finished_s = row
+    trial = Trial(number, Configuration.from_key(configuration), Outcome.from_text(outcome))
+    return trial, _finite(finished_s)
 
 
 def _finite(seconds: float) -> float:

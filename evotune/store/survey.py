@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Mapping
 
 from evotune.store.sqlite import RunStore
@@ -12,26 +13,28 @@ from evotune.trial import Configuration, Outcome, Value, parse_json
 _WITH_FITNESS = "FROM outcomes NOT INDEXED WHERE fitness IS NOT NULL"
 
 
-def standings(store: RunStore) -> Iterator[tuple[int, float, float, float, str]]:
+def standings(store: RunStore) -> list[tuple[int, float, float, float, str]]:
     """Number, fitness, its bounds and the device's model, of each trial with a fitness: best
     first; of equals, the first."""
-    paths = ("fitness_low", "fitness_high", "resources.device.model")
-    found = (f"iif(json_valid(outcome), json_extract(outcome, '$.{path}'), NULL)" for path in paths)
-    # SQLite does not know the NaN that Python writes: such an outcome comes as it is.
+    # A recorded outcome has neither bounds nor a device. SQLite sorts long texts slowly, so that
+    # is done here.
     query = (
-        f"SELECT number, fitness, {', '.join(found)}, iif(json_valid(outcome), NULL, outcome)"
-        f" {_WITH_FITNESS} ORDER BY fitness DESC, number"
+        "SELECT number, fitness,"
+        " iif(instr(outcome, '\"fitness_') OR instr(outcome, '\"model\"'), outcome, NULL)"
+        f" {_WITH_FITNESS} ORDER BY number"
     )
+    found = []
     with store.trusting_facts():
-        for number, fitness, *known, odd in store.each_row(query):
-            low, high, model = known
-            if odd is not None:
-                outcome = Outcome.from_text(odd)
-                low, high = outcome.fitness_low, outcome.fitness_high
-                model = outcome.device_model
-            low = fitness if low is None else float(low)
-            high = fitness if high is None else float(high)
-            yield number, fitness, low, high, str(model or "")
+        for number, fitness, text in store.each_row(query):
+            if text is None:
+                found.append((number, fitness, fitness, fitness, ""))
+                continue
+            outcome = Outcome.from_text(text)
+            low = fitness if outcome.fitness_low is None else outcome.fitness_low
+            high = fitness if outcome.fitness_high is None else outcome.fitness_high
+            found.append((number, fitness, low, high, outcome.device_model))
+    found.sort(key=operator.itemgetter(1), reverse=True)  # which leaves equals in their order
+    return found
 
 
 def records(store: RunStore) -> set[int]:

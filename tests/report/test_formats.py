@@ -17,7 +17,7 @@ import pytest
 from evotune.errors import StoreError
 from evotune.report.data import RunData
 from evotune.report.formats import LEADERBOARDS, REPORTS
-from evotune.report.frame import run_frame, to_parquet
+from evotune.report.frame import run_columns, to_parquet
 from evotune.trial import Check, Json, Outcome, OutcomeKind
 
 from .runs import CASES, failed, make_run, ok, recorded, text_of
@@ -269,9 +269,9 @@ def test_warnings_and_the_times_of_confirmations_are_on_the_page(tmp_path: Path)
 
 def test_parquet_has_the_columns_and_rows_of_the_csv_with_their_types(mixed: RunData) -> None:
     pyarrow = pytest.importorskip("pyarrow.parquet")
-    frame = run_frame(mixed)
-    table = pyarrow.read_table(io.BytesIO(to_parquet(frame)))
-    assert table.column_names == list(frame.columns)
+    columns = run_columns(mixed)
+    table = pyarrow.read_table(io.BytesIO(to_parquet(dict(columns))))
+    assert table.column_names == list(columns)
     assert table.num_rows == len(mixed.trials)
     kinds = {name: str(table.schema.field(name).type) for name in table.column_names}
     assert kinds["trial"] == "int64"

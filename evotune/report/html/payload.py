@@ -178,7 +178,7 @@ def _columns(
     for number in order:
         item = evidence[number]
         row = rows.get(number)
-        record = trial_record(data, item, row.rank if row else None)
+        record = trial_record(data.recorded, item, row.rank if row else None)
         reason = shorten(printable(item.reason), _REASON_CHARACTERS)
         error, limit = record["error"], record["error_limit"]
         cells = {
