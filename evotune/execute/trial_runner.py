@@ -31,7 +31,6 @@ from evotune.verify.random_tests import run_random_tests
 from evotune.verify.summary import worth_keeping
 
 _POOL_SEEDS = 4
-_SETS_FOR_TIMING = 4  # new values for the replay, and altered ones
 _CONFIRM_SEED = 1_000_000  # champions see inputs the search never saw
 _SUSPICIOUS_SPEEDUP = 10.0
 _CACHED = 2.0  # an L2 cache that is no LRU cache still holds some of a rotation
@@ -134,7 +133,7 @@ class TrialRunner:
             self.tainted = fault.fatal
             self.doubtful = fault.kind is OutcomeKind.DEVICE_OOM
             return Outcome(fault.kind, reason=fault.reason, stage_s=stage_s)
-        if verdict.kind in (OutcomeKind.WRONG_RESULT, OutcomeKind.NAN):
+        if verdict.kind in (OutcomeKind.WRONG_RESULT, OutcomeKind.NAN, OutcomeKind.OUT_OF_BOUNDS):
             self.doubtful = not self._pool.intact()
         if not job["audit"] and verdict.passed:
             verdict.checks = list(worth_keeping(verdict.checks, {m.case for m in measurements}))
@@ -144,9 +143,8 @@ class TrialRunner:
         """Of the trial's inputs: one of a few in the search, as many as the pool can hold."""
         if job["confirm"]:
             return int(_CONFIRM_SEED + job["number"])
-        sets = len(self._problem.input_kinds) + _SETS_FOR_TIMING
         cases = (Case(item["label"], item["symbols"]) for item in job["cases"])
-        trial_bytes = sets * sum(self._pool.set_bytes(case) for case in cases)
+        trial_bytes = sum(map(self._pool.trial_bytes, cases))
         return int(
             job["number"] % max(1, min(_POOL_SEEDS, self._session.pool_bytes // trial_bytes))
         )

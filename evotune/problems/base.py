@@ -67,8 +67,8 @@ class Problem(Protocol):
         """The case's shape in every variant there is, its own too: what a finalist must master."""
 
     def random_cases(self, cases: Sequence[Case], seed: int) -> Iterator[Case]:
-        """Seeded small shapes without end, spread over the variants of `cases`; no other binary
-        is needed for them than for `cases`."""
+        """Seeded small shapes, without end or until none is found, spread over the variants of
+        `cases`; no other binary is needed for them than for `cases`."""
 
     def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
         """Seeded tensors of one input kind; other values on another kind of device."""

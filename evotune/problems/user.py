@@ -42,7 +42,12 @@ if TYPE_CHECKING:
 _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 _EDGES = ((1, 1, 1, 1), (3, 5, 7, 2), (17, 33, 65, 19), (67, 129, 31, 34))
 _MOST_RANDOM = 300
+_MOST_REFUSED = 1000
 _EDGE_VALUE = 8.0
+
+
+class _Refused(ValueError):
+    """Sizes that make no sense; other errors are mistakes in the file."""
 
 
 class UserProblem(abc.ABC):
@@ -140,7 +145,10 @@ class UserProblem(abc.ABC):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"expected {size} to be an integer of at least 1, got {value!r}")
             sizes[size] = value
-        self.check(**sizes)
+        try:
+            self.check(**sizes)
+        except ValueError as error:
+            raise _Refused(str(error)) from error
         label = f"({','.join(map(str, sizes.values()))})"
         case = Case(label, {**sizes, **self.constants, "dtype": self.dtype})
         self._check_tensors(case)
@@ -169,15 +177,19 @@ class UserProblem(abc.ABC):
         return [case]
 
     def random_cases(self, cases: Sequence[Case], seed: int) -> Iterator[Case]:
-        """Sizes of 1 to 300, half of them small; the `fixed` ones as in one of the cases."""
+        """Sizes of 1 to 300, half of them small; the `fixed` ones as in one of the cases. They end
+        when a thousand in a row make no sense."""
         rng = random.Random(seed)
 
         def numbers() -> Iterator[int]:
             while True:
                 yield rng.randint(1, rng.choice((16, _MOST_RANDOM)))
 
-        while True:
-            yield from self._small(rng.choice(cases), [numbers()])
+        refused = 0
+        while refused < _MOST_REFUSED:
+            found = list(self._small(rng.choice(cases), [numbers()]))
+            yield from found
+            refused = 0 if found else refused + 1
             if set(self.sizes) <= set(self.fixed):
                 return
 
@@ -210,7 +222,7 @@ class UserProblem(abc.ABC):
         return {size: int(case.symbols[size]) for size in self.sizes}
 
     def _small(self, case: Case, streams: Sequence[Iterator[int]]) -> Iterator[Case]:
-        """A case from each stream of numbers, but those that `check` refuses."""
+        """A case from each stream of numbers, but those that make no sense."""
         for numbers in streams:
             sizes = {
                 size: int(case.symbols[size]) if size in self.fixed else next(numbers)
@@ -218,7 +230,7 @@ class UserProblem(abc.ABC):
             }
             try:
                 yield self.case(sizes, {})
-            except ValueError:
+            except _Refused:
                 continue
 
     def _check_tensors(self, case: Case) -> None:
@@ -226,10 +238,10 @@ class UserProblem(abc.ABC):
         specs = self.tensors(case)
         for what, is_output in (("inputs", False), ("outputs", True)):
             if not any(spec.is_output is is_output for spec in specs):
-                raise ValueError(f"{what} names no tensor, a kernel needs at least one")
+                raise _Refused(f"{what} names no tensor, a kernel needs at least one")
         for spec in specs:
             if any(extent < 1 for extent in spec.shape):
-                raise ValueError(f"{spec.name} has no elements, its shape is {spec.shape}")
+                raise _Refused(f"{spec.name} has no elements, its shape is {spec.shape}")
 
     def _checked(self, case: Case, found: Tensors) -> Tensors:
         """What was computed, which must be those tensors that `outputs` names."""

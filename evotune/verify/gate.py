@@ -193,12 +193,16 @@ class Gate:
         buffers, launch, _ = self._one_place(subject, placed, seed)
         variants = self._pool.altered(case, seed)
         buffers.overwrite_inputs(inputs.inputs)
+        # First to the single elements, then to the many: each shows what the other may hide.
         changes = [altered.alterations for altered in variants]
+        changes += [altered.backwards() for altered in variants]
+        variants = [*variants, *variants]
         outputs = altered_outputs(self._session, launch, buffers, changes)
         self._session.settle()
         buffers.expect_inputs(variants[-1].inputs)
+        inspection = buffers.inspect()
         evidence = [
-            gather(buffers.inspect(), output, _each(altered.reference))
+            gather(inspection, output, _each(altered.reference))
             for altered, output in zip(variants, outputs, strict=True)
         ]
         for altered, (found,) in zip(variants, read(evidence), strict=True):

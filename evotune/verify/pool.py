@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from evotune.problems.base import Case, Problem, Tensors
+from evotune.problems.base import Case, Problem, Tensors, TensorSpec
 from evotune.verify.accuracy import Errors, Limits, errors_against, limits_for
 
 # Held to 512 rows, 1 in 1,200 checks refused PyTorch's own backends in float32 (head sizes whose
@@ -27,12 +27,13 @@ _FAR = 32.0
 """Errors beyond so many times a set's own limits are wrong whatever other sets would say."""
 _ALTERED = "altered"
 # Changes in each variant in turn, with a launch after each. Looked at after 2, 4 and 9 launches, a
-# kernel that rests every second or third time rests in one of them, whenever it began.
+# kernel that rests every second or third time rests in one of them, whenever it began; and so it
+# does when the variants are made once more, backwards.
 _CHANGES = (2, 2, 5)
 _SHARE = 1 / 8
 """One changed element may stay below the error limit in half precision, as over 1,024 keys: so each
 variant begins with a share of an input's elements, drawn one by one, since what lies together may
-be a part that nobody reads."""
+be a part that nobody reads; and there is another way to it, which ends with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,17 @@ class InputSet:
 
     def intact(self) -> bool:
         """Whether nobody wrote into it since it was made."""
-        return self.checksum == _checksum(self.inputs, self.reference)
+        return self.checksum == _checksum(self.inputs, self.reference, self.alterations)
+
+    def backwards(self) -> tuple[Alteration, ...]:
+        """As `alterations`, to the same inputs, but the many elements last."""
+        many, *single = self.alterations
+        final = {name: value.view(-1) for name, value in self.inputs.items()}
+        ones = [
+            Alteration(each.name, each.place, final[each.name][each.place : each.place + 1])
+            for each in reversed(single)
+        ]
+        return (*ones, Alteration(many.name, 0, final[many.name]))
 
     def limits(self, name: str, errors: Errors) -> Limits:
         """What `errors` of output `name` are held to."""
@@ -97,10 +108,17 @@ class InputPool:
 
     def set_bytes(self, case: Case) -> int:
         """Of one set: the inputs, and the outputs in float64."""
-        return sum(
-            math.prod(spec.shape) * (8 if spec.is_output else getattr(torch, spec.dtype).itemsize)
-            for spec in self._problem.tensors(case)
-        )
+        return sum(map(_nbytes, self._problem.tensors(case)))
+
+    def trial_bytes(self, case: Case) -> int:
+        """Of all sets that a trial takes: each kind, new values for the replay, and altered ones
+        with their many new elements."""
+        variants = self._variants(case)
+        sets = len(self._problem.input_kinds) + 1 + variants
+        inputs = [spec for spec in self._problem.tensors(case) if not spec.is_output]
+        many = sum(_nbytes(inputs[index % len(inputs)]) for index in range(variants))
+        single = variants * max(_CHANGES) * _nbytes(TensorSpec("", (), "float32"))
+        return sets * self.set_bytes(case) + many + single
 
     def intact(self) -> bool:
         """Whether nobody wrote into any set: a candidate's stray write may land there."""
@@ -112,16 +130,19 @@ class InputPool:
     def altered(self, case: Case, seed: int) -> list[InputSet]:
         """Variants of the normal set of that seed: in each, many elements of one input have
         changed, then single ones; in all of them together, both of every input."""
+        numbers = range(self._variants(case))
+        return [self.get(case, f"{_ALTERED} {number}", seed) for number in numbers]
+
+    def _variants(self, case: Case) -> int:
         inputs = sum(not spec.is_output for spec in self._problem.tensors(case))
-        variants = max(len(_CHANGES), inputs)
-        return [self.get(case, f"{_ALTERED} {index}", seed) for index in range(variants)]
+        return max(len(_CHANGES), inputs)
 
     def _make(self, case: Case, kind: str, seed: int) -> InputSet:
         alterations: tuple[Alteration, ...] = ()
         if kind.startswith(_ALTERED):
             normal = self.get(case, "normal", seed).inputs
             number = _stream(case, kind, seed)
-            others = self._problem.make_inputs(case, "normal", number, self._device)
+            others = self._inputs(case, "normal", _stream(case, f"others of {kind}", seed))
             alterations = _alterations(normal, others, int(kind.removeprefix(_ALTERED)), number)
             inputs, reference, yardstick = self._evaluate(case, _alter(normal, alterations))
             kind = "normal"  # as far as typical errors go
@@ -140,7 +161,7 @@ class InputPool:
                 for name, errors in self._typical_errors(case, kind).items()
             }
 
-        checksum = _checksum(inputs, reference)
+        checksum = _checksum(inputs, reference, alterations)
         return InputSet(inputs, reference, own, typical, alterations, checksum)
 
     def _inputs(self, case: Case, kind: str, seed: int) -> Tensors:
@@ -167,10 +188,20 @@ class InputPool:
         return self._typical[key]
 
 
-def _checksum(*sets: Mapping[str, torch.Tensor]) -> int:
+def _nbytes(spec: TensorSpec) -> int:
+    """An input's, or an output's in float64."""
+    return math.prod(spec.shape) * (8 if spec.is_output else getattr(torch, spec.dtype).itemsize)
+
+
+def _checksum(
+    inputs: Mapping[str, torch.Tensor],
+    reference: Mapping[str, torch.Tensor],
+    alterations: Sequence[Alteration],
+) -> int:
     """Finds any one changed value, on the tensors' own device."""
     words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    tensors = (tensor for each in sets for tensor in each.values())
+    values = (each.values for each in alterations)
+    tensors = (*inputs.values(), *reference.values(), *values)
     return sum(int(t.contiguous().view(words[t.element_size()]).sum()) for t in tensors)
 
 

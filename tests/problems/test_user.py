@@ -172,6 +172,23 @@ def test_a_copy_of_a_file_that_ships_with_evotune_needs_no_agreement(
         create_problem("copy.py:Softmax", "float32", folder)
 
 
+def test_random_shapes_end_where_none_makes_sense(folder: Path) -> None:
+    (folder / "problem.py").write_text(GOOD.replace("rows == 17", "rows % 512"))
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    case = problem.case({"rows": 512, "columns": 8}, {})
+    assert list(problem.random_cases([case], 3)) == []
+    assert problem.edge_cases(case) == []
+
+
+def test_a_mistake_at_small_shapes_is_no_refusal(folder: Path) -> None:
+    wrong = 'return {"x": (rows, columns)} if rows > 40 else {"x": (int("one"), columns)}'
+    (folder / "problem.py").write_text(GOOD.replace('return {"x": (rows, columns)}', wrong))
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    case = problem.case({"rows": 50, "columns": 8}, {})
+    with pytest.raises(ValueError, match="invalid literal"):
+        list(problem.edge_cases(case))
+
+
 @pytest.mark.parametrize(
     ("before", "after", "why"),
     [

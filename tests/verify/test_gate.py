@@ -261,8 +261,7 @@ def test_a_kernel_that_rests_at_times_is_found(pool: InputPool, period: int, pha
     subject = Subject(SHORT, plan(), lazy)
     buffers = gate.buffers(subject, [pool.get(SHORT, "normal", 0)])
     gate.alter(subject, buffers, 1, verdict)
-    assert verdict.kind in (OutcomeKind.WRONG_RESULT, OutcomeKind.NAN)  # it rested in the first
-    assert "altered in place inputs: " in verdict.reason
+    assert "altered in place inputs: out is off by" in verdict.reason
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
@@ -291,8 +290,10 @@ def test_of_one_large_case_inputs_and_scratch_are_not_copied(
         raise AssertionError(f"a copy of {buffers}")
 
     monkeypatch.setattr(BufferSets, "room", room)
-    verdict = examine(pool, SHORT, kernel(SHORT, exact))
-    assert verdict.passed, verdict.reason
+    for in_order in (False, True):
+        monkeypatch.setattr(CpuSession, "in_order", in_order)
+        verdict = examine(pool, SHORT, kernel(SHORT, exact))
+        assert verdict.passed, verdict.reason
 
 
 def test_right_results_from_memory_are_too_fast(pool: InputPool) -> None:

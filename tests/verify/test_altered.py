@@ -1,0 +1,150 @@
+"""Kernels that do not look at all of their inputs at each launch, where one element cannot show it.
+
+In bfloat16 a mean over thousands of elements does not tell one that is new.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from evotune.device.cpu import CpuSampler, CpuSession
+from evotune.device.launch import Argument, LaunchPlan
+from evotune.problems.base import Tensors
+from evotune.problems.user import UserProblem
+from evotune.verify.gate import Gate, Subject, Verdict
+from evotune.verify.pool import InputPool
+
+ROWS, COLUMNS = 4, 1 << 15
+
+
+class Means(UserProblem):
+    sizes = ("rows", "columns")
+
+    def inputs(self, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+        return {"x": (rows, columns), "y": (rows, columns)}
+
+    def outputs(self, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+        return {"out": (rows,)}
+
+    def operations(self, rows: int, columns: int) -> int:
+        return 2 * rows * columns
+
+    def compute(self, **inputs: torch.Tensor) -> Tensors:
+        return {"out": 1 + 16 * sum(each.mean(dim=1) for each in inputs.values())}
+
+
+class RunsWhenMade(CpuSession):
+    """Its samplers do what they capture once when they are made, as a GPU's do."""
+
+    def sampler(self, calls: Sequence[Callable[[], object]]) -> CpuSampler:
+        sampler = super().sampler(calls)
+        sampler.run()
+        return sampler
+
+
+PROBLEM = Means("bfloat16")
+CASE = PROBLEM.case({"rows": ROWS, "columns": COLUMNS}, {})
+PLAN = LaunchPlan("python", tuple(Argument("tensor", name) for name in ("x", "y", "out")), (), ())
+
+
+@pytest.fixture(scope="module")
+def pool() -> InputPool:
+    return InputPool(PROBLEM)
+
+
+def tensor(pointer: ctypes.c_void_p, count: int) -> torch.Tensor:
+    assert pointer.value is not None
+    memory = (ctypes.c_int16 * count).from_address(pointer.value)
+    return torch.frombuffer(memory, dtype=torch.bfloat16)
+
+
+def means(*pointers: ctypes.c_void_p) -> None:
+    x, y = (tensor(each, ROWS * COLUMNS).view(ROWS, COLUMNS) for each in pointers[:2])
+    tensor(pointers[2], ROWS).copy_(PROBLEM.compute(x=x, y=y)["out"])
+
+
+def altered(pool: InputPool, session: CpuSession, launch: Callable[..., object]) -> Verdict:
+    verdict = Verdict()
+    gate = Gate(session, PROBLEM, pool, deterministic=True)
+    subject = Subject(CASE, PLAN, launch)
+    buffers = gate.buffers(subject, [pool.get(CASE, "normal", 0)])
+    means(*map(ctypes.c_void_p, buffers.pointers().values()))
+    gate.alter(subject, buffers, 1, verdict)
+    return verdict
+
+
+@pytest.mark.parametrize("session", [CpuSession(), RunsWhenMade()])
+def test_a_right_kernel_passes(pool: InputPool, session: CpuSession) -> None:
+    verdict = altered(pool, session, means)
+    assert verdict.passed, verdict.reason
+
+
+@pytest.mark.parametrize("session", [CpuSession(), RunsWhenMade()])
+@pytest.mark.parametrize(("period", "phase"), [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
+def test_one_that_rests_at_times_is_found(
+    pool: InputPool, session: CpuSession, period: int, phase: int
+) -> None:
+    calls: list[int] = []
+
+    def lazy(*pointers: ctypes.c_void_p) -> None:
+        calls.append(1)
+        if len(calls) % period != phase:
+            means(*pointers)
+
+    assert "altered in place inputs: out is off" in altered(pool, session, lazy).reason
+
+
+@pytest.mark.parametrize("session", [CpuSession(), RunsWhenMade()])
+@pytest.mark.parametrize("kept", [0, 1])
+@pytest.mark.parametrize("refreshed", [True, False])
+def test_one_that_keeps_an_input_is_found(
+    pool: InputPool, session: CpuSession, kept: int, refreshed: bool
+) -> None:
+    """It looks at that input again at most when the other one has changed."""
+    copy: list[torch.Tensor] = []
+    known = b""
+
+    def keeping(*pointers: ctypes.c_void_p) -> None:
+        nonlocal known
+        both = [tensor(each, ROWS * COLUMNS).view(ROWS, COLUMNS) for each in pointers[:2]]
+        other = both[1 - kept].view(torch.int16).numpy().tobytes()
+        if not copy or (refreshed and other != known):
+            copy[:] = [both[kept].clone()]
+        known = other
+        both[kept] = copy[0]
+        tensor(pointers[2], ROWS).copy_(PROBLEM.compute(x=both[0], y=both[1])["out"])
+
+    assert "altered in place inputs: out is off" in altered(pool, session, keeping).reason
+
+
+def test_both_ways_lead_to_the_same_inputs(pool: InputPool) -> None:
+    """Also where many and single elements of one input change at the same place."""
+    for each in pool.altered(CASE, 1):
+        for way in (each.alterations, each.backwards()):
+            inputs = {name: v.clone() for name, v in pool.get(CASE, "normal", 1).inputs.items()}
+            for change in way:
+                flat = inputs[change.name].view(-1)
+                flat[change.place : change.place + len(change.values)] = change.values
+            assert all(torch.equal(inputs[name], value) for name, value in each.inputs.items())
+
+
+def test_a_stray_write_into_new_values_is_known(pool: InputPool) -> None:
+    fresh = InputPool(PROBLEM)
+    (first, *_) = fresh.altered(CASE, 1)
+    assert fresh.intact()
+    first.alterations[0].values[7] += 1
+    assert not fresh.intact()
+
+
+def test_a_pool_holds_all_that_a_trial_takes() -> None:
+    fresh = InputPool(PROBLEM, limit_bytes=InputPool(PROBLEM).trial_bytes(CASE))
+
+    def take() -> list[object]:
+        kinds = [fresh.get(CASE, kind, 0) for kind in PROBLEM.input_kinds]
+        return [*kinds, fresh.get(CASE, "normal", 1), *fresh.altered(CASE, 1)]
+
+    assert all(a is b for a, b in zip(take(), take(), strict=True))
