@@ -37,12 +37,17 @@ class Configuration(Mapping[str, Value]):
     are equal objects. `key` is the canonical text: compact JSON with the names in order.
     """
 
-    __slots__ = ("_hash", "_values", "key")
+    __slots__ = ("_key", "_values")
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self._values: dict[str, Value] = dict(values)
-        self.key: str = _encode(self._values)
-        self._hash = hash(self.key)
+        self._key: str | None = None  # made when it is asked for: it costs more than the rest
+
+    @property
+    def key(self) -> str:
+        if self._key is None:
+            self._key = _encode(self._values)
+        return self._key
 
     @classmethod
     def from_key(cls, key: str) -> Configuration:
@@ -52,8 +57,7 @@ class Configuration(Mapping[str, Value]):
             configuration._values = _decode_values(key)
         except ValueError:
             configuration._values = msgspec.convert(json.loads(key), dict[str, Value])
-        configuration.key = key
-        configuration._hash = hash(key)
+        configuration._key = key
         return configuration
 
     def __getitem__(self, name: str) -> Value:
@@ -66,7 +70,7 @@ class Configuration(Mapping[str, Value]):
         return len(self._values)
 
     def __hash__(self) -> int:
-        return self._hash
+        return hash(self.key)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Configuration):

@@ -54,6 +54,7 @@ class BoundSpace:
         self._interner = interner
         self._rules = Rules(genes, constraints, interner)
         self._variables = tuple(Variable(gene.name, gene.values) for gene in genes)
+        self._named_values = tuple((gene.name, gene.values) for gene in genes)
         self._parameters = tuple(gene.spec.parameter for gene in genes)
         self._closures: dict[object, Evaluate] = {}
         self._binding = threading.Lock()
@@ -242,7 +243,7 @@ class BoundSpace:
 
     def _configuration(self, indices: Sequence[int]) -> Configuration:
         return Configuration(
-            {gene.name: gene.values[i] for gene, i in zip(self.genes, indices, strict=True)}
+            {name: values[i] for (name, values), i in zip(self._named_values, indices, strict=True)}
         )
 
 

@@ -154,14 +154,17 @@ class Members:
         indices = [0] * len(self.variables)
         states: list[Any] = [walk.root for walk in self._walks]
 
+        last = len(indices) - 1
+
         def walk(place: int) -> Iterator[list[int]]:
-            if place == len(indices):
-                yield list(indices)
-                return
             part, depth = owner[place]
             before = states[part]
             for index, state in self._walks[part].steps(depth, before):
-                indices[place], states[part] = index, state
+                indices[place] = index
+                if place == last:  # here, as a generator for each member takes as long as the rest
+                    yield indices.copy()
+                    continue
+                states[part] = state
                 yield from walk(place + 1)
             states[part] = before
 
