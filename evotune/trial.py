@@ -41,7 +41,7 @@ class Configuration(Mapping[str, Value]):
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self._values: dict[str, Value] = dict(values)
-        self._key: str | None = None  # made when it is asked for: it costs more than the rest
+        self._key: str | None = None  # made when it is asked for: listing a space does not
 
     @property
     def key(self) -> str:

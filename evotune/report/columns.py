@@ -1,5 +1,5 @@
-"""Columns of a large table. Numbers lie in arrays: they need a fifth of the memory that objects
-take, and are put in another order at once."""
+"""Columns of a large table. Numbers lie in arrays: nine bytes each, whether there is one included,
+and they are put in another order at once."""
 
 from __future__ import annotations
 

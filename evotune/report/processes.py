@@ -15,7 +15,7 @@ from typing import TypeVar
 from evotune.errors import EnvironmentProblem
 from evotune.execute.entry import die_with_parent
 
-_MOST = 8  # one process feeds no more
+_MOST = 8  # this one has the parts to read and the results to write, and cannot feed any number
 _WAITING = 2  # parts for each process that are in memory beside those in work
 _Part = TypeVar("_Part")
 _Result = TypeVar("_Result")
@@ -32,7 +32,8 @@ def mapped(
 ) -> Iterator[_Result]:
     """`map(work, parts)`, in that order, with a few parts in memory; whatever `work` raises.
 
-    `work` and the parts are pickled. With less than two `processes` this one does all.
+    With less than two `processes` this one does all. Else `work`, the parts and the results are
+    pickled, by this process and its own children for each other: no file is ever unpickled.
     EnvironmentProblem when a process dies."""
     if processes < 2:
         yield from map(work, parts)

@@ -21,7 +21,7 @@ from evotune.store.sqlite import Row, read_row
 from evotune.trial import Outcome
 
 TRIALS_A_PART = 1000
-_MANY = 50_000  # trials; for less it takes longer to start processes
+_MANY = 50_000  # trials; for less there is little to gain, and processes take time to start
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 Ranked: TypeAlias = tuple[Evidence, int | None]
@@ -67,8 +67,8 @@ def in_proposal_order(data: RunData) -> Iterator[Evidence]:
 def each_part(data: RunData, work: Work[_Result], ranks: Mapping[int, int]) -> Iterator[_Result]:
     """What `work` makes of all trials, in proposal order, some a time; `ranks` by trial number.
 
-    Of many trials other processes do it, so `work` and what it makes are pickled. The errors of
-    `evotune.report.processes.mapped`, StoreError when an outcome is damaged.
+    Of many trials other processes do it: see `evotune.report.processes.mapped`, whose errors are
+    raised, and StoreError when an outcome is damaged.
     """
     if data.store is None:
         items = ((item, ranks.get(number)) for number, item in weigh(data).items())

@@ -161,7 +161,7 @@ class Members:
             before = states[part]
             for index, state in self._walks[part].steps(depth, before):
                 indices[place] = index
-                if place == last:  # here, as a generator for each member takes as long as the rest
+                if place == last:  # here: a generator for each member would take long
                     yield indices.copy()
                     continue
                 states[part] = state
