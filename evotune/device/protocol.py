@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from evotune.device.launch import CompileFailure, CompileJob, LaunchPlan
 from evotune.trial import Json, OutcomeKind
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Compiler(Protocol):
@@ -35,6 +38,29 @@ class Fault:
     fatal: bool = False
 
 
+Write: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
+"""The target and the source of a copy: rows of elements, contiguous within a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intervention:
+    """Copies into memory in the middle of a sampler's run, while the calls `first` to `last` - 1
+    are made, after the share `begin` of these."""
+
+    first: int
+    last: int
+    begin: float
+    writes: Sequence[Write]
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """Elements that get others of `values`, a flat tensor, at each turn; `target` is a column."""
+
+    target: torch.Tensor
+    values: torch.Tensor
+
+
 class Sampler(Protocol):
     """A fixed row of calls, ready to be run and timed again and again."""
 
@@ -43,6 +69,23 @@ class Sampler(Protocol):
 
     def time_us(self) -> float:
         """Runs all calls once: the mean device time of one, in microseconds."""
+
+
+class WatchableSampler(Sampler, Protocol):
+    """A sampler whose own run can be looked into."""
+
+    @property
+    def count(self) -> int:
+        """Calls in one run."""
+
+    def watch(self, interventions: Sequence[Intervention], call_us: float) -> Sequence[bool]:
+        """Makes all calls as `time_us` does, with interventions that a call can notice only by what
+        they write. They stand in the order of their calls, which do not overlap; a call takes about
+        `call_us`. Returns for each whether one of its calls surely began after the writes."""
+
+    def time_while_renewing(self, renewals: Sequence[Sequence[Renewal]], turn: int) -> float:
+        """As `time_us`, while `renewals` are made in turn, again and again, as many as there are
+        calls, or nearly. Their values are those of this turn and the turns after it."""
 
 
 class Session(Protocol):
@@ -79,7 +122,7 @@ class Session(Protocol):
     def free(self) -> None:
         """Gives the device back what tensors and samplers that are gone have left reserved."""
 
-    def sampler(self, calls: Sequence[Callable[[], object]]) -> Sampler:
+    def sampler(self, calls: Sequence[Callable[[], object]]) -> WatchableSampler:
         """The calls, each of which ran before, as one thing to time."""
 
     def eager_sampler(self, calls: Sequence[Callable[[], object]]) -> Sampler | None:

@@ -77,6 +77,7 @@ class Cluster:
             "device": {"name": setup.profile.name, "arch": setup.profile.arch},
             "allow_mixed": self.allow_mixed,
             "fixed_sampling": fixed_sampling,
+            "secret": setup.secret,
             "baselines": {},
         }
         payload["baselines"] = dict(choose(lambda: self._time_baselines(payload)))

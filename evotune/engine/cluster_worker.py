@@ -132,7 +132,9 @@ class _Session:
             run = RunFolder(self._folder)
             _unpack(payload["files"], run.sources)
             device = self._choose_device(payload)
-            self.setup = load_setup(run.sources / payload["space_file"], device, run)
+            self.setup = load_setup(
+                run.sources / payload["space_file"], device, run, secret=payload["secret"]
+            )
             self._check_model(payload)
             cores = [_own_cores()] if _own_cores() else []
             self.local = open_kernel_executor(self.setup, run.logs, cores=cores)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -110,6 +111,7 @@ def _start(
     run = create_folder(request.runs_dir, setup.name)
     problem = setup.document.problem if setup.document else None
     space_file = snapshot(run, setup, path)
+    secret = secrets.token_hex(8)
     write_durably(run.environment, (json.dumps(described, indent=2) + "\n").encode())
     facts = {
         "space": setup.name,
@@ -122,11 +124,17 @@ def _start(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": described["command"],
         "state": "running",
+        "secret": secret,
     }
     with run.locked(), RunStore.create(run.store, facts) as store:
         # From here on the run lives on its own copies of the sources.
         own = load_setup(
-            run.sources / space_file, request.device, run, gpus=request.gpus, elsewhere=cluster
+            run.sources / space_file,
+            request.device,
+            run,
+            gpus=request.gpus,
+            elsewhere=cluster,
+            secret=secret,
         )
         try:
             return _finish(RunWork(run, store, own, observer, cluster))

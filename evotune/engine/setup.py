@@ -56,6 +56,9 @@ class Setup:
     delay_ms: float = 0.0
     devices: tuple[DeviceProfile, ...] = ()
     """The devices to measure on; `profile` is what holds on each of them."""
+    secret: str = ""
+    """What the gate's inputs, places and shapes are drawn from. It is drawn when a run begins and
+    kept in its store, so that nobody who writes a kernel knows it and yet the run repeats."""
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -94,6 +97,7 @@ def load_setup(
     compile_only: bool = False,
     gpus: GpuRequest | None = None,
     elsewhere: Elsewhere | None = None,
+    secret: str = "",
 ) -> Setup:
     """Reads and binds a space file or a recording, for a device, or for several GPUs.
 
@@ -143,9 +147,17 @@ def load_setup(
     except UsageError as error:
         raise document.problem.position.error(str(error)) from error
     bound, cases = bind_space(document, problem, profile)
-    planner = Planner(document, bound, problem, cases, profile)
+    planner = Planner(document, bound, problem, cases, profile, secret=secret)
     return Setup(
-        document.name, bound, profile, document, planner, None, cases, devices=tuple(devices)
+        document.name,
+        bound,
+        profile,
+        document,
+        planner,
+        None,
+        cases,
+        devices=tuple(devices),
+        secret=secret,
     )
 
 
@@ -163,8 +175,14 @@ def load_run_setup(
         if device is None:
             here = gpus is None and elsewhere is None
             device = same_gpu(recorded) if here else "auto"
+        secret = str(store.meta("secret", ""))
     return load_setup(
-        run.sources / str(store.meta("space_file")), device, run, gpus=gpus, elsewhere=elsewhere
+        run.sources / str(store.meta("space_file")),
+        device,
+        run,
+        gpus=gpus,
+        elsewhere=elsewhere,
+        secret=secret,
     )
 
 

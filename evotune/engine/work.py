@@ -81,6 +81,7 @@ def open_kernel_executor(
         trial_timeout_s=document.timeouts.trial_s,
         cores=cores,
         twins=twins,
+        secret=setup.secret,
     )
 
 

@@ -82,6 +82,7 @@ class DeviceSlot:
         longest_trial_s: float = 120.0,
         cores: Sequence[int] = (),
         name: str = "device",
+        gate: Json = None,
     ) -> None:
         """`cores`: the CPU cores that the worker is bound to, if not all; `name` begins the names
         of its logs."""
@@ -94,6 +95,7 @@ class DeviceSlot:
             **problem.to_json(),
             "deterministic": deterministic,
             "cores": list(cores),
+            "gate": gate or {"secret": "", "without": []},
         }
         self._child: Child | None = None
         self._spare: Child | None = None

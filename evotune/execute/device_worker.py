@@ -49,7 +49,14 @@ def main() -> None:
         trust.agree(hello["problem_sha256"])  # somebody agreed to it in the parent
     problem = create_problem(hello["problem"], hello["dtype"], Path(hello["root"]))
     session = open_session(profile)
-    runner = TrialRunner(session, profile, problem, deterministic=hello["deterministic"])
+    runner = TrialRunner(
+        session,
+        profile,
+        problem,
+        deterministic=hello["deterministic"],
+        secret=hello["gate"]["secret"],
+        without=frozenset(hello["gate"]["without"]),
+    )
     channel.send({"ready": True, "state": dict(session.state())})
     while (message := channel.receive()) is not None:
         _serve(channel, runner, message)

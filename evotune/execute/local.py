@@ -12,7 +12,7 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -307,10 +307,13 @@ def open_local_executor(
     trial_timeout_s: float = 120.0,
     cores: Sequence[Sequence[int]] = (),
     twins: Twins | None = None,
+    secret: str = "",
+    without: Collection[str] = (),
 ) -> LocalExecutor:
     """One worker for each profile, all of one backend; children write their logs and scratch
     files under `folder`. A problem's own file lies under `root`. `cores` binds each worker to
-    its own CPU cores, and compilers are as many as fit these."""
+    its own CPU cores, and compilers are as many as fit these. The gate draws what it tries from
+    `secret`; checks `without` are left out, to see what each is good for."""
     folder.mkdir(parents=True, exist_ok=True)
     exclusive = profiles[0].backend == "cpu"
     own_cores = {core for each in cores for core in each}
@@ -325,6 +328,7 @@ def open_local_executor(
             deterministic=deterministic,
             longest_trial_s=trial_timeout_s,
             cores=cores[index] if cores else (),
+            gate={"secret": secret, "without": sorted(without)},
             name=f"device-gpu{index}" if index else "device",
         )
         for index, profile in enumerate(profiles)

@@ -20,6 +20,7 @@ from evotune.trial import Measurement
 from evotune.verify.buffers import BufferSets
 from evotune.verify.gate import Gate, Subject
 from evotune.verify.pool import InputPool
+from evotune.verify.watch import Watch, Watched, WatchedSampler
 
 _BASELINES_KEPT = 32  # with the inputs they run on, as far as these are no burden
 _MOST_COLD_SETS = 256
@@ -64,6 +65,7 @@ class Placed:
     launches: Sequence[Callable[[], object]]
     sampler: Sampler
     settings: TimingSettings
+    watch: Watch | None = None
 
 
 class CaseTimer:
@@ -76,7 +78,11 @@ class CaseTimer:
         pool: InputPool,
         baselines: BaselineSamplers,
         seed: int,
+        *,
+        watching: bool = True,
     ) -> None:
+        """Without `watching`, no run of what is timed is looked into."""
+        self._watching = watching
         self._session = session
         self._problem = problem
         self._pool = pool
@@ -92,7 +98,16 @@ class CaseTimer:
         launches = self._bind(subject, buffers)
         graphs = settings.graphs if self._session.warm_bytes else 1
         sampler = warm_sampler(self._session, launches, settings, graphs=graphs)
-        return Placed(subject, buffers, launches, sampler, settings)
+        watch = Watch(
+            self._session,
+            self._pool,
+            subject.case,
+            self._seed,
+            buffers=buffers,
+            launches=launches,
+            samplers=sampler.parts,
+        )
+        return Placed(subject, buffers, launches, sampler, settings, watch)
 
     def measure(
         self,
@@ -102,20 +117,27 @@ class CaseTimer:
         contender_speedup: float,
         leader_speedup: float,
         held_out: bool,
+        watched: Callable[[Sequence[Watched]], None] = lambda found: None,
     ) -> Measurement:
-        """Warm, against a rival or the baseline of that name; one element of each input changes
-        before each sample, of the rival's too."""
+        """Warm, against a rival or the baseline of that name. The inputs change before each sample,
+        the rival's too, and once a round a run of the candidate is watched: `watched` is told what
+        these runs left."""
         case = candidate.subject.case
-        generator = torch.Generator().manual_seed(self._seed)
+        assert candidate.watch is not None
+        changing = [candidate.watch]
         if isinstance(reference, Placed):
             name, sampler = RIVAL, reference.sampler
-            nudged = [*candidate.buffers.each(), *reference.buffers.each()]
+            assert reference.watch is not None
+            changing.append(reference.watch)
         else:
-            name, nudged = reference, list(candidate.buffers.each())
+            name = reference
             sampler = self._baselines.get(case, name, self._seed, candidate.settings)
-        turn = itertools.cycle(nudged)
-        return measure_paired(
-            candidate.sampler,
+        turn = itertools.cycle(changing)
+        timed: Sampler = candidate.sampler
+        if self._watching:
+            timed = WatchedSampler(candidate.sampler, candidate.watch, watched)
+        measurement = measure_paired(
+            timed,
             sampler,
             case=case.label,
             baseline_name=name,
@@ -123,9 +145,13 @@ class CaseTimer:
             contender_speedup=contender_speedup,
             leader_speedup=leader_speedup,
             held_out=held_out,
-            before_sample=lambda: next(turn).nudge(generator),
+            before_sample=lambda: next(turn).change(),
             state=self._session.state,
         )
+        watched(candidate.watch.take())
+        for watch in changing:
+            watch.settle()
+        return measurement
 
     def with_eager_times(
         self, measurement: Measurement, candidate: Placed

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from evotune.device.launch import LaunchPlan
@@ -33,6 +33,7 @@ from evotune.verify.summary import worth_keeping
 _POOL_SEEDS = 4
 _CONFIRM_SEED = 1_000_000  # champions see inputs the search never saw
 _SUSPICIOUS_SPEEDUP = 10.0
+_NEAR_PEAK = 0.85  # of the device's peak
 _CACHED = 2.0  # an L2 cache that is no LRU cache still holds some of a rotation
 _RANDOM_TESTS_S = 10.0  # a GPU makes a hundred in a second; a CPU as many as it can
 
@@ -41,13 +42,24 @@ class TrialRunner:
     """Holds the session, the problem and the input pool of one worker."""
 
     def __init__(
-        self, session: Session, profile: DeviceProfile, problem: Problem, *, deterministic: bool
+        self,
+        session: Session,
+        profile: DeviceProfile,
+        problem: Problem,
+        *,
+        deterministic: bool,
+        secret: str = "",
+        without: Collection[str] = (),
     ) -> None:
+        """What is tried is drawn from `secret`; checks `without` are left out."""
         self._session = session
         self._profile = profile
         self._problem = problem
-        self._pool = InputPool(problem, session.torch_device, session.pool_bytes)
-        self._gate = Gate(session, problem, self._pool, deterministic=deterministic)
+        self._without = without
+        self._kinds = [each for each in problem.input_kinds if each not in without]
+        self._pool = InputPool(problem, session.torch_device, session.pool_bytes, secret)
+        twice = deterministic and "second launch" not in without
+        self._gate = Gate(session, problem, self._pool, deterministic=twice)
         self._baselines = BaselineSamplers(session, problem, self._pool)
         self.tainted = False
         """A candidate left something running, or broke the device's context: this process must
@@ -100,7 +112,7 @@ class TrialRunner:
                 self._pool.get(case, kind, seed)
             if item["role"] != EDGE:
                 self._pool.get(case, "normal", seed + 1)
-                self._pool.altered(case, seed + 1)
+                self._pool.changed(case, seed)
 
     def run(self, job: Json) -> Outcome:
         """The whole gate, then the timing; a failure is an Outcome."""
@@ -116,13 +128,13 @@ class TrialRunner:
             with _timed(stage_s, "verify"):
                 self._verify(subjects, seed, verdict)
                 self._check_quiet(verdict)
-            if job["confirm"]:
+            if job["confirm"] and "random" not in self._without:
                 with _timed(stage_s, "random_tests"):
                     self._test_randomly(subjects, seed, verdict)
             if verdict.passed:
                 with _timed(stage_s, "measure"):
                     measurements = self._measure(subjects, rivals, job, seed, verdict)
-            if job["confirm"] and verdict.passed:
+            if job["confirm"] and verdict.passed and "sanitizer" not in self._without:
                 self._sanitize(job["cases"], verdict, stage_s)
         except LaunchFailure as error:
             return Outcome(OutcomeKind.LAUNCH_ERROR, reason=str(error), stage_s=stage_s)
@@ -167,15 +179,14 @@ class TrialRunner:
     ) -> None:
         for role in (TIMED, EDGE, HELD_OUT):
             for mine, _, subject in subjects:
-                if mine == role:
-                    self._gate.examine(subject, self._problem.input_kinds, seed, verdict)
+                if mine == role and role not in self._without:
+                    self._gate.examine(subject, self._kinds, seed, verdict)
 
     def _test_randomly(
         self, subjects: Sequence[tuple[str, int, Subject]], seed: int, verdict: Verdict
     ) -> None:
         chosen = [subject for role, _, subject in subjects if role == RANDOM]
-        kinds = self._problem.input_kinds
-        run_random_tests(self._gate, chosen, kinds, seed, verdict, limit_s=_RANDOM_TESTS_S)
+        run_random_tests(self._gate, chosen, self._kinds, seed, verdict, limit_s=_RANDOM_TESTS_S)
         self._check_quiet(verdict)
 
     def _sanitize(self, cases: Json, verdict: Verdict, stage_s: dict[str, float]) -> None:
@@ -223,7 +234,14 @@ class TrialRunner:
             if role not in (TIMED, HELD_OUT) or not verdict.passed:
                 continue
             own = TimingSettings.deciding(timed) if thorough and role == TIMED else settings
-            timer = CaseTimer(self._session, self._problem, self._pool, self._baselines, seed)
+            timer = CaseTimer(
+                self._session,
+                self._problem,
+                self._pool,
+                self._baselines,
+                seed,
+                watching="watch" not in self._without,
+            )
             candidate = timer.place(self._gate, subject, own)
             rival = rivals.get(subject.case.label)
             needed = _needed_speedup(job["contender"], timed, measurements)
@@ -235,13 +253,19 @@ class TrialRunner:
                 contender_speedup=0.0 if thorough else needed,
                 leader_speedup=needed,
                 held_out=role == HELD_OUT,
+                watched=functools.partial(self._gate.judge_watched, subject.case, verdict=verdict),
             )
-            replay = functools.partial(self._gate.replay, seed=seed + 1, verdict=verdict)
-            replay(subject, candidate.sampler, candidate.buffers)
-            self._gate.alter(subject, candidate.buffers, seed + 1, verdict)
+            if "alter" not in self._without:
+                self._gate.alter(subject, candidate.buffers, seed, verdict)
+            if candidate.watch and thorough and self._is_suspicious(measurement, flops):
+                self._gate.audit(subject.case, candidate.watch, verdict)
             # In the search a slow one gains nothing by reusing results.
-            if thorough or measurement.speedup_high >= needed:
-                self._gate.reuse(subject, candidate.buffers, seed + 1, verdict)
+            contends = thorough or measurement.speedup_high >= needed
+            if candidate.watch and contends and "reuse" not in self._without:
+                self._gate.reuse(subject.case, candidate.watch, verdict)
+            replay = functools.partial(self._gate.replay, seed=seed + 1, verdict=verdict)
+            if "replay" not in self._without:
+                replay(subject, candidate.sampler, candidate.buffers)
             if thorough and verdict.passed:
                 measurement, eager = timer.with_eager_times(measurement, candidate)
                 if eager:
@@ -259,11 +283,19 @@ class TrialRunner:
         return measurements
 
     def _check_quiet(self, verdict: Verdict, run: Callable[[], object] | None = None) -> None:
+        if "quiet" in self._without:
+            return
         left = self._session.left_running(run)
         if left:
             self.tainted = True
         if left and verdict.passed:
             verdict.kind, verdict.reason = OutcomeKind.LAUNCH_ERROR, f"the kernel {left}"
+
+    def _is_suspicious(self, measurement: Measurement, flops: int) -> bool:
+        """Whether a champion is so fast that it is confirmed only after the deepest audit."""
+        gflops = flops / measurement.time_us / 1e3
+        near_peak = self._profile.peak_gflops and gflops > _NEAR_PEAK * self._profile.peak_gflops
+        return bool(near_peak or measurement.speedup > _SUSPICIOUS_SPEEDUP)
 
     def _check_roofline(
         self, measurement: Measurement, flops: int, verdict: Verdict, cold: Case | None = None

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from evotune.device.protocol import Sampler, Session
+from evotune.device.protocol import Sampler, Session, WatchableSampler
 from evotune.measure.paired import TimingSettings
 
 
@@ -21,7 +21,7 @@ def warm_sampler(
     settings: TimingSettings,
     *,
     graphs: int = 1,
-) -> Sampler:
+) -> MeanSampler | TurnSampler:
     """The call on the same buffers, as often in a row as fills a sample.
 
     `placed` is one call with its buffers at one or more places in memory: a sample has a row of
@@ -38,7 +38,7 @@ def warm_sampler(
     in_a_row = math.ceil(_calls_per_sample(once_us, settings) / len(placed))
     calls = [call for call in placed for _ in range(in_a_row)]
     if graphs == 1 or once_us >= settings.sample_us:  # a slow call does not feel its place
-        return session.sampler(calls)
+        return MeanSampler([session.sampler(calls)])
     # Neighbours are often alike, so every other one is thrown away, but only when all are made.
     samplers = [session.sampler(calls) for _ in range(2 * graphs)][::2]
     return TurnSampler(samplers) if settings.graphs_take_turns else MeanSampler(samplers)
@@ -47,28 +47,28 @@ def warm_sampler(
 class MeanSampler:
     """Several samplers as one: runs them all, and times them one after the other."""
 
-    def __init__(self, samplers: Sequence[Sampler]) -> None:
-        self._samplers = samplers
+    def __init__(self, samplers: Sequence[WatchableSampler]) -> None:
+        self.parts = samplers
 
     def run(self) -> None:
-        for sampler in self._samplers:
+        for sampler in self.parts:
             sampler.run()
 
     def time_us(self) -> float:
         """Mean over the samplers of their time per call."""
-        return sum(sampler.time_us() for sampler in self._samplers) / len(self._samplers)
+        return sum(sampler.time_us() for sampler in self.parts) / len(self.parts)
 
 
 class TurnSampler:
     """Several samplers as one: each is timed twice, which is a round of its side, then the next.
     What they differ by is in the spread of the rounds, at the cost of one sampler."""
 
-    def __init__(self, samplers: Sequence[Sampler]) -> None:
+    def __init__(self, samplers: Sequence[WatchableSampler]) -> None:
         self._turns = itertools.cycle([each for each in samplers for _ in range(2)])
-        self._samplers = samplers
+        self.parts = samplers
 
     def run(self) -> None:
-        for sampler in self._samplers:
+        for sampler in self.parts:
             sampler.run()
 
     def time_us(self) -> float:

@@ -20,11 +20,12 @@ from evotune.problems.base import Tensors, TensorSpec
 
 _GUARD_BYTES = 128 << 10
 _GUARD_BYTE = 0xC5
-_POISON_BYTE = 0xFF  # all ones is a NaN in float16, bfloat16, float32 and float64
+POISON_BYTE = 0xFF  # all ones is a NaN in float16, bfloat16, float32 and float64
 _ALIGNMENT = 256
 _STAGGER_BYTES = 5 * _ALIGNMENT
 """Each band is longer than the one before by this: payloads of 2^n bytes at distances of 2^m would
 meet in the same sets of a cache."""
+SPOT_BYTES = 4096
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -214,20 +215,20 @@ class BufferSets:
         for name, value in inputs.items():
             self._views[name].copy_(value)
 
-    def nudge(self, generator: torch.Generator) -> None:
-        """One element of each input becomes another, so that no launch sees the same inputs; of the
-        first set."""
-        names = self._layout.inputs
-        values = torch.randn(len(names), generator=generator).tolist()
-        for name, value in zip(names, values, strict=True):
-            count = self._views[name][0].numel()
-            place = int(torch.randint(count, (1,), generator=generator))
-            self.elements(name, place).fill_(value)
-            self._expected_views[name][0].view(-1)[place : place + 1].fill_(value)
-
     def elements(self, name: str, place: int, count: int = 1) -> torch.Tensor:
-        """A view of elements in a row of a tensor of the first set, from a flat index on."""
-        return self._views[name][0].view(-1)[place : place + count]
+        """A view of elements in a row of a tensor, from a flat index on: a row for each set."""
+        dtype: torch.dtype = getattr(torch, self._layout.specs[name].dtype)
+        return self._payload(name, self._rows).view(dtype)[:, place : place + count]
+
+    def spots(self, place: float) -> list[torch.Tensor]:
+        """Some kilobytes of each output or less, from that share of its bytes on, as bytes: a row
+        for each set."""
+        found = []
+        for name in self._layout.outputs:
+            payload = self._payload(name, self._rows)
+            first = int(place * payload.shape[1])
+            found.append(payload[:, first : first + SPOT_BYTES])
+        return found
 
     def expect_inputs(self, inputs: Mapping[str, torch.Tensor]) -> None:
         """These values are in the inputs of each set now."""
@@ -237,7 +238,7 @@ class BufferSets:
     def poison(self, number: int | None = None) -> None:
         """Every byte a launch must write becomes NaN; of one set, or of all."""
         for payload in self._payloads:
-            (payload if number is None else payload[number]).fill_(_POISON_BYTE)
+            (payload if number is None else payload[number]).fill_(POISON_BYTE)
 
     def outputs(self) -> Tensors:
         """Views, not copies."""

@@ -20,12 +20,18 @@ from evotune.verify.buffers import Inspection
 class Evidence:
     """Of one launch or row of launches on each of several sets of buffers: what they touched,
     copies of the `outputs` and the terms of their errors (see `error_terms`), and further `flags`,
-    a bool a set; all on the device."""
+    a bool a set; all on the device. Without an `inspection`, nobody asks what they touched."""
 
-    inspection: Inspection
+    inspection: Inspection | None
     outputs: Tensors = field(default_factory=dict)
     terms: Mapping[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
     flags: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def sets(self) -> int:
+        if self.inspection:
+            return len(self.inspection.flags[0])
+        return len(next(iter(self.outputs.values())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +49,16 @@ class Findings:
         return self.evidence.outputs[name][self.number]
 
     def damage(self) -> str:
-        return self.evidence.inspection.damage(self.number)
+        inspection = self.evidence.inspection
+        return inspection.damage(self.number) if inspection else ""
 
     def not_zeroed(self) -> str:
-        return self.evidence.inspection.not_zeroed(self.number)
+        inspection = self.evidence.inspection
+        return inspection.not_zeroed(self.number) if inspection else ""
 
 
 def gather(
-    inspection: Inspection, outputs: Tensors, reference: Mapping[str, torch.Tensor]
+    inspection: Inspection | None, outputs: Tensors, reference: Mapping[str, torch.Tensor]
 ) -> Evidence:
     """With copies of what the launches had written then; the `reference` of each set, or of all
     (one)."""
@@ -62,7 +70,7 @@ def read(evidence: Sequence[Evidence]) -> list[list[Findings]]:
     """Of each its sets. Waits for the device, once for all of it."""
     rows: list[torch.Tensor] = []
     for each in evidence:
-        rows += [*each.inspection.flags, *each.flags.values()]
+        rows += [*(each.inspection.flags if each.inspection else ()), *each.flags.values()]
         rows += [term for terms in each.terms.values() for term in terms]
     # In one row of float64, which holds flags too: one answer.
     numbers = iter(torch.cat(rows).tolist())
@@ -71,19 +79,22 @@ def read(evidence: Sequence[Evidence]) -> list[list[Findings]]:
 
 
 def _findings(evidence: Evidence, answers: Iterator[list[float]]) -> list[Findings]:
-    changed, outside = (next(answers) for _ in evidence.inspection.flags)
+    damaged: list[float] = []
+    if evidence.inspection:
+        changed, outside = (next(answers) for _ in evidence.inspection.flags)
+        damaged = [max(each) for each in zip(changed, outside, strict=True)]
     flags = {name: next(answers) for name in evidence.flags}
     terms = {name: [next(answers) for _ in terms] for name, terms in evidence.terms.items()}
     return [
         Findings(
             evidence,
             number,
-            bool(changed[number] or outside[number]),
+            bool(damaged and damaged[number]),
             errors={
                 name: errors_of([t[number] for t in found], evidence.outputs[name][number].numel())
                 for name, found in terms.items()
             },
             flags={name: bool(found[number]) for name, found in flags.items()},
         )
-        for number in range(len(changed))
+        for number in range(evidence.sets)
     ]

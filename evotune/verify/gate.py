@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,13 +20,16 @@ from evotune.device.protocol import Sampler, Session
 from evotune.problems.base import Case, Problem, Tensors
 from evotune.trial import Check, OutcomeKind
 from evotune.verify.accuracy import as_rows
+from evotune.verify.altered import altered_outputs
 from evotune.verify.buffers import BufferSets, Inspection, bits, unwritten
-from evotune.verify.burst import altered_outputs, reuse
 from evotune.verify.evidence import Evidence, Findings, gather, read
-from evotune.verify.pool import InputPool, InputSet
+from evotune.verify.pool import SHORT_CHANGES, InputPool, InputSet
+from evotune.verify.watch import Watch, Watched
 
 _TOGETHER_BYTES = 64 << 20
 """Inputs and outputs that are examined together; of larger ones each has work enough."""
+_LEAST_ALTERED, _MOST_ALTERED = 4, 12  # launches in a row, each on other inputs
+_AUDITED_RUNS, _AUDIT_S, _READ_AFTER, _REUSE_ASKED = 200, 4.0, 20, 5
 _LATER, _SECOND = " after its launch had returned", " in its second launch"
 _TIMED = " while it was timed"
 
@@ -182,62 +187,71 @@ class Gate:
             self._judge(case, f"{how} normal", found, inputs, verdict)
 
     def alter(self, subject: Subject, placed: BufferSets, seed: int, verdict: Verdict) -> None:
-        """On one of the buffers that were timed, with the inputs of this seed: a burst of launches
-        with part of an input changed before each and the outputs left as they are. A kernel that
-        skips work when it finds its outputs written, its inputs familiar or its launches close
-        together fails. The inputs are left as found.
+        """On one of the buffers that were timed, which hold the inputs of this seed: a row of
+        launches with part of an input changed before each and the outputs left as they are. Each
+        must be right: a kernel that rests every few launches fails, and one that skips work when it
+        finds its outputs written. The inputs are left as found.
         """
         if not verdict.passed:
             return
-        case, inputs = subject.case, self._pool.get(subject.case, "normal", seed)
-        buffers, launch, _ = self._one_place(subject, placed, seed)
-        variants = self._pool.altered(case, seed)
-        buffers.overwrite_inputs(inputs.inputs)
-        # First to the single elements, then to the many: each shows what the other may hide.
-        changes = [altered.alterations for altered in variants]
-        changes += [altered.backwards() for altered in variants]
-        variants = [*variants, *variants]
-        outputs = altered_outputs(self._session, launch, buffers, changes)
+        case, rng = subject.case, random.Random(self._pool.stream(subject.case, "alter", seed))
+        number = rng.randrange(len(placed))
+        buffers, launch = placed.only(number), self._bind(subject, placed, number)
+        output_bytes = sum(value.nbytes for value in buffers.outputs().values())
+        count = max(_LEAST_ALTERED, min(_MOST_ALTERED, _TOGETHER_BYTES // output_bytes))
+        row = self._altered_row(case, seed, count, rng)
+        outputs = altered_outputs(self._session, launch, buffers, row)
         self._session.settle()
-        buffers.expect_inputs(variants[-1].inputs)
-        inspection = buffers.inspect()
-        evidence = [
-            gather(inspection, output, _each(altered.reference))
-            for altered, output in zip(variants, outputs, strict=True)
-        ]
-        for altered, (found,) in zip(variants, read(evidence), strict=True):
-            self._judge(case, "altered in place", found, altered, verdict)
-        buffers.overwrite_inputs(inputs.inputs)
+        references = {name: torch.stack([each.reference[name] for each in row]) for name in outputs}
+        touched, evidence = read([Evidence(buffers.inspect()), gather(None, outputs, references)])
+        self._judge_damage(case, "altered in place", touched[0], verdict)
+        for inputs, found in zip(row, evidence, strict=True):
+            self._judge(case, "altered in place", found, inputs, verdict)
 
-    def reuse(self, subject: Subject, placed: BufferSets, seed: int, verdict: Verdict) -> None:
-        """On one of the buffers that were timed: whether launches on new inputs take longer than
-        those on familiar ones. Only a time that matters need be asked. The inputs are left as found
-        with this seed."""
-        if not verdict.passed:
+    def _altered_row(self, case: Case, seed: int, count: int, rng: random.Random) -> list[InputSet]:
+        """The normal set last, and no two neighbours that rounding could make look the same: one of
+        them has a long row of other elements. Of each input that alone changes, if there is room:
+        a kernel may look at it again only when another one has changed."""
+        normal, changed = self._pool.get(case, "normal", seed), self._pool.changed(case, seed)
+        long, short = changed[:-SHORT_CHANGES], changed[-SHORT_CHANGES:]
+        row = [each for one in rng.sample(long, len(long)) for each in (one, normal)]
+        while len(row) < count:
+            row += [rng.choice(long), rng.choice([normal, *short])]
+        return [*row[: count - 1 - count % 2], normal]
+
+    def judge_watched(self, case: Case, watched: Sequence[Watched], verdict: Verdict) -> None:
+        """What watched runs of what is timed left."""
+        if not (watched and verdict.passed):
             return
-        case, inputs = subject.case, self._pool.get(subject.case, "normal", seed)
-        buffers, launch, generator = self._one_place(subject, placed, seed)
-        altered = self._pool.altered(case, seed)
-        # One element of each input: results may be kept by any of them.
-        changes = {
-            change.name: change
-            for each in altered
-            for change in each.alterations
-            if len(change.values) == 1
-        }
-        reused = reuse(self._session, launch, buffers, list(changes.values()), generator)
-        if reused:
-            check = Check(case.label, "new and familiar", "failed", detail=f"a launch {reused}")
-            verdict.fail(OutcomeKind.TOO_FAST, check)
-        buffers.overwrite_inputs(inputs.inputs)
+        for each, found in zip(watched, read([each.evidence for each in watched]), strict=True):
+            for inputs, row in zip(each.inputs, found, strict=True):
+                self._judge(case, "watched", row, inputs, verdict)
 
-    def _one_place(
-        self, subject: Subject, placed: BufferSets, seed: int
-    ) -> tuple[BufferSets, Callable[[], object], torch.Generator]:
-        """Drawn by the seed, with its launch, and the generator for what else is drawn."""
-        generator = torch.Generator().manual_seed(seed)
-        number = int(torch.randint(len(placed), (1,), generator=generator))
-        return placed.only(number), self._bind(subject, placed, number), generator
+    def audit(self, case: Case, watch: Watch, verdict: Verdict) -> None:
+        """For a time that is hard to believe: far more watched runs, as many as there is time for,
+        and the question of `reuse` again and again."""
+        deadline = time.monotonic() + _AUDIT_S
+        runs = 0
+        while verdict.passed and runs < _AUDITED_RUNS and time.monotonic() < deadline:
+            watch.run()
+            runs += 1
+            if watch.is_full or runs % _READ_AFTER == 0:
+                self.judge_watched(case, watch.take(), verdict)
+        self.judge_watched(case, watch.take(), verdict)
+        watch.settle()
+        for _ in range(_REUSE_ASKED):
+            self.reuse(case, watch, verdict)
+        if verdict.passed:
+            detail = f"{runs} more runs of what was timed were watched"
+            verdict.checks.append(Check(case.label, "audited", "passed", detail=detail))
+
+    def reuse(self, case: Case, watch: Watch, verdict: Verdict) -> None:
+        """Whether launches take longer while their inputs change. Only a time that matters need be
+        asked."""
+        reused = watch.reuse() if verdict.passed else ""
+        if reused:
+            check = Check(case.label, "changing", "failed", detail=f"a launch {reused}")
+            verdict.fail(OutcomeKind.TOO_FAST, check)
 
     def _bind(self, subject: Subject, buffers: BufferSets, number: int) -> Callable[[], object]:
         return self._session.bind(subject.kernel, subject.plan, buffers.pointers(number))

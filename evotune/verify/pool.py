@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,15 +26,13 @@ _YARDSTICK_ROWS = 8192
 _YARDSTICK_SETS = 64
 _FAR = 32.0
 """Errors beyond so many times a set's own limits are wrong whatever other sets would say."""
-_ALTERED = "altered"
-# Changes in each variant in turn, with a launch after each. Looked at after 2, 4 and 9 launches, a
-# kernel that rests every second or third time rests in one of them, whenever it began; and so it
-# does when the variants are made once more, backwards.
-_CHANGES = (2, 2, 5)
-_SHARE = 1 / 8
-"""One changed element may stay below the error limit in half precision, as over 1,024 keys: so each
-variant begins with a share of an input's elements, drawn one by one, since what lies together may
-be a part that nobody reads; and there is another way to it, which ends with them."""
+_CHANGED = "changed"
+_MOST_CHANGED = 6  # changed sets of a problem with many inputs; each changes several of them then
+SHORT_CHANGES = 2  # of them, the last ones
+_LONGEST_ROW = 1 << 14  # elements
+_FEW = 16
+"""Of an input a long row of elements changes, or up to so many, or one. Rounding in half precision
+cannot hide the first; a probe of some words misses the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Alteration:
 @dataclass(frozen=True, slots=True)
 class InputSet:
     """Inputs of one kind and seed, the float64 outputs (on the pool's device), and the error
-    limits. An altered set is the normal one of its seed after its `alterations`."""
+    limits. A changed set is the normal one of its seed after its `alterations`."""
 
     inputs: Mapping[str, torch.Tensor]
     reference: Mapping[str, torch.Tensor]
@@ -60,16 +59,6 @@ class InputSet:
     def intact(self) -> bool:
         """Whether nobody wrote into it since it was made."""
         return self.checksum == _checksum(self.inputs, self.reference, self.alterations)
-
-    def backwards(self) -> tuple[Alteration, ...]:
-        """As `alterations`, to the same inputs, but the many elements last."""
-        many, *single = self.alterations
-        final = {name: value.view(-1) for name, value in self.inputs.items()}
-        ones = [
-            Alteration(each.name, each.place, final[each.name][each.place : each.place + 1])
-            for each in reversed(single)
-        ]
-        return (*ones, Alteration(many.name, 0, final[many.name]))
 
     def limits(self, name: str, errors: Errors) -> Limits:
         """What `errors` of output `name` are held to."""
@@ -88,8 +77,16 @@ class InputPool:
     """Input sets by (case, kind, seed), made and kept on `device`; past `limit_bytes` the least
     recently used leave."""
 
-    def __init__(self, problem: Problem, device: str = "cpu", limit_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        device: str = "cpu",
+        limit_bytes: int = 1 << 30,
+        secret: str = "",
+    ) -> None:
+        """All values and places follow from `secret`, which the author of a kernel cannot know."""
         self._problem = problem
+        self._secret = secret
         self._device = device
         self._limit_bytes = limit_bytes
         self._typical: dict[tuple[str, str], dict[str, Errors]] = {}
@@ -111,39 +108,41 @@ class InputPool:
         return sum(map(_nbytes, self._problem.tensors(case)))
 
     def trial_bytes(self, case: Case) -> int:
-        """Of all sets that a trial takes: each kind, new values for the replay, and altered ones
-        with their many new elements."""
-        variants = self._variants(case)
-        sets = len(self._problem.input_kinds) + 1 + variants
-        inputs = [spec for spec in self._problem.tensors(case) if not spec.is_output]
-        many = sum(_nbytes(inputs[index % len(inputs)]) for index in range(variants))
-        single = variants * max(_CHANGES) * _nbytes(TensorSpec("", (), "float32"))
-        return sets * self.set_bytes(case) + many + single
+        """Of all sets that a trial takes: each kind, new values for the replay, and changed ones
+        with their new elements."""
+        changed = self._changed_sets(case)
+        sets = len(self._problem.input_kinds) + 1 + changed
+        inputs = sum(not spec.is_output for spec in self._problem.tensors(case))
+        elements = (changed + 1) * (inputs * _FEW + _LONGEST_ROW)
+        return sets * self.set_bytes(case) + elements * _nbytes(TensorSpec("", (), "float32"))
 
     def intact(self) -> bool:
         """Whether nobody wrote into any set: a candidate's stray write may land there."""
         return all(inputs.intact() for inputs in self._sets.values())
 
+    def stream(self, case: Case, what: str, seed: int) -> int:
+        """A seed for one use: no two sets share values, as the kind and the case are part of it."""
+        text = f"{self._secret}/{case.label}/{what}/{seed}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
+
     def _nbytes(self) -> int:
         return sum(inputs.nbytes for inputs in self._sets.values())
 
-    def altered(self, case: Case, seed: int) -> list[InputSet]:
-        """Variants of the normal set of that seed: in each, many elements of one input have
-        changed, then single ones; in all of them together, both of every input."""
-        numbers = range(self._variants(case))
-        return [self.get(case, f"{_ALTERED} {number}", seed) for number in numbers]
+    def changed(self, case: Case, seed: int) -> list[InputSet]:
+        """Variants of the normal set of that seed. In one for each input a long row of its elements
+        has changed; in one a few elements of every input have, in one a single one of each."""
+        numbers = range(self._changed_sets(case))
+        return [self.get(case, f"{_CHANGED} {number}", seed) for number in numbers]
 
-    def _variants(self, case: Case) -> int:
+    def _changed_sets(self, case: Case) -> int:
         inputs = sum(not spec.is_output for spec in self._problem.tensors(case))
-        return max(len(_CHANGES), inputs)
+        return min(inputs + SHORT_CHANGES, _MOST_CHANGED)
 
     def _make(self, case: Case, kind: str, seed: int) -> InputSet:
         alterations: tuple[Alteration, ...] = ()
-        if kind.startswith(_ALTERED):
+        if kind.startswith(_CHANGED):
+            alterations = self._alterations(case, int(kind.removeprefix(_CHANGED)), seed)
             normal = self.get(case, "normal", seed).inputs
-            number = _stream(case, kind, seed)
-            others = self._inputs(case, "normal", _stream(case, f"others of {kind}", seed))
-            alterations = _alterations(normal, others, int(kind.removeprefix(_ALTERED)), number)
             inputs, reference, yardstick = self._evaluate(case, _alter(normal, alterations))
             kind = "normal"  # as far as typical errors go
         else:
@@ -164,8 +163,37 @@ class InputPool:
         checksum = _checksum(inputs, reference, alterations)
         return InputSet(inputs, reference, own, typical, alterations, checksum)
 
+    def _alterations(self, case: Case, number: int, seed: int) -> tuple[Alteration, ...]:
+        """See `changed`: the sets with few and with single elements are the last ones."""
+        normal = self.get(case, "normal", seed).inputs
+        names = list(normal)
+        sets = self._changed_sets(case)
+        rng = random.Random(self.stream(case, f"{_CHANGED} {number}", seed))
+        if number == sets - 1:
+            return tuple(self._single(case, name, seed, rng) for name in names)
+        others = self._inputs(case, "normal", self.stream(case, f"others {number}", seed))
+        longest = _FEW if number == sets - 2 else _LONGEST_ROW
+        made = []
+        for name in names if number == sets - 2 else names[number :: sets - SHORT_CHANGES]:
+            count = min(normal[name].numel(), rng.randint(longest // 8, longest))
+            place = rng.randrange(normal[name].numel() - count + 1)
+            values = others[name].view(-1)[place : place + count].clone()
+            made.append(Alteration(name, place, values))
+        return tuple(made)
+
+    def _single(self, case: Case, name: str, seed: int, rng: random.Random) -> Alteration:
+        """One element gets the value farthest from its own that the problem's kinds of inputs have:
+        among thousands it must show in the output."""
+        flat = self.get(case, "normal", seed).inputs[name].view(-1)
+        place = rng.randrange(len(flat))
+        kinds = self._problem.input_kinds
+        values = [self.get(case, kind, seed).inputs[name].view(-1) for kind in kinds]
+        extremes = torch.stack([end for each in values for end in torch.aminmax(each)])
+        far = extremes[(extremes.double() - flat[place].double()).abs().argmax()]
+        return Alteration(name, place, far.reshape(1).clone())
+
     def _inputs(self, case: Case, kind: str, seed: int) -> Tensors:
-        return self._problem.make_inputs(case, kind, _stream(case, kind, seed), self._device)
+        return self._problem.make_inputs(case, kind, self.stream(case, kind, seed), self._device)
 
     def _evaluate(self, case: Case, inputs: Tensors) -> tuple[Tensors, Tensors, Tensors]:
         return inputs, self._problem.reference(case, inputs), self._problem.yardstick(case, inputs)
@@ -205,39 +233,9 @@ def _checksum(
     return sum(int(t.contiguous().view(words[t.element_size()]).sum()) for t in tensors)
 
 
-def _stream(case: Case, kind: str, seed: int) -> int:
-    """The kind and the case are part of the stream: no two sets share values."""
-    digest = hashlib.sha256(f"{case.label}/{kind}/{seed}".encode()).digest()
-    return int.from_bytes(digest[:6], "big")
-
-
-def _alterations(
-    inputs: Mapping[str, torch.Tensor],
-    others: Mapping[str, torch.Tensor],
-    index: int,
-    seed: int,
-) -> tuple[Alteration, ...]:
-    """First a share of an input's elements become those of `others`; then single ones of the
-    inputs in turn change. Each variant begins with another input."""
-    generator = torch.Generator().manual_seed(seed)
-    names = list(inputs)
-    made = []
-    for step in range(_CHANGES[index % len(_CHANGES)]):
-        name = names[(index + step) % len(names)]
-        flat = inputs[name].view(-1)
-        place = int(torch.randint(len(flat), (1,), generator=generator))
-        if step == 0:
-            there = torch.Generator(flat.device).manual_seed(seed)
-            chosen = torch.rand(len(flat), generator=there, device=flat.device) < _SHARE
-            chosen[place] = True
-            made.append(Alteration(name, 0, torch.where(chosen, others[name].view(-1), flat)))
-            continue
-        # Far from the old value: one element among thousands must show in the output.
-        value = -math.copysign(
-            2.0 + abs(float(torch.randn(1, generator=generator))), float(flat[place])
-        )
-        made.append(Alteration(name, place, torch.full_like(flat[:1], value)))
-    return tuple(made)
+def elements_of(source: InputSet, each: Alteration) -> torch.Tensor:
+    """The values that `source` has where `each` changes some."""
+    return source.inputs[each.name].view(-1)[each.place : each.place + len(each.values)]
 
 
 def _alter(inputs: Mapping[str, torch.Tensor], alterations: Sequence[Alteration]) -> Tensors:

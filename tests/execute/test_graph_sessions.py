@@ -165,9 +165,7 @@ def test_whether_a_slow_champion_reuses_results_is_asked_too(
 ) -> None:
     """Its time is reported, whoever leads. A slow candidate of the search is nothing."""
     asked: list[str] = []
-    monkeypatch.setattr(
-        Gate, "reuse", lambda gate, subject, *rest: asked.append(subject.case.label)
-    )
+    monkeypatch.setattr(Gate, "reuse", lambda gate, case, *rest: asked.append(case.label))
     session = GraphSession({case.label: kernel(case, exact) for case in CASES})
     assert run(session, confirm=confirm, contender=math.log(1e9)).ok
     both = [case.label for case in CASES]

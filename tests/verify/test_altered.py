@@ -73,7 +73,7 @@ def altered(pool: InputPool, session: CpuSession, launch: Callable[..., object])
     subject = Subject(CASE, PLAN, launch)
     buffers = gate.buffers(subject, [pool.get(CASE, "normal", 0)])
     means(*map(ctypes.c_void_p, buffers.pointers().values()))
-    gate.alter(subject, buffers, 1, verdict)
+    gate.alter(subject, buffers, 0, verdict)
     return verdict
 
 
@@ -84,7 +84,7 @@ def test_a_right_kernel_passes(pool: InputPool, session: CpuSession) -> None:
 
 
 @pytest.mark.parametrize("session", [CpuSession(), RunsWhenMade()])
-@pytest.mark.parametrize(("period", "phase"), [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
+@pytest.mark.parametrize(("period", "phase"), [(2, 0), (2, 1), (3, 2), (7, 0), (11, 10)])
 def test_one_that_rests_at_times_is_found(
     pool: InputPool, session: CpuSession, period: int, phase: int
 ) -> None:
@@ -121,22 +121,62 @@ def test_one_that_keeps_an_input_is_found(
     assert "altered in place inputs: out is off" in altered(pool, session, keeping).reason
 
 
-def test_both_ways_lead_to_the_same_inputs(pool: InputPool) -> None:
-    """Also where many and single elements of one input change at the same place."""
-    for each in pool.altered(CASE, 1):
-        for way in (each.alterations, each.backwards()):
-            inputs = {name: v.clone() for name, v in pool.get(CASE, "normal", 1).inputs.items()}
-            for change in way:
-                flat = inputs[change.name].view(-1)
-                flat[change.place : change.place + len(change.values)] = change.values
-            assert all(torch.equal(inputs[name], value) for name, value in each.inputs.items())
+def test_a_changed_set_is_the_normal_one_after_its_alterations(pool: InputPool) -> None:
+    for each in pool.changed(CASE, 1):
+        inputs = {name: v.clone() for name, v in pool.get(CASE, "normal", 1).inputs.items()}
+        for change in each.alterations:
+            flat = inputs[change.name].view(-1)
+            flat[change.place : change.place + len(change.values)] = change.values
+        assert all(torch.equal(inputs[name], value) for name, value in each.inputs.items())
+
+
+class Layers(UserProblem):
+    """Two layers: five inputs."""
+
+    sizes = ("rows", "width")
+
+    def inputs(self, rows: int, width: int) -> dict[str, tuple[int, ...]]:
+        matrix = (width, width)
+        return {"x": (rows, width), "w1": matrix, "b1": (width,), "w2": matrix, "b2": (width,)}
+
+    def outputs(self, rows: int, width: int) -> dict[str, tuple[int, ...]]:
+        return {"out": (rows, width)}
+
+    def operations(self, rows: int, width: int) -> int:
+        return 4 * rows * width * width
+
+    def compute(self, **inputs: torch.Tensor) -> Tensors:
+        x, w1, b1, w2, b2 = inputs.values()
+        return {"out": torch.relu(x @ w1 + b1) @ w2 + b2}
+
+
+def test_of_many_inputs_each_is_changed_without_most_others() -> None:
+    """A kernel may keep what it made of the weights."""
+    problem = Layers("float32")
+    changed = InputPool(problem).changed(problem.case({"rows": 4, "width": 8}, {}), 1)
+    names = [{change.name for change in each.alterations} for each in changed]
+    assert [len(each) for each in names] == [2, 1, 1, 1, 5, 5]
+    assert set().union(*names[:4]) == {"x", "w1", "b1", "w2", "b2"}
+
+
+def test_what_changes_follows_from_a_secret() -> None:
+    pools = [InputPool(PROBLEM, secret=secret) for secret in ("", "a", "a", "b")]
+    places = [
+        [[change.place for change in each.alterations] for each in pool.changed(CASE, 1)]
+        for pool in pools
+    ]
+    assert places[1] == places[2]
+    assert places[0] != places[1] != places[3]
+    first = [pool.get(CASE, "normal", 1).inputs["x"] for pool in pools]
+    assert torch.equal(first[1], first[2])
+    assert not torch.equal(first[1], first[3])
 
 
 def test_a_stray_write_into_new_values_is_known(pool: InputPool) -> None:
     fresh = InputPool(PROBLEM)
-    (first, *_) = fresh.altered(CASE, 1)
+    (first, *_) = fresh.changed(CASE, 1)
     assert fresh.intact()
-    first.alterations[0].values[7] += 1
+    first.alterations[0].values[0] += 1
     assert not fresh.intact()
 
 
@@ -145,6 +185,6 @@ def test_a_pool_holds_all_that_a_trial_takes() -> None:
 
     def take() -> list[object]:
         kinds = [fresh.get(CASE, kind, 0) for kind in PROBLEM.input_kinds]
-        return [*kinds, fresh.get(CASE, "normal", 1), *fresh.altered(CASE, 1)]
+        return [*kinds, fresh.get(CASE, "normal", 1), *fresh.changed(CASE, 0)]
 
     assert all(a is b for a, b in zip(take(), take(), strict=True))

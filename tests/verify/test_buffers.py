@@ -189,8 +189,6 @@ def test_a_set_alone_is_the_same_memory() -> None:
     buffers = _three_sets()
     alone = buffers.only(1)
     assert alone.pointers() == buffers.pointers(1)
-    alone.nudge(torch.Generator().manual_seed(0))
-    assert damage(buffers) == ""
     alone.overwrite_inputs({"x": torch.ones(2, 3)})
     alone.outputs()["out"].fill_(2.0)
     assert buffers.outputs()["out"][:, 0].isnan().tolist() == [True, False, True]

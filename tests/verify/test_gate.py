@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable
 
 import pytest
@@ -221,32 +220,7 @@ def test_after_a_failure_nothing_more_is_launched(pool: InputPool) -> None:
     assert verdict.reason == "before"
 
 
-def _replayed(pool: InputPool, launch: Callable[..., object]) -> Verdict:
-    gate = Gate(CpuSession(), PROBLEM, pool, deterministic=True)
-    subject = Subject(SHORT, plan(), launch)
-    buffers = gate.buffers(subject, [pool.get(SHORT, "normal", 0)])
-    bound = CpuSession().bind(subject.kernel, subject.plan, buffers.pointers())
-    bound()
-    verdict = Verdict()
-    gate.replay(subject, CpuSession().sampler([bound] * 2), buffers, 1, verdict)
-    gate.alter(subject, buffers, 1, verdict)
-    gate.reuse(subject, buffers, 1, verdict)
-    return verdict
-
-
-def test_an_altered_place_can_be_replayed_again(pool: InputPool) -> None:
-    gate = Gate(CpuSession(), PROBLEM, pool, deterministic=True)
-    subject = Subject(SHORT, plan(), kernel(SHORT, exact))
-    buffers = gate.buffers(subject, [pool.get(SHORT, "normal", 0)])
-    bound = CpuSession().bind(subject.kernel, subject.plan, buffers.pointers())
-    sampler, verdict = CpuSession().sampler([bound]), Verdict()
-    gate.alter(subject, buffers, 1, verdict)
-    gate.reuse(subject, buffers, 1, verdict)
-    gate.replay(subject, sampler, buffers, 1, verdict, how="replayed eagerly,")
-    assert verdict.passed, verdict.reason
-
-
-@pytest.mark.parametrize(("period", "phase"), [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
+@pytest.mark.parametrize(("period", "phase"), [(2, 0), (2, 1), (3, 0), (5, 1), (11, 2)])
 def test_a_kernel_that_rests_at_times_is_found(pool: InputPool, period: int, phase: int) -> None:
     honest = kernel(SHORT, exact)
     calls: list[int] = []
@@ -260,8 +234,21 @@ def test_a_kernel_that_rests_at_times_is_found(pool: InputPool, period: int, pha
     gate = Gate(CpuSession(), PROBLEM, pool, deterministic=True)
     subject = Subject(SHORT, plan(), lazy)
     buffers = gate.buffers(subject, [pool.get(SHORT, "normal", 0)])
-    gate.alter(subject, buffers, 1, verdict)
-    assert "altered in place inputs: out is off by" in verdict.reason
+    gate.alter(subject, buffers, 0, verdict)
+    assert verdict.kind in (OutcomeKind.WRONG_RESULT, OutcomeKind.NAN)
+    assert "altered in place inputs" in verdict.reason
+
+
+def test_an_altered_place_can_be_replayed_again(pool: InputPool) -> None:
+    gate = Gate(CpuSession(), PROBLEM, pool, deterministic=True)
+    subject = Subject(SHORT, plan(), kernel(SHORT, exact))
+    buffers = gate.buffers(subject, [pool.get(SHORT, "normal", 0)])
+    bound = CpuSession().bind(subject.kernel, subject.plan, buffers.pointers())
+    sampler, verdict = CpuSession().sampler([bound]), Verdict()
+    gate.alter(subject, buffers, 0, verdict)
+    gate.replay(subject, sampler, buffers, 1, verdict)
+    gate.replay(subject, sampler, buffers, 2, verdict, how="replayed eagerly,")
+    assert verdict.passed, verdict.reason
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
@@ -274,7 +261,7 @@ def test_in_half_precision_an_input_that_is_not_looked_at_again_is_found(name: s
     for seed in (0, 1):
         known = pool.get(case, "normal", seed).inputs[name]
         found = []
-        for altered in pool.altered(case, seed):
+        for altered in pool.changed(case, seed):
             inputs = {**altered.inputs, name: known}
             errors = errors_against(
                 problem.yardstick(case, inputs)["out"], altered.reference["out"]
@@ -294,43 +281,6 @@ def test_of_one_large_case_inputs_and_scratch_are_not_copied(
         monkeypatch.setattr(CpuSession, "in_order", in_order)
         verdict = examine(pool, SHORT, kernel(SHORT, exact))
         assert verdict.passed, verdict.reason
-
-
-def test_right_results_from_memory_are_too_fast(pool: InputPool) -> None:
-    answers: dict[bytes, torch.Tensor] = {}
-
-    def remembering(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
-    ) -> torch.Tensor:
-        key = b"".join(tensor.numpy().tobytes() for tensor in (q, k, v))
-        if key not in answers:
-            answers.clear()
-            time.sleep(0.003)
-            answers[key] = exact(q, k, v, causal)
-        return answers[key]
-
-    verdict = _replayed(pool, kernel(SHORT, remembering))
-    assert verdict.kind is OutcomeKind.TOO_FAST
-    assert "us on those of the launch before" in verdict.reason
-
-
-@pytest.mark.parametrize("watched", [0, 1, 2])
-def test_results_kept_by_one_input_alone_are_too_fast(
-    pool: InputPool, watched: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Right in any case, but the work seems to depend on whether q, k or v is new."""
-    monkeypatch.setattr("evotune.verify.burst._SOON", (5, 0.8))
-    seen = b""
-
-    def watching(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-        nonlocal seen
-        content = (q, k, v)[watched].numpy().tobytes()
-        if content != seen:
-            seen = content
-            time.sleep(0.1)
-        return exact(q, k, v, causal)
-
-    assert _replayed(pool, kernel(SHORT, watching)).kind is OutcomeKind.TOO_FAST
 
 
 def test_what_is_written_after_the_launch_is_found(pool: InputPool) -> None:

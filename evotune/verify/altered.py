@@ -1,0 +1,58 @@
+"""A row of launches with other inputs before each, whose outputs are all looked at."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+
+from evotune.device.protocol import Session
+from evotune.problems.base import Tensors
+from evotune.verify.buffers import BufferSets
+from evotune.verify.pool import InputSet, elements_of
+
+
+def altered_outputs(
+    session: Session,
+    launch: Callable[[], object],
+    buffers: BufferSets,
+    sets: Sequence[InputSet],
+) -> Tensors:
+    """Copies of the outputs of one launch on each of `sets` in turn: the first and the last one are
+    what is in the inputs before and after, the others variants of it. Outputs stay as the launch
+    before left them. The row may be run more than once."""
+    outputs = buffers.outputs()
+    copies = {
+        name: torch.empty((len(sets), *value.shape[1:]), dtype=value.dtype, device=value.device)
+        for name, value in outputs.items()
+    }
+    calls: list[Callable[[], object]] = []
+    writes: list[Callable[[], object]] = []
+    for number, (before, wanted) in enumerate(zip([sets[-1], *sets[:-1]], sets, strict=True)):
+        changed = [
+            _writing(
+                elements_of(wanted, each),
+                buffers.elements(each.name, each.place, len(each.values))[0],
+            )
+            for each in (*before.alterations, *wanted.alterations)
+        ]
+        copying = [
+            functools.partial(copies[name][number].copy_, value[0])
+            for name, value in outputs.items()
+        ]
+        calls += [*changed, launch, *copying]
+        writes = [*changed, *copying] or writes
+    for call in writes:  # what a GPU captures must have run before
+        call()
+    session.sampler(calls).run()
+    return copies
+
+
+def _writing(value: torch.Tensor, target: torch.Tensor) -> Callable[[], object]:
+    """Both must outlive the call. On a GPU by a kernel: in a CUDA graph, a copy of a few bytes
+    takes longer. On a CPU not by torch, which takes so long that launches are no longer close."""
+    if target.device.type == "cpu":
+        return functools.partial(ctypes.memmove, target.data_ptr(), value.data_ptr(), target.nbytes)
+    return functools.partial(torch.mul, value, 1, out=target)

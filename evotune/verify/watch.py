@@ -1,0 +1,310 @@
+"""Checks of the very launches that are timed.
+
+A kernel that knows when it is looked at may rest when it is not. So runs of what is timed are
+watched, at times drawn at random among the timed ones: inputs change and outputs are poisoned while
+the calls follow each other as closely as in a timed run, and then the outputs must be right. A call
+can learn of it only by reading what was written. Some watched runs stop after a call drawn at
+random, so that no call knows itself to be the last one.
+
+A kernel that does read all its inputs at each call, and keeps its results while they are as they
+were, is right each time. Its time tells: see `Watch.reuse`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from evotune.device.protocol import Intervention, Renewal, Sampler, Session, WatchableSampler
+from evotune.problems.base import Case, Tensors
+from evotune.verify.buffers import POISON_BYTE, SPOT_BYTES, BufferSets
+from evotune.verify.evidence import Evidence, gather
+from evotune.verify.pool import InputPool, InputSet, elements_of
+
+_RUNS_OF_A_ROUND = 3  # of a candidate, the first of them untimed
+_LATE_CALLS = 6  # half of the writes come so many calls before the last, or fewer
+_PENDING_BYTES = 256 << 20
+_RATIO = 1.15
+"""What calls on inputs that change may take longer than calls on inputs that do not."""
+_LEAST_ROUNDS = 3
+# Where the machine is so busy that every run is interrupted, one of two alike takes 1.3 times as
+# long as the other in two rounds of five: a share of the rounds must be beyond what that makes
+# likely. Nearly all, soon; more than half, after many.
+_SOON = (30, 0.8)
+_AT_LAST = (100, 0.6)
+_REST_S = 0.002
+_MOST_TURNS = 1 << 20
+_CHANGING = 8  # elements of each input that change while calls are timed
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What watched runs left: the evidence, and the input set that each of its rows is held to."""
+
+    evidence: Evidence
+    inputs: Sequence[InputSet]
+
+
+class Watch:
+    """Watches runs of one candidate on one case.
+
+    `launches` are the calls on each place of `buffers`; `samplers` make each of them `in_a_row`
+    times, one place after the other. The inputs of all places are those of one of a few known sets
+    at each sample, and are left as found by `settle`.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        pool: InputPool,
+        case: Case,
+        seed: int,
+        *,
+        buffers: BufferSets,
+        launches: Sequence[Callable[[], object]],
+        samplers: Sequence[WatchableSampler],
+    ) -> None:
+        self._session = session
+        self._sets = [pool.get(case, "normal", seed), *pool.changed(case, seed)]
+        self._other = pool.get(case, "normal", seed + 1)
+        self._poison = torch.full(
+            (1, SPOT_BYTES), POISON_BYTE, dtype=torch.uint8, device=session.torch_device
+        )
+        self._rng = random.Random(pool.stream(case, "watch", seed))
+        self._buffers = buffers
+        self._in_a_row = samplers[0].count // len(launches)
+        self._calls = [call for call in launches for _ in range(self._in_a_row)]
+        self._samplers = list(samplers)
+        self._targets = [
+            [
+                (each, buffers.elements(each.name, each.place, len(each.values)))
+                for each in one.alterations
+            ]
+            for one in self._sets
+        ]
+        """Of each set, where it differs from the first one: a row for each place."""
+        self._now = 0
+        """The number of the set that is in the inputs of all places."""
+        self._used: set[int] = set()
+        """Sets that differ from the first one where the inputs now may."""
+        self._call_us = 0.0
+        self._pending: list[Watched] = []
+        self._pending_bytes = 0
+
+    # --- before each sample ------------------------------------------------------------------
+
+    def change(self) -> None:
+        """Another set, or the same again, in all places, and a spot of each output poisoned."""
+        number = self._rng.randrange(len(self._sets))
+        if number != self._now:
+            self.settle()
+            self._put(number, self._sets[number])
+            self._used.add(number)
+            self._now = number
+        for spot in self._buffers.spots(self._rng.random()):
+            spot.fill_(POISON_BYTE)
+
+    def draw_turn(self, turns: int) -> int:
+        return self._rng.randrange(turns)
+
+    def took(self, call_us: float) -> None:
+        """How long a timed call took."""
+        self._call_us = call_us
+
+    def settle(self) -> None:
+        """The inputs are as they were when the buffers were made."""
+        for number in self._used:
+            self._put(number, self._sets[0])
+        self._used.clear()
+        self._now = 0
+
+    def _put(self, number: int, source: InputSet) -> None:
+        """The elements that set `number` changes become those of `source`, in all places."""
+        for each, target in self._targets[number]:
+            target.copy_(elements_of(source, each))
+
+    # --- a watched run -----------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Changes the inputs as before any sample, then makes a watched run."""
+        sampler = self._draw()  # first: a sampler runs once when it is made
+        if not self._call_us:
+            self.took(self._samplers[0].time_us())
+        self.change()
+        ends = self._ends(sampler.count)
+        states = [self._now] * len(ends)
+        interventions: list[Intervention] = []
+        changed: list[int] = []
+        for place, (first, last) in enumerate(ends):
+            if last - first < 2:
+                continue
+            states[place] = self._rng.randrange(len(self._sets))
+            interventions.append(self._intervention(place, first, last, states[place]))
+            changed.append(place)
+        settled = sampler.watch(interventions, self._call_us)
+        self._session.settle()
+        # Where the writes may have come too late, nobody knows what is right.
+        doubtful = {
+            place for place, is_settled in zip(changed, settled, strict=True) if not is_settled
+        }
+        self._keep([(place, states[place]) for place in range(len(ends)) if place not in doubtful])
+        self.settle()
+
+    def _draw(self) -> WatchableSampler:
+        """One of those that are timed, or one that stops early."""
+        if len(self._calls) == 1 or self._rng.random() < 0.5:
+            return self._rng.choice(self._samplers)
+        place = self._rng.randrange(len(self._buffers))
+        calls = self._rng.choice((1, self._rng.randint(1, self._in_a_row)))
+        return self._session.sampler(self._calls[: place * self._in_a_row + calls])
+
+    def _ends(self, count: int) -> list[tuple[int, int]]:
+        """The first call and the one after the last, at each place that so many calls reach."""
+        starts = range(0, count, self._in_a_row)
+        return [(start, min(count, start + self._in_a_row)) for start in starts]
+
+    def _intervention(self, place: int, first: int, last: int, number: int) -> Intervention:
+        """From the set that is there now to set `number`, and sometimes part of the outputs."""
+        calls = last - first
+        begin = self._rng.random()
+        if self._rng.random() < 0.5:
+            begin = max(0.0, 1 - self._rng.randint(1, _LATE_CALLS) / calls - 0.5 / calls)
+        self._used.add(number)
+        # The values are those of the new set everywhere: copies of one intervention have no order.
+        writes = [
+            (target[place : place + 1], elements_of(self._sets[number], each)[None])
+            for each, target in (*self._targets[self._now], *self._targets[number])
+        ]
+        if self._rng.random() < 0.5:
+            spots = (spot[place : place + 1] for spot in self._buffers.spots(self._rng.random()))
+            writes += [(spot, self._poison[:, : spot.shape[1]]) for spot in spots]
+        return Intervention(first, last, min(begin, 1 - 1.5 / calls), writes)
+
+    def _keep(self, rows: Sequence[tuple[int, int]]) -> None:
+        """Copies of the outputs of these places, with the set that each is held to."""
+        if not rows:
+            return
+        places = [place for place, _ in rows]
+        inputs = [self._sets[number] for _, number in rows]
+        outputs: Tensors = {name: value[places] for name, value in self._buffers.outputs().items()}
+        references = {
+            name: torch.stack([each.reference[name] for each in inputs])
+            if len(inputs) > 1
+            else inputs[0].reference[name][None]
+            for name in outputs
+        }
+        self._pending.append(Watched(gather(None, outputs, references), inputs))
+        self._pending_bytes += sum(value.nbytes for value in outputs.values())
+
+    @property
+    def is_full(self) -> bool:
+        """Whether what was kept should be read before more is."""
+        return self._pending_bytes > _PENDING_BYTES
+
+    def take(self) -> list[Watched]:
+        """All that was kept since the last time."""
+        taken, self._pending, self._pending_bytes = self._pending, [], 0
+        return taken
+
+    # --- the time of calls whose inputs change -----------------------------------------------
+
+    def reuse(self) -> str:
+        """That calls take longer while their inputs change, in words; "" when they do not.
+
+        The writes go on all the while, to each input in turn in all places, or, for comparison, to
+        memory that no call reads. Honest kernels nearly always pass after three rounds."""
+        base = self._sets[0].inputs
+        chosen = [
+            (name, self._rng.randrange(value.numel()))
+            for name, value in base.items()
+            for _ in range(_CHANGING)
+        ]
+        other = {name: value.view(-1) for name, value in self._other.inputs.items()}
+        targets = [self._buffers.elements(name, place) for name, place in chosen]
+        fresh, familiar = (
+            [
+                Renewal(target, other[name])
+                for (name, _), target in zip(chosen, written, strict=True)
+            ]
+            for written in (targets, [torch.empty_like(target) for target in targets])
+        )
+        fresh_us, familiar_us = self._times_us(fresh, familiar)
+        for (name, place), target in zip(chosen, targets, strict=True):
+            target.copy_(base[name].view(-1)[place])
+        # The shortest times alone may meet one lucky run.
+        if (
+            min(fresh_us) <= _RATIO * min(familiar_us)
+            or _slower_share(fresh_us, familiar_us) < _AT_LAST[1]
+        ):
+            return ""
+        return (
+            f"takes {min(fresh_us):.1f} us on new inputs but "
+            f"{min(familiar_us):.1f} us on those of the launch before"
+        )
+
+    def _times_us(self, *sides: Sequence[Renewal]) -> tuple[list[float], ...]:
+        """Of calls while the elements on the one side are renewed, and on the other. An element of
+        each input is at each turn."""
+        fresh_us: list[float] = []
+        familiar_us: list[float] = []
+        rounds = [
+            ([side[turn::_CHANGING] for turn in range(_CHANGING)], times_us)
+            for side, times_us in zip(sides, (fresh_us, familiar_us), strict=True)
+        ]
+        while len(familiar_us) < _AT_LAST[0]:
+            self._rng.shuffle(rounds)
+            for renewals, times_us in rounds:
+                if len(times_us) >= _LEAST_ROUNDS:
+                    # Two runs in a fixed order can fall into step with the time slices of a busy
+                    # machine: one is always interrupted. One that was asleep is not.
+                    time.sleep(_REST_S)
+                turn = self._rng.randrange(_MOST_TURNS)
+                times_us.append(self._samplers[0].time_while_renewing(renewals, turn))
+            enough = len(familiar_us) >= _LEAST_ROUNDS
+            if enough and min(fresh_us) <= _RATIO * min(familiar_us):
+                break
+            if len(fresh_us) == _SOON[0] and _slower_share(fresh_us, familiar_us) >= _SOON[1]:
+                break
+        return fresh_us, familiar_us
+
+
+class WatchedSampler:
+    """A candidate's sampler as it is timed: once in each round, before a run drawn at random, a
+    watched run comes first. `watched` gets what is to be read before more is kept."""
+
+    def __init__(
+        self, timed: Sampler, watch: Watch, watched: Callable[[Sequence[Watched]], None]
+    ) -> None:
+        self._timed = timed
+        self._watch = watch
+        self._watched = watched
+        self._wait = 0
+
+    def run(self) -> None:
+        """The untimed run that a round begins with."""
+        self._wait = self._watch.draw_turn(_RUNS_OF_A_ROUND)
+        self._look()
+        self._timed.run()
+
+    def time_us(self) -> float:
+        self._look()
+        time_us = self._timed.time_us()
+        self._watch.took(time_us)
+        return time_us
+
+    def _look(self) -> None:
+        if self._wait == 0:
+            self._watch.run()
+            if self._watch.is_full:
+                self._watched(self._watch.take())
+        self._wait -= 1
+
+
+def _slower_share(fresh_us: Sequence[float], familiar_us: Sequence[float]) -> float:
+    """Of the rounds."""
+    slower = [a > _RATIO * b for a, b in zip(fresh_us, familiar_us, strict=True)]
+    return sum(slower) / len(slower)

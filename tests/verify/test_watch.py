@@ -1,0 +1,195 @@
+"""Kernels that know a check when they see one: what is timed is watched, and its time is doubted.
+
+The calls are Python's, on the CPU, where the writes of an intervention come between two calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from evotune.device.cpu import CpuSampler, CpuSession
+from evotune.device.protocol import Intervention, Renewal
+from evotune.trial import OutcomeKind
+from evotune.verify import watch as watch_module
+from evotune.verify.gate import Gate, Subject, Verdict
+from evotune.verify.pool import InputPool
+from evotune.verify.watch import Watch, WatchedSampler
+from verify.kernels import PROBLEM, exact, kernel, make_case, plan
+
+CASE = make_case(20, causal=True)
+IN_A_ROW = 24
+Launch = Callable[..., object]
+
+
+@pytest.fixture(scope="module")
+def pool() -> InputPool:
+    return InputPool(PROBLEM, secret="a secret")
+
+
+class Timed:
+    """One candidate placed as it is to be timed, and watched in every round."""
+
+    def __init__(self, pool: InputPool, launch: Launch, *, places: int = 1, seed: int = 0) -> None:
+        session = CpuSession()
+        self.gate = Gate(session, PROBLEM, pool, deterministic=True)
+        subject = Subject(CASE, plan(), launch)
+        self.buffers = self.gate.buffers(subject, [pool.get(CASE, "normal", seed)] * places)
+        launches = [
+            session.bind(launch, subject.plan, self.buffers.pointers(place))
+            for place in range(places)
+        ]
+        sampler = session.sampler([each for each in launches for _ in range(IN_A_ROW)])
+        self.watch = Watch(
+            session,
+            pool,
+            CASE,
+            seed,
+            buffers=self.buffers,
+            launches=launches,
+            samplers=[sampler],
+        )
+        self.verdict = Verdict()
+        self._sampler = WatchedSampler(sampler, self.watch, self.judge)
+
+    def judge(self, watched: Sequence[watch_module.Watched]) -> None:
+        self.gate.judge_watched(CASE, watched, self.verdict)
+
+    def rounds(self, count: int = 10) -> Verdict:
+        for _ in range(count):
+            self._sampler.run()
+            for _ in range(2):
+                self.watch.change()
+                self._sampler.time_us()
+        self.judge(self.watch.take())
+        self.watch.settle()
+        return self.verdict
+
+
+@pytest.mark.parametrize("places", [1, 3])
+def test_a_right_kernel_passes_and_leaves_everything_as_it_was(
+    pool: InputPool, places: int
+) -> None:
+    timed = Timed(pool, kernel(CASE, exact), places=places)
+    assert timed.rounds().passed, timed.verdict.reason
+    assert timed.watch.reuse() == ""
+    inspection = timed.buffers.inspect()
+    assert [inspection.damage(place) for place in range(places)] == [""] * places
+
+
+def _resting(rests: Callable[[int, ctypes.c_void_p], bool]) -> Launch:
+    """Right, but for the calls in which it writes nothing: by their number and where q lies."""
+    honest = kernel(CASE, exact)
+    calls: list[int] = []
+
+    def launch(*pointers: ctypes.c_void_p) -> None:
+        calls.append(1)
+        if not rests(len(calls), pointers[0]):
+            honest(*pointers)
+
+    return launch
+
+
+def _after_alike_launches(patience: int, step: int) -> Callable[[int, ctypes.c_void_p], bool]:
+    """Looks at every `step`-th element of q, and rests when so many launches found them alike."""
+    seen: list[bytes] = []
+
+    def rests(number: int, q: ctypes.c_void_p) -> bool:
+        count = 2 * 20 * 32
+        assert q.value is not None
+        probe = bytes((ctypes.c_float * count).from_address(q.value))
+        probe = b"".join(probe[at : at + 4] for at in range(0, len(probe), 4 * step))
+        if seen and seen[-1] != probe:
+            seen.clear()
+        seen.append(probe)
+        return len(seen) > patience
+
+    return rests
+
+
+@pytest.mark.parametrize("places", [1, 3])
+@pytest.mark.parametrize(
+    "rests",
+    [
+        lambda: _after_alike_launches(10, 1),
+        lambda: _after_alike_launches(10, 16),
+        lambda: _after_alike_launches(17, 61),
+        lambda: lambda number, q: number % 100 > 40,
+        lambda: lambda number, q: 200 < number < 600,
+        lambda: lambda number, q: number % IN_A_ROW != 0,
+    ],
+    ids=["alike", "probe 16", "probe 61", "tired", "for a while", "last of a row"],
+)
+def test_one_that_rests_while_it_is_timed_is_found(
+    pool: InputPool, rests: Callable[[], Callable[[int, ctypes.c_void_p], bool]], places: int
+) -> None:
+    for seed in range(2):
+        verdict = Timed(pool, _resting(rests()), places=places, seed=seed).rounds()
+        assert verdict.kind in (OutcomeKind.WRONG_RESULT, OutcomeKind.NAN)
+        assert "watched inputs" in verdict.reason
+
+
+@pytest.mark.parametrize("patience", [0, 5])
+@pytest.mark.parametrize("watched", [0, 1, 2])
+def test_results_that_are_kept_by_one_input_are_too_fast(
+    pool: InputPool, watched: int, patience: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right in any case, but the work depends on whether q, k or v is new."""
+    monkeypatch.setattr(watch_module, "_SOON", (5, 0.8))
+    seen: list[bytes] = []
+
+    def watching(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        content = (q, k, v)[watched].numpy().tobytes()
+        if seen and seen[-1] != content:
+            seen.clear()
+        seen.append(content)
+        if len(seen) <= patience + 1:
+            time.sleep(0.002)
+        return exact(q, k, v, causal)
+
+    timed = Timed(pool, kernel(CASE, watching))
+    timed.gate.reuse(CASE, timed.watch, timed.verdict)
+    assert timed.verdict.kind is OutcomeKind.TOO_FAST
+    assert "us on those of the launch before" in timed.verdict.reason
+
+
+class BusySampler(CpuSampler):
+    """Times as a machine tells them on which every run is interrupted, ever anew."""
+
+    def __init__(self, seed: int, fresh_us: float) -> None:
+        super().__init__([lambda: None], lambda: None)
+        self._noise = random.Random(seed)
+        self._fresh_us = fresh_us
+
+    def time_while_renewing(self, renewals: Sequence[Sequence[Renewal]], turn: int) -> float:
+        fresh = renewals[0][0].target.untyped_storage().nbytes() > 1 << 10  # else elsewhere
+        return (self._fresh_us if fresh else 1.0) * self._noise.lognormvariate(0.0, 1.0)
+
+
+@pytest.mark.parametrize(("fresh_us", "most", "least"), [(1.0, 1, 0), (8.0, 100, 90)])
+def test_interrupted_runs_neither_accuse_nor_clear_a_candidate(
+    pool: InputPool, fresh_us: float, most: int, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "_REST_S", 0.0)
+    monkeypatch.setattr(watch_module, "_LEAST_ROUNDS", 200)  # no lucky run decides
+    timed = Timed(pool, kernel(CASE, exact))
+    accused = 0
+    for seed in range(100):
+        timed.watch._samplers = [BusySampler(seed, fresh_us)]
+        accused += bool(timed.watch.reuse())
+    assert least <= accused <= most
+
+
+def test_the_writes_of_an_intervention_come_between_its_calls() -> None:
+    memory = torch.zeros(1, 2)
+    seen: list[list[float]] = []
+    sampler = CpuSampler([lambda: seen.append(memory[0].tolist())] * 6, lambda: None)
+    writes = [(memory[:, 1:], torch.tensor([[7.0]]))]
+    back = [(memory[:, 1:], torch.tensor([[0.0]]))]
+    sampler.watch([Intervention(1, 3, 0.5, writes), Intervention(3, 6, 0.9, back)], 0.0)
+    assert [each[1] for each in seen] == [0, 0, 7, 7, 7, 0]
