@@ -152,8 +152,8 @@ class Measurement(msgspec.Struct, frozen=True):
 class Check(msgspec.Struct, frozen=True):
     """One check of the correctness gate on one case and input kind.
 
-    `max_error` and `rms_error` are against the float64 reference; the limits are the
-    yardstick's: see `evotune.verify.accuracy` and `evotune.verify.pool`.
+    Each element's error against the float64 reference is a share of what it may be off:
+    `max_error` and `rms_error` are of these shares, see `evotune.verify.accuracy`.
     """
 
     case: str

@@ -109,19 +109,19 @@ class Attention:
             yield self.case(shape, {"causal": like["causal"]})
 
     def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
-        from evotune.problems import attention_torch
+        from evotune.problems import attention_inputs
 
-        return attention_torch.make_inputs(self.tensors(case), case, kind, seed, device)
+        return attention_inputs.make_inputs(self.tensors(case), case, kind, seed, device)
 
     def reference(self, case: Case, inputs: Tensors) -> Tensors:
         from evotune.problems import attention_torch
 
         return attention_torch.reference(case, inputs)
 
-    def yardstick(self, case: Case, inputs: Tensors) -> Tensors:
+    def tolerances(self, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
         from evotune.problems import attention_torch
 
-        return attention_torch.yardstick(case, inputs)
+        return attention_torch.tolerances(case, inputs, reference)
 
     def baselines(
         self, case: Case, inputs: Tensors, only: str = ""

@@ -1,15 +1,17 @@
-"""The tensor side of attention: inputs, float64 reference, yardstick and SDPA baselines."""
+"""The tensor side of attention: float64 reference, tolerances and SDPA baselines."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from evotune.problems.base import Case, Tensors, TensorSpec
+from evotune.problems.base import Case, Tensors
+from evotune.problems.rounding import rounding_of
 
 _BACKENDS = {
     "sdpa:flash": SDPBackend.FLASH_ATTENTION,
@@ -18,120 +20,114 @@ _BACKENDS = {
     "sdpa:math": SDPBackend.MATH,
 }
 _SCORES_PER_TILE = 1 << 24  # 128 MiB in float64, whatever the batch
-_SCORES_PER_CALL = 1 << 28  # 1 GiB in float32, and PyTorch takes two to three times that
-_THIN = 16  # queries or keys
-
-
-def make_inputs(
-    tensors: Sequence[TensorSpec], case: Case, kind: str, seed: int, device: str
-) -> Tensors:
-    """One seeded input set for the problem's `tensors`, made on `device`.
-
-    normal: N(0, 1). needle: each query matches one key far more than all others, so that a
-    dropped or misplaced key shows. ramp: V counts the keys, so that every key's weight shows.
-    large_logits: scores beyond 100, where a softmax without the running maximum overflows.
-    """
-    generator = torch.Generator(device).manual_seed(seed)
-    specs = {spec.name: spec for spec in tensors}
-
-    def normal(name: str) -> torch.Tensor:
-        shape = specs[name].shape
-        return torch.randn(shape, generator=generator, dtype=torch.float32, device=device)
-
-    q, k, v = normal("q"), normal("k"), normal("v")
-    keys = k.shape[2]
-    if kind == "needle":
-        queries = q.shape[2]
-        # Consecutive queries look at keys spread over the whole length, the last ones included.
-        query = torch.arange(queries, device=device)
-        target = (query * 7919 + (keys - 1)) % keys
-        if case.symbols["causal"]:
-            own = query.clamp(max=keys - 1)
-            # Every other query, the last one included, looks at the last key it may see.
-            at_edge = (queries - 1 - query) % 2 == 0
-            target = torch.where(at_edge, own, torch.minimum(target, own))
-        grouped = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-        q = 2.0 * grouped[:, :, target, :] + 0.1 * q
-    elif kind == "ramp":
-        ramp = torch.arange(1, keys + 1, dtype=torch.float32, device=device) / keys
-        v = ramp.reshape(1, 1, keys, 1) + 0.001 * v
-    elif kind == "large_logits":
-        q = q * 30.0
-    elif kind != "normal":
-        raise ValueError(f"unknown input kind {kind!r}")
-    dtype: torch.dtype = getattr(torch, specs["q"].dtype)
-    return {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype)}
+_UNIT = 2.0**-24  # of float32: the most that one rounding is off, relative to the result
+_MANY = 3.0
+"""Standard deviations of a sum's rounding errors, where each is about 0.4 units."""
+_FEW = 8.0
+"""Units in the last place that exponentials, products and quotients make up."""
+_LOST = 4 * _UNIT
+"""Weights below it may leave a sum as it is, all of them."""
+_ROUNDED = 4.0
+_SMALL_WEIGHT = 2.0**-25  # half the distance of the smallest float16 numbers
 
 
 def reference(case: Case, inputs: Tensors) -> Tensors:
     """Float64, a tile of query rows at a time, so that long sequences fit in memory."""
     q, k, v = (inputs[name].double() for name in ("q", "k", "v"))
-    batch, kv_heads, key_count, head_dim = k.shape
-    # The heads of a group are further rows for the same keys: those need no copies.
-    grouped = q.reshape(batch, kv_heads, -1, q.shape[2], head_dim)
-    scale = float(case.symbols["softmax_scale"])
+    grouped = _grouped(q, k)
     out = torch.empty_like(grouped)
-    keys = torch.arange(key_count, device=q.device)
-    rows_per_tile = max(1, _SCORES_PER_TILE // (q.shape[0] * q.shape[1] * key_count))
-    for start in range(0, q.shape[2], rows_per_tile):
-        rows = slice(start, min(start + rows_per_tile, q.shape[2]))
+    for rows in _tiles(q, k):
         tile = grouped[:, :, :, rows]
-        scores = (tile.flatten(2, 3) @ k.transpose(-1, -2)) * scale
-        if case.symbols["causal"]:
-            queries = torch.arange(rows.start, rows.stop, device=q.device)
-            hidden = keys[None, :] > queries[:, None]
-            scores.view(*tile.shape[:4], key_count).masked_fill_(hidden, float("-inf"))
+        scores = tile.flatten(2, 3) @ k.transpose(-1, -2) * _scale(case)
+        _hide(case, scores, rows)
         out[:, :, :, rows] = (torch.softmax(scores, dim=-1) @ v).view(tile.shape)
     return {"out": out.view(q.shape)}
 
 
-def yardstick(case: Case, inputs: Tensors) -> Tensors:
-    """SDPA's MATH backend in the inputs' dtype, with reduced-precision reductions off.
+def tolerances(case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
+    """Of each element of the output the error that a right kernel may have.
 
-    But in float32 the matrix product of PyTorch 2.13 on a CPU adds a score's products in order, as
-    kernels do, only from 4 queries and 13 keys on. With fewer it has several sums at once, and half
-    the error: there the scores are added in order here.
+    Right is: sums in float32 in any order, exponentials a few units in the last place off, any
+    float that weights are relative to as long as none overflows, in half precision weights that are
+    rounded once before they meet V, and results that are rounded once. Rounding errors are taken
+    for independent, as they nearly are: those of a sum of n terms make up sqrt(n) units of its
+    magnitude (Higham and Mary, A New Approach to Probabilistic Rounding Error Analysis, 2019),
+    times what covers the worst of millions of elements. For out = sum p v with weights p of a row,
+    whose sum is 1:
+
+    - the sums over the keys: sqrt(n) units of sqrt(sum p v^2), which is at least sum p |v|;
+    - what no rounding error is independent of: weights of less than a few units, which a sum that
+      is near 1 may lose, with the largest |v|; and these units of it, for a running mean;
+    - the scores: an error e of a score is a relative error of its weight, and what the weights of a
+      row have in common cancels out: by Cauchy and Schwarz the rest changes out by
+      sqrt(sum p e^2) sqrt(sum p (v - out)^2) at most;
+    - weights that are normalised by exp(score - logsumexp): a unit of the largest score;
+    - weights in half precision: its units of sqrt(sum p^2 v^2), of the small ones in float16
+      multiples of 2^-24.
     """
-    q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    thin = min(q.shape[2], k.shape[2]) < _THIN and q.dtype == torch.float32 and not q.is_cuda
-    if q.is_cuda:
-        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
-    out = torch.empty_like(q)
-    group = q.shape[1] // k.shape[1]
-    # All scores of a call are held: so many heads at once as have a bounded number.
-    scores_per_kv_head = q.shape[0] * group * q.shape[2] * k.shape[2]
-    step = max(1, _SCORES_PER_CALL // scores_per_kv_head)
-    attend = _in_order if thin else _math
-    for first in range(0, k.shape[1], step):
-        heads = slice(first * group, (first + step) * group)
-        kv_heads = slice(first, first + step)
-        out[:, heads] = attend(case, q[:, heads], k[:, kv_heads], v[:, kv_heads])
-    return {"out": out}
+    q, k, v = (inputs[name].float() for name in ("q", "k", "v"))
+    dtype = inputs["q"].dtype
+    grouped, out = _grouped(q, k), _grouped(reference["out"].float(), k)
+    squares, largest = v.square(), v.abs().amax(2, keepdim=True)
+    squares_seen = squares.cumsum(2) if dtype == torch.float16 else squares
+    allowed = torch.empty_like(grouped)
+    of_score = _UNIT * (_MANY * math.sqrt(q.shape[3]) + _FEW)
+    for rows in _tiles(q, k):
+        tile, mean = grouped[:, :, :, rows].flatten(2, 3), out[:, :, :, rows].flatten(2, 3)
+        scores = tile @ k.transpose(-1, -2) * _scale(case)
+        size = (tile.square() @ k.square().transpose(-1, -2)).sqrt_() * abs(_scale(case))
+        size += scores.abs()
+        _hide(case, scores, rows)
+        top = scores.amax(-1, keepdim=True).abs_()
+        weights = torch.softmax(scores, dim=-1)
+        error = (of_score * size + 2 * _UNIT * top).square_().mul_(weights).sum(-1, keepdim=True)
+        second = weights @ squares
+        seen = _seen(case, rows, k).repeat(grouped.shape[2])
+        sums = _UNIT * (_MANY * seen.sqrt()[:, None] + _FEW)
+        limit = sums * (second.sqrt() + mean.abs()) + 2 * _UNIT * top * mean.abs()
+        lost = weights.masked_fill(weights > _LOST, 0).sum(-1, keepdim=True)
+        limit += (2 * lost + _LOST) * largest
+        limit += error.sqrt_() * (second - mean.square()).clamp_(min=0).sqrt_()
+        if dtype != torch.float32:
+            weights.square_()
+            spread = weights @ squares + mean.square() * weights.sum(-1, keepdim=True)
+            limit += _ROUNDED * torch.finfo(dtype).eps / 2 * spread.sqrt_()
+        if dtype == torch.float16:
+            limit += _ROUNDED * _SMALL_WEIGHT * squares_seen[:, :, seen - 1].sqrt_()
+        allowed[:, :, :, rows] = limit.view(allowed[:, :, :, rows].shape)
+    return {"out": allowed.view(q.shape).double() + rounding_of(reference["out"], dtype)}
 
 
-def _math(case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    with sdpa_kernel(SDPBackend.MATH):
-        return F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            is_causal=bool(case.symbols["causal"]),
-            enable_gqa=q.shape[1] > k.shape[1],
-        )
+def _scale(case: Case) -> float:
+    return float(case.symbols["softmax_scale"])
 
 
-def _in_order(case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Attention with each score a sum from the first element of a head to its last one."""
-    group = q.shape[1] // k.shape[1]
-    k, v = (each.repeat_interleave(group, dim=1) for each in (k, v))
-    scores = q.new_zeros(*q.shape[:3], k.shape[2])
-    scaled = q * float(case.symbols["softmax_scale"])
-    for mine, theirs in zip(scaled.unbind(-1), k.unbind(-1), strict=True):
-        scores.addcmul_(mine[..., :, None], theirs[..., None, :])
+def _grouped(of_queries: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The heads of a group are further rows for the same keys: those need no copies."""
+    batch, _, queries, head_dim = of_queries.shape
+    return of_queries.reshape(batch, k.shape[1], -1, queries, head_dim)
+
+
+def _tiles(q: torch.Tensor, k: torch.Tensor) -> Iterator[slice]:
+    """Of the query rows."""
+    step = max(1, _SCORES_PER_TILE // (q.shape[0] * q.shape[1] * k.shape[2]))
+    return (slice(at, min(at + step, q.shape[2])) for at in range(0, q.shape[2], step))
+
+
+def _seen(case: Case, rows: slice, k: torch.Tensor) -> torch.Tensor:
+    """How many keys each of the rows sees."""
+    keys = k.shape[2]
+    row = torch.arange(rows.start, rows.stop, device=k.device)
+    return (row + 1).clamp(max=keys) if case.symbols["causal"] else torch.full_like(row, keys)
+
+
+def _hide(case: Case, scores: torch.Tensor, rows: slice) -> None:
+    """Minus infinity for keys that a row may not see."""
     if case.symbols["causal"]:
-        hidden = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).triu(1)
-        scores.masked_fill_(hidden, float("-inf"))
-    return torch.softmax(scores, dim=-1) @ v
+        queries = torch.arange(rows.start, rows.stop, device=scores.device)
+        hidden = torch.arange(scores.shape[-1], device=scores.device) > queries[:, None]
+        of_heads = scores.view(*scores.shape[:2], -1, *hidden.shape)
+        of_heads.masked_fill_(hidden, float("-inf"))
 
 
 def _unfused(case: Case, inputs: Tensors, mask: torch.Tensor | None) -> Tensors:
@@ -140,7 +136,7 @@ def _unfused(case: Case, inputs: Tensors, mask: torch.Tensor | None) -> Tensors:
     k, v = inputs["k"], inputs["v"]
     if group > 1:
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    scores = torch.matmul(inputs["q"], k.transpose(-1, -2)) * float(case.symbols["softmax_scale"])
+    scores = torch.matmul(inputs["q"], k.transpose(-1, -2)) * _scale(case)
     if mask is not None:
         scores = scores.masked_fill(mask, float("-inf"))
     return {"out": torch.matmul(torch.softmax(scores, dim=-1), v)}
@@ -158,14 +154,18 @@ def baselines(case: Case, inputs: Tensors, only: str = "") -> dict[str, Callable
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
 
     def attend() -> Tensors:
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+        out = F.scaled_dot_product_attention(
+            q, k, v, is_causal=causal, scale=_scale(case), enable_gqa=grouped
+        )
         return {"out": out}
 
     def forced(backend: SDPBackend) -> Tensors:
         with sdpa_kernel(backend):
             return attend()
 
-    chosen = SDPBackend(torch._fused_sdp_choice(q, k, v, is_causal=causal, enable_gqa=grouped))
+    chosen = SDPBackend(
+        torch._fused_sdp_choice(q, k, v, is_causal=causal, scale=_scale(case), enable_gqa=grouped)
+    )
     usable: dict[str, Callable[[], Tensors]] = {}
     for name, backend in _BACKENDS.items():
         if only not in ("", name):

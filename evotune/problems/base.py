@@ -76,8 +76,8 @@ class Problem(Protocol):
     def reference(self, case: Case, inputs: Tensors) -> Tensors:
         """Outputs in float64 from the rounded inputs, by a separate, tiled path."""
 
-    def yardstick(self, case: Case, inputs: Tensors) -> Tensors:
-        """Outputs by PyTorch's own math path in the problem's dtype; its error sets the limit."""
+    def tolerances(self, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
+        """Of each element of the outputs, in float64, how far a right kernel may be off."""
 
     def baselines(
         self, case: Case, inputs: Tensors, only: str = ""

@@ -19,9 +19,9 @@
             return {"out": x.softmax(dim=-1)}
 
 `compute` is written with PyTorch and serves three times: on float64 copies of the inputs it is the
-reference, in the problem's own dtype its error sets the limit for candidates (`yardstick_of` may
-say otherwise), and as `torch:eager` it is a baseline. Import torch inside the methods: the process
-of `evotune run` reads the file too, and does not need torch.
+reference, what rounding to float32 may do to it is what candidates may be off (where its result in
+the problem's own dtype is off by more, twice that), and as `torch:eager` it is a baseline. Import
+torch inside the methods: the process of `evotune run` reads the file too, and does not need torch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 _EDGES = ((1, 1, 1, 1), (3, 5, 7, 2), (17, 33, 65, 19), (67, 129, 31, 34))
 _MOST_RANDOM = 300
 _MOST_REFUSED = 1000
-_EDGE_VALUE = 8.0
+_TRAITS = 5
+_SPIKES = (6.5, 8.0, 9.5, 11.0, 12.5, 13.0)
+_DEVIATIONS = 12.0
+"""What a right kernel may be off, in standard deviations of rounding errors."""
+_SMALLER, _TIMES = 0.25, 4
 
 
 class _Refused(ValueError):
@@ -96,8 +100,8 @@ class UserProblem(abc.ABC):
         return {"torch:eager": lambda: self.compute(**inputs)}
 
     def yardstick_of(self, **inputs: torch.Tensor) -> Tensors:
-        """Outputs in the inputs' dtype whose error sets the limit, where `compute` errs less than
-        a right kernel may: a library that cuts a long sum into parts, for one."""
+        """Outputs in the inputs' dtype of which a right kernel may be off by twice as much, where
+        that is more than `compute`'s rounding errors: a coarser way that you call right."""
         return self.compute(**inputs)
 
     def check(self, **sizes: int) -> None:  # noqa: B027 (a problem may do without)
@@ -108,24 +112,33 @@ class UserProblem(abc.ABC):
     ) -> torch.Tensor:
         """float32 values of one input, on the generator's device.
 
-        normal: N(0, 1). large: eight times that. ramp: values that count, so that a misplaced
-        one shows. spike: one large value in each row of small ones.
+        normal: N(0, 1). large: rows in turn 32 times that, 150 to 250 above and below zero, rising
+        and falling by 240 to 300, so that an exponential overflows or vanishes. ramp: values that
+        count, so that a misplaced one shows; every fifth row is zero. spike: one value of 6.5 to 13
+        in each row of small ones.
         """
         import torch
 
         device = generator.device
         values = torch.randn(shape, generator=generator, device=device)
+        if kind == "normal" or not shape:
+            return values
+        rows, columns = values.reshape(-1, shape[-1]), shape[-1]
+        turn = torch.randint(2520, (1,), generator=generator, device=device)
+        turn = turn + torch.arange(len(rows), device=device)
         if kind == "large":
-            return values * _EDGE_VALUE
-        if kind == "ramp":
+            rows = _large(rows, turn)
+        elif kind == "ramp":
             count = torch.arange(values.numel(), device=device) % 251
-            return (count / 125.0 - 1.0).reshape(shape) + 0.001 * values
-        if kind == "spike":
-            rows = values.reshape(-1, shape[-1]) * 0.1
-            place = torch.arange(rows.shape[0], device=device) * 7919 % shape[-1]
-            rows[torch.arange(rows.shape[0], device=device), place] = _EDGE_VALUE
-            return rows.reshape(shape)
-        return values
+            rows = (count / 125.0 - 1.0).reshape(rows.shape) + 0.001 * rows
+            if len(shape) > 1:
+                rows[turn % _TRAITS == 0] = 0.0
+        elif kind == "spike":
+            heights = torch.tensor(_SPIKES, device=device)[turn % len(_SPIKES)]
+            place = torch.arange(len(rows), device=device) * 7919 % columns
+            rows = rows * 0.1
+            rows[torch.arange(len(rows), device=device), place] = heights
+        return rows.reshape(shape)
 
     # --- what evotune makes of it: `evotune.problems.base.Problem` -----------------------------
 
@@ -194,23 +207,54 @@ class UserProblem(abc.ABC):
                 return
 
     def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
+        """Where `compute` gives no number for them, or none that fits the dtype, they are made
+        smaller, and in the end normal ones."""
         import torch
 
-        generator = torch.Generator(device).manual_seed(seed)
         dtype: torch.dtype = getattr(torch, self.dtype)
-        return {
-            name: self.make_input(name, tuple(shape), kind, generator).to(dtype).contiguous()
-            for name, shape in self.inputs(**self._sizes(case)).items()
-        }
+
+        def made(kind: str, factor: float) -> Tensors:
+            generator = torch.Generator(device).manual_seed(seed)
+            return {
+                name: (self.make_input(name, tuple(shape), kind, generator) * factor)
+                .to(dtype)
+                .contiguous()
+                for name, shape in self.inputs(**self._sizes(case)).items()
+            }
+
+        for times in range(0 if kind == "normal" else _TIMES):
+            inputs = made(kind, _SMALLER**times)
+            largest = torch.finfo(dtype).max / 4
+            found = self.reference(case, inputs).values()
+            if all(bool((value.abs() < largest).all()) for value in found):
+                return inputs
+        return made("normal", 1.0)
 
     def reference(self, case: Case, inputs: Tensors) -> Tensors:
         """`compute` on float64 copies."""
         copies = {name: value.double() for name, value in inputs.items()}
         return self._checked(case, self.compute(**copies))
 
-    def yardstick(self, case: Case, inputs: Tensors) -> Tensors:
-        """`yardstick_of` in the problem's dtype."""
-        return self._checked(case, self.yardstick_of(**inputs))
+    def tolerances(self, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
+        """One rounding to the dtype, what rounding to float32 may do in `compute`, and in a row
+        where `yardstick_of` is off by more than that, twice its largest error beyond."""
+        import torch
+
+        from evotune.problems.monte_carlo import rounding_errors
+        from evotune.problems.rounding import rounding_of
+
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        deviations = rounding_errors(self.compute, inputs, reference)
+        yardstick = self._checked(case, self.yardstick_of(**inputs))
+        allowed = {}
+        for name, value in reference.items():
+            limit = _DEVIATIONS * deviations[name] + rounding_of(value, dtype)
+            off = (yardstick[name].double() - value).abs()
+            # What overflows excuses nothing.
+            beyond = (off - limit).clamp_(min=0).nan_to_num_(0.0, 0.0, 0.0)
+            row = beyond.amax(-1, keepdim=True) if beyond.dim() else beyond
+            allowed[name] = limit + 2 * row
+        return allowed
 
     def baselines(
         self, case: Case, inputs: Tensors, only: str = ""
@@ -250,3 +294,14 @@ class UserProblem(abc.ABC):
         if given != wanted:
             raise ValueError(f"compute gave {given}, outputs says {wanted}")
         return {name: value.contiguous() for name, value in found.items()}
+
+
+def _large(rows: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    trait, part = turn % _TRAITS, turn // _TRAITS % _TRAITS / (_TRAITS - 1)
+    shift = ((trait == 1).float() - (trait == 2).float()) * (150.0 + 100.0 * part)
+    slope = ((trait == 3).float() - (trait == 4).float()) * (120.0 + 30.0 * part)
+    along = torch.linspace(-1.0, 1.0, rows.shape[1], device=rows.device)
+    spread = torch.where(trait == 0, 32.0, 1.0)
+    return rows * spread[:, None] + shift[:, None] + slope[:, None] * along

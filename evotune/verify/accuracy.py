@@ -1,4 +1,10 @@
-"""Errors against the float64 reference, and the limits that PyTorch's own error sets."""
+"""Errors against the float64 reference, each element's as a share of what it may be off.
+
+A problem says for each element of its outputs how far a right kernel may be off (`Problem`'s
+`tolerances`). So rows and columns of any size stand side by side in one output, and none hides the
+errors of others. What was computed is compared with the reference and the tolerances as one tensor,
+the *expected* one: -reference / tolerance and 1 / tolerance. Then an error takes one multiply-add.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +14,15 @@ from dataclasses import dataclass
 
 import torch
 
+_RMS_LIMIT = 0.6
+
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Maximum absolute and root-mean-square error of an output."""
+    """Of an output: the largest and the root-mean-square error, as shares of the tolerances."""
 
     max: float
     rms: float
-
-    def worst(self, other: Errors) -> Errors:
-        return Errors(max(self.max, other.max), max(self.rms, other.rms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +39,21 @@ class Limits:
     def scaled(self, factor: float) -> Limits:
         return Limits(factor * self.max, factor * self.rms)
 
-    def widest(self, other: Limits) -> Limits:
-        return Limits(max(self.max, other.max), max(self.rms, other.rms))
+
+LIMITS = Limits(1.0, _RMS_LIMIT)
+"""No element is off by more than its tolerance, and not all of them by almost as much."""
+
+
+def expected(reference: torch.Tensor, tolerance: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """See above; the two tensors, one after the other. Of outputs in half precision float32 is
+    exact enough."""
+    inverse = tolerance.reciprocal()
+    both = torch.stack([-reference * inverse, inverse])
+    return both if dtype == torch.float32 else both.float()
+
+
+def reference_of(expected: torch.Tensor) -> torch.Tensor:
+    return -expected[0].double() / expected[1].double()
 
 
 def as_rows(values: torch.Tensor) -> torch.Tensor:
@@ -43,12 +61,12 @@ def as_rows(values: torch.Tensor) -> torch.Tensor:
     return values.flatten(1) if values.dim() > 1 else values[:, None]
 
 
-def error_terms(output: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def error_terms(output: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """What `errors_of` needs of several outputs, the first dimension, on their device. Infinities
     and NaN in an output give it infinite or NaN errors."""
-    difference = as_rows(torch.sub(output, reference))  # in float64, as the reference is
+    shares = as_rows(torch.addcmul(expected[:, 0], output, expected[:, 1]))
     norm = torch.linalg.vector_norm
-    return norm(difference, math.inf, dim=1), norm(difference, dim=1)
+    return norm(shares, math.inf, dim=1), norm(shares, dim=1)
 
 
 def errors_of(terms: Sequence[float], count: int) -> Errors:
@@ -57,27 +75,15 @@ def errors_of(terms: Sequence[float], count: int) -> Errors:
     return Errors(largest, norm / math.sqrt(count))
 
 
-def errors_against(output: torch.Tensor, reference: torch.Tensor) -> Errors:
+def errors_against(output: torch.Tensor, expected: torch.Tensor) -> Errors:
     """Of one output, read at once."""
-    terms = torch.cat(error_terms(output[None], reference[None])).tolist()
+    terms = torch.stack(error_terms(output[None], expected[None])).flatten().tolist()
     return errors_of(terms, output.numel())
 
 
-def limits_for(yardstick: Errors, reference: torch.Tensor, dtype: torch.dtype) -> Limits:
-    """Twice the yardstick's errors plus one rounding more to `dtype`: a unit in the last place
-    at max|O| for the maximum, a relative epsilon for the RMS.
-    """
-    largest = float(reference.abs().max())
-    root_mean_square = math.sqrt(float((reference * reference).mean()))
-    return Limits(
-        2 * yardstick.max + ulp(largest, dtype),
-        2 * yardstick.rms + torch.finfo(dtype).eps * root_mean_square,
-    )
-
-
-def ulp(magnitude: float, dtype: torch.dtype) -> float:
-    """Distance between neighbouring values of `dtype` at `magnitude`."""
-    if magnitude <= 0:
-        return torch.finfo(dtype).tiny
-    _, exponent = math.frexp(magnitude)
-    return math.ldexp(float(torch.finfo(dtype).eps), exponent - 1)
+def worst_element(output: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
+    """Of the element that is off by most of its tolerance: by how much, and by how much it may."""
+    shares = torch.addcmul(expected[0], output, expected[1]).flatten().abs()
+    place = int(shares.argmax())
+    tolerance = 1.0 / float(expected[1].flatten()[place])
+    return float(shares[place]) * tolerance, tolerance

@@ -19,7 +19,9 @@ from evotune.device.protocol import LaunchFailure
 from evotune.problems.base import Tensors, TensorSpec
 
 _GUARD_BYTES = 128 << 10
-_GUARD_BYTE = 0xC5
+_GUARD_WORD = 0x7FFA
+"""Guard bands repeat these 16 bits, from even addresses on: a NaN in float16, bfloat16, float32 and
+float64, so that even a product of what is read there with zero shows. Not the poison."""
 POISON_BYTE = 0xFF  # all ones is a NaN in float16, bfloat16, float32 and float64
 _ALIGNMENT = 256
 _STAGGER_BYTES = 5 * _ALIGNMENT
@@ -136,7 +138,8 @@ class BufferSets:
     ) -> None:
         layout = _layout(tuple(specs), tuple(plan.workspaces))
         room = len(inputs) * layout.nbytes + _ALIGNMENT
-        storage = torch.full((room,), _GUARD_BYTE, dtype=torch.uint8, device=device)
+        storage = torch.full((room // 2,), _GUARD_WORD, dtype=torch.int16, device=device)
+        storage = storage.view(torch.uint8)
         rows = storage[-storage.data_ptr() % _ALIGNMENT :][: room - _ALIGNMENT]
         self._lay(layout, rows.view(len(inputs), layout.nbytes))
         places: list[torch.Tensor] = []
@@ -159,10 +162,12 @@ class BufferSets:
         self._payloads = [self._payload(name, rows) for name in layout.written]
         ends = [layout.segments[name].end for name in layout.written]
         starts = [layout.segments[name].start for name in layout.written[1:]]
-        self._bands = [
-            rows[:, end:start] for end, start in zip(ends, (*starts, layout.nbytes), strict=False)
-        ]
+        words = rows.view(torch.int16)
+        bounds = list(zip(ends, (*starts, layout.nbytes), strict=False))
+        self._bands = [words[:, (end + 1) // 2 : start // 2] for end, start in bounds]
         """Behind each payload that is written."""
+        self._odd = [rows[:, end : end + 1] for end in ends if end % 2]
+        """The first bytes of those that begin in the middle of a word."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -252,7 +257,10 @@ class BufferSets:
         """Compares all that launches must leave alone with what it should hold, bit by bit."""
         changed = torch.ne(self._kept, self._expected)
         bands = self._bands or [self._rows[:, :0]]
-        outside = torch.ne(torch.cat(bands, dim=1) if len(bands) > 1 else bands[0], _GUARD_BYTE)
+        outside = torch.ne(torch.cat(bands, dim=1) if len(bands) > 1 else bands[0], _GUARD_WORD)
+        if self._odd:
+            odd = torch.cat(self._odd, dim=1)
+            outside = torch.cat([outside, torch.ne(odd, _GUARD_WORD >> 8)], dim=1)
         return Inspection(self, changed, outside)
 
     def _wrong(self, changed: torch.Tensor, outside: torch.Tensor) -> torch.Tensor:
@@ -260,10 +268,13 @@ class BufferSets:
         wrong = torch.zeros(self._layout.nbytes, dtype=torch.bool, device=changed.device)
         wrong[: changed.numel()] = changed
         at = 0
-        for name, band in zip(self._layout.written, self._bands, strict=True):
-            start, size = self._layout.segments[name].end, band.shape[1]
-            wrong[start : start + size] = outside[at : at + size]
+        ends = [self._layout.segments[name].end for name in self._layout.written]
+        for end, band in zip(ends, self._bands, strict=True):
+            start, size = end + end % 2, band.shape[1]
+            wrong[start : start + 2 * size] = outside[at : at + size].repeat_interleave(2)
             at += size
+        for index, end in enumerate(end for end in ends if end % 2):
+            wrong[end] = outside[at + index]
         return wrong
 
     def _damage(self, wrong: torch.Tensor) -> str:

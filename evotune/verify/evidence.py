@@ -58,11 +58,11 @@ class Findings:
 
 
 def gather(
-    inspection: Inspection | None, outputs: Tensors, reference: Mapping[str, torch.Tensor]
+    inspection: Inspection | None, outputs: Tensors, expected: Mapping[str, torch.Tensor]
 ) -> Evidence:
-    """With copies of what the launches had written then; the `reference` of each set, or of all
-    (one)."""
-    terms = {name: error_terms(value, reference[name]) for name, value in outputs.items()}
+    """With copies of what the launches had written then; what is `expected` of each set, or of all
+    (one): see `accuracy`."""
+    terms = {name: error_terms(value, expected[name]) for name, value in outputs.items()}
     return Evidence(inspection, outputs, terms)
 
 

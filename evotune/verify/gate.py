@@ -19,7 +19,7 @@ from evotune.device.launch import LaunchPlan
 from evotune.device.protocol import Sampler, Session
 from evotune.problems.base import Case, Problem, Tensors
 from evotune.trial import Check, OutcomeKind
-from evotune.verify.accuracy import as_rows
+from evotune.verify.accuracy import LIMITS, as_rows, worst_element
 from evotune.verify.altered import altered_outputs
 from evotune.verify.buffers import BufferSets, Inspection, bits, unwritten
 from evotune.verify.evidence import Evidence, Findings, gather, read
@@ -179,7 +179,7 @@ class Gate:
         placed.poison()
         timed.run()
         self._session.settle()
-        evidence = gather(placed.inspect(), placed.snapshot(), _each(inputs.reference))
+        evidence = gather(placed.inspect(), placed.snapshot(), _each(inputs.expected))
         before, after = read([timed_so_far, evidence])
         for found in before:
             self._judge_damage(case, "normal", found, verdict, when=_TIMED)
@@ -202,8 +202,8 @@ class Gate:
         row = self._altered_row(case, seed, count, rng)
         outputs = altered_outputs(self._session, launch, buffers, row)
         self._session.settle()
-        references = {name: torch.stack([each.reference[name] for each in row]) for name in outputs}
-        touched, evidence = read([Evidence(buffers.inspect()), gather(None, outputs, references)])
+        wanted = {name: torch.stack([each.expected[name] for each in row]) for name in outputs}
+        touched, evidence = read([Evidence(buffers.inspect()), gather(None, outputs, wanted)])
         self._judge_damage(case, "altered in place", touched[0], verdict)
         for inputs, found in zip(row, evidence, strict=True):
             self._judge(case, "altered in place", found, inputs, verdict)
@@ -279,12 +279,12 @@ class Gate:
         they had returned: nobody may write them now, as far as can be seen after the errors have
         been worked out."""
         if len(inputs) == 1:
-            references = _each(inputs[0].reference)  # of a large case a copy is a burden
+            expected = _each(inputs[0].expected)  # of a large case a copy is a burden
         else:
-            references = {
-                name: torch.stack([each.reference[name] for each in inputs]) for name in outputs
+            expected = {
+                name: torch.stack([each.expected[name] for each in inputs]) for name in outputs
             }
-        evidence = gather(inspection, outputs, references)
+        evidence = gather(inspection, outputs, expected)
         if self._session.in_order:
             return evidence
         intact = {
@@ -300,15 +300,14 @@ class Gate:
         for name, errors in found.errors.items():
             if not verdict.passed:
                 return
-            limits = inputs.limits(name, errors)
             check = Check(
                 case.label,
                 kind,
                 "passed",
                 max_error=errors.max,
-                max_limit=limits.max,
+                max_limit=LIMITS.max,
                 rms_error=errors.rms,
-                rms_limit=limits.rms,
+                rms_limit=LIMITS.rms,
             )
             # Finite errors say as much of the output, without asking the device.
             output = found.output(name)
@@ -321,10 +320,11 @@ class Gate:
                     detail += f", {never} of them never written"
                 failed = Check(case.label, kind, "failed", detail=detail)
                 verdict.fail(OutcomeKind.NAN, failed)
-            elif not limits.hold(errors):
+            elif not LIMITS.hold(errors):
+                off, limit = worst_element(output, inputs.expected[name])
                 detail = (
-                    f"{name} is off by {errors.max:.2e} (limit {limits.max:.2e}), "
-                    f"RMS {errors.rms:.2e} (limit {limits.rms:.2e})"
+                    f"{name} is off by {off:.2e} (limit {limit:.2e} for that element), "
+                    f"RMS of errors / limits {errors.rms:.2e} (limit {LIMITS.rms:g})"
                 )
                 failed = msgspec.structs.replace(check, status="failed", detail=detail)
                 verdict.fail(OutcomeKind.WRONG_RESULT, failed)
@@ -345,6 +345,6 @@ class Gate:
         verdict.fail(outcome, Check(case.label, kind, "failed", detail=damage + when))
 
 
-def _each(reference: Mapping[str, torch.Tensor]) -> Tensors:
+def _each(expected: Mapping[str, torch.Tensor]) -> Tensors:
     """The same for every set of buffers."""
-    return {name: value[None] for name, value in reference.items()}
+    return {name: value[None] for name, value in expected.items()}

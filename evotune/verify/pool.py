@@ -1,10 +1,4 @@
-"""Seeded input sets with their reference and limits, made once per worker.
-
-The yardstick's error on one small input set is partly luck: with a single row of large logits
-it rests on how a few products happen to round. So the limit of a case and input kind takes the
-worst of the yardstick's errors over as many further sets as make some thousand output rows.
-Those are looked at only for errors beyond the limit of the set itself: most kernels never are.
-"""
+"""Seeded input sets with what is expected of them, made once per worker."""
 
 from __future__ import annotations
 
@@ -12,20 +6,14 @@ import hashlib
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from evotune.problems.base import Case, Problem, Tensors, TensorSpec
-from evotune.verify.accuracy import Errors, Limits, errors_against, limits_for
+from evotune.verify.accuracy import expected
 
-# Held to 512 rows, 1 in 1,200 checks refused PyTorch's own backends in float32 (head sizes whose
-# scale is no power of two); to 8192, none of 43,200.
-_YARDSTICK_ROWS = 8192
-_YARDSTICK_SETS = 64
-_FAR = 32.0
-"""Errors beyond so many times a set's own limits are wrong whatever other sets would say."""
 _CHANGED = "changed"
 _MOST_CHANGED = 6  # changed sets of a problem with many inputs; each changes several of them then
 SHORT_CHANGES = 2  # of them, the last ones
@@ -46,30 +34,21 @@ class Alteration:
 
 @dataclass(frozen=True, slots=True)
 class InputSet:
-    """Inputs of one kind and seed, the float64 outputs (on the pool's device), and the error
-    limits. A changed set is the normal one of its seed after its `alterations`."""
+    """Inputs of one kind and seed, and the `expected` outputs (see `accuracy`), on the pool's
+    device. A changed set is the normal one of its seed after its `alterations`."""
 
     inputs: Mapping[str, torch.Tensor]
-    reference: Mapping[str, torch.Tensor]
-    own_limits: Mapping[str, Limits]
-    typical_limits: Callable[[], Mapping[str, Limits]]
+    expected: Mapping[str, torch.Tensor]
     alterations: tuple[Alteration, ...] = ()
     checksum: int = 0
 
     def intact(self) -> bool:
         """Whether nobody wrote into it since it was made."""
-        return self.checksum == _checksum(self.inputs, self.reference, self.alterations)
-
-    def limits(self, name: str, errors: Errors) -> Limits:
-        """What `errors` of output `name` are held to."""
-        own = self.own_limits[name]
-        if own.hold(errors) or not own.scaled(_FAR).hold(errors):
-            return own
-        return own.widest(self.typical_limits()[name])
+        return self.checksum == _checksum(self.inputs, self.expected, self.alterations)
 
     @property
     def nbytes(self) -> int:
-        held = [*self.inputs.values(), *self.reference.values()]
+        held = [*self.inputs.values(), *self.expected.values()]
         return sum(t.nbytes for t in (*held, *(each.values for each in self.alterations)))
 
 
@@ -89,7 +68,6 @@ class InputPool:
         self._secret = secret
         self._device = device
         self._limit_bytes = limit_bytes
-        self._typical: dict[tuple[str, str], dict[str, Errors]] = {}
         self._sets: OrderedDict[tuple[str, str, int], InputSet] = OrderedDict()
 
     def get(self, case: Case, kind: str, seed: int) -> InputSet:
@@ -104,7 +82,7 @@ class InputPool:
         return made
 
     def set_bytes(self, case: Case) -> int:
-        """Of one set: the inputs, and the outputs in float64."""
+        """Of one set: the inputs, and what is expected of the outputs."""
         return sum(map(_nbytes, self._problem.tensors(case)))
 
     def trial_bytes(self, case: Case) -> int:
@@ -143,25 +121,19 @@ class InputPool:
         if kind.startswith(_CHANGED):
             alterations = self._alterations(case, int(kind.removeprefix(_CHANGED)), seed)
             normal = self.get(case, "normal", seed).inputs
-            inputs, reference, yardstick = self._evaluate(case, _alter(normal, alterations))
-            kind = "normal"  # as far as typical errors go
+            inputs = _alter(normal, alterations)
         else:
-            inputs, reference, yardstick = self._evaluate(case, self._inputs(case, kind, seed))
-        own = {
-            name: limits_for(errors_against(value, reference[name]), reference[name], value.dtype)
-            for name, value in yardstick.items()
+            inputs = self._inputs(case, kind, seed)
+        reference = self._problem.reference(case, inputs)
+        tolerances = self._problem.tolerances(case, inputs, reference)
+        wanted = {
+            spec.name: expected(
+                reference[spec.name], tolerances[spec.name], getattr(torch, spec.dtype)
+            )
+            for spec in self._problem.tensors(case)
+            if spec.is_output
         }
-
-        dtypes = {name: value.dtype for name, value in yardstick.items()}
-
-        def typical() -> dict[str, Limits]:
-            return {
-                name: limits_for(errors, reference[name], dtypes[name])
-                for name, errors in self._typical_errors(case, kind).items()
-            }
-
-        checksum = _checksum(inputs, reference, alterations)
-        return InputSet(inputs, reference, own, typical, alterations, checksum)
+        return InputSet(inputs, wanted, alterations, _checksum(inputs, wanted, alterations))
 
     def _alterations(self, case: Case, number: int, seed: int) -> tuple[Alteration, ...]:
         """See `changed`: the sets with few and with single elements are the last ones."""
@@ -195,41 +167,24 @@ class InputPool:
     def _inputs(self, case: Case, kind: str, seed: int) -> Tensors:
         return self._problem.make_inputs(case, kind, self.stream(case, kind, seed), self._device)
 
-    def _evaluate(self, case: Case, inputs: Tensors) -> tuple[Tensors, Tensors, Tensors]:
-        return inputs, self._problem.reference(case, inputs), self._problem.yardstick(case, inputs)
-
-    def _typical_errors(self, case: Case, kind: str) -> dict[str, Errors]:
-        """The yardstick's worst errors over sets that no candidate is tested on."""
-        key = (case.label, kind)
-        if key not in self._typical:
-            worst: dict[str, Errors] = {}
-            outputs = [spec for spec in self._problem.tensors(case) if spec.is_output]
-            rows = min(math.prod(spec.shape[:-1]) for spec in outputs)
-            for index in range(max(0, min(_YARDSTICK_SETS, math.ceil(_YARDSTICK_ROWS / rows) - 1))):
-                inputs = self._inputs(case, kind, -1 - index)
-                _, reference, yardstick = self._evaluate(case, inputs)
-                for name, value in yardstick.items():
-                    errors = errors_against(value, reference[name])
-                    worst[name] = errors.worst(worst.get(name, errors))
-            none = Errors(0.0, 0.0)
-            self._typical[key] = {spec.name: worst.get(spec.name, none) for spec in outputs}
-        return self._typical[key]
-
 
 def _nbytes(spec: TensorSpec) -> int:
-    """An input's, or an output's in float64."""
-    return math.prod(spec.shape) * (8 if spec.is_output else getattr(torch, spec.dtype).itemsize)
+    """An input's, or of what is expected of an output."""
+    size = int(getattr(torch, spec.dtype).itemsize)
+    if spec.is_output:
+        size = 2 * (8 if spec.dtype == "float32" else 4)
+    return math.prod(spec.shape) * size
 
 
 def _checksum(
     inputs: Mapping[str, torch.Tensor],
-    reference: Mapping[str, torch.Tensor],
+    wanted: Mapping[str, torch.Tensor],
     alterations: Sequence[Alteration],
 ) -> int:
     """Finds any one changed value, on the tensors' own device."""
     words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     values = (each.values for each in alterations)
-    tensors = (*inputs.values(), *reference.values(), *values)
+    tensors = (*inputs.values(), *wanted.values(), *values)
     return sum(int(t.contiguous().view(words[t.element_size()]).sum()) for t in tensors)
 
 

@@ -191,13 +191,13 @@ class Watch:
         places = [place for place, _ in rows]
         inputs = [self._sets[number] for _, number in rows]
         outputs: Tensors = {name: value[places] for name, value in self._buffers.outputs().items()}
-        references = {
-            name: torch.stack([each.reference[name] for each in inputs])
+        wanted = {
+            name: torch.stack([each.expected[name] for each in inputs])
             if len(inputs) > 1
-            else inputs[0].reference[name][None]
+            else inputs[0].expected[name][None]
             for name in outputs
         }
-        self._pending.append(Watched(gather(None, outputs, references), inputs))
+        self._pending.append(Watched(gather(None, outputs, wanted), inputs))
         self._pending_bytes += sum(value.nbytes for value in outputs.values())
 
     @property

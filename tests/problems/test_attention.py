@@ -96,24 +96,55 @@ def test_causal_is_aligned_to_the_top_left() -> None:
     assert torch.equal(out[0, 0, 0], inputs["v"][0, 0, 0].double())  # row 0 sees key 0 only
 
 
+@pytest.mark.parametrize("scale", [0.0, 0.7])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", Attention.dtypes)
-def test_yardstick_and_baselines_compute_the_same_thing(
-    shape: dict[str, Value], dtype: str
+def test_baselines_compute_the_same_thing(
+    shape: dict[str, Value], dtype: str, scale: float
 ) -> None:
+    """With another factor of the scores than 1 / sqrt(head_dim), too."""
     problem = Attention(dtype)
     this = case(shape, causal=True, problem=problem)
+    if scale:
+        this = Case(this.label, {**this.symbols, "softmax_scale": scale})
     inputs = problem.make_inputs(this, "normal", 3)
     reference = problem.reference(this, inputs)["out"]
     tolerance = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 1e-1}[dtype]
     calls = problem.baselines(this, inputs)
     assert {"sdpa:math", "unfused"} <= calls.keys()
-    outputs = [problem.yardstick(this, inputs), *(call() for call in calls.values())]
-    for output in outputs:
-        assert output["out"].dtype == inputs["q"].dtype
+    for name, call in calls.items():
+        output = call()["out"]
+        assert output.dtype == inputs["q"].dtype
         torch.testing.assert_close(
-            output["out"].double(), reference, rtol=tolerance, atol=tolerance
+            output.double(), reference, rtol=tolerance, atol=tolerance, msg=name
         )
+
+
+def test_the_reference_has_the_scale_of_its_case() -> None:
+    this = case({"heads": 2, "seq_len": 40})
+    inputs = FLOAT32.make_inputs(this, "normal", 3)
+    other = Case(this.label, {**this.symbols, "softmax_scale": 0.7})
+    expected = F.scaled_dot_product_attention(
+        *(inputs[name].double() for name in ("q", "k", "v")), scale=0.7
+    )
+    torch.testing.assert_close(FLOAT32.reference(other, inputs)["out"], expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_tolerances_do_not_depend_on_their_tiles(
+    monkeypatch: pytest.MonkeyPatch, causal: bool
+) -> None:
+    from evotune.problems import attention_torch
+
+    problem = Attention("float16")
+    shape: dict[str, Value] = {"heads": 4, "kv_heads": 2, "seq_len_q": 50, "seq_len_k": 33}
+    this = case(shape, causal=causal, problem=problem)
+    inputs = problem.make_inputs(this, "ramp", 1)
+    reference = problem.reference(this, inputs)
+    whole = problem.tolerances(this, inputs, reference)["out"]
+    monkeypatch.setattr(attention_torch, "_SCORES_PER_TILE", 4 * 33 * 7)
+    tiled = problem.tolerances(this, inputs, reference)["out"]
+    torch.testing.assert_close(tiled, whole, rtol=1e-4, atol=0)
 
 
 # --- inputs -------------------------------------------------------------------------------
@@ -168,12 +199,49 @@ def test_causal_needle_rows_rest_on_the_key_at_their_edge() -> None:
     assert own[-1]
 
 
-def test_large_logits_overflow_a_softmax_without_the_maximum() -> None:
+def _scores(this: Case, kind: str, seed: int) -> torch.Tensor:
+    inputs = FLOAT32.make_inputs(this, kind, seed)
+    return inputs["q"] @ inputs["k"].transpose(-1, -2) * float(this.symbols["softmax_scale"])
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.003, 2.0])
+def test_large_logits_have_rows_far_above_and_below_zero_rising_and_falling(scale: float) -> None:
     this = case({"heads": 2, "seq_len": 256})
-    inputs = FLOAT32.make_inputs(this, "large_logits", 0)
-    scores = inputs["q"] @ inputs["k"].transpose(-1, -2) * float(this.symbols["softmax_scale"])
+    if scale:
+        this = Case(this.label, {**this.symbols, "softmax_scale": scale})
+    scores = _scores(this, "large_logits", 0)
     assert torch.isinf(torch.exp(scores)).any()
-    assert torch.isfinite(FLOAT32.reference(this, inputs)["out"]).all()
+    lowest, highest = scores.amin(-1), scores.amax(-1)
+    first, last = scores[..., :16].mean(-1), scores[..., -16:].mean(-1)
+    for rows in (lowest > 140, highest < -140, last > first + 200, last < first - 200):
+        assert rows.sum(-1).min() >= 256 // 5 - 1  # in each head
+    assert (scores.std(-1) > 20).sum(-1).min() >= 256 // 5 - 1
+
+
+def test_ramp_has_zero_rows_and_one_key_far_above_the_others_whose_v_is_zero() -> None:
+    this = case({"heads": 2, "seq_len": 256})
+    scores = _scores(this, "ramp", 0)
+    assert ((scores == 0).all(-1).sum(-1) >= 256 // 6).all()
+    highest, at = scores.topk(2, dim=-1)
+    gaps = highest[..., 0] - scores.mean(-1)
+    sunk = (gaps > 6) & (highest[..., 0] - highest[..., 1] > 4)
+    assert (sunk.sum(-1) >= 256 // 6).all()
+    assert {int(gap) for gap in gaps[sunk].round()} >= {8, 11, 13}
+    (sink,) = at[..., 0][sunk].unique().tolist()
+    assert 64 <= sink < 192
+    v = FLOAT32.make_inputs(this, "ramp", 0)["v"]
+    assert (v[:, :, sink] == 0).all()
+    assert (v.abs().amax(-1) == 0).sum() == 2  # of each head
+
+
+def test_shapes_of_one_row_meet_every_trait_over_the_seeds() -> None:
+    this = case({"heads": 1, "seq_len_q": 1, "seq_len_k": 200})
+    found = set()
+    for seed in range(0, 40):
+        (row,) = _scores(this, "large_logits", seed)[0, 0]
+        slope = float(row[-16:].mean() - row[:16].mean())
+        found.add((round(float(row.mean()) / 200), round(slope / 250)))
+    assert {(1, 0), (-1, 0), (0, 1), (0, -1), (0, 0)} <= found
 
 
 def test_an_unknown_kind_of_inputs_is_refused() -> None:

@@ -51,6 +51,30 @@ def test_one_byte_outside_is_seen_wherever_it_is(
     assert damage(buffers) == f"wrote outside {name}"
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_what_is_read_outside_is_nan_and_writing_the_poison_there_is_noticed(dtype: str) -> None:
+    """A row past the end of V that a kernel reads and gives no weight: 0 times NaN is NaN."""
+    specs = (TensorSpec("x", (7,), dtype), TensorSpec("out", (9,), dtype, is_output=True))
+    buffers = BufferSets(
+        specs, NO_LAUNCH, [{"x": torch.ones(7, dtype=getattr(torch, dtype))}], "cpu"
+    )
+    storage = buffers.elements("x", 0).untyped_storage()
+    for name in ("x", "out"):
+        first = buffers.elements(name, 0)
+        at = (first.data_ptr() - storage.data_ptr()) // first.element_size()
+        around = torch.tensor([], dtype=first.dtype).set_(storage)
+        count = 7 if name == "x" else 9
+        outside = (around[at - 500 : at], around[at + count : at + count + 500])
+        assert all(band.isnan().all() for band in outside)
+        assert not any(unwritten(band).any() for band in outside)
+        for address in (first.data_ptr() - 1, first.data_ptr() + count * first.element_size()):
+            before = ctypes.c_uint8.from_address(address).value
+            _poke(address, 0xFF ^ (before == 0xFF))
+            assert damage(buffers) == f"wrote outside {name}"
+            _poke(address, before)
+    assert damage(buffers) == ""
+
+
 def test_writing_all_of_the_payload_touches_no_guard() -> None:
     specs = (TensorSpec("out", (33,), "uint8", is_output=True),)
     buffers = BufferSets(specs, NO_LAUNCH, [{}], "cpu")
@@ -181,7 +205,7 @@ def test_no_byte_between_sets_is_unwatched() -> None:
     for place in range(begin - 4096, begin + 64, 64):
         _poke(place, 0)
         assert damage(buffers)
-        _poke(place, 0xC5)
+        _poke(place, 0xFA)  # the places are even
     assert damage(buffers) == ""
 
 

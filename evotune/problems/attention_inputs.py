@@ -1,0 +1,161 @@
+"""Seeded inputs of attention, made to show what a kernel does wrong.
+
+Some kinds give the rows of q traits in turn, from a place drawn by the seed: each trait meets each
+head, and shapes of one row meet all of them over the seeds. Rows may differ in scale by any amount:
+each element of the output has a limit of its own, so none hides another's errors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from evotune.problems.base import Case, Tensors, TensorSpec
+
+_SPECIAL = 4.0
+"""Size of a component of k that a trait's scores are made with."""
+_LARGEST = 3e4  # a float16 holds twice that
+_GAPS = (6.5, 8.0, 9.5, 11.0, 12.5, 13.0)
+_LOUD = 100.0
+_RAMP_TRAITS = ("plain", "sink", "zero", "rising", "plain", "falling")
+_LARGE_TRAITS = ("spread", "above", "below", "rising", "falling")
+
+
+def make_inputs(
+    tensors: Sequence[TensorSpec], case: Case, kind: str, seed: int, device: str
+) -> Tensors:
+    """One seeded input set for the problem's `tensors`, made on `device`.
+
+    normal: N(0, 1). needle: each query matches one key far more than all others, so that a
+    dropped or misplaced key shows. ramp: V counts the keys, so that every key's weight shows; rows
+    in turn with scores as in normal, one key 6.5 to 13 above all others and zero in V (so that the
+    small weights are all there is), all scores exactly zero, scores that rise or fall gently along
+    the keys. large_logits: rows in turn with scores beyond 100, all of them 150 to 250 above or
+    below zero, rising or falling along the keys by 240 to 300; every other column of V is a
+    hundred times as large.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    specs = {spec.name: spec for spec in tensors}
+
+    def normal(name: str) -> torch.Tensor:
+        shape = specs[name].shape
+        return torch.randn(shape, generator=generator, dtype=torch.float32, device=device)
+
+    q, k, v = normal("q"), normal("k"), normal("v")
+    if kind == "needle":
+        q = _needles(case, q, k)
+    elif kind == "ramp":
+        q, k, v = _ramp(case, q, k, v, seed)
+    elif kind == "large_logits":
+        q, k, v = _large(case, q, k, v, seed)
+    elif kind != "normal":
+        raise ValueError(f"unknown input kind {kind!r}")
+    if kind != "normal":
+        q = q.clamp(-_LARGEST, _LARGEST)
+    dtype: torch.dtype = getattr(torch, specs["q"].dtype)
+    return {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype)}
+
+
+def _needles(case: Case, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    queries, keys = q.shape[2], k.shape[2]
+    # Consecutive queries look at keys spread over the whole length, the last ones included.
+    query = torch.arange(queries, device=q.device)
+    target = (query * 7919 + (keys - 1)) % keys
+    if case.symbols["causal"]:
+        own = query.clamp(max=keys - 1)
+        # Every other query, the last one included, looks at the last key it may see.
+        at_edge = (queries - 1 - query) % 2 == 0
+        target = torch.where(at_edge, own, torch.minimum(target, own))
+    grouped = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    return (2.0 * grouped[:, :, target, :] + 0.1 * q) * _unit(case)
+
+
+def _ramp(
+    case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seed: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    keys = k.shape[2]
+    count = torch.arange(1, keys + 1, dtype=torch.float32, device=v.device) / keys
+    v = count.reshape(1, 1, keys, 1) + 0.001 * v
+    q = q * _unit(case)
+    if q.shape[3] < 4:
+        return q, k, v
+    # In the middle half: in whichever order a kernel goes, it meets many keys after the sink.
+    sink = keys // 4 + seed // 64 % max(1, (keys + 1) // 2)
+    v[:, :, sink] = 0.0
+    one, other = _specials(k)
+    k[..., one] = 0.0
+    k[:, :, sink, one] = _SPECIAL
+    turn, step = _turns(q, seed, len(_RAMP_TRAITS))
+    gaps = torch.tensor(_GAPS, device=q.device)[step % len(_GAPS)]
+    slopes = 2.0 + 4.0 * (step % 5) / 4
+    sunk, zero = _is(turn, _RAMP_TRAITS, "sink"), _is(turn, _RAMP_TRAITS, "zero")
+    rising = _is(turn, _RAMP_TRAITS, "rising").float() - _is(turn, _RAMP_TRAITS, "falling").float()
+    q[..., one] = q[..., other] = 0.0
+    q = torch.where(sunk[..., None], 0.3 * q, q)
+    q[..., one] = sunk * gaps * _size(case)
+    q[..., other] = rising * slopes * _size(case)
+    return torch.where(zero[..., None], torch.zeros_like(q), q), k, v
+
+
+def _large(
+    case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seed: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    v[..., 1::2] *= _LOUD
+    q = q * _unit(case)
+    if q.shape[3] < 4:
+        return 30.0 * q, k, v
+    one, other = _specials(k)
+    k[..., one] = _SPECIAL
+    turn, step = _turns(q, seed, len(_LARGE_TRAITS))
+    part = (step % 5) / 4
+    above = _is(turn, _LARGE_TRAITS, "above").float() - _is(turn, _LARGE_TRAITS, "below").float()
+    rising = _is(turn, _LARGE_TRAITS, "rising").float()
+    rising = rising - _is(turn, _LARGE_TRAITS, "falling").float()
+    q = torch.where(_is(turn, _LARGE_TRAITS, "spread")[..., None], 30.0 * q, q)
+    q[..., one] = above * (150.0 + 100.0 * part) * _size(case)
+    q[..., other] = rising * (120.0 + 30.0 * part) * _size(case)
+    return q, k, v
+
+
+def _specials(k: torch.Tensor) -> tuple[int, int]:
+    """Two components of k that traits have for themselves; the second rises along the keys."""
+    keys, head_dim = k.shape[2:]
+    one, other = 0, head_dim // 2
+    k[..., other] = _SPECIAL * torch.linspace(-1.0, 1.0, keys, device=k.device)
+    return one, other
+
+
+def _turns(q: torch.Tensor, seed: int, traits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each row the number of its trait, and how often its head had that trait before."""
+    batch, heads, queries = q.shape[:3]
+    batches = torch.arange(batch, device=q.device)[:, None, None]
+    head = torch.arange(heads, device=q.device)[:, None]
+    row = torch.arange(queries, device=q.device) + batches + head + seed % 2520
+    return row % traits, row // traits
+
+
+def _is(turn: torch.Tensor, traits: tuple[str, ...], name: str) -> torch.Tensor:
+    found = torch.zeros_like(turn, dtype=torch.bool)
+    for number, trait in enumerate(traits):
+        if trait == name:
+            found |= turn == number
+    return found
+
+
+def _scale(case: Case) -> float:
+    """The case's, as far as inputs can make up for it."""
+    scale = float(case.symbols["softmax_scale"])
+    return scale if abs(scale) > 1e-6 else math.copysign(1e-6, scale)
+
+
+def _unit(case: Case) -> float:
+    """What queries of N(0, 1) are multiplied with, so that scores are N(0, 1)."""
+    unit = 1.0 / (abs(_scale(case)) * math.sqrt(int(case.symbols["head_dim"])))
+    return 1.0 if abs(unit - 1.0) < 1e-6 else unit
+
+
+def _size(case: Case) -> float:
+    """Of q's special component, for a score of 1."""
+    return 1.0 / (_scale(case) * _SPECIAL)

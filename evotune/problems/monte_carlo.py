@@ -1,0 +1,173 @@
+"""How far rounding in float32 may move the results of a computation written with PyTorch.
+
+The computation runs several times in float64, each time with every result of an operation moved by
+a random amount, as float32 might round it (Monte Carlo arithmetic: Parker, Pierce and Eggert,
+Computing in Science and Engineering, 2000). Sums are moved by what an addition in any order may
+lose: sqrt(n) units of the sum of the magnitudes. Inputs are moved by a unit too: a kernel may be
+right for inputs that float32 cannot tell from these. And a softmax may be exp(x - logsumexp(x)),
+whose error is a unit of the largest |x|.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from evotune.problems.base import Tensors
+
+_UNIT = 2.0**-24  # of float32
+_IN_ORDER = 0.45
+"""Standard deviation of one rounding in a sum, in units: at most 1/sqrt(3), less on average."""
+_FEW = 3.0
+"""Units in the last place that an exponential, a root, ... may be off."""
+_RUNS, _RUNS_OF_MANY, _MANY = 8, 4, 1 << 20  # elements
+_ENOUGH = 8  # elements in a row, for a quantile of them to mean something
+
+_ATEN = torch.ops.aten
+_MATRICES = {  # operation -> which argument has the summed dimension last
+    _ATEN.mm: 0,
+    _ATEN.bmm: 0,
+    _ATEN.mv: 0,
+    _ATEN.dot: 0,
+    _ATEN.addmm: 1,
+    _ATEN.baddbmm: 1,
+    _ATEN.addbmm: 1,
+    _ATEN.addmv: 1,
+}
+_SUMS = {_ATEN.sum, _ATEN.mean, _ATEN.nansum, _ATEN.cumsum, _ATEN.scatter_add, _ATEN.index_add}
+_BASIC = {
+    _ATEN.add,
+    _ATEN.sub,
+    _ATEN.rsub,
+    _ATEN.mul,
+    _ATEN.div,
+    _ATEN.add_,
+    _ATEN.sub_,
+    _ATEN.mul_,
+}
+_EXACT = {
+    *(_ATEN.neg, _ATEN.abs, _ATEN.amax, _ATEN.amin, _ATEN.max, _ATEN.min, _ATEN.maximum),
+    *(_ATEN.minimum, _ATEN.relu, _ATEN.where, _ATEN.clone, _ATEN.copy_, _ATEN._to_copy),
+    *(_ATEN.masked_fill, _ATEN.masked_fill_, _ATEN.fill_, _ATEN.zero_, _ATEN.cat, _ATEN.stack),
+    *(_ATEN.gather, _ATEN.index_select, _ATEN.index, _ATEN.clamp, _ATEN.round, _ATEN.floor),
+    *(_ATEN.sort, _ATEN.topk, _ATEN.flip, _ATEN.roll, _ATEN.constant_pad_nd, _ATEN.sign),
+    *(_ATEN.arange, _ATEN.full, _ATEN.zeros, _ATEN.ones, _ATEN.empty, _ATEN.new_zeros),
+    *(_ATEN.zeros_like, _ATEN.ones_like, _ATEN.empty_like, _ATEN.full_like, _ATEN.new_empty),
+    *(_ATEN.scalar_tensor, _ATEN.eye, _ATEN.tril, _ATEN.triu, _ATEN.repeat, _ATEN.linspace),
+}
+_SOFTMAX = {_ATEN._softmax, _ATEN._log_softmax, _ATEN._safe_softmax}
+_IN_PARTS = {
+    *_SOFTMAX,
+    *(_ATEN.logsumexp, _ATEN.native_layer_norm, _ATEN.native_group_norm, _ATEN._fused_rms_norm),
+    *(_ATEN.var, _ATEN.var_mean, _ATEN.std, _ATEN.std_mean, _ATEN.linalg_vector_norm),
+    _ATEN._scaled_dot_product_flash_attention_for_cpu,
+}
+"""What has sums inside, and is taken apart first."""
+
+
+class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Moves the result of each operation, as said above."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = torch.Generator(device).manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        packet = func.overloadpacket
+        if packet in _IN_PARTS and func in decomposition_table:
+            with self:
+                result = decomposition_table[func](*args, **kwargs)
+            if packet in _SOFTMAX:
+                largest = args[0].abs().amax(args[1], keepdim=True).nan_to_num(0.0, 0.0, 0.0)
+                by = _UNIT * largest * self.random(result)
+                result = result + by if packet is _ATEN._log_softmax else result * (1.0 + by)
+            return result
+        lost = self._lost_in_sums(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if packet in _EXACT or _is_view(func):
+            return result
+        units = 1.0 if packet in _BASIC or lost is not None else _FEW
+        first = result[0] if isinstance(result, (tuple, list)) else result
+        for each in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(each, torch.Tensor) and each.is_floating_point():
+                each.mul_(1.0 + units * _UNIT * self.random(each))
+        if lost is not None:
+            first.add_(lost.nan_to_num(0.0, 0.0, 0.0) * self.random(first))
+        return result
+
+    def random(self, like: torch.Tensor) -> torch.Tensor:
+        """Between -1 and 1."""
+        uniform = torch.rand(
+            like.shape, generator=self._generator, dtype=torch.float32, device=like.device
+        )
+        return (2.0 * uniform - 1.0).to(like.dtype)
+
+    @staticmethod
+    def _lost_in_sums(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
+        """sqrt(n) units of the sum of n magnitudes; None where nothing is added up. Times what
+        makes uniform numbers as wide as rounding errors."""
+        packet = func.overloadpacket
+        if packet in _MATRICES:
+            count = args[_MATRICES[packet]].shape[-1]
+        elif packet in _SUMS:
+            count = None
+        else:
+            return None
+        magnitudes = func(*map(_absolute, args), **kwargs)
+        if not magnitudes.is_floating_point():
+            return None
+        if count is None:
+            terms = max(each.numel() for each in args if isinstance(each, torch.Tensor))
+            count = terms / max(1, magnitudes.numel())
+            if packet is _ATEN.cumsum:
+                count = args[0].shape[args[1]] if args[0].dim() else 1
+        lost: torch.Tensor = magnitudes * (math.sqrt(3 * count) * _IN_ORDER * _UNIT)
+        return lost
+
+
+def rounding_errors(
+    compute: Callable[..., Tensors], inputs: Mapping[str, torch.Tensor], reference: Tensors
+) -> Tensors:
+    """The standard deviation of each element of the outputs, in float64; of one whose few runs
+    happen to agree that of the lower quarter of its row."""
+    runs = _RUNS if max(each.numel() for each in reference.values()) <= _MANY else _RUNS_OF_MANY
+    squares = {name: torch.zeros_like(value) for name, value in reference.items()}
+    for run in range(runs):
+        device = next(iter(inputs.values())).device
+        rounding = _Rounding(run, device)
+        moved = {
+            name: value.double() * (1.0 + _UNIT * rounding.random(value).double())
+            for name, value in inputs.items()
+        }
+        with rounding:
+            found = compute(**moved)
+        for name, value in reference.items():
+            off = found[name].double() - value
+            squares[name] += off.square_().nan_to_num_(0.0, 0.0, 0.0)
+    return {name: _smoothed((square / runs).sqrt_()) for name, square in squares.items()}
+
+
+def _smoothed(deviation: torch.Tensor) -> torch.Tensor:
+    rows = deviation.reshape(-1, deviation.shape[-1] if deviation.dim() else 1)
+    if rows.shape[1] < _ENOUGH:
+        rows = rows.reshape(1, -1)
+    quarter = rows.kthvalue((rows.shape[1] + 3) // 4, dim=1, keepdim=True).values
+    return torch.maximum(rows, quarter).view(deviation.shape)
+
+
+def _absolute(value: Any) -> Any:
+    return value.abs() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _is_view(func: Any) -> bool:
+    """Whether it gives other names for the same elements, and writes none."""
+    return any(
+        each.alias_info is not None and not each.alias_info.is_write
+        for each in func._schema.returns
+    )
