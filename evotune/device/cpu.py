@@ -14,13 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evotune.device.cpu_leftovers import (
+    BesideBaseline,
+    UndisturbedSampler,
     float_environment_changed,
     has_children,
     kept_busy,
 )
 from evotune.device.launch import CompileFailure, CompileJob, LaunchPlan
+from evotune.device.libc import settle_allocator
+from evotune.device.process_state import ProcessState, changed_at_once
 from evotune.device.profile import DeviceProfile
-from evotune.device.protocol import Fault, Intervention, LaunchFailure, Renewal
+from evotune.device.protocol import Fault, Intervention, LaunchFailure, Renewal, Sampler
 from evotune.device.scalars import c_value
 from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem
@@ -259,6 +263,18 @@ class CpuSession:
         # A candidate that asks for more threads than the baseline has gets no more cores.
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
         self._float_environment_left = False
+        settle_allocator()
+        self._opened: ProcessState | None = None
+        self._noticed = ""
+        self._beside = BesideBaseline(count)
+
+    def take_stock(self) -> str:
+        """The first time, when PyTorch has set up all that it uses, the state is noted."""
+        self._beside.words()
+        now = ProcessState.read()
+        if self._opened is None:
+            self._opened = now
+        return ", ".join(self._opened.changes(now)[:1])
 
     def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
         self._reset_float_environment()
@@ -305,9 +321,13 @@ class CpuSession:
         """The allocator's affair."""
 
     def left_running(self, run: Callable[[], object] | None = None) -> str:
-        """Threads that a candidate started would slow the baseline, or finish its work late."""
+        """Threads that a candidate started would slow the baseline, or finish its work late; so
+        would timers, and whatever else it changed of this process."""
         seen = 0
         for _ in range(_LOOKS):
+            self._notice()  # at once: a timer may be gone when threads have come to rest
+            if self._noticed:
+                break
             busy = kept_busy()
             seen += bool(busy)
             if seen == _SEEN:
@@ -316,15 +336,32 @@ class CpuSession:
                 run()
             elif not seen:
                 break
+        return self._left_behind()
+
+    def _left_behind(self) -> str:
+        noticed, self._noticed = self._noticed, ""
+        if noticed or (noticed := self._beside.words()):
+            return noticed
         if has_children():
             return "left a process running"
         if self._float_environment_left:
             self._float_environment_left = False
             return "left the processor's rounding or its denormals other than it found them"
-        return ""
+        return self.take_stock() if self._opened is not None else ""
+
+    def _notice(self) -> None:
+        if self._opened is not None and not self._noticed:
+            self._noticed = changed_at_once(self._opened)
+
+    def _before_sample(self) -> None:
+        self._reset_float_environment()
+        self._notice()
 
     def sampler(self, calls: Sequence[Callable[[], object]]) -> CpuSampler:
-        return CpuSampler(calls, self._reset_float_environment)
+        return CpuSampler(calls, self._before_sample)
+
+    def undisturbed(self, sampler: Sampler) -> Sampler:
+        return UndisturbedSampler(sampler, self._beside)
 
     def eager_sampler(self, calls: Sequence[Callable[[], object]]) -> None:
         """There are no graphs on the CPU: `sampler` times eager calls."""

@@ -1,16 +1,23 @@
-"""What native code leaves behind in the process that called it: threads, children, rounding."""
+"""What native code leaves at work in the process that called it: threads, children, rounding."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
-_GLANCE_S = 0.001  # how often it is looked for work that should have ended
-_GLANCES = 3
-_LONGEST_LOOK_S = 0.05  # a thread of OpenMP's that is denied a core sleeps as soon as it has one
-_BUSY_S = 0.001  # of a core in one look: idle threads take none, and seldom half of it
+from evotune.device.protocol import Sampler
+
+_GLANCE_S = 0.0005
+_LONGEST_WAIT_S = 0.05  # a thread that is denied a core sleeps as soon as it has had one
+_SPIN_S = 0.001  # of a core: a pool that waits busily for its next work takes a fifth of it
+_LOOK_S = 0.003
+_BUSY_SHARE = 0.02  # of a core, once all threads have rested: they have nothing to do then
+_REST_S = 0.002  # that is waited for others before a sample of a baseline
+_DISTURBED = 4  # samples of a baseline, and a tenth of them: others' load may hit one
+_CLOCK_OF_THREAD = 6  # Linux: CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED
 
 
 def float_environment_changed() -> bool:
@@ -23,6 +30,63 @@ def float_environment_changed() -> bool:
 
 
 _PROBES = [1.0, 2.0**-60, 5e-324]
+
+
+def kept_busy() -> str:
+    """What other threads of this process do just now, in words; "" when they rest.
+
+    A pool of threads may wait busily for more work, some 200 µs, before it sleeps. So first it is
+    waited until no thread runs: who computes for a millisecond meanwhile is busy. From then on
+    nobody has anything to do: who still computes, a little now and then, is busy too. Only time
+    on a core counts, so that other processes' load makes no difference.
+    """
+    began, started_s = cpu_seconds(), time.perf_counter()
+    while running := _running_threads():
+        spent = _spent(began, cpu_seconds())
+        busy = [thread for thread in running if spent.get(thread, 0.0) > _SPIN_S]
+        waited_s = time.perf_counter() - started_s
+        if busy or waited_s > _LONGEST_WAIT_S:
+            return _in_words(len(busy or running), sum(spent.values()) / waited_s)
+        time.sleep(_GLANCE_S)
+    return _look()
+
+
+def _look() -> str:
+    """What is done from now on, when no thread runs."""
+    # Of the whole process too: threads may come and go. All rest, so that it is exact.
+    began, others_s, started_s = cpu_seconds(), _seconds_of_other_threads(), time.perf_counter()
+    time.sleep(_LOOK_S)
+    spent = _spent(began, cpu_seconds())
+    elapsed_s = time.perf_counter() - started_s
+    busy_s = max(sum(spent.values()), _seconds_of_other_threads() - others_s)
+    if busy_s <= _BUSY_SHARE * elapsed_s:
+        return ""
+    return _in_words(max(1, sum(each > 0.0 for each in spent.values())), busy_s / elapsed_s)
+
+
+def _in_words(threads: int, cores: float) -> str:
+    counted = "1 thread" if threads == 1 else f"{threads} threads"
+    return f"kept {counted} and {cores:.2f} cores busy after it returned"
+
+
+def cpu_seconds() -> dict[int, float]:
+    """Of each thread but this one: how long it was on a core so far, to the microsecond.
+
+    The process's own clock counts what threads do that are running only at the next tick of
+    the system's, up to 4 ms later: the work itself would look like something left behind.
+    """
+    own, found = threading.get_native_id(), {}
+    for task in _tasks():
+        thread = int(task.name)
+        if thread != own:
+            with contextlib.suppress(OSError, OverflowError):
+                found[thread] = time.clock_gettime((~thread << 3) | _CLOCK_OF_THREAD)
+    return found
+
+
+def _spent(began: Mapping[int, float], now: Mapping[int, float]) -> dict[int, float]:
+    """Seconds on a core by thread; of one that is new, all of them."""
+    return {thread: seconds - began.get(thread, 0.0) for thread, seconds in now.items()}
 
 
 def _seconds_of_other_threads() -> float:
@@ -40,24 +104,6 @@ def _running_threads() -> set[int]:
     return found
 
 
-def kept_busy() -> str:
-    """What other threads of this process do just now, in words; "" when they rest."""
-    before_s, started_s = _seconds_of_other_threads(), time.perf_counter()
-    threads = _running_threads()
-    elapsed_s = busy_s = 0.0
-    glances = 0
-    while glances < _GLANCES or (threads and busy_s <= _BUSY_S and elapsed_s < _LONGEST_LOOK_S):
-        time.sleep(_GLANCE_S)
-        glances += 1
-        threads &= _running_threads()
-        elapsed_s = time.perf_counter() - started_s
-        busy_s = _seconds_of_other_threads() - before_s
-    if threads or busy_s > _BUSY_S:
-        cores = busy_s / elapsed_s
-        return f"kept {len(threads)} threads and {cores:.1f} cores busy after it returned"
-    return ""
-
-
 def _tasks() -> list[Path]:
     try:
         return list(Path("/proc/self/task").iterdir())
@@ -72,3 +118,59 @@ def has_children() -> bool:
             if (task / "children").read_text().strip():
                 return True
     return False
+
+
+class BesideBaseline:
+    """What other threads do while a baseline is timed.
+
+    The baseline itself keeps `threads` - 1 of them busy, and a candidate's OpenMP threads may be
+    the same ones. So it counts how many had a core: one more than that is somebody's helper. Where
+    the baseline leaves cores idle, a helper may hide, and takes it none.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._most = threads - 1
+        self._samples = 0
+        self._disturbed = 0
+        self._cores = 0.0
+
+    def let_rest(self) -> None:
+        """A pool of threads may wait busily for more work before it sleeps."""
+        deadline = time.perf_counter() + _REST_S
+        while _running_threads() and time.perf_counter() < deadline:
+            time.sleep(_GLANCE_S / 10)
+
+    def count(self, began: Mapping[int, float], elapsed_s: float) -> None:
+        shares = sorted(each / elapsed_s for each in _spent(began, cpu_seconds()).values())
+        busy = [share for share in shares if share > _BUSY_SHARE]
+        self._samples += 1
+        if len(busy) > self._most:
+            self._disturbed += 1
+            self._cores += sum(busy[: len(busy) - self._most])
+
+    def words(self) -> str:
+        """Of all samples since it was asked last."""
+        samples, disturbed, cores = self._samples, self._disturbed, self._cores
+        self._samples = self._disturbed = 0
+        self._cores = 0.0
+        if disturbed < _DISTURBED or 10 * disturbed < samples:
+            return ""
+        return f"kept {cores / disturbed:.2f} cores busy while the baseline was timed"
+
+
+class UndisturbedSampler:
+    """See `evotune.device.protocol.Session.undisturbed`."""
+
+    def __init__(self, sampler: Sampler, beside: BesideBaseline) -> None:
+        self._sampler = sampler
+        self._beside = beside
+
+    def run(self) -> None:
+        self._sampler.run()
+
+    def time_us(self) -> float:
+        self._beside.let_rest()
+        began, started_s = cpu_seconds(), time.perf_counter()
+        time_us = self._sampler.time_us()
+        self._beside.count(began, time.perf_counter() - started_s)
+        return time_us

@@ -129,12 +129,21 @@ class Session(Protocol):
         """The calls issued one by one, then waited for together: its time is the clock's on the
         wall. None where `sampler` measures just that."""
 
+    def undisturbed(self, sampler: Sampler) -> Sampler:
+        """A baseline's sampler, which no candidate's threads may disturb: it waits for them to rest
+        before each sample, and `left_running` tells who did not rest meanwhile."""
+
     def copy_gbps(self) -> float:
         """Measured bandwidth of a large copy, bytes read plus bytes written; 0: not measured."""
 
+    def take_stock(self) -> str:
+        """Before a candidate is loaded: notes the state that `left_running` holds the process to.
+        What has changed since it was noted first, in words; "" when nothing."""
+
     def left_running(self, run: Callable[[], object] | None = None) -> str:
-        """What a candidate left at work after its launch returned, in words; "" when nothing.
-        To be called right after a launch; with `run`, which launches it again, several times."""
+        """What a candidate left at work after its launch returned, or changed in this process, in
+        words that follow "the kernel"; "" when nothing. To be called right after a launch; with
+        `run`, which launches it again, several times."""
 
     def fault(self, error: RuntimeError) -> Fault | None:
         """What `error` says about the candidate; None when it is no error of the device's."""

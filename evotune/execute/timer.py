@@ -53,7 +53,8 @@ class BaselineSamplers:
             copies.append({tensor: value.clone() for tensor, value in inputs.items()})
         calls = [self._problem.baselines(case, own, name)[name] for own in copies]
         graphs = settings.baseline_graphs if self._session.warm_bytes else 1
-        return warm_sampler(self._session, calls, settings, graphs=graphs)
+        made = warm_sampler(self._session, calls, settings, graphs=graphs)
+        return self._session.undisturbed(made)
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,10 @@ class TrialRunner:
         verdict = Verdict([Check.from_json(check) for check in job["skipped"]])
         measurements: list[Measurement] = []
         seed = self._seed(job)
+        if changed := self._session.take_stock():
+            self.doubtful = True  # a candidate before may have done it, later
+            reason = f"a kernel before, or somebody else, {changed}"
+            return Outcome(OutcomeKind.LAUNCH_ERROR, reason=reason)
         try:
             with _timed(stage_s, "load"):
                 subjects = self._load(job["cases"])

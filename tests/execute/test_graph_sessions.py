@@ -209,3 +209,18 @@ def test_the_sanitizer_finds_memory_that_the_worker_needs_no_more(
     outcome = runner.run(job(HELD_OUT, confirm=True, audit=True))
     assert outcome.kind is OutcomeKind.OK, outcome.reason
     assert freed == [1]
+
+
+class ChangedSession(GraphSession):
+    def take_stock(self) -> str:
+        return "changed the CPU affinity"
+
+
+def test_a_candidate_is_not_blamed_for_what_was_changed_before_it() -> None:
+    session = ChangedSession({case.label: kernel(case, exact) for case in CASES})
+    runner = TrialRunner(session, PROFILE, PROBLEM, deterministic=True)
+    request = job(HELD_OUT, confirm=False)
+    runner.prepare(request)
+    outcome = runner.run(request)
+    assert (outcome.kind, runner.doubtful) == (OutcomeKind.LAUNCH_ERROR, True)
+    assert outcome.reason == "a kernel before, or somebody else, changed the CPU affinity"

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import torch
 
+from evotune.device.cuda.context_limits import STACK, changes, read_limits, restore_stack
 from evotune.device.cuda.eager import EagerSampler
 from evotune.device.cuda.faults import classify
 from evotune.device.cuda.graphs import GraphSampler
@@ -19,7 +20,7 @@ from evotune.device.cuda.kernel import CudaKernel, bind
 from evotune.device.cuda.state import GpuState
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
-from evotune.device.protocol import Fault
+from evotune.device.protocol import Fault, Sampler
 from evotune.trial import Json
 
 _T = TypeVar("_T")
@@ -46,6 +47,7 @@ class CudaSession:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._open_pool()
         self._state = GpuState(profile.id)
+        self._limits: Mapping[str, int] = {}
 
     def _open_pool(self) -> None:
         """One pool for all graphs: what calls allocate while they are captured is free again for
@@ -96,9 +98,23 @@ class CudaSession:
         time_us = min(sampler.time_us() for _ in range(_COPY_ROUNDS))
         return 2 * 8 * words / time_us / 1000
 
+    def take_stock(self) -> str:
+        """The context's limits; a deeper stack is the driver's doing, and is taken back."""
+        self._limits = self._limits or read_limits()
+        now = read_limits()
+        if now.get(STACK) != self._limits.get(STACK):
+            restore_stack(self._limits)
+            now = read_limits()
+        return ", ".join(changes(self._limits, now)[:1])
+
     def left_running(self, run: Callable[[], object] | None = None) -> str:
-        """Device code alone starts nothing that a synchronization does not wait for."""
-        return ""
+        """Device code alone starts nothing that a synchronization does not wait for. What is left
+        of the context's limits is asked anyway: it costs next to nothing."""
+        return self.take_stock()
+
+    def undisturbed(self, sampler: Sampler) -> Sampler:
+        """Nothing runs beside it."""
+        return sampler
 
     def fault(self, error: RuntimeError) -> Fault | None:
         return classify(error, self._usable)

@@ -1,0 +1,68 @@
+"""Limits and preferences of the CUDA context: what its kernels have of stack, heap and caches."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from evotune.device.cuda.tensor_maps import LIBRARY
+
+STACK = "stack of a thread"
+_STACK_NUMBER = 0
+# CUlimit, CUDA Driver API; those that a driver or device does not have are left out.
+_LIMITS = {
+    STACK: _STACK_NUMBER,
+    "buffer of printf": 1,
+    "heap of malloc": 2,
+    "depth of synchronization": 3,
+    "launches that wait": 4,
+    "granularity of L2 fetches": 5,
+    "L2 cache that is set aside": 6,
+}
+
+
+@functools.cache
+def _driver() -> Any:
+    try:
+        return ctypes.CDLL(LIBRARY)
+    except OSError:
+        return None
+
+
+def read_limits() -> dict[str, int]:
+    """Of the current context; empty without a driver."""
+    driver = _driver()
+    found: dict[str, int] = {}
+    if driver is None:
+        return found
+    value = ctypes.c_size_t()
+    for words, number in _LIMITS.items():
+        if driver.cuCtxGetLimit(ctypes.byref(value), number) == 0:
+            found[words] = value.value
+    preference = ctypes.c_int()
+    for words, name in (
+        ("preference between L1 and shared memory", "cuCtxGetCacheConfig"),
+        ("width of shared memory's banks", "cuCtxGetSharedMemConfig"),
+    ):
+        ask = getattr(driver, name, None)
+        if ask is not None and ask(ctypes.byref(preference)) == 0:
+            found[words] = preference.value
+    return found
+
+
+def changes(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+    """In words that follow "the kernel"."""
+    return [
+        f"changed the device's {words} from {before.get(words)} to {now.get(words)}"
+        for words in {**before, **now}
+        if before.get(words) != now.get(words)
+    ]
+
+
+def restore_stack(before: Mapping[str, int]) -> None:
+    """The driver gives a kernel that needs a deeper stack just that, and leaves it so."""
+    driver = _driver()
+    if driver is not None and STACK in before:
+        driver.cuCtxSetLimit(_STACK_NUMBER, ctypes.c_size_t(before[STACK]))

@@ -1,0 +1,214 @@
+"""The C library of this process, as Python has no module for: handlers, allocator, environment."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import platform
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_HANDLER, _MASK, _FLAGS = slice(0, 8), slice(8, 16), slice(136, 140)  # of struct sigaction
+_SIGACTION_BYTES = 152  # 64 bits, glibc and musl: a handler, 1024 bits, flags, a restorer
+_SIGNALS = range(1, 65)
+_SCHED_ATTR_BYTES = 56
+_SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
+
+# What prctl tells of a process (linux/prctl.h), in words.
+_PRCTL = {
+    3: "whether it can be dumped",
+    21: "its filter of system calls",
+    30: "the slack of its timers",
+    37: "whether it adopts orphans",
+    39: "whether it may gain privileges",
+    42: "whether it has huge pages",
+}
+_SPECULATION = 52
+_SPECULATIONS = {0: "stores", 1: "branches"}
+
+
+@functools.cache
+def _library() -> Any:
+    return ctypes.CDLL(None)
+
+
+def function(name: str, result: Any = ctypes.c_int) -> Callable[..., Any] | None:
+    """A function of the C library; None where it has none of that name."""
+    found = getattr(_library(), name, None)
+    if found is not None:
+        found.restype = result
+    return found
+
+
+def signal_handlers() -> dict[int, bytes]:
+    """By signal: where its handler is, which signals wait meanwhile, and its flags. Python knows
+    only of handlers that Python set."""
+    sigaction = function("sigaction")
+    if sigaction is None:
+        return {}
+    found = {}
+    action = (ctypes.c_ubyte * _SIGACTION_BYTES)()
+    for number in _SIGNALS:
+        if sigaction(number, None, action) == 0:  # glibc keeps two signals to itself
+            raw = bytes(action)
+            found[number] = raw[_HANDLER] + raw[_MASK] + raw[_FLAGS]
+    return found
+
+
+def alternate_stack() -> bytes:
+    """Where signals are handled, if on a stack of their own."""
+    sigaltstack = function("sigaltstack")
+    stack = (ctypes.c_ubyte * 24)()
+    if sigaltstack is None or sigaltstack(None, stack):
+        return b""
+    return bytes(stack[:12]) + bytes(stack[16:])  # between them is padding
+
+
+def scheduling(thread: int) -> bytes | None:
+    """Policy, niceness, priority, slice and utilization limits of a thread; None where nobody can
+    tell."""
+    number = _SCHED_GETATTR.get(platform.machine())
+    syscall = function("syscall", ctypes.c_long)
+    if number is None or syscall is None:
+        return None
+    attributes = (ctypes.c_ubyte * _SCHED_ATTR_BYTES)()
+    if syscall(number, thread, attributes, _SCHED_ATTR_BYTES, 0):
+        return None
+    return bytes(attributes)
+
+
+def process_settings() -> dict[str, int]:
+    """What prctl can tell of this process, by what it means; speculation too, without which
+    everything is slower."""
+    prctl = function("prctl")
+    if prctl is None:
+        return {}
+    found = {words: prctl(number, 0, 0, 0, 0) for number, words in _PRCTL.items()}
+    for number, words in _SPECULATIONS.items():
+        found[f"speculation on {words}"] = prctl(_SPECULATION, number, 0, 0, 0)
+    return found
+
+
+def environment() -> dict[bytes, bytes]:
+    """The variables as C's getenv finds them; os.environ is a copy."""
+    entries = ctypes.POINTER(ctypes.c_char_p).in_dll(_library(), "environ")
+    found: dict[bytes, bytes] = {}
+    index = 0
+    while entries and (entry := entries[index]) is not None:
+        name, _, value = entry.partition(b"=")
+        found[name] = value
+        index += 1
+    return found
+
+
+class _Mallinfo(ctypes.Structure):
+    """struct mallinfo2."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+_MIB = 1 << 20
+_MOST_DYNAMIC_BYTES = 32 * _MIB  # glibc's limits follow what is freed, up to here
+_MOST_BLOCKS = 256
+_ROOM_BYTES = 16 << 10  # it asks the system for 128 KiB more than it needs, and some for alignment
+_FILLED_BYTES = 2000  # more than what glibc keeps for the next call unlooked at
+_PATTERN = 0xA7
+
+
+def settle_allocator() -> None:
+    """Takes glibc's allocator to where its limits stay.
+
+    It maps large blocks one by one, and returns memory from its end, beyond limits that rise with
+    each mapped block that is freed, up to 32 MiB. At their highest nothing but a call of mallopt
+    changes them any more.
+    """
+    if (calls := _allocator()) is not None:
+        _, free, info = calls
+        with _all_in_use(_MOST_DYNAMIC_BYTES - _MIB // 4) as blocks:
+            if blocks and info().hblks:
+                free(blocks.pop())  # mapped, if the limits were lower
+
+
+def allocator_behaviour() -> dict[str, int]:
+    """How malloc goes about blocks of several sizes: how it was set cannot be asked. Empty where it
+    is not glibc's, or where there is no memory.
+
+    How many arenas threads may have is not seen.
+    """
+    calls = _allocator()
+    if calls is None:
+        return {}
+    malloc, free, info = calls
+    mapped = info().hblks
+    with _all_in_use(_MOST_DYNAMIC_BYTES - _MIB) as blocks:
+        if not blocks:
+            return {}
+        grown = info()
+        free(blocks.pop())
+        after = info()
+        large = malloc(_MOST_DYNAMIC_BYTES + 8 * _MIB)
+        found = {
+            "maps 31 MiB": int(grown.hblks != mapped),
+            "room": grown.keepcost // _ROOM_BYTES,
+            "returns 31 MiB": int(after.arena < grown.arena),
+            "maps 40 MiB": int(info().hblks != after.hblks),
+        }
+        free(large)
+    return {**found, "fills": int(_fills(malloc, free))}
+
+
+@contextlib.contextmanager
+def _all_in_use(size: int) -> Iterator[list[int]]:
+    """Blocks of `size` bytes that use up what malloc has, so that the last came from the system;
+    none if there are none to be had. Those that are in the list at the end are freed."""
+    calls = _allocator()
+    assert calls is not None
+    malloc, free, info = calls
+    blocks: list[int] = []
+    before = now = info()
+    while (now.arena, now.hblks) == (before.arena, before.hblks):
+        block = malloc(size)
+        if block is None or len(blocks) == _MOST_BLOCKS:
+            for each in blocks:
+                free(each)
+            blocks.clear()
+            break
+        blocks.append(block)
+        now = info()
+    try:
+        yield blocks
+    finally:
+        for each in blocks:
+            free(each)
+
+
+def _fills(malloc: Callable[..., Any], free: Callable[..., Any]) -> bool:
+    """Whether a block that was just freed comes back filled with one byte."""
+    block = malloc(_FILLED_BYTES)
+    if not block:
+        return False
+    ctypes.memset(block, _PATTERN, _FILLED_BYTES)
+    free(block)
+    again = malloc(_FILLED_BYTES)
+    if not again:
+        return False
+    middle = ctypes.string_at(again + 64, _FILLED_BYTES - 128)  # its ends may hold links
+    free(again)
+    return again == block and middle == middle[:1] * len(middle) and middle[0] != _PATTERN
+
+
+@functools.cache
+def _allocator() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]] | None:
+    malloc, free = function("malloc", ctypes.c_void_p), function("free", None)
+    info = function("mallinfo2", _Mallinfo)
+    if malloc is None or free is None or info is None:
+        return None
+    malloc.argtypes, free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]  # type: ignore[attr-defined]
+    return malloc, free, info

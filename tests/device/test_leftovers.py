@@ -1,0 +1,124 @@
+"""What native code leaves behind in its process: found in a cheat, and in no honest kernel.
+
+The kernels are those of data/leftovers.cpp, each in a session as a device worker has it, in one
+process for all (`leaving.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from evotune.device.cpu import CpuCompiler
+from evotune.device.launch import CompileFailure, CompileJob
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+SPINNING = ["pool_of_two", "pool_that_spins_longer"]
+HONEST = [
+    *("plain", "pinned_pool", "openmp", "openmp_with_four", "thread_a_call", "large_blocks"),
+    *("keeps_memory", "loads_a_library", "keeps_a_file", "thread_local_memory"),
+    "restores_affinity",
+]
+CHEATS = {
+    "interval_timer": "left the interval timer ITIMER_REAL running",
+    "profiling_timer": "left the interval timer ITIMER_PROF running",
+    "posix_timer": "left a POSIX timer running",
+    "timer_file": "left anon_inode:[timerfd] open",
+    "alarm_that_is_short": "left the interval timer ITIMER_REAL running",
+    "handler": "changed the handler of SIGUSR1",
+    "handler_of_a_fault": "changed the handler of SIGSEGV",
+    "ignores_signals": "changed the handler of SIGUSR2",
+    "blocks_signals": "changed which signals are blocked",
+    "affinity": "changed the CPU affinity",
+    "threads_of_openmp": "changed PyTorch's number of threads from",
+    "dynamic_openmp": "changed OpenMP's settings (omp_get_dynamic tells 1)",
+    "priority": "changed the priority of a thread",
+    "batch_policy": "changed the priority of a thread",
+    "timer_slack": "changed the slack of its timers",
+    "limit": "changed the limit RLIMIT_STACK",
+    "filled_blocks": "changed how malloc works (fills)",
+    "mapped_blocks": "changed how malloc works (maps 31 MiB",
+    "returned_memory": "changed how malloc works (returns 31 MiB",
+    "variable": "changed the environment variable OMP_NUM_THREADS",
+    "working_folder": "changed the working folder",
+    "file_modes": "changed the mask of new files' modes",
+    # Leave something at work
+    "spinner": "busy after it returned",
+    "helper_at_half": "busy",
+    "helper_at_a_tenth": "busy",
+    "follows_launches": "busy",
+    "waits_before_it_follows": "busy",
+}
+WORKING = [name for name, words in CHEATS.items() if words.startswith("busy")]
+_ONE_CORE = len(os.sched_getaffinity(0)) == 1
+_ALIKE = {"affinity", "threads_of_openmp"} if _ONE_CORE else set()  # as they were
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("leftovers")
+    job = CompileJob("cpp", str(HERE / "data"), "leftovers.cpp", (), ("-O1",), "native", "")
+    made = CpuCompiler().compile(job, folder / "leftovers.so", 120.0)
+    assert not isinstance(made, CompileFailure), made.log
+    return folder / "leftovers.so"
+
+
+def said(library: Path, repeats: int, kernels: Sequence[str]) -> dict[str, list[str]]:
+    program = [sys.executable, str(HERE / "leaving.py"), str(library), str(repeats), *kernels]
+    done = subprocess.run(
+        program,
+        check=True,
+        capture_output=True,
+        timeout=500,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"},
+    )
+    found: dict[str, list[str]] = json.loads(done.stdout.decode().splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def about_cheats(library: Path) -> dict[str, list[str]]:
+    return said(library, 1, [name for name in CHEATS if name not in WORKING]) | said(
+        library, 3, WORKING
+    )
+
+
+@pytest.mark.parametrize("kernel", [name for name in CHEATS if name not in _ALIKE])
+def test_what_a_cheat_changed_or_left_at_work_is_said(
+    about_cheats: dict[str, list[str]], kernel: str
+) -> None:
+    words = about_cheats[kernel]
+    assert any(CHEATS[kernel] in each for each in words), words
+
+
+def test_each_cheat_of_the_source_is_tried() -> None:
+    source = (HERE / "data" / "leftovers.cpp").read_text().partition("// Honest")[2]
+    names = re.findall(r"^KERNEL\((\w+)", source, re.MULTILINE)
+    tried = {*CHEATS, *HONEST, *SPINNING}
+    assert set(names) - tried == {"pool_of_four_at_work", "helper_now_and_then"}
+
+
+def test_nothing_is_said_of_honest_kernels(library: Path) -> None:
+    found = said(library, 1, HONEST) | said(library, 3, SPINNING)
+    assert not any(found.values()), found
+
+
+@pytest.mark.soak
+def test_a_pool_that_spins_a_while_is_never_refused_on_a_busy_machine(library: Path) -> None:
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        found = said(library, 40, [*SPINNING, "pool_of_four_at_work"])
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert not any(found.values()), found
