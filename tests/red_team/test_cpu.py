@@ -107,12 +107,12 @@ EXPECTED: dict[str, tuple[OutcomeKind | tuple[OutcomeKind, ...], str]] = {
 def test_a_cheat_is_rejected_and_the_reason_says_why(cheats: Pipeline, behaviour: str) -> None:
     kind, reason = EXPECTED[behaviour]
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    outcome = cheats.run("BEHAVIOUR", behaviour)
+    outcome = cheats.run(behaviour)
     assert outcome.kind in kinds, outcome.reason
     assert reason in outcome.reason
     assert outcome.fitness is None
 
 
 def test_the_same_code_without_a_fault_passes(cheats: Pipeline) -> None:
-    outcome = cheats.run("BEHAVIOUR", "none")
+    outcome = cheats.run("none")
     assert outcome.ok, outcome
