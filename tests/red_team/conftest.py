@@ -22,7 +22,9 @@ def _children_find_evotune() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def cheats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
     """One pipeline for all: no cheat may help or harm those after it."""
-    pipeline = Pipeline(tmp_path_factory.mktemp("cheats"), "cheats_cpu.yaml", trial_timeout_s=6.0)
+    pipeline = Pipeline(
+        tmp_path_factory.mktemp("cheats"), "cheats_cpu.yaml", "cheats_cpu_attacks.yaml"
+    )
     yield pipeline
     pipeline.close()
 

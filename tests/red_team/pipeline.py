@@ -29,6 +29,14 @@ def choices(space: str, device: str = "cpu") -> tuple[str, list[str]]:
     return _choices(load_setup(SPACES / space, device))
 
 
+def problem_of(space: str, device: str = "cpu") -> str:
+    """The problem and the dtype of a red-team space: those that have both alike share a worker."""
+    document = load_setup(SPACES / space, device).document
+    assert document is not None
+    assert document.problem is not None
+    return f"{document.problem.name} {document.problem.dtype}"
+
+
 def _choices(setup: Setup) -> tuple[str, list[str]]:
     assert setup.document is not None
     if len(setup.document.kernels) > 1:
@@ -46,24 +54,24 @@ class Pipeline:
         folder: Path,
         *spaces: str,
         device: str = "cpu",
-        trial_timeout_s: float = 120.0,
-        first: int = 0,
         without: frozenset[str] = frozenset(),
     ) -> None:
-        """All `spaces` have the same problem, and one worker. `first` is the number of the first
-        proposal, from which inputs and random shapes are drawn. `without`: checks that are left
-        out, to learn what each catches alone."""
+        """All `spaces` have the same problem, one worker, and the shortest of their time limits.
+        `without`: checks that are left out,
+        to learn what each catches alone."""
         if without:
             raise NotImplementedError(f"no check can be left out yet: {', '.join(sorted(without))}")
-        self._planners: dict[str, tuple[Planner, str]] = {}
+        self._planners: dict[str, tuple[Planner, str, list[str]]] = {}
         baselines: dict[str, str] = {}
+        timeouts_s: list[float] = []
         for space in spaces:
             setup = load_setup(SPACES / space, device)
             assert isinstance(setup.planner, Planner)
             assert setup.document is not None
             assert setup.document.problem is not None
             problem, root = setup.document.problem, setup.document.root.absolute()
-            self._planners[space] = setup.planner, _choices(setup)[0]
+            self._planners[space] = setup.planner, *_choices(setup)
+            timeouts_s.append(setup.document.timeouts.trial_s)
             baseline = _BASELINES[problem.name.rpartition(":")[2]]
             timed = (*setup.cases[TIMED], *setup.cases[HELD_OUT])
             baselines |= {case.label: baseline for case in timed}
@@ -75,28 +83,36 @@ class Pipeline:
             dtype=problem.dtype,
             root=root,
             deterministic=True,
-            trial_timeout_s=trial_timeout_s,
+            trial_timeout_s=min(timeouts_s),
         )
         self._executor.baselines = baselines
-        self._count = first
+        self._count = 0
+        self.device = setup.profile.name
 
-    def run(self, choice: str, space: str = "") -> Outcome:
-        """In the search. `space`: which of them; not told, the first."""
-        return self._outcome(self._proposal(choice, space, confirm=False))
+    def run(self, choice: str, space: str = "", *, number: int | None = None) -> Outcome:
+        """In the search. `space`: not told, the first that has it. `number` is the proposal's,
+        which its inputs are drawn from; not told, one more than the last."""
+        return self._outcome(self._proposal(choice, space, number, confirm=False))
 
-    def judge(self, choice: str, space: str = "") -> tuple[str, Outcome]:
+    def judge(
+        self, choice: str, space: str = "", *, number: int | None = None
+    ) -> tuple[str, Outcome]:
         """In the search, and as a champion if it passes there: where it ended, and how."""
-        searched = self.run(choice, space)
+        searched = self.run(choice, space, number=number)
         if not searched.ok:
             return SEARCH, searched
-        return CONFIRMATION, self._outcome(self._proposal(choice, space, confirm=True))
+        return CONFIRMATION, self._outcome(self._proposal(choice, space, number, confirm=True))
 
-    def _proposal(self, choice: str, space: str, *, confirm: bool) -> Proposal:
-        planner, gene = self._planners[space or next(iter(self._planners))]
+    def _proposal(self, choice: str, space: str, number: int | None, *, confirm: bool) -> Proposal:
+        planner, gene, _ = self._planners[space or self._space_of(choice)]
         configuration = Configuration({**planner.bound.default(), gene: choice})
-        proposal = planner.proposal(self._count, configuration, confirm=confirm)
-        self._count += 1
-        return proposal
+        if number is None:
+            number = self._count
+            self._count += 1
+        return planner.proposal(number, configuration, confirm=confirm)
+
+    def _space_of(self, choice: str) -> str:
+        return next(name for name, (_, _, known) in self._planners.items() if choice in known)
 
     def _outcome(self, proposal: Proposal) -> Outcome:
         assert not proposal.rejection, proposal.rejection

@@ -2,8 +2,8 @@
 
 Published autotuners and kernel-writing systems have taken such kernels for records. Here each one
 is compiled and goes the way of any candidate: device worker, gate, timing, replay. What counts is
-that none ends as `ok`, and that the reason says what is wrong with it. The kernels are the
-behaviours of data/kernels/cheats.cpp; `none` is the same code without a fault, and passes.
+that none ends as `ok`, and that the reason says what is wrong with it. The kernels are those
+of data/kernels/cheats.cpp; `none` is the same code without a fault, and passes.
 
 Cheats know how such a harness works: they tell a gate from a timed sample by poison, by the
 number of launches, by the pause between them or by the values, keep answers and give them again.
