@@ -22,6 +22,32 @@ def _children_find_evotune() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def cheats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
     """One pipeline for all: no cheat may help or harm those after it."""
-    pipeline = Pipeline(tmp_path_factory.mktemp("cheats"), "cheats_cpu.yaml", trial_timeout_s=6.0)
+    pipeline = Pipeline(
+        tmp_path_factory.mktemp("cheats"), "cheats_cpu.yaml", "cheats_cpu_attacks.yaml"
+    )
     yield pipeline
     pipeline.close()
+
+
+class Pipelines:
+    """By the problem of a space, opened when one is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[tuple[str, ...], Pipeline] = {}
+
+    def of(self, *spaces: str) -> Pipeline:
+        if spaces not in self._open:
+            self._open[spaces] = Pipeline(self._folder / spaces[0], *spaces)
+        return self._open[spaces]
+
+    def close(self) -> None:
+        for pipeline in self._open.values():
+            pipeline.close()
+
+
+@pytest.fixture(scope="session")
+def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipelines]:
+    made = Pipelines(tmp_path_factory.mktemp("pipelines"))
+    yield made
+    made.close()

@@ -1,47 +1,128 @@
-"""Kernels of a red-team space, each through the whole pipeline as `evotune run` would send it."""
+"""Kernels of red-team spaces, each through the whole pipeline as `evotune run` would send it."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 
-from evotune.engine.setup import load_setup
+from evotune.engine.planning import Planner
+from evotune.engine.setup import Setup, load_setup
 from evotune.execute.local import open_local_executor
-from evotune.execute.protocol import TIMED
+from evotune.execute.protocol import HELD_OUT, TIMED, Proposal
+from evotune.space.specs import ParameterSpec
 from evotune.trial import Configuration, Outcome
 
 SPACES = Path(__file__).parent / "data" / "search_spaces"
+SEARCH, CONFIRMATION = "search", "confirmation"
+_LONGEST_S = 300.0
+_BASELINES = {
+    "attention": "sdpa:math",
+    "Softmax": "torch:softmax",
+    "RmsNorm": "torch:written_out",
+    "Matmul": "torch:matmul",
+}
+
+
+def choices(space: str, device: str = "cpu") -> tuple[str, list[str]]:
+    """The gene that names a red-team space's kernels, and its values: those of a parameter of one
+    kernel, or the names of several."""
+    return _choices(load_setup(SPACES / space, device))
+
+
+def problem_of(space: str, device: str = "cpu") -> str:
+    """The problem and the dtype of a red-team space: those that have both alike share a worker."""
+    document = load_setup(SPACES / space, device).document
+    assert document is not None
+    assert document.problem is not None
+    return f"{document.problem.name} {document.problem.dtype}"
+
+
+def _choices(setup: Setup) -> tuple[str, list[str]]:
+    assert setup.document is not None
+    if len(setup.document.kernels) > 1:
+        return "KERNEL", [kernel.name for kernel in setup.document.kernels]
+    (spec,) = setup.document.parameters
+    assert isinstance(spec, ParameterSpec)
+    return spec.name, [str(value) for value in spec.parameter.values]
 
 
 class Pipeline:
     """Compile processes, device worker, gate, timing and replay; one trial after the other."""
 
-    def __init__(self, folder: Path, space: str, *, trial_timeout_s: float = 120.0) -> None:
-        setup = load_setup(SPACES / space, "cpu")
-        assert setup.planner is not None
-        self._planner = setup.planner
+    def __init__(
+        self,
+        folder: Path,
+        *spaces: str,
+        device: str = "cpu",
+        without: frozenset[str] = frozenset(),
+    ) -> None:
+        """All `spaces` have the same problem, one worker, and the shortest of their time limits.
+        `without`: checks that are left out,
+        to learn what each catches alone."""
+        if without:
+            raise NotImplementedError(f"no check can be left out yet: {', '.join(sorted(without))}")
+        self._planners: dict[str, tuple[Planner, str, list[str]]] = {}
+        baselines: dict[str, str] = {}
+        timeouts_s: list[float] = []
+        for space in spaces:
+            setup = load_setup(SPACES / space, device)
+            assert isinstance(setup.planner, Planner)
+            assert setup.document is not None
+            assert setup.document.problem is not None
+            problem, root = setup.document.problem, setup.document.root.absolute()
+            self._planners[space] = setup.planner, *_choices(setup)
+            timeouts_s.append(setup.document.timeouts.trial_s)
+            baseline = _BASELINES[problem.name.rpartition(":")[2]]
+            timed = (*setup.cases[TIMED], *setup.cases[HELD_OUT])
+            baselines |= {case.label: baseline for case in timed}
         self._executor = open_local_executor(
             folder=folder / "logs",
             cache=folder / "cache",
             profiles=[setup.profile],
-            problem="attention",
-            dtype="float32",
+            problem=problem.name,
+            dtype=problem.dtype,
+            root=root,
             deterministic=True,
-            trial_timeout_s=trial_timeout_s,
+            trial_timeout_s=min(timeouts_s),
         )
-        self._executor.baselines = {case.label: "sdpa:math" for case in setup.cases[TIMED]}
+        self._executor.baselines = baselines
         self._count = 0
+        self.device = setup.profile.name
 
-    def run(self, gene: str, choice: str) -> Outcome:
-        proposal = self._planner.proposal(self._count, Configuration({gene: choice}))
-        self._count += 1
+    def run(self, choice: str, space: str = "", *, number: int | None = None) -> Outcome:
+        """In the search. `space`: not told, the first that has it. `number` is the proposal's,
+        which its inputs are drawn from; not told, one more than the last."""
+        return self._outcome(self._proposal(choice, space, number, confirm=False))
+
+    def judge(
+        self, choice: str, space: str = "", *, number: int | None = None
+    ) -> tuple[str, Outcome]:
+        """In the search, and as a champion if it passes there: where it ended, and how."""
+        searched = self.run(choice, space, number=number)
+        if not searched.ok:
+            return SEARCH, searched
+        return CONFIRMATION, self._outcome(self._proposal(choice, space, number, confirm=True))
+
+    def _proposal(self, choice: str, space: str, number: int | None, *, confirm: bool) -> Proposal:
+        planner, gene, _ = self._planners[space or self._space_of(choice)]
+        configuration = Configuration({**planner.bound.default(), gene: choice})
+        if number is None:
+            number = self._count
+            self._count += 1
+        return planner.proposal(number, configuration, confirm=confirm)
+
+    def _space_of(self, choice: str) -> str:
+        return next(name for name, (_, _, known) in self._planners.items() if choice in known)
+
+    def _outcome(self, proposal: Proposal) -> Outcome:
+        assert not proposal.rejection, proposal.rejection
         self._executor.submit(proposal)
-        deadline = time.monotonic() + 120.0
+        deadline = time.monotonic() + _LONGEST_S
         while time.monotonic() < deadline:
             for number, outcome in self._executor.poll(0.5):
                 assert number == proposal.number
                 return outcome
-        raise AssertionError(f"no outcome for {choice}")
+        raise AssertionError(f"no outcome for {proposal.configuration}")
 
     def close(self) -> None:
         self._executor.close()

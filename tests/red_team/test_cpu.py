@@ -2,8 +2,8 @@
 
 Published autotuners and kernel-writing systems have taken such kernels for records. Here each one
 is compiled and goes the way of any candidate: device worker, gate, timing, replay. What counts is
-that none ends as `ok`, and that the reason says what is wrong with it. The kernels are the
-behaviours of data/kernels/cheats.cpp; `none` is the same code without a fault, and passes.
+that none ends as `ok`, and that the reason says what is wrong with it. The kernels are those
+of data/kernels/cheats.cpp; `none` is the same code without a fault, and passes.
 
 Cheats know how such a harness works: they tell a gate from a timed sample by poison, by the
 number of launches, by the pause between them or by the values, keep answers and give them again.
@@ -107,12 +107,12 @@ EXPECTED: dict[str, tuple[OutcomeKind | tuple[OutcomeKind, ...], str]] = {
 def test_a_cheat_is_rejected_and_the_reason_says_why(cheats: Pipeline, behaviour: str) -> None:
     kind, reason = EXPECTED[behaviour]
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    outcome = cheats.run("BEHAVIOUR", behaviour)
+    outcome = cheats.run(behaviour)
     assert outcome.kind in kinds, outcome.reason
     assert reason in outcome.reason
     assert outcome.fitness is None
 
 
 def test_the_same_code_without_a_fault_passes(cheats: Pipeline) -> None:
-    outcome = cheats.run("BEHAVIOUR", "none")
+    outcome = cheats.run("none")
     assert outcome.ok, outcome

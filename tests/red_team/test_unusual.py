@@ -1,6 +1,6 @@
 """Right kernels that compute in unusual ways: the gate refuses none of them, whatever the inputs.
 
-Every method of data/kernels/unusual.cpp is held to the gate on a timed shape and on edge shapes,
+Every method of the spaces unusual_cpu*.yaml is held to the gate on a timed shape and edge shapes,
 on all input kinds, and to what follows the timing. `make test` spreads 100 seeds over the methods;
 `make soak` takes 100 for each.
 """
@@ -8,7 +8,6 @@ on all input kinds, and to what follows the timing. `make test` spreads 100 seed
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,36 +20,43 @@ from evotune.engine.planning import Planner
 from evotune.engine.setup import load_setup
 from evotune.execute.protocol import TIMED, CaseJob
 from evotune.problems import create_problem
-from evotune.space.specs import ParameterSpec
 from evotune.trial import Configuration
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
 
-from .pipeline import SPACES
+from .pipeline import SPACES, choices
 
 SEEDS = 100
-PROBLEM = create_problem("attention", "float32")
-SETUP = load_setup(SPACES / "unusual_cpu.yaml", "cpu")
-
-
-def _methods() -> list[str]:
-    assert SETUP.document is not None
-    (spec,) = SETUP.document.parameters
-    assert isinstance(spec, ParameterSpec)
-    return [str(value) for value in spec.parameter.values]
-
-
-METHODS = _methods()
+METHODS = [
+    (space, method)
+    for space in (
+        "unusual_cpu.yaml",
+        "unusual_cpu_attention.yaml",
+        "unusual_cpu_softmax.yaml",
+        "unusual_cpu_rms_norm.yaml",
+        "unusual_cpu_matmul.yaml",
+    )
+    for method in choices(space)[1]
+]
+IDS = [f"{space.removesuffix('.yaml')}-{method}" for space, method in METHODS]
 
 
 class Methods:
-    """Compiled and loaded kernels of one process, with one input pool for all."""
+    """Compiled and loaded kernels of a space in this process, with one input pool for all."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, space: str) -> None:
+        setup = load_setup(SPACES / space, "cpu")
+        assert isinstance(setup.planner, Planner)
+        assert setup.document is not None
+        assert setup.document.problem is not None
+        self._planner = setup.planner
+        self._gene, _ = choices(space)
+        spec = setup.document.problem
+        self._problem = create_problem(spec.name, spec.dtype, setup.document.root)
         self._folder = folder
         self._session: Session = CpuSession()
-        self._pool = InputPool(PROBLEM)
-        self._gate = Gate(self._session, PROBLEM, self._pool, deterministic=True)
+        self._pool = InputPool(self._problem)
+        self._gate = Gate(self._session, self._problem, self._pool, deterministic=True)
         self._subjects: dict[str, list[tuple[str, Subject]]] = {}
 
     def passes(self, method: str, seed: int, *, edges: bool) -> None:
@@ -61,7 +67,7 @@ class Methods:
             if role != TIMED and not edges:
                 continue
             verdict = Verdict()
-            self._gate.examine(subject, PROBLEM.input_kinds, seed, verdict)
+            self._gate.examine(subject, self._problem.input_kinds, seed, verdict)
             if role == TIMED:
                 inputs = self._pool.get(subject.case, "normal", seed)
                 buffers = self._gate.buffers(subject, [inputs])
@@ -74,43 +80,54 @@ class Methods:
             assert verdict.passed, (method, seed, verdict.reason)
 
     def _load(self, method: str) -> list[tuple[str, Subject]]:
-        assert isinstance(SETUP.planner, Planner)
-        jobs = SETUP.planner.proposal(0, Configuration({"METHOD": method})).cases
-        compiles = {job.compile.key: job.compile for job in jobs}
-        with ThreadPoolExecutor(2) as pool:
-            built = pool.map(
-                lambda job: CpuCompiler().compile(job, self._path(method, job.key), 60.0),
-                compiles.values(),
-            )
-            assert not [words for words in built if isinstance(words, CompileFailure)]
-        return [(job.role, self._subject(method, job)) for job in jobs]
+        genes = {**self._planner.bound.default(), self._gene: method}
+        jobs = self._planner.proposal(0, Configuration(genes)).cases
+        for job in jobs:
+            if not self._path(job).exists():
+                built = CpuCompiler().compile(job.compile, self._path(job), 60.0)
+                assert not isinstance(built, CompileFailure), built.log
+        return [(job.role, self._subject(job)) for job in jobs]
 
-    def _path(self, method: str, key: str) -> Path:
-        return self._folder / f"{method}-{key[:8]}.so"
+    def _path(self, job: CaseJob) -> Path:
+        return self._folder / f"{job.compile.key[:16]}.so"
 
-    def _subject(self, method: str, job: CaseJob) -> Subject:
-        kernel = self._session.load(self._path(method, job.compile.key), job.plan)
+    def _subject(self, job: CaseJob) -> Subject:
+        kernel = self._session.load(self._path(job), job.plan)
         return Subject(job.case, job.plan, kernel)
 
 
+class AllMethods:
+    """Those of every space, from when one is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._spaces: dict[str, Methods] = {}
+
+    def passes(self, number: int, seed: int, *, edges: bool) -> None:
+        space, method = METHODS[number]
+        if space not in self._spaces:
+            self._spaces[space] = Methods(self._folder, space)
+        self._spaces[space].passes(method, seed, edges=edges)
+
+
 @pytest.fixture(scope="session")
-def methods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Methods]:
+def methods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AllMethods]:
     threads = torch.get_num_threads()
-    made = Methods(tmp_path_factory.mktemp("unusual"))
+    made = AllMethods(tmp_path_factory.mktemp("unusual"))
     torch.set_num_threads(1)  # PyTorch's waiting threads would take the cores of the kernel's
     yield made
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("number", range(len(METHODS)), ids=METHODS)
-def test_an_unusual_way_is_no_wrong_way(methods: Methods, number: int) -> None:
+@pytest.mark.parametrize("number", range(len(METHODS)), ids=IDS)
+def test_an_unusual_way_is_no_wrong_way(methods: AllMethods, number: int) -> None:
     """Edge shapes with the first of the method's seeds."""
     for seed in range(number, SEEDS, len(METHODS)):
-        methods.passes(METHODS[number], seed, edges=seed == number)
+        methods.passes(number, seed, edges=seed == number)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("method", METHODS)
-def test_none_is_refused_for_any_of_100_seeds(methods: Methods, method: str) -> None:
+@pytest.mark.parametrize("number", range(len(METHODS)), ids=IDS)
+def test_none_is_refused_for_any_of_100_seeds(methods: AllMethods, number: int) -> None:
     for seed in range(SEEDS):
-        methods.passes(method, seed, edges=True)
+        methods.passes(number, seed, edges=True)

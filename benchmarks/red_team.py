@@ -1,0 +1,237 @@
+"""The red teams, again and again: is every bad kernel caught, whatever the seed, and no honest one?
+
+    python benchmarks/red_team.py [--device cpu] [--seeds 20] [--minutes M]
+        [--spaces NAME ...] [--behaviours NAME ...] [--without CHECK ...]
+        -o benchmarks/results/red_team_cpu.json
+    python benchmarks/red_team.py --honest [--seeds 100] -o FILE
+    python benchmarks/red_team.py --table benchmarks/results/red_team_cpu.json
+
+Each kernel of tests/red_team goes through the search and, if it passes there, through the
+confirmation of a champion; honest ones are confirmed with the first seeds only (`--confirmed`).
+Each seed has a worker of its own, and its number is that of the proposals. What is in FILE
+already is not done again, so that a campaign can be run in parts: `--minutes` ends one. `--without`
+leaves checks out of the gate: what escapes then is what they catch alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+import evotune
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from red_team.pipeline import CONFIRMATION, SEARCH, SPACES, Pipeline, choices, problem_of
+
+PASSED = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one kernel with one seed. `caught` is the stage, or "" if it passed both."""
+
+    space: str
+    behaviour: str
+    seed: int
+    without: str
+    caught: str
+    outcome: str
+    reason: str
+    seconds: float
+
+    @property
+    def key(self) -> tuple[str, str, int, str]:
+        return self.space, self.behaviour, self.seed, self.without
+
+    @property
+    def bad(self) -> bool:
+        """Whether it is to be caught."""
+        return not (self.space.startswith("unusual") or self.behaviour in ("right", "none"))
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What is to be done."""
+
+    device: str
+    spaces: Sequence[str]
+    behaviours: frozenset[str]
+    seeds: int
+    confirmed: int
+    without: frozenset[str]
+
+    def kernels(self, space: str) -> list[str]:
+        return [
+            name
+            for name in choices(space, self.device)[1]
+            if not self.behaviours or name in self.behaviours
+        ]
+
+    def groups(self) -> list[tuple[str, ...]]:
+        """Spaces of one problem share a worker."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for space in self.spaces:
+            found[problem_of(space, self.device)].append(space)
+        return [tuple(group) for group in found.values()]
+
+
+def spaces_of(device: str, honest: bool) -> list[str]:
+    backend = "cpu" if device == "cpu" else "cuda"
+    kind = "unusual" if honest else "cheats"
+    return sorted(path.name for path in SPACES.glob(f"{kind}_{backend}*.yaml"))
+
+
+def run(campaign: Campaign, known: set[tuple[str, str, int, str]]) -> Iterator[tuple[str, Result]]:
+    """The device's name, and each result that is not known yet."""
+    kernels = {space: campaign.kernels(space) for space in campaign.spaces}
+    without = ",".join(sorted(campaign.without))
+    groups = campaign.groups()
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(campaign.seeds):
+            for number, group in enumerate(groups):
+                open_ones = [
+                    (space, name)
+                    for space in group
+                    for name in kernels[space]
+                    if (space, name, seed, without) not in known
+                ]
+                if not open_ones:
+                    continue
+                pipeline = Pipeline(
+                    Path(folder) / str(number),
+                    *group,
+                    device=campaign.device,
+                    without=campaign.without,
+                )
+                try:
+                    for space, name in open_ones:
+                        found = judge(pipeline, space, name, seed, seed < campaign.confirmed)
+                        yield pipeline.device, Result(space, name, seed, without, *found)
+                finally:
+                    pipeline.close()
+
+
+def judge(
+    pipeline: Pipeline, space: str, name: str, seed: int, confirm: bool
+) -> tuple[str, str, str, float]:
+    """The stage that caught it, the outcome, its reason and the time that it took."""
+    started = time.monotonic()
+    if confirm:
+        stage, outcome = pipeline.judge(name, space, number=seed)
+    else:
+        stage, outcome = SEARCH, pipeline.run(name, space, number=seed)
+    caught = PASSED if outcome.ok else stage
+    return caught, outcome.kind.value, outcome.reason, round(time.monotonic() - started, 2)
+
+
+def table(results: Sequence[Result]) -> str:
+    """A row for each class of kernels, then every kernel that became what it must not."""
+    lines = [
+        "| space | kernels | runs | caught in the search | as champions | passed |",
+        "|---|---|---|---|---|---|",
+    ]
+    by_space: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        by_space[result.space + (f" without {result.without}" * bool(result.without))].append(
+            result
+        )
+    for space, group in sorted(by_space.items()):
+        bad = [result for result in group if result.bad] or group
+        counts = Counter(result.caught for result in bad)
+        kernels = len({result.behaviour for result in bad})
+        row = (space, kernels, len(bad), counts[SEARCH], counts[CONFIRMATION], counts[PASSED])
+        lines.append("| " + " | ".join(map(str, row)) + " |")
+    wrong: dict[tuple[str, str, str], list[Result]] = defaultdict(list)
+    for result in results:
+        if result.bad == (result.caught == PASSED):
+            wrong[result.space, result.behaviour, result.without].append(result)
+    seeds = Counter((r.space, r.behaviour, r.without) for r in results)
+    for key, group in sorted(wrong.items()):
+        what = "passed" if group[0].bad else f"refused: {group[0].reason}"
+        lines.append(f"- {key[0]} {key[1]}: {len(group)} of {seeds[key]} seeds {what}")
+    return "\n".join(lines)
+
+
+def read(path: Path | None) -> list[Result]:
+    if path is None or not path.exists():
+        return []
+    return [Result(**entry) for entry in json.loads(path.read_text())["results"]]
+
+
+def write(path: Path, results: Sequence[Result], about: Mapping[str, str]) -> None:
+    """Whole or not at all."""
+    ordered = sorted(results, key=lambda result: result.key)
+    lines = ",\n".join(json.dumps(asdict(result)) for result in ordered)
+    text = f'{{"about": {json.dumps(about)},\n"results": [\n{lines}\n]}}\n'
+    beside = path.with_suffix(".new")
+    beside.write_text(text)
+    beside.replace(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seeds", type=int, help="20 for bad kernels, 100 for honest ones")
+    parser.add_argument("--honest", action="store_true", help="the unusual kernels")
+    parser.add_argument("--confirmed", type=int, help="seeds that are confirmed too: all, honest 2")
+    parser.add_argument("--spaces", nargs="+", default=[], help="all of tests/red_team if not told")
+    parser.add_argument("--behaviours", nargs="+", default=[])
+    parser.add_argument("--without", nargs="+", default=[], metavar="CHECK")
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--table", type=Path, help="print that file's table, run nothing")
+    options = parser.parse_args()
+    if options.table:
+        print(table(read(options.table)))
+        return
+    seeds = options.seeds or (100 if options.honest else 20)
+    campaign = Campaign(
+        device=options.device,
+        spaces=options.spaces or spaces_of(options.device, options.honest),
+        behaviours=frozenset(options.behaviours),
+        seeds=seeds,
+        confirmed=(2 if options.honest else seeds)
+        if options.confirmed is None
+        else options.confirmed,
+        without=frozenset(options.without),
+    )
+    results = read(options.output)
+    deadline = time.monotonic() + 60 * options.minutes
+    finished = True
+    for device, result in run(campaign, {result.key for result in results}):
+        results.append(result)
+        caught = result.caught or "passed"
+        print(
+            f"{result.space} {result.behaviour} {result.seed}: {caught} {result.reason}", flush=True
+        )
+        if options.output:
+            about = {
+                "command": f"python benchmarks/red_team.py --device {options.device}",
+                "date": datetime.now(UTC).isoformat(timespec="seconds"),
+                "device": device,
+                "evotune": evotune.__version__,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+            }
+            write(options.output, results, about)
+        if time.monotonic() > deadline:
+            finished = False
+            break
+    print(table(results))
+    if not finished:
+        print("The time was up: the same command goes on.", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
