@@ -23,10 +23,12 @@ from evotune.problems import create_problem
 from evotune.trial import Configuration
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
+from evotune.verify.watch import Watch
 
 from .pipeline import SPACES, choices
 
 SEEDS = 100
+CALLS, WATCHED_RUNS = 8, 3
 METHODS = [
     (space, method)
     for space in (
@@ -73,10 +75,23 @@ class Methods:
                 buffers = self._gate.buffers(subject, [inputs])
                 launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers())
                 launch()
-                sampler = self._session.sampler([launch] * 3)
+                sampler = self._session.sampler([launch] * CALLS)
+                watch = Watch(
+                    self._session,
+                    self._pool,
+                    subject.case,
+                    seed,
+                    buffers=buffers,
+                    launches=[launch],
+                    samplers=[sampler],
+                )
+                for _ in range(WATCHED_RUNS):
+                    watch.run()
+                self._gate.judge_watched(subject.case, watch.take(), verdict)
+                watch.settle()
+                self._gate.alter(subject, buffers, seed, verdict)
+                self._gate.reuse(subject.case, watch, verdict)
                 self._gate.replay(subject, sampler, buffers, seed + 1, verdict)
-                self._gate.alter(subject, buffers, seed + 1, verdict)
-                self._gate.reuse(subject, buffers, seed + 1, verdict)
             assert verdict.passed, (method, seed, verdict.reason)
 
     def _load(self, method: str) -> list[tuple[str, Subject]]:
