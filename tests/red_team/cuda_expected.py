@@ -1,0 +1,205 @@
+"""The CUDA red team by class: the space of its kernels, and what each is to be refused for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from evotune.trial import Outcome
+
+from .cuda_pipeline import CHAMPION, SEARCH, Judgement
+
+RIGHT = "right"
+"""In each space: the same code without a fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """`kinds` and `reasons` are alternatives, one of which must hold. `stage` is the last one that
+    may find it out."""
+
+    kinds: str
+    reasons: str
+    stage: str = SEARCH
+
+    def fits(self, judgement: Judgement) -> bool:
+        if judgement.stage not in (SEARCH, self.stage):
+            return False
+        return self.names(judgement.outcome)
+
+    def names(self, outcome: Outcome) -> bool:
+        is_kind = outcome.kind.value in self.kinds.split("|")
+        return is_kind and any(words in outcome.reason for words in self.reasons.split("|"))
+
+
+@dataclass(frozen=True, slots=True)
+class CheatClass:
+    space: str
+    expected: Mapping[str, Expected]
+
+
+# What is not done, or done with old values, in launches that are timed.
+_STALE = "altered in place|replayed|never written|those of the launch before|timed|familiar"
+_WRONG = "wrong_result|nan"
+_RESTS = Expected(f"{_WRONG}|nondeterministic", _STALE + "|differ between")
+_REUSES = Expected(f"{_WRONG}|too_fast|nondeterministic", _STALE + "|differ between")
+_SLOW_TO_SHOW = Expected(_REUSES.kinds, _REUSES.reasons, CHAMPION)
+
+TIMED_COUNTS = {
+    "rests_from_200_to_1000": _RESTS,
+    "rests_every_2nd": _RESTS,
+    "rests_every_3rd": _RESTS,
+    "rests_every_4th": _RESTS,
+    "rests_every_7th": _SLOW_TO_SHOW,
+    "rests_every_10th": _SLOW_TO_SHOW,
+    "works_every_4th": _RESTS,
+    "rests_from_100_to_300_unless_poisoned": _SLOW_TO_SHOW,
+    "rests_but_for_the_last_at_an_address": _SLOW_TO_SHOW,
+    "rests_but_for_the_first_at_an_address": _RESTS,
+    "rests_after_4_at_an_address": _SLOW_TO_SHOW,
+    "stale_unless_poisoned": _RESTS,
+    "alternates_with_its_own_copy": _RESTS,
+}
+
+TIMED_CLOCK = {
+    "works_10_after_a_pause_of_20us": _SLOW_TO_SHOW,
+    "works_100us_after_a_pause": _SLOW_TO_SHOW,
+    "rests_within_1us": _SLOW_TO_SHOW,
+    "rests_within_2us": _SLOW_TO_SHOW,
+    "rests_within_5us": _SLOW_TO_SHOW,
+    "rests_after_the_shortest_gap": _SLOW_TO_SHOW,
+    "works_40_after_a_pause": _SLOW_TO_SHOW,
+}
+
+TIMED_PROBES = {
+    "probes_16th_rests_after_10": _SLOW_TO_SHOW,
+    "probes_16th_halves_after_17": _SLOW_TO_SHOW,
+    "probes_61st_rests_after_17": _SLOW_TO_SHOW,
+    "probes_61st_remembers_after_24": _SLOW_TO_SHOW,
+    "probes_ends_remembers_after_10": _SLOW_TO_SHOW,
+    "probes_all_rests_after_24": _SLOW_TO_SHOW,
+    "probes_all_halves_after_10": _SLOW_TO_SHOW,
+    "probes_all_remembers_after_17": _SLOW_TO_SHOW,
+    "compares_24_then_probes": _SLOW_TO_SHOW,
+    "weights_kept_with_patience": _SLOW_TO_SHOW,
+    "memo_of_four_input_sets": _REUSES,
+}
+
+TIMED_PACKING = {
+    "values_packed_with_patience_17": _SLOW_TO_SHOW,
+    "queries_packed_with_patience_17": _SLOW_TO_SHOW,
+    "keys_packed_with_patience_10": _SLOW_TO_SHOW,
+    "keys_packed_with_patience_24": _SLOW_TO_SHOW,
+}
+
+_OFF = Expected(_WRONG, "out is off by|elements of out are NaN")
+_OFF_AT_LAST = Expected(_OFF.kinds, _OFF.reasons, CHAMPION)
+_READS_OUTSIDE = Expected(
+    f"{_WRONG}|out_of_bounds|nondeterministic",
+    f"{_OFF.reasons}|differ between|memcheck|initcheck",
+    CHAMPION,
+)
+
+NUMBERS = {
+    "drops_weights_below_e6": _OFF,
+    "drops_weights_below_e9": _OFF,
+    "drops_weights_below_e12": _OFF,
+    "crude_exp": _OFF,
+    "no_maximum_but_clamped": _OFF,
+    "softmax_scale_ignored": _OFF_AT_LAST,
+    "maximum_from_zero": _OFF,
+    "maximum_from_flt_min": _OFF,
+    "reads_values_past_the_end": _READS_OUTSIDE,
+    "padding_left_unwritten": _READS_OUTSIDE,
+    "zero_score_is_masked": _OFF,
+    "mask_of_minus_100": _OFF,
+    "mask_of_minus_30": _OFF,
+    "padding_in_the_maximum": _OFF,
+    "first_tiles_maximum": _OFF,
+    "first_score_as_maximum": _OFF,
+    "no_maximum": _OFF,
+    "no_maximum_below_60": _OFF,
+    "drops_tiles_below_e6": _OFF,
+    "drops_tiles_below_e9": _OFF,
+    "half_sum_of_weights": _OFF,
+    "outputs_clamped_at_6": _OFF,
+}
+
+SHAPES = {
+    name: _OFF_AT_LAST
+    for name in (
+        *(f"wrong_from_batch_{index}" for index in (2, 3, 5)),
+        *(f"wrong_from_head_{index}" for index in (4, 6, 8, 20)),
+        "wrong_beyond_16_sequences",
+        *(f"wrong_for_groups_of_{group}" for group in (3, 5, 7, 8)),
+        "wrong_beyond_600_keys",
+        "wrong_beyond_1024_keys",
+        "wrong_at_63_mod_64",
+        "wrong_at_1_mod_128",
+        "wrong_at_127_mod_128",
+        "index_of_16_bits",
+    )
+}
+
+SHAPES_LONG = {
+    "wrong_at_odd_lengths_from_4000": _OFF_AT_LAST,
+    "wrong_at_4095_keys": _OFF_AT_LAST,
+    "wrong_beyond_4096_keys": _OFF_AT_LAST,
+}
+
+# What a race does to a result is up to the race; a sanitizer may see what no result shows.
+_RACES = Expected(
+    f"{_WRONG}|nondeterministic|out_of_bounds|launch_error", "out|racecheck|memcheck", CHAMPION
+)
+
+RACES = {
+    "wait_off_by_one": _RACES,
+    "wait_off_by_two": _RACES,
+    "waits_behind_the_barrier": _RACES,
+    "no_barrier_before_reading": _RACES,
+    "no_barrier_before_overwriting": _RACES,
+    "no_syncwarp": _RACES,
+    "last_wait_off_by_one": _RACES,
+}
+
+TICKETS = {
+    "ticket_without_fence": _RACES,
+    "ticket_without_barrier": _RACES,
+    "merges_before_the_last_part": _RACES,
+}
+
+SOFTMAX = {
+    "sum_up_to_300_columns": _OFF_AT_LAST,
+    "sum_up_to_5000_columns": _OFF_AT_LAST,
+    "sum_without_odd_last_when_long": _OFF_AT_LAST,
+    "maximum_from_zero": _OFF,
+    "maximum_of_the_first_128": _OFF,
+    "no_maximum": _OFF,
+    "maximum_above_80_only": _OFF,
+    "weights_below_e12_dropped": _OFF,
+}
+
+RMS_NORM = {
+    "eps_of_1e_3": _OFF,
+    "no_eps": _OFF,
+    "sum_up_to_300_columns": _OFF,
+    "half_squares": _OFF,
+    "half_sum": _OFF,
+    "values_clamped_at_30": _OFF,
+    "mean_of_one_less": _OFF,
+}
+
+CLASSES: dict[str, CheatClass] = {
+    "timed_counts": CheatClass("cheats_timed_counts_cuda.yaml", TIMED_COUNTS),
+    "timed_clock": CheatClass("cheats_timed_clock_cuda.yaml", TIMED_CLOCK),
+    "timed_probes": CheatClass("cheats_timed_probes_cuda.yaml", TIMED_PROBES),
+    "timed_packing": CheatClass("cheats_timed_packing_cuda.yaml", TIMED_PACKING),
+    "numbers_fp16": CheatClass("cheats_numbers_fp16_cuda.yaml", NUMBERS),
+    "numbers_bf16": CheatClass("cheats_numbers_bf16_cuda.yaml", NUMBERS),
+    "shapes": CheatClass("cheats_shapes_cuda.yaml", SHAPES),
+    "shapes_long": CheatClass("cheats_shapes_long_cuda.yaml", SHAPES_LONG),
+    "races": CheatClass("cheats_races_cuda.yaml", RACES),
+    "tickets": CheatClass("cheats_tickets_cuda.yaml", TICKETS),
+    "softmax": CheatClass("cheats_softmax_cuda.yaml", SOFTMAX),
+    "rms_norm": CheatClass("cheats_rms_norm_cuda.yaml", RMS_NORM),
+}

@@ -1,0 +1,131 @@
+"""CUDA kernels of a red-team space, each through the search and, if that lets it pass, through a
+champion's confirmation: what `evotune run` does only for the best of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from evotune.engine.setup import load_setup
+from evotune.execute.local import open_local_executor
+from evotune.execute.protocol import TIMED, Proposal
+from evotune.problems.base import Case
+from evotune.trial import Configuration, Outcome
+
+from .pipeline import SPACES
+
+SEARCH, CHAMPION = "search", "champion"
+_SEED_STEP = 10_007  # more than a space has kernels, and prime: seeds share no trial's number
+_LONGEST_S = 400.0  # for all kernels of a space to be compiled, or one to be confirmed
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What became of a kernel: `stage` is the one that refused it, "" where it passed both."""
+
+    behaviour: str
+    seed: int
+    stage: str
+    outcome: Outcome
+    seconds: float
+
+
+class CudaPipeline:
+    """Compilers, one worker on one GPU, gate, timing, replay and confirmation for one space.
+
+    `without` are checks to be left out, for what each of them catches alone.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        space: str,
+        *,
+        device: str = "cuda:0",
+        without: frozenset[str] = frozenset(),
+    ) -> None:
+        if without:  # no executor takes them yet
+            raise ValueError(f"checks cannot be left out: {', '.join(sorted(without))}")
+        setup = load_setup(SPACES / space, device)
+        document = setup.document
+        assert setup.planner is not None
+        assert document is not None
+        assert document.problem is not None
+        self._planner = setup.planner
+        self._executor = open_local_executor(
+            folder=folder / "logs",
+            cache=folder / "cache",
+            profiles=setup.devices,
+            problem=document.problem.name,
+            dtype=document.problem.dtype,
+            root=document.root.absolute(),
+            deterministic=document.deterministic,
+            trial_timeout_s=document.timeouts.trial_s,
+        )
+        try:
+            self._choose_baselines(setup.cases[TIMED])
+        except BaseException:
+            self._executor.close()
+            raise
+        (spec,) = document.parameters
+        self._gene = spec.name
+        self.behaviours = [str(value) for value in spec.parameter.values]
+
+    def _choose_baselines(self, cases: Sequence[Case]) -> None:
+        """The fastest that is right, as for a run."""
+        timings = self._executor.time_baselines(cases).timings
+        passed = sorted((t for t in timings if t.passed), key=lambda t: -t.time_us)
+        self._executor.baselines = {timing.case: timing.name for timing in passed}
+
+    def judge(
+        self, behaviours: Sequence[str], seed: int, *, confirm: bool = True
+    ) -> Iterator[Judgement]:
+        """Each of them once: all are compiled side by side and measured one after the other; those
+        that the search lets pass are then confirmed, each in a fresh worker."""
+        passed: list[str] = []
+        for name, outcome, seconds in self._run(behaviours, seed, confirm=False):
+            if outcome.ok and confirm:
+                passed.append(name)
+            else:
+                stage = "" if outcome.ok else SEARCH
+                yield Judgement(name, seed, stage, outcome, seconds)
+        for name in passed:
+            for _, outcome, seconds in self._run([name], seed, confirm=True):
+                yield Judgement(name, seed, "" if outcome.ok else CHAMPION, outcome, seconds)
+
+    def _proposal(self, behaviour: str, seed: int, *, confirm: bool) -> Proposal:
+        number = seed * _SEED_STEP + self.behaviours.index(behaviour)
+        configuration = Configuration({self._gene: behaviour})
+        proposal = self._planner.proposal(number, configuration, confirm=confirm)
+        # For this device alone: else the outcome of equal code, of a seed before, would do.
+        return dataclasses.replace(proposal, device=0)
+
+    def _run(
+        self, behaviours: Sequence[str], seed: int, *, confirm: bool
+    ) -> Iterator[tuple[str, Outcome, float]]:
+        """With the seconds since the outcome before."""
+        names: dict[int, str] = {}
+        for name in behaviours:
+            proposal = self._proposal(name, seed, confirm=confirm)
+            names[proposal.number] = name
+            self._executor.submit(proposal)
+        last = time.monotonic()
+        deadline = last + _LONGEST_S
+        while names:
+            for number, outcome in self._executor.poll(0.5):
+                now = time.monotonic()
+                yield names.pop(number), outcome, now - last
+                last = time.monotonic()
+                deadline = last + _LONGEST_S
+            if time.monotonic() > deadline:
+                raise AssertionError(f"no outcome for {', '.join(names.values())}")
+
+    def drop(self) -> None:
+        """Gives up what has not finished."""
+        self._executor.drop()
+
+    def close(self) -> None:
+        self._executor.close()

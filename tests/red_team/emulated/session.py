@@ -1,0 +1,99 @@
+"""The red team's CUDA kernels compiled for the CPU, and a session that runs them there.
+
+What it shows: that a right kernel is right, and that a cheat does what its name says. What it
+cannot show: anything that is the hardware's, as times, caches and when a copy arrives.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from evotune.device.cpu import CpuSession
+from evotune.device.launch import CompileJob, Launch, LaunchPlan
+from evotune.device.scalars import c_value
+
+HERE = Path(__file__).parent
+# A jump from one fiber's stack to another's is what _FORTIFY_SOURCE takes for a mistake.
+_COMPILER = (
+    *("g++", "-std=c++20", "-O2", "-march=native", "-w", "-fPIC", "-shared"),
+    "-U_FORTIFY_SOURCE",
+)
+
+
+class EmulatedKernel:
+    """A library of its own, with device memory of its own, for one behaviour or method."""
+
+    def __init__(self, path: Path, chosen: int) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._library.choose(chosen)
+        self.launches = 0
+
+    def __call__(self) -> None:
+        raise TypeError("an emulated kernel is launched through Session.bind")
+
+    def let_pass(self, time_us: float) -> None:
+        """On the clock that the kernel reads."""
+        self._library.let_pass(ctypes.c_ulonglong(int(1000 * time_us)))
+
+    def run(self, launch: Launch, values: Any) -> None:
+        """Each time in another order of blocks and threads."""
+        self.launches += 1
+        (grid,) = launch.grid
+        self._library[f"run_{launch.entry}"](grid, launch.threads, self.launches, values)
+
+
+class EmulatedSession(CpuSession):
+    """A launch has ended, and all it did, when it returns."""
+
+    in_order = True
+
+    def bind(
+        self, kernel: Callable[..., object], plan: LaunchPlan, pointers: Mapping[str, int]
+    ) -> Callable[[], object]:
+        assert isinstance(kernel, EmulatedKernel)
+        kinds = ("tensor", "workspace")
+        values = [
+            ctypes.c_void_p(pointers[each.name]) if each.type in kinds else c_value(each)
+            for each in plan.arguments
+        ]
+        addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+
+        def run() -> None:
+            assert values  # which the addresses are of
+            for launch in plan.launches:
+                kernel.run(launch, addresses)
+
+        return run
+
+
+class EmulatedFile:
+    """A kernel file, compiled once for all behaviours (or methods) that it has."""
+
+    def __init__(self, folder: Path, job: CompileJob, entries: tuple[str, ...]) -> None:
+        """`job` is that of any of them."""
+        self._folder = folder
+        self._path = folder / f"{Path(job.source).stem}-{job.key[:8]}.so"
+        self._loaded = 0
+        source = Path(job.root) / job.source
+        defines = {name: value for name, value in job.defines if name not in _CHOSEN}
+        command = [*_COMPILER, f"-I{HERE}", f'-DKERNEL_FILE="{source}"']
+        command += [f"-D{name}={value}" for name, value in defines.items()]
+        command += [f"-DENTRIES={' '.join(f'RUN({entry})' for entry in entries)}"]
+        command += [str(HERE / "harness.cpp"), "-o", str(self._path)]
+        subprocess.run(command, check=True)
+
+    def load(self, job: CompileJob) -> EmulatedKernel:
+        """With device memory as when a module has just been loaded."""
+        self._loaded += 1
+        own = self._folder / f"{self._path.stem}-{self._loaded}.so"
+        shutil.copyfile(self._path, own)
+        (chosen,) = (value for name, value in job.defines if name in _CHOSEN)
+        return EmulatedKernel(own, chosen)
+
+
+_CHOSEN = ("BEHAVIOUR", "METHOD")

@@ -1,0 +1,171 @@
+"""Right CUDA kernels that compute in unusual ways, in many seeds through the gate, in one process.
+
+    python -m tests.red_team.unusual_cuda -o FILE [--seeds 100] [--minutes 5] [--methods a,b]
+
+What has been found, the refusals one by one, is written to FILE at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from evotune.device.cuda.compiler import NvrtcCompiler
+from evotune.device.launch import CompileFailure, CompileJob
+from evotune.device.protocol import Session
+from evotune.engine.setup import load_setup
+from evotune.execute.protocol import TIMED, CaseJob
+from evotune.problems import create_problem
+from evotune.space.document import load_space
+from evotune.trial import Configuration
+from evotune.verify.gate import Gate, Subject, Verdict
+from evotune.verify.pool import InputPool
+
+from .pipeline import SPACES
+
+UNUSUAL = tuple(f"unusual_{name}_cuda.yaml" for name in ("rows", "warps", "splits", "tiles"))
+_LAUNCHES = 16  # of a sample, at one place
+
+
+def values_of(space: str) -> tuple[str, list[str]]:
+    """The space's one parameter, and its values."""
+    (spec,) = load_space(SPACES / space).parameters
+    return spec.name, [str(value) for value in spec.parameter.values]
+
+
+METHODS = {method: space for space in UNUSUAL for method in values_of(space)[1]}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a compiler's process needs for one method."""
+
+    method: str
+    compile: CompileJob
+    path: Path
+
+
+def compile_job(job: Job) -> str:
+    """Why it does not compile; "" when it does."""
+    found = NvrtcCompiler().compile(job.compile, job.path, 60.0)
+    return f"{job.method}: {found.reason}" if isinstance(found, CompileFailure) else ""
+
+
+class CudaMethods:
+    """All methods, compiled side by side and loaded by one process, with one input pool."""
+
+    def __init__(self, folder: Path, device: str = "cuda:0") -> None:
+        self._jobs: dict[str, list[tuple[CaseJob, Path]]] = {}
+        compiles: dict[Path, Job] = {}
+        for space in UNUSUAL:
+            setup = load_setup(SPACES / space, device)
+            assert setup.planner is not None
+            profile = setup.profile
+            gene, methods = values_of(space)
+            for method in methods:
+                cases = setup.planner.proposal(0, Configuration({gene: method})).cases
+                paths = [folder / f"{method}-{case.compile.key[:8]}.cubin" for case in cases]
+                self._jobs[method] = list(zip(cases, paths, strict=True))
+                for case, path in self._jobs[method]:
+                    compiles[path] = Job(method, case.compile, path)
+        with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+            failures = [words for words in pool.map(compile_job, compiles.values()) if words]
+        assert not failures, failures
+        # Only here: what comes with it needs a GPU.
+        from evotune.device.cuda.session import CudaSession
+
+        self._session: Session = CudaSession(profile)
+        self._problem = create_problem("attention", "float16")
+        session = self._session
+        self._pool = InputPool(self._problem, session.torch_device, session.pool_bytes)
+        self._gate = Gate(session, self._problem, self._pool, deterministic=True)
+        self._subjects: dict[str, list[tuple[str, Subject]]] = {}
+
+    def judge(self, method: str, seed: int, *, edges: bool) -> Verdict:
+        """The timed shapes go also through what follows the timing."""
+        if method not in self._subjects:
+            self._subjects[method] = [self._load(*each) for each in self._jobs[method]]
+        verdict = Verdict()
+        for role, subject in self._subjects[method]:
+            if not verdict.passed or (role != TIMED and not edges):
+                continue
+            self._gate.examine(subject, self._problem.input_kinds, seed, verdict)
+            if role == TIMED and verdict.passed:
+                self._judge_timed(subject, seed, verdict)
+        return verdict
+
+    def _judge_timed(self, subject: Subject, seed: int, verdict: Verdict) -> None:
+        inputs = self._pool.get(subject.case, "normal", seed)
+        buffers = self._gate.buffers(subject, [inputs])
+        launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers())
+        launch()
+        sampler = self._session.sampler([launch] * _LAUNCHES)
+        sampler.time_us()
+        self._gate.replay(subject, sampler, buffers, seed + 1, verdict)
+        self._gate.alter(subject, buffers, seed + 1, verdict)
+        self._gate.reuse(subject, buffers, seed + 1, verdict)
+
+    def _load(self, job: CaseJob, path: Path) -> tuple[str, Subject]:
+        kernel = self._session.load(path, job.plan)
+        return job.role, Subject(job.case, job.plan, kernel)
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    method: str
+    seed: int
+    reason: str
+    seconds: float
+
+
+def passages(
+    methods: CudaMethods, names: list[str], seeds: int, deadline: float
+) -> Iterator[Passage]:
+    """Seed by seed, so that each method has as many as any when time is up."""
+    for seed in range(seeds):
+        for name in names:
+            if time.monotonic() > deadline:
+                return
+            started = time.monotonic()
+            verdict = methods.judge(name, seed, edges=True)
+            yield Passage(name, seed, verdict.reason, time.monotonic() - started)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("--methods", default=",".join(METHODS))
+    arguments = parser.parse_args()
+    deadline = time.monotonic() + 60 * arguments.minutes
+    names = arguments.methods.split(",")
+    with tempfile.TemporaryDirectory() as folder:
+        methods = CudaMethods(Path(folder), arguments.device)
+        made = list(passages(methods, names, arguments.seeds, deadline))
+    refused = [each for each in made if each.reason]
+    summary = {
+        "methods": len(names),
+        "seeds": {name: sum(each.method == name for each in made) for name in names},
+        "refused": [[each.method, each.seed, each.reason] for each in refused],
+        "median_ms": round(1000 * statistics.median(each.seconds for each in made), 2),
+        "seconds": round(sum(each.seconds for each in made), 1),
+    }
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(summary, indent=1) + "\n")
+    for each in refused:
+        print(each.method, each.seed, each.reason)
+    print(f"{len(refused)} refused of {len(made)}: {len(names)} methods")
+
+
+if __name__ == "__main__":
+    main()
