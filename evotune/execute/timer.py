@@ -81,8 +81,11 @@ class CaseTimer:
         seed: int,
         *,
         watching: bool = True,
+        draw: int = 0,
     ) -> None:
-        """Without `watching`, no run of what is timed is looked into."""
+        """Without `watching`, no run of what is timed is looked into; else `draw` numbers what is
+        drawn for it."""
+        self._draw = draw
         self._watching = watching
         self._session = session
         self._problem = problem
@@ -107,6 +110,7 @@ class CaseTimer:
             buffers=buffers,
             launches=launches,
             samplers=sampler.parts,
+            draw=self._draw,
         )
         return Placed(subject, buffers, launches, sampler, settings, watch)
 

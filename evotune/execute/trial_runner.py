@@ -245,6 +245,7 @@ class TrialRunner:
                 self._baselines,
                 seed,
                 watching="watch" not in self._without,
+                draw=job["number"],
             )
             candidate = timer.place(self._gate, subject, own)
             rival = rivals.get(subject.case.label)
@@ -260,7 +261,7 @@ class TrialRunner:
                 watched=functools.partial(self._gate.judge_watched, subject.case, verdict=verdict),
             )
             if "alter" not in self._without:
-                self._gate.alter(subject, candidate.buffers, seed, verdict)
+                self._gate.alter(subject, candidate.buffers, seed, verdict, draw=job["number"])
             if candidate.watch and thorough and self._is_suspicious(measurement, flops):
                 self._gate.audit(subject.case, candidate.watch, verdict)
             # In the search a slow one gains nothing by reusing results.

@@ -186,15 +186,23 @@ class Gate:
         for found in after:
             self._judge(case, f"{how} normal", found, inputs, verdict)
 
-    def alter(self, subject: Subject, placed: BufferSets, seed: int, verdict: Verdict) -> None:
+    def alter(
+        self,
+        subject: Subject,
+        placed: BufferSets,
+        seed: int,
+        verdict: Verdict,
+        *,
+        draw: int = 0,
+    ) -> None:
         """On one of the buffers that were timed, which hold the inputs of this seed: a row of
         launches with part of an input changed before each and the outputs left as they are. Each
         must be right: a kernel that rests every few launches fails, and one that skips work when it
-        finds its outputs written. The inputs are left as found.
+        finds its outputs written. The inputs are left as found. `draw` numbers what is drawn.
         """
         if not verdict.passed:
             return
-        case, rng = subject.case, random.Random(self._pool.stream(subject.case, "alter", seed))
+        case, rng = subject.case, random.Random(self._pool.stream(subject.case, "alter", draw))
         number = rng.randrange(len(placed))
         buffers, launch = placed.only(number), self._bind(subject, placed, number)
         output_bytes = sum(value.nbytes for value in buffers.outputs().values())

@@ -67,14 +67,16 @@ class Watch:
         buffers: BufferSets,
         launches: Sequence[Callable[[], object]],
         samplers: Sequence[WatchableSampler],
+        draw: int = 0,
     ) -> None:
+        """`draw` numbers what is drawn for one candidate."""
         self._session = session
         self._sets = [pool.get(case, "normal", seed), *pool.changed(case, seed)]
         self._other = pool.get(case, "normal", seed + 1)
         self._poison = torch.full(
             (1, SPOT_BYTES), POISON_BYTE, dtype=torch.uint8, device=session.torch_device
         )
-        self._rng = random.Random(pool.stream(case, "watch", seed))
+        self._rng = random.Random(pool.stream(case, "watch", draw))
         self._buffers = buffers
         self._in_a_row = samplers[0].count // len(launches)
         self._calls = [call for call in launches for _ in range(self._in_a_row)]

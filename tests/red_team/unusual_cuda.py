@@ -28,11 +28,13 @@ from evotune.space.document import load_space
 from evotune.trial import Configuration
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
+from evotune.verify.watch import Watch
 
 from .pipeline import SPACES
 
 UNUSUAL = tuple(f"unusual_{name}_cuda.yaml" for name in ("rows", "warps", "splits", "tiles"))
 _LAUNCHES = 16  # of a sample, at one place
+_WATCHED_RUNS = 5
 
 
 def values_of(space: str) -> tuple[str, list[str]]:
@@ -108,10 +110,22 @@ class CudaMethods:
         launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers())
         launch()
         sampler = self._session.sampler([launch] * _LAUNCHES)
-        sampler.time_us()
+        watch = Watch(
+            self._session,
+            self._pool,
+            subject.case,
+            seed,
+            buffers=buffers,
+            launches=[launch],
+            samplers=[sampler],
+        )
+        for _ in range(_WATCHED_RUNS):
+            watch.run()
+        self._gate.judge_watched(subject.case, watch.take(), verdict)
+        watch.settle()
+        self._gate.alter(subject, buffers, seed, verdict)
+        self._gate.reuse(subject.case, watch, verdict)
         self._gate.replay(subject, sampler, buffers, seed + 1, verdict)
-        self._gate.alter(subject, buffers, seed + 1, verdict)
-        self._gate.reuse(subject, buffers, seed + 1, verdict)
 
     def _load(self, job: CaseJob, path: Path) -> tuple[str, Subject]:
         kernel = self._session.load(path, job.plan)
