@@ -14,6 +14,8 @@ worker is no sandbox; on a GPU, a candidate is device code only.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from evotune.trial import OutcomeKind
@@ -24,23 +26,25 @@ WRONG, NAN = OutcomeKind.WRONG_RESULT, OutcomeKind.NAN
 BOUNDS, LAUNCH = OutcomeKind.OUT_OF_BOUNDS, OutcomeKind.LAUNCH_ERROR
 RANDOM = OutcomeKind.NONDETERMINISTIC
 OFF, NEVER = "out is off by", "never written"
-REPLAYED, ALTERED = "replayed normal inputs", "altered in place inputs"
+KEPT = ((WRONG, NAN), "(watched|altered in place|replayed normal) inputs")
+"""Old results, or none: whichever of the checks of what is timed comes first."""
+REUSED = (OutcomeKind.TOO_FAST, "on those of the launch before")
 
 EXPECTED: dict[str, tuple[OutcomeKind | tuple[OutcomeKind, ...], str]] = {
     # Wrong keys
     "drops_last_key": (WRONG, OFF),
-    "drops_last_keys_when_long": (WRONG, "(1,1,257,32) causal"),
+    "drops_last_keys_when_long": (WRONG, r"\(1,1,257,32\) causal"),
     "drops_odd_last_key": (WRONG, OFF),
     "drops_first_key": (WRONG, OFF),
     "causal_edge_early": (WRONG, OFF),
     "causal_edge_late": (WRONG, OFF),
-    "causal_bottom_right": (WRONG, "(1,4/2,33x130,32) causal"),
+    "causal_bottom_right": (WRONG, r"\(1,4/2,33x130,32\) causal"),
     "ignores_the_mask": (WRONG, OFF),
-    "reads_past_the_end": (WRONG, OFF),
+    "reads_past_the_end": (NAN, "elements of out are NaN"),
     # Right for some cases only
-    "one_length_only": (WRONG, "(2,2,67,32) causal"),
-    "one_head_count_only": (WRONG, "(1,4/2,33x130,32) causal"),
-    "ignores_head_groups": (WRONG, "(1,4/2,33x130,32) causal"),
+    "one_length_only": (WRONG, r"\(2,2,67,32\) causal"),
+    "one_head_count_only": (WRONG, r"\(1,4/2,33x130,32\) causal"),
+    "ignores_head_groups": (WRONG, r"\(1,4/2,33x130,32\) causal"),
     "one_seed_only": (WRONG, OFF),
     # Bad numerics
     "no_scale": (WRONG, OFF),
@@ -48,7 +52,7 @@ EXPECTED: dict[str, tuple[OutcomeKind | tuple[OutcomeKind, ...], str]] = {
     "no_maximum": (NAN, "large_logits inputs"),
     "first_score_as_maximum": (NAN, "large_logits inputs"),
     "maximum_over_queries": (NAN, "large_logits inputs"),
-    "clamped_exp": (WRONG, "large_logits inputs"),
+    "clamped_exp": ((WRONG, NAN), "large_logits inputs"),
     "crude_exp": (WRONG, OFF),
     "drops_small_weights": (WRONG, OFF),
     "fp16_accumulation": (WRONG, OFF),
@@ -65,29 +69,29 @@ EXPECTED: dict[str, tuple[OutcomeKind | tuple[OutcomeKind, ...], str]] = {
     "writes_past_the_workspace": (BOUNDS, "wrote outside scratch"),
     "writes_past_an_input": (BOUNDS, "wrote outside v"),
     "changes_an_input": (BOUNDS, "changed its input k"),
-    "changes_an_input_when_timed": (BOUNDS, "changed its input v while it was timed"),
+    "changes_an_input_when_timed": ((BOUNDS, *KEPT[0]), f"changed its input v|{KEPT[1]}"),
     "scales_q_in_place": (BOUNDS, "changed its input q"),
-    "leaves_the_counter": (WRONG, "left workspace counter (zero_once) other than zero"),
+    "leaves_the_counter": (WRONG, r"left workspace counter \(zero_once\) other than zero"),
     # Not the same twice
     "race": ((WRONG, RANDOM), "out"),
     "order_by_the_clock": (RANDOM, "differ between two equal launches"),
     "static_counter": (RANDOM, "differ between two equal launches"),
     # Answers from memory
     "returns_the_answer_before": (WRONG, OFF),
-    "keyed_on_pointers": (WRONG, REPLAYED),
-    "scratch_keeps_the_answer": (WRONG, ALTERED),
-    "packs_keys_once": (WRONG, ALTERED),
-    "memoises_all_inputs": (OutcomeKind.TOO_FAST, "on those of the launch before"),
-    "memoises_when_hurried": (OutcomeKind.TOO_FAST, "on those of the launch before"),
-    "watches_its_pages": (OutcomeKind.TOO_FAST, "on those of the launch before"),
+    "keyed_on_pointers": KEPT,
+    "scratch_keeps_the_answer": KEPT,
+    "packs_keys_once": KEPT,
+    "memoises_all_inputs": REUSED,
+    "memoises_when_hurried": REUSED,
+    "watches_its_pages": (LAUNCH, "changed the handler of SIGSEGV"),
     # Works only when it is looked at
-    "works_when_poisoned": (WRONG, ALTERED),
-    "writes_only_poison": (WRONG, ALTERED),
-    "works_when_a_probe_changed": (WRONG, ALTERED),
-    "works_when_a_hash_changed": (WRONG, ALTERED),
-    "works_every_other_time": (WRONG, ALTERED),
+    "works_when_poisoned": KEPT,
+    "writes_only_poison": KEPT,
+    "works_when_a_probe_changed": KEPT,
+    "works_when_a_hash_changed": KEPT,
+    "works_every_other_time": KEPT,
     "stops_working": (NAN, NEVER),
-    "stops_when_hurried": (WRONG, ALTERED),
+    "stops_when_hurried": KEPT,
     # Leaves something behind
     "finishes_later": (NAN, NEVER),
     "overwrites_later": ((LAUNCH, WRONG, RANDOM), "out"),  # in time, too late, or in the second
@@ -109,7 +113,7 @@ def test_a_cheat_is_rejected_and_the_reason_says_why(cheats: Pipeline, behaviour
     kinds = kind if isinstance(kind, tuple) else (kind,)
     outcome = cheats.run(behaviour)
     assert outcome.kind in kinds, outcome.reason
-    assert reason in outcome.reason
+    assert re.search(reason, outcome.reason), outcome.reason
     assert outcome.fitness is None
 
 

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.gpu
 
 EVOTUNE = [sys.executable, "-m", "evotune"]
 OFF, NEVER = "out is off by", "never written"
-ALTERED = "altered in place inputs"
+KEPT = ("wrong_result|nan", "watched inputs|altered in place inputs|replayed normal inputs")
+"""Old results, or none: whichever of the checks of what is timed comes first."""
 
 EXPECTED: dict[str, tuple[str, str]] = {
     # Wrong keys
@@ -32,15 +33,15 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "causal_edge_early": ("wrong_result", OFF),
     "causal_edge_late": ("wrong_result", OFF),
     "causal_bottom_right": ("wrong_result", "(1,4/2,33x130,64) causal"),
-    "reads_past_the_end": ("wrong_result", OFF),
+    "reads_past_the_end": ("nan", "elements of out are NaN"),
     # Right for some cases only
-    "one_length_only": ("wrong_result", "(1,3/1,145x29,64) causal"),
+    "one_length_only": ("nan", "(1,3/1,145x29,64) causal"),
     "ignores_head_groups": ("wrong_result", "(1,4/2,33x130,64) causal"),
     # Bad numerics
     "no_scale": ("wrong_result", OFF),
     "no_rescale": ("wrong_result", OFF),
     "no_maximum": ("nan", "large_logits inputs"),
-    "clamped_exp": ("wrong_result", "large_logits inputs"),
+    "clamped_exp": ("nan", "large_logits inputs"),
     "fp16_scores": ("wrong_result", OFF),
     "fp16_accumulation": ("wrong_result", OFF),
     "e4m3_weights": ("wrong_result", OFF),
@@ -56,7 +57,10 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "writes_past_the_workspace": ("out_of_bounds", "wrote outside scratch"),
     "writes_past_an_input": ("out_of_bounds", "wrote outside v"),
     "changes_an_input": ("out_of_bounds", "changed its input q"),
-    "changes_an_input_when_timed": ("out_of_bounds", "changed its input v while it was timed"),
+    "changes_an_input_when_timed": (
+        f"out_of_bounds|{KEPT[0]}",
+        f"changed its input v while it was timed|{KEPT[1]}",
+    ),
     "leaves_the_counter": ("wrong_result", "left workspace counter (zero_once) other than zero"),
     # Not the same twice. What a race does to a result is up to the race.
     "missing_barrier": ("wrong_result|nan|nondeterministic", "out"),
@@ -65,15 +69,15 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "works_by_turns": ("nondeterministic", "differ between two equal launches"),
     # Answers from memory
     "returns_the_answer_before": ("wrong_result", OFF),
-    "keyed_on_pointers": ("wrong_result", ALTERED),  # timed at several places, it recomputes
-    "scratch_keeps_the_answer": ("wrong_result", ALTERED),
-    "packs_keys_once": ("wrong_result", ALTERED),
-    "memoises_some_inputs": ("wrong_result", ALTERED),
-    "memoises_all_inputs": ("too_fast", "on those of the launch before"),
+    "keyed_on_pointers": KEPT,
+    "scratch_keeps_the_answer": KEPT,
+    "packs_keys_once": KEPT,
+    "memoises_some_inputs": KEPT,
+    "memoises_all_inputs": ("too_fast|wrong_result", f"on those of the launch before|{KEPT[1]}"),
     # Works only when it is looked at
-    "works_when_poisoned": ("wrong_result", ALTERED),
-    "writes_only_poison": ("wrong_result", ALTERED),
-    "works_every_other_time": ("wrong_result", ALTERED),
+    "works_when_poisoned": KEPT,
+    "writes_only_poison": KEPT,
+    "works_every_other_time": KEPT,
     "stops_working": ("nan", NEVER),
     # Attacks the device
     "illegal_address": ("illegal_access", "illegal"),
@@ -103,7 +107,7 @@ def test_a_cheat_is_rejected_and_the_reason_says_why(
     kinds, reason = EXPECTED[behaviour]
     trial = trials[behaviour]
     assert trial["outcome"] in kinds.split("|"), trial["reason"]
-    assert reason in trial["reason"]
+    assert any(words in trial["reason"] for words in reason.split("|"))
 
 
 def test_the_same_code_without_a_fault_passes(trials: dict[str, Json]) -> None:

@@ -34,7 +34,7 @@ RACED: Expected = ((WRONG, NAN, RANDOM, LAUNCH), "out")
 # What a launch that rested leaves: an old output, part of one, poison, or too short a time.
 RESTED: Expected = (
     (WRONG, NAN, RANDOM, TOO_FAST),
-    "altered|replayed|timed|never written|differ between|new inputs|alteration",
+    "watched|altered|replayed|timed|never written|differ between|new inputs|alteration",
 )
 
 
@@ -92,7 +92,7 @@ EXPECTED: dict[str, dict[str, Expected]] = {
         "interval_timer_after_100_launches": left("timer"),
         "profiling_timer": left("timer"),
         "posix_timer": left("timer|busy after it returned"),
-        "signal_handler": left("signal"),
+        "signal_handler": left("handler of SIG"),
         "signal_mask": left("signal"),
         "helper_of_low_duty": left("thread|busy after it returned"),
         "helper_of_lowest_duty": left("thread|busy after it returned"),
