@@ -92,6 +92,7 @@ class Methods:
                 self._gate.alter(subject, buffers, seed, verdict)
                 self._gate.reuse(subject.case, watch, verdict)
                 self._gate.replay(subject, sampler, buffers, seed + 1, verdict)
+                assert not self._session.left_running(sampler.run), (method, seed)
             assert verdict.passed, (method, seed, verdict.reason)
 
     def _load(self, method: str) -> list[tuple[str, Subject]]:

@@ -54,8 +54,7 @@ KERNEL(blocks_of_32) {
 KERNEL(split_in_4) {
   each_element(a, b, out, m, n, k, [=](const float* row, const float* column) {
     float sum = 0;
-    for (int part = 0; part < 4; ++part)
-      sum += in_order_sum(row, column, static_cast<int>(1L * k * part / 4), static_cast<int>(1L * k * (part + 1) / 4), n);
+    for (int part = 0; part < 4; ++part) sum += in_order_sum(row, column, k * part / 4, k * (part + 1) / 4, n);
     return sum;
   });
 }
@@ -80,7 +79,8 @@ KERNEL(transposed_copy) {
   for (int d = 0; d < k; ++d)
     for (int j = 0; j < n; ++j) columns[1L * j * k + d] = b[1L * d * n + j];
   for (int i = 0; i < m; ++i)
-    for (int j = 0; j < n; ++j) out[1L * i * n + j] = in_order_sum(a + 1L * i * k, columns.data() + 1L * j * k, 0, k, 1);
+    for (int j = 0; j < n; ++j)
+      out[1L * i * n + j] = in_order_sum(a + 1L * i * k, columns.data() + 1L * j * k, 0, k, 1);
 }
 KERNEL(in_double) {
   each_element(a, b, out, m, n, k, [=](const float* row, const float* column) {

@@ -11,7 +11,7 @@ namespace {
 // What the inputs are, from every STRIDE-th word of them.
 template <int STRIDE>
 std::uint64_t probe(const Problem& p) {
-  std::uint64_t hash = reinterpret_cast<std::uintptr_t>(p.out) ^ static_cast<std::uint64_t>(p.rows() * 31 + p.seq_len_k);
+  std::uint64_t hash = reinterpret_cast<std::uintptr_t>(p.out) + p.rows() * 31UL + p.seq_len_k;
   const auto mix = [&hash](const float* values, long count) {
     for (long i = 0; i < count; i += STRIDE) {
       std::uint32_t word;
@@ -23,7 +23,7 @@ std::uint64_t probe(const Problem& p) {
   return hash;
 }
 
-// Of a launch in a row of alike ones: nothing; the second half of the rows; all but the first row; a copy of the answer.
+// Left out of a launch in a row of alike ones: all; half of the rows; all rows but one; all, for a copy of the answer.
 enum class Rest { kNothing, kHalf, kAllButOneRow, kMemory };
 
 void rest(const Problem& p, Rest what, const std::vector<float>& memory) {

@@ -1,5 +1,5 @@
-// RMSNorm, right, computed as each kernel's name says: out = x / sqrt(mean(x * x) + eps) * weight; x, out (rows, columns),
-// weight (columns), float32.
+// RMSNorm, right, computed as each kernel's name says: out = x / sqrt(mean(x * x) + eps) * weight; x, out (rows,
+// columns), weight (columns), float32.
 #include "rows.h"
 
 namespace {

@@ -272,13 +272,12 @@ KERNEL(maximum_over_tiles) {  // those of all tiles first, then theirs
     weighted(row, scores, [top = largest(tops)](float score) { return std::exp(score - top); });
   });
 }
-KERNEL(bound_instead_of_the_maximum) {  // |q| |k| is no less than any score; in double, where it may be far above
+KERNEL(above_the_maximum) {  // by a quarter of the range of the scores: in double it does no harm
   each_row(p, [](const Row& row) {
     std::vector<double>& weights = scores_of(row);
     double top = -kInfinity, below = kInfinity;
     for (const double score : weights) top = std::max(top, score), below = std::min(below, score);
-    const double bound = top + 0.25 * (top - below);
-    if (bound - top > 600) return attend(row);
+    const double bound = top + std::min(0.25 * (top - below), 600.0);
     for (double& weight : weights) weight = std::exp(weight - bound);
     weigh(row, weights);
   });
@@ -318,7 +317,8 @@ KERNEL(factors_in_three_parts) {  // of 8 bits each: the products are exact, as 
       float sums[3] = {};
       for (int d = 0; d < HEAD_DIM; ++d) {
         const float q = row.q[d], k = row.k[1L * j * HEAD_DIM + d];
-        const float q1 = head(q), q2 = head(q - q1), q3 = q - q1 - q2, k1 = head(k), k2 = head(k - k1), k3 = k - k1 - k2;
+        const float q1 = head(q), q2 = head(q - q1), q3 = q - q1 - q2;
+        const float k1 = head(k), k2 = head(k - k1), k3 = k - k1 - k2;
         sums[0] += q1 * k1;
         sums[1] += q1 * k2 + q2 * k1;
         sums[2] += q1 * k3 + q2 * k2 + q3 * k1;
