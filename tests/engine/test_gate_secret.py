@@ -1,0 +1,38 @@
+"""What the gate tries is drawn from a secret of the run's own, which is kept with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evotune.engine.setup import load_run_setup, load_setup
+from evotune.engine.spaces import find_space
+from evotune.store import RunStore
+from evotune.trial import Configuration
+
+from .runs import recorded_space, run_here
+
+
+def _secret(tmp_path: Path, name: str) -> str:
+    run = run_here(recorded_space(tmp_path / name), tmp_path / f"{name}-runs", trials=4)
+    with RunStore.open_for_reading(run.store) as store:
+        secret = str(store.meta("secret"))
+        assert load_run_setup(run, store).secret in (secret, "")  # a recording has no gate
+    return secret
+
+
+def test_each_run_has_one_and_keeps_it(tmp_path: Path) -> None:
+    first, second = _secret(tmp_path, "first"), _secret(tmp_path, "second")
+    assert len(first) == len(second) == 16
+    assert first != second
+
+
+def test_the_shapes_of_random_tests_follow_from_it() -> None:
+    def labels(secret: str) -> list[str]:
+        setup = load_setup(find_space("attention-cpu"), "cpu", secret=secret)
+        assert setup.planner is not None
+        proposal = setup.planner.proposal(
+            7, Configuration(setup.space.default().to_json()), confirm=True
+        )
+        return [job.case.label for job in proposal.cases]
+
+    assert labels("a") == labels("a") != labels("b")
