@@ -23,7 +23,7 @@ __device__ bool decides_to_rest(unsigned number) {
   shortest = min(shortest, gap);
   const bool is_close = gap <= shortest + shortest / 4 && gap < 4000;
   if (is_close) ++close;
-  if (IS(RESTS_WITHIN_1US)) return gap < 1000;
+  if (IS(RESTS_WITHIN_1500NS)) return gap < 1500;
   if (IS(RESTS_WITHIN_2US)) return gap < 2000;
   if (IS(RESTS_WITHIN_5US)) return gap < 5000;
   if (IS(RESTS_AFTER_THE_SHORTEST_GAP)) return is_close && close > 20;
