@@ -38,7 +38,7 @@ def main() -> None:
         path = case["binary"]
         if path not in kernels:
             kernels[path] = CudaKernel(Path(path))
-        _launch(runtime, kernels[path], case)
+        _launch(runtime, kernels[path], case, poison=job["poison"])
     print(DONE, flush=True)
 
 
@@ -51,7 +51,8 @@ def _open_device() -> Any:
     return runtime
 
 
-def _launch(runtime: Any, kernel: Any, case: Mapping[str, Json]) -> None:
+def _launch(runtime: Any, kernel: Any, case: Mapping[str, Json], *, poison: bool) -> None:
+    """With `poison` what the kernel must write is NaN before, else it is left as it comes."""
     from evotune.device.cuda.kernel import bind
 
     plan = LaunchPlan.from_json(case["plan"])
@@ -59,17 +60,19 @@ def _launch(runtime: Any, kernel: Any, case: Mapping[str, Json]) -> None:
     for name, shape, dtype, is_output in case["tensors"]:
         count = math.prod(shape)
         pointers[name] = runtime.malloc(count * _BYTES[dtype])
-        if is_output:
+        if is_output and poison:
             runtime.memset(pointers[name], _POISON_BYTE, count * _BYTES[dtype])
-        else:
+        elif not is_output:
             values = normal_values(count, dtype)
             kind = runtime.memcpyHostToDevice
             runtime.memcpy(pointers[name], values.ctypes.data, values.nbytes, kind)
     for workspace in plan.workspaces:
         # A kernel may have use for none; an allocation of nothing has no address.
         pointers[workspace.name] = runtime.malloc(max(1, workspace.bytes))
-        byte = 0 if workspace.init == "zero_once" else _POISON_BYTE
-        runtime.memset(pointers[workspace.name], byte, workspace.bytes)
+        zero = workspace.init == "zero_once"
+        if zero or poison:
+            byte = 0 if zero else _POISON_BYTE
+            runtime.memset(pointers[workspace.name], byte, workspace.bytes)
     bind(kernel, plan, pointers, lambda: 0)()
     runtime.deviceSynchronize()
     for pointer in pointers.values():

@@ -1,8 +1,10 @@
 """A champion's machine code under NVIDIA's compute-sanitizer, where that is installed.
 
 memcheck finds reads and writes outside any allocation, which guard bands cannot all see: what it
-finds disqualifies. racecheck finds hazards between threads on shared memory, but knows no
-hand-over through mbarriers that a kernel drives by hand: producer warps that fill a buffer and
+finds disqualifies. initcheck finds reads of global memory that nobody has written: outputs and
+scratch memory are left for it as they were allocated; that disqualifies too. Of shared memory and
+of registers it knows nothing. racecheck finds hazards between threads on shared memory, but knows
+no hand-over through mbarriers that a kernel drives by hand: producer warps that fill a buffer and
 consumer warps that read it are reported although the barrier orders them. So its findings
 are kept as a failed check and shown as a warning beside the champion, and a reader who knows the
 kernel judges them; what a race spoils, the rest of the gate can catch only where it shows.
@@ -10,6 +12,7 @@ kernel judges them; what a race spoils, the rest of the gate can catch only wher
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -23,7 +26,8 @@ from pathlib import Path
 
 from evotune.trial import Check, Json
 
-TOOLS = ("memcheck", "racecheck")
+TOOLS = ("memcheck", "initcheck", "racecheck")
+DISQUALIFYING = ("memcheck", "initcheck")
 LIMIT_S = 180.0
 """A tool that runs longer is given up: its check is skipped."""
 
@@ -31,14 +35,15 @@ DONE = "launched every case"
 """The last words of a program under a tool: without them the tool has not seen the kernel."""
 
 _TOOL = "compute-sanitizer"
-_OPTIONS = {"memcheck": ("--report-api-errors", "no"), "racecheck": ()}
-_MEMCHECK_SUMMARY = re.compile(r"^=+ ERROR SUMMARY: (\d+) errors?\b", re.MULTILINE)
+_OPTIONS = {"memcheck": ("--report-api-errors", "no"), "initcheck": (), "racecheck": ()}
+_ERROR_SUMMARY = re.compile(r"^=+ ERROR SUMMARY: (\d+) errors?\b", re.MULTILINE)
 _RACECHECK_SUMMARY = re.compile(
     r"^=+ RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)",
     re.MULTILINE,
 )
 _FINDING = re.compile(
-    r"^=+ ((?:Error: |Warning: |Invalid |Misaligned ).+(?:\n=+ +at .+)?)", re.MULTILINE
+    r"^=+ ((?:Error: |Warning: |Invalid |Misaligned |Uninitialized ).+(?:\n=+ +at .+)?)",
+    re.MULTILINE,
 )
 _WORDS_CHARACTERS = 200
 
@@ -64,10 +69,12 @@ def sanitize(cases: Sequence[Json]) -> list[Check]:
     if not cases:
         return skipped_checks("the kernel supports no edge shape")
     with tempfile.TemporaryDirectory(prefix="evotune-") as folder:
-        job = Path(folder) / "job.json"
-        job.write_text(json.dumps({"cases": list(cases)}))
+        jobs = [Path(folder) / f"{tool}.json" for tool in TOOLS]
+        for tool, job in zip(TOOLS, jobs, strict=True):
+            # Filled memory counts as written.
+            job.write_text(json.dumps({"cases": list(cases), "poison": tool != "initcheck"}))
         with ThreadPoolExecutor(len(TOOLS)) as pool:  # each takes seconds to start
-            return list(pool.map(lambda tool: _run(path, tool, job), TOOLS))
+            return list(pool.map(functools.partial(_run, path), TOOLS, jobs))
 
 
 def _run(path: str, tool: str, job: Path) -> Check:
@@ -92,8 +99,8 @@ def _run(path: str, tool: str, job: Path) -> Check:
 def read_findings(tool: str, output: str) -> Check:
     """The check that a tool's output means: skipped unless it saw every launch to its end."""
     found = _first_finding(output)
-    if tool == "memcheck":
-        summary = _MEMCHECK_SUMMARY.search(output)
+    if tool != "racecheck":
+        summary = _ERROR_SUMMARY.search(output)
         errors, warnings = (int(summary.group(1)) if summary else 0), 0
     else:
         summary = _RACECHECK_SUMMARY.search(output)

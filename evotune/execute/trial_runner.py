@@ -18,7 +18,7 @@ from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import LaunchFailure, Sampler, Session
 from evotune.execute.protocol import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTiming
-from evotune.execute.sanitizer import sanitize, skipped_checks
+from evotune.execute.sanitizer import DISQUALIFYING, sanitize, skipped_checks
 from evotune.execute.timer import BaselineSamplers, CaseTimer
 from evotune.measure.paired import TimingSettings
 from evotune.measure.samplers import time_in_turn_us, warm_sampler
@@ -194,7 +194,7 @@ class TrialRunner:
         self._check_quiet(verdict)
 
     def _sanitize(self, cases: Json, verdict: Verdict, stage_s: dict[str, float]) -> None:
-        """What memcheck finds is a failure; what racecheck finds is a warning."""
+        """What memcheck and initcheck find is a failure; what racecheck finds is a warning."""
         if self._profile.backend != "cuda":
             verdict.checks += skipped_checks("the kernel is no CUDA kernel")
             return
@@ -215,8 +215,11 @@ class TrialRunner:
             checks = sanitize(tensors)
         verdict.checks += checks
         for check in checks:
-            if check.status == "failed" and "memcheck" in check.inputs:
+            tool = check.inputs.split()[-1]
+            if check.status == "failed" and tool in DISQUALIFYING and verdict.passed:
                 verdict.kind = OutcomeKind.OUT_OF_BOUNDS
+                if tool == "initcheck":
+                    verdict.kind = OutcomeKind.WRONG_RESULT
                 verdict.reason = f"{check.inputs}, {check.case}: {check.detail}"
 
     def _measure(

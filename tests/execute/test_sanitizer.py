@@ -28,6 +28,16 @@ MEMCHECK_ERRORS = f"""\
 {DONE}
 ========= ERROR SUMMARY: 2 errors
 """
+INITCHECK_ERRORS = f"""\
+========= COMPUTE-SANITIZER
+========= Uninitialized __global__ memory read of size 4 bytes
+=========     at attention_forward+0x1f0
+=========     by thread (3,0,0) in block (0,0,0)
+=========     Address 0x7f2b4a000404
+=========
+{DONE}
+========= ERROR SUMMARY: 12 errors
+"""
 RACECHECK_CLEAN = f"""\
 ========= COMPUTE-SANITIZER
 {DONE}
@@ -60,6 +70,14 @@ RACECHECK_WARNING = f"""\
             "2 errors: Invalid __global__ write of size 4 bytes at attention_forward+0x6b0",
         ),
         ("memcheck", "========= ERROR SUMMARY: 1 error", "failed", "1 error: see the tool"),
+        ("initcheck", MEMCHECK_CLEAN, "passed", ""),
+        (
+            "initcheck",
+            INITCHECK_ERRORS,
+            "failed",
+            "12 errors: Uninitialized __global__ memory read of size 4 bytes"
+            " at attention_forward+0x1f0",
+        ),
         ("racecheck", RACECHECK_CLEAN, "passed", ""),
         (
             "racecheck",
@@ -137,14 +155,21 @@ import json, sys
 tool = sys.argv[sys.argv.index("--tool") + 1]
 module, job = sys.argv[-2:]
 assert sys.argv[-3] == "-m"
-print("told", module, json.load(open(job)), file=open({str(tmp_path / "told")!r}, "a"))
+print("told", tool, module, json.load(open(job)), file=open({str(tmp_path / "told")!r}, "a"))
 print({RACECHECK_HAZARDS!r} if tool == "racecheck" else {MEMCHECK_CLEAN!r})
 """
     install(tmp_path, monkeypatch, program)
-    memcheck, racecheck = sanitize([{"binary": "x"}])
-    assert (memcheck.status, racecheck.status) == ("passed", "failed")
-    told = (tmp_path / "told").read_text().splitlines()
-    assert told == ["told evotune.execute.sanitized_launch {'cases': [{'binary': 'x'}]}"] * 2
+    checks = sanitize([{"binary": "x"}])
+    assert [check.inputs.split()[-1] for check in checks] == list(sanitizer.TOOLS)
+    assert [check.status for check in checks] == ["passed", "passed", "failed"]
+    told = sorted((tmp_path / "told").read_text().splitlines())
+    cases = "evotune.execute.sanitized_launch {'cases': [{'binary': 'x'}], 'poison': "
+    # To initcheck memory that was filled would look like memory that was written.
+    assert told == [
+        f"told initcheck {cases}False}}",
+        f"told memcheck {cases}True}}",
+        f"told racecheck {cases}True}}",
+    ]
 
 
 def test_a_tool_that_hangs_or_cannot_start_is_skipped(
@@ -153,7 +178,7 @@ def test_a_tool_that_hangs_or_cannot_start_is_skipped(
     tool = install(tmp_path, monkeypatch, "import time; time.sleep(60)")
     monkeypatch.setattr(sanitizer, "LIMIT_S", 0.3)
     details = [check.detail for check in sanitize([{"binary": "x"}])]
-    assert details == [f"{name} did not end within 0.3 s" for name in ("memcheck", "racecheck")]
+    assert details == [f"{name} did not end within 0.3 s" for name in sanitizer.TOOLS]
     tool.write_text("#!/no/such/interpreter\n")
     for check in sanitize([{"binary": "x"}]):
         assert (check.status, "does not start" in check.detail) == ("skipped", True)
