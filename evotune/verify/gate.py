@@ -208,11 +208,16 @@ class Gate:
         output_bytes = sum(value.nbytes for value in buffers.outputs().values())
         count = max(_LEAST_ALTERED, min(_MOST_ALTERED, _TOGETHER_BYTES // output_bytes))
         row = self._altered_row(case, seed, count, rng)
+        timed_so_far = Evidence(placed.inspect())
         outputs = altered_outputs(self._session, launch, buffers, row)
         self._session.settle()
         wanted = {name: torch.stack([each.expected[name] for each in row]) for name in outputs}
-        touched, evidence = read([Evidence(buffers.inspect()), gather(None, outputs, wanted)])
-        self._judge_damage(case, "altered in place", touched[0], verdict)
+        before, after, evidence = read(
+            [timed_so_far, Evidence(buffers.inspect()), gather(None, outputs, wanted)]
+        )
+        for found in before:
+            self._judge_damage(case, "normal", found, verdict, when=_TIMED)
+        self._judge_damage(case, "altered in place", after[0], verdict)
         for inputs, found in zip(row, evidence, strict=True):
             self._judge(case, "altered in place", found, inputs, verdict)
 
