@@ -1,11 +1,12 @@
 """A champion's machine code under NVIDIA's compute-sanitizer, where that is installed.
 
 memcheck finds reads and writes outside any allocation, which guard bands cannot all see: what it
-finds disqualifies. racecheck finds hazards between threads on shared memory, but knows no
-hand-over through mbarriers that a kernel drives by hand: producer warps that fill a buffer and
-consumer warps that read it are reported although the barrier orders them. So its findings
-are kept as a failed check and shown as a warning beside the champion, and a reader who knows the
-kernel judges them; what a race spoils, the rest of the gate can catch only where it shows.
+finds disqualifies. racecheck finds hazards between threads on shared memory. What it finds
+disqualifies too, as a result that is not the same each time, in a kernel that uses no mbarriers.
+It knows no hand-over through mbarriers that a kernel drives by hand: producer warps that fill a
+buffer and consumer warps that read it are reported although the barrier orders them. So its
+findings on such a kernel, or on one compiled before that was noted, are kept as a failed check and
+shown as a warning beside the champion, and a reader who knows the kernel judges them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from evotune.trial import Check, Json
+from evotune.trial import Check, Json, OutcomeKind
 
 TOOLS = ("memcheck", "racecheck")
 LIMIT_S = 180.0
@@ -68,6 +69,16 @@ def sanitize(cases: Sequence[Json]) -> list[Check]:
         job.write_text(json.dumps({"cases": list(cases)}))
         with ThreadPoolExecutor(len(TOOLS)) as pool:  # each takes seconds to start
             return list(pool.map(lambda tool: _run(path, tool, job), TOOLS))
+
+
+def disqualification(check: Check, *, mbarriers: bool | None) -> OutcomeKind | None:
+    """How a champion of which a tool found that is to end; None when it may pass. Whether it uses
+    `mbarriers` is None where nobody noted it."""
+    if check.status != "failed":
+        return None
+    if check.inputs.endswith("racecheck"):
+        return OutcomeKind.NONDETERMINISTIC if mbarriers is False else None
+    return OutcomeKind.OUT_OF_BOUNDS
 
 
 def _run(path: str, tool: str, job: Path) -> Check:
