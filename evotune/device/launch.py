@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -14,6 +15,14 @@ from evotune.trial import Json, OutcomeKind
 
 DYNAMIC_SHARED_BYTES = "dynamic_shared_bytes"
 """Among a binary's resources: the shared memory that each launch must ask for."""
+
+
+MBARRIERS = "mbarriers"
+"""Among a binary's resources: 1 if it uses mbarriers, which racecheck does not follow, else 0."""
+
+
+def uses_mbarriers(ptx: str) -> int:
+    return int(re.search(r"\bmbarrier\.", ptx) is not None)
 
 
 @dataclass(frozen=True, slots=True)

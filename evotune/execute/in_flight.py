@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from evotune.device.launch import Binary, CompileFailure
-from evotune.execute.protocol import CaseJob, Proposal
+from evotune.device.launch import MBARRIERS, Binary, CompileFailure
+from evotune.execute.protocol import TIMED, CaseJob, Proposal
 from evotune.execute.twins import Twin
 from evotune.trial import QUARANTINED, Json, Outcome, OutcomeKind
 
@@ -77,7 +77,12 @@ class InFlight:
         completed = case.plan.completed(binary.resources)
         if completed is not case.plan:
             plan = completed.to_json()
-        return {**case.with_plan(plan), "binary": binary.path}
+        told = {**case.with_plan(plan), "binary": binary.path}
+        if self.proposal.confirm:
+            # What checks of champions alone ask for; None: the binary is of an older evotune's.
+            told[MBARRIERS] = binary.resources.get(MBARRIERS)
+            told["compile"] = case.compile.to_json() if case.role == TIMED else None
+        return told
 
     def with_build(self, outcome: Outcome) -> Outcome:
         """The outcome with compile time, compiler figures and fingerprint added."""

@@ -3,11 +3,12 @@
 memcheck finds reads and writes outside any allocation, which guard bands cannot all see: what it
 finds disqualifies. initcheck finds reads of global memory that nobody has written: outputs and
 scratch memory are left for it as they were allocated; that disqualifies too. Of shared memory and
-of registers it knows nothing. racecheck finds hazards between threads on shared memory, but knows
-no hand-over through mbarriers that a kernel drives by hand: producer warps that fill a buffer and
-consumer warps that read it are reported although the barrier orders them. So its findings
-are kept as a failed check and shown as a warning beside the champion, and a reader who knows the
-kernel judges them; what a race spoils, the rest of the gate can catch only where it shows.
+of registers it knows nothing. racecheck finds hazards between threads on shared memory. What it
+finds disqualifies too, as a result that is not the same each time, in a kernel that uses no
+mbarriers. It knows no hand-over through mbarriers that a kernel drives by hand: producer warps that
+fill a buffer and consumer warps that read it are reported although the barrier orders them. So its
+findings on such a kernel, or on one compiled before that was noted, are kept as a failed check and
+shown as a warning beside the champion, and a reader who knows the kernel judges them.
 """
 
 from __future__ import annotations
@@ -24,10 +25,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from evotune.trial import Check, Json
+from evotune.trial import Check, Json, OutcomeKind
 
 TOOLS = ("memcheck", "initcheck", "racecheck")
-DISQUALIFYING = ("memcheck", "initcheck")
 LIMIT_S = 180.0
 """A tool that runs longer is given up: its check is skipped."""
 
@@ -75,6 +75,18 @@ def sanitize(cases: Sequence[Json]) -> list[Check]:
             job.write_text(json.dumps({"cases": list(cases), "poison": tool != "initcheck"}))
         with ThreadPoolExecutor(len(TOOLS)) as pool:  # each takes seconds to start
             return list(pool.map(functools.partial(_run, path), TOOLS, jobs))
+
+
+def disqualification(check: Check, *, mbarriers: bool | None) -> OutcomeKind | None:
+    """How a champion of which a tool found that is to end; None when it may pass. Whether it uses
+    `mbarriers` is None where nobody noted it."""
+    if check.status != "failed":
+        return None
+    if check.inputs.endswith("racecheck"):
+        return OutcomeKind.NONDETERMINISTIC if mbarriers is False else None
+    if check.inputs.endswith("initcheck"):
+        return OutcomeKind.WRONG_RESULT
+    return OutcomeKind.OUT_OF_BOUNDS
 
 
 def _run(path: str, tool: str, job: Path) -> Check:

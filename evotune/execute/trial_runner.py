@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from evotune.device.launch import LaunchPlan
+from evotune.device.launch import MBARRIERS, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import LaunchFailure, Sampler, Session
 from evotune.execute.protocol import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTiming
-from evotune.execute.sanitizer import DISQUALIFYING, sanitize, skipped_checks
+from evotune.execute.sanitizer import disqualification, sanitize, skipped_checks
 from evotune.execute.timer import BaselineSamplers, CaseTimer
 from evotune.measure.paired import TimingSettings
 from evotune.measure.samplers import time_in_turn_us, warm_sampler
@@ -194,7 +194,7 @@ class TrialRunner:
         self._check_quiet(verdict)
 
     def _sanitize(self, cases: Json, verdict: Verdict, stage_s: dict[str, float]) -> None:
-        """What memcheck and initcheck find is a failure; what racecheck finds is a warning."""
+        """What a tool finds is a failure, or a warning: `disqualification` says which."""
         if self._profile.backend != "cuda":
             verdict.checks += skipped_checks("the kernel is no CUDA kernel")
             return
@@ -214,12 +214,12 @@ class TrialRunner:
             self._session.free()  # each tool is a process with a context of its own
             checks = sanitize(tensors)
         verdict.checks += checks
+        noted = [item.get(MBARRIERS) for item in cases if item["role"] == EDGE]
+        mbarriers = None if None in noted else any(noted)
         for check in checks:
-            tool = check.inputs.split()[-1]
-            if check.status == "failed" and tool in DISQUALIFYING and verdict.passed:
-                verdict.kind = OutcomeKind.OUT_OF_BOUNDS
-                if tool == "initcheck":
-                    verdict.kind = OutcomeKind.WRONG_RESULT
+            kind = disqualification(check, mbarriers=mbarriers)
+            if kind is not None and verdict.passed:
+                verdict.kind = kind
                 verdict.reason = f"{check.inputs}, {check.case}: {check.detail}"
 
     def _measure(

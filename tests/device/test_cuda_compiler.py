@@ -187,3 +187,12 @@ def test_the_machine_code_is_whole(tmp_path: Path) -> None:
         entry_bytes, entries = struct.unpack_from("<HH", code, entry_at)
         ends.append(offset + entry_bytes * entries)
     assert max(ends) == len(code)
+
+
+def test_whether_a_kernel_uses_mbarriers_is_noted(tmp_path: Path) -> None:
+    waits = """
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" :: "r"(at) : "memory");
+    """
+    source = 'extern "C" __global__ void wait_mbarrier(unsigned at) {%s}'
+    found = [compiled(tmp_path, source % body) for body in (waits, "")]
+    assert [each["mbarriers"] for each in found if isinstance(each, dict)] == [1, 0]

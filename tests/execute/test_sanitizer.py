@@ -10,7 +10,15 @@ import pytest
 
 from evotune.execute import sanitizer
 from evotune.execute.sanitized_launch import normal_values
-from evotune.execute.sanitizer import DONE, find_sanitizer, read_findings, sanitize, skipped_checks
+from evotune.execute.sanitizer import (
+    DONE,
+    disqualification,
+    find_sanitizer,
+    read_findings,
+    sanitize,
+    skipped_checks,
+)
+from evotune.trial import OutcomeKind
 
 MEMCHECK_CLEAN = f"""\
 ========= COMPUTE-SANITIZER
@@ -193,3 +201,21 @@ def test_inputs_are_the_same_values_in_every_type() -> None:
     assert np.abs(halves - exact).max() < 2e-3
     assert np.abs(brains - exact).max() < 4e-2
     assert 0.9 < exact.std() < 1.1
+
+
+@pytest.mark.parametrize(
+    ("tool", "output", "mbarriers", "kind"),
+    [
+        ("memcheck", MEMCHECK_ERRORS, True, OutcomeKind.OUT_OF_BOUNDS),
+        ("memcheck", MEMCHECK_CLEAN, False, None),
+        ("racecheck", RACECHECK_HAZARDS, False, OutcomeKind.NONDETERMINISTIC),
+        ("racecheck", RACECHECK_HAZARDS, True, None),  # it does not follow these
+        ("racecheck", RACECHECK_HAZARDS, None, None),  # compiled before that was noted
+        ("racecheck", RACECHECK_WARNING, False, None),
+        ("racecheck", "", False, None),
+    ],
+)
+def test_what_a_tool_found_disqualifies_unless_it_may_be_mistaken(
+    tool: str, output: str, mbarriers: bool | None, kind: OutcomeKind | None
+) -> None:
+    assert disqualification(read_findings(tool, output), mbarriers=mbarriers) is kind

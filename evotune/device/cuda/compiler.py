@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evotune.device.cuda.ptxas import read_figures
-from evotune.device.launch import CompileFailure, CompileJob
+from evotune.device.launch import MBARRIERS, CompileFailure, CompileJob, uses_mbarriers
 from evotune.errors import EnvironmentProblem
 from evotune.trial import Json, OutcomeKind
 
@@ -153,30 +153,55 @@ class NvrtcCompiler:
     ) -> Mapping[str, Json] | CompileFailure:
         """Resources are the worst over the kernel's functions; `entries` has each one's."""
         nvrtc = _nvrtc()
-        started = time.monotonic()
-        try:
-            source = (Path(job.root) / job.source).read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            reason = f"{job.source} is not UTF-8 text ({error.reason} at byte {error.start})"
-            return CompileFailure(OutcomeKind.COMPILE_ERROR, reason, "", 0.0)
-        options = [f"--gpu-architecture={job.arch}", *FLAGS, *job.options]
-        # Quoted files are found beside the file that includes them, nowhere else: the scan of the
-        # sources, and so the cache's key, knows no other place.
-        options += [f"-I{folder}" for folder in include_folders()]
-        options += [f"-D{name}={value}" for name, value in job.defines]
-        with _program(nvrtc, source, job.source) as program:
-            try:
-                # Names in messages and in the machine code are relative to the root: the same
-                # wherever a run's sources lie.
-                with contextlib.chdir(job.root):
-                    nvrtc.compileProgram(program, options)
-            except nvrtc.NVRTCError as error:
-                log = _legible(nvrtc.getProgramLog(program), job.root)
-                return _failure(error, log, job.arch, time.monotonic() - started)
+        with _compiled(job) as program:
+            if isinstance(program, CompileFailure):
+                return program
             code = nvrtc.getCUBIN(program) + b"\0"  # CuPy takes the last byte for a terminator
             figures = read_figures(nvrtc.getProgramLog(program))
+            mbarriers = {MBARRIERS: uses_mbarriers(_text(nvrtc.getPTX(program)))}
         output.write_bytes(code)
-        return {**figures, "code_bytes": len(code)}
+        return {**figures, **mbarriers, "code_bytes": len(code)}
+
+    def ptx(self, job: CompileJob) -> str | CompileFailure:
+        """What the same job is before it is assembled."""
+        with _compiled(job) as program:
+            if isinstance(program, CompileFailure):
+                return program
+            return _text(_nvrtc().getPTX(program))
+
+
+@contextlib.contextmanager
+def _compiled(job: CompileJob) -> Iterator[Any]:
+    """NVRTC's program, or a CompileFailure."""
+    nvrtc = _nvrtc()
+    started = time.monotonic()
+    try:
+        source = (Path(job.root) / job.source).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        reason = f"{job.source} is not UTF-8 text ({error.reason} at byte {error.start})"
+        yield CompileFailure(OutcomeKind.COMPILE_ERROR, reason, "", 0.0)
+        return
+    options = [f"--gpu-architecture={job.arch}", *FLAGS, *job.options]
+    # Quoted files are found beside the file that includes them, nowhere else: the scan of the
+    # sources, and so the cache's key, knows no other place.
+    options += [f"-I{folder}" for folder in include_folders()]
+    options += [f"-D{name}={value}" for name, value in job.defines]
+    with _program(nvrtc, source, job.source) as program:
+        try:
+            # Names in messages and in the machine code are relative to the root: the same
+            # wherever a run's sources lie.
+            with contextlib.chdir(job.root):
+                nvrtc.compileProgram(program, options)
+        except nvrtc.NVRTCError as error:
+            log = _legible(nvrtc.getProgramLog(program), job.root)
+            yield _failure(error, log, job.arch, time.monotonic() - started)
+        else:
+            yield program
+
+
+def _text(ptx: bytes | str) -> str:
+    """CuPy's PTX, which is of either type."""
+    return (ptx.decode() if isinstance(ptx, bytes) else ptx).rstrip("\0")
 
 
 @contextlib.contextmanager

@@ -21,7 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from evotune.device.cuda.ptxas import read_figures
-from evotune.device.launch import DYNAMIC_SHARED_BYTES, CompileFailure, CompileJob
+from evotune.device.launch import (
+    DYNAMIC_SHARED_BYTES,
+    MBARRIERS,
+    CompileFailure,
+    CompileJob,
+    uses_mbarriers,
+)
 from evotune.device.sources import fingerprint, read_sources
 from evotune.errors import EnvironmentProblem, SpaceError
 from evotune.trial import Json, OutcomeKind
@@ -84,7 +90,12 @@ class TritonCompiler:
         code = compiled.asm["cubin"]
         output.write_bytes(code)
         shared_bytes = int(compiled.metadata.shared)
-        return {**figures, "code_bytes": len(code), DYNAMIC_SHARED_BYTES: shared_bytes}
+        return {
+            **figures,
+            "code_bytes": len(code),
+            MBARRIERS: uses_mbarriers(compiled.asm["ptx"]),
+            DYNAMIC_SHARED_BYTES: shared_bytes,
+        }
 
 
 class _Unsuitable(Exception):
