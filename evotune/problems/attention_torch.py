@@ -116,6 +116,7 @@ def _math(case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torc
             k,
             v,
             is_causal=bool(case.symbols["causal"]),
+            scale=float(case.symbols["softmax_scale"]),
             enable_gqa=q.shape[1] > k.shape[1],
         )
 
@@ -154,18 +155,22 @@ def baselines(case: Case, inputs: Tensors, only: str = "") -> dict[str, Callable
     manager that forces a backend, so that its time is the time a user sees.
     """
     causal = bool(case.symbols["causal"])
+    scale = float(case.symbols["softmax_scale"])
     grouped = case.symbols["heads"] != case.symbols["kv_heads"]
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
 
     def attend() -> Tensors:
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+        out = F.scaled_dot_product_attention(
+            q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped
+        )
         return {"out": out}
 
     def forced(backend: SDPBackend) -> Tensors:
         with sdpa_kernel(backend):
             return attend()
 
-    chosen = SDPBackend(torch._fused_sdp_choice(q, k, v, is_causal=causal, enable_gqa=grouped))
+    choice = torch._fused_sdp_choice(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
+    chosen = SDPBackend(choice)
     usable: dict[str, Callable[[], Tensors]] = {}
     for name, backend in _BACKENDS.items():
         if only not in ("", name):
