@@ -174,6 +174,35 @@ class Check(msgspec.Struct, frozen=True):
         return msgspec.convert(data, cls)
 
 
+class Region(msgspec.Struct, frozen=True):
+    """Cases of one binary that a champion was right on.
+
+    `fixed` has what they all share (dtype, mask, a size that is compiled in), `ranges` the least
+    and the most that was met of everything else; `cases` is how many there were. A case is inside
+    if it has the fixed values and none of its others is outside its range.
+    """
+
+    fixed: Mapping[str, Value]
+    ranges: Mapping[str, tuple[int | float, int | float]]
+    cases: int
+
+
+class Domain(msgspec.Struct, frozen=True):
+    """For which cases a champion was checked, and where: what was not tried is outside.
+
+    `device` is its model; `multiprocessors` is 0 on a CPU. Tensors were as `layout` says.
+    """
+
+    device: str
+    multiprocessors: int
+    regions: tuple[Region, ...]
+    layout: str = "contiguous"
+
+    def to_json(self) -> dict[str, Json]:
+        found: dict[str, Json] = msgspec.to_builtins(self)
+        return found
+
+
 class Outcome(msgspec.Struct, frozen=True):
     """What became of one trial.
 
@@ -181,6 +210,7 @@ class Outcome(msgspec.Struct, frozen=True):
     recorded space; None unless `kind` is OK. `reason` is one line for people, `log` the
     tail of the compiler's or worker's own words. `stage_s` are seconds per stage.
     `resources` holds what the compiler reported (registers, shared bytes, spills, ...).
+    `domain` is that of a confirmation that passed.
     """
 
     kind: OutcomeKind
@@ -196,6 +226,7 @@ class Outcome(msgspec.Struct, frozen=True):
     stage_s: Mapping[str, float] = msgspec.field(default_factory=dict)
     resources: Mapping[str, Json] = msgspec.field(default_factory=dict)
     binary: str = ""  # SHA-256 of machine code and launches, "" when it was not to be launched
+    domain: Domain | None = None
 
     def __post_init__(self) -> None:
         finite = self.fitness is not None and math.isfinite(self.fitness)
@@ -231,6 +262,8 @@ class Outcome(msgspec.Struct, frozen=True):
             data["stage_s"] = dict(self.stage_s)
         if self.resources:
             data["resources"] = dict(self.resources)
+        if self.domain is not None:
+            data["domain"] = self.domain.to_json()
         return data
 
     @classmethod

@@ -11,7 +11,8 @@ from evotune.space.document import SpaceDocument
 from evotune.space.language.expression import Expression
 from evotune.space.language.scalar import truth
 from evotune.space.specs import KernelSpec
-from evotune.trial import Configuration
+from evotune.trial import Check, Configuration
+from evotune.verify.summary import ALL_KINDS
 
 
 def obstacle(
@@ -39,6 +40,25 @@ def obstacle(
         if not holds:
             return f"the configuration is not valid for it: {spec}"
     return ""
+
+
+def symbols_kept(document: SpaceDocument, kernel: KernelSpec, scalars: Iterable[str]) -> set[str]:
+    """Symbols that no case of the kernel may change: those that are compiled in, as another value
+    needs another binary, and those of the scalars that the kernel is not told."""
+    return set(kernel.define) | (set(scalars) - _symbols_told(document, kernel))
+
+
+def scalars_skipped(
+    document: SpaceDocument, kernel: KernelSpec, scalars: Iterable[str]
+) -> list[Check]:
+    """What is said of the scalars that every case leaves as the space has them."""
+    kept = symbols_kept(document, kernel, scalars)
+    names = ", ".join(name for name in scalars if name in kept)
+    if not names:
+        return []
+    told = "compiled for" if set(kernel.define) & set(scalars) else "not told"
+    detail = f"kernel {kernel.name} is {told} {names}"
+    return [Check(f"other values of {names}", ALL_KINDS, "skipped", detail=detail)]
 
 
 def _symbols_told(document: SpaceDocument, kernel: KernelSpec) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,7 +14,7 @@ from evotune.device.cuda.limits import launch_violation
 from evotune.device.launch import CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.sources import fingerprint, read_sources
-from evotune.engine.champion_cases import obstacle
+from evotune.engine.champion_cases import obstacle, scalars_skipped, symbols_kept
 from evotune.engine.launches import CasePlanner, Rejected
 from evotune.engine.review import BuildReviewer
 from evotune.errors import SpaceError
@@ -74,6 +74,10 @@ class Planner:
         self._architecture = architecture(profile)
         self._root = str(document.root.absolute())
         self._source_paths = {kernel.name: _source_path(document, kernel) for kernel in kernels}
+        self._kept = {
+            kernel.name: symbols_kept(document, kernel, problem.scalars) for kernel in kernels
+        }
+        self._edges = {name: self._edge_cases(kept) for name, kept in self._kept.items()}
         self._searched: dict[str, list[_CasePlan]] = {}  # by kernel
         self._reviewer = BuildReviewer(bound, profile) if profile.backend == "cuda" else None
         self._refuse_collisions()
@@ -94,6 +98,7 @@ class Planner:
         if confirm:
             jobs += self._random_jobs(kernel, configuration, compile_jobs, number, skipped)
             jobs += self._sibling_jobs(kernel, configuration, compile_jobs, skipped)
+            skipped += scalars_skipped(self._document, kernel, self._problem.scalars)
         cases = tuple(job for job in jobs if confirm or job.role != HELD_OUT)
         review = None
         if self._reviewer is not None:
@@ -120,8 +125,9 @@ class Planner:
         if unsupported is not None:
             raise Rejected(unsupported)
         plans = []
+        cases = {**self._cases, EDGE: self._edges[kernel.name]}
         for role in (TIMED, EDGE, HELD_OUT):
-            for case in self._cases[role]:
+            for case in cases[role]:
                 unsupported = kernel.unsupported(case.symbols)
                 if unsupported is not None and role == TIMED:
                     raise Rejected(unsupported)
@@ -129,6 +135,16 @@ class Planner:
                     plans.append(self._case_plan(kernel, case, role))
         self._searched[kernel.name] = plans
         return plans
+
+    def _edge_cases(self, kept: Collection[str]) -> list[Case]:
+        """Those of all timed cases that are none of these."""
+        timed = {case.label for case in self._cases[TIMED]}
+        edges = {
+            edge.label: edge
+            for case in self._cases[TIMED]
+            for edge in self._problem.edge_cases(case, kept)
+        }
+        return [edge for label, edge in edges.items() if label not in timed]
 
     def _case_plan(self, kernel: KernelSpec, case: Case, role: str) -> _CasePlan:
         arch = int(self._profile.attributes.get("arch", 0))
@@ -175,6 +191,8 @@ class Planner:
         variant must master all. They may need another binary."""
         tuned = {case.label for case in self._cases[TIMED]}
         known = {case.label for cases in self._cases.values() for case in cases}
+        known |= {case.label for case in self._edges[kernel.name]}
+        kept = self._kept[kernel.name]
         jobs = []
         for case in self._cases[TIMED]:
             for sibling in self._problem.siblings(case):
@@ -186,7 +204,7 @@ class Planner:
                         Check(f"edge shapes of {sibling.label}", ALL_KINDS, "skipped", detail=why)
                     )
                     continue
-                for edge in self._problem.edge_cases(sibling):
+                for edge in self._problem.edge_cases(sibling, kept):
                     if edge.label not in known and kernel.unsupported(edge.symbols) is None:
                         known.add(edge.label)
                         try:
@@ -209,13 +227,16 @@ class Planner:
         """Random shapes that the kernel supports and can be launched on with the binaries that
         the other cases need."""
         digest = hashlib.sha256(f"{self._secret}/shapes/{seed}".encode()).digest()
-        drawn = int.from_bytes(digest[:6], "big")
+        draw = int.from_bytes(digest[:6], "big")
         jobs: list[CaseJob] = []
-        for case in islice(self._problem.random_cases(self._cases[TIMED], drawn), _RANDOM_SHAPES):
+        drawn = self._problem.random_cases(self._cases[TIMED], draw, self._kept[kernel.name])
+        known = {case.label for case in self._cases[TIMED]}
+        for case in islice(drawn, _RANDOM_SHAPES):
             if len(jobs) == _RANDOM_TESTS:
                 break
             compiled = _compiled_in(kernel, case) in compile_jobs
-            if compiled and kernel.unsupported(case.symbols) is None:
+            if compiled and case.label not in known and kernel.unsupported(case.symbols) is None:
+                known.add(case.label)
                 try:
                     job = self._case_job(kernel, configuration, case, RANDOM, compile_jobs)
                 except (Rejected, SpaceError):
@@ -348,13 +369,7 @@ def bind_space(
     except ValueError as error:
         raise spec.position.error(str(error)) from error
     bound = bind(document, [dict(case.symbols) for case in timed], dict(profile.attributes))
-    edges: dict[str, Case] = {}
-    for case in timed:
-        for edge in problem.edge_cases(case):
-            edges[edge.label] = edge
-    measured = {case.label for case in timed}
-    edge_cases = [case for label, case in edges.items() if label not in measured]
-    return bound, {TIMED: timed, EDGE: edge_cases, HELD_OUT: held_out}
+    return bound, {TIMED: timed, HELD_OUT: held_out}
 
 
 def source_files(document: SpaceDocument) -> dict[str, bytes]:

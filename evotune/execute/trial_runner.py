@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from evotune.device.launch import MBARRIERS, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import LaunchFailure, Sampler, Session
@@ -23,8 +25,9 @@ from evotune.execute.timer import BaselineSamplers, CaseTimer
 from evotune.measure.paired import TimingSettings
 from evotune.measure.samplers import time_in_turn_us, warm_sampler
 from evotune.problems.base import Case, Problem, Tensors
-from evotune.trial import Check, Json, Measurement, Outcome, OutcomeKind
+from evotune.trial import Check, Domain, Json, Measurement, Outcome, OutcomeKind
 from evotune.verify.accuracy import LIMITS, errors_against
+from evotune.verify.domain import checked_domain
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool, InputSet
 from evotune.verify.random_tests import run_random_tests
@@ -125,6 +128,7 @@ class TrialRunner:
             self.doubtful = True  # a candidate before may have done it, later
             reason = f"a kernel before, or somebody else, {changed}"
             return Outcome(OutcomeKind.LAUNCH_ERROR, reason=reason)
+        random_tests = 0
         try:
             with _timed(stage_s, "load"):
                 subjects = self._load(job["cases"])
@@ -134,7 +138,7 @@ class TrialRunner:
                 self._check_quiet(verdict)
             if job["confirm"] and "random" not in self._without:
                 with _timed(stage_s, "random_tests"):
-                    self._test_randomly(subjects, seed, verdict)
+                    random_tests = self._test_randomly(subjects, seed, verdict)
             if verdict.passed:
                 with _timed(stage_s, "measure"):
                     measurements = self._measure(subjects, rivals, job, seed, verdict)
@@ -153,7 +157,18 @@ class TrialRunner:
             self.doubtful = not self._pool.intact()
         if not job["audit"] and verdict.passed:
             verdict.checks = list(worth_keeping(verdict.checks, {m.case for m in measurements}))
-        return _outcome(verdict, measurements, stage_s, self._session.state())
+        outcome = _outcome(verdict, measurements, stage_s, self._session.state())
+        if job["confirm"] and verdict.passed:
+            domain = self._domain(job["cases"], random_tests)
+            outcome = msgspec.structs.replace(outcome, domain=domain)
+        return outcome
+
+    def _domain(self, cases: Json, random_tests: int) -> Domain:
+        """Of all that was checked: the cases, and as many random ones as there was time for."""
+        items = [item for item in cases if item["role"] != RANDOM]
+        items += [item for item in cases if item["role"] == RANDOM][:random_tests]
+        checked = [(item["binary"], Case(item["label"], item["symbols"])) for item in items]
+        return checked_domain(self._problem, checked, self._profile)
 
     def _seed(self, job: Json) -> int:
         """Of the trial's inputs: one of a few in the search, as many as the pool can hold."""
@@ -188,10 +203,23 @@ class TrialRunner:
 
     def _test_randomly(
         self, subjects: Sequence[tuple[str, int, Subject]], seed: int, verdict: Verdict
-    ) -> None:
+    ) -> int:
+        """How many passed."""
         chosen = [subject for role, _, subject in subjects if role == RANDOM]
-        run_random_tests(self._gate, chosen, self._kinds, seed, verdict, limit_s=_RANDOM_TESTS_S)
+        made = run_random_tests(
+            self._gate,
+            chosen,
+            self._random_kinds,
+            seed,
+            verdict,
+            limit_s=_RANDOM_TESTS_S,
+        )
         self._check_quiet(verdict)
+        return made
+
+    def _random_kinds(self, case: Case, number: int) -> Sequence[str]:
+        kinds = self._problem.random_kinds(case, number)
+        return [each for each in kinds if each not in self._without]
 
     def _sanitize(self, cases: Json, verdict: Verdict, stage_s: dict[str, float]) -> None:
         """What a tool finds is a failure, or a warning: `disqualification` says which."""

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import ClassVar
 
-from evotune.problems.base import Case, Tensors, TensorSpec
+from evotune.problems.attention_shapes import edge_shapes, random_shapes
+from evotune.problems.base import Case, Place, Tensors, TensorSpec
 from evotune.trial import Value
 
-_SHAPE_NAMES = ("batch", "heads", "kv_heads", "seq_len", "seq_len_q", "seq_len_k", "head_dim")
+_SHAPE_NAMES = (
+    *("batch", "heads", "kv_heads", "seq_len", "seq_len_q", "seq_len_k", "head_dim", "scale"),
+)
 _SIZES = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k", "head_dim")
-_LONGEST = 600  # of the random lengths: several blocks of keys and rows of any kernel's
+_LONG = 1200  # from here on one key among many hardly shows on normal inputs
 
 
 class Attention:
@@ -26,12 +29,14 @@ class Attention:
     name: ClassVar[str] = "attention"
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
     input_kinds: ClassVar[tuple[str, ...]] = ("normal", "needle", "ramp", "large_logits")
+    scalars: ClassVar[tuple[str, ...]] = ("softmax_scale",)
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
 
     def case(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> Case:
-        sizes = _sizes(shape)
+        scale = shape.get("scale")
+        sizes = _sizes({name: value for name, value in shape.items() if name != "scale"})
         for name, value in variant.items():
             if name != "causal" or not isinstance(value, bool):
                 raise ValueError(f"expected a variant {{causal: true|false}}, got {name}: {value}")
@@ -43,8 +48,9 @@ class Attention:
         symbols["seq_len"] = sizes["seq_len_q"]
         symbols["causal"] = causal
         symbols["dtype"] = self.dtype
-        symbols["softmax_scale"] = 1.0 / math.sqrt(sizes["head_dim"])
-        return Case(_label(sizes, causal), symbols)
+        usual = 1.0 / math.sqrt(sizes["head_dim"])
+        symbols["softmax_scale"] = usual if scale is None else _scale(scale, usual)
+        return Case(_label(symbols, usual), symbols)
 
     def tensors(self, case: Case) -> tuple[TensorSpec, ...]:
         s = _integers(case)
@@ -70,43 +76,73 @@ class Attention:
         size = 4 if self.dtype == "float32" else 2
         return size * sum(math.prod(spec.shape) for spec in self.tensors(case))
 
-    def edge_cases(self, case: Case) -> Sequence[Case]:
-        """Odd, short and unequal lengths, and grouped heads, with the case's head_dim and mask."""
-        head_dim = case.symbols["head_dim"]
-        causal = case.symbols["causal"]
-        variant = {"causal": causal}
-        shapes = (
-            {"batch": 1, "heads": 2, "seq_len": 1},
-            {"batch": 2, "heads": 2, "seq_len": 67},
-            {"batch": 1, "heads": 4, "kv_heads": 2, "seq_len_q": 33, "seq_len_k": 130},
-            {"batch": 1, "heads": 3, "kv_heads": 1, "seq_len_q": 145, "seq_len_k": 29},
-            # Row 0 of a causal case sees one key: only many rows see many keys.
-            {"batch": 1, "heads": 1, "seq_len_q": 257 if causal else 1, "seq_len_k": 257},
+    def edge_cases(self, case: Case, kept: Collection[str] = ()) -> Sequence[Case]:
+        """`edge_shapes` with the case's head_dim and mask, and its scale but once."""
+        shapes = edge_shapes(
+            causal=bool(case.symbols["causal"]),
+            usual_scale=float(case.symbols["softmax_scale"]),
+            kept=_kept_sizes(case, kept),
         )
-        return [self.case({**shape, "head_dim": head_dim}, variant) for shape in shapes]
+        return [self._like(case, shape, kept) for shape in shapes]
 
     def siblings(self, case: Case) -> Sequence[Case]:
         """Without a mask and causal."""
         sizes = {name: value for name, value in case.symbols.items() if name in _SIZES}
-        return [self.case(sizes, {"causal": causal}) for causal in (False, True)]
+        shape = {**sizes, "scale": case.symbols["softmax_scale"]}
+        return [self.case(shape, {"causal": causal}) for causal in (False, True)]
 
-    def random_cases(self, cases: Sequence[Case], seed: int) -> Iterator[Case]:
-        """Lengths of 1 to 600, half of them short and most of them odd, equal in half the
-        shapes; up to two batches, six heads, and groups of up to four heads."""
+    def random_cases(
+        self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
+    ) -> Iterator[Case]:
+        """`random_shapes`, in turn like each of the cases that differ in what is kept."""
         rng = random.Random(seed)
+        longest = max(int(c.symbols[n]) for c in cases for n in ("seq_len_q", "seq_len_k"))
+        names = {"head_dim", "causal", "softmax_scale", *kept}
+        likes = {tuple(case.symbols[name] for name in sorted(names)): case for case in cases}
+        streams = [
+            (
+                like,
+                random_shapes(
+                    random.Random(rng.getrandbits(64)),
+                    longest=longest,
+                    causal=bool(like.symbols["causal"]),
+                    usual_scale=float(like.symbols["softmax_scale"]),
+                    kept=_kept_sizes(like, kept),
+                ),
+            )
+            for like in likes.values()
+        ]
         while True:
-            like = rng.choice(cases).symbols
-            seq_len_q, seq_len_k = _random_length(rng), _random_length(rng)
-            kv_heads = rng.randint(1, 3)
-            shape = {
-                "batch": rng.randint(1, 2),
-                "heads": kv_heads * rng.choice((1, 1, 2, 4) if kv_heads == 1 else (1, 1, 2)),
-                "kv_heads": kv_heads,
-                "seq_len_q": seq_len_q,
-                "seq_len_k": rng.choice((seq_len_q, seq_len_k)),
-                "head_dim": like["head_dim"],
-            }
-            yield self.case(shape, {"causal": like["causal"]})
+            for like, shapes in rng.sample(streams, len(streams)):
+                yield self._like(like, next(shapes), kept)
+
+    def random_kinds(self, case: Case, number: int) -> Sequence[str]:
+        """One, in turn; of a long case the needle, as another hardly shows one key."""
+        longest = max(int(case.symbols[name]) for name in ("seq_len_q", "seq_len_k"))
+        if longest > _LONG:
+            return ("needle",)
+        return (self.input_kinds[number % len(self.input_kinds)],)
+
+    def place(self, case: Case) -> Place:
+        s = _integers(case)
+        names = ("batch", "heads", "seq_len_q", "seq_len_k")
+        return Place(
+            {name: case.symbols[name] for name in ("dtype", "head_dim", "causal")},
+            {
+                **{name: s[name] for name in names},
+                "group": s["heads"] // s["kv_heads"],
+                "softmax_scale": float(case.symbols["softmax_scale"]),
+                "elements": max(math.prod(spec.shape) for spec in self.tensors(case)),
+            },
+        )
+
+    def _like(self, case: Case, shape: Mapping[str, Value], kept: Collection[str]) -> Case:
+        """The shape with the head_dim, the mask and, if it has none of its own, the scale."""
+        scale = case.symbols["softmax_scale"]
+        if "softmax_scale" not in kept:
+            scale = shape.get("scale", scale)
+        whole = {**shape, "head_dim": case.symbols["head_dim"], "scale": scale}
+        return self.case(whole, {"causal": case.symbols["causal"]})
 
     def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
         from evotune.problems import attention_inputs
@@ -153,20 +189,29 @@ def _sizes(shape: Mapping[str, Value]) -> dict[str, int]:
     return {name: sizes[name] for name in _SIZES}
 
 
-def _random_length(rng: random.Random) -> int:
-    length = rng.randint(1, rng.choice((64, _LONGEST)))
-    return length - 1 if length % 2 == 0 and rng.random() < 0.7 else length
+def _scale(value: Value, usual: float) -> float:
+    if isinstance(value, bool | str) or not 0.0 < value < math.inf:
+        raise ValueError(f"expected scale to be a positive number, got {value!r}")
+    return usual if math.isclose(value, usual) else float(value)
 
 
-def _label(sizes: Mapping[str, int], causal: bool) -> str:
-    heads = str(sizes["heads"])
-    if sizes["kv_heads"] != sizes["heads"]:
-        heads += f"/{sizes['kv_heads']}"
-    length = str(sizes["seq_len_q"])
-    if sizes["seq_len_k"] != sizes["seq_len_q"]:
-        length += f"x{sizes['seq_len_k']}"
-    mask = "causal" if causal else "full"
-    return f"({sizes['batch']},{heads},{length},{sizes['head_dim']}) {mask}"
+def _kept_sizes(case: Case, kept: Collection[str]) -> dict[str, int]:
+    """The case's own of them; `seq_len` is another name of the queries' length."""
+    names = ["seq_len_q" if name == "seq_len" else name for name in kept]
+    return {name: int(case.symbols[name]) for name in names if name in _SIZES}
+
+
+def _label(symbols: Mapping[str, Value], usual_scale: float) -> str:
+    heads = str(symbols["heads"])
+    if symbols["kv_heads"] != symbols["heads"]:
+        heads += f"/{symbols['kv_heads']}"
+    length = str(symbols["seq_len_q"])
+    if symbols["seq_len_k"] != symbols["seq_len_q"]:
+        length += f"x{symbols['seq_len_k']}"
+    scale = symbols["softmax_scale"]
+    told = "" if scale == usual_scale else f",scale={scale}"
+    mask = "causal" if symbols["causal"] else "full"
+    return f"({symbols['batch']},{heads},{length},{symbols['head_dim']}{told}) {mask}"
 
 
 def _integers(case: Case) -> dict[str, int]:

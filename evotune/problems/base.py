@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
@@ -35,18 +35,31 @@ class Case:
     symbols: Mapping[str, Value]
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a case lies among those that a kernel may be asked for: what only some values make
+    sense of (a dtype, a mask, a size that is compiled in), and what varies over ranges."""
+
+    fixed: Mapping[str, Value]
+    ranged: Mapping[str, int | float]
+
+
 class Problem(Protocol):
     """What a kernel must compute, and what it is compared with.
 
     Built in the main process (torch-free: `case`, `tensors`, `flops`, `bytes_moved`,
-    `edge_cases`, `siblings`, `random_cases`) and again in the worker, where the methods that take
-    or give tensors run.
+    `edge_cases`, `siblings`, `random_cases`, `random_kinds`, `place`) and again in the worker,
+    where the methods that take or give tensors run.
     """
 
     name: ClassVar[str]
     dtypes: ClassVar[tuple[str, ...]]
     input_kinds: ClassVar[tuple[str, ...]]
     """`normal` first, then the adversarial ones; see `make_inputs`."""
+
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        """Symbols beside the sizes that edge and random cases vary: a scale, an epsilon."""
 
     dtype: str
 
@@ -60,15 +73,25 @@ class Problem(Protocol):
     def bytes_moved(self, case: Case) -> int:
         """Bytes that must cross memory at least once: inputs read, outputs written."""
 
-    def edge_cases(self, case: Case) -> Sequence[Case]:
-        """Small awkward shapes that need no other binary: same head size, same variant, …"""
+    def edge_cases(self, case: Case, kept: Collection[str] = ()) -> Sequence[Case]:
+        """Small awkward shapes that need no other binary: same head size, same variant, and the
+        case's own values of the symbols `kept`."""
 
     def siblings(self, case: Case) -> Sequence[Case]:
         """The case's shape in every variant there is, its own too: what a finalist must master."""
 
-    def random_cases(self, cases: Sequence[Case], seed: int) -> Iterator[Case]:
-        """Seeded small shapes, without end or until none is found, spread over the variants of
-        `cases`; no other binary is needed for them than for `cases`."""
+    def random_cases(
+        self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
+    ) -> Iterator[Case]:
+        """Seeded shapes, without end or until none is found, spread over the variants of `cases`;
+        no other binary is needed for them than for `cases`, if that is made for no more symbols
+        than those `kept`. Each kind of shape comes early, a few large ones too."""
+
+    def random_kinds(self, case: Case, number: int) -> Sequence[str]:
+        """The input kinds of random test `number`, which is on that case."""
+
+    def place(self, case: Case) -> Place:
+        """What a domain says of the case."""
 
     def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
         """Seeded tensors of one input kind; other values on another kind of device."""

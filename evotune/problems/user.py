@@ -27,22 +27,26 @@ torch inside the methods: the process of `evotune run` reads the file too, and d
 from __future__ import annotations
 
 import abc
-import itertools
+import functools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from evotune.problems.base import Case, Tensors, TensorSpec
+from evotune.problems.base import Case, Place, Tensors, TensorSpec
+from evotune.problems.lengths import significant
+from evotune.problems.user_sizes import Sizes, edge_sizes, random_sizes
 from evotune.trial import Value
 
 if TYPE_CHECKING:
     import torch
 
 _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-_EDGES = ((1, 1, 1, 1), (3, 5, 7, 2), (17, 33, 65, 19), (67, 129, 31, 34))
-_MOST_RANDOM = 300
-_MOST_REFUSED = 1000
+_EDGE_COST = (1 << 28, 1 << 24)  # operations and bytes
+_ORDINARY_COST = (1 << 27, 1 << 24)
+_LARGE_COST = (1 << 31, 5 << 26)
+_MOST_REFUSED = 100
+_LONG = 1200
 _TRAITS = 5
 _SPIKES = (6.5, 8.0, 9.5, 11.0, 12.5, 13.0)
 _DEVIATIONS = 12.0
@@ -71,6 +75,11 @@ class UserProblem(abc.ABC):
     """Sizes that edge and random shapes keep, as they are compiled in or the kernel depends on."""
     constants: ClassVar[Mapping[str, float]] = {}
     """Further names for expressions and arguments: `eps`, …"""
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    """Which of the constants a kernel must be right for in a whole range, from the least to the
+    most: edge and random cases draw them (evenly in the logarithm where both are positive) if the
+    kernel is told them. `compute`, `baselines_of` and `yardstick_of` get these by name beside the
+    tensors. A shape of the space may set them too."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
@@ -147,8 +156,9 @@ class UserProblem(abc.ABC):
         if variant:
             raise ValueError(f"{type(self).__name__} has no variants, got {dict(variant)}")
         for size in shape:
-            if size not in self.sizes:
-                raise ValueError(f"unknown size {size!r}; known: {', '.join(self.sizes)}")
+            if size not in (*self.sizes, *self.ranges):
+                known = ", ".join((*self.sizes, *self.ranges))
+                raise ValueError(f"unknown size {size!r}; known: {known}")
         missing = [size for size in self.sizes if size not in shape]
         if missing:
             raise ValueError(f"the shape lacks {', '.join(missing)}")
@@ -162,8 +172,10 @@ class UserProblem(abc.ABC):
             self.check(**sizes)
         except ValueError as error:
             raise _Refused(str(error)) from error
-        label = f"({','.join(map(str, sizes.values()))})"
-        case = Case(label, {**sizes, **self.constants, "dtype": self.dtype})
+        constants = {**self.constants, **self._constants(shape)}
+        unusual = (f"{n}={v}" for n, v in constants.items() if v != self.constants[n])
+        label = f"({','.join((*map(str, sizes.values()), *unusual))})"
+        case = Case(label, {**sizes, **constants, "dtype": self.dtype})
         self._check_tensors(case)
         return case
 
@@ -181,30 +193,69 @@ class UserProblem(abc.ABC):
     def bytes_moved(self, case: Case) -> int:
         return _BYTES[self.dtype] * sum(math.prod(spec.shape) for spec in self.tensors(case))
 
-    def edge_cases(self, case: Case) -> Sequence[Case]:
-        """Small and odd sizes; the `fixed` ones as in the case."""
-        return list(self._small(case, [itertools.cycle(edge) for edge in _EDGES]))
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        return tuple(self.ranges)
+
+    def edge_cases(self, case: Case, kept: Collection[str] = ()) -> Sequence[Case]:
+        """Small and odd sizes, the `fixed` ones as in the case; at the last two, what has a range
+        is at its ends."""
+        found = []
+        for number, candidates in enumerate(edge_sizes(self._free(kept))):
+            constants = {
+                name: ends[number % 2] if number >= 2 else float(case.symbols[name])
+                for name, ends in self.ranges.items()
+            }
+            made = self._first(case, candidates, constants, kept, _EDGE_COST)
+            found += [] if made is None else [made]
+        return found
 
     def siblings(self, case: Case) -> Sequence[Case]:
         """A problem of this kind has no variants."""
         return [case]
 
-    def random_cases(self, cases: Sequence[Case], seed: int) -> Iterator[Case]:
-        """Sizes of 1 to 300, half of them small; the `fixed` ones as in one of the cases. They end
-        when a thousand in a row make no sense."""
+    def random_cases(
+        self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
+    ) -> Iterator[Case]:
+        """`random_sizes`; those that are `fixed` or kept as in one of the cases. They end when a
+        hundred in a row make no sense, or none can differ."""
         rng = random.Random(seed)
-
-        def numbers() -> Iterator[int]:
-            while True:
-                yield rng.randint(1, rng.choice((16, _MOST_RANDOM)))
-
+        free = self._free(kept)
+        longest = {name: max(int(case.symbols[name]) for case in cases) for name in free}
+        drawn = random_sizes(rng, free, longest)
         refused = 0
         while refused < _MOST_REFUSED:
-            found = list(self._small(rng.choice(cases), [numbers()]))
-            yield from found
-            refused = 0 if found else refused + 1
-            if set(self.sizes) <= set(self.fixed):
+            like = rng.choice(cases)
+            candidates, large = next(drawn)
+            constants = {
+                name: _draw(rng, *ends) if rng.random() < 0.5 else float(like.symbols[name])
+                for name, ends in self.ranges.items()
+            }
+            cost = _LARGE_COST if large else _ORDINARY_COST
+            found = self._first(like, candidates, constants, kept, cost)
+            if found is not None:
+                yield found
+            refused = refused + 1 if found is None else 0
+            if not free and set(self.ranges) <= set(kept):
                 return
+
+    def random_kinds(self, case: Case, number: int) -> Sequence[str]:
+        """One, in turn; of a long case the spike, as others hardly show one element."""
+        long = any(size > _LONG for size in self._sizes(case).values())
+        if long and "spike" in self.input_kinds:
+            return ("spike",)
+        return (self.input_kinds[number % len(self.input_kinds)],)
+
+    def place(self, case: Case) -> Place:
+        sizes = self._sizes(case)
+        elements = max(math.prod(spec.shape) for spec in self.tensors(case))
+        constants = {
+            name: self._ranged(case).get(name, self.constants[name]) for name in self.constants
+        }
+        return Place(
+            {name: case.symbols[name] for name in ("dtype", *self.fixed)},
+            {**{name: sizes[name] for name in self._free(())}, **constants, "elements": elements},
+        )
 
     def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
         """Where `compute` gives no number for them, or none that fits the dtype, they are made
@@ -233,7 +284,7 @@ class UserProblem(abc.ABC):
     def reference(self, case: Case, inputs: Tensors) -> Tensors:
         """`compute` on float64 copies."""
         copies = {name: value.double() for name, value in inputs.items()}
-        return self._checked(case, self.compute(**copies))
+        return self._checked(case, self.compute(**copies, **self._ranged(case)))
 
     def tolerances(self, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
         """One rounding to the dtype, what rounding to float32 may do in `compute`, and in a row
@@ -244,8 +295,9 @@ class UserProblem(abc.ABC):
         from evotune.problems.rounding import rounding_of
 
         dtype: torch.dtype = getattr(torch, self.dtype)
-        deviations = rounding_errors(self.compute, inputs, reference)
-        yardstick = self._checked(case, self.yardstick_of(**inputs))
+        compute = functools.partial(self.compute, **self._ranged(case))
+        deviations = rounding_errors(compute, inputs, reference)
+        yardstick = self._checked(case, self.yardstick_of(**inputs, **self._ranged(case)))
         allowed = {}
         for name, value in reference.items():
             limit = _DEVIATIONS * deviations[name] + rounding_of(value, dtype)
@@ -259,23 +311,55 @@ class UserProblem(abc.ABC):
     def baselines(
         self, case: Case, inputs: Tensors, only: str = ""
     ) -> dict[str, Callable[[], Tensors]]:
-        found = self.baselines_of(**inputs)
+        found = self.baselines_of(**inputs, **self._ranged(case))
         return {name: call for name, call in found.items() if only in ("", name)}
 
     def _sizes(self, case: Case) -> dict[str, int]:
         return {size: int(case.symbols[size]) for size in self.sizes}
 
-    def _small(self, case: Case, streams: Sequence[Iterator[int]]) -> Iterator[Case]:
-        """A case from each stream of numbers, but those that make no sense."""
-        for numbers in streams:
-            sizes = {
-                size: int(case.symbols[size]) if size in self.fixed else next(numbers)
-                for size in self.sizes
-            }
+    def _ranged(self, case: Case) -> dict[str, Any]:
+        return {name: float(case.symbols[name]) for name in self.ranges}
+
+    def _free(self, kept: Collection[str]) -> tuple[str, ...]:
+        return tuple(name for name in self.sizes if name not in {*self.fixed, *kept})
+
+    def _constants(self, shape: Mapping[str, Value]) -> dict[str, float]:
+        """What the shape says of those that have a range."""
+        for name in self.ranges:
+            if name not in self.constants:
+                raise ValueError(f"ranges names {name!r}, which is none of the constants")
+        found = {}
+        for name in self.ranges:
+            value = shape.get(name, self.constants[name])
+            if isinstance(value, bool | str) or not math.isfinite(value):
+                raise ValueError(f"expected {name} to be a number, got {value!r}")
+            found[name] = float(value)
+        return found
+
+    def _first(
+        self,
+        like: Case,
+        candidates: Iterable[Sizes],
+        constants: Mapping[str, float],
+        kept: Collection[str],
+        cost: tuple[int, int],
+    ) -> Case | None:
+        """A case of the first candidates that make sense and cost no more operations and bytes;
+        where sizes are given, no more than the case that it is like."""
+        operations, nbytes = cost
+        if self.fixed or kept:
+            operations = max(operations, self.flops(like))
+            nbytes = max(nbytes, self.bytes_moved(like))
+        for sizes in candidates:
+            shape: dict[str, Value] = {**self._sizes(like), **sizes, **constants}
+            shape |= {name: like.symbols[name] for name in kept if name in shape}
             try:
-                yield self.case(sizes, {})
+                case = self.case(shape, {})
             except _Refused:
                 continue
+            if self.flops(case) <= operations and self.bytes_moved(case) <= nbytes:
+                return case
+        return None
 
     def _check_tensors(self, case: Case) -> None:
         """Results that rest on no input, or of no element, could not be judged."""
@@ -305,3 +389,10 @@ def _large(rows: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
     along = torch.linspace(-1.0, 1.0, rows.shape[1], device=rows.device)
     spread = torch.where(trait == 0, 32.0, 1.0)
     return rows * spread[:, None] + shift[:, None] + slope[:, None] * along
+
+
+def _draw(rng: random.Random, least: float, most: float) -> float:
+    """Three digits of a number between them, in the order of magnitude first."""
+    if least > 0.0:
+        return significant(math.exp(rng.uniform(math.log(least), math.log(most))))
+    return significant(rng.uniform(least, most))

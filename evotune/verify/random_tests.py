@@ -1,12 +1,13 @@
-"""Many small shapes, each on one kind of inputs: what a champion meets beside its own shapes."""
+"""Many shapes, each on one kind of inputs: what a champion meets beside its own shapes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
+from evotune.problems.base import Case
 from evotune.trial import Check
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.summary import ALL_KINDS, nearest_limit
@@ -15,19 +16,20 @@ from evotune.verify.summary import ALL_KINDS, nearest_limit
 def run_random_tests(
     gate: Gate,
     subjects: Sequence[Subject],
-    kinds: Sequence[str],
+    kinds: Callable[[Case, int], Sequence[str]],
     seed: int,
     verdict: Verdict,
     *,
     limit_s: float,
-) -> None:
-    """Adds one check for all of them: the one nearest its limit stands for those that passed.
+) -> int:
+    """How many passed. Adds one check for all: the one nearest its limit stands for them.
 
-    Input kinds take turns. After `limit_s` no further test starts, and the check says how many
-    were made. The first that fails is the verdict's, in detail, and ends them.
+    `kinds` says on which inputs a case, the test of that number, is tested. After `limit_s` no
+    further test starts, and the check says how many were made. The first that fails is the
+    verdict's, in detail, and ends them.
     """
     if not (subjects and verdict.passed):
-        return
+        return 0
     name = f"{len(subjects)} random tests"
     deadline = time.monotonic() + limit_s
     made = Verdict()
@@ -35,19 +37,20 @@ def run_random_tests(
     for index, subject in enumerate(subjects):
         if time.monotonic() > deadline:
             break
-        gate.examine(subject, [kinds[index % len(kinds)]], seed, made)
+        gate.examine(subject, kinds(subject.case, index), seed, made)
         if made.kind is not None:
             failed = made.checks[-1]
             detail = f"{failed.detail} (random test {index + 1} of {len(subjects)})"
             verdict.fail(made.kind, msgspec.structs.replace(failed, detail=detail))
-            return
+            return count
         count = index + 1
     if not count:
         detail = f"none began within {limit_s:g} s"
         verdict.checks.append(Check(name, ALL_KINDS, "skipped", detail=detail))
-        return
+        return 0
     detail = "" if count == len(subjects) else f"{count} were made within {limit_s:g} s"
     summary = msgspec.structs.replace(
         nearest_limit(made.checks), case=name, inputs=ALL_KINDS, detail=detail
     )
     verdict.checks.append(summary)
+    return count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -116,15 +117,46 @@ def test_random_shapes_are_those_that_the_kernel_supports(tmp_path: Path) -> Non
 
 
 def test_shapes_that_are_compiled_in_leave_no_random_test_and_it_is_said(tmp_path: Path) -> None:
+    sizes = "batch, heads, kv_heads, seq_len_q, seq_len_k"
     changes = (
-        ("define: [head_dim, causal]", "define: [head_dim, causal, batch, heads, seq_len_q]"),
-        ("{head_dim: [32]}", "{head_dim: [32], seq_len_k: [64]}"),
+        ("define: [head_dim, causal]", f"define: [head_dim, causal, {sizes}]"),
+        ("softmax_scale", "{value: 0.17, type: float32}"),
     )
     found = confirmation(tmp_path, *changes, number=4)
-    assert random_labels(found) == []
-    (check,) = [check for check in found.skipped if "random" in check.case]
-    assert check.status == "skipped"
-    assert check.detail == "kernel scalar takes no random shape without another binary"
+    assert (random_labels(found), edges(found, "full")) == ([], 0)
+    random, scale = found.skipped
+    assert (random.case, random.status) == ("random tests", "skipped")
+    assert random.detail == "kernel scalar takes no random shape without another binary"
+    assert (scale.case, scale.status) == ("other values of softmax_scale", "skipped")
+    assert scale.detail == "kernel scalar is not told softmax_scale"
+
+
+def test_sizes_that_are_compiled_in_keep_their_values_and_the_others_vary(tmp_path: Path) -> None:
+    change = ("define: [head_dim, causal]", "define: [head_dim, causal, heads, seq_len_q]")
+    found = confirmation(tmp_path, change)
+    symbols = [job.case.symbols for job in found.cases]
+    assert {(s["heads"], s["seq_len_q"]) for s in symbols} == {(2, 64)}
+    assert len({job.compile.key for job in found.cases}) == 2  # with a mask and without
+    assert len(random_labels(found)) == 100
+    assert len({s["seq_len_k"] for s in symbols}) > 30
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [("softmax_scale", True), ("{value: softmax_scale * 1.44, type: float32}", True),
+     ("{value: 0.17, type: float32}", False)],
+)  # fmt: skip
+def test_only_a_kernel_that_is_told_the_scale_is_asked_for_another(
+    tmp_path: Path, written: str, told: bool
+) -> None:
+    found = confirmation(tmp_path, ("softmax_scale", written))
+    for role in (EDGE, RANDOM):
+        cases = [job.case for job in found.cases if job.role == role]
+        assert len(cases) == (2 * EDGES_EACH if role == EDGE else 100)
+        assert (
+            {case.symbols["softmax_scale"] for case in cases} == {1 / math.sqrt(32)}
+        ) is not told
+    assert ([check.case for check in found.skipped] == []) is told
 
 
 def test_the_search_itself_meets_none_of_these(tmp_path: Path) -> None:
@@ -139,7 +171,7 @@ def test_the_search_itself_meets_none_of_these(tmp_path: Path) -> None:
 def test_random_shapes_that_a_gpu_cannot_launch_are_left_out(tmp_path: Path) -> None:
     text = CUDA_SPACE.read_text()
     assert "block: [THREADS]" in text
-    block = 'block: ["2048 if seq_len_q % 7 == 0 else THREADS"]'
+    block = 'block: ["2048 if seq_len_q % 7 == 6 else THREADS"]'
     shutil.copytree(CUDA_SPACE.parent / "kernels", tmp_path / "kernels")
     path = tmp_path / "cuda.yaml"
     path.write_text(text.replace("block: [THREADS]", block))
@@ -149,4 +181,4 @@ def test_random_shapes_that_a_gpu_cannot_launch_are_left_out(tmp_path: Path) -> 
     found = planner.proposal(3, Configuration(values), confirm=True)
     lengths = [int(job.case.symbols["seq_len_q"]) for job in found.cases if job.role == RANDOM]
     assert len(lengths) == 100
-    assert not any(length % 7 == 0 for length in lengths)
+    assert not any(length % 7 == 6 for length in lengths)

@@ -90,7 +90,7 @@ def test_what_the_device_cannot_launch_is_rejected_before_compiling() -> None:
 
 def test_held_out_cases_must_be_launchable_too_but_join_only_champions(tmp_path: Path) -> None:
     space = changed_space(
-        tmp_path, "block: [THREADS]", 'block: ["THREADS * batch * batch * batch * 2"]'
+        tmp_path, "block: [THREADS]", 'block: ["THREADS * (16 if heads * batch == 16 else 1)"]'
     )
     values = {"FAULT": "none", "SPLIT": 1, "THREADS": 128, "SHARED_KIB": 0}
     found = planner(space=space).proposal(0, Configuration(values))

@@ -263,7 +263,7 @@ def test_an_audit_keeps_every_check_and_is_timed_as_briefly_as_a_trial(
     assert outcome.ok, outcome
     compared = {(check.case, check.inputs) for check in outcome.checks}
     for kind in ("normal", "needle", "ramp", "large_logits"):
-        assert {("(1,2,64,32) causal", kind), ("(2,2,67,32) full", kind)} <= compared
+        assert {("(1,2,64,32) causal", kind), ("(3,9/3,63,32) full", kind)} <= compared
     assert ("(1,2,64,32) causal", "replayed normal") in compared
     assert outcome.measurements[0].samples <= 25
 

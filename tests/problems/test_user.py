@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -84,6 +85,111 @@ def test_edge_and_random_shapes_keep_fixed_sizes_and_pass_the_check(folder: Path
     assert {case.symbols["columns"] for case in (*edges, *found)} == {8}
     assert len({case.symbols["rows"] for case in found}) > 10
     assert found == list(islice(problem.random_cases([case], 3), 50))
+
+
+RANGED = (
+    GOOD.replace("3.0 * x", "factor * x")
+    .replace("compute(self, x)", "compute(self, x, factor)")
+    .replace("rows == 17", "False")
+    .replace("3.0}", '3.0, "shift": 0.5}\n    ranges = {"factor": (0.01, 100.0)}')
+)
+
+
+def test_a_constant_with_a_range_is_drawn_and_reaches_compute(folder: Path) -> None:
+    (folder / "problem.py").write_text(RANGED)
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    base = problem.case({"rows": 50, "columns": 8}, {})
+    assert (base.label, base.symbols["factor"], problem.scalars) == ("(50,8)", 3.0, ("factor",))
+    other = problem.case({"rows": 50, "columns": 8, "factor": 2}, {})
+    assert other.label == "(50,8,factor=2.0)"
+    inputs = problem.make_inputs(other, "normal", 0)
+    (baseline,) = problem.baselines(other, inputs).values()
+    reference = problem.reference(other, inputs)
+    for found in (reference, baseline()):
+        assert torch.equal(found["out"].float(), 2.0 * inputs["x"])
+    assert problem.tolerances(other, inputs, reference)["out"].max() < 1e-4
+    edges = [case.symbols["factor"] for case in problem.edge_cases(base)]
+    assert set(edges) == {3.0, 0.01, 100.0}
+    drawn = [float(c.symbols["factor"]) for c in islice(problem.random_cases([base], 1), 100)]
+    assert 30 < drawn.count(3.0) < 70
+    assert 0.01 <= min(drawn) < 0.1
+    assert 10.0 < max(drawn) <= 100.0
+    for cases in (problem.edge_cases(base, ("factor",)),
+                  islice(problem.random_cases([base], 1, ("factor",)), 100)):  # fmt: skip
+        assert {case.symbols["factor"] for case in cases} == {3.0}
+    assert problem.place(other).ranged == {"rows": 50, "factor": 2.0, "shift": 0.5, "elements": 400}
+    assert problem.place(other).fixed == {"dtype": "float32", "columns": 8}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "shape", "why"),
+    [
+        ('"factor": (', '"fact": (', {}, "ranges names 'fact', which is none of the constants"),
+        ("", "", {"factor": "big"}, "expected factor to be a number, got 'big'"),
+        ("", "", {"factor": float("inf")}, "expected factor to be a number, got inf"),
+        ("", "", {"shift": 1.0}, "unknown size 'shift'; known: rows, columns, factor"),
+    ],
+)
+def test_a_range_or_constant_that_makes_no_sense_is_named(
+    folder: Path, before: str, after: str, shape: dict, why: str
+) -> None:
+    (folder / "problem.py").write_text(RANGED.replace(before, after))
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    with pytest.raises(ValueError, match=why):
+        problem.case({"rows": 1, "columns": 8, **shape}, {})
+
+
+FREE = GOOD.replace('fixed = ("columns",)', "").replace("rows == 17", "False")
+SIZES: dict[str, Callable[[int], bool]] = {
+    "one": lambda size: size == 1,
+    **{
+        f"{rest} mod {tile}": lambda size, t=tile, r=rest: size % t == r % t and size > 1
+        for tile in (16, 64, 128)
+        for rest in (-1, 1)
+    },
+    "a multiple of 128": lambda size: size % 128 == 0,
+    "more than 300": lambda size: 300 < size <= 600,
+    "more than 600": lambda size: 600 < size <= 1200,
+    "odd, near the longest": lambda size: 4001 <= size <= 4095 and size % 2 == 1,
+    "odd, well beyond the longest": lambda size: 8192 < size < 9000 and size % 2 == 1,
+    "past 16 bits": lambda size: size > 1 << 16,
+}
+
+
+@pytest.mark.parametrize("name", ["rows", "columns"])
+@pytest.mark.parametrize("size", SIZES)
+def test_every_size_is_of_every_class_in_the_first_random_cases(
+    folder: Path, name: str, size: str
+) -> None:
+    (folder / "problem.py").write_text(FREE)
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    base = problem.case({"rows": 4096, "columns": 4096}, {})
+    for seed in range(20):
+        found = list(islice(problem.random_cases([base], seed), 17))
+        assert any(SIZES[size](int(case.symbols[name])) for case in found), seed
+        assert max(problem.bytes_moved(case) for case in found) <= 5 << 26
+
+
+def test_sizes_that_must_be_multiples_are_found_and_costly_problems_stay_small(
+    folder: Path,
+) -> None:
+    text = FREE.replace("if False", "if rows % 64 or columns % 8")
+    text = text.replace("return rows * columns", "return columns * rows ** 3")
+    (folder / "problem.py").write_text(text)
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    base = problem.case({"rows": 512, "columns": 512}, {})
+    found = list(islice(problem.random_cases([base], 0), 100))
+    assert len({case.symbols["rows"] for case in found}) >= 3
+    assert len({case.symbols["columns"] for case in found}) > 20
+    assert max(problem.flops(case) for case in found) <= 1 << 31
+    assert problem.edge_cases(base) == []
+
+
+def test_long_user_cases_are_tested_with_a_spike(folder: Path) -> None:
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    long, short = (problem.case({"rows": rows, "columns": 8}, {}) for rows in (4095, 100))
+    assert problem.random_kinds(long, 0) == ("spike",)
+    assert [problem.random_kinds(short, n) for n in range(4)] == [(k,) for k in problem.input_kinds]
 
 
 @pytest.mark.parametrize(
@@ -173,9 +279,9 @@ def test_a_copy_of_a_file_that_ships_with_evotune_needs_no_agreement(
 
 
 def test_random_shapes_end_where_none_makes_sense(folder: Path) -> None:
-    (folder / "problem.py").write_text(GOOD.replace("rows == 17", "rows % 512"))
+    (folder / "problem.py").write_text(GOOD.replace("rows == 17", "rows != 516"))
     problem = create_problem("problem.py:Scale", "float32", folder)
-    case = problem.case({"rows": 512, "columns": 8}, {})
+    case = problem.case({"rows": 516, "columns": 8}, {})
     assert list(problem.random_cases([case], 3)) == []
     assert problem.edge_cases(case) == []
 

@@ -131,7 +131,10 @@ def methods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AllMethods]:
     threads = torch.get_num_threads()
     made = AllMethods(tmp_path_factory.mktemp("unusual"))
     torch.set_num_threads(1)  # PyTorch's waiting threads would take the cores of the kernel's
-    yield made
+    with pytest.MonkeyPatch.context() as patch:
+        # Workers of other tests are children of this process too.
+        patch.setattr("evotune.device.cpu.has_children", lambda: False)
+        yield made
     torch.set_num_threads(threads)
 
 

@@ -35,12 +35,13 @@ def wrong_for_odd_lengths_above(length: int) -> Compute:
 
 def verdict_on(compute: Compute, *, limit_s: float) -> Verdict:
     bases = [make_case(64, causal=causal) for causal in (False, True)]
-    cases = list(islice(PROBLEM.random_cases(bases, 1), COUNT))
+    cases = list(islice(PROBLEM.random_cases(bases, 1, ("softmax_scale",)), COUNT))
     subjects = [Subject(case, plan(), kernel(case, compute)) for case in cases]
     gate = Gate(CpuSession(), PROBLEM, InputPool(PROBLEM), deterministic=True)
     verdict = Verdict()
-    kinds = PROBLEM.input_kinds
-    run_random_tests(gate, subjects, kinds, 7, verdict, limit_s=limit_s)
+    made = run_random_tests(gate, subjects, PROBLEM.random_kinds, 7, verdict, limit_s=limit_s)
+    assert 0 <= made <= COUNT
+    assert (made == COUNT) is (verdict.passed and not verdict.checks[-1].detail)
     return verdict
 
 
@@ -86,7 +87,9 @@ def test_after_a_failure_none_is_made() -> None:
     def explode(*pointers: object) -> None:
         raise AssertionError("launched")
 
-    run_random_tests(gate, [Subject(case, plan(), explode)], ["normal"], 0, verdict, limit_s=9.0)
+    subjects = [Subject(case, plan(), explode)]
+    kinds = PROBLEM.random_kinds
+    assert run_random_tests(gate, subjects, kinds, 0, verdict, limit_s=9.0) == 0
     assert (verdict.checks, verdict.reason) == ([], "before")
 
 

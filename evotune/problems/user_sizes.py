@@ -1,0 +1,81 @@
+"""Which sizes a problem of a user's own is checked on beside those of a space."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from evotune.problems.lengths import LENGTH_CLASSES, WORD, beyond, near, past_words
+
+Sizes = dict[str, int]
+
+_EDGES = ((1, 1, 1, 1), (3, 5, 7, 2), (17, 63, 65, 19), (67, 1087, 31, 34))
+_IF_TOO_LARGE = ((67, 129, 31, 34), (13, 37, 11, 34))
+_MULTIPLES = (1, 8, 64)
+_MOST_BESIDE_LARGE = 9
+_ATTEMPTS = 16
+
+
+def edge_sizes(names: Sequence[str]) -> Iterator[list[Sizes]]:
+    """Small and odd ones, four times: what is wanted, then what to take if that is too large."""
+    for wanted in _EDGES:
+        others = _IF_TOO_LARGE if wanted == _EDGES[-1] else ()
+        yield [_cycled(names, numbers) for numbers in (wanted, *others)]
+
+
+def random_sizes(
+    rng: random.Random, names: Sequence[str], longest: Mapping[str, int]
+) -> Iterator[tuple[list[Sizes], bool]]:
+    """Without end: what to try, one after the other until it makes sense and is not too large, and
+    whether it may be large.
+
+    Each size is once near the longest that the space has, once well beyond it and once past 16
+    bits, beside small ones; with these, taking turns, each size goes through all classes of
+    lengths, and again and again.
+    """
+    large = [
+        [_beside(rng, names, name, size) for size in sizes(rng, longest[name])]
+        for name in names
+        for sizes in _LARGE
+    ]
+    rng.shuffle(large)
+    while True:
+        columns = {name: rng.sample(LENGTH_CLASSES, len(LENGTH_CLASSES)) for name in names}
+        for place in range(len(LENGTH_CLASSES)):
+            if large:
+                yield [m for sizes in large.pop() for m in _multiples(sizes)], True
+            sizes = {name: draws[place](rng) for name, draws in columns.items()}
+            yield _less_and_less(sizes), False
+
+
+_LARGE: tuple[Callable[[random.Random, int], tuple[int, ...]], ...] = (
+    lambda rng, longest: (near(rng, longest),),
+    lambda rng, longest: (beyond(rng, longest),),
+    lambda rng, longest: (past_words(rng), WORD // 2 + 2 * rng.randint(0, 99) + 1),
+)
+
+
+def _beside(rng: random.Random, names: Sequence[str], large: str, size: int) -> Sizes:
+    return {name: size if name == large else rng.randint(1, _MOST_BESIDE_LARGE) for name in names}
+
+
+def _less_and_less(sizes: Sizes) -> list[Sizes]:
+    """The sizes, and multiples of 8 and 64; then the same with the largest cut to a third, again
+    and again."""
+    found = []
+    for _ in range(_ATTEMPTS):
+        found += _multiples(sizes)
+        if not sizes or max(sizes.values()) == 1:
+            break
+        name = max(sizes, key=lambda name: sizes[name])
+        sizes = {**sizes, name: sizes[name] // 3 | 1}
+    return found
+
+
+def _multiples(sizes: Sizes) -> list[Sizes]:
+    """The sizes, and the next multiples of 8 and 64 for those who take no others."""
+    return [{name: -(-size // m) * m for name, size in sizes.items()} for m in _MULTIPLES]
+
+
+def _cycled(names: Sequence[str], values: Sequence[int]) -> Sizes:
+    return {name: values[place % len(values)] for place, name in enumerate(names)}
