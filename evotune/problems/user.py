@@ -44,7 +44,7 @@ _EDGES = ((1, 1, 1, 1), (3, 5, 7, 2), (17, 33, 65, 19), (67, 129, 31, 34))
 _MOST_RANDOM = 300
 _MOST_REFUSED = 1000
 _TRAITS = 5
-_SPIKES = (6.5, 8.0, 9.5, 11.0, 12.5, 13.0)
+_SPIKES = (12.5, 6.5, 11.0, 8.0, 13.0, 9.5)
 _DEVIATIONS = 12.0
 """What a right kernel may be off, in standard deviations of rounding errors."""
 _SMALLER, _TIMES = 0.25, 4
