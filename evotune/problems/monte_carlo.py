@@ -66,8 +66,9 @@ _IN_PARTS = {
     *(_ATEN.logsumexp, _ATEN.native_layer_norm, _ATEN.native_group_norm, _ATEN._fused_rms_norm),
     *(_ATEN.var, _ATEN.var_mean, _ATEN.std, _ATEN.std_mean, _ATEN.linalg_vector_norm),
     _ATEN._scaled_dot_product_flash_attention_for_cpu,
+    *(_ATEN.gelu, _ATEN.silu, _ATEN.mish, _ATEN.softplus, _ATEN.log_sigmoid_forward, _ATEN.elu),
 }
-"""What has sums inside, and is taken apart first."""
+"""What has several roundings inside, and is taken apart first."""
 
 
 class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -48,7 +48,7 @@ _LARGE_COST = (1 << 31, 5 << 26)
 _MOST_REFUSED = 100
 _LONG = 1200
 _TRAITS = 5
-_SPIKES = (6.5, 8.0, 9.5, 11.0, 12.5, 13.0)
+_SPIKES = (12.5, 6.5, 11.0, 8.0, 13.0, 9.5)
 _DEVIATIONS = 12.0
 """What a right kernel may be off, in standard deviations of rounding errors."""
 _SMALLER, _TIMES = 0.25, 4

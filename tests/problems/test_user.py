@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -8,11 +10,13 @@ import pytest
 import torch
 
 from evotune.errors import UsageError
-from evotune.problems import UserProblem, create_problem
+from evotune.problems import Case, UserProblem, create_problem
 from evotune.problems.loading import problem_source
 from evotune.user_code import Trust, trust
 from evotune.verify.accuracy import LIMITS, errors_against
 from evotune.verify.pool import InputPool
+
+from . import user_emulations
 
 ROOT = Path(__file__).parents[2]
 GOOD = """
@@ -367,3 +371,144 @@ def test_every_baseline_of_the_shipped_problems_is_correct(
         for name, call in problem.baselines(case, dict(made.inputs)).items():
             for out, value in call().items():
                 assert LIMITS.hold(errors_against(value, made.expected[out])), (name, kind)
+
+
+def _shares(problem: UserProblem, case: Case, way: user_emulations.Way, seed: int) -> list[float]:
+    """Of each kind of inputs: the errors as a share of the limits."""
+    dtype = getattr(torch, problem.dtype)
+    found = []
+    for kind in problem.input_kinds:
+        made = _pool(problem).get(case, kind, seed)
+        out = way(**{name: value.float() for name, value in made.inputs.items()})
+        errors = errors_against(out.to(dtype), made.expected["out"])
+        share = max(errors.max / LIMITS.max, errors.rms / LIMITS.rms)
+        found.append(math.inf if math.isnan(share) else share)
+    return found
+
+
+@functools.cache
+def _pool(problem: UserProblem) -> InputPool:
+    return InputPool(problem)
+
+
+@functools.cache
+def _shipped(name: str, dtype: str) -> UserProblem:
+    problem = create_problem(user_emulations.reference_name(name), dtype, ROOT)
+    assert isinstance(problem, UserProblem)
+    return problem
+
+
+_SHAPES: dict[str, list[dict[str, int]]] = {
+    "softmax": [{"rows": 9, "columns": 300}, {"rows": 1, "columns": 2}],
+    "rms_norm": [{"rows": 9, "columns": 300}, {"rows": 1, "columns": 1}],
+    "matmul": [{"m": 9, "n": 11, "k": 261}, {"m": 1, "n": 1, "k": 40}],
+}
+
+
+@pytest.mark.parametrize("dtype", UserProblem.dtypes)
+@pytest.mark.parametrize("name", user_emulations.PROBLEMS)
+def test_right_ways_of_the_shipped_problems_are_within_the_limits(name: str, dtype: str) -> None:
+    """3 seeds here; benchmarks/limits.py takes 100."""
+    problem = _shipped(name, dtype)
+    for shape in _SHAPES[name]:
+        for way_name, way in user_emulations.HONEST[name].items():
+            for seed in range(3):
+                found = _shares(problem, problem.case(shape, {}), way, seed)
+                assert max(found) <= 0.9, (way_name, shape, found)
+
+
+@pytest.mark.parametrize("dtype", UserProblem.dtypes)
+@pytest.mark.parametrize("name", user_emulations.PROBLEMS)
+def test_wrong_ways_of_the_shipped_problems_exceed_them(name: str, dtype: str) -> None:
+    problem = _shipped(name, dtype)
+    ways = dict(user_emulations.WRONG[name])
+    if dtype == "float32":
+        ways |= user_emulations.WRONG_IN_FLOAT32[name]
+    if dtype == "bfloat16":
+        ways.pop("sums_in_bfloat16", None)
+    for way_name, way in ways.items():
+        for seed in range(3):
+            found = _shares(problem, problem.case(_SHAPES[name][0], {}), way, seed)
+            assert max(found) > 1, (way_name, found)
+
+
+def test_large_inputs_are_made_smaller_where_results_would_not_fit_the_dtype() -> None:
+    problem = _shipped("matmul", "float16")
+    case = problem.case({"m": 40, "n": 40, "k": 2000}, {})
+    for seed in range(5):
+        inputs = problem.make_inputs(case, "large", seed)
+        assert problem.reference(case, inputs)["out"].abs().max() < 65504
+        assert inputs["a"].abs().max() > 8
+
+
+def test_inputs_that_have_no_result_are_replaced_by_normal_ones(folder: Path) -> None:
+    """A row of zeros divided by its norm."""
+    (folder / "problem.py").write_text(GOOD.replace("3.0 * x", "x / x.norm(dim=1, keepdim=True)"))
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    case = problem.case({"rows": 16, "columns": 8}, {})
+    inputs = problem.make_inputs(case, "ramp", 0)
+    assert torch.equal(inputs["x"], problem.make_inputs(case, "normal", 0)["x"])
+
+
+def test_what_compute_overflows_to_excuses_nothing(folder: Path) -> None:
+    """The limit is that of float32, rounded once; in float16 compute itself overflows."""
+    overflowing = "(x * 300).square().sum(1, keepdim=True).sqrt() * x.sign()"
+    (folder / "problem.py").write_text(GOOD.replace("3.0 * x", overflowing))
+    problem = create_problem("problem.py:Scale", "float16", folder)
+    case = problem.case({"rows": 16, "columns": 8}, {})
+    inputs = problem.make_inputs(case, "normal", 0)
+    assert not problem.compute(**inputs)["out"].isfinite().all()
+    reference = problem.reference(case, inputs)
+    allowed = problem.tolerances(case, inputs, reference)["out"]
+    assert (allowed < 0.002 * reference["out"].abs()).all()
+
+
+def test_a_coarser_way_that_the_problem_calls_right_widens_the_limit(folder: Path) -> None:
+    coarse = """
+    def yardstick_of(self, x):
+        return {"out": self.compute(x)["out"].bfloat16().float()}
+"""
+    (folder / "problem.py").write_text(GOOD + coarse)
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    case = problem.case({"rows": 16, "columns": 8}, {})
+    made = InputPool(problem).get(case, "normal", 0)
+    out = 3.0 * made.inputs["x"]
+    assert LIMITS.hold(errors_against(out.bfloat16().float(), made.expected["out"]))
+    assert not LIMITS.hold(errors_against(1.05 * out, made.expected["out"]))
+    (folder / "problem.py").write_text(GOOD)
+    plain = create_problem("problem.py:Scale", "float32", folder)
+    made = InputPool(plain).get(case, "normal", 0)
+    assert not LIMITS.hold(errors_against(out.bfloat16().float(), made.expected["out"]))
+
+
+COMPOSED = {
+    "layer_norm": "torch.nn.functional.layer_norm(x, x.shape[-1:])",
+    "gelu": "torch.nn.functional.gelu(x)",
+    "log_softmax": "x.log_softmax(-1)",
+    "cumulative": "x.cumsum(-1)",
+    "variance": "x * x.var(-1, keepdim=True)",
+    "attention": "torch.nn.functional.scaled_dot_product_attention(x, x, x)",
+    "in place": "x.clone().mul_(2).add_(x.mean())",
+    "einsum": "torch.einsum('rc,rd,rd->rc', x, x, x)",
+    "sorted": "x.sort(-1).values",
+}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_limits_of_anything_that_pytorch_computes(folder: Path, name: str) -> None:
+    """float32 passes, and what is rounded to bfloat16 on the way does not."""
+    text = GOOD.replace("3.0 * x", COMPOSED[name]).replace(
+        "def compute(self, x):\n", "def compute(self, x):\n        import torch\n"
+    )
+    (folder / "problem.py").write_text(text)
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    case = problem.case({"rows": 16, "columns": 8}, {})
+    pool = InputPool(problem)
+    for kind in problem.input_kinds:
+        made = pool.get(case, kind, 0)
+        out = problem.compute(**made.inputs)["out"]
+        assert errors_against(out, made.expected["out"]).max < 0.6, kind
+    made = pool.get(case, "normal", 0)
+    rounded = {key: value.bfloat16().float() for key, value in made.inputs.items()}
+    coarse = problem.compute(**rounded)["out"]
+    assert errors_against(coarse, made.expected["out"]).max > 10

@@ -105,6 +105,17 @@ DAMAGE = {
 }
 
 
+def test_a_read_past_the_end_shows_even_with_no_weight(pool: InputPool) -> None:
+    """A tile that reaches beyond the last key, its weight zero: 0 times what lies there is NaN."""
+
+    def after(memory: Memory) -> None:
+        memory["out"][-2] += 0.0 * memory["v"][-1]
+
+    verdict = examine(pool, SHORT, kernel(SHORT, exact, after))
+    assert verdict.kind is OutcomeKind.NAN
+    assert "1 elements of out are NaN or infinite" in verdict.reason
+
+
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damage_is_found(pool: InputPool, name: str) -> None:
     after, kind, words = DAMAGE[name]

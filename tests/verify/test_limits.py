@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 
@@ -47,12 +48,16 @@ def case_of(problem: Attention, shape: Mapping[str, int], causal: bool, scale: f
     return dataclasses.replace(case, label=f"{case.label} scale {scale}", symbols=symbols)
 
 
+@functools.cache
+def pool_of(dtype: str) -> InputPool:
+    return InputPool(Attention(dtype))
+
+
 def shares(way: emulations.Way, problem: Attention, case: Case, seed: int) -> dict[str, float]:
     """By kind of inputs: the errors as a share of the limits."""
-    pool = InputPool(problem)
     found = {}
     for kind in problem.input_kinds:
-        inputs = pool.get(case, kind, seed)
+        inputs = pool_of(problem.dtype).get(case, kind, seed)
         output = emulations.compute(way, case, inputs.inputs)["out"]
         errors = errors_against(output, inputs.expected["out"])
         share = max(errors.max / LIMITS.max, errors.rms / LIMITS.rms)
