@@ -183,7 +183,7 @@ def _large(rng: random.Random, longest: int, causal: bool) -> list[_Drawn]:
     for keys_too in (False, True):
         batch, heads = rng.randint(5, 9), rng.randint(33, _MOST_HEADS)
         length = WORD // (batch * heads) + few()
-        lengths = (few(), length) if keys_too else (length, few())
-        found.append(drawn(batch, heads, *lengths))
+        pair = (few(), length) if keys_too else (length, few())
+        found.append(drawn(batch, heads, *pair))
     rng.shuffle(found)
     return found
