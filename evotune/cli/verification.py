@@ -64,6 +64,7 @@ def verify(
     shapes, variants that were not tuned, random tests and, on a GPU where it is installed,
     compute-sanitizer; from the run's own sources. The run is left as it is.
     Times are taken only since the last checks replay what was timed; they are not shown.
+    What passes has a domain: which cases were checked, from the least to the most of each quantity.
     Exit code 1 when a check fails; what is skipped is shown as skipped.
     """
     from evotune.engine.folder import find_run
@@ -121,6 +122,7 @@ def _write(terminal: Terminal, found: list[Verified], style: str, output: str) -
 def _parts(found: list[Verified]) -> Iterator[Table | str]:
     from evotune.cli.tables import text_table
     from evotune.report import checks, wording
+    from evotune.report.domain import domain_table, domain_text
 
     for item in found:
         trial = "not tried in the run" if item.number is None else f"trial {item.number}"
@@ -130,3 +132,7 @@ def _parts(found: list[Verified]) -> Iterator[Table | str]:
             rows = [checks.check_cells(check) for check in item.outcome.checks]
             yield text_table(checks.CHECK_COLUMNS, rows, checks.CHECK_NUMERIC)
             yield from checks.check_details(item.outcome)
+        if item.outcome.domain is not None:
+            regions = domain_table(item.outcome.domain)
+            yield f"domain: {domain_text(item.outcome.domain)}"
+            yield text_table(regions.columns, regions.rows, regions.numeric)

@@ -48,4 +48,5 @@ def verification_record(
         "outcome": outcome.kind.value,
         "reason": outcome.reason,
         "checks": [check.to_json() for check in outcome.checks],
+        "domain": None if outcome.domain is None else outcome.domain.to_json(),
     }

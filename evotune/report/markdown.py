@@ -9,6 +9,8 @@ from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.devices import MEANING as MEANING_OF_DEVICES
 from evotune.report.devices import devices_table
+from evotune.report.domain import MEANING as DOMAIN
+from evotune.report.domain import domain_table, domain_text
 from evotune.report.escape import markdown_text
 from evotune.report.front import MEANING, front_table, pareto_front
 from evotune.report.leaderboard import Leaderboard, rank
@@ -35,6 +37,7 @@ def page(data: RunData) -> str:
         *_baselines(data),
         *_devices(data),
         *_ranking(data, board),
+        *_domain(board),
         *_front(data),
         *_disqualified(board),
         *_outcomes(data, summary),
@@ -158,6 +161,15 @@ def _ranking(data: RunData, board: Leaderboard) -> Iterator[str]:
     ]
     if warnings:
         yield "\n".join(("Warnings, which a reader must judge:", "", *warnings))
+
+
+def _domain(board: Leaderboard) -> Iterator[str]:
+    """The leader's."""
+    found = board.rows[0].outcome.domain if board.rows else None
+    if found is not None:
+        yield "## Domain"
+        yield f"Trial {board.rows[0].number} {markdown_text(domain_text(found))}. {DOMAIN}"
+        yield _table(domain_table(found))
 
 
 def _front(data: RunData) -> Iterator[str]:

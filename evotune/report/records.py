@@ -11,6 +11,7 @@ A trial's record, times in microseconds, seconds where the name says so, null fo
     flags duplicate_of       remarks; the trial with the same machine code
     stage_s resources        seconds per stage; what the compiler reported
     measurements checks      per case: times, baseline, speedup; the correctness checks kept
+    domain                   of a champion: the cases it was checked on (`evotune.trial.Domain`)
     search_outcome search_speedup   what the search itself saw, before any confirmation
     finished_s log           seconds from the run's start; the compiler's or worker's words
 """
@@ -137,6 +138,7 @@ def trial_record(recorded: bool, item: Evidence, place: int | None) -> dict[str,
         "resources": dict(searched.resources),
         "measurements": [measurement.to_json() for measurement in outcome.measurements],
         "checks": [check.to_json() for check in outcome.checks],
+        "domain": None if outcome.domain is None else outcome.domain.to_json(),
         "search_outcome": searched.kind.value,
         "search_speedup": before.speedup,
         "finished_s": item.finished_s,

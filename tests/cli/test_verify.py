@@ -56,7 +56,8 @@ def test_the_leader_is_verified_with_every_check_and_the_run_stays_as_it_is(
     before = stored(folder)
     result = verify()
     assert result.exit_code == 0, result.stderr
-    first, second, *lines = result.stdout.splitlines()
+    listed, _, domain = result.stdout.partition("domain: ")
+    first, second, *lines = listed.splitlines()
     assert first == "trial 0: FAULT=none"
     assert second.startswith("ok: ")
     assert second.endswith(" passed, 3 skipped")
@@ -64,9 +65,15 @@ def test_the_leader_is_verified_with_every_check_and_the_run_stays_as_it_is(
     assert heading[:3] == ["case", "inputs", "status"]
     rows = [line for line in lines[2:-3] if line]
     assert lines[-3].startswith("skipped: edge shapes, compute-sanitizer memcheck: ")
-    assert any(row.startswith("(1,2,64,32) causal         needle ") for row in rows)
-    assert any(row.startswith("(2,2,67,32) full           ramp ") for row in rows)
-    assert any(row.startswith("100 random tests           all ") for row in rows)
+    words = [" ".join(row.split()) for row in rows]
+    assert any(row.startswith("(1,2,64,32) causal needle ") for row in words)
+    assert any(row.startswith("(3,9/3,63,32) full ramp ") for row in words)
+    assert any(row.startswith("100 random tests all ") for row in words)
+    about, _, *table = domain.splitlines()
+    assert about.startswith("on ")
+    assert about.endswith(", contiguous tensors")
+    regions = [row.split() for row in table if row.startswith("float32")]
+    assert [row[:3] for row in regions] == [["float32", "32", "true"], ["float32", "32", "false"]]
     assert any("replayed normal" in row for row in rows)
     skipped = [row for row in rows if " skipped " in row]
     assert ["compute-sanitizer memcheck" in row for row in skipped] == [True, False, False]
@@ -86,6 +93,7 @@ def test_a_configuration_that_fails_ends_with_1_and_says_where(verify: Verify) -
     assert failed["case"].endswith(" full")
     assert failed["max_error"] > failed["max_limit"]
     assert failed["detail"] in record["reason"]
+    assert record["domain"] is None
 
 
 def test_a_configuration_that_does_not_compile_has_no_checks(verify: Verify) -> None:

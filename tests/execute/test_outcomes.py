@@ -253,6 +253,12 @@ def test_edge_shapes_and_champions_pass_the_whole_gate(faulty: FaultyKernels) ->
     assert measured.samples >= 20
     assert (measured.eager_us, measured.eager_baseline_us) == (None, None)  # no graphs on a CPU
     assert {"random_tests", "verify", "measure"} <= outcome.stage_s.keys()
+    assert outcome.domain is not None
+    assert sum(region.cases for region in outcome.domain.regions) <= len(made.cases)
+    causal, full = outcome.domain.regions  # random tests are made of the mask that is tuned
+    assert (causal.fixed["causal"], full.fixed["causal"]) == (True, False)
+    assert causal.ranges["seq_len_q"] > full.ranges["seq_len_q"]
+    assert faulty.run("none").domain is None  # the search checks less
 
 
 def test_an_audit_keeps_every_check_and_is_timed_as_briefly_as_a_trial(

@@ -16,6 +16,8 @@ from evotune.measure.agreement import agreement
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.devices import MEANING, devices_table
+from evotune.report.domain import MEANING as DOMAIN
+from evotune.report.domain import domain_table, domain_text
 from evotune.report.escape import printable
 from evotune.report.evidence import Evidence, weigh
 from evotune.report.front import pareto_front
@@ -59,6 +61,7 @@ def run_payload(data: RunData) -> dict[str, Json]:
         "front": _front(data),
         "details": {str(row.number): _details(row) for row in board.rows[:_DETAILED_ROWS]},
         "leader": None if leader is None else leader.number,
+        "domain": _domain(leader),
         "baselines": _baselines(data),
         "devices": _devices(data),
         "outcomes": _outcomes(data, summary),
@@ -279,6 +282,22 @@ def _baselines(data: RunData) -> list[list[Json]]:
         ]
         for timing in data.baseline_timings
     ]
+
+
+def _domain(leader: Row | None) -> Json:
+    """The leader's; None where there is none."""
+    found = None if leader is None else leader.outcome.domain
+    if leader is None or found is None:
+        return None
+    table = domain_table(found)
+    return printable_json(
+        {
+            "note": f"Trial {leader.number} {domain_text(found)}. {DOMAIN}",
+            "columns": table.columns,
+            "rows": table.rows,
+            "numeric": table.numeric,
+        }
+    )
 
 
 def _devices(data: RunData) -> Json:

@@ -41,6 +41,7 @@ function runSections(run) {
   const rows = trialRows(run);
   return [
     hero(run), progressSection(run, rows), leaderboardSection(run, rows), frontSection(run), casesSection(run, rows),
+    domainSection(run),
     defaultSection(run), ablationSection(run), ...parameterSections(run, rows), outcomeSection(run),
     stageSection(run), devicesSection(run), stateSection(run), environmentSection(run),
   ].filter(Boolean);
@@ -203,6 +204,11 @@ function stageSection(run) {
         ...run.confirmation_stages.map(([name, count, total, median]) =>
           [name, "confirmations", String(count), figureText(total), figureText(median)])],
       [false, false, true, true, true])));
+}
+
+function domainSection(run) {
+  const found = run.domain;
+  return found && section("Domain", found.note, simpleTable(found.columns, found.rows, found.numeric));
 }
 
 function devicesSection(run) {

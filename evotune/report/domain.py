@@ -1,0 +1,42 @@
+"""A champion's domain in words: the cases that it was checked on, a row for each region."""
+
+from __future__ import annotations
+
+from evotune.report.table import TextTable
+from evotune.report.wording import value_text
+from evotune.trial import Domain
+
+MEANING = (
+    "What the champion was checked on: from the least to the most of each quantity. "
+    "What lies outside was not tried."
+)
+
+
+def domain_text(domain: Domain) -> str:
+    """`on NVIDIA H200 (132 multiprocessors), contiguous tensors`."""
+    count = f" ({domain.multiprocessors} multiprocessors)" if domain.multiprocessors else ""
+    return f"on {domain.device}{count}, {domain.layout} tensors"
+
+
+def domain_table(domain: Domain) -> TextTable:
+    """Regions of different problems are never in one domain: all have the same names."""
+    first = domain.regions[0] if domain.regions else None
+    fixed = tuple(first.fixed) if first else ()
+    ranged = tuple(first.ranges) if first else ()
+    return TextTable(
+        (*fixed, *ranged, "cases"),
+        (*(False for _ in fixed), *(True for _ in ranged), True),
+        tuple(
+            (
+                *(value_text(region.fixed[name]) for name in fixed),
+                *(_range_text(*region.ranges[name]) for name in ranged),
+                str(region.cases),
+            )
+            for region in domain.regions
+        ),
+    )
+
+
+def _range_text(low: float, high: float) -> str:
+    texts = [str(end) if isinstance(end, int) else f"{end:.4g}" for end in (low, high)]
+    return texts[0] if texts[0] == texts[1] else " to ".join(texts)
