@@ -6,6 +6,7 @@
 #include KERNEL_FILE
 
 extern "C" void choose(int value) { emulated_choice = value; }
+extern "C" unsigned long long count_exponentials() { return exponentials; }
 extern "C" void let_pass(unsigned long long time_ns) { clock_ns += time_ns; }
 
 #define RUN(entry)                                                                             \

@@ -31,10 +31,16 @@ class EmulatedKernel:
     def __init__(self, path: Path, chosen: int) -> None:
         self._library = ctypes.CDLL(str(path))
         self._library.choose(chosen)
+        self._library.count_exponentials.restype = ctypes.c_ulonglong
         self.launches = 0
 
     def __call__(self) -> None:
         raise TypeError("an emulated kernel is launched through Session.bind")
+
+    @property
+    def exponentials(self) -> int:
+        """How many it has computed so far: what it has worked."""
+        return int(self._library.count_exponentials())
 
     def let_pass(self, time_us: float) -> None:
         """On the clock that the kernel reads."""

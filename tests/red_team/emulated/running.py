@@ -1,0 +1,97 @@
+"""Any behaviour of a red-team space on the CPU, on shapes and inputs of one's own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from evotune.engine.setup import load_setup
+from evotune.execute.protocol import TIMED, CaseJob
+from evotune.problems import create_problem
+from evotune.problems.base import Tensors
+from evotune.trial import Configuration
+
+from .session import EmulatedFile, EmulatedKernel, EmulatedSession
+
+_DEVICE = "h200"  # compiled for it, in name
+_BEHIND = 1 << 15  # elements behind each tensor, all NaN
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """One behaviour on one shape: `launch` writes `out`, which is NaN before the first call."""
+
+    kernel: EmulatedKernel
+    launch: Callable[[], object]
+    out: torch.Tensor
+
+
+class EmulatedSpace:
+    """Compiled once; each kernel that is bound has device memory as a module just loaded has."""
+
+    def __init__(self, folder: Path, space: Path) -> None:
+        root = space.absolute().parents[1]
+        self._folder = folder
+        self._space = {**yaml.safe_load(space.read_text()), "root": str(root)}
+        self._session = EmulatedSession()
+        self._file: EmulatedFile | None = None
+        problem = self._space["problem"]
+        self.problem = create_problem(problem["name"], problem["dtype"], root)
+        ((self._gene, spec),) = self._space["parameters"].items()
+        self.behaviours = [str(value) for value in spec["choices"]]
+
+    def job(self, behaviour: str, shape: Mapping[str, int], causal: bool | None = None) -> CaseJob:
+        """`causal` None: the problem has no variants."""
+        problem = {**self._space["problem"], "shapes": [dict(shape)]}
+        if causal is not None:
+            problem["variants"] = [{"causal": causal}]
+        path = self._folder / "space.yaml"
+        path.write_text(yaml.safe_dump({**self._space, "problem": problem}))
+        setup = load_setup(path, _DEVICE, compile_only=True)
+        assert setup.planner is not None
+        jobs = setup.planner.proposal(0, Configuration({self._gene: behaviour})).cases
+        return next(job for job in jobs if job.role == TIMED)
+
+    def bind(self, job: CaseJob, inputs: Tensors, kernel: EmulatedKernel | None = None) -> Bound:
+        """On copies of the inputs, with NaN behind each; on `kernel` if one is loaded already."""
+        if self._file is None:
+            ((_, kernel_spec),) = self._space["kernels"].items()
+            launches = kernel_spec["launches"]
+            entries = [kernel_spec["entry"], *(each.get("entry", "") for each in launches)]
+            self._file = EmulatedFile(
+                self._folder, job.compile, tuple(dict.fromkeys(filter(None, entries)))
+            )
+        kernel = kernel or self._file.load(job.compile)
+        memory = {name: _fenced(value) for name, value in inputs.items()}
+        for spec in self.problem.tensors(job.case):
+            if spec.is_output:
+                value = torch.full(spec.shape, torch.nan, dtype=getattr(torch, spec.dtype))
+                memory[spec.name] = value
+                value.view(torch.uint8).fill_(0xFF)
+                out = value
+        for workspace in job.plan.workspaces:
+            fill = 0 if workspace.init == "zero_once" else 0xFF
+            memory[workspace.name] = torch.full((workspace.bytes,), fill, dtype=torch.uint8)
+        pointers = {name: value.data_ptr() for name, value in memory.items()}
+        launch = self._session.bind(kernel, job.plan, pointers)
+        launch.keeps = memory  # type: ignore[attr-defined]
+        return Bound(kernel, launch, out)
+
+    def error(self, job: CaseJob, inputs: Tensors) -> float:
+        """The largest of one launch; infinite where something is not finite."""
+        bound = self.bind(job, inputs)
+        bound.launch()
+        reference = self.problem.reference(job.case, inputs)["out"]
+        error = (bound.out.double() - reference).abs()
+        return float(error.max()) if bool(torch.isfinite(error).all()) else float("inf")
+
+
+def _fenced(value: torch.Tensor) -> torch.Tensor:
+    room: Any = torch.full((value.numel() + _BEHIND,), torch.nan, dtype=value.dtype)
+    room[: value.numel()] = value.reshape(-1)
+    return room[: value.numel()].view(value.shape)
