@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 import math
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +19,7 @@ from pathlib import Path
 from evotune.device.launch import MBARRIERS, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import LaunchFailure, Sampler, Session
+from evotune.execute.perturbed_build import WAYS, build
 from evotune.execute.protocol import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTiming
 from evotune.execute.sanitizer import disqualification, sanitize, skipped_checks
 from evotune.execute.timer import BaselineSamplers, CaseTimer
@@ -26,14 +29,17 @@ from evotune.problems.base import Case, Problem, Tensors
 from evotune.trial import Check, Json, Measurement, Outcome, OutcomeKind
 from evotune.verify.accuracy import errors_against
 from evotune.verify.gate import Gate, Subject, Verdict
+from evotune.verify.perturbation import CASE, PerturbedLaunches
 from evotune.verify.pool import InputPool, InputSet
 from evotune.verify.random_tests import run_random_tests
-from evotune.verify.summary import worth_keeping
+from evotune.verify.summary import ALL_KINDS, worth_keeping
 
 _POOL_SEEDS = 4
 _CONFIRM_SEED = 1_000_000  # champions see inputs the search never saw
 _SUSPICIOUS_SPEEDUP = 10.0
 _CACHED = 2.0  # an L2 cache that is no LRU cache still holds some of a rotation
+_PERTURBED_S = 2.0
+_REBUILD_S = 10.0
 _RANDOM_TESTS_S = 10.0  # a GPU makes a hundred in a second; a CPU as many as it can
 
 
@@ -46,6 +52,7 @@ class TrialRunner:
         self._session = session
         self._profile = profile
         self._problem = problem
+        self._deterministic = deterministic
         self._pool = InputPool(problem, session.torch_device, session.pool_bytes)
         self._gate = Gate(session, problem, self._pool, deterministic=deterministic)
         self._baselines = BaselineSamplers(session, problem, self._pool)
@@ -123,6 +130,8 @@ class TrialRunner:
             if job["confirm"]:
                 with _timed(stage_s, "random_tests"):
                     self._test_randomly(subjects, seed, verdict)
+                with _timed(stage_s, "perturbation"):
+                    self._perturb(subjects, job["cases"], seed, verdict)
             if verdict.passed:
                 with _timed(stage_s, "measure"):
                     measurements = self._measure(subjects, rivals, job, seed, verdict)
@@ -181,6 +190,44 @@ class TrialRunner:
         kinds = self._problem.input_kinds
         run_random_tests(self._gate, chosen, kinds, seed, verdict, limit_s=_RANDOM_TESTS_S)
         self._check_quiet(verdict)
+
+    def _perturb(
+        self,
+        subjects: Sequence[tuple[str, int, Subject]],
+        cases: Json,
+        seed: int,
+        verdict: Verdict,
+    ) -> None:
+        timed = [subject for role, _, subject in subjects if role == TIMED]
+        if not self._session.perturbations():
+            return
+        if not self._deterministic:
+            why = "results need not be the same bits twice"
+            verdict.checks.append(Check(CASE, ALL_KINDS, "skipped", detail=why))
+            return
+        launches = PerturbedLaunches(self._session, self._gate, self._pool, seed)
+        launches.check(timed, verdict, limit_s=_PERTURBED_S)
+        jobs = [item.get("compile") for item in cases if item["role"] == TIMED]
+        if not verdict.passed or None in jobs:
+            return
+        for job in {json.dumps(job): job for job in jobs}.values():
+            alike = [s for s, own in zip(timed, jobs, strict=True) if own == job]
+            with tempfile.TemporaryDirectory(prefix="evotune-") as folder:
+                for way, made in build(job, Path(folder), _REBUILD_S).items():
+                    try:
+                        if isinstance(made, str):
+                            raise LaunchFailure(made)
+                        rebuilt = [
+                            dataclasses.replace(s, kernel=self._session.load(made, s.plan))
+                            for s in alike
+                        ]
+                    except LaunchFailure as error:
+                        skipped = Check(CASE, WAYS[way], "skipped", detail=str(error))
+                        verdict.checks.append(skipped)
+                        continue
+                    limit_s = _PERTURBED_S / len(WAYS)
+                    name = WAYS[way]
+                    launches.check_rebuilt(name, rebuilt, verdict, limit_s=limit_s)
 
     def _sanitize(self, cases: Json, verdict: Verdict, stage_s: dict[str, float]) -> None:
         """What a tool finds is a failure, or a warning: `disqualification` says which."""
