@@ -221,7 +221,9 @@ class TrialRunner:
                             dataclasses.replace(s, kernel=self._session.load(made, s.plan))
                             for s in alike
                         ]
-                    except LaunchFailure as error:
+                    except (
+                        RuntimeError
+                    ) as error:  # of the driver's assembler, or memory for its code
                         skipped = Check(CASE, WAYS[way], "skipped", detail=str(error))
                         verdict.checks.append(skipped)
                         continue

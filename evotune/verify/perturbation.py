@@ -1,4 +1,4 @@
-"""Launches of a champion that is disturbed: each must leave the bits that an undisturbed one leaves.
+"""Launches of a champion that is disturbed: each must leave the bits that others leave.
 
 Races need not show: warps and blocks that start together stay close, and hardware is fast. What
 runs beside a kernel, or was left in shared memory before it, changes when its parts run and what
