@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from evotune.device.launch import CompileFailure, CompileJob, LaunchPlan
 from evotune.device.libc import settle_allocator
 from evotune.device.process_state import ProcessState, changed_at_once
 from evotune.device.profile import DeviceProfile
-from evotune.device.protocol import Fault, Intervention, LaunchFailure, Renewal, Sampler
+from evotune.device.protocol import Disturb, Fault, Intervention, LaunchFailure, Renewal, Sampler
 from evotune.device.scalars import c_value
 from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem
@@ -359,6 +360,10 @@ class CpuSession:
 
     def sampler(self, calls: Sequence[Callable[[], object]]) -> CpuSampler:
         return CpuSampler(calls, self._before_sample)
+
+    def perturbations(self) -> Mapping[str, Callable[[], AbstractContextManager[Disturb]]]:
+        """None: the system's scheduler disturbs enough."""
+        return {}
 
     def undisturbed(self, sampler: Sampler) -> Sampler:
         return UndisturbedSampler(sampler, self._beside)

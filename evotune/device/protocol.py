@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -12,6 +13,9 @@ from evotune.trial import Json, OutcomeKind
 
 if TYPE_CHECKING:
     import torch
+
+Disturb = Callable[[int], None]
+"""Called before each launch, with a seed: disturbs that launch."""
 
 
 class Compiler(Protocol):
@@ -132,6 +136,9 @@ class Session(Protocol):
     def undisturbed(self, sampler: Sampler) -> Sampler:
         """A baseline's sampler, which no candidate's threads may disturb: it waits for them to rest
         before each sample, and `left_running` tells who did not rest meanwhile."""
+
+    def perturbations(self) -> Mapping[str, Callable[[], AbstractContextManager[Disturb]]]:
+        """Ways to disturb launches, by what they are in words; empty where there are none."""
 
     def copy_gbps(self) -> float:
         """Measured bandwidth of a large copy, bytes read plus bytes written; 0: not measured."""

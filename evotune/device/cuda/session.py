@@ -7,6 +7,7 @@ current stream.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,10 +18,11 @@ from evotune.device.cuda.eager import EagerSampler
 from evotune.device.cuda.faults import classify
 from evotune.device.cuda.graphs import GraphSampler
 from evotune.device.cuda.kernel import CudaKernel, bind
+from evotune.device.cuda.perturbation import Perturber
 from evotune.device.cuda.state import GpuState
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
-from evotune.device.protocol import Fault, Sampler
+from evotune.device.protocol import Disturb, Fault, Sampler
 from evotune.trial import Json
 
 _T = TypeVar("_T")
@@ -47,6 +49,7 @@ class CudaSession:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._open_pool()
         self._state = GpuState(profile.id)
+        self._profile = profile
         self._limits: Mapping[str, int] = {}
 
     def _open_pool(self) -> None:
@@ -111,6 +114,9 @@ class CudaSession:
         """Device code alone starts nothing that a synchronization does not wait for. What is left
         of the context's limits is asked anyway: it costs next to nothing."""
         return self.take_stock()
+
+    def perturbations(self) -> Mapping[str, Callable[[], AbstractContextManager[Disturb]]]:
+        return Perturber(self._profile).perturbations()
 
     def undisturbed(self, sampler: Sampler) -> Sampler:
         """Nothing runs beside it."""

@@ -1,0 +1,83 @@
+"""A champion's CUDA sources once more, built so that races show: delays, and late copies.
+
+Run as `python -m evotune.execute.perturbed_build JOB FOLDER`, where JOB is a CompileJob as JSON: a
+compiler cannot be stopped from within. For each way it writes PTX into the folder, which the
+driver assembles when it is loaded, or a file that says why it cannot.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from evotune.device.cuda.compiler import NvrtcCompiler
+from evotune.device.cuda.ptx_delays import with_delays
+from evotune.device.cuda.ptx_late_copies import UnknownCopy, with_late_copies
+from evotune.device.launch import CompileFailure, CompileJob
+from evotune.trial import Json
+
+WAYS = {
+    "delays": "with delays before and after barriers",
+    "late": "with copies as late as may be",
+}
+_NO_REASON = "the build was given up"
+
+
+def build(job: Json, folder: Path, limit_s: float) -> dict[str, Path | str]:
+    """By way: the file to load, or why there is none. In a process of its own."""
+    (folder / "job.json").write_text(json.dumps(job))
+    program = [sys.executable, "-m", "evotune.execute.perturbed_build", str(folder / "job.json")]
+    try:
+        subprocess.run(
+            [*program, str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return dict.fromkeys(WAYS, f"no build within {limit_s:g} s")
+    return {way: _found(folder, way) for way in WAYS}
+
+
+def _found(folder: Path, way: str) -> Path | str:
+    if (path := folder / f"{way}.ptx").is_file():
+        return path
+    reason = folder / f"{way}.reason"
+    return reason.read_text() if reason.is_file() else _NO_REASON
+
+
+def main() -> None:
+    job_file, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    job = CompileJob.from_json(json.loads(job_file.read_text()))
+    ptx: str | CompileFailure
+    if job.language == "cuda":
+        ptx = NvrtcCompiler().ptx(job)
+    else:
+        _write(folder, dict.fromkeys(WAYS, f"{job.language} code is not rebuilt"))
+        return
+    if isinstance(ptx, CompileFailure):
+        _write(folder, dict.fromkeys(WAYS, ptx.reason))
+        return
+    for way, rewrite in {"delays": with_delays, "late": with_late_copies}.items():
+        try:
+            made, places = rewrite(ptx)
+        except UnknownCopy as error:
+            _write(folder, {way: str(error)})
+            continue
+        if places:
+            (folder / f"{way}.ptx").write_bytes(made.encode() + b"\0")  # as the driver reads text
+        else:
+            _write(folder, {way: "the kernel has no such place"})
+
+
+def _write(folder: Path, reasons: dict[str, str]) -> None:
+    for way, reason in reasons.items():
+        (folder / f"{way}.reason").write_text(reason)
+
+
+if __name__ == "__main__":
+    main()
