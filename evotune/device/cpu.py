@@ -21,18 +21,19 @@ from evotune.device.cpu_leftovers import (
     has_children,
     kept_busy,
 )
+from evotune.device.cpu_sampler import CpuSampler
 from evotune.device.launch import CompileFailure, CompileJob, LaunchPlan
 from evotune.device.libc import settle_allocator
 from evotune.device.process_state import ProcessState, changed_at_once
 from evotune.device.profile import DeviceProfile
-from evotune.device.protocol import Disturb, Fault, Intervention, LaunchFailure, Renewal, Sampler
+from evotune.device.protocol import Disturb, Fault, LaunchFailure, Sampler
 from evotune.device.scalars import c_value
 from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem
 from evotune.trial import Json, OutcomeKind, Value
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 # No -ffast-math: its start-up code makes the whole process flush denormals, the baseline too.
 FLAGS = (
@@ -72,7 +73,6 @@ _CRASH_MARKS = (
     "clang frontend command failed due to signal",
 )
 _ERROR_MARKS = ("error:", "undefined reference")
-_LONGEST_RENEWING_NS = 30_000_000
 _LOOKS = 4
 _SEEN = 2  # in so many of them: one may meet a busy machine
 _HIGHEST_CLOCK_GHZ = 6.5  # above any CPU sold: keeps the roofline check free of false alarms
@@ -383,79 +383,3 @@ class CpuSession:
         clocks = _cpuinfo("cpu MHz")
         load = os.getloadavg()[0]
         return {"clock_mhz": float(clocks) if clocks else None, "load_1min": round(load, 2)}
-
-
-class CpuSampler:
-    """Calls return when they are done, so the clock around them is the device's time."""
-
-    def __init__(self, calls: Sequence[Callable[[], object]], before: Callable[[], None]) -> None:
-        self._calls = calls
-        self._before = before
-
-    @property
-    def count(self) -> int:
-        return len(self._calls)
-
-    def run(self) -> None:
-        self._before()
-        for call in self._calls:
-            call()
-
-    def time_us(self) -> float:
-        self._before()
-        started = time.perf_counter_ns()
-        for call in self._calls:
-            call()
-        return (time.perf_counter_ns() - started) / 1000 / len(self._calls)
-
-    def watch(self, interventions: Sequence[Intervention], call_us: float) -> Sequence[bool]:
-        """The writes come between calls, which follow each other as closely as ever."""
-        row: list[Callable[[], object]] = []
-        made = 0
-        for each in interventions:
-            write = each.first + int(each.begin * (each.last - each.first))
-            row += self._calls[made:write]
-            row += [copy for pair in each.writes for copy in _writing(*pair)]
-            made = write
-        row += self._calls[made:]
-        self._before()
-        for call in row:
-            call()
-        return [True] * len(interventions)
-
-    def time_while_renewing(self, renewals: Sequence[Sequence[Renewal]], turn: int) -> float:
-        """One before each call. Calls that keep results take far longer then: of these not all are
-        made."""
-        rows = [
-            (*_renewing(renewals[number % len(renewals)], turn + number), call)
-            for number, call in enumerate(self._calls)
-        ]
-        self._before()
-        made = 0
-        started = now = time.perf_counter_ns()
-        for row in rows:
-            for each in row:
-                each()
-            made += 1
-            now = time.perf_counter_ns()
-            if now - started > _LONGEST_RENEWING_NS:
-                break
-        return (now - started) / 1000 / made
-
-
-def _renewing(renewals: Sequence[Renewal], turn: int) -> list[Callable[[], object]]:
-    made = []
-    for renewal in renewals:
-        for number, target in enumerate(renewal.target):
-            source = renewal.values[(turn + number) % len(renewal.values)]
-            made += _writing(target[None], source[None, None])
-    return made
-
-
-def _writing(target: torch.Tensor, source: torch.Tensor) -> list[Callable[[], object]]:
-    """Rows of elements. Not by torch, which takes so long that calls would no longer follow each
-    other closely. Both must outlive the calls."""
-    return [
-        functools.partial(ctypes.memmove, to.data_ptr(), from_.data_ptr(), to.nbytes)
-        for to, from_ in zip(target, source, strict=True)
-    ]

@@ -9,21 +9,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import math
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from evotune.device.launch import MBARRIERS, LaunchPlan
+from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import LaunchFailure, Sampler, Session
-from evotune.execute.perturbed_build import WAYS, build
+from evotune.execute.champion_checks import ChampionChecks
 from evotune.execute.protocol import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTiming
-from evotune.execute.sanitizer import disqualification, sanitize, skipped_checks
 from evotune.execute.timer import BaselineSamplers, CaseTimer
 from evotune.measure.paired import TimingSettings
 from evotune.measure.samplers import time_in_turn_us, warm_sampler
@@ -32,18 +29,15 @@ from evotune.trial import Check, Domain, Json, Measurement, Outcome, OutcomeKind
 from evotune.verify.accuracy import LIMITS, errors_against
 from evotune.verify.domain import checked_domain
 from evotune.verify.gate import Gate, Subject, Verdict
-from evotune.verify.perturbation import CASE, PerturbedLaunches
 from evotune.verify.pool import InputPool, InputSet
 from evotune.verify.random_tests import run_random_tests
-from evotune.verify.summary import ALL_KINDS, worth_keeping
+from evotune.verify.summary import worth_keeping
 
 _POOL_SEEDS = 4
 _CONFIRM_SEED = 1_000_000  # champions see inputs the search never saw
 _SUSPICIOUS_SPEEDUP = 10.0
 _NEAR_PEAK = 0.85  # of the device's peak
 _CACHED = 2.0  # an L2 cache that is no LRU cache still holds some of a rotation
-_PERTURBED_S = 2.0
-_REBUILD_S = 10.0
 _RANDOM_TESTS_S = 10.0  # a GPU makes a hundred in a second; a CPU as many as it can
 
 
@@ -65,11 +59,13 @@ class TrialRunner:
         self._profile = profile
         self._problem = problem
         self._without = without
-        self._deterministic = deterministic
         self._kinds = [each for each in problem.input_kinds if each not in without]
         self._pool = InputPool(problem, session.torch_device, session.pool_bytes, secret)
         twice = deterministic and "second launch" not in without
         self._gate = Gate(session, problem, self._pool, deterministic=twice)
+        self._champions = ChampionChecks(
+            session, profile, problem, self._gate, self._pool, deterministic=deterministic
+        )
         self._baselines = BaselineSamplers(session, problem, self._pool)
         self.tainted = False
         """A candidate left something running, or broke the device's context: this process must
@@ -148,12 +144,14 @@ class TrialRunner:
                     random_tests = self._test_randomly(subjects, seed, verdict)
             if job["confirm"] and "perturbation" not in self._without:
                 with _timed(stage_s, "perturbation"):
-                    self._perturb(subjects, job["cases"], seed, verdict)
+                    timed = [subject for role, _, subject in subjects if role == TIMED]
+                    self._champions.disturb(timed, job["cases"], seed, verdict)
             if verdict.passed:
                 with _timed(stage_s, "measure"):
                     measurements = self._measure(subjects, rivals, job, seed, verdict)
             if job["confirm"] and verdict.passed and "sanitizer" not in self._without:
-                self._sanitize(job["cases"], verdict, stage_s)
+                with _timed(stage_s, "sanitizer"):
+                    self._champions.sanitize(job["cases"], verdict)
         except LaunchFailure as error:
             return Outcome(OutcomeKind.LAUNCH_ERROR, reason=str(error), stage_s=stage_s)
         except RuntimeError as error:
@@ -230,75 +228,6 @@ class TrialRunner:
     def _random_kinds(self, case: Case, number: int) -> Sequence[str]:
         kinds = self._problem.random_kinds(case, number)
         return [each for each in kinds if each not in self._without]
-
-    def _perturb(
-        self,
-        subjects: Sequence[tuple[str, int, Subject]],
-        cases: Json,
-        seed: int,
-        verdict: Verdict,
-    ) -> None:
-        timed = [subject for role, _, subject in subjects if role == TIMED]
-        if not self._session.perturbations():
-            return
-        if not self._deterministic:
-            why = "results need not be the same bits twice"
-            verdict.checks.append(Check(CASE, ALL_KINDS, "skipped", detail=why))
-            return
-        launches = PerturbedLaunches(self._session, self._gate, self._pool, seed)
-        launches.check(timed, verdict, limit_s=_PERTURBED_S)
-        jobs = [item.get("compile") for item in cases if item["role"] == TIMED]
-        if not verdict.passed or None in jobs:
-            return
-        for job in {json.dumps(job): job for job in jobs}.values():
-            alike = [s for s, own in zip(timed, jobs, strict=True) if own == job]
-            with tempfile.TemporaryDirectory(prefix="evotune-") as folder:
-                for way, made in build(job, Path(folder), _REBUILD_S).items():
-                    try:
-                        if isinstance(made, str):
-                            raise LaunchFailure(made)
-                        rebuilt = [
-                            dataclasses.replace(s, kernel=self._session.load(made, s.plan))
-                            for s in alike
-                        ]
-                    except (
-                        RuntimeError
-                    ) as error:  # of the driver's assembler, or memory for its code
-                        skipped = Check(CASE, WAYS[way], "skipped", detail=str(error))
-                        verdict.checks.append(skipped)
-                        continue
-                    limit_s = _PERTURBED_S / len(WAYS)
-                    name = WAYS[way]
-                    launches.check_rebuilt(name, rebuilt, verdict, limit_s=limit_s)
-
-    def _sanitize(self, cases: Json, verdict: Verdict, stage_s: dict[str, float]) -> None:
-        """What a tool finds is a failure, or a warning: `disqualification` says which."""
-        if self._profile.backend != "cuda":
-            verdict.checks += skipped_checks("the kernel is no CUDA kernel")
-            return
-        tensors = [
-            {
-                "binary": item["binary"],
-                "plan": item["plan"],
-                "tensors": [
-                    [spec.name, spec.shape, spec.dtype, spec.is_output]
-                    for spec in self._problem.tensors(Case(item["label"], item["symbols"]))
-                ],
-            }
-            for item in cases
-            if item["role"] == EDGE
-        ]
-        with _timed(stage_s, "sanitizer"):
-            self._session.free()  # each tool is a process with a context of its own
-            checks = sanitize(tensors)
-        verdict.checks += checks
-        noted = [item.get(MBARRIERS) for item in cases if item["role"] == EDGE]
-        mbarriers = None if None in noted else any(noted)
-        for check in checks:
-            kind = disqualification(check, mbarriers=mbarriers)
-            if kind is not None and verdict.passed:
-                verdict.kind = kind
-                verdict.reason = f"{check.inputs}, {check.case}: {check.detail}"
 
     def _measure(
         self,

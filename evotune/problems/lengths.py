@@ -27,8 +27,8 @@ LENGTH_CLASSES: tuple[Callable[[random.Random], int], ...] = (
 
 
 def near(rng: random.Random, longest: int) -> int:
-    """Odd, and less than 96 below the longest that a space has."""
-    length = rng.randint(max(1, longest - 95), longest)
+    """Odd, and less than 96 below the longest that a space has; mostly the last one there is."""
+    length = longest if rng.random() < 0.75 else rng.randint(max(1, longest - 95), longest)
     return length - 1 if length % 2 == 0 else length
 
 

@@ -21,7 +21,7 @@ from evotune.device.cuda.faults import classify
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import Fault, Sampler
-from evotune.execute import timer, trial_runner
+from evotune.execute import champion_checks, timer
 from evotune.execute.protocol import HELD_OUT, TIMED
 from evotune.execute.trial_runner import TrialRunner
 from evotune.measure.paired import TimingSettings, measure_paired
@@ -202,7 +202,9 @@ def test_the_sanitizer_finds_memory_that_the_worker_needs_no_more(
 ) -> None:
     session = GraphSession({case.label: kernel(case, exact) for case in CASES})
     freed: list[int] = []
-    monkeypatch.setattr(trial_runner, "sanitize", lambda cases: freed.append(session.freed) or [])
+    monkeypatch.setattr(
+        champion_checks, "sanitize", lambda cases: freed.append(session.freed) or []
+    )
     runner = TrialRunner(
         session, dataclasses.replace(PROFILE, backend="cuda"), PROBLEM, deterministic=True
     )

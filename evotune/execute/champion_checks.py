@@ -1,0 +1,107 @@
+"""What a champion's machine code goes through beside the gate: disturbance, and NVIDIA's tools."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from evotune.device.launch import MBARRIERS
+from evotune.device.profile import DeviceProfile
+from evotune.device.protocol import LaunchFailure, Session
+from evotune.execute.perturbed_build import WAYS, build
+from evotune.execute.protocol import EDGE, TIMED
+from evotune.execute.sanitizer import disqualification, sanitize, skipped_checks
+from evotune.problems.base import Case, Problem
+from evotune.trial import Check, Json
+from evotune.verify.gate import Gate, Subject, Verdict
+from evotune.verify.perturbation import CASE, PerturbedLaunches
+from evotune.verify.pool import InputPool
+from evotune.verify.summary import ALL_KINDS
+
+_PERTURBED_S = 2.0
+_REBUILD_S = 10.0
+
+
+class ChampionChecks:
+    """Of the champions of one worker. `cases` are a job's, as the worker is told them."""
+
+    def __init__(
+        self,
+        session: Session,
+        profile: DeviceProfile,
+        problem: Problem,
+        gate: Gate,
+        pool: InputPool,
+        *,
+        deterministic: bool,
+    ) -> None:
+        self._session = session
+        self._profile = profile
+        self._problem = problem
+        self._gate = gate
+        self._pool = pool
+        self._deterministic = deterministic
+
+    def disturb(self, timed: Sequence[Subject], cases: Json, seed: int, verdict: Verdict) -> None:
+        """Launches of the timed cases disturbed in every way that the session has, and of the same
+        kernels built anew so that they disturb themselves."""
+        if not self._session.perturbations():
+            return
+        if not self._deterministic:
+            why = "results need not be the same bits twice"
+            verdict.checks.append(Check(CASE, ALL_KINDS, "skipped", detail=why))
+            return
+        launches = PerturbedLaunches(self._session, self._gate, self._pool, seed)
+        launches.check(timed, verdict, limit_s=_PERTURBED_S)
+        jobs = [item.get("compile") for item in cases if item["role"] == TIMED]
+        if not verdict.passed or None in jobs:
+            return
+        for job in {json.dumps(job): job for job in jobs}.values():
+            alike = [s for s, own in zip(timed, jobs, strict=True) if own == job]
+            with tempfile.TemporaryDirectory(prefix="evotune-") as folder:
+                for way, made in build(job, Path(folder), _REBUILD_S).items():
+                    try:
+                        if isinstance(made, str):
+                            raise LaunchFailure(made)
+                        rebuilt = [
+                            dataclasses.replace(s, kernel=self._session.load(made, s.plan))
+                            for s in alike
+                        ]
+                    except RuntimeError as error:  # the driver's assembler, or no memory for code
+                        skipped = Check(CASE, WAYS[way], "skipped", detail=str(error))
+                        verdict.checks.append(skipped)
+                        continue
+                    limit_s = _PERTURBED_S / len(WAYS)
+                    name = WAYS[way]
+                    launches.check_rebuilt(name, rebuilt, verdict, limit_s=limit_s)
+
+    def sanitize(self, cases: Json, verdict: Verdict) -> None:
+        """What a tool finds is a failure, or a warning: `disqualification` says which."""
+        if self._profile.backend != "cuda":
+            verdict.checks += skipped_checks("the kernel is no CUDA kernel")
+            return
+        tensors = [
+            {
+                "binary": item["binary"],
+                "plan": item["plan"],
+                "tensors": [
+                    [spec.name, spec.shape, spec.dtype, spec.is_output]
+                    for spec in self._problem.tensors(Case(item["label"], item["symbols"]))
+                ],
+            }
+            for item in cases
+            if item["role"] == EDGE
+        ]
+        self._session.free()  # each tool is a process with a context of its own
+        checks = sanitize(tensors)
+        verdict.checks += checks
+        noted = [item.get(MBARRIERS) for item in cases if item["role"] == EDGE]
+        mbarriers = None if None in noted else any(noted)
+        for check in checks:
+            kind = disqualification(check, mbarriers=mbarriers)
+            if kind is not None and verdict.passed:
+                verdict.kind = kind
+                verdict.reason = f"{check.inputs}, {check.case}: {check.detail}"
