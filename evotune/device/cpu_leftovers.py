@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from evotune.device.libc import function
 from evotune.device.protocol import Sampler
 
 _GLANCE_S = 0.0005
@@ -21,11 +22,14 @@ _CLOCK_OF_THREAD = 6  # Linux: CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED
 
 
 def float_environment_changed() -> bool:
-    """Whether this thread flushes denormals or rounds otherwise than to nearest.
+    """Whether this thread flushes denormals, rounds otherwise than to nearest, or traps.
 
     Constants come from a list: Python would compute an expression of literals by itself.
     """
     one, tiny, least = _PROBES
+    traps = function("fegetexcept")
+    if traps is not None and traps():
+        return True
     return tiny + one != one or one - tiny != one or least * one != least or least + least == 0
 
 

@@ -123,8 +123,8 @@ class UserProblem(abc.ABC):
 
         normal: N(0, 1). large: rows in turn 32 times that, 150 to 250 above and below zero, rising
         and falling by 240 to 300, so that an exponential overflows or vanishes. ramp: values that
-        count, so that a misplaced one shows; every fifth row is zero. spike: one value of 6.5 to 13
-        in each row of small ones.
+        count, so that a misplaced one shows; every fifth row is zero, another fifth begins with a
+        zero. spike: one value of 6.5 to 13 in each row of small ones.
         """
         import torch
 
@@ -142,6 +142,7 @@ class UserProblem(abc.ABC):
             rows = (count / 125.0 - 1.0).reshape(rows.shape) + 0.001 * rows
             if len(shape) > 1:
                 rows[turn % _TRAITS == 0] = 0.0
+                rows[turn % _TRAITS == 1, 0] = 0.0  # and one that only begins so
         elif kind == "spike":
             heights = torch.tensor(_SPIKES, device=device)[turn % len(_SPIKES)]
             place = torch.arange(len(rows), device=device) * 7919 % columns
