@@ -1,4 +1,4 @@
-"""What separates right from wrong: errors as shares of the limits, of many ways to compute.
+"""Compares errors with their limits, for right and wrong ways to compute.
 
     python benchmarks/limits.py [--seeds 100] [-o benchmarks/results/limits.json]
     python benchmarks/limits.py --table benchmarks/results/limits.json

@@ -39,7 +39,7 @@ PASSED = ""
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one kernel with one seed. `caught` is the stage, or "" if it passed both."""
+    """The end of one kernel with one seed. `caught` is the stage, or "" if it passed both."""
 
     space: str
     behaviour: str
@@ -62,7 +62,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Campaign:
-    """What is to be done."""
+    """Which kernels are judged, how often, and where."""
 
     device: str
     spaces: Sequence[str]

@@ -1,4 +1,4 @@
-"""What native code leaves at work in the process that called it: threads, children, rounding."""
+"""Finds threads, child processes and rounding modes that native code left behind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PROBES = [1.0, 2.0**-60, 5e-324]
 
 
 def kept_busy() -> str:
-    """What other threads of this process do just now, in words; "" when they rest.
+    """Names the other threads of this process that are busy now; "" when all rest.
 
     A pool of threads may wait busily for more work, some 200 µs, before it sleeps. So first it is
     waited until no thread runs: who computes for a millisecond meanwhile is busy. From then on
@@ -56,7 +56,7 @@ def kept_busy() -> str:
 
 
 def _look() -> str:
-    """What is done from now on, when no thread runs."""
+    """Names whoever takes a core from now on, when no thread runs; "" if nobody does."""
     # Of the whole process too: threads may come and go. All rest, so that it is exact.
     began, others_s, started_s = cpu_seconds(), _seconds_of_other_threads(), time.perf_counter()
     time.sleep(_LOOK_S)
@@ -125,7 +125,7 @@ def has_children() -> bool:
 
 
 class BesideBaseline:
-    """What other threads do while a baseline is timed.
+    """Watches the other threads while a baseline is timed.
 
     The baseline itself keeps `threads` - 1 of them busy, and a candidate's OpenMP threads may be
     the same ones. So it counts how many had a core: one more than that is somebody's helper. Where

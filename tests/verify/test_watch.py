@@ -158,6 +158,18 @@ def test_results_that_are_kept_by_one_input_are_too_fast(
     assert "us on those of the launch before" in timed.verdict.reason
 
 
+def test_the_deepest_audit_finds_a_kernel_that_rests_seldom(pool: InputPool) -> None:
+    """In every eleventh launch, whatever it reads."""
+    right = Timed(pool, kernel(CASE, exact))
+    right.gate.audit(CASE, right.watch, right.verdict)
+    assert right.verdict.passed, right.verdict.reason
+    last = right.verdict.checks[-1]
+    assert (last.inputs, last.status) == ("audited", "passed")
+    seldom = Timed(pool, _resting(lambda number, q: number % 11 == 3))
+    seldom.gate.audit(CASE, seldom.watch, seldom.verdict)
+    assert "watched inputs" in seldom.verdict.reason
+
+
 class BusySampler(CpuSampler):
     """Times as a machine tells them on which every run is interrupted, ever anew."""
 

@@ -163,7 +163,7 @@ class NvrtcCompiler:
         return {**figures, **mbarriers, "code_bytes": len(code)}
 
     def ptx(self, job: CompileJob) -> str | CompileFailure:
-        """What the same job is before it is assembled."""
+        """The job's PTX, before it is assembled."""
         with _compiled(job) as program:
             if isinstance(program, CompileFailure):
                 return program
