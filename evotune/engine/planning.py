@@ -7,20 +7,19 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from evotune.device.cuda.limits import launch_violation
 from evotune.device.launch import CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
-from evotune.device.sources import fingerprint, read_sources
+from evotune.device.sources import fingerprint
 from evotune.engine.champion_cases import obstacle, scalars_skipped, symbols_kept
+from evotune.engine.kernel_sources import read_kernel_sources, source_path
 from evotune.engine.launches import CasePlanner, Rejected
 from evotune.engine.review import BuildReviewer
 from evotune.errors import SpaceError
 from evotune.execute.protocol import EDGE, HELD_OUT, RANDOM, TIMED, CaseJob, Proposal
 from evotune.problems.base import Case, Problem
-from evotune.problems.loading import is_file_reference, problem_source
 from evotune.space.binding import bind
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument
@@ -73,7 +72,7 @@ class Planner:
         self._choices = _choice_constants(document)
         self._architecture = architecture(profile)
         self._root = str(document.root.absolute())
-        self._source_paths = {kernel.name: _source_path(document, kernel) for kernel in kernels}
+        self._source_paths = {kernel.name: source_path(document, kernel) for kernel in kernels}
         self._kept = {
             kernel.name: symbols_kept(document, kernel, problem.scalars) for kernel in kernels
         }
@@ -341,20 +340,6 @@ def architecture(profile: DeviceProfile) -> dict[str, Value]:
     return {name: profile.attributes[name] for name in ("arch",) if name in profile.attributes}
 
 
-def _source_path(document: SpaceDocument, kernel: KernelSpec) -> str:
-    """Under the root."""
-    return kernel.source.relative_to(document.root).as_posix()
-
-
-def read_kernel_sources(document: SpaceDocument, kernel: KernelSpec) -> dict[str, bytes]:
-    """The kernel's files by their path under the root; SpaceError at the kernel's position."""
-    source = _source_path(document, kernel)
-    try:
-        return read_sources(document.root, source)
-    except SpaceError as error:
-        raise kernel.position.error(error.message) from error
-
-
 def bind_space(
     document: SpaceDocument, problem: Problem, profile: DeviceProfile
 ) -> tuple[BoundSpace, dict[str, list[Case]]]:
@@ -370,23 +355,6 @@ def bind_space(
         raise spec.position.error(str(error)) from error
     bound = bind(document, [dict(case.symbols) for case in timed], dict(profile.attributes))
     return bound, {TIMED: timed, HELD_OUT: held_out}
-
-
-def source_files(document: SpaceDocument) -> dict[str, bytes]:
-    """Every kernel's files and the problem's, for a run's snapshot."""
-    files: dict[str, bytes] = {}
-    for kernel in document.kernels:
-        files |= read_kernel_sources(document, kernel)
-    if document.problem is not None and is_file_reference(document.problem.name):
-        path, content = problem_source(document.problem.name, document.root)
-        files[path] = content
-    return files
-
-
-def space_file_name(document: SpaceDocument) -> str:
-    """Where the space lies under its root (at the top if it lies elsewhere)."""
-    path, root = document.path.resolve(), document.root.resolve()
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else Path(path).name
 
 
 def _choice_constants(document: SpaceDocument) -> dict[str, int]:

@@ -20,13 +20,15 @@ from evotune.device.discover import (
 from evotune.device.profile import DeviceProfile
 from evotune.device.recorded import RecordedSpace, read_recorded_space
 from evotune.engine.folder import RunFolder, write_durably
+from evotune.engine.kernel_sources import (
+    read_kernel_sources,
+    source_files,
+    space_file_name,
+)
 from evotune.engine.planning import (
     Planner,
     architecture,
     bind_space,
-    read_kernel_sources,
-    source_files,
-    space_file_name,
 )
 from evotune.engine.spaces import is_recording
 from evotune.errors import UsageError
