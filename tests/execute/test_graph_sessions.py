@@ -21,11 +21,12 @@ from evotune.device.cuda.faults import classify
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import Fault, Sampler
-from evotune.execute import champion_checks, timer
+from evotune.execute import champion_checks, timer, trial_runner
 from evotune.execute.protocol import HELD_OUT, TIMED
 from evotune.execute.trial_runner import TrialRunner
 from evotune.measure.paired import TimingSettings, measure_paired
 from evotune.trial import Json, Measurement, Outcome, OutcomeKind
+from evotune.verify import gate as gate_module
 from evotune.verify.gate import Gate
 
 CASES = (make_case(33, causal=True), make_case(20, causal=False))
@@ -170,6 +171,20 @@ def test_whether_a_slow_champion_reuses_results_is_asked_too(
     assert run(session, confirm=confirm, contender=math.log(1e9)).ok
     both = [case.label for case in CASES]
     assert asked == (both if confirm else both[1:])
+
+
+@pytest.mark.parametrize("confirm", [True, False])
+def test_a_champion_that_is_hard_to_believe_is_audited(
+    confirm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_runner, "_SUSPICIOUS_SPEEDUP", 0.0)
+    monkeypatch.setattr(gate_module, "_AUDITED_RUNS", 5)
+    session = GraphSession({case.label: kernel(case, exact) for case in CASES})
+    outcome = run(session, confirm=confirm)
+    assert outcome.ok, outcome.reason
+    assert "suspicious" in outcome.flags
+    audited = [check.case for check in outcome.checks if check.inputs == "audited"]
+    assert audited == ([case.label for case in CASES] if confirm else [])
 
 
 class SmallSession(GraphSession):

@@ -23,9 +23,9 @@ from evotune.problems import create_problem
 from evotune.trial import Configuration
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
-from evotune.verify.watch import Watch
 
 from .pipeline import SPACES, choices
+from .timed import judge_timed
 
 SEEDS = 100
 CALLS, WATCHED_RUNS = 8, 3
@@ -71,28 +71,16 @@ class Methods:
             verdict = Verdict()
             self._gate.examine(subject, self._problem.input_kinds, seed, verdict)
             if role == TIMED:
-                inputs = self._pool.get(subject.case, "normal", seed)
-                buffers = self._gate.buffers(subject, [inputs])
-                launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers())
-                launch()
-                sampler = self._session.sampler([launch] * CALLS)
-                watch = Watch(
+                judge_timed(
                     self._session,
+                    self._gate,
                     self._pool,
-                    subject.case,
-                    seed,
-                    buffers=buffers,
-                    launches=[launch],
-                    samplers=[sampler],
+                    subject,
+                    seed=seed,
+                    verdict=verdict,
+                    calls=CALLS,
+                    watched_runs=WATCHED_RUNS,
                 )
-                for _ in range(WATCHED_RUNS):
-                    watch.run()
-                self._gate.judge_watched(subject.case, watch.take(), verdict)
-                watch.settle()
-                self._gate.alter(subject, buffers, seed, verdict)
-                self._gate.reuse(subject.case, watch, verdict)
-                self._gate.replay(subject, sampler, buffers, seed + 1, verdict)
-                assert not self._session.left_running(sampler.run), (method, seed)
             assert verdict.passed, (method, seed, verdict.reason)
 
     def _load(self, method: str) -> list[tuple[str, Subject]]:

@@ -28,9 +28,9 @@ from evotune.space.document import load_space
 from evotune.trial import Configuration
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
-from evotune.verify.watch import Watch
 
 from .pipeline import SPACES
+from .timed import judge_timed
 
 UNUSUAL = tuple(f"unusual_{name}_cuda.yaml" for name in ("rows", "warps", "splits", "tiles"))
 _LAUNCHES = 16  # of a sample, at one place
@@ -101,31 +101,17 @@ class CudaMethods:
                 continue
             self._gate.examine(subject, self._problem.input_kinds, seed, verdict)
             if role == TIMED and verdict.passed:
-                self._judge_timed(subject, seed, verdict)
+                judge_timed(
+                    self._session,
+                    self._gate,
+                    self._pool,
+                    subject,
+                    seed=seed,
+                    verdict=verdict,
+                    calls=_LAUNCHES,
+                    watched_runs=_WATCHED_RUNS,
+                )
         return verdict
-
-    def _judge_timed(self, subject: Subject, seed: int, verdict: Verdict) -> None:
-        inputs = self._pool.get(subject.case, "normal", seed)
-        buffers = self._gate.buffers(subject, [inputs])
-        launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers())
-        launch()
-        sampler = self._session.sampler([launch] * _LAUNCHES)
-        watch = Watch(
-            self._session,
-            self._pool,
-            subject.case,
-            seed,
-            buffers=buffers,
-            launches=[launch],
-            samplers=[sampler],
-        )
-        for _ in range(_WATCHED_RUNS):
-            watch.run()
-        self._gate.judge_watched(subject.case, watch.take(), verdict)
-        watch.settle()
-        self._gate.alter(subject, buffers, seed, verdict)
-        self._gate.reuse(subject.case, watch, verdict)
-        self._gate.replay(subject, sampler, buffers, seed + 1, verdict)
 
     def _load(self, job: CaseJob, path: Path) -> tuple[str, Subject]:
         kernel = self._session.load(path, job.plan)

@@ -1,0 +1,43 @@
+"""Runs the checks that follow the timing of a candidate: none may refuse a right kernel."""
+
+from __future__ import annotations
+
+from evotune.device.protocol import Session
+from evotune.verify.gate import Gate, Subject, Verdict
+from evotune.verify.pool import InputPool
+from evotune.verify.watch import Watch
+
+
+def judge_timed(
+    session: Session,
+    gate: Gate,
+    pool: InputPool,
+    subject: Subject,
+    *,
+    seed: int,
+    verdict: Verdict,
+    calls: int,
+    watched_runs: int,
+) -> None:
+    """Samples of so many calls at one place; nothing of the kernel's may be at work afterwards."""
+    buffers = gate.buffers(subject, [pool.get(subject.case, "normal", seed)])
+    launch = session.bind(subject.kernel, subject.plan, buffers.pointers())
+    launch()
+    sampler = session.sampler([launch] * calls)
+    watch = Watch(
+        session,
+        pool,
+        subject.case,
+        seed,
+        buffers=buffers,
+        launches=[launch],
+        samplers=[sampler],
+    )
+    for _ in range(watched_runs):
+        watch.run()
+    gate.judge_watched(subject.case, watch.take(), verdict)
+    watch.settle()
+    gate.alter(subject, buffers, seed, verdict)
+    gate.reuse(subject.case, watch, verdict)
+    gate.replay(subject, sampler, buffers, seed + 1, verdict)
+    assert not session.left_running(sampler.run), (subject.case.label, seed)
