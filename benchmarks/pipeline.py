@@ -50,7 +50,7 @@ class _Pretenders:
         self._mean_s = mean_s
 
     def Popen(self, words: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:  # noqa: N802
-        role = words[2].rpartition(".")[2]
+        role = words[words.index("-m") + 1].rpartition(".")[2]
         mean_s = str(self._mean_s[role])
         return subprocess.Popen([sys.executable, PRETENDER, role, mean_s], **options)
 

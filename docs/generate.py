@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from evotune.cli.main import application
+from evotune.space.counting.effort import FULL, SHOWN_S
 from evotune.space.reading.schema import schema_text
 
 FOLDER = Path(__file__).parent
@@ -44,7 +45,7 @@ def cli_reference() -> str:
         "for no progress, `-v` for more detail, `-h` for help.\n",
         "Data goes to stdout, progress to stderr. Exit codes: 0 done; 1 no valid candidate, a "
         "failed check, a regression; 2 usage or space error; 3 environment; 4 store damaged; 5 run "
-        "locked; 130 interrupted, resumable.\n",
+        "locked; 6 undecided, too noisy; 130 interrupted, resumable.\n",
     ]
     for name in application.list_commands(context):
         command = application.get_command(context, name)
@@ -61,7 +62,10 @@ def _command(name: str, command: click.Command, above: click.Context) -> str:
     rows = [
         (", ".join(option.opts), option.metavar or _choices(option), option.help or "", option)
         for option in command.params
-        if isinstance(option, click.Option) and option.name not in _GLOBAL and option.help
+        if isinstance(option, click.Option)
+        and option.name not in _GLOBAL
+        and option.help
+        and not option.hidden
     ]
     if rows:
         lines += ["| option | value | |", "|---|---|---|"]
@@ -86,6 +90,23 @@ def _paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
+_LIMITS = f"""\
+Every number is below 2**63. An operation on numbers alone that has no value (too large, a
+division by zero) is an error at its place. A condition that has no value for some
+configurations does not hold for them, and `evotune check` says for how many. `let` takes 256
+names, as deep as they go.
+
+A space is counted in at most {FULL.steps:,} steps, some seconds, and a search never looks at a
+clock: it proposes the same on every machine. A space that takes more is not counted. Its size
+is an estimate then, and a search draws from the configurations that were found. If none was
+found, each command ends with exit code 2 and names the constraints. `evotune check` takes
+{SHOWN_S:g} seconds more for what each constraint removes; `?` is what it could not count in
+that time.
+
+Every file that a space names must be a regular file: a pipe or a device is refused.
+"""
+
+
 def space_reference() -> str:
     """Every key of a space file."""
     schema = json.loads(schema_text())
@@ -98,6 +119,7 @@ def space_reference() -> str:
         "check SPACE` says what is wrong as `file:line:column`, and `evotune schema` prints the "
         "schema that editors use through the first line:\n",
         "```yaml\n# yaml-language-server: $schema=space.schema.json\n```\n",
+        _LIMITS,
         "## The file\n",
         _keys(schema),
     ]

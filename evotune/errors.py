@@ -3,6 +3,7 @@
     EvotuneError                1   no valid candidate, regression found
     ├── SpaceError              2   bad space file (carries file:line:column)
     ├── UsageError              2   bad argument or an unknown run
+    ├── ProblemMistake          2   a mistake in the Python file of a problem (names its line)
     ├── EnvironmentProblem      3   missing compiler, GPU or package (carries the fix)
     ├── StoreError              4   a damaged run
     ├── RunLocked               5   another process runs this run
@@ -41,6 +42,12 @@ class SpaceError(EvotuneError):
 
 class UsageError(EvotuneError):
     """An argument that makes no sense, or names something that does not exist."""
+
+    exit_code = 2
+
+
+class ProblemMistake(EvotuneError):
+    """A mistake in the Python file of a problem: `problem.py:LINE: what is wrong`."""
 
     exit_code = 2
 

@@ -114,7 +114,9 @@ class Measurement(msgspec.Struct, frozen=True):
     """Paired timing of one case (shape x variant). Times in microseconds.
 
     `speedup` is the median of the paired baseline/candidate ratios; `speedup_low` and
-    `speedup_high` bound it at 95% (bootstrap). `cache` is `warm` (the same buffers again and
+    `speedup_high` bound it at 95% (bootstrap). Where it was measured in several processes,
+    `processes` has the speedup of each; then `speedup` is their geometric mean, and its bounds
+    cover the spread between them. `cache` is `warm` (the same buffers again and
     again) or `cold` (buffers rotated over more memory than the caches hold). Neither a cold
     measurement nor a `held_out` case has a part in the fitness. `state` holds the device's
     clocks, power, temperature and throttling right after the last sample. `retakes` counts the
@@ -139,6 +141,7 @@ class Measurement(msgspec.Struct, frozen=True):
     throttled: bool = False
     eager_us: float | None = None
     eager_baseline_us: float | None = None
+    processes: tuple[float, ...] = ()
 
     @property
     def counts(self) -> bool:

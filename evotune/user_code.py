@@ -1,8 +1,10 @@
-"""Python files of users: problems, and Triton kernels. Reading a space that names one runs it.
+"""Code of users that evotune executes: kernels in any language, and problems.
 
-That is done without asking for files in or under the folder that evotune works in, and for those
-that ship with it; for any other only after somebody agreed to (`Trust.ask`). Agreement is to the
-file's content: a run's own copy of it, or of one that ships with evotune, needs no second one.
+Code that lies in or under the working folder is executed without asking, as a script there would
+be. Code from any other folder, or that a run's folder carries with it wherever that lies, is
+executed only after somebody agreed (`Trust.ask`). Agreement is to a file's content, and it is kept
+(`agreed_hashes`): the copies that a run makes need no second one, in a later process either. What
+ships with evotune needs none.
 """
 
 from __future__ import annotations
@@ -11,34 +13,52 @@ import functools
 import hashlib
 import importlib.abc
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import evotune
+from evotune import agreed_hashes
 from evotune.errors import UsageError
 
 
+class NotAgreed(UsageError):
+    """Nobody agreed to execute the file at `path`."""
+
+    def __init__(self, path: Path, others: int) -> None:
+        self.path = path
+        why = "came with a run's folder" if _came_with_a_run(path) else "lies outside this folder"
+        more = f" (and {others} more)" if others else ""
+        super().__init__(
+            f"this would execute {path.resolve()}, which {why}{more}: read it, then add --trust"
+        )
+
+
 class Trust:
-    """Which files may be run in this process. `ask` decides about the others."""
+    """Which code this process may execute. `ask` decides about files that nobody agreed to."""
 
     def __init__(self) -> None:
         self._agreed: set[str] = set()
-        self.ask: Callable[[Path], bool] = lambda path: False
+        self.ask: Callable[[Sequence[Path]], bool] = lambda paths: False
 
     def agree(self, sha256: str) -> None:
+        """For this process alone: another one, which handed the file over, has asked."""
         self._agreed.add(sha256)
 
-    def require(self, path: Path, sha256: str) -> None:
-        """UsageError when nobody agreed to run the file."""
-        known = sha256 in self._agreed or _belongs_here(path) or sha256 in _shipped()
-        if known or self.ask(path):
-            self._agreed.add(sha256)
+    def require(self, files: Mapping[Path, bytes]) -> None:
+        """NotAgreed when nobody agreed to execute one of the files, given by absolute paths."""
+        hashes = {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}
+        known = self._agreed | _shipped()
+        unknown = {path: sha256 for path, sha256 in hashes.items() if sha256 not in known}
+        if not unknown:
             return
-        raise UsageError(
-            f"the space would run the Python file {path}, which lies outside this folder: read it, "
-            "then add --trust-problem"
-        )
+        kept = agreed_hashes.read()
+        new = {path: sha256 for path, sha256 in unknown.items() if sha256 not in kept}
+        foreign = [path for path in new if not _belongs_here(path)]
+        if foreign and not self.ask([path.resolve() for path in foreign]):
+            raise NotAgreed(foreign[0], len(foreign) - 1)
+        agreed_hashes.add(dict.fromkeys(new.values()))
+        self._agreed.update(unknown.values())
 
 
 trust = Trust()
@@ -70,17 +90,25 @@ class _ContentLoader(importlib.abc.SourceLoader):
         return self._content
 
 
-_PACKAGE = Path(evotune.__file__).parent
-# The first in an installed package, the second beside it in a working tree.
-_SHIPPED = (_PACKAGE / "shipped", _PACKAGE.parent / "kernels")
-
-
 def _belongs_here(path: Path) -> bool:
-    return any(path.resolve().is_relative_to(place) for place in (Path.cwd().resolve(), *_SHIPPED))
+    here = path.resolve().is_relative_to(Path.cwd().resolve())
+    return here and not _came_with_a_run(path)
+
+
+def _came_with_a_run(path: Path) -> bool:
+    """Whether it lies in the copies that a run's folder has of its sources (`RunFolder`)."""
+    folders = (*path.parents, *path.resolve().parents)
+    return any(
+        folder.name == "sources" and (folder.parent / "store.sqlite").exists() for folder in folders
+    )
 
 
 @functools.cache
 def _shipped() -> frozenset[str]:
-    """The files that ship with evotune, by content: a run elsewhere has copies of them."""
-    files = (file for place in _SHIPPED for file in place.rglob("*.py"))
+    """The kernels and problems that ship with evotune, by content: a run has copies of them."""
+    package = Path(evotune.__file__).parent
+    # The first in an installed package, the second beside it in a working tree.
+    places = (package / "shipped" / "kernels", package.parent / "kernels")
+    place = next((place for place in places if place.is_dir()), package / "shipped")
+    files = (file for file in place.rglob("*.*") if file.is_file())
     return frozenset(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)

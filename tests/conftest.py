@@ -4,21 +4,52 @@ import json
 import os
 import platform
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import evotune
+from evotune.user_code import trust
 
 # PyTorch's threads rest while they wait: spinning ones take the cores of the other tests, and a
 # suite on two cores takes several times as long. To be set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# How long an example takes says how busy the machine is.
+settings.register_profile("evotune", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("evotune")
+
 _RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "survival.json"
 
 KeepResult = Callable[..., None]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The tests and their child processes neither use the user's agreements nor add to them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EVOTUNE_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        patch.setattr(trust, "ask", lambda paths: True)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _agreed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody agreed to a test's kernels and problems, which lie in folders of their own. A
+    command line asks as ever."""
+    monkeypatch.setattr(trust, "ask", lambda paths: True)
+    monkeypatch.setattr(trust, "_agreed", set())
+
+
+@pytest.fixture
+def nobody_agreed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To anything, in this process or an earlier one."""
+    monkeypatch.setenv("EVOTUNE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(trust, "ask", lambda paths: False)
+    monkeypatch.setattr(trust, "_agreed", set())
 
 
 @pytest.fixture

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evotune.cli.options import Command, format_option, output_option, runs_dir_option, trust_option
+from evotune.cli.options import (
+    Command,
+    complete_run,
+    format_option,
+    output_option,
+    runs_dir_option,
+    trust_option,
+)
 from evotune.cli.terminal import Terminal, pass_terminal, write_output
 from evotune.errors import EvotuneError, UsageError
 
@@ -20,6 +27,7 @@ if TYPE_CHECKING:
     from evotune.trial import Outcome
 
 _REGRESSION = 1
+_UNDECIDED = 6
 _BASES = {
     "paired": "measured in turn, now",
     "baseline": "each measured in turn with the same baseline, in its own run",
@@ -28,15 +36,16 @@ _BASES = {
 
 
 @click.command(cls=Command, example="evotune compare yesterday latest --fail-if 'median>3%'")
-@click.argument("first", metavar="A")
-@click.argument("second", metavar="B")
+@click.argument("first", metavar="A", shell_complete=complete_run)
+@click.argument("second", metavar="B", shell_complete=complete_run)
 @click.option(
     "--fail-if",
     "conditions",
     multiple=True,
     metavar="'FIGURE>P%'",
     help="Exit code 1 when B is slower than A by more than P percent; FIGURE is median, mean or "
-    "worst of the cases, or sure (beyond the interval). May be given several times.",
+    "worst of the cases, or sure (beyond the interval). May be given several times. Exit code 6 "
+    "when --remeasure found the machine too noisy for a verdict.",
 )
 @click.option("--remeasure", is_flag=True, help="Time both in turn on the device, now.")
 @trust_option
@@ -62,6 +71,7 @@ def compare(
     """
     from evotune.report.comparison import compare as compare_sides
     from evotune.report.fail_if import parse_condition
+    from evotune.report.wording import noise_text
 
     limits = [parse_condition(text) for text in conditions]
     (run_a, a), (run_b, b) = (_side(text, runs_dir) for text in (first, second))
@@ -69,7 +79,9 @@ def compare(
     found = compare_sides(a, b, measured)
     if found is None:
         raise EvotuneError(_why_not(a, b))
+    noise = noise_text(measured) if measured is not None else ""
     broken = [limit for limit in limits if limit.holds(found.slowdowns())]
+    terminal.verdict = _verdict(bool(noise and limits), bool(broken))
     if style == "json":
         from evotune.report.records import to_json
 
@@ -78,9 +90,18 @@ def compare(
         from evotune.cli.tables import print_tables
 
         print_tables(terminal, _parts(found), output)
-    for limit in broken:
-        slower = found.slowdowns()[limit.figure]
-        terminal.note(f"failed: {limit.text} (B is {slower:.1%} slower)")
+    if noise:
+        terminal.note(f"undecided, {noise}" if limits else noise)
+    else:
+        for limit in broken:
+            slower = found.slowdowns()[limit.figure]
+            terminal.note(f"failed: {limit.text} (B is {slower:.1%} slower)")
+    return terminal.verdict
+
+
+def _verdict(undecided: bool, broken: bool) -> int:
+    if undecided:
+        return _UNDECIDED
     return _REGRESSION if broken else 0
 
 

@@ -92,19 +92,29 @@ def _compile(
 ) -> CompileSummary:
     from evotune.engine.compiling import compile_space
 
-    noted_s = time.monotonic()
+    notes = ProgressNotes(terminal)
 
     def on_row(row: CompileRow, summary: CompileSummary) -> None:
-        nonlocal noted_s
         keep(row)
-        failed = not row.compiled and row.outcome != "rejected"
-        if failed and summary.failed <= _MOST_FAILURE_NOTES:
-            terminal.note(f"{_progress(summary)}: {row.outcome} {row.reason}")
-        elif time.monotonic() - noted_s > _PROGRESS_S:
-            terminal.note(_progress(summary))
-            noted_s = time.monotonic()
+        notes.on_row(row, summary)
 
     return compile_space(space, device, sample=sample, seed=seed, on_row=on_row)
+
+
+class ProgressNotes:
+    """A line for each of the first failures, and one every few seconds."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._noted_s = time.monotonic()
+
+    def on_row(self, row: CompileRow, summary: CompileSummary) -> None:
+        failed = not row.compiled and row.outcome != "rejected"
+        if failed and summary.failed <= _MOST_FAILURE_NOTES:
+            self._terminal.note(f"{_progress(summary)}: {row.outcome} {row.reason}")
+        elif time.monotonic() - self._noted_s > _PROGRESS_S:
+            self._terminal.note(_progress(summary))
+            self._noted_s = time.monotonic()
 
 
 def _progress(summary: CompileSummary) -> str:

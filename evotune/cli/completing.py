@@ -44,6 +44,25 @@ def complete_run(
     return found or [CompletionItem(incomplete, type="file")]
 
 
+def complete_device(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The values of `--device`; of the GPUs that may be here, the first two."""
+    from evotune.device.cuda.profiles import names
+
+    known = ("auto", "cpu", "cuda:0", "cuda:1", *names())
+    return [CompletionItem(name) for name in known if name.startswith(incomplete)]
+
+
+def complete_strategy(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The strategies by name."""
+    from evotune.search.catalog import STRATEGY_NAMES
+
+    return [CompletionItem(name) for name in STRATEGY_NAMES if name.startswith(incomplete)]
+
+
 def complete_space(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:

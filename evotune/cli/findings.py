@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import enum
-import importlib.metadata
 import platform
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import evotune
+from evotune.cli import packages
 from evotune.device import cpu
 from evotune.device.cuda import compiler as cuda
 from evotune.device.cuda import profiles
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.device.probe import GpuState, probe
 from evotune.device.profile import DeviceProfile
+from evotune.engine.stop_signal import interruptible
 from evotune.errors import EnvironmentProblem
 from evotune.execute.build_cache import default_cache_dir
 from evotune.execute.sanitizer import find_sanitizer
+from evotune.scratch import scratch_folder
 
-_REQUIRED = ("torch", "numpy", "deap", "pandas", "plotly", "pyyaml", "rich", "click", "pydantic")
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 _TEST_TIMEOUT_S = 60.0
 _TEST_SOURCE = """#include <omp.h>
@@ -73,7 +72,7 @@ def examine(ask_gpus: Callable[[], GpuState] = probe) -> list[Finding]:
     return [
         Finding("python", Status.OK, f"{platform.python_version()} ({sys.executable})"),
         Finding("evotune", Status.OK, evotune.__version__),
-        *(_package(name) for name in _REQUIRED),
+        *(_package(name) for name in packages.REQUIRED),
         _optional("pyarrow", "parquet", "only `report --format parquet` needs it"),
         _optional("triton", "triton", "only Triton kernels need it"),
         *_gpu_packages(needed=bool(state.gpus)),
@@ -86,43 +85,23 @@ def examine(ask_gpus: Callable[[], GpuState] = probe) -> list[Finding]:
     ]
 
 
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
 def _package(name: str) -> Finding:
-    version = _version(name)
+    version = packages.version(name)
     if version:
         return Finding(name, Status.OK, version)
-    return Finding(name, Status.MISSING, "not installed", f"pip install '{_requirement(name)}'")
-
-
-def _requirement(name: str) -> str:
-    """What evotune asks for, as its own metadata says it; the bare name in a source tree."""
-    try:
-        declared = importlib.metadata.requires("evotune") or []
-    except importlib.metadata.PackageNotFoundError:
-        declared = []
-    for text in declared:
-        found = re.match(r"[A-Za-z0-9._-]+", text)
-        if found and found.group().lower() == name and "extra ==" not in text:
-            return text
-    return name
+    return Finding(name, Status.MISSING, "not installed", packages.fix(name))
 
 
 def _optional(name: str, extra: str, use: str) -> Finding:
-    if version := _version(name):
+    if version := packages.version(name):
         return Finding(name, Status.OK, version)
     fix = f"pip install 'evotune[{extra}]'"
     return Finding(name, Status.ABSENT, f"not installed; {use}", fix)
 
 
 def _gpu_packages(*, needed: bool) -> Iterator[Finding]:
-    cupy = next(((name, _version(name)) for name in _CUPY if _version(name)), None)
-    management = _version("nvidia-ml-py")
+    cupy = next(((name, packages.version(name)) for name in _CUPY if packages.version(name)), None)
+    management = packages.version("nvidia-ml-py")
     status = Status.MISSING if needed else Status.ABSENT
     why = "not installed" if needed else "not installed; only GPUs need it"
     fix = "pip install 'evotune[cuda12]' (or cuda13, as torch's CUDA)" if needed else ""
@@ -147,10 +126,9 @@ def _compiler() -> Iterator[Finding]:
         yield Finding("C++ compiler", Status.MISSING, what, fix.strip())
         return
     yield Finding("C++ compiler", Status.OK, f"{version} ({path})")
-    with tempfile.TemporaryDirectory(prefix="evotune-doctor-") as folder:
-        root = Path(folder)
+    with interruptible(), scratch_folder() as root:
         (root / "doctor.cpp").write_text(_TEST_SOURCE)
-        job = CompileJob("cpp", folder, "doctor.cpp", (), (), cpu.profile().arch, "")
+        job = CompileJob("cpp", str(root), "doctor.cpp", (), (), cpu.profile().arch, "")
         result = compiler.compile(job, root / "doctor.so", _TEST_TIMEOUT_S)
     if isinstance(result, CompileFailure):
         fix = (
@@ -163,15 +141,14 @@ def _compiler() -> Iterator[Finding]:
 
 def _cuda_compiler(*, needed: bool) -> Iterator[Finding]:
     """NVRTC and the headers it finds; nothing where CuPy is missing, which is told already."""
-    if not any(_version(name) for name in _CUPY):
+    if not any(packages.version(name) for name in _CUPY):
         return
     try:
         major, minor = cuda.nvrtc_version()
         folders = cuda.include_folders()
-        with tempfile.TemporaryDirectory(prefix="evotune-doctor-") as folder:
-            root = Path(folder)
+        with interruptible(), scratch_folder() as root:
             (root / "doctor.cu").write_text(_CUDA_SOURCE)
-            job = CompileJob("cuda", folder, "doctor.cu", (), (), profiles.named("l4").arch, "")
+            job = CompileJob("cuda", str(root), "doctor.cu", (), (), profiles.named("l4").arch, "")
             result = cuda.NvrtcCompiler().compile(job, root / "doctor.cubin", _TEST_TIMEOUT_S)
     except EnvironmentProblem as error:
         what, _, fix = str(error).partition("; fix: ")

@@ -1,8 +1,8 @@
 """The entry point: finds the command, and turns every way it can end into an exit code.
 
 0 done · 1 no valid candidate, a check failed · 2 usage or space error · 3 environment ·
-4 store damaged · 5 run locked · 70 internal error (a bug; its traceback is kept) ·
-130 interrupted, resumable
+4 store damaged · 5 run locked · 6 undecided, too noisy ·
+70 internal error (a bug; its traceback is kept) · 130 interrupted, resumable
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 import evotune
+from evotune.cli import packages
 from evotune.cli.options import global_options
 from evotune.cli.terminal import Terminal, say
 from evotune.errors import EvotuneError, Interrupted
@@ -34,6 +35,9 @@ _COMMANDS = {
     "compile": "evotune.cli.compiling:compile_command",
     "init": "evotune.cli.scaffolding:init",
     "replay": "evotune.cli.replay:replay",
+    "list": "evotune.cli.housekeeping:list_command",
+    "rm": "evotune.cli.housekeeping:rm",
+    "cache": "evotune.cli.housekeeping:cache",
     "schema": "evotune.cli.inspection:schema",
     "completion": "evotune.cli.completing:completion",
     "doctor": "evotune.cli.doctor:doctor",
@@ -83,14 +87,26 @@ class Application(click.Group):
             return Interrupted.exit_code
         except BrokenPipeError:
             _discard_stdout()  # the reader (head, less) has seen enough
-            return 0
+            return terminal.verdict
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:  # noqa: BLE001 - the process's border: recorded, never lost
             return _unexpected(error, terminal)
 
 
+def _interrupted(error: BaseException | None) -> bool:
+    """Whether it came of a KeyboardInterrupt: an import that meets one may raise another error."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def _unexpected(error: Exception, terminal: Terminal) -> int:
+    if _interrupted(error):
+        say("interrupted")
+        return Interrupted.exit_code
+    if isinstance(error, ImportError) and (package := packages.provider(error.name)):
+        return packages.say_missing(package)
     if isinstance(error, ImportError) and not (error.name or "evotune").startswith("evotune"):
         say(f"error: {error}; `evotune doctor` tells what is missing and how to get it")
         return _ENVIRONMENT

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 import click
 
-from evotune.cli.terminal import Terminal
+from evotune.cli.terminal import Terminal, say
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+_TRUST = "evotune.trust"  # in a context: whether either name of the flag was given
 
 
 def global_options() -> list[click.Option]:
@@ -67,10 +68,22 @@ STRATEGIES = "evolution, local, random, exhaustive or nsga2"  # a test holds it 
 POSITIVE = _Positive(min=0, min_open=True)
 
 
-def _complete_run(*asked: Any) -> Any:
+def complete_run(*asked: Any) -> Any:
     from evotune.cli.completing import complete_run
 
     return complete_run(*asked)
+
+
+def _complete_device(*asked: Any) -> Any:
+    from evotune.cli.completing import complete_device
+
+    return complete_device(*asked)
+
+
+def complete_strategy(*asked: Any) -> Any:
+    from evotune.cli.completing import complete_strategy
+
+    return complete_strategy(*asked)
 
 
 def space_argument(*, required: bool = True) -> Callable[[Function], Function]:
@@ -85,15 +98,18 @@ def space_argument(*, required: bool = True) -> Callable[[Function], Function]:
 
 
 def trust_option(function: Function) -> Function:
-    """--trust-problem: run the Python files of a space from elsewhere without asking."""
-    return click.option(
-        "--trust-problem",
-        is_flag=True,
-        expose_value=False,
-        callback=_trust,
-        help="Run a space's Python files (problem, Triton kernels) though they lie outside this "
-        "folder.",
-    )(function)
+    """--trust: execute code from elsewhere without asking. It was called --trust-problem once."""
+    for name in ("--trust-problem", "--trust"):
+        function = click.option(
+            name,
+            is_flag=True,
+            hidden=name != "--trust",
+            expose_value=False,
+            callback=_trust,
+            help="Execute kernels and problems though they lie outside this folder, or came with "
+            "a run's.",
+        )(function)
+    return function
 
 
 def runs_dir_option(function: Function) -> Function:
@@ -108,12 +124,12 @@ def runs_dir_option(function: Function) -> Function:
 
 def run_argument(function: Function) -> Function:
     """RUN: an id, a unique beginning of one, a path, or `latest`."""
-    return click.argument("run", metavar="RUN", shell_complete=_complete_run)(function)
+    return click.argument("run", metavar="RUN", shell_complete=complete_run)(function)
 
 
 def optional_run_argument(function: Function) -> Function:
     """RUN, or None."""
-    return click.argument("run", metavar="[RUN]", required=False, shell_complete=_complete_run)(
+    return click.argument("run", metavar="[RUN]", required=False, shell_complete=complete_run)(
         function
     )
 
@@ -124,16 +140,17 @@ def _device_option(help_text: str) -> Callable[[Function], Function]:
         default="auto",
         show_default=True,
         metavar="auto|cpu|cuda:N|NAME",
+        shell_complete=_complete_device,
         help=help_text,
     )
 
 
 device_option = _device_option(
-    "What to run on: auto is the GPU where there is one; a NAME (l4, a100, h100, h200) "
+    "What to run on: auto is the GPU where there is one; a NAME (l4, a100, h100, rtx4090, …) "
     "demands that model."
 )
 compile_device_option = _device_option(
-    "What to compile for; a GPU's NAME (l4, a100, h100, h200) needs no GPU."
+    "What to compile for; a GPU's NAME (l4, a100, h100, rtx4090, …) needs no GPU."
 )
 
 
@@ -190,14 +207,21 @@ def _trust(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
         return
     from evotune.user_code import trust
 
-    trust.ask = (lambda path: True) if value else _ask
+    given = ctx.meta[_TRUST] = value or ctx.meta.get(_TRUST, False)
+    trust.ask = (lambda paths: True) if given else _ask
 
 
-def _ask(path: Path) -> bool:
-    """Whether somebody at the terminal agrees to run the file; nobody is no."""
+def _ask(paths: Sequence[Path]) -> bool:
+    """Whether somebody at the terminal agrees to execute the files; nobody is no."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
-    return click.confirm(f"The space runs the Python file {path}. Run it?", err=True)
+    say("This would execute code that lies outside this folder, or came with a run's:")
+    for path in paths:
+        say(f"  {path}")
+    try:
+        return click.confirm("Execute it?", err=True)
+    except click.Abort:
+        return False
 
 
 def _terminal(ctx: click.Context) -> Terminal:

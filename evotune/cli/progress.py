@@ -13,6 +13,7 @@ from evotune.cli.live import panel
 from evotune.cli.standing import Standing, result
 from evotune.cli.terminal import Terminal, say
 from evotune.engine.observer import Observer, Progress, RunInfo, SilentObserver
+from evotune.report import wording
 from evotune.trial import Outcome, Trial
 
 if TYPE_CHECKING:
@@ -161,5 +162,6 @@ def progress_observer(terminal: Terminal) -> Iterator[Observer]:
 
 def confirmation(trial: Trial, outcome: Outcome) -> str:
     if outcome.ok:
-        return f"confirmed trial {trial.number}: {result(outcome)}"
+        noise = wording.noise_text(outcome)
+        return f"confirmed trial {trial.number}: {result(outcome)}{noise and f', {noise}'}"
     return f"trial {trial.number} failed its confirmation: {outcome.kind} {outcome.reason}"

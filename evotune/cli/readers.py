@@ -12,6 +12,7 @@ import click
 
 from evotune.cli.options import (
     Command,
+    complete_run,
     format_option,
     optional_run_argument,
     output_option,
@@ -107,7 +108,7 @@ def top(
 
 
 @click.command(cls=Command, example="evotune report latest --format html -o report.html")
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_run)
 @runs_dir_option
 @format_option(("html", "md", "csv", "json", "jsonl", "parquet", "t4"), "md")
 @output_option

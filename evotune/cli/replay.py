@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ import click
 from evotune.cli.options import (
     STRATEGIES,
     Command,
+    complete_run,
+    complete_strategy,
     format_option,
     output_option,
     runs_dir_option,
@@ -24,10 +27,11 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command, example="evotune replay cache.json.gz --strategy local --repeats 20")
-@click.argument("cache", type=click.Path(path_type=Path))
+@click.argument("cache", type=click.Path(path_type=Path), shell_complete=complete_run)
 @click.option(
     "--strategy",
     metavar="NAME",
+    shell_complete=complete_strategy,
     default="evolution",
     show_default=True,
     help=f"How to search: {STRATEGIES}.",
@@ -120,7 +124,7 @@ def _recording(cache: Path, runs_dir: Path) -> RecordedSpace:
     from evotune.report.data import RunData
     from evotune.report.records import document
 
-    if cache.is_file() or (cache.suffix and not cache.is_dir()):
+    if (os.path.lexists(cache) or cache.suffix) and not cache.is_dir():
         return load_recording(cache)
     run = find_run(str(cache), runs_dir)
     with RunData.opened(run) as data:

@@ -42,8 +42,9 @@ def init(terminal: Terminal, *, name: str, language: str) -> int:
         raise UsageError(f"{name}.py would be another file's name; take another one")
     if folder.exists():
         raise UsageError(f"{name} exists already; nothing was changed")
+    made = scaffold(name, language)
     folder.mkdir()
-    for file, text in scaffold(name, language).items():
+    for file, text in made.items():
         (folder / file).write_text(text, encoding="utf-8")
         terminal.note(f"wrote {folder / file}")
     click.echo(f"cd {name}")

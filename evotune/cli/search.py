@@ -14,6 +14,8 @@ from evotune.cli.options import (
     STRATEGIES,
     Command,
     cluster_option,
+    complete_run,
+    complete_strategy,
     device_option,
     gpus_option,
     run_argument,
@@ -43,12 +45,16 @@ _INTERRUPTED = 130
     help="Stop after so many trials without a better one.",
 )
 @click.option(
-    "--warm-start", metavar="RUN", help="Begin with the best of this run, of another device too."
+    "--warm-start",
+    metavar="RUN",
+    shell_complete=complete_run,
+    help="Begin with the best of this run, of another device too.",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the search.")
 @click.option(
     "--strategy",
     metavar="NAME",
+    shell_complete=complete_strategy,
     help=f"{STRATEGIES}; the space's choice if not given.",
 )
 @click.option(
@@ -184,15 +190,15 @@ def _conclude(terminal: Terminal, result: RunResult, runs_dir: Path) -> int:
     from evotune.cli.tables import print_leaderboard
     from evotune.report.data import RunData
 
+    interrupted = result.reason == "interrupted"
+    failed = 0 if result.ok_trials else _NO_VALID_CANDIDATE
+    terminal.verdict = _INTERRUPTED if interrupted else failed
     print_leaderboard(terminal, RunData.load(result.run, _SHOWN_ROWS), _SHOWN_ROWS)
     sys.stdout.flush()
     where = "" if runs_dir == Path("runs") else f" --runs-dir {shlex.quote(str(runs_dir))}"
-    interrupted = result.reason == "interrupted"
     resume_with = "" if interrupted else " --trials N"
     if result.reason != "exhausted":
         terminal.note(f"resume: evotune resume {result.run.id}{resume_with}{where}")
     page = "--format html -o report.html"
     terminal.note(f"report: evotune report {result.run.id} {page}{where}")
-    if interrupted:
-        return _INTERRUPTED
-    return 0 if result.ok_trials else _NO_VALID_CANDIDATE
+    return terminal.verdict

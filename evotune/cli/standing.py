@@ -13,6 +13,7 @@ from evotune.report import wording
 from evotune.report.evidence import figures
 from evotune.trial import Json, Outcome, Trial
 
+_CONFIRMATION_S = 20.0  # of a champion, roughly, where nobody knows better
 _STATE_FORMS = {
     "sm_mhz": "SM {:.0f} MHz",
     "power_w": "{:.0f} W",
@@ -169,6 +170,7 @@ class Standing:
     def _left_s(self, told: int, elapsed_s: float) -> float:
         assert self.info is not None
         left_s = (self.info.trials - told) * elapsed_s / max(told, 1)
+        left_s += (self.info.champions - len(self.confirmed)) * _CONFIRMATION_S
         if self.info.minutes is not None:
             left_s = min(left_s, self.info.minutes * 60 - self.elapsed_s)
         return max(0.0, left_s)

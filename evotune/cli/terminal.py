@@ -26,12 +26,14 @@ _ASCII = {"─": "-", "µ": "u"}
 
 @dataclass(slots=True)
 class Terminal:
-    """Set by --color, -q and -v; `crash_folder` is where the traceback of a bug is kept."""
+    """Set by --color, -q and -v; `crash_folder` is where the traceback of a bug is kept. `verdict`
+    is the exit code of a command whose output nobody reads to its end (`head`, `less`)."""
 
     color: str = "auto"
     quiet: bool = False
     verbose: bool = False
     crash_folder: Path | None = None
+    verdict: int = 0
 
     def stdout(self) -> Console:
         return self.console(sys.stdout)

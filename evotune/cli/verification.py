@@ -79,8 +79,9 @@ def verify(
     for item in verify_run(folder, wanted):
         found.append(item)
         terminal.note(f"{len(found)} of {len(wanted)}: {'passed' if item.passed else 'failed'}")
+    terminal.verdict = 0 if all(item.passed for item in found) else _FAILED
     _write(terminal, found, style, output)
-    return 0 if all(item.passed for item in found) else _FAILED
+    return terminal.verdict
 
 
 def _parse(text: str) -> Mapping[str, Value]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from evotune.cli.progress import progress_observer
 from evotune.cli.terminal import Terminal
 from evotune.engine.observer import Observer, Progress, RunInfo
+from evotune.engine.stop_signal import interruptible
 from evotune.report.data import RunData
 from evotune.store import RunStore
 from evotune.trial import Trial
@@ -56,7 +57,7 @@ class Follower:
 
     def look(self) -> str:
         """Tells what is new; the run's state as stored."""
-        with RunStore.open_for_reading(self._run.store) as store:
+        with RunStore.open_for_reading(self._run.store, checked=True) as store:
             new = [t for t in store.trials(self._first_missing) if t.number not in self._told]
             elapsed_s = store.elapsed_s()
             confirmations = store.confirmations()
@@ -98,7 +99,7 @@ def watch(terminal: Terminal, run: RunFolder) -> None:
     """Until nobody works on the run any more, or Ctrl-C."""
     from evotune.report import wording
 
-    with progress_observer(terminal) as observer:
+    with interruptible(), progress_observer(terminal) as observer:
         follower = Follower(run, observer)
         follower.start()
         try:

@@ -8,12 +8,16 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO
 
+from evotune.device import cpu_cores, openmp
+from evotune.device.argument_check import check_text, errs_in_check, mismatch
+from evotune.device.cpp_log import failure, read_log
 from evotune.device.cpu_leftovers import (
     BesideBaseline,
     UndisturbedSampler,
@@ -22,67 +26,40 @@ from evotune.device.cpu_leftovers import (
     kept_busy,
 )
 from evotune.device.cpu_sampler import CpuSampler
+from evotune.device.define_checks import checked_end
+from evotune.device.dependencies import LISTING, SEARCH_VARIABLES, foreign_file
 from evotune.device.launch import CompileFailure, CompileJob, LaunchPlan
-from evotune.device.libc import settle_allocator
+from evotune.device.libc import file_of, settle_allocator
 from evotune.device.process_state import ProcessState, changed_at_once
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import Disturb, Fault, LaunchFailure, Sampler
 from evotune.device.scalars import c_value
-from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem
+from evotune.regular_file import read_regular
 from evotune.trial import Json, OutcomeKind, Value
 
-if TYPE_CHECKING:
-    pass
-
-# No -ffast-math: its start-up code makes the whole process flush denormals, the baseline too.
 FLAGS = (
     "-std=c++17",
     "-O3",
     "-march=native",
     "-fopenmp",
     "-fPIC",
-    "-shared",
-    "-s",
     "-fno-math-errno",
     "-fno-trapping-math",
+)
+# Apart from the compiling: whoever links with -ffast-math gets start-up code that makes the whole
+# process flush denormals, the baseline too.
+LINK_FLAGS = (
+    "-shared",
+    "-s",
+    "-fopenmp",
     "-Wl,--build-id=none",
     "-Wl,-z,defs",  # a function that is missing is the compiler's error, not the loader's
 )
-OPTIONS = frozenset(
-    {
-        "-O1",
-        "-O2",
-        "-O3",
-        "-funroll-loops",
-        "-fno-tree-vectorize",
-        "-fno-semantic-interposition",
-        "-mprefer-vector-width=128",
-        "-mprefer-vector-width=256",
-        "-mprefer-vector-width=512",
-    }
-)
-"""What a space may add under `options:`; nothing that names a file or loads a plugin."""
 
-_LOG_BYTES = 8192
-_CRASH_MARKS = (
-    "internal compiler error",
-    "signal terminated program",  # g++ about the compiler proper that it drives
-    "out of memory allocating",
-    "virtual memory exhausted",
-    "clang frontend command failed due to signal",
-)
-_ERROR_MARKS = ("error:", "undefined reference")
 _LOOKS = 4
 _SEEN = 2  # in so many of them: one may meet a busy machine
 _HIGHEST_CLOCK_GHZ = 6.5  # above any CPU sold: keeps the roofline check free of false alarms
-
-
-def threads() -> int:
-    """Threads used for candidate and baseline alike: the cores this process may run on."""
-    limit = os.environ.get("OMP_NUM_THREADS", "")
-    cores = len(os.sched_getaffinity(0))
-    return min(int(limit), cores) if limit.isdigit() and int(limit) > 0 else cores
 
 
 @functools.cache
@@ -91,7 +68,7 @@ def profile() -> DeviceProfile:
     flags = _cpu_flags()
     simd_bytes = 64 if "avx512f" in flags else 32 if "avx2" in flags else 16
     attributes: dict[str, Value] = {
-        "threads": threads(),
+        "threads": cpu_cores.threads(),
         "cores": len(os.sched_getaffinity(0)),
         "simd_bytes": simd_bytes,
         "vector_registers": 32 if "avx512f" in flags or platform.machine() == "aarch64" else 16,
@@ -105,7 +82,7 @@ def profile() -> DeviceProfile:
         backend="cpu",
         arch=f"{platform.machine()}-{level}",
         attributes=attributes,
-        peak_gflops=threads() * _HIGHEST_CLOCK_GHZ * _flops_per_cycle(flags, simd_bytes),
+        peak_gflops=cpu_cores.threads() * _HIGHEST_CLOCK_GHZ * _flops_per_cycle(flags, simd_bytes),
     )
 
 
@@ -165,57 +142,80 @@ class CpuCompiler:
         self, job: CompileJob, output: Path, timeout_s: float
     ) -> Mapping[str, Json] | CompileFailure:
         started = time.monotonic()
-        command = [self._path, *FLAGS, *job.options]
+        check = check_text(job.entries, job.signature, exact=False)
+        status, log = self._build(job, output, check, started + timeout_s)
+        if status and errs_in_check(log):
+            if reason := mismatch(log):
+                seconds = time.monotonic() - started
+                return CompileFailure(OutcomeKind.COMPILE_ERROR, reason, log, seconds)
+            status, log = self._build(job, output, "", started + timeout_s)
+        seconds = time.monotonic() - started
+        if status is None:
+            reason = f"the compiler ran longer than {timeout_s:g} s"
+            return CompileFailure(OutcomeKind.COMPILE_TIMEOUT, reason, "", seconds)
+        if status != 0 or not output.is_file():
+            return failure(status, log, seconds)
+        if foreign := foreign_file(self._path, job, output.parent):
+            return CompileFailure(OutcomeKind.COMPILE_ERROR, foreign, log, seconds)
+        return {"code_bytes": output.stat().st_size}
+
+    def _build(
+        self, job: CompileJob, output: Path, check: str, deadline: float
+    ) -> tuple[int | None, str]:
+        """The exit status, None when time ran out, and the log. `check` follows the source."""
+        built = output.with_suffix(".o")
+        command = [self._path, *FLAGS, *job.options, *LISTING]
+        if "clang" in self.version():
+            command.append("-fno-integrated-as")  # clang's own assembler does not list its files
         command += [f"-D{name}={value}" for name, value in job.defines]
-        command += ["-o", str(output), str(Path(job.root) / job.source)]
+        source = str(Path(job.root) / job.source)
+        # The first file, though empty, keeps g++ from a precompiled one beside the source.
+        command += ["-include", os.devnull, "-include", source]
+        command += ["-c", "-o", str(built), "-x", "c++", "-"]
+        link = [self._path, *LINK_FLAGS, "-o", str(output), str(built)]
+        end = checked_end(_text(Path(source)), source, job.defines) + check
         words = output.with_suffix(".log")
+        status: int | None = None
         # A file, not a pipe: the compiler's own children may outlive it and hold a pipe open.
         # They belong to this process's group, which the parent kills after a time-out.
         with words.open("wb") as log_file:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log_file,
-                stderr=subprocess.STDOUT,
-                cwd=output.parent,
-                env={**os.environ, "LC_ALL": "C", "TMPDIR": str(output.parent)},
-            )
-            try:
-                process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                seconds = time.monotonic() - started
-                reason = f"the compiler ran longer than {timeout_s:g} s"
-                return CompileFailure(OutcomeKind.COMPILE_TIMEOUT, reason, "", seconds)
-        if process.returncode == 0 and output.is_file():
-            return {"code_bytes": output.stat().st_size}
-        log = _read_log(words).replace(job.root + os.sep, "")
-        return _failure(process.returncode, log, time.monotonic() - started)
+            for step, stdin in ((command, end), (link, "")):
+                rest_s = deadline - time.monotonic()
+                status = _run(step, stdin, log_file, output.parent, timeout_s=rest_s)
+                if status != 0 or not built.is_file():
+                    break
+        return status, read_log(words).replace(job.root + os.sep, "")
 
 
-def _read_log(path: Path) -> str:
-    """What a compiler said; of a long story the beginning (where the cause is) and the end."""
-    with path.open("rb") as file:
-        head = file.read(_LOG_BYTES)
-        rest = path.stat().st_size - len(head)
-        if rest > 0:
-            file.seek(max(len(head), len(head) + rest - _LOG_BYTES))
-            head += b"\n[...]\n" + file.read(_LOG_BYTES)
-    return head.decode(errors="replace")
+def _text(source: Path) -> str:
+    """Empty where it cannot be read: the compiler says why."""
+    try:
+        return read_regular(source).decode(errors="replace")
+    except OSError:
+        return ""
 
 
-def _failure(status: int, log: str, seconds: float) -> CompileFailure:
-    if status < 0:
-        reason = f"the compiler {describe_status(status)}"
-        return CompileFailure(OutcomeKind.COMPILE_CRASH, reason, log, seconds)
-    lines = [line.strip() for line in log.splitlines()]
-    crash = next((line for line in lines if any(mark in line for mark in _CRASH_MARKS)), "")
-    if crash:
-        return CompileFailure(OutcomeKind.COMPILE_CRASH, crash, log, seconds)
-    error = next((line for line in lines if any(mark in line for mark in _ERROR_MARKS)), "")
-    reason = error or f"the compiler {describe_status(status)}"
-    return CompileFailure(OutcomeKind.COMPILE_ERROR, reason, log, seconds)
+def _run(
+    command: Sequence[str], text: str, log: IO[bytes], folder: Path, *, timeout_s: float
+) -> int | None:
+    """The exit status of a compiler that reads `text`; None when it took too long."""
+    with tempfile.TemporaryFile(dir=folder) as stdin:
+        stdin.write(text.encode())
+        stdin.seek(0)
+        process = subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env={**os.environ, "LC_ALL": "C", "TMPDIR": "."},
+        )
+    try:
+        return process.wait(max(0.0, timeout_s))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return None
 
 
 def find_compiler() -> str:
@@ -234,7 +234,7 @@ def find_compiler() -> str:
 
 @functools.cache
 def _compiler_version(path: str) -> str:
-    """First line of --version, and what -march=native means here."""
+    """First line of --version, what -march=native means here, and where else it finds headers."""
     try:
         version = subprocess.run(
             [path, "--version"], capture_output=True, text=True, timeout=30, check=True
@@ -243,26 +243,30 @@ def _compiler_version(path: str) -> str:
         raise EnvironmentProblem(
             f"the C++ compiler {path} does not run ({error}); set CXX to one that does"
         ) from error
-    return " ".join((version, *FLAGS, *sorted(_cpu_flags())))
+    headers = (f"{name}={os.environ[name]}" for name in SEARCH_VARIABLES if os.environ.get(name))
+    return " ".join((version, *FLAGS, *LINK_FLAGS, *sorted(_cpu_flags()), *headers))
 
 
 class CpuSession:
-    """Candidates run in this process's OpenMP threads, as many as PyTorch's."""
+    """Candidates run in PyTorch's own OpenMP threads, under the wait policy that the user has."""
 
     torch_device = "cpu"
     pool_bytes = 1 << 30
     cold_bytes = 0
     sample_us = 1000.0  # whatever else runs interrupts for tens of microseconds
     warm_bytes = 0
+    allocates = True
     in_order = False  # what threads still write shows only before the next launch
 
     def __init__(self) -> None:
         import torch
 
-        count = threads()
-        torch.set_num_threads(count)
+        count = cpu_cores.threads()
+        if torch.get_num_threads() != count:
+            torch.set_num_threads(count)
+        openmp.share()
         # A candidate that asks for more threads than the baseline has gets no more cores.
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
+        os.sched_setaffinity(0, cpu_cores.cpus_of_cores(count))
         self._float_environment_left = False
         settle_allocator()
         self._opened: ProcessState | None = None
@@ -272,10 +276,14 @@ class CpuSession:
     def take_stock(self) -> str:
         """The first time, when PyTorch has set up all that it uses, the state is noted."""
         self._beside.words()
-        now = ProcessState.read()
         if self._opened is None:
-            self._opened = now
-        return ", ".join(self._opened.changes(now)[:1])
+            self._opened = ProcessState.read()
+        return self._changed()
+
+    def _changed(self) -> str:
+        if self._opened is None:
+            return ""
+        return ", ".join(self._opened.changes(ProcessState.read())[:1])
 
     def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
         self._reset_float_environment()
@@ -283,11 +291,11 @@ class CpuSession:
             library = ctypes.CDLL(str(path))
         except OSError as error:
             raise LaunchFailure(f"cannot load entry {plan.entry}: {error}") from error
-        try:
-            function: Callable[..., object] = getattr(library, plan.entry)
-        except AttributeError:
+        function: Callable[..., object] | None = getattr(library, plan.entry, None)
+        # The loader looks on in the libraries that this one needs: a space must not call `kill`.
+        if function is None or os.path.realpath(file_of(function)) != os.path.realpath(path):
             reason = 'the source has no such function; is it extern "C"?'
-            raise LaunchFailure(f"cannot load entry {plan.entry}: {reason}") from None
+            raise LaunchFailure(f"cannot load entry {plan.entry}: {reason}")
         return function
 
     @staticmethod
@@ -325,6 +333,7 @@ class CpuSession:
         """Threads that a candidate started would slow the baseline, or finish its work late; so
         would timers, and whatever else it changed of this process."""
         seen = 0
+        changed = self._changed()  # first: the threads of PyTorch's pool are ended to see others
         for _ in range(_LOOKS):
             self._notice()  # at once: a timer may be gone when threads have come to rest
             if self._noticed:
@@ -337,7 +346,7 @@ class CpuSession:
                 run()
             elif not seen:
                 break
-        return self._left_behind()
+        return self._left_behind() or changed
 
     def _left_behind(self) -> str:
         noticed, self._noticed = self._noticed, ""
@@ -348,15 +357,17 @@ class CpuSession:
         if self._float_environment_left:
             self._float_environment_left = False
             return "left the processor's rounding or its denormals other than it found them"
-        return self.take_stock() if self._opened is not None else ""
+        return self._changed()
 
     def _notice(self) -> None:
         if self._opened is not None and not self._noticed:
             self._noticed = changed_at_once(self._opened)
 
     def _before_sample(self) -> None:
+        """Either side finds the pool awake, as beside other work of a program."""
         self._reset_float_environment()
         self._notice()
+        openmp.wake()
 
     def sampler(self, calls: Sequence[Callable[[], object]]) -> CpuSampler:
         return CpuSampler(calls, self._before_sample)

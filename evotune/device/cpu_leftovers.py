@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from evotune.device import openmp
 from evotune.device.libc import function
 from evotune.device.protocol import Sampler
 
@@ -39,11 +40,13 @@ _PROBES = [1.0, 2.0**-60, 5e-324]
 def kept_busy() -> str:
     """Names the other threads of this process that are busy now; "" when all rest.
 
-    A pool of threads may wait busily for more work, some 200 µs, before it sleeps. So first it is
-    waited until no thread runs: who computes for a millisecond meanwhile is busy. From then on
-    nobody has anything to do: who still computes, a little now and then, is busy too. Only time
-    on a core counts, so that other processes' load makes no difference.
+    PyTorch's pool waits busily for milliseconds: it is ended. A pool of the candidate's own may do
+    so for some 200 µs before it sleeps. So first it is waited until no thread runs: who computes
+    for a millisecond meanwhile is busy. From then on nobody has anything to do: who still computes,
+    a little now and then, is busy too. Only time on a core counts, so that other processes' load
+    makes no difference.
     """
+    openmp.rest()
     began, started_s = cpu_seconds(), time.perf_counter()
     while running := _running_threads():
         spent = _spent(began, cpu_seconds())
@@ -137,11 +140,15 @@ class BesideBaseline:
         self._samples = 0
         self._disturbed = 0
         self._cores = 0.0
+        self._pool: frozenset[int] = frozenset()
 
     def let_rest(self) -> None:
-        """A pool of threads may wait busily for more work before it sleeps."""
+        """A pool of threads of a candidate's own may wait busily for more work before it sleeps.
+        PyTorch's is the baseline's too."""
+        if _running_threads() - self._pool:
+            self._pool = openmp.threads()
         deadline = time.perf_counter() + _REST_S
-        while _running_threads() and time.perf_counter() < deadline:
+        while _running_threads() - self._pool and time.perf_counter() < deadline:
             time.sleep(_GLANCE_S / 10)
 
     def count(self, began: Mapping[int, float], elapsed_s: float) -> None:

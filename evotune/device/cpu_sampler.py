@@ -40,14 +40,20 @@ class CpuSampler:
         return (time.perf_counter_ns() - started) / 1000 / len(self._calls)
 
     def watch(self, interventions: Sequence[Intervention], call_us: float) -> Sequence[bool]:
-        """The writes come between calls, which follow each other as closely as ever."""
+        """The writes come between calls, one between two where there are enough calls: so the pause
+        is as short as the one between any two, and no call learns from it that inputs changed."""
         row: list[Callable[[], object]] = []
         made = 0
         for each in interventions:
             write = each.first + int(each.begin * (each.last - each.first))
-            row += self._calls[made:write]
-            row += [copy for pair in each.writes for copy in _writing(*pair)]
-            made = write
+            copies = [copy for pair in each.writes for copy in _writing(*pair)]
+            pauses = range(max(made, each.first + 1), write + 1) or range(write, write + 1)
+            ends = [len(copies) * (n + 1) // len(pauses) for n in range(len(pauses))]
+            written = 0
+            for pause, end in zip(pauses, ends, strict=True):
+                row += self._calls[made:pause]
+                row += copies[written:end]
+                made, written = pause, end
         row += self._calls[made:]
         self._before()
         for call in row:

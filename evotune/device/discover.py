@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from evotune.counted import counted
 from evotune.device import cpu
 from evotune.device.cuda import profiles
 from evotune.device.probe import GpuState, ask_present_gpus
@@ -172,7 +173,7 @@ def find_gpus(request: str, count: int | None) -> list[DeviceProfile]:
     if count is not None and count > len(found):
         names = ", ".join(profile.name for profile in found)
         raise EnvironmentProblem(
-            f"--gpus {count}: this machine has {len(found)} such GPU(s) ({names}); "
+            f"--gpus {count}: this machine has {counted(len(found), 'such GPU')} ({names}); "
             "fix: ask for fewer, or --gpus all"
         )
     return found[:count]
@@ -211,7 +212,7 @@ def _ask(visible: str | None) -> GpuState:
 
 def _too_few(request: str, count: int) -> EnvironmentProblem:
     return EnvironmentProblem(
-        f"--device {request}: this machine has {count} GPU(s), counted from cuda:0"
+        f"--device {request}: this machine has {counted(count, 'GPU')}, counted from cuda:0"
     )
 
 

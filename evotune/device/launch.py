@@ -17,6 +17,10 @@ DYNAMIC_SHARED_BYTES = "dynamic_shared_bytes"
 """Among a binary's resources: the shared memory that each launch must ask for."""
 
 
+_RULES = 2
+"""Part of each job's key. Counted up when compilers refuse more of the same sources: what was built
+before is built again."""
+
 MBARRIERS = "mbarriers"
 """Among a binary's resources: 1 if it uses mbarriers, which racecheck does not follow, else 0."""
 
@@ -125,8 +129,8 @@ class CompileJob:
     """One compiler run. Configuration values reach the source only as `defines`.
 
     `sources_sha256` covers the source and everything it includes from `root`. Triton compiles one
-    function, `entry`, for arguments of the types in `signature`; others compile all there is, and
-    need neither.
+    function, `entry`, for arguments of the types in `signature`. Others compile all there is, and
+    see that each function in `entries` takes what is in `signature` (`argument_check.py`).
     """
 
     language: str
@@ -138,11 +142,13 @@ class CompileJob:
     sources_sha256: str
     entry: str = ""
     signature: tuple[str, ...] = ()
+    entries: tuple[str, ...] = ()
 
     @functools.cached_property
     def key(self) -> str:
         """Names the job's result: the same for every folder the sources may lie in."""
         parts = [
+            _RULES,
             self.language,
             self.source,
             [list(d) for d in self.defines],
@@ -151,6 +157,7 @@ class CompileJob:
             self.sources_sha256,
             self.entry,
             list(self.signature),
+            *([list(self.entries)] if self.entries else []),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -163,6 +170,7 @@ class CompileJob:
         fields["defines"] = tuple((name, value) for name, value in fields["defines"])
         fields["options"] = tuple(fields["options"])
         fields["signature"] = tuple(fields["signature"])
+        fields["entries"] = tuple(fields["entries"])
         return cls(**fields)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import platform
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -39,6 +40,24 @@ def function(name: str, result: Any = ctypes.c_int) -> Callable[..., Any] | None
     if found is not None:
         found.restype = result
     return found
+
+
+class _Symbol(ctypes.Structure):
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def file_of(found: Any) -> str:
+    """The library that a function of ctypes is defined in; empty where the system cannot say."""
+    symbol = _Symbol()
+    dladdr = function("dladdr")
+    if dladdr is None or not dladdr(ctypes.cast(found, ctypes.c_void_p), ctypes.byref(symbol)):
+        return ""
+    return os.fsdecode(symbol.file)
 
 
 def signal_handlers() -> dict[int, bytes]:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from evotune.device.profile import DeviceProfile
+from evotune.python_process import module_command
 from evotune.trial import Json
 
 TIMEOUT_S = 90.0  # importing torch alone takes ten seconds on a cold disk
@@ -35,19 +36,19 @@ class GpuState:
     profiles: tuple[DeviceProfile, ...] = field(default=())
 
 
-COMMAND = (sys.executable, "-m", "evotune.device.probe")
+_SELF = "evotune.device.probe"
 _PRESENT = "present"
 
 
 def ask_present_gpus() -> GpuState:
     """`probe` where a GPU is known to be here."""
-    return probe(command=(*COMMAND, _PRESENT))
+    return probe(command=module_command(_SELF, _PRESENT))
 
 
-def probe(timeout_s: float = TIMEOUT_S, command: tuple[str, ...] = COMMAND) -> GpuState:
+def probe(timeout_s: float = TIMEOUT_S, command: Sequence[str] = ()) -> GpuState:
     """Never raises and never waits much longer than `timeout_s`."""
     process = subprocess.Popen(
-        command,
+        command or module_command(_SELF),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evotune.device import libc
+from evotune.device import libc, openmp
 
 _SIGNAL_MASKS = {"SigBlk": "blocked", "SigIgn": "ignored"}
 _GLIBC_SIGNALS = 0b11 << 31  # 32 and 33, which it handles once threads are cancelled
@@ -72,10 +72,13 @@ class ProcessState:
     variables: Mapping[bytes, bytes]
     settings: Mapping[str, object]
     files: Mapping[int, str] = field(default_factory=dict)
+    pool: frozenset[int] = frozenset()
+    """The threads of PyTorch's pool, by their numbers; they may be others than before."""
 
     @classmethod
     def read(cls) -> ProcessState:
         """Of now. Takes half a millisecond."""
+        pool = openmp.threads()
         status = _status()
         return cls(
             handlers=libc.signal_handlers(),
@@ -89,6 +92,7 @@ class ProcessState:
             variables=libc.environment(),
             settings=_settings(status),
             files=dict(_files()),
+            pool=pool,
         )
 
     def changes(self, now: ProcessState) -> list[str]:
@@ -225,10 +229,10 @@ def _signal_name(number: int) -> str:
 
 def _threads_changed(before: ProcessState, now: ProcessState) -> Iterator[str]:
     """A thread that is new may have fewer cores and less priority than the process had: it is
-    the candidate's own, and rests."""
+    the candidate's own, and rests. One of PyTorch's pool is as the thread that started it."""
     main = before.threads.get(os.getpid())
     for number, thread in now.threads.items():
-        was = before.threads.get(number)
+        was = before.threads.get(number, main if number in now.pool else None)
         if was is not None:
             if was.cores != thread.cores:
                 yield "changed the CPU affinity"

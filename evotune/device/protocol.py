@@ -105,6 +105,8 @@ class Session(Protocol):
     warm_bytes: int
     """Copies of a call's buffers may take so much in all and stay in the cache together; 0 where
     one copy, and one sampler, is as good as another."""
+    allocates: bool
+    """Whether a timed call of a baseline allocates its output: then one of a candidate does too."""
     in_order: bool
     """Whether a launch begins when all that launches before it started has ended."""
 

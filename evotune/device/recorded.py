@@ -17,10 +17,14 @@ from typing import Any, BinaryIO, Final, TypeAlias, TypeVar, cast
 
 import msgspec
 
+from evotune.device.json_places import MisplacedError
 from evotune.device.recorded_formats import as_cache
 from evotune.errors import SpaceError, UsageError
+from evotune.regular_file import open_regular
 from evotune.space.explicit import ExplicitSpace, strides
 from evotune.space.parameters import Boolean, Categorical, OrderedParameter, Parameter
+from evotune.space.specs import RecordedSpec
+from evotune.space.suggest import shorten
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Value, parse_json
 
 MAX_BYTES: Final = 256 * 1024 * 1024
@@ -39,6 +43,7 @@ _Entry: TypeAlias = tuple[Json, ...]
 _Found = TypeVar("_Found")
 # The longest tail of a cut file that the decoder can choke on before the end: `-Infinit`.
 _LONGEST_CUT_TOKEN = 8
+_ABSURD = re.compile(r"[0-9]{1000,}|(?:[\[{][ \t\r\n]*){500}")
 
 
 class _ByConfiguration(Mapping[Configuration, _Found]):
@@ -106,22 +111,47 @@ def read_recorded_space(path: Path) -> RecordedSpace:
     try:
         return recorded_space(_read_text(path), path.name.partition(".")[0])
     except SpaceError as error:
-        raise SpaceError(error.message, file=str(path)) from None
+        raise SpaceError(
+            error.message, file=str(path), line=error.line, column=error.column
+        ) from None
+
+
+def read_named_recording(spec: RecordedSpec) -> RecordedSpace:
+    """The recording that a space names. SpaceError: in the recording where that is known, else
+    where the space names it."""
+    try:
+        return read_recorded_space(spec.file)
+    except UsageError as error:
+        raise spec.position.error(str(error)) from error
+    except SpaceError as error:
+        if error.line:
+            raise
+        raise spec.position.error(str(error)) from error
 
 
 def recorded_space(text: str, name: str) -> RecordedSpace:
-    """Of a recording's text; `name` for one that has none itself."""
+    """Of a recording's text; `name` for one that has none itself. SpaceError with line and
+    column."""
+    try:
+        return _recorded_space(text, name)
+    except MisplacedError as error:
+        raise error.placed(text) from None
+
+
+def _recorded_space(text: str, name: str) -> RecordedSpace:
     header, parameters, entries, complete = _finished_cache(text) or _any_recording(text)
     ranks = _ranks(parameters)
     parts = [part for _, part in ranks]
     times_ms: dict[int, float] = {}
     failures: dict[int, str] = {}
-    for key, (*values, time, error) in entries:
+    for number, (key, (*values, time, error)) in enumerate(entries, start=1):
         try:
             rank = sum(map(operator.getitem, parts, values))
         except (KeyError, TypeError):  # not there, not listed, or a list itself
-            raise SpaceError(_unlisted(key, values, ranks)) from None
-        found = _time_or_failure(key, time, error)
+            raise _unlisted(_entry(number, key), key, values, ranks) from None
+        found = _time_or_failure(time, error)
+        if found is None:
+            raise MisplacedError(f'{_entry(number, key)} has no "time"', "cache", key)
         if isinstance(found, float):
             times_ms[rank] = found
         else:
@@ -139,7 +169,7 @@ def recorded_space(text: str, name: str) -> RecordedSpace:
 
 def _read_text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             zipped = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
             file.seek(0)
             # The limit is on what is unpacked: a small archive can hold gigabytes.
@@ -154,7 +184,9 @@ def _read_text(path: Path) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SpaceError(f"not a text file: {error.reason}", file=str(path)) from None
+        message = f"not a text file: {error.reason}"
+        found = MisplacedError(message, offset=error.start).placed(data.decode("latin-1"))
+        raise SpaceError(message, file=str(path), line=found.line, column=found.column) from None
 
 
 _Recording: TypeAlias = tuple[
@@ -209,9 +241,9 @@ def _any_recording(text: str) -> _Recording:
 
 
 def _entries(cache: Mapping[str, Json], names: Sequence[str]) -> Iterator[tuple[str, _Entry]]:
-    for key, entry in cache.items():
+    for number, (key, entry) in enumerate(cache.items(), start=1):
         if not isinstance(entry, dict):
-            raise SpaceError(f'entry "{key}" is not an object')
+            raise MisplacedError(f"{_entry(number, key)} is not an object", "cache", key)
         yield key, tuple(entry.get(name, msgspec.UNSET) for name in names)
 
 
@@ -220,27 +252,35 @@ def _parse(text: str) -> tuple[Mapping[str, Json], Mapping[str, Json], bool]:
     try:
         document = parse_json(text)
         complete = True
-    except json.JSONDecodeError:
-        document = _parse_unfinished(text)
+    except json.JSONDecodeError as error:
+        document = _parse_unfinished(text, error.pos)
         complete = False
-    except (ValueError, RecursionError):  # a number of thousands of digits, or deep nesting
-        raise SpaceError("not a Kernel Tuner cache: absurd JSON") from None
+    except (ValueError, RecursionError):
+        raise _absurd(text) from None
     if not isinstance(document, dict):
-        raise SpaceError("not a Kernel Tuner cache: expected a JSON object")
+        raise MisplacedError("not a Kernel Tuner cache: expected a JSON object")
     document = as_cache(document)
     cache = document.get("cache")
     if not isinstance(cache, dict):
-        raise SpaceError('not a Kernel Tuner cache: no "cache" object')
+        raise MisplacedError('not a Kernel Tuner cache: no "cache" object', "cache")
     if not cache:
-        raise SpaceError("the recording holds no configuration yet")
+        raise MisplacedError("the recording holds no configuration yet", "cache")
     return document, cache, complete
 
 
-def _parse_unfinished(text: str) -> dict[str, Json]:
+def _absurd(text: str) -> MisplacedError:
+    """Of a number of thousands of digits, or deep nesting."""
+    found = _ABSURD.search(text)
+    offset = found.start() if found else 0
+    return MisplacedError("not a Kernel Tuner cache: absurd JSON", offset=offset)
+
+
+def _parse_unfinished(text: str, cut: int) -> dict[str, Json]:
     """The header and every complete entry of a document whose end is missing."""
     opening = re.search(r'"cache"\s*:\s*\{', text)
     if opening is None:
-        raise SpaceError("not a Kernel Tuner cache: not JSON, or cut before its entries")
+        message = "not a Kernel Tuner cache: not JSON, or cut before its entries"
+        raise MisplacedError(message, offset=cut)
     decoder = json.JSONDecoder()
     cache: dict[str, Json] = {}
     position = opening.end()
@@ -250,15 +290,15 @@ def _parse_unfinished(text: str) -> dict[str, Json]:
             key, after_key = decoder.raw_decode(text, position)
             entry, after_entry = decoder.raw_decode(text, _skip(text, after_key, " \t\r\n:"))
             if not isinstance(key, str):
-                raise SpaceError(f"expected a key at character {position}")
+                raise MisplacedError("expected a key", offset=position)
             cache[key] = entry
             position = after_entry
     except json.JSONDecodeError as error:
         at_the_end = len(text.rstrip()) - error.pos <= _LONGEST_CUT_TOKEN
         if not (at_the_end or error.msg.startswith("Unterminated string")):
-            raise SpaceError(f"{error.msg}, line {error.lineno} column {error.colno}") from None
+            raise MisplacedError(error.msg, offset=error.pos) from None
     except (ValueError, RecursionError):
-        raise SpaceError("not a Kernel Tuner cache: absurd JSON") from None
+        raise _absurd(text) from None
     return {**document, "cache": cache} if isinstance(document, dict) else {"cache": cache}
 
 
@@ -272,15 +312,18 @@ def _parameters(header: Mapping[str, Json]) -> tuple[Parameter, ...]:
     names = header.get("tune_params_keys")
     domains = header.get("tune_params")
     if not isinstance(names, list) or not names or not isinstance(domains, dict):
-        raise SpaceError('"tune_params_keys" and "tune_params" must name the parameters')
+        lost = "tune_params" if isinstance(names, list) and names else "tune_params_keys"
+        message = '"tune_params_keys" and "tune_params" must name the parameters'
+        raise MisplacedError(message, lost)
     if not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
-        raise SpaceError('"tune_params_keys" must be distinct names')
+        raise MisplacedError('"tune_params_keys" must be distinct names', "tune_params_keys")
     return tuple(_parameter(name, domains.get(name)) for name in names)
 
 
 def _parameter(name: str, domain: Json) -> Parameter:
     if not isinstance(domain, list) or not domain or not all(map(_is_value, domain)):
-        raise SpaceError(f"parameter {name} needs a list of numbers, strings or booleans")
+        message = f"parameter {name} needs a list of numbers, strings or booleans"
+        raise MisplacedError(message, "tune_params", name)
     values: list[Value] = list(dict.fromkeys(domain))
     if all(isinstance(value, bool) for value in values):
         return Boolean(name, values)
@@ -304,22 +347,29 @@ def _ranks(parameters: tuple[Parameter, ...]) -> _Ranks:
     ]
 
 
-def _unlisted(key: str, values: Sequence[Json], ranks: _Ranks) -> str:
+def _entry(number: int, key: str) -> str:
+    return f"entry {number} ({shorten(json.dumps(key))})"
+
+
+def _unlisted(entry: str, key: str, values: Sequence[Json], ranks: _Ranks) -> MisplacedError:
     for (name, parts), value in zip(ranks, values, strict=True):
         if value is msgspec.UNSET:
-            return f'entry "{key}" has no {name}'
+            return MisplacedError(f"{entry} has no {name}", "cache", key)
         if not _is_value(value) or value not in parts:
-            return f'entry "{key}" has {name} = {value!r}, which "tune_params" does not list'
+            found = f"{name} = {shorten(repr(value))}"
+            message = f'{entry} has {found}, which "tune_params" does not list'
+            return MisplacedError(message, "cache", key, name)
     raise AssertionError("every value is listed")
 
 
-def _time_or_failure(key: str, time: Json, error: Json) -> float | str:
+def _time_or_failure(time: Json, error: Json) -> float | str | None:
+    """None for an entry that has neither."""
     if error is msgspec.UNSET and type(time) is float and 0 < time < _FAILURE_TIME_MS:
         return time  # as most are
     if error is not None and error is not msgspec.UNSET:  # where Kernel Tuner 1.5 keeps failures
         return f"{error}"
     if time is msgspec.UNSET:
-        raise SpaceError(f'entry "{key}" has no "time"')
+        return None
     if isinstance(time, str):
         return time
     is_number = isinstance(time, (int, float)) and not isinstance(time, bool)

@@ -14,7 +14,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from evotune.errors import SpaceError
+from evotune.device.json_places import MisplacedError
+from evotune.space.suggest import shorten
 from evotune.trial import Json
 
 # T4's words for why a configuration has no time, in those of Kernel Tuner's caches.
@@ -33,25 +34,30 @@ def as_cache(document: Mapping[str, Json]) -> Mapping[str, Json]:
     if "cache" in document:
         return document
     if isinstance(document.get("results"), list):
-        return _cache({}, _t4_records(document["results"]))
+        return _cache({}, _t4_records(document["results"]), "results")
     run, trials = document.get("run"), document.get("trials")
     if isinstance(run, dict) and isinstance(trials, list):
         device = run.get("device")
         name = device.get("name") if isinstance(device, dict) else None
         header = {"kernel_name": run.get("space") or "", "device_name": name or ""}
-        return _cache(header, _evotune_records(trials))
+        return _cache(header, _evotune_records(trials), "trials")
     return document
 
 
-def _cache(header: Mapping[str, Json], records: _Records) -> Mapping[str, Json]:
+def _cache(header: Mapping[str, Json], records: _Records, key: str) -> Mapping[str, Json]:
+    """`key` is what the records stand under."""
+    one = key.removesuffix("s")
     domains: dict[str, dict[Json, None]] = {}
     cache: dict[str, Json] = {}
-    for configuration, time in records:
+    for i, (configuration, time) in enumerate(records):
+        place = key, i, "configuration"
         if domains and configuration.keys() != domains.keys():
-            raise SpaceError("every configuration must name the same parameters")
+            message = f"{one} {i}: every configuration must name the same parameters"
+            raise MisplacedError(message, *place)
         for name, value in configuration.items():
             if not isinstance(value, bool | int | float | str):
-                raise SpaceError(f"parameter {name} has the value {value!r}")
+                message = f"{one} {i}: parameter {name} has the value {shorten(repr(value))}"
+                raise MisplacedError(message, *place, name)
             domains.setdefault(name, {})[value] = None
         cache[json.dumps([configuration[name] for name in domains])] = {
             **configuration,
@@ -69,15 +75,15 @@ def _t4_records(results: list[Json]) -> _Records:
     for i, result in enumerate(results):
         configuration = result.get("configuration") if isinstance(result, dict) else None
         if not isinstance(configuration, dict) or not configuration:
-            raise SpaceError(f"result {i} has no configuration")
+            raise MisplacedError(f"result {i} has no configuration", "results", i)
         invalidity = result.get("invalidity", "correct")
         if invalidity != "correct":
             yield configuration, _T4_FAILURES.get(invalidity, f"{invalidity}")
         else:
-            yield configuration, _t4_time_ms(result)
+            yield configuration, _t4_time_ms(i, result)
 
 
-def _t4_time_ms(result: Mapping[str, Json]) -> Json:
+def _t4_time_ms(i: int, result: Mapping[str, Json]) -> Json:
     """The first objective's measurement, `time` when it names none; None when it has neither."""
     objectives = result.get("objectives")
     name = objectives[0] if isinstance(objectives, list) and objectives else "time"
@@ -85,7 +91,9 @@ def _t4_time_ms(result: Mapping[str, Json]) -> Json:
         if isinstance(measurement, dict) and measurement.get("name") == name:
             value, scale = measurement.get("value"), _MS_PER_UNIT.get(measurement.get("unit", ""))
             if scale is None:
-                raise SpaceError(f"{name} is in {measurement['unit']!r}, which is no time")
+                unit = shorten(repr(measurement["unit"]))
+                message = f"result {i}: {name} is in {unit}, which is no time"
+                raise MisplacedError(message, "results", i, "measurements")
             if isinstance(value, int | float) and not isinstance(value, bool):
                 return value * scale
             return value
@@ -96,7 +104,7 @@ def _evotune_records(trials: list[Json]) -> _Records:
     for i, trial in enumerate(trials):
         configuration = trial.get("configuration") if isinstance(trial, dict) else None
         if not isinstance(configuration, dict) or not configuration:
-            raise SpaceError(f"trial {i} has no configuration")
+            raise MisplacedError(f"trial {i} has no configuration", "trials", i)
         time_us = trial.get("time_us")
         if trial.get("outcome") == "ok" and isinstance(time_us, int | float):
             yield configuration, time_us / 1000

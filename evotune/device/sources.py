@@ -5,8 +5,12 @@ the compiler's headers, in angle brackets. Everything that could bring in anothe
 machine, into the machine code or into a compiler's message, is refused. So the fingerprint
 covers all that the machine code is made of, but for the compiler and its headers.
 
+A file without a suffix of code is refused: a compiler that is handed a text file, or a key, prints
+its words in an error.
+
 The scan takes a directive for one whether or not it stands in a comment or under a false
 `#if`. It errs on that side only, and a quoted file that does not exist is left to the compiler.
+It knows the plain spelling of an assembler's directive alone: `dependencies.py` finds the others.
 """
 
 from __future__ import annotations
@@ -18,11 +22,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from evotune.errors import SpaceError
+from evotune.regular_file import read_regular
 
 _MAX_BYTES = 4 << 20
+_SUFFIXES = {".c", ".cc", ".cpp", ".cxx", ".cu", ".py", ".h", ".hh", ".hpp", ".hxx", ".cuh"}
+_SUFFIXES |= {".def", ".inc", ".inl", ".ipp", ".tcc", ".tpp", ".txx"}
 
-# Phase 2 of translation joins spliced lines; GCC allows blanks between backslash and line end.
-_SPLICE = re.compile(rb"\\[ \t\f\v\0]*(?:\r\n|\n|\r)")
+# Phase 2 of translation joins spliced lines. GCC allows blanks between backslash and line end,
+# NVRTC allows none: a directive of either reading counts.
+_SPLICES = (
+    re.compile(rb"\\[ \t\f\v\0]*(?:\r\n|\n|\r)"),
+    re.compile(rb"\\(?:\r\n|\n|\r)"),
+)
 _GAP = rb"(?:[ \t\f\v\0]|/\*(?s:.*?)\*/)*+"
 # A directive is the first thing on its line, but for blanks and comments. `%:` spells # too.
 _HASH = re.compile(rb"#|%:")
@@ -46,7 +57,8 @@ _ASSEMBLER_FILE = re.compile(rb'(?:["(;\r\n]|\\[nt])[ \t]*(\.(?:incbin|include))
 def read_sources(root: Path, source: str) -> dict[str, bytes]:
     """Relative path -> content of `source` and every file of the root it includes, transitively.
 
-    SpaceError when a file is missing, too large, outside `root` or not to be included.
+    SpaceError when a file is missing, too large, outside `root`, no code by its suffix, or not to
+    be included.
     """
     if source.endswith(".py"):  # Triton's; what it imports must be installed
         return {source: _read(root, source)}
@@ -71,13 +83,13 @@ def fingerprint(sources: Mapping[str, bytes]) -> str:
 
 def _read(root: Path, name: str) -> bytes:
     path = root / name
-    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
+    real = Path(os.path.realpath(path))
+    if not real.is_relative_to(os.path.realpath(root)):
         raise SpaceError(f"source {name} lies outside the space's root")
-    if os.path.exists(path) and not path.is_file():  # reading a pipe would wait for ever
-        raise SpaceError(f"source {name} is not a file")
+    if not {path.suffix, real.suffix} <= _SUFFIXES:
+        raise SpaceError(f"source {name} has no suffix of code, such as .cpp, .h, .cuh or .inc")
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
+        content = read_regular(path, _MAX_BYTES + 1)
     except OSError as error:
         lost = isinstance(error, FileNotFoundError)
         hint = f" under {root}; `root:` in the space says where to look" if lost else ""
@@ -89,13 +101,17 @@ def _read(root: Path, name: str) -> bytes:
 
 def _includes(root: Path, name: str, content: bytes) -> list[str]:
     """Root-relative names of the quoted includes that exist; the rest is the compiler's matter."""
-    text = _SPLICE.sub(b"", content)
-    for pattern in (_PROBE, _ASSEMBLER_FILE):
-        for match in pattern.finditer(text):
-            if match.group(1):
-                word = match.group(1).decode()
-                raise SpaceError(f"{name}: {word} may name a file that is not one of the kernel's")
-    located = (_locate(root, name, target) for target in _targets(name, text))
+    targets: set[str] = set()
+    for text in {splice.sub(b"", content) for splice in _SPLICES}:
+        for pattern in (_PROBE, _ASSEMBLER_FILE):
+            for match in pattern.finditer(text):
+                if match.group(1):
+                    word = match.group(1).decode()
+                    raise SpaceError(
+                        f"{name}: {word} may name a file that is not one of the kernel's"
+                    )
+        targets.update(_targets(name, text))
+    located = (_locate(root, name, target) for target in sorted(targets))
     return [target for target in located if target is not None]
 
 
@@ -151,4 +167,8 @@ def _locate(root: Path, includer: str, target: str) -> str | None:
     written = os.path.realpath((root / includer).parent / os.path.dirname(target))
     if written != os.path.realpath((root / name).parent) and os.path.isdir(written):
         raise SpaceError(f"{includer}: include {target} goes through a symbolic link")
+    if os.path.lexists(root / f"{name}.gch"):
+        raise SpaceError(
+            f"{includer}: {name}.gch, a precompiled header, would be read for {target}"
+        )
     return name if os.path.exists(root / name) else None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
+from evotune.engine.repetition import outcome_unless, repeated
 from evotune.execute.protocol import Executor, Proposal
 from evotune.store import RunStore
 from evotune.trial import Outcome, Trial
@@ -26,28 +28,37 @@ def confirm(
     count: int,
     propose: Callable[[Trial], Proposal],
     stop: Callable[[], bool],
+    no_time: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[Trial, Outcome]]:
     """Confirms one after the other until `count` of them passed, those `known` included.
 
-    Each is timed until it is known whether it leads those before it. Gives up after three times as
-    many; ends early when `stop` says so.
+    Each is timed in as many processes as show whether it leads those before it. Gives up after
+    three times as many; ends early when `stop` says so, or when there is `no_time` for another one
+    and one passed.
     """
     passed = 0
-    leader = -math.inf
+    leader: Outcome | None = None
     for trial in islice(candidates, 3 * count):
-        if passed == count:
+        if passed == count or (passed and no_time()):
             return
         outcome = known.get(trial.number)
         if outcome is None:
-            executor.set_contender(leader)
-            executor.submit(propose(trial))
-            finished: list[tuple[int, Outcome]] = []
-            while not finished:
-                if stop():
-                    return
-                finished = executor.poll(0.5)
-            outcome = finished[0][1]
+            executor.set_contender(_bound(leader))
+            proposal = propose(trial)
+            first = outcome_unless(executor, proposal, stop)
+            if first is None:
+                return
+            run = functools.partial(outcome_unless, executor, stop=stop)
+            outcome = repeated(run, proposal, first, leader=leader, no_time=no_time)
+            if stop():
+                return
             yield trial, outcome
         passed += outcome.ok
-        if outcome.fitness_low is not None:
-            leader = max(leader, outcome.fitness_low)
+        if outcome.ok and _bound(outcome) > _bound(leader):
+            leader = outcome
+
+
+def _bound(outcome: Outcome | None) -> float:
+    """What a champion's fitness surely is."""
+    known = outcome is not None and outcome.fitness_low is not None
+    return outcome.fitness_low if known else -math.inf  # type: ignore[return-value, union-attr]

@@ -13,14 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import evotune
+from evotune.counted import counted
 from evotune.device.profile import DeviceProfile
 from evotune.engine import cluster_worker
 from evotune.engine.folder import RunFolder
 from evotune.engine.setup import Setup
+from evotune.engine.stop_signal import interruptible
 from evotune.errors import EnvironmentProblem, UsageError
 from evotune.execute.cluster import ClusterExecutor, ask_each, workers_of
 from evotune.execute.protocol import BaselineReport, BaselineTiming
 from evotune.execute.twins import Twins
+from evotune.python_process import started_by_a_library
 from evotune.trial import Json
 
 _CONNECT_S = 15
@@ -52,9 +55,8 @@ class Cluster:
         found = [answer["profile"] for answer in answers.values() if "profile" in answer]
         if not found:
             problems = [answer["problem"] for answer in answers.values()]
-            raise EnvironmentProblem(
-                f"none of the cluster's {len(answers)} worker(s) can measure: {problems[0]}"
-            )
+            workers = counted(len(answers), "worker")
+            raise EnvironmentProblem(f"of {workers} of the cluster none can measure: {problems[0]}")
         return [DeviceProfile.from_json(profile) for profile in found]
 
     def executor(
@@ -137,9 +139,11 @@ def connected(request: ClusterRequest | None) -> Iterator[Cluster | None]:
             "--cluster needs Dask's distributed; fix: pip install 'evotune[cluster]'"
         ) from error
     with contextlib.ExitStack() as stack:
+        stack.enter_context(interruptible())  # a local cluster's processes are to be ended
         local = _LOCAL.fullmatch(request.address)
         address: Any = request.address
         if local:
+            stack.enter_context(started_by_a_library())
             address = stack.enter_context(_local_cluster(distributed, int(local[1])))
         try:
             client = stack.enter_context(

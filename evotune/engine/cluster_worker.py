@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
-import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Mapping
@@ -24,11 +22,14 @@ from evotune.device.discover import find_gpus
 from evotune.device.profile import DeviceProfile
 from evotune.engine.calibration import calibrate
 from evotune.engine.folder import RunFolder
+from evotune.engine.repetition import timed_again
 from evotune.engine.setup import load_setup
 from evotune.engine.work import open_kernel_executor
 from evotune.errors import EnvironmentProblem, EvotuneError, RunLocked
 from evotune.execute.background import BackgroundExecutor
 from evotune.execute.protocol import HELD_OUT, TIMED
+from evotune.regular_file import read_regular
+from evotune.scratch import scratch_folder
 from evotune.trial import Configuration, Json, Outcome
 from evotune.user_code import trust
 
@@ -39,7 +40,7 @@ CORES_VARIABLE = "EVOTUNE_WORKER_CORES"
 def pack(run: RunFolder) -> dict[str, bytes]:
     """A run's own copies, by path; compressed, as they travel with each trial."""
     files = (path for path in sorted(run.sources.rglob("*")) if path.is_file())
-    return {str(path.relative_to(run.sources)): zlib.compress(path.read_bytes()) for path in files}
+    return {str(path.relative_to(run.sources)): zlib.compress(read_regular(path)) for path in files}
 
 
 def describe(payload: Mapping[str, Json]) -> dict[str, Json]:
@@ -123,9 +124,8 @@ class _Session:
         self.id = payload["session"]
         self.broken = False
         self._exit = contextlib.ExitStack()
-        self._folder = Path(tempfile.mkdtemp(prefix="evotune-worker-"))
-        self._exit.callback(shutil.rmtree, self._folder, ignore_errors=True)
-        self._waiting: dict[tuple[int, bool], Future[Outcome]] = {}
+        self._folder = self._exit.enter_context(scratch_folder())
+        self._waiting: dict[tuple[int, bool, bool], Future[Outcome]] = {}
         self._lock = threading.Lock()
         self._background: BackgroundExecutor | None = None
         try:
@@ -173,7 +173,8 @@ class _Session:
         """A trial that is asked for again while it is under way is one trial."""
         planner = self.setup.planner
         assert planner is not None
-        key = (payload["number"], payload["confirm"])
+        number, repeat = payload["number"], payload["repeat"]
+        key = (number, payload["confirm"], repeat)
         with self._lock:
             if self._background is None:
                 self.local.baselines = payload["baselines"]
@@ -183,7 +184,9 @@ class _Session:
             if waiting is None:
                 waiting = self._waiting[key] = Future()
                 configuration = Configuration(payload["configuration"])
-                proposal = planner.proposal(key[0], configuration, confirm=key[1])
+                thorough = repeat or payload["confirm"]
+                proposal = planner.proposal(number, configuration, confirm=thorough)
+                proposal = timed_again(proposal) if repeat else proposal
                 self._background.set_contender(payload["contender"])
                 self._background.submit(proposal)
         return waiting.result()

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import os
 import random
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from evotune.device.launch import Binary, CompileFailure
 from evotune.engine.planning import Planner
 from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
+from evotune.engine.stop_signal import interruptible
 from evotune.errors import UsageError
-from evotune.execute.build_cache import default_cache_dir
+from evotune.execute.build_cache import writable_cache_dir
 from evotune.execute.compile_pool import CompilePool
 from evotune.execute.protocol import Proposal
+from evotune.scratch import scratch_folder
 from evotune.space.bound import BoundSpace
 from evotune.trial import Configuration, Json, OutcomeKind
 
 _LEAST_IN_FLIGHT = 64
 _MOST_REASONS = 1000
+_MOST_COMPILED = 1_000_000  # weeks, at half a second each on one core
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,11 @@ def compile_space(
     if setup.planner is None:
         raise UsageError(f"{space} is a recorded space: there is nothing to compile")
     size = setup.space.size()
+    if sample is None and size.valid > _MOST_COMPILED:
+        raise UsageError(
+            f"--all would compile {size.valid:,} configurations, more than {_MOST_COMPILED:,}; "
+            "--sample N compiles N of them"
+        )
     summary = CompileSummary(setup.profile.name, size.valid if size.exact else None)
     configurations: Iterable[Configuration] = setup.space.enumerate()
     if sample is not None:
@@ -127,8 +133,8 @@ def compile_space(
         configurations, summary.expected = chosen, len(chosen)
     assert setup.document is not None
     timeout_s = setup.document.timeouts.compile_s
-    with tempfile.TemporaryDirectory(prefix="evotune-") as folder:
-        pool = CompilePool(Path(folder), default_cache_dir(), timeout_s=timeout_s)
+    with interruptible(), scratch_folder() as folder:
+        pool = CompilePool(folder, writable_cache_dir(), timeout_s=timeout_s)
         try:
             for row in _compile_all(pool, setup.planner, iter(configurations)):
                 summary.add(row)

@@ -15,6 +15,7 @@ import evotune
 from evotune.device.profile import DeviceProfile
 from evotune.errors import StoreError
 from evotune.execute.compile_worker import compiler_for
+from evotune.regular_file import read_regular
 from evotune.trial import Json
 
 PACKAGES = (
@@ -62,11 +63,14 @@ def describe(
     return record
 
 
-def read(path: Path) -> Mapping[str, Json]:
-    """What `describe` said when the run was made; StoreError when that is lost."""
+def read(path: Path, kept: Json = None) -> Mapping[str, Json]:
+    """The record that `describe` made when the run began; StoreError when it is lost, or not the
+    one that was `kept` in the run's store."""
     try:
-        record: Json = json.loads(path.read_bytes())
+        record: Json = json.loads(read_regular(path))
         _times_depend_on(record)
+        if kept not in (None, record):
+            raise ValueError("it was changed")
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise StoreError(
             f"{path} is damaged, which says where the run was made; if it was here, "

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evotune.engine.setup import load_setup
+from evotune.engine.setup import Setup, load_setup
 from evotune.engine.spaces import find_space
+from evotune.execute.device_slot import ProblemSource
+from evotune.execute.problem_check import check_problem
+from evotune.execute.protocol import TIMED
+from evotune.problems import UserProblem, create_problem
+from evotune.search.catalog import STRATEGY_NAMES
 from evotune.space.bound import BoundSpace
 from evotune.space.counting.blame import ConstraintReport
 from evotune.space.parameters import Parameter
 from evotune.space.protocol import SpaceSize
+from evotune.space.specs import SearchSpec
+from evotune.space.suggest import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +44,29 @@ class CheckReport:
     cases: tuple[str, ...]
 
 
+def try_problem(setup: Setup) -> None:
+    """Calls all that the user wrote in a problem's file once; ProblemMistake if it is wrong."""
+    document = setup.document
+    if document is None or document.problem is None:
+        return
+    spec, root = document.problem, document.root.absolute()
+    problem = create_problem(spec.name, spec.dtype, root)
+    if isinstance(problem, UserProblem):
+        source = ProblemSource(spec.name, spec.dtype, root)
+        timed = setup.profile.backend == "cpu"
+        check_problem(problem, source, setup.cases[TIMED], timed=timed)
+
+
 def check_space(space: str, device: str) -> CheckReport:
-    """Validates a space for a device; SpaceError at the first mistake."""
+    """Validates a space for a device; SpaceError or ProblemMistake at the first mistake."""
     path = find_space(space)
     setup = load_setup(path, device, compile_only=True)
     size = setup.space.size()
     setup.space.starts()
+    try_problem(setup)
     document = setup.document
+    if document is not None:
+        _require_strategy(document.search)
     return CheckReport(
         name=setup.name,
         path=str(path),
@@ -65,3 +88,12 @@ def check_space(space: str, device: str) -> CheckReport:
         ),
         cases=tuple(case.label for cases in setup.cases.values() for case in cases),
     )
+
+
+def _require_strategy(search: SearchSpec) -> None:
+    if search.strategy not in STRATEGY_NAMES:
+        hint = did_you_mean(search.strategy, STRATEGY_NAMES)
+        known = ", ".join(STRATEGY_NAMES)
+        raise search.position.error(
+            f"unknown search strategy {search.strategy!r}{hint}; there are {known}"
+        )

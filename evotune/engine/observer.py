@@ -23,6 +23,8 @@ class RunInfo:
     trials: int
     minutes: float | None
     already_done: int
+    champions: int = 0
+    """That are to be confirmed after the search."""
 
 
 @dataclass(frozen=True, slots=True)

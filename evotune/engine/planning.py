@@ -9,23 +9,25 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from evotune.device.argument_check import POINTER
 from evotune.device.cuda.limits import launch_violation
 from evotune.device.launch import CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.sources import fingerprint
 from evotune.engine.champion_cases import obstacle, scalars_skipped, symbols_kept
-from evotune.engine.kernel_sources import read_kernel_sources, source_path
+from evotune.engine.kernel_sources import source_path
 from evotune.engine.launches import CasePlanner, Rejected
 from evotune.engine.review import BuildReviewer
 from evotune.errors import SpaceError
 from evotune.execute.protocol import EDGE, HELD_OUT, RANDOM, TIMED, CaseJob, Proposal
-from evotune.problems.base import Case, Problem
+from evotune.problems.base import Case, Problem, WrongSymbol
 from evotune.space.binding import bind
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument
+from evotune.space.kernel_options import filled
 from evotune.space.language.expression import parse_expression
 from evotune.space.language.scalar import Environment
-from evotune.space.specs import KernelSpec
+from evotune.space.specs import KernelSpec, ProblemSpec
 from evotune.trial import Check, Configuration, Value
 from evotune.verify.summary import ALL_KINDS
 
@@ -57,8 +59,10 @@ class Planner:
         cases: Mapping[str, Sequence[Case]],
         profile: DeviceProfile,
         *,
+        sources: Mapping[str, Mapping[str, bytes]],
         secret: str = "",
     ) -> None:
+        """`sources`: the files of each kernel; if they change later, nothing is made of them."""
         self._secret = secret
         self.bound = bound
         self._document = document
@@ -66,9 +70,7 @@ class Planner:
         self._cases = cases
         self._profile = profile
         kernels = document.kernels
-        self._sources = {
-            kernel.name: fingerprint(read_kernel_sources(document, kernel)) for kernel in kernels
-        }
+        self._sources = {name: fingerprint(files) for name, files in sources.items()}
         self._choices = _choice_constants(document)
         self._architecture = architecture(profile)
         self._root = str(document.root.absolute())
@@ -314,16 +316,20 @@ class Planner:
             root=self._root,
             source=self._source_paths[kernel.name],
             defines=tuple(defines.items()),
-            options=kernel.options,
+            options=tuple(filled(option, configuration) for option in kernel.options),
             arch=self._profile.arch,
             sources_sha256=self._sources[kernel.name],
             **self._typed(kernel, case, plan),
         )
 
     def _typed(self, kernel: KernelSpec, case: Case, plan: LaunchPlan) -> dict[str, Any]:
-        """What a compiler must know beforehand that compiles one function for given types."""
+        """What a compiler must know beforehand of the functions that are called."""
         if kernel.language != "triton":
-            return {}
+            entries = {launch.entry: None for launch in plan.launches} or {kernel.entry: None}
+            given = (
+                POINTER if a.type in ("tensor", "workspace") else a.type for a in plan.arguments
+            )
+            return {"entries": tuple(entries), "signature": tuple(given)}
         pointees = {spec.name: f"*{spec.dtype}" for spec in self._problem.tensors(case)}
         pointees |= {workspace.name: "*byte" for workspace in kernel.workspace}
         own = plan.arguments[: len(kernel.arguments)]
@@ -346,15 +352,23 @@ def bind_space(
     """The bound space and its cases by role; every mistake is a SpaceError with a position."""
     spec = document.problem
     assert spec is not None
-    try:
-        timed = [problem.case(shape, variant) for shape in spec.shapes for variant in spec.variants]
-        held_out = [
-            problem.case(shape, variant) for shape in spec.held_out for variant in spec.variants
-        ]
-    except ValueError as error:
-        raise spec.position.error(str(error)) from error
+    timed, held_out = (_cases(spec, problem, group) for group in ("shapes", "held_out"))
     bound = bind(document, [dict(case.symbols) for case in timed], dict(profile.attributes))
     return bound, {TIMED: timed, HELD_OUT: held_out}
+
+
+def _cases(spec: ProblemSpec, problem: Problem, group: str) -> list[Case]:
+    """Of each shape of `shapes` or `held_out` in each variant; SpaceError at what is wrong."""
+    found = []
+    for i, shape in enumerate(getattr(spec, group)):
+        for j, variant in enumerate(spec.variants):
+            try:
+                found.append(problem.case(shape, variant))
+            except ValueError as error:
+                name = error.name if isinstance(error, WrongSymbol) else ""
+                place = spec.at("variants", j, name) if name in variant else spec.at(group, i, name)
+                raise place.error(str(error)) from error
+    return found
 
 
 def _choice_constants(document: SpaceDocument) -> dict[str, int]:

@@ -12,7 +12,7 @@ _SCRIPT = """\
 #!/bin/sh
 # Trial {number} ({kind}) ended two workers, the second one all by itself.
 # This tries its configuration alone, in a fresh process, and leaves the run as it is.
-cd "$(dirname "$0")/.." && exec {python} -m evotune verify . --config {configuration}
+cd "$(dirname "$0")/.." && exec {python} -P -m evotune verify . --config {configuration}
 """
 
 

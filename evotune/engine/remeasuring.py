@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 from evotune.engine.folder import RunFolder
-from evotune.engine.reopening import ReopenedRun, against, outcome_of
+from evotune.engine.reopening import ReopenedRun, against
+from evotune.engine.repetition import outcome_of, repeated
 from evotune.errors import UsageError
 from evotune.trial import Outcome, Value
 
@@ -32,6 +34,7 @@ def remeasure(
     known = {job.case.label for job in rival}
     if known.isdisjoint(job.case.label for job in other.rival_jobs(after)):
         raise UsageError("the runs have no timed case in common")
-    proposal = other.planner.proposal(other.seed_of(after), after)
+    proposal = against(other.planner.proposal(other.seed_of(after), after), rival)
     with other.executor() as executor:
-        return outcome_of(executor, against(proposal, rival))
+        run = functools.partial(outcome_of, executor)
+        return repeated(run, proposal, run(proposal))

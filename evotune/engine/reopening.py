@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from evotune.device.cuda.lock import measuring_alone
 from evotune.engine.folder import RunFolder
 from evotune.engine.planning import Planner
 from evotune.engine.setup import Setup, load_run_setup
+from evotune.engine.stop_signal import interruptible
 from evotune.engine.work import open_kernel_executor
 from evotune.errors import UsageError
 from evotune.execute.local import LocalExecutor
 from evotune.execute.protocol import TIMED, CaseJob, Proposal
+from evotune.scratch import scratch_folder
 from evotune.space.bound import BoundSpace
 from evotune.space.suggest import did_you_mean
 from evotune.store import RunStore
-from evotune.trial import Configuration, Json, Outcome, Value
+from evotune.trial import Configuration, Json, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,10 @@ class ReopenedRun:
         """Alone on the device; what its children write goes to a folder that is deleted."""
         with (
             measuring_alone(self.setup.devices),
-            tempfile.TemporaryDirectory(prefix="evotune-") as folder,
+            interruptible(),
+            scratch_folder() as folder,
         ):
-            executor = open_kernel_executor(self.setup, Path(folder))
+            executor = open_kernel_executor(self.setup, folder)
             executor.baselines = self.baselines
             try:
                 yield executor
@@ -86,14 +87,6 @@ class ReopenedRun:
     def configuration(self, values: Mapping[str, Json]) -> Configuration:
         """`values` as a member of the space; UsageError when they are none."""
         return _member(self.setup.name, self.space, values)
-
-
-def outcome_of(executor: LocalExecutor, proposal: Proposal) -> Outcome:
-    """Runs one proposal to its end."""
-    executor.submit(proposal)
-    while True:
-        for _, outcome in executor.poll(0.5):
-            return outcome
 
 
 def against(proposal: Proposal, rival: tuple[CaseJob, ...]) -> Proposal:

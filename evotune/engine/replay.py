@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evotune.device.recorded import RecordedSpace, read_recorded_space
+from evotune.device.recorded import RecordedSpace, read_named_recording, read_recorded_space
 from evotune.engine.spaces import is_recording
 from evotune.errors import UsageError
 from evotune.search.catalog import create_strategy
@@ -62,7 +62,7 @@ def load_recording(path: Path) -> RecordedSpace:
     document = load_space(path)
     if document.recorded is None:
         raise UsageError(f"{path} is not a recorded space: only what was measured can be replayed")
-    return read_recorded_space(document.recorded.file)
+    return read_named_recording(document.recorded)
 
 
 def replay(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,13 +13,15 @@ from evotune.device.cuda.lock import measuring_alone
 from evotune.engine import environment
 from evotune.engine.cluster import Cluster, ClusterRequest, connected
 from evotune.engine.folder import RunFolder, create_folder, write_durably
+from evotune.engine.kept_files import fingerprints
 from evotune.engine.observer import Observer
 from evotune.engine.settings import stored_settings
 from evotune.engine.setup import GpuRequest, Setup, load_run_setup, load_setup, snapshot
 from evotune.engine.spaces import find_space, flagship
+from evotune.engine.stop_signal import interruptible
 from evotune.engine.warm_start import warm_starts
 from evotune.engine.work import RunWork, search_settings
-from evotune.errors import EnvironmentProblem, SpaceError, UsageError
+from evotune.errors import EnvironmentProblem, EvotuneError, SpaceError, UsageError
 from evotune.search.catalog import create_strategy
 from evotune.search.strategy import SearchSettings
 from evotune.store import RunStore
@@ -86,7 +89,7 @@ def _start_on(
     create_strategy(settings["strategy"], setup.space, search_settings(settings))
     setup.space.size()  # refuses a space without a valid configuration
     described = environment.describe(setup.profile, request.command, setup.languages)
-    with measuring_alone(() if cluster else setup.devices):
+    with measuring_alone(() if cluster else setup.devices), interruptible():
         return _start(
             cluster,
             request,
@@ -109,6 +112,42 @@ def _start(
     described: Json,
 ) -> RunResult:
     run = create_folder(request.runs_dir, setup.name)
+    try:
+        return _begin(
+            cluster,
+            request,
+            observer,
+            run,
+            path=path,
+            setup=setup,
+            settings=settings,
+            described=described,
+        )
+    except BaseException as error:
+        if not run.store.exists() or _is_mistaken(run, error):  # nothing that could be resumed
+            shutil.rmtree(run.path, ignore_errors=True)
+        raise
+
+
+def _is_mistaken(run: RunFolder, error: BaseException) -> bool:
+    """Whether a mistake of the user's was found before the first trial."""
+    if not isinstance(error, EvotuneError) or error.exit_code != UsageError.exit_code:
+        return False
+    with RunStore.open_for_reading(run.store) as store:
+        return store.count() == 0
+
+
+def _begin(
+    cluster: Cluster | None,
+    request: RunRequest,
+    observer: Observer,
+    run: RunFolder,
+    *,
+    path: Path,
+    setup: Setup,
+    settings: Json,
+    described: Json,
+) -> RunResult:
     problem = setup.document.problem if setup.document else None
     space_file = snapshot(run, setup, path)
     secret = secrets.token_hex(8)
@@ -116,6 +155,8 @@ def _start(
     facts = {
         "space": setup.name,
         "space_file": space_file,
+        "sources": fingerprints(run),
+        "environment": described,
         "kind": "kernel" if setup.planner else "recorded",
         "device": setup.profile.to_json(),
         "problem": {"name": problem.name, "dtype": problem.dtype} if problem else {},
@@ -177,15 +218,15 @@ def resume_run(
         changes = []
         if not allow_mixed:
             now = environment.describe(setup.profile, (), setup.languages)
-            changes = environment.changes(environment.read(run.environment), now)
+            then = environment.read(run.environment, store.meta("environment"))
+            changes = environment.changes(then, now)
         if changes:
             raise EnvironmentProblem(
                 f"run {run.id} was made elsewhere ({'; '.join(changes)}): times would not compare; "
                 "use --allow-mixed to go on all the same"
             )
         with measuring_alone(() if elsewhere else setup.devices):
-            store.set_meta("settings", settings)
-            store.set_meta("state", "running")
+            store.set_facts({"settings": settings, "state": "running"})
             return _finish(RunWork(run, store, setup, observer, elsewhere))
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from evotune.device import cpu
+from evotune.device import cpp_options
 from evotune.device.cuda import compiler
 from evotune.device.discover import (
     backend_of,
@@ -18,8 +18,10 @@ from evotune.device.discover import (
     work_together,
 )
 from evotune.device.profile import DeviceProfile
-from evotune.device.recorded import RecordedSpace, read_recorded_space
+from evotune.device.recorded import RecordedSpace, read_named_recording, read_recorded_space
+from evotune.engine.agreement import require_agreement
 from evotune.engine.folder import RunFolder, write_durably
+from evotune.engine.kept_files import space_path
 from evotune.engine.kernel_sources import (
     read_kernel_sources,
     source_files,
@@ -33,10 +35,14 @@ from evotune.engine.planning import (
 from evotune.engine.spaces import is_recording
 from evotune.errors import UsageError
 from evotune.problems import Case, create_problem
+from evotune.problems.base import WrongKey
+from evotune.regular_file import read_regular
 from evotune.space.document import SpaceDocument, load_space
+from evotune.space.kernel_options import filled, parameters_in
 from evotune.space.protocol import SearchSpace
+from evotune.space.specs import KernelSpec
+from evotune.space.suggest import did_you_mean
 from evotune.store import RunStore
-from evotune.user_code import trust
 
 _RECORDED_PROFILE = DeviceProfile("recorded", "recorded", "", {})
 
@@ -115,7 +121,7 @@ def load_setup(
     document = load_space(path, root=root)
     if document.recorded is not None:
         _refuse_device(path, wants_device)
-        recording = read_recorded_space(document.recorded.file)
+        recording = read_named_recording(document.recorded)
         setup = _recorded_setup(document.name, recording, document)
         return dataclasses.replace(setup, delay_ms=document.recorded.delay_ms)
     if device == "recorded":
@@ -140,16 +146,18 @@ def load_setup(
         devices = find_gpus(device, gpus.count)
         profile = work_together(devices, allow_mixed=gpus.allow_mixed)
     _refuse_device_of_no_kernel(document, profile)
-    _require_trust(document)
+    sources = {kernel.name: read_kernel_sources(document, kernel) for kernel in document.kernels}
+    require_agreement(document, sources, compile_only=compile_only)
     assert document.problem is not None
     try:
         problem = create_problem(
             document.problem.name, document.problem.dtype, document.root.absolute()
         )
     except UsageError as error:
-        raise document.problem.position.error(str(error)) from error
+        key = error.key if isinstance(error, WrongKey) else "name"
+        raise document.problem.at(key).error(str(error)) from error
     bound, cases = bind_space(document, problem, profile)
-    planner = Planner(document, bound, problem, cases, profile, secret=secret)
+    planner = Planner(document, bound, problem, cases, profile, sources=sources, secret=secret)
     return Setup(
         document.name,
         bound,
@@ -179,7 +187,7 @@ def load_run_setup(
             device = same_gpu(recorded) if here else "auto"
         secret = str(store.meta("secret", ""))
     return load_setup(
-        run.sources / str(store.meta("space_file")),
+        space_path(run, store),
         device,
         run,
         gpus=gpus,
@@ -192,25 +200,34 @@ def _refuse_options(document: SpaceDocument) -> None:
     """Compiler options come from a list: others can load plugins or write files."""
     for kernel in document.kernels:
         for option in kernel.options:
-            if kernel.language == "cpp":
-                refused, allowed = option not in cpu.OPTIONS, ", ".join(sorted(cpu.OPTIONS))
-            elif kernel.language == "triton":
-                refused, allowed = True, "none in Triton; NUM_WARPS, NUM_STAGES, MAXNREG are genes"
-            else:
-                refused, allowed = not compiler.is_allowed(option), compiler.OPTIONS_IN_WORDS
-            if refused:
-                raise kernel.position.error(f"option {option!r} is not allowed; allowed: {allowed}")
+            for form in _forms(document, kernel, option):
+                if kernel.language == "cpp":
+                    refused, allowed = not cpp_options.is_allowed(form), cpp_options.IN_WORDS
+                elif kernel.language == "triton":
+                    refused = True
+                    allowed = "none in Triton; NUM_WARPS, NUM_STAGES, MAXNREG are genes"
+                else:
+                    refused, allowed = not compiler.is_allowed(form), compiler.OPTIONS_IN_WORDS
+                if refused:
+                    message = f"option {form!r} is not allowed; allowed: {allowed}"
+                    raise kernel.position.error(message)
 
 
-def _require_trust(document: SpaceDocument) -> None:
-    """A Triton kernel's file is run to be compiled, as a problem's file is to be used."""
-    for kernel in document.kernels:
-        if kernel.language == "triton":
-            (content,) = read_kernel_sources(document, kernel).values()
-            try:
-                trust.require(kernel.source.resolve(), hashlib.sha256(content).hexdigest())
-            except UsageError as error:
-                raise kernel.position.error(str(error)) from error
+def _forms(document: SpaceDocument, kernel: KernelSpec, option: str) -> Iterator[str]:
+    """The option for each value of the parameter that it names."""
+    names = list(dict.fromkeys(parameters_in(option)))
+    if len(names) > 1:
+        raise kernel.position.error(f"option {option!r} names {' and '.join(names)}: one is enough")
+    if not names:
+        yield option
+        return
+    known = {spec.name: spec for spec in document.parameters}
+    if names[0] not in known:
+        hint = did_you_mean(names[0], known)
+        raise kernel.position.error(f"option {option!r} names no parameter: {names[0]}{hint}")
+    spec = known[names[0]]
+    for value in (*spec.parameter.values, spec.otherwise):
+        yield filled(option, {spec.name: value})
 
 
 def _refuse_device_of_no_kernel(document: SpaceDocument, profile: DeviceProfile) -> None:
@@ -235,14 +252,14 @@ def _recorded_setup(name: str, recording: RecordedSpace, document: SpaceDocument
 def snapshot(run: RunFolder, setup: Setup, path: Path) -> str:
     """Copies the space and its sources into the run; the space file's place among them."""
     if setup.document is None:
-        write_durably(run.sources / path.name, path.read_bytes())
+        write_durably(run.sources / path.name, read_regular(path))
         return path.name
     name = space_file_name(setup.document)
     files = {name: setup.document.text.encode()}
     if setup.document.recorded is not None:
         recording = setup.document.recorded.file.resolve()
         place = recording.relative_to(setup.document.root.resolve()).as_posix()
-        files[place] = recording.read_bytes()
+        files[place] = read_regular(recording)
     else:
         files |= source_files(setup.document)
     for relative, content in files.items():

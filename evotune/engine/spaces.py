@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 
 import evotune
 from evotune.device.discover import choose_backend
 from evotune.errors import UsageError
+from evotune.regular_file import open_regular
 
 _PACKAGE = Path(evotune.__file__).parent
 _FLAGSHIPS = {"cpu": "attention-cpu", "cuda": "attention-mma"}
@@ -31,14 +33,23 @@ def find_space(text: str) -> Path:
     name = text.replace("_", "-")
     if name in shipped:
         return shipped[name]
-    if path.suffix or "/" in text or path.exists():
-        what = "is not a file" if path.exists() else "does not exist"
+    if path.suffix or "/" in text or os.path.lexists(path):
         inside = path / "space.yaml"  # in a folder that `init` made
         meant = f"; did you mean {inside}?" if inside.is_file() else ""
-        raise UsageError(f"{text}: {what}{meant}")
+        raise UsageError(f"{text}: {_why_unreadable(path)}{meant}")
     close = difflib.get_close_matches(name, shipped, n=1)
     hint = f"; did you mean {close[0]}?" if close else f"; shipped: {', '.join(shipped)}"
     raise UsageError(f"no space {text!r}: neither a file nor the name of a shipped space{hint}")
+
+
+def _why_unreadable(path: Path) -> str:
+    try:
+        open_regular(path).close()
+    except FileNotFoundError:
+        return "does not exist"
+    except OSError as error:
+        return str(error.strerror)
+    return "does not exist"  # it does by now
 
 
 def is_recording(path: Path) -> bool:

@@ -1,8 +1,13 @@
-"""Ctrl-C and SIGTERM: the first asks a run to end tidily, the second ends it at once."""
+"""Ctrl-C and SIGTERM: the first asks a run to end tidily, the second ends it at once.
+
+Work that leaves something behind if its process just ended is `interruptible`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import signal
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 
 
@@ -35,3 +40,26 @@ class StopSignal:
         if self.requested or not self.tidy:
             raise KeyboardInterrupt
         self.requested = True
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Within it Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, so that the work is cleaned up.
+
+    A signal that the process ignores is ignored further. For the main thread.
+    """
+    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {number: signal.getsignal(number) for number in wanted}
+    for number, handler in previous.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            if handler is not None:  # one that Python cannot name
+                signal.signal(number, handler)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from evotune.engine.folder import RunFolder
-from evotune.engine.reopening import ReopenedRun, outcome_of
+from evotune.engine.reopening import ReopenedRun
+from evotune.engine.repetition import outcome_of
 from evotune.trial import Configuration, Outcome, Value
 
 

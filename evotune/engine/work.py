@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evotune.counted import counted
+from evotune.device.beside import others_at_work
 from evotune.engine import champions
 from evotune.engine.calibration import calibrate
 from evotune.engine.folder import RunFolder
@@ -19,8 +22,9 @@ from evotune.engine.search_loop import Budget, SearchLoop
 from evotune.engine.settings import stored_settings
 from evotune.engine.setup import Setup
 from evotune.engine.stop_signal import StopSignal
+from evotune.errors import StoreError
 from evotune.execute.background import BackgroundExecutor
-from evotune.execute.build_cache import default_cache_dir
+from evotune.execute.build_cache import writable_cache_dir
 from evotune.execute.in_flight import speaks_for_its_code
 from evotune.execute.inline import InlineExecutor
 from evotune.execute.local import LocalExecutor, open_local_executor
@@ -44,6 +48,11 @@ from evotune.trial import Configuration, Json, Trial
 
 if TYPE_CHECKING:
     from evotune.engine.cluster import Cluster
+
+
+_SEARCH_SHARE = 0.7
+"""Of a run's minutes: the rest is for confirming champions, which takes as long as it takes for the
+first of them."""
 
 
 def search_settings(settings: Json) -> SearchSettings:
@@ -71,7 +80,7 @@ def open_kernel_executor(
     assert document.problem is not None
     return open_local_executor(
         folder=folder,
-        cache=default_cache_dir(),
+        cache=writable_cache_dir(),
         profiles=setup.devices,
         problem=document.problem.name,
         dtype=document.problem.dtype,
@@ -102,6 +111,7 @@ class RunWork:
         self._cluster = cluster
         self._observer = observer
         self._signals = StopSignal()
+        self._began_s = time.monotonic() - store.elapsed_s()
 
     def run_to_end(self) -> str:
         """Why it ended, as `SearchLoop.run` has it."""
@@ -119,11 +129,15 @@ class RunWork:
                     reason = "interrupted"
             except KeyboardInterrupt:
                 reason = "interrupted"
+            except StoreError:  # nothing more is written into a damaged store
+                reason = ""
+                raise
             finally:
                 if executor is not None:
                     executor.close()
                 finished = reason != "interrupted"
-                self.store.set_meta("state", f"finished:{reason}" if finished else reason)
+                if reason:
+                    self.store.set_meta("state", f"finished:{reason}" if finished else reason)
         self._observer.finished(reason)
         return reason
 
@@ -134,6 +148,7 @@ class RunWork:
         document, planner = setup.document, setup.planner
         assert document is not None
         assert planner is not None
+        self._look_around()
         if self._cluster is not None:
             return self._open_cluster(self._cluster, document), planner.proposal
         executor = open_kernel_executor(setup, self.run.logs, Twins(self._stored_twin))
@@ -152,10 +167,18 @@ class RunWork:
             raise
         return BackgroundExecutor(executor), planner.proposal
 
+    def _look_around(self) -> None:
+        """Names what else works on this machine; the record has it by the trials stored before."""
+        found = others_at_work(self._setup.devices)
+        if found:
+            self._observer.phase(f"times may suffer: {'; '.join(found)}")
+            known = self.store.meta("beside", {})
+            self.store.set_meta("beside", {**known, str(self.store.count()): found})
+
     def _calibrate(self, executor: LocalExecutor, planner: Planner) -> None:
         """Every device of this session against the same baselines and configuration; kept in the
         run by the device's id."""
-        self._observer.phase(f"calibrating {len(executor.devices)} device(s)")
+        self._observer.phase(f"calibrating {counted(len(executor.devices), 'device')}")
         reference = planner.proposal(0, self._setup.space.default())
         cases = self._setup.cases[TIMED]
         found = calibrate(executor, reference, cases)
@@ -172,14 +195,16 @@ class RunWork:
 
         From the executor's thread, which the store's own connection is not for.
         """
-        with RunStore.open_for_reading(self.store.path) as store:
+        with RunStore.open_for_reading(self.store.path, checked=True) as store:
             for trial in store.with_binary(binary):
                 if speaks_for_its_code(trial.outcome):
                     return trial.number, trial.outcome
         return None
 
     def _open_cluster(self, cluster: Cluster, document: SpaceDocument) -> Executor:
-        self._observer.phase(f"opening {len(self._setup.devices)} worker(s) of the cluster")
+        self._observer.phase(
+            f"opening {counted(len(self._setup.devices), 'worker')} of the cluster"
+        )
         executor, calibrated = cluster.executor(
             self.run,
             self._setup,
@@ -221,7 +246,9 @@ class RunWork:
     def _search(self, executor: Executor, propose: Callable[[int, Configuration], Proposal]) -> str:
         settings = stored_settings(self.store)
         chosen = search_settings(settings)
-        minutes = settings["minutes"]
+        seconds = self._seconds()
+        if seconds is not None and self._confirms():
+            seconds *= _SEARCH_SHARE
         loop = SearchLoop(
             self.store,
             create_strategy(settings["strategy"], self._setup.space, chosen),
@@ -230,7 +257,7 @@ class RunWork:
             lookahead=chosen.lookahead,
             budget=Budget(
                 settings["trials"],
-                None if minutes is None else minutes * 60,
+                seconds,
                 settings["compiles"],
                 math.log(speedup) if (speedup := settings["speedup"]) is not None else None,
                 settings["no_improvement"],
@@ -245,6 +272,18 @@ class RunWork:
         self._signals.tidy = True
         return loop.run()
 
+    def _seconds(self) -> float | None:
+        """Of the whole run, as asked for."""
+        minutes = stored_settings(self.store)["minutes"]
+        return None if minutes is None else minutes * 60
+
+    def _confirms(self) -> bool:
+        return self._setup.planner is not None and stored_settings(self.store)["champions"] > 0
+
+    def _is_over_time(self) -> bool:
+        seconds = self._seconds()
+        return seconds is not None and time.monotonic() - self._began_s > seconds
+
     def _info(self, settings: Json) -> RunInfo:
         return RunInfo(
             id=self.run.id,
@@ -257,6 +296,7 @@ class RunWork:
             trials=settings["trials"],
             minutes=settings["minutes"],
             already_done=self.store.count(),
+            champions=settings["champions"] if self._setup.planner is not None else 0,
         )
 
     def _confirm(self, executor: Executor) -> None:
@@ -286,6 +326,7 @@ class RunWork:
                 count=stored_settings(self.store)["champions"],
                 propose=propose,
                 stop=lambda: self._signals.requested,
+                no_time=self._is_over_time,
             ):
                 self.store.confirm(trial.number, outcome, elapsed_s)
                 self._observer.confirmed(trial, outcome)

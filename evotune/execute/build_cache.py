@@ -3,24 +3,30 @@
     objects/ab/abcdef….bin   machine code, named by its SHA-256
     jobs/12/1234….json       which object a compile job made, and the compiler's figures
 
-Files appear whole (written aside, then renamed), so several processes may share a cache.
+An entry holds a checksum that binds it to its job, since one of another job names a whole object
+too. Files appear whole (written aside, then renamed), so several processes may share a cache.
 Failures are not cached: a time-out or a crash may not happen again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from evotune.device.launch import Binary
+from evotune.errors import EnvironmentProblem
 from evotune.trial import Json
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_ASIDE = ".writing-"
+_LEFT_BEHIND_S = 86400.0
 
 
 def default_cache_dir() -> Path:
@@ -30,6 +36,21 @@ def default_cache_dir() -> Path:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "evotune"
+
+
+def writable_cache_dir() -> Path:
+    """`default_cache_dir`, made if need be; EnvironmentProblem where nothing can be written."""
+    path = default_cache_dir()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"cannot write into the cache {path}: {error.strerror}; "
+            "set EVOTUNE_CACHE_DIR to a folder that you may write into"
+        ) from error
+    return path
 
 
 class BuildCache:
@@ -45,6 +66,8 @@ class BuildCache:
             sha256, resources, seconds = entry["sha256"], entry["resources"], entry["seconds"]
             if not (_SHA256.fullmatch(sha256) and isinstance(resources, dict)):
                 return None
+            if entry["checksum"] != _checksum(key, sha256, resources, seconds):
+                return None
             path = self._object_path(sha256)
             content = path.read_bytes()
             binary = Binary(sha256, str(path), resources, float(seconds), cached=True)
@@ -59,7 +82,12 @@ class BuildCache:
         sha256 = hashlib.sha256(code).hexdigest()
         path = self._object_path(sha256)
         _write_whole(path, code)
-        entry = {"sha256": sha256, "resources": dict(resources), "seconds": seconds}
+        entry = {
+            "sha256": sha256,
+            "resources": dict(resources),
+            "seconds": seconds,
+            "checksum": _checksum(key, sha256, resources, seconds),
+        }
         _write_whole(self._job_path(key), json.dumps(entry).encode())
         return Binary(sha256, str(path), resources, seconds)
 
@@ -70,9 +98,15 @@ class BuildCache:
         return self._folder / "jobs" / key[:2] / f"{key}.json"
 
 
+def _checksum(key: str, sha256: str, resources: Mapping[str, Json], seconds: float) -> str:
+    facts = json.dumps([key, sha256, dict(resources), seconds], sort_keys=True)
+    return hashlib.sha256(facts.encode()).hexdigest()
+
+
 def _write_whole(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    _remove_left_behind(path.parent)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_ASIDE)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -80,3 +114,11 @@ def _write_whole(path: Path, content: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _remove_left_behind(folder: Path) -> None:
+    """The files that writers were killed over."""
+    for path in folder.glob(f"{_ASIDE}*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_mtime < time.time() - _LEFT_BEHIND_S:
+                path.unlink()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from evotune.device.launch import MBARRIERS
 from evotune.device.profile import DeviceProfile
@@ -15,6 +13,7 @@ from evotune.execute.perturbed_build import WAYS, build
 from evotune.execute.protocol import EDGE, TIMED
 from evotune.execute.sanitizer import disqualification, sanitize, skipped_checks
 from evotune.problems.base import Case, Problem
+from evotune.scratch import scratch_folder
 from evotune.trial import Check, Json
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.perturbation import CASE, PerturbedLaunches
@@ -61,8 +60,8 @@ class ChampionChecks:
             return
         for job in {json.dumps(job): job for job in jobs}.values():
             alike = [s for s, own in zip(timed, jobs, strict=True) if own == job]
-            with tempfile.TemporaryDirectory(prefix="evotune-") as folder:
-                for way, made in build(job, Path(folder), _REBUILD_S).items():
+            with scratch_folder() as folder:
+                for way, made in build(job, folder, _REBUILD_S).items():
                     try:
                         if isinstance(made, str):
                             raise LaunchFailure(made)

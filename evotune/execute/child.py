@@ -6,13 +6,13 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from evotune.errors import EnvironmentProblem
 from evotune.execute.channel import Decoder, GarbledMessage, encode
+from evotune.python_process import module_command
 from evotune.trial import Json
 
 _KILL_TIMEOUT_S = 60.0  # a GPU's memory and a running kernel take their time to be cleared
@@ -34,7 +34,7 @@ class Child:
         with log.open("ab") as file:
             self._log_start = file.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", f"evotune.execute.{role}", str(os.getpid())],
+                module_command(f"evotune.execute.{role}", str(os.getpid())),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,

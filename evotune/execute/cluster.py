@@ -121,6 +121,7 @@ class ClusterExecutor:
                 "number": proposal.number,
                 "configuration": proposal.configuration.to_json(),
                 "confirm": proposal.confirm,
+                "repeat": proposal.repeat,
                 "contender": self._contender,
             },
             key=key,
@@ -165,7 +166,8 @@ class ClusterExecutor:
             self._finish(proposal, Outcome(OutcomeKind.WORKER_LOST, reason=reason))
 
     def _finish(self, proposal: Proposal, outcome: Outcome) -> None:
-        if not proposal.confirm and outcome.binary and outcome.duplicate_of is None:
+        searched = not (proposal.confirm or proposal.repeat)
+        if searched and outcome.binary and outcome.duplicate_of is None:
             twin = self._twins.find(outcome.binary)
             if twin is not None:  # another worker measured it; one outcome stands for the code
                 outcome = msgspec.structs.replace(twin[1], duplicate_of=twin[0], stage_s={})

@@ -68,6 +68,7 @@ def _sources_unchanged(job: CompileJob) -> bool:
 def main() -> None:
     channel = open_channel(owns_processes=True)
     lower_limit(resource.RLIMIT_AS, _MEMORY_BYTES)
+    channel.send({"ready": True})
     while (message := channel.receive()) is not None:
         if "warm" in message:
             _warm(message["warm"])

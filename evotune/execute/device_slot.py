@@ -9,16 +9,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from evotune.device.profile import DeviceProfile
 from evotune.device.signals import describe_status
-from evotune.errors import EnvironmentProblem
+from evotune.errors import EnvironmentProblem, ProblemMistake
 from evotune.execute.child import Child
 from evotune.execute.protocol import RANDOM
 from evotune.execute.sanitizer import LIMIT_S, TOOLS
 from evotune.problems.loading import is_file_reference, problem_source
 from evotune.trial import QUARANTINED, Json, Outcome, OutcomeKind
+from evotune.user_code import trust
 
 _OPEN_TIMEOUT_S = 120.0
 _HARNESS_TIMEOUT_S = 900.0  # references and baselines: our work, and PyTorch's
@@ -28,6 +28,7 @@ _THOROUGH_CASE_S = 30.0  # a champion's case is timed for ten seconds, and not o
 _LEAST_TIMEOUT_S = 20.0
 _TRIALS_PER_WORKER = 200  # bounds what loaded candidates leave behind in one process
 _TOO_MANY_EXCEPTIONS = 3
+_MOST_STARTS = 3
 _CRASHES: dict[int, OutcomeKind] = {
     signal.SIGSEGV: OutcomeKind.ILLEGAL_ACCESS,
     signal.SIGBUS: OutcomeKind.ILLEGAL_ACCESS,
@@ -50,10 +51,12 @@ class ProblemSource:
     root: Path
 
     def to_json(self) -> Json:
-        """With the hash of the file that this process trusts: the worker runs no other."""
+        """With the hash of the file that somebody agreed to: the worker runs no other."""
         sha256 = ""
         if is_file_reference(self.name):
-            sha256 = hashlib.sha256(problem_source(self.name, self.root)[1]).hexdigest()
+            path, content = problem_source(self.name, self.root)
+            trust.require({self.root.absolute() / path: content})
+            sha256 = hashlib.sha256(content).hexdigest()
         return {
             "problem": self.name,
             "dtype": self.dtype,
@@ -69,7 +72,9 @@ class DeviceSlot:
     GPU the next worker waits, its libraries imported, for the present one to be done. Opening a
     worker takes seconds and blocks nobody: a request waits here until it is ready. A trial
     whose worker died runs once more in a fresh one, since somebody else may have killed it, or one
-    of those that it served before may have broken it. Who ends that one too is quarantined.
+    of those that it served before may have broken it. Who ends that one too is quarantined. A
+    mistake in the problem's file, told by a worker that served nobody before, ends the run. A
+    worker that is killed while it starts is started again, and no trial is to blame.
     """
 
     def __init__(
@@ -101,6 +106,7 @@ class DeviceSlot:
         self._spare: Child | None = None
         self._was_spare = False
         self._opening = False
+        self._failed_starts = 0  # in a row
         self._spawned = 0
         self._deadline = 0.0
         self._limit_s = 0.0
@@ -145,6 +151,11 @@ class DeviceSlot:
         if not self._opening:
             self._hand_over()
 
+    def _refuse_mistake(self, message: Json) -> None:
+        if "mistake" in message:
+            self.close()
+            raise ProblemMistake(message["mistake"])
+
     def _hand_over(self) -> None:
         assert self._child is not None
         self._child.send(self._request)
@@ -158,11 +169,17 @@ class DeviceSlot:
             return self._lost()
         for message in messages:
             if self._opening:
+                self._refuse_mistake(message)
                 self._opened()
                 continue
             if not isinstance(message, dict) or message.get("token") != self._request["token"]:
                 self._child.garbled = True
                 return self._lost()
+            if "mistake" in message and not self.alone:  # a candidate before may have caused it
+                self.renew()
+                self._send(self._request)
+                return None
+            self._refuse_mistake(message)
             if "prepared" in message:
                 if self._is_search_trial():
                     seconds = time.monotonic() - self._sent
@@ -186,7 +203,7 @@ class DeviceSlot:
         if self.child is None or time.monotonic() <= self._deadline:
             return None
         if self._opening:
-            self._child_did_not_open()
+            self._start_failed(hung=True)
             return None
         log = self._child.log_tail() if self._child is not None else ""
         self.renew()
@@ -214,7 +231,8 @@ class DeviceSlot:
         self._deadline = self._sent + limit_s
 
     def _is_search_trial(self) -> bool:
-        return self._request["request"] == "trial" and not self._request["confirm"]
+        thorough = self._request.get("confirm") or self._request.get("repeat")
+        return self._request["request"] == "trial" and not thorough
 
     def _harness_limit_s(self) -> float:
         """For the inputs and references of a trial: as long as it may take at first, then with
@@ -226,7 +244,7 @@ class DeviceSlot:
 
     def _trial_limit_s(self) -> float:
         """Generous at first, then what trials of this run take that pass, with room."""
-        if self._request["confirm"] or self._request["rival"]:
+        if self._request["confirm"] or self._request["rival"] or self._request["repeat"]:
             cases: int = sum(case["role"] != RANDOM for case in self._request["cases"])
             sanitizer_s = LIMIT_S * len(TOOLS) if self.profile.backend == "cuda" else 0.0
             return self._longest_trial_s + _THOROUGH_CASE_S * cases + sanitizer_s
@@ -244,39 +262,32 @@ class DeviceSlot:
 
     def _opened(self) -> None:
         self._opening = False
+        self._failed_starts = 0
         if self.profile.backend == "cuda" and self._spare is None:
             self._spare = self._spawn()
         if self.busy:
             self._hand_over()
 
-    def _child_did_not_open(self) -> None:
-        """A spare one may have died while it waited; without a fresh one nothing can be done."""
+    def _start_failed(self, *, hung: bool = False) -> None:
+        """Starts a fresh one, which lives if somebody killed this one, or if this was a spare one
+        that broke while it waited. EnvironmentProblem when that is of no use."""
         assert self._child is not None
-        if not self._was_spare:
-            self._give_up()
-        self._child.kill()
-        self._open()
-
-    def _give_up(self) -> NoReturn:
-        assert self._child is not None
-        self._child.kill()
-        last = _last_words(self._child.log_tail(1 << 16)) or "it said nothing"
+        status = self._child.kill() if hung else self._child.reap()
+        log = self._child.log_tail(1 << 16)
+        raised = _raised(status, log)
+        self._failed_starts += 1
+        again = self._was_spare or not (hung or raised)
+        if again and self._failed_starts < _MOST_STARTS:
+            self._open()
+            return
         self.close()
-        raise EnvironmentProblem(f"the device worker does not start: {last}")
+        last = _last_words(log) or "it said nothing"
+        how = "" if hung or raised else f"it {describe_status(status)}: "
+        raise EnvironmentProblem(f"the device worker does not start: {how}{last}")
 
     def _spawn(self) -> Child:
         environment: dict[str, str] = {}
-        if self.profile.backend == "cpu":
-            count = str(self.profile.attributes["threads"])
-            # Waiting threads sleep: candidate and baseline have separate OpenMP pools, and
-            # one that spins would steal the other's cores.
-            environment = {
-                "OMP_NUM_THREADS": count,
-                "MKL_NUM_THREADS": count,
-                "OMP_WAIT_POLICY": "passive",
-                "OMP_DYNAMIC": "false",
-            }
-        elif self.profile.id:
+        if self.profile.backend != "cpu" and self.profile.id:
             environment = {"CUDA_VISIBLE_DEVICES": self.profile.id}
         self._spawned += 1
         # A worker and the spare one share no file: each one's last words must be its own.
@@ -287,13 +298,13 @@ class DeviceSlot:
     def _lost(self) -> Outcome | None:
         assert self._child is not None
         if self._opening:
-            self._child_did_not_open()
+            self._start_failed()
             return None
         garbled = self._child.garbled
         status = self._child.reap()
         log = self._child.log_tail()
         long_log = self._child.log_tail(1 << 16)
-        raised = status == 1 and _TRACEBACK in long_log
+        raised = _raised(status, long_log)
         alone = self._served == 1
         self.renew()
         last = _last_words(long_log)
@@ -320,6 +331,11 @@ class DeviceSlot:
             log=log,
             flags=(QUARANTINED,) if self._deaths and not raised else (),
         )
+
+
+def _raised(status: int, log: str) -> bool:
+    """Whether a worker ended with an exception of Python."""
+    return status == 1 and _TRACEBACK in log
 
 
 def _last_words(log: str) -> str:

@@ -44,7 +44,8 @@ class InFlight:
     def searched(self) -> bool:
         """A trial of the search: its code is measured once, on whichever device is free."""
         proposal = self.proposal
-        return not (proposal.confirm or proposal.rival) and proposal.device is None
+        alone = proposal.confirm or proposal.rival or proposal.repeat
+        return not alone and proposal.device is None
 
     def review(self) -> str:
         """Takes stock of the binaries; why they must not be launched, "" when they may."""
@@ -66,6 +67,7 @@ class InFlight:
             "number": self.proposal.number,
             "confirm": self.proposal.confirm,
             "audit": self.proposal.audit,
+            "repeat": self.proposal.repeat,
             "skipped": [check.to_json() for check in self.proposal.skipped],
             "cases": list(map(self._with_binary, self.proposal.cases, self.plans)),
             "rival": [self._with_binary(case, case.plan.to_json()) for case in self.proposal.rival],

@@ -168,7 +168,7 @@ class LocalExecutor:
 
     def _confirming(self) -> bool:
         items = (*self._ready.values(), *self._measuring.values())
-        return any(item.proposal.confirm for item in items)
+        return any(item.proposal.confirm or item.proposal.repeat for item in items)
 
     def _next(self, index: int) -> InFlight | None:
         """The oldest that this device may take, out of `_ready`."""
@@ -180,7 +180,7 @@ class LocalExecutor:
     def _may_start(self, item: InFlight, index: int) -> bool:
         if item.proposal.device not in (None, index):
             return False
-        if item.proposal.confirm:
+        if item.proposal.confirm or item.proposal.repeat:
             return not self._pool.running
         # What another device measures now is known soon.
         return not item.searched or all(
@@ -188,7 +188,7 @@ class LocalExecutor:
         )
 
     def _measure(self, index: int, item: InFlight) -> None:
-        if item.proposal.confirm:
+        if item.proposal.confirm or item.proposal.repeat:
             self._devices[index].renew()
         elif item.searched and (twin := item.twin or self._twins.recent(item.fingerprint)):
             number, outcome = twin

@@ -16,22 +16,23 @@ from evotune.device.cuda.compiler import NvrtcCompiler
 from evotune.device.cuda.ptx_delays import with_delays
 from evotune.device.cuda.ptx_late_copies import UnknownCopy, with_late_copies
 from evotune.device.launch import CompileFailure, CompileJob
+from evotune.python_process import module_command
 from evotune.trial import Json
 
 WAYS = {
     "delays": "with delays before and after barriers",
     "late": "with copies as late as may be",
 }
+_SELF = "evotune.execute.perturbed_build"
 _NO_REASON = "the build was given up"
 
 
 def build(job: Json, folder: Path, limit_s: float) -> dict[str, Path | str]:
     """By way: the file to load, or why there is none. In a process of its own."""
     (folder / "job.json").write_text(json.dumps(job))
-    program = [sys.executable, "-m", "evotune.execute.perturbed_build", str(folder / "job.json")]
     try:
         subprocess.run(
-            [*program, str(folder)],
+            module_command(_SELF, str(folder / "job.json"), str(folder)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -57,10 +57,12 @@ class Proposal:
 
     With `audit` too, a confirmation is one that somebody asked for: its outcome holds every check
     made, and its timing is as brief as in the search. `skipped` are checks that were to be made
-    and cannot be. `rival` are the timed cases of another configuration, known to be correct: the
-    candidate is then timed against that one instead of the baselines, thoroughly. `review`,
-    if there is one, is asked once all binaries (by compile key) are there. `device` is the only
-    one of the executor's devices that may take it, whatever is known of its code already.
+    and cannot be. With `repeat`, what was found correct is timed once more, in a fresh process;
+    only the timed launches are checked. `rival` are the timed cases of another configuration,
+    known to be correct: the candidate is then timed against that one instead of the baselines,
+    thoroughly. `review`, if there is one, is asked once all binaries (by compile key) are there.
+    `device` is the only one of the executor's devices that may take it, whatever is known of its
+    code already.
     """
 
     number: int
@@ -69,6 +71,7 @@ class Proposal:
     rejection: str = ""
     confirm: bool = False
     audit: bool = False
+    repeat: bool = False
     skipped: tuple[Check, ...] = ()
     rival: tuple[CaseJob, ...] = ()
     device: int | None = None

@@ -19,12 +19,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from evotune.python_process import module_command
+from evotune.scratch import scratch_folder
 from evotune.trial import Check, Json, OutcomeKind
 
 TOOLS = ("memcheck", "initcheck", "racecheck")
@@ -68,8 +68,8 @@ def sanitize(cases: Sequence[Json]) -> list[Check]:
         return skipped_checks(f"{_TOOL} is not installed")
     if not cases:
         return skipped_checks("the kernel supports no edge shape")
-    with tempfile.TemporaryDirectory(prefix="evotune-") as folder:
-        jobs = [Path(folder) / f"{tool}.json" for tool in TOOLS]
+    with scratch_folder() as folder:
+        jobs = [folder / f"{tool}.json" for tool in TOOLS]
         for tool, job in zip(TOOLS, jobs, strict=True):
             # Filled memory counts as written.
             job.write_text(json.dumps({"cases": list(cases), "poison": tool != "initcheck"}))
@@ -90,7 +90,7 @@ def disqualification(check: Check, *, mbarriers: bool | None) -> OutcomeKind | N
 
 
 def _run(path: str, tool: str, job: Path) -> Check:
-    program = [sys.executable, "-m", "evotune.execute.sanitized_launch", str(job)]
+    program = module_command("evotune.execute.sanitized_launch", str(job))
     command = [path, "--tool", tool, *_OPTIONS[tool], *program]
     try:
         done = subprocess.run(

@@ -15,7 +15,7 @@ from evotune.device.protocol import Sampler, Session
 from evotune.execute.protocol import RIVAL
 from evotune.measure.paired import TimingSettings, eager_times_us, measure_paired
 from evotune.measure.samplers import eager_sampler, places, rotating_sampler, warm_sampler
-from evotune.problems.base import Case, Problem
+from evotune.problems.base import Case, Problem, TensorSpec
 from evotune.trial import Measurement
 from evotune.verify.buffers import BufferSets
 from evotune.verify.gate import Gate, Subject
@@ -101,7 +101,9 @@ class CaseTimer:
         buffers = gate.buffers(subject, [inputs] * count)
         launches = self._bind(subject, buffers)
         graphs = settings.graphs if self._session.warm_bytes else 1
-        sampler = warm_sampler(self._session, launches, settings, graphs=graphs)
+        timed = self._as_in_a_program(subject.case, launches)
+        sampler = warm_sampler(self._session, timed, settings, graphs=graphs)
+        # Of the launches alone, which follow each other more closely than any that are timed.
         watch = Watch(
             self._session,
             self._pool,
@@ -222,5 +224,28 @@ class CaseTimer:
             for number in range(len(buffers))
         ]
 
+    def _as_in_a_program(
+        self, case: Case, launches: Sequence[Callable[[], object]]
+    ) -> Sequence[Callable[[], object]]:
+        if not self._session.allocates:
+            return launches
+        outputs = [spec for spec in self._problem.tensors(case) if spec.is_output]
+        return [_allocating(launch, outputs) for launch in launches]
+
     def _inputs(self, case: Case) -> dict[str, torch.Tensor]:
         return dict(self._pool.get(case, "normal", self._seed).inputs)
+
+
+def _allocating(
+    launch: Callable[[], object], outputs: Sequence[TensorSpec]
+) -> Callable[[], object]:
+    """The launch after memory for its outputs was taken and given back, as a call from a program
+    takes it; it writes into its own, which is watched."""
+    wanted = [(spec.shape, getattr(torch, spec.dtype)) for spec in outputs]
+
+    def call() -> object:
+        for shape, dtype in wanted:
+            torch.empty(shape, dtype=dtype)
+        return launch()
+
+    return call

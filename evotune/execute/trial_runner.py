@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import LaunchFailure, Sampler, Session
 from evotune.execute.champion_checks import ChampionChecks
 from evotune.execute.protocol import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTiming
+from evotune.execute.scoring import is_suspicious, needed_speedup, outcome_of
 from evotune.execute.timer import BaselineSamplers, CaseTimer
 from evotune.measure.paired import TimingSettings
 from evotune.measure.samplers import time_in_turn_us, warm_sampler
@@ -35,7 +35,6 @@ from evotune.verify.summary import worth_keeping
 
 _POOL_SEEDS = 4
 _CONFIRM_SEED = 1_000_000  # champions see inputs the search never saw
-_SUSPICIOUS_SPEEDUP = 10.0
 _NEAR_PEAK = 0.85  # of the device's peak
 _CACHED = 2.0  # an L2 cache that is no LRU cache still holds some of a rotation
 _RANDOM_TESTS_S = 10.0  # a GPU makes a hundred in a second; a CPU as many as it can
@@ -114,7 +113,7 @@ class TrialRunner:
             case = Case(item["label"], item["symbols"])
             if item["role"] == RANDOM:
                 continue
-            for kind in self._problem.input_kinds:
+            for kind in ("normal",) if job["repeat"] else self._problem.input_kinds:
                 self._pool.get(case, kind, seed)
             if item["role"] != EDGE:
                 self._pool.get(case, "normal", seed + 1)
@@ -136,16 +135,12 @@ class TrialRunner:
             with _timed(stage_s, "load"):
                 subjects = self._load(job["cases"])
                 rivals = {subject.case.label: subject for _, _, subject in self._load(job["rival"])}
-            with _timed(stage_s, "verify"):
-                self._verify(subjects, seed, verdict)
-                self._check_quiet(verdict)
-            if job["confirm"] and "random" not in self._without:
-                with _timed(stage_s, "random_tests"):
-                    random_tests = self._test_randomly(subjects, seed, verdict)
-            if job["confirm"] and "perturbation" not in self._without:
-                with _timed(stage_s, "perturbation"):
-                    timed = [subject for role, _, subject in subjects if role == TIMED]
-                    self._champions.disturb(timed, job["cases"], seed, verdict)
+            if not job["repeat"]:
+                with _timed(stage_s, "verify"):
+                    self._verify(subjects, seed, verdict)
+                    self._check_quiet(verdict)
+            if job["confirm"]:
+                random_tests = self._check_champion(subjects, job, seed, verdict, stage_s)
             if verdict.passed:
                 with _timed(stage_s, "measure"):
                     measurements = self._measure(subjects, rivals, job, seed, verdict)
@@ -165,11 +160,30 @@ class TrialRunner:
             self.doubtful = not self._pool.intact()
         if not job["audit"] and verdict.passed:
             verdict.checks = list(worth_keeping(verdict.checks, {m.case for m in measurements}))
-        outcome = _outcome(verdict, measurements, stage_s, self._session.state())
+        outcome = outcome_of(verdict, measurements, stage_s, self._session.state())
         if job["confirm"] and verdict.passed:
             domain = self._domain(job["cases"], random_tests)
             outcome = msgspec.structs.replace(outcome, domain=domain)
         return outcome
+
+    def _check_champion(
+        self,
+        subjects: Sequence[tuple[str, int, Subject]],
+        job: Json,
+        seed: int,
+        verdict: Verdict,
+        stage_s: dict[str, float],
+    ) -> int:
+        """Before the timing; how many random tests passed."""
+        random_tests = 0
+        if "random" not in self._without:
+            with _timed(stage_s, "random_tests"):
+                random_tests = self._test_randomly(subjects, seed, verdict)
+        if "perturbation" not in self._without:
+            with _timed(stage_s, "perturbation"):
+                timed = [subject for role, _, subject in subjects if role == TIMED]
+                self._champions.disturb(timed, job["cases"], seed, verdict)
+        return random_tests
 
     def _domain(self, cases: Json, random_tests: int) -> Domain:
         """Of all that was checked: the cases, and as many random ones as there was time for."""
@@ -180,7 +194,7 @@ class TrialRunner:
 
     def _seed(self, job: Json) -> int:
         """Of the trial's inputs: one of a few in the search, as many as the pool can hold."""
-        if job["confirm"]:
+        if job["confirm"] or job["repeat"]:
             return int(_CONFIRM_SEED + job["number"])
         cases = (Case(item["label"], item["symbols"]) for item in job["cases"])
         trial_bytes = sum(map(self._pool.trial_bytes, cases))
@@ -237,8 +251,9 @@ class TrialRunner:
         seed: int,
         verdict: Verdict,
     ) -> list[Measurement]:
-        thorough = job["confirm"] and not job["audit"]
-        settings = TimingSettings.thorough()
+        repeat = bool(job["repeat"])
+        thorough = (job["confirm"] and not job["audit"]) or repeat
+        settings = TimingSettings.repeated() if repeat else TimingSettings.thorough()
         if not (thorough or rivals):
             racing = TimingSettings.fixed() if job["fixed_sampling"] else TimingSettings()
             settings = dataclasses.replace(racing, sample_us=self._session.sample_us)
@@ -247,7 +262,8 @@ class TrialRunner:
         for role, flops, subject in subjects:
             if role not in (TIMED, HELD_OUT) or not verdict.passed:
                 continue
-            own = TimingSettings.deciding(timed) if thorough and role == TIMED else settings
+            deciding = thorough and role == TIMED and not repeat
+            own = TimingSettings.deciding(timed) if deciding else settings
             timer = CaseTimer(
                 self._session,
                 self._problem,
@@ -259,7 +275,7 @@ class TrialRunner:
             )
             candidate = timer.place(self._gate, subject, own)
             rival = rivals.get(subject.case.label)
-            needed = _needed_speedup(job["contender"], timed, measurements)
+            needed = needed_speedup(job["contender"], timed, measurements)
             measurement = timer.measure(
                 candidate,
                 timer.place(self._gate, rival, own)
@@ -281,7 +297,7 @@ class TrialRunner:
             replay = functools.partial(self._gate.replay, seed=seed + 1, verdict=verdict)
             if "replay" not in self._without:
                 replay(subject, candidate.sampler, candidate.buffers)
-            if thorough and verdict.passed:
+            if thorough and verdict.passed and not repeat:
                 measurement, eager = timer.with_eager_times(measurement, candidate)
                 if eager:
                     replay(subject, eager.sampler, eager.buffers, how="replayed eagerly,")
@@ -290,7 +306,9 @@ class TrialRunner:
             self._check_quiet(verdict, candidate.sampler.run)
             self._check_roofline(measurement, flops, verdict)
             measurements.append(measurement)
-            if thorough and verdict.passed and (cold := timer.measure_cold(subject, measurement)):
+            if repeat or not (thorough and verdict.passed):
+                continue
+            if cold := timer.measure_cold(subject, measurement):
                 measurement, timed_cold = cold
                 replay(subject, timed_cold.sampler, timed_cold.buffers, how="replayed cold,")
                 self._check_roofline(measurement, flops, verdict, subject.case)
@@ -310,7 +328,7 @@ class TrialRunner:
         """Whether a champion is so fast that it is confirmed only after the deepest audit."""
         gflops = flops / measurement.time_us / 1e3
         near_peak = self._profile.peak_gflops and gflops > _NEAR_PEAK * self._profile.peak_gflops
-        return bool(near_peak or measurement.speedup > _SUSPICIOUS_SPEEDUP)
+        return bool(near_peak or is_suspicious(measurement))
 
     def _check_roofline(
         self, measurement: Measurement, flops: int, verdict: Verdict, cold: Case | None = None
@@ -340,16 +358,6 @@ def _passes(call: Callable[[], Tensors], inputs: InputSet) -> bool:
     )
 
 
-def _needed_speedup(contender: float, timed: int, measured: Sequence[Measurement]) -> float:
-    """The speedup that the last timed case must reach for the mean over all `timed` cases to
-    reach `contender` (a mean of ln speedup); 0 before the last, where nothing can be said."""
-    measured = [m for m in measured if m.counts]
-    if len(measured) != timed - 1:
-        return 0.0
-    so_far = sum(math.log(m.speedup_high) for m in measured)
-    return math.exp(min(timed * contender - so_far, 100.0))
-
-
 @contextlib.contextmanager
 def _timed(stage_s: dict[str, float], stage: str) -> Iterator[None]:
     started = time.monotonic()
@@ -357,38 +365,3 @@ def _timed(stage_s: dict[str, float], stage: str) -> Iterator[None]:
         yield
     finally:
         stage_s[stage] = time.monotonic() - started
-
-
-def _outcome(
-    verdict: Verdict, measurements: list[Measurement], stage_s: dict[str, float], state: Json
-) -> Outcome:
-    resources = {"device": dict(state)}
-    if verdict.kind is not None:
-        return Outcome(
-            verdict.kind,
-            reason=verdict.reason,
-            checks=tuple(verdict.checks),
-            stage_s=stage_s,
-            resources=resources,
-        )
-    timed = [m for m in measurements if m.counts]
-    flags = {
-        "suspicious": any(m.speedup > _SUSPICIOUS_SPEEDUP for m in measurements),
-        "throttled": any(m.throttled for m in measurements),
-        "racecheck": any(check.status == "failed" for check in verdict.checks),
-    }
-    return Outcome(
-        OutcomeKind.OK,
-        fitness=_mean_log([m.speedup for m in timed]),
-        fitness_low=_mean_log([m.speedup_low for m in timed]),
-        fitness_high=_mean_log([m.speedup_high for m in timed]),
-        flags=tuple(name for name, holds in flags.items() if holds),
-        measurements=tuple(measurements),
-        checks=tuple(verdict.checks),
-        stage_s=stage_s,
-        resources=resources,
-    )
-
-
-def _mean_log(speedups: Sequence[float]) -> float:
-    return sum(math.log(max(s, 1e-12)) for s in speedups) / len(speedups)

@@ -65,12 +65,17 @@ class TimingSettings:
             min_rounds=20,
             max_rounds=60,
             half_width=0.005,
-            max_seconds=10.0,
+            max_seconds=3.0,
             places=8,
             graphs=8,
             baseline_graphs=8,
             graphs_take_turns=False,
         )
+
+    @classmethod
+    def repeated(cls) -> TimingSettings:
+        """For the further processes of what is reported: processes differ more than samples."""
+        return dataclasses.replace(cls.thorough(), max_rounds=40)
 
     @classmethod
     def deciding(cls, cases: int) -> TimingSettings:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from evotune.problems.attention_shapes import edge_shapes, random_shapes
-from evotune.problems.base import Case, Place, Tensors, TensorSpec
+from evotune.problems.base import Case, Place, Tensors, TensorSpec, WrongSymbol
 from evotune.trial import Value
 
 _SHAPE_NAMES = (
@@ -39,11 +39,13 @@ class Attention:
         sizes = _sizes({name: value for name, value in shape.items() if name != "scale"})
         for name, value in variant.items():
             if name != "causal" or not isinstance(value, bool):
-                raise ValueError(f"expected a variant {{causal: true|false}}, got {name}: {value}")
+                message = f"expected a variant {{causal: true|false}}, got {name}: {value}"
+                raise WrongSymbol(message, name)
         causal = bool(variant.get("causal", False))
         heads, kv_heads = sizes["heads"], sizes["kv_heads"]
         if heads % kv_heads:
-            raise ValueError(f"heads ({heads}) must be a multiple of kv_heads ({kv_heads})")
+            message = f"heads ({heads}) must be a multiple of kv_heads ({kv_heads})"
+            raise WrongSymbol(message, "kv_heads")
         symbols: dict[str, Value] = dict(sizes)
         symbols["seq_len"] = sizes["seq_len_q"]
         symbols["causal"] = causal
@@ -172,12 +174,15 @@ def _sizes(shape: Mapping[str, Value]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for name, value in shape.items():
         if name not in _SHAPE_NAMES:
-            raise ValueError(f"unknown size {name!r} in a shape; known: {', '.join(_SHAPE_NAMES)}")
+            known = ", ".join(_SHAPE_NAMES)
+            raise WrongSymbol(f"unknown size {name!r} in a shape; known: {known}", name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"expected {name} to be an integer of at least 1, got {value!r}")
+            message = f"expected {name} to be an integer of at least 1, got {value!r}"
+            raise WrongSymbol(message, name)
         sizes[name] = value
     if {"seq_len", "seq_len_q", "seq_len_k"} <= sizes.keys():
-        raise ValueError("seq_len sets both lengths: leave it out beside seq_len_q and seq_len_k")
+        message = "seq_len sets both lengths: leave it out beside seq_len_q and seq_len_k"
+        raise WrongSymbol(message, "seq_len")
     seq_len = sizes.pop("seq_len", None)
     for name in ("seq_len_q", "seq_len_k"):
         if seq_len is not None:
@@ -191,7 +196,7 @@ def _sizes(shape: Mapping[str, Value]) -> dict[str, int]:
 
 def _scale(value: Value, usual: float) -> float:
     if isinstance(value, bool | str) or not 0.0 < value < math.inf:
-        raise ValueError(f"expected scale to be a positive number, got {value!r}")
+        raise WrongSymbol(f"expected scale to be a positive number, got {value!r}", "scale")
     return usual if math.isclose(value, usual) else float(value)
 
 

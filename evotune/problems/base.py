@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
+from evotune.errors import UsageError
 from evotune.trial import Value
 
 if TYPE_CHECKING:
@@ -44,6 +45,22 @@ class Place:
     ranged: Mapping[str, int | float]
 
 
+class WrongKey(UsageError):
+    """A problem that cannot be had because of what the space says under `key`."""
+
+    def __init__(self, message: str, key: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class WrongSymbol(ValueError):
+    """A shape or a variant that makes no sense because of its symbol `name`."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
 class Problem(Protocol):
     """What a kernel must compute, and what it is compared with.
 
@@ -64,7 +81,8 @@ class Problem(Protocol):
     dtype: str
 
     def case(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> Case:
-        """Raises ValueError, one line, when the shape or variant makes no sense."""
+        """Raises ValueError, one line, when the shape or variant makes no sense; WrongSymbol when
+        one symbol of it is to blame."""
 
     def tensors(self, case: Case) -> tuple[TensorSpec, ...]: ...
 

@@ -6,12 +6,18 @@ Reading such a space runs that file: see `evotune.user_code`.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from evotune.errors import UsageError
+from evotune.problems.base import WrongKey
+from evotune.problems.declared import check_declarations
+from evotune.problems.problem_file import ProblemFile
 from evotune.problems.user import UserProblem
+from evotune.regular_file import read_regular
 from evotune.user_code import run_content, trust
 
 _REFERENCE = re.compile(r"([^:]+\.py):([A-Za-z_][A-Za-z0-9_]*)")
@@ -28,51 +34,59 @@ def problem_source(name: str, root: Path) -> tuple[str, bytes]:
     found = _REFERENCE.fullmatch(name)
     if found is None:
         raise UsageError(f"problem {name!r}: expected path/to/problem.py:ClassName")
-    path = (root / found[1]).resolve()
-    if not path.is_relative_to(root.resolve()):
+    # `Path.resolve` raises where links form a circle.
+    path, folder = (Path(os.path.realpath(place)) for place in (root / found[1], root))
+    if not path.is_relative_to(folder):
         raise UsageError(f"problem {name!r} lies outside the space's root {root}")
+    if path.suffix != ".py":
+        raise UsageError(f"problem {name!r} is a link to a file that is no .py file")
     try:
-        content = path.read_bytes()
+        content = read_regular(path, _MOST_BYTES + 1)
     except OSError as error:
         lost = isinstance(error, FileNotFoundError)
         hint = "; `root:` in the space says where to look" if lost else ""
         raise UsageError(f"problem {name!r}: {error.strerror}: {path}{hint}") from error
     if len(content) > _MOST_BYTES:
         raise UsageError(f"problem {name!r}: the file is larger than {_MOST_BYTES} bytes")
-    return path.relative_to(root.resolve()).as_posix(), content
+    return path.relative_to(folder).as_posix(), content
 
 
 def load_problem(name: str, dtype: str, root: Path) -> UserProblem:
-    """An instance of the class; UsageError, one line, whatever is wrong with the file."""
+    """An instance of the class. UsageError when the file has no such class; ProblemMistake for
+    whatever is wrong in the file, with its line."""
     relative, content = problem_source(name, root)
     sha256 = hashlib.sha256(content).hexdigest()
-    trust.require((root / relative).resolve(), sha256)
-    kind = _class(name, root / relative, content, f"evotune_problem_{sha256[:16]}")
+    trust.require({root.absolute() / relative: content})
+    module = _module(f"evotune_problem_{sha256[:16]}", root / relative, relative, content)
+    file = ProblemFile(str(module.__file__), relative, content)
+    kind = _class(module, file, relative, name.rpartition(":")[2])
     if dtype not in kind.dtypes:
-        raise UsageError(f"problem {name} has no dtype {dtype!r}; it has {', '.join(kind.dtypes)}")
-    return kind(dtype)
+        known = ", ".join(kind.dtypes)
+        raise WrongKey(f"problem {name} has no dtype {dtype!r}; it has {known}", "dtype")
+    with file.running(file.line_of(kind, "__init__")):
+        problem = kind(dtype)
+    problem.problem_file = file
+    return problem
 
 
-def _class(name: str, path: Path, content: bytes, module_name: str) -> type[UserProblem]:
-    wanted = name.rpartition(":")[2]
-    module = sys.modules.get(module_name)
+def _module(name: str, path: Path, relative: str, content: bytes) -> ModuleType:
+    """Of two files with the same content, the first one's module serves both."""
+    module = sys.modules.get(name)
     if module is None:
-        try:
-            module = run_content(module_name, str(path), content)
-        except Exception as error:
-            raise UsageError(f"{path} cannot be imported: {_in_words(error)}") from error
-        sys.modules[module_name] = module
+        with ProblemFile(str(path), relative, content).running(1):
+            module = run_content(name, str(path), content)
+        sys.modules[name] = module
+    return module
+
+
+def _class(module: ModuleType, file: ProblemFile, relative: str, wanted: str) -> type[UserProblem]:
     kind = getattr(module, wanted, None)
     if not isinstance(kind, type) or not issubclass(kind, UserProblem):
-        raise UsageError(f"{path} has no class {wanted} derived from evotune.problems.UserProblem")
+        base = "evotune.problems.UserProblem"
+        raise WrongKey(f"{relative} has no class {wanted} derived from {base}", "name")
     missing = sorted(kind.__abstractmethods__)
     if missing:
-        raise UsageError(f"{path}: {wanted} lacks {', '.join(missing)}")
-    if not kind.sizes:
-        raise UsageError(f"{path}: {wanted} lacks sizes, the names that a shape must give")
+        message = f"{wanted} lacks {', '.join(missing)}"
+        raise file.at(file.line_of(kind), message)
+    check_declarations(kind, file)
     return kind
-
-
-def _in_words(error: Exception) -> str:
-    line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-    return " ".join(f"{type(error).__name__}: {error}{line}".split())

@@ -33,9 +33,11 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from evotune.problems.base import Case, Place, Tensors, TensorSpec
+from evotune.problems.base import Case, Place, Tensors, TensorSpec, WrongSymbol
 from evotune.problems.lengths import significant
+from evotune.problems.problem_file import ProblemFile
 from evotune.problems.user_sizes import Sizes, edge_sizes, random_sizes
+from evotune.problems.written import Written
 from evotune.trial import Value
 
 if TYPE_CHECKING:
@@ -47,22 +49,21 @@ _ORDINARY_COST = (1 << 27, 1 << 24)
 _LARGE_COST = (1 << 31, 5 << 26)
 _MOST_REFUSED = 100
 _LONG = 1200
-_TRAITS = 5
-_SPIKES = (12.5, 6.5, 11.0, 8.0, 13.0, 9.5)
 _DEVIATIONS = 12.0
 """What a right kernel may be off, in standard deviations of rounding errors."""
 _SMALLER, _TIMES = 0.25, 4
 
 
 class _Refused(ValueError):
-    """Sizes that make no sense; other errors are mistakes in the file."""
+    """Sizes that make no sense together."""
 
 
 class UserProblem(abc.ABC):
     """Derive from it, say what the class variables below ask for, and write the four methods.
 
     Sizes reach the methods by name, tensors reach `compute` and `baselines_of` by name; all are
-    contiguous and row-major. Whatever raises here ends the command with the exception's text.
+    contiguous and row-major. Whatever raises here, or gives something else than is said here, ends
+    the command with its line in the file. What is printed goes to stderr.
     """
 
     name: ClassVar[str] = "user"
@@ -80,6 +81,9 @@ class UserProblem(abc.ABC):
     most: edge and random cases draw them (evenly in the logarithm where both are positive) if the
     kernel is told them. `compute`, `baselines_of` and `yardstick_of` get these by name beside the
     tensors. A shape of the space may set them too."""
+
+    problem_file = ProblemFile("", "", b"")
+    """Where the class stands: set by who reads the file."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
@@ -126,40 +130,21 @@ class UserProblem(abc.ABC):
         count, so that a misplaced one shows; every fifth row is zero, another fifth begins with a
         zero. spike: one value of 6.5 to 13 in each row of small ones.
         """
-        import torch
+        from evotune.problems import user_inputs
 
-        device = generator.device
-        values = torch.randn(shape, generator=generator, device=device)
-        if kind == "normal" or not shape:
-            return values
-        rows, columns = values.reshape(-1, shape[-1]), shape[-1]
-        turn = torch.randint(2520, (1,), generator=generator, device=device)
-        turn = turn + torch.arange(len(rows), device=device)
-        if kind == "large":
-            rows = _large(rows, turn)
-        elif kind == "ramp":
-            count = torch.arange(values.numel(), device=device) % 251
-            rows = (count / 125.0 - 1.0).reshape(rows.shape) + 0.001 * rows
-            if len(shape) > 1:
-                rows[turn % _TRAITS == 0] = 0.0
-                rows[turn % _TRAITS == 1, 0] = 0.0  # and one that only begins so
-        elif kind == "spike":
-            heights = torch.tensor(_SPIKES, device=device)[turn % len(_SPIKES)]
-            place = torch.arange(len(rows), device=device) * 7919 % columns
-            rows = rows * 0.1
-            rows[torch.arange(len(rows), device=device), place] = heights
-        return rows.reshape(shape)
+        return user_inputs.input_values(shape, kind, generator)
 
     # --- what evotune makes of it: `evotune.problems.base.Problem` -----------------------------
 
     def case(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> Case:
         """ValueError, one line, when the shape makes no sense."""
-        if variant:
-            raise ValueError(f"{type(self).__name__} has no variants, got {dict(variant)}")
+        for name in variant:
+            message = f"{type(self).__name__} has no variants, got {dict(variant)}"
+            raise WrongSymbol(message, name)
         for size in shape:
             if size not in (*self.sizes, *self.ranges):
                 known = ", ".join((*self.sizes, *self.ranges))
-                raise ValueError(f"unknown size {size!r}; known: {known}")
+                raise WrongSymbol(f"unknown size {size!r}; known: {known}", size)
         missing = [size for size in self.sizes if size not in shape]
         if missing:
             raise ValueError(f"the shape lacks {', '.join(missing)}")
@@ -167,12 +152,12 @@ class UserProblem(abc.ABC):
         for size in self.sizes:
             value = shape[size]
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"expected {size} to be an integer of at least 1, got {value!r}")
+                message = f"expected {size} to be an integer of at least 1, got {value!r}"
+                raise WrongSymbol(message, size)
             sizes[size] = value
-        try:
-            self.check(**sizes)
-        except ValueError as error:
-            raise _Refused(str(error)) from error
+        refusal = self.written.check(sizes)
+        if refusal:
+            raise _Refused(refusal)
         constants = {**self.constants, **self._constants(shape)}
         unusual = (f"{n}={v}" for n, v in constants.items() if v != self.constants[n])
         label = f"({','.join((*map(str, sizes.values()), *unusual))})"
@@ -182,14 +167,14 @@ class UserProblem(abc.ABC):
 
     def tensors(self, case: Case) -> tuple[TensorSpec, ...]:
         sizes = self._sizes(case)
-        inputs, outputs = self.inputs(**sizes), self.outputs(**sizes)
+        inputs, outputs = (self.written.shapes(name, sizes) for name in ("inputs", "outputs"))
         return (
-            *(TensorSpec(name, tuple(shape), self.dtype) for name, shape in inputs.items()),
-            *(TensorSpec(name, tuple(shape), self.dtype, True) for name, shape in outputs.items()),
+            *(TensorSpec(name, shape, self.dtype) for name, shape in inputs.items()),
+            *(TensorSpec(name, shape, self.dtype, True) for name, shape in outputs.items()),
         )
 
     def flops(self, case: Case) -> int:
-        return int(self.operations(**self._sizes(case)))
+        return self.written.operations(self._sizes(case))
 
     def bytes_moved(self, case: Case) -> int:
         return _BYTES[self.dtype] * sum(math.prod(spec.shape) for spec in self.tensors(case))
@@ -264,14 +249,15 @@ class UserProblem(abc.ABC):
         import torch
 
         dtype: torch.dtype = getattr(torch, self.dtype)
+        shapes = self.written.shapes("inputs", self._sizes(case))
 
         def made(kind: str, factor: float) -> Tensors:
             generator = torch.Generator(device).manual_seed(seed)
             return {
-                name: (self.make_input(name, tuple(shape), kind, generator) * factor)
+                name: (self.written.input(name, shape, kind, generator) * factor)
                 .to(dtype)
                 .contiguous()
-                for name, shape in self.inputs(**self._sizes(case)).items()
+                for name, shape in shapes.items()
             }
 
         for times in range(0 if kind == "normal" else _TIMES):
@@ -284,8 +270,11 @@ class UserProblem(abc.ABC):
 
     def reference(self, case: Case, inputs: Tensors) -> Tensors:
         """`compute` on float64 copies."""
+        import torch
+
         copies = {name: value.double() for name, value in inputs.items()}
-        return self._checked(case, self.compute(**copies, **self._ranged(case)))
+        arguments = {**copies, **self._ranged(case)}
+        return self.written.tensors("compute", arguments, self._outputs(case), torch.float64)
 
     def tolerances(self, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
         """One rounding to the dtype, what rounding to float32 may do in `compute`, and in a row
@@ -296,9 +285,12 @@ class UserProblem(abc.ABC):
         from evotune.problems.rounding import rounding_of
 
         dtype: torch.dtype = getattr(torch, self.dtype)
-        compute = functools.partial(self.compute, **self._ranged(case))
+        ranged = self._ranged(case)
+        compute = functools.partial(self.written.call, "compute", **ranged)
         deviations = rounding_errors(compute, inputs, reference)
-        yardstick = self._checked(case, self.yardstick_of(**inputs, **self._ranged(case)))
+        yardstick = self.written.tensors(
+            "yardstick_of", {**inputs, **ranged}, self._outputs(case), None
+        )
         allowed = {}
         for name, value in reference.items():
             limit = _DEVIATIONS * deviations[name] + rounding_of(value, dtype)
@@ -312,8 +304,31 @@ class UserProblem(abc.ABC):
     def baselines(
         self, case: Case, inputs: Tensors, only: str = ""
     ) -> dict[str, Callable[[], Tensors]]:
-        found = self.baselines_of(**inputs, **self._ranged(case))
+        found = self.written.baselines({**inputs, **self._ranged(case)})
         return {name: call for name, call in found.items() if only in ("", name)}
+
+    @functools.cached_property
+    def written(self) -> Written:
+        """The methods above, for evotune to call."""
+        return Written(self, self.problem_file)
+
+    def checked_reference(self, case: Case, inputs: Tensors) -> Tensors:
+        """`reference`, which may be a user's own, checked as `compute` is."""
+        import torch
+
+        found = self.written.call("reference", case=case, inputs=inputs)
+        return self.written.outputs("reference", found, self._outputs(case), torch.float64)
+
+    def check_baselines(self, case: Case, inputs: Tensors) -> None:
+        """Calls each baseline once; ProblemMistake when one gives no right outputs."""
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        for name, call in self.baselines(case, inputs).items():
+            self.written.baseline_outputs(name, call, self._outputs(case), dtype)
+
+    def _outputs(self, case: Case) -> dict[str, tuple[int, ...]]:
+        return self.written.shapes("outputs", self._sizes(case))
 
     def _sizes(self, case: Case) -> dict[str, int]:
         return {size: int(case.symbols[size]) for size in self.sizes}
@@ -326,14 +341,11 @@ class UserProblem(abc.ABC):
 
     def _constants(self, shape: Mapping[str, Value]) -> dict[str, float]:
         """What the shape says of those that have a range."""
-        for name in self.ranges:
-            if name not in self.constants:
-                raise ValueError(f"ranges names {name!r}, which is none of the constants")
         found = {}
         for name in self.ranges:
             value = shape.get(name, self.constants[name])
             if isinstance(value, bool | str) or not math.isfinite(value):
-                raise ValueError(f"expected {name} to be a number, got {value!r}")
+                raise WrongSymbol(f"expected {name} to be a number, got {value!r}", name)
             found[name] = float(value)
         return found
 
@@ -363,33 +375,10 @@ class UserProblem(abc.ABC):
         return None
 
     def _check_tensors(self, case: Case) -> None:
-        """Results that rest on no input, or of no element, could not be judged."""
-        specs = self.tensors(case)
-        for what, is_output in (("inputs", False), ("outputs", True)):
-            if not any(spec.is_output is is_output for spec in specs):
-                raise _Refused(f"{what} names no tensor, a kernel needs at least one")
-        for spec in specs:
+        """Results of no element could not be judged."""
+        for spec in self.tensors(case):
             if any(extent < 1 for extent in spec.shape):
                 raise _Refused(f"{spec.name} has no elements, its shape is {spec.shape}")
-
-    def _checked(self, case: Case, found: Tensors) -> Tensors:
-        """What was computed, which must be those tensors that `outputs` names."""
-        wanted = {name: tuple(shape) for name, shape in self.outputs(**self._sizes(case)).items()}
-        given = {name: tuple(value.shape) for name, value in found.items()}
-        if given != wanted:
-            raise ValueError(f"compute gave {given}, outputs says {wanted}")
-        return {name: value.contiguous() for name, value in found.items()}
-
-
-def _large(rows: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    trait, part = turn % _TRAITS, turn // _TRAITS % _TRAITS / (_TRAITS - 1)
-    shift = ((trait == 1).float() - (trait == 2).float()) * (150.0 + 100.0 * part)
-    slope = ((trait == 3).float() - (trait == 4).float()) * (120.0 + 30.0 * part)
-    along = torch.linspace(-1.0, 1.0, rows.shape[1], device=rows.device)
-    spread = torch.where(trait == 0, 32.0, 1.0)
-    return rows * spread[:, None] + shift[:, None] + slope[:, None] * along
 
 
 def _draw(rng: random.Random, least: float, most: float) -> float:

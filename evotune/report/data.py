@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from evotune.regular_file import read_regular
+from evotune.report.facts import read_facts
 from evotune.report.twins import deciding
 from evotune.store import RunStore, survey
 from evotune.store.opening import damaged
@@ -21,11 +23,6 @@ if TYPE_CHECKING:
     from evotune.engine.folder import RunFolder
 
 _HEAD_ROWS = 20  # of the leaderboard, which a page shows
-_META: Mapping[str, type] = {
-    **dict.fromkeys(("space", "kind", "state", "created"), str),
-    **dict.fromkeys(("device", "problem", "settings", "baselines", "default", "ablation"), dict),
-    **dict.fromkeys(("command", "devices"), list),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +122,7 @@ class RunData:
     ) -> RunData:
         try:
             with without_collecting():
-                meta = _facts(store)
+                meta = read_facts(store)
                 confirmations = store.confirmations()
                 trials, unloaded = _trials(store, rows, confirmations, more)
                 times = store.finish_times_s([trial.number for trial in trials])
@@ -136,7 +133,7 @@ class RunData:
             id=run.id,
             path=str(run.path),
             meta=meta,
-            environment=_environment(run),
+            environment=_environment(run, store.meta("environment")),
             trials=trials,
             finish_times_s=times,
             confirmations={n: o for n, o in confirmations.items() if n in times},
@@ -225,33 +222,6 @@ class RunData:
         return tuple(dict.fromkeys(labels))
 
 
-def _facts(store: RunStore) -> dict[str, Json]:
-    """Those that are there; TypeError when one is not what the engine stores."""
-    facts = {name: value for name in _META if (value := store.meta(name)) is not None}
-    for name, value in facts.items():
-        if not isinstance(value, _META[name]):
-            raise TypeError(f"{name} is {value!r:.40}")
-    baselines = facts.get("baselines", {})
-    dict(baselines.get("chosen", {}))
-    for record in (*baselines.get("timings", ()), *facts.get("ablation", {}).get("rows", ())):
-        if not isinstance(record, dict):
-            raise TypeError(f"expected a record, found {record!r:.40}")
-    for device in facts.get("devices", ()):
-        _require_calibration(device)
-    return facts
-
-
-def _require_calibration(device: Json) -> None:
-    """TypeError, KeyError or ValueError when it is not what `engine/calibration.py` keeps."""
-    for name in ("id", "model", "reason"):
-        if not isinstance(device[name], str):
-            raise TypeError(f"{name} is {device[name]!r:.40}")
-    speedups = [device[name] for name in ("speedup", "speedup_low", "speedup_high")]
-    figures = [*device["baseline_us"].values(), *(s for s in speedups if s is not None)]
-    if not all(isinstance(f, int | float) and f > 0 for f in figures):
-        raise ValueError("a device without figures")
-
-
 def _trials(
     store: RunStore,
     rows: int | None,
@@ -295,12 +265,14 @@ def without_collecting() -> Iterator[None]:
             gc.enable()
 
 
-def _environment(run: RunFolder) -> Mapping[str, Json]:
+def _environment(run: RunFolder, kept: Json) -> Mapping[str, Json]:
     """environment.json; a report is worth having without it, so its loss is stated, not raised."""
     try:
-        found = json.loads(run.environment.read_bytes())
+        found = json.loads(read_regular(run.environment))
     except (OSError, ValueError) as error:
         return {"unreadable": f"{run.environment.name}: {error}"}
     if not isinstance(found, dict) or not isinstance(found.get("packages", {}), dict):
         return {"unreadable": f"{run.environment.name}: not what a run writes"}
+    if kept not in (None, found):
+        return {"unreadable": f"{run.environment.name}: it was changed since the run began"}
     return found

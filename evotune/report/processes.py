@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from evotune.errors import EnvironmentProblem
 from evotune.execute.entry import die_with_parent
+from evotune.python_process import started_by_a_library
 
 _MOST = 8  # this one has the parts to read and the results to write, and cannot feed any number
 _WAITING = 2  # parts for each process that are in memory beside those in work
@@ -38,17 +39,18 @@ def mapped(
     if processes < 2:
         yield from map(work, parts)
         return
-    pool = ProcessPoolExecutor(
-        processes,
-        # Not forked: a child would have the connection to the store.
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=die_with_parent,
-        initargs=(os.getpid(),),
-    )
+    with started_by_a_library():
+        pool = ProcessPoolExecutor(
+            processes,
+            # Not forked: a child would have the connection to the store.
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=die_with_parent,
+            initargs=(os.getpid(),),
+        )
     waiting: collections.deque[Future[_Result]] = collections.deque()
     try:
         for part in parts:
-            with _interrupts_later():
+            with _interrupts_later(), started_by_a_library():
                 waiting.append(pool.submit(work, part))
             if len(waiting) > (1 + _WAITING) * processes:
                 yield waiting.popleft().result()

@@ -17,7 +17,7 @@ from evotune.report.leaderboard import rank, ranks_of, sort_key
 from evotune.report.processes import available, mapped
 from evotune.report.twins import stored_leaders
 from evotune.store import RunStore, survey
-from evotune.store.sqlite import Row, read_row
+from evotune.store.queries import Row, read_row
 from evotune.trial import Outcome
 
 TRIALS_A_PART = 1000

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from evotune.measure.processes import TOO_NOISY, fitness_by_process, spread
 from evotune.report.evidence import Figures
 from evotune.report.leaderboard import Row
-from evotune.trial import Json, Value
+from evotune.trial import Json, Outcome, Value
 
 NONE = "-"
 
@@ -57,6 +58,14 @@ def result_text(figures: Figures) -> str:
     if figures.speedup is None:
         return f"{time_ms_text(figures.time_us)} ms"
     return speedup_text(figures)
+
+
+def noise_text(outcome: Outcome) -> str:
+    """Why the figures of an outcome say nothing; "" when they do."""
+    if TOO_NOISY not in outcome.flags:
+        return ""
+    share = spread(fitness_by_process(outcome))
+    return f"too noisy: the same code varied by {share:.0%} from process to process"
 
 
 def time_us_text(time_us: float | None) -> str:

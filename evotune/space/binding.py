@@ -93,7 +93,7 @@ def _check_when_cycles(document: SpaceDocument, names: Names) -> None:
             cycle = " -> ".join([*trail[trail.index(name) :], name])
             raise conditions[name].error(f"'when' depends on itself: {cycle}")
         trail.append(name)
-        for used in _parameters_in(conditions[name], names):
+        for used in names.all_names_in(conditions[name]):
             if used in conditions:
                 visit(used)
         trail.pop()
@@ -101,16 +101,6 @@ def _check_when_cycles(document: SpaceDocument, names: Names) -> None:
 
     for name in conditions:
         visit(name)
-
-
-def _parameters_in(expression: Expression, names: Names) -> dict[str, None]:
-    found: dict[str, None] = {}
-    for name in expression.names:
-        if name.name in names.parameters:
-            found[name.name] = None
-        elif name.name in names.let:
-            found.update(_parameters_in(names.let[name.name], names))
-    return found
 
 
 def _check_kernels(document: SpaceDocument, names: Names) -> None:

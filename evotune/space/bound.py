@@ -10,7 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from evotune.errors import SpaceError
-from evotune.space.counting.blame import ConstraintReport, blame_empty, report_constraints
+from evotune.space.counting.blame import (
+    ConstraintReport,
+    blame_crowd,
+    blame_empty,
+    not_found,
+    report_constraints,
+)
+from evotune.space.counting.crowding import find_crowd
+from evotune.space.counting.effort import FULL, SHOWN_S, Deadline
 from evotune.space.counting.expansion import Variable
 from evotune.space.counting.members import Members
 from evotune.space.counting.rules import Rules
@@ -65,14 +73,19 @@ class BoundSpace:
 
     @functools.cached_property
     def _members(self) -> Members:
+        crowd = find_crowd(
+            self._variables, [node for constraint in self.constraints for node in constraint.nodes]
+        )
+        if crowd is not None:
+            raise blame_crowd(self.constraints, crowd)
         members = Members(self._variables, self._rules.conditions, self._interner)
-        if members.count == 0 and not members.exact:
-            raise SpaceError(
-                "found no valid configuration: the constraints leave too few to find one",
-                file=str(self.document.path),
+        if members.is_empty:
+            deadline = Deadline.after(SHOWN_S)
+            raise blame_empty(
+                self._variables, self.genes, self.constraints, self._interner, deadline
             )
         if members.count == 0:
-            raise blame_empty(self._variables, self.genes, self.constraints, self._interner)
+            raise not_found(self.constraints, str(self.document.path), FULL.steps)
         return members
 
     def size(self) -> SpaceSize:
@@ -178,7 +191,10 @@ class BoundSpace:
 
     def violations(self, configuration: Mapping[str, Value]) -> list[str]:
         """The constraints that do not hold, in the words of the space file."""
-        return [str(violated.spec) for violated in self._rules.violated(configuration)]
+        return [
+            f"{constraint.spec}: no value, {why}" if why else str(constraint.spec)
+            for constraint, why in self._rules.violated(configuration)
+        ]
 
     def violated_after_compile(
         self,
@@ -202,9 +218,12 @@ class BoundSpace:
             return f"{spec}; found {', '.join(found)}" if found else str(spec)
         return ""
 
-    def constraint_report(self) -> list[ConstraintReport]:
+    def constraint_report(self, deadline: Deadline | None = None) -> list[ConstraintReport]:
         """What each constraint removes, on its own and beyond all the others."""
-        return report_constraints(self._variables, self.genes, self.constraints, self._interner)
+        deadline = deadline or Deadline.after(SHOWN_S)
+        return report_constraints(
+            self._variables, self.genes, self.constraints, self._interner, deadline
+        )
 
     def check(self, expression: Expression) -> None:
         """SpaceError, where it stands, if it names something that there is not."""

@@ -54,9 +54,10 @@ class Names:
             for name, values in self.values.items()
         }
         self._check_clashes(document)
-        self._let_order = self._ordered_lets()
-        for name in self._let_order:
+        self._let_parts: dict[str, tuple[str, ...]] = {}
+        for name in self._ordered_lets():
             self._kinds[name] = self.check(self.let[name])
+            self._let_parts[name] = (*self.lets_in(self.let[name]), name)
 
     def after_compile(self, document: SpaceDocument) -> Names:
         """The same names and the compiled figures; a SpaceError when one has a meaning already."""
@@ -167,14 +168,26 @@ class Names:
         values = self.values.get(name.name)
         return values if isinstance(values, tuple) and kinds_of(values) == {str} else None
 
+    def lets_in(self, expression: Expression) -> list[str]:
+        """The `let`s that it is made of, each after those that it is made of itself."""
+        direct = [name.name for name in expression.names if name.name in self.let]
+        return list(dict.fromkeys(let for name in direct for let in self._let_parts[name]))
+
+    def all_names_in(self, expression: Expression) -> dict[str, Name]:
+        """Also those in the `let`s that it is made of; of each the use in the expression itself
+        that comes first."""
+        found: dict[str, Name] = {}
+        for name in expression.names:
+            found.setdefault(name.name, name)
+            for let in self._let_parts.get(name.name, ()):
+                for inner in self.let[let].names:
+                    found.setdefault(inner.name, name)
+        return found
+
     def varying_in(self, expression: Expression) -> Name | None:
         """The first name in it whose value differs between the environments."""
-        for name in expression.names:
-            if name.name in self.varying:
-                return name
-            if name.name in self.let and self.varying_in(self.let[name.name]):
-                return name
-        return None
+        names = self.all_names_in(expression)
+        return next((use for name, use in names.items() if name in self.varying), None)
 
 
 def _all_values(parameter: Parameter, otherwise: Value) -> tuple[Value, ...] | range:

@@ -13,8 +13,6 @@ from evotune.space.naming import Names
 from evotune.space.specs import ConstraintSpec, ParameterSpec
 from evotune.trial import Value
 
-MAX_TREE_DEPTH = 200
-
 
 @dataclass(frozen=True, slots=True)
 class Gene:
@@ -61,10 +59,15 @@ class Scope:
         return self._let.values()
 
     def bind(self, expression: Expression) -> Node:
-        """The interned tree over parameters; expressions of one meaning give one node."""
+        """The interned tree over parameters; expressions of one meaning give one node.
+        SpaceError for one that has no value here, whatever the parameters are."""
+        for name in self._names.lets_in(expression):
+            if name not in self._let:
+                self._let[name] = self._bind(self._names.let[name].node)
         node = self._bind(expression.node)
-        if self._interner.depth(node) > MAX_TREE_DEPTH:
-            raise expression.error(f"nested deeper than {MAX_TREE_DEPTH} levels through 'let'")
+        failure = self._interner.failure(node)
+        if failure:
+            raise expression.error(f"{failure} in `{expression.text}`")
         return node
 
     def _bind(self, node: Node) -> Node:
@@ -80,8 +83,6 @@ class Scope:
         if name in names.parameters or name in names.figures:
             return self._interner.name(name)
         if name in names.let:
-            if name not in self._let:
-                self._let[name] = self.bind(names.let[name])
             return self._let[name]
         if name in names.device:
             return self._interner.literal(names.device[name])

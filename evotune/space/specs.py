@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evotune.space.language.expression import Expression
 from evotune.space.parameters import Parameter
-from evotune.space.reading.yaml_source import Position
+from evotune.space.reading.yaml_source import DataPath, Position
 from evotune.trial import Value
 
 _LEAST_ARCH = re.compile(r"arch\s*>=\s*(\d+)")
@@ -18,7 +18,7 @@ _LEAST_ARCH = re.compile(r"arch\s*>=\s*(\d+)")
 @dataclass(frozen=True, slots=True)
 class ProblemSpec:
     """`shapes`, `variants` and `held_out` map symbols to values; the problem gives them
-    their meaning."""
+    their meaning. `positions` says where each key, shape, variant and symbol stands."""
 
     name: str
     dtype: str
@@ -26,6 +26,15 @@ class ProblemSpec:
     variants: tuple[Mapping[str, Value], ...]
     held_out: tuple[Mapping[str, Value], ...]
     position: Position
+    positions: Mapping[DataPath, Position]
+
+    def at(self, *path: str | int) -> Position:
+        """Where the longest beginning of `path` that is in the file stands, as in
+        `("shapes", 0, "rows")`."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.positions:
+                return self.positions[path[:length]]
+        return self.position
 
     def environments(self, *, held_out: bool = False) -> tuple[dict[str, Value], ...]:
         """The symbols of each shape x variant, shapes first, with `dtype`."""

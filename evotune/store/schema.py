@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 
+from evotune.store.checksums import FIRST, ROW, SMALL_TABLES, keep_table_sum, keep_tail, row_sum
 from evotune.trial import Json
 
 encode_json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps makes one each time
@@ -41,7 +42,7 @@ def _version_2(connection: sqlite3.Connection) -> None:
         connection.executemany(
             "UPDATE outcomes SET kind = ?, fitness = ?, duplicate_of = ?, binary = ?, stage_s = ?"
             " WHERE number = ?",
-            ((*_columns_of_text(text), number) for number, text in rows),
+            ((*columns_of_text(text), number) for number, text in rows),
         )
         last = rows[-1][0]
     connection.execute("CREATE INDEX by_kind ON outcomes (kind, finished_s, stage_s)")
@@ -53,17 +54,22 @@ def _version_2(connection: sqlite3.Connection) -> None:
 
 def outcome_columns(outcome: Mapping[str, Json]) -> tuple[Json, ...]:
     """kind, fitness, duplicate_of, binary and stage_s of an outcome's JSON; empty ones are NULL."""
-    stage_s = outcome.get("stage_s")
+    stage_s, fitness = outcome.get("stage_s"), outcome.get("fitness")
     return (
         outcome.get("kind", ""),
-        outcome.get("fitness"),
+        None if fitness is None else real(fitness),
         outcome.get("duplicate_of"),
         outcome.get("binary"),
         encode_json(stage_s) if stage_s else None,
     )
 
 
-def _columns_of_text(text: str) -> tuple[Json, ...]:
+def real(number: float) -> float:
+    """As SQLite gives it back: neither an integer nor a negative zero."""
+    return float(number) + 0.0
+
+
+def columns_of_text(text: str) -> tuple[Json, ...]:
     """Of a damaged record nothing: who reads it will say so."""
     try:
         outcome = json.loads(text)
@@ -72,7 +78,35 @@ def _columns_of_text(text: str) -> tuple[Json, ...]:
     return outcome_columns(outcome if isinstance(outcome, dict) else {})
 
 
-MIGRATIONS: Sequence[Callable[[sqlite3.Connection], None]] = (_version_1, _version_2)
+def _version_3(connection: sqlite3.Connection) -> None:
+    """Checksums: of each outcome, in the order of storing, and of every other table."""
+    connection.execute(
+        "CREATE TABLE tails (name TEXT PRIMARY KEY, rows INTEGER NOT NULL, sum INTEGER NOT NULL)"
+        " STRICT"
+    )
+    for column in ("place", "sum"):
+        connection.execute(f"ALTER TABLE outcomes ADD COLUMN {column} INTEGER")
+    number, place, found = -1, 0, FIRST
+    query = f"SELECT {ROW} FROM outcomes WHERE number > ? ORDER BY number LIMIT 1000"
+    while rows := connection.execute(query, (number,)).fetchall():
+        sums = []
+        for row in rows:
+            found = row_sum((*row, place), found)
+            sums.append((place, found, row[0]))
+            place += 1
+        connection.executemany("UPDATE outcomes SET place = ?, sum = ? WHERE number = ?", sums)
+        number = rows[-1][0]
+    keep_tail(connection, "outcomes", place, found)
+    for table in SMALL_TABLES:
+        keep_table_sum(connection, table)
+
+
+def schema_of(connection: sqlite3.Connection) -> frozenset[tuple[Json, ...]]:
+    """Type, name, table and SQL of all that the store is made of."""
+    return frozenset(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
+
+
+MIGRATIONS: Sequence[Callable[[sqlite3.Connection], None]] = (_version_1, _version_2, _version_3)
 """Step n takes a store from version n to n + 1; all steps and the number are one transaction."""
 
 

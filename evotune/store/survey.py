@@ -6,14 +6,14 @@ import math
 import operator
 from collections.abc import Iterator, Mapping
 
-from evotune.store.sqlite import RunStore
+from evotune.store.queries import StoreQueries
 from evotune.trial import Configuration, Outcome, Value, parse_json
 
 # Read from end to end: by the index on fitness a row would be fetched here, the next one there.
 _WITH_FITNESS = "FROM outcomes NOT INDEXED WHERE fitness IS NOT NULL"
 
 
-def standings(store: RunStore) -> list[tuple[int, float, float, float, str]]:
+def standings(store: StoreQueries) -> list[tuple[int, float, float, float, str]]:
     """Number, fitness, its bounds and the device's model, of each trial with a fitness: best
     first; of equals, the first."""
     # A recorded outcome has neither bounds nor a device. SQLite sorts long texts slowly, so that
@@ -37,7 +37,7 @@ def standings(store: RunStore) -> list[tuple[int, float, float, float, str]]:
     return found
 
 
-def records(store: RunStore) -> set[int]:
+def records(store: StoreQueries) -> set[int]:
     """Trials that were the best so far when they were told, or when they finished."""
     query = f"SELECT number, fitness {_WITH_FITNESS}"
     found: set[int] = set()
@@ -50,13 +50,13 @@ def records(store: RunStore) -> set[int]:
     return found
 
 
-def trials_like(store: RunStore, values: Mapping[str, Value]) -> list[int]:
+def trials_like(store: StoreQueries, values: Mapping[str, Value]) -> list[int]:
     """Trials of that configuration."""
     query = "SELECT number FROM outcomes WHERE configuration = ? ORDER BY number"
     return [number for (number,) in store.each_row(query, (Configuration(values).key,))]
 
 
-def failures(store: RunStore) -> Iterator[tuple[str, str]]:
+def failures(store: StoreQueries) -> Iterator[tuple[str, str]]:
     """Kind and reason of each trial without a fitness, in proposal order."""
     query = "SELECT kind, outcome FROM outcomes WHERE fitness IS NULL ORDER BY number"
     with store.trusting_facts():

@@ -16,6 +16,7 @@ from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
 
 
+@pytest.mark.soak
 def test_the_default_bfloat16_configuration_passes_the_gate(tmp_path: Path) -> None:
     evotune = [sys.executable, "-m", "evotune"]
     runs = ["--runs-dir", str(tmp_path / "runs")]

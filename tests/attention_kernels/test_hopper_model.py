@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from _pytest.mark import ParameterSet
 
 from evotune.execute.protocol import TIMED, CaseJob
 from evotune.trial import Configuration, Value
@@ -125,7 +126,11 @@ TWO: dict[str, Value] = {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 48, "PING_PONG": T
             {"SKIP_MASKED": True, "PING_PONG": True}, {"causal": True}, marks=pytest.mark.soak
         ),
         ({**TWO, "STAGES": 1, "EXP2_FMA_SHARE": 8}, {"causal": True, "dtype": "bfloat16"}),
-        ({**TWO, "OVERLAP": False, "Q_IN_REGS": True, "WALK": "snake"}, {"head_dim": 32}),
+        pytest.param(
+            {**TWO, "OVERLAP": False, "Q_IN_REGS": True, "WALK": "snake"},
+            {"head_dim": 32},
+            marks=pytest.mark.soak,
+        ),
         pytest.param(
             {**TWO, "STORE": "direct", "STAGES": 3, "RESCALE_LOG2": 0},
             {"head_dim": 96},
@@ -188,10 +193,11 @@ SHARED: dict[str, Value] = {**TWO, "SHARE_TAIL": True}
     ("values", "shapes", "problem"),
     [
         ({"WEIGHT_SETS": 2}, ODD, {}),
-        (
+        pytest.param(
             {"PACK_GQA": True, "STORE": "direct", "QUERY_STAGES": 1, "HEAD_SECTION": 1},
             GROUPED,
             {"head_dim": 128, "dtype": "bfloat16"},
+            marks=pytest.mark.soak,
         ),
     ],
 )
@@ -210,17 +216,22 @@ def test_the_last_tiles_are_shared_out(
 LONG = [{"batch": 1, "heads": 1, "seq_len": 200}]
 
 
+def _later(*values: object) -> ParameterSet:
+    """For `make soak`."""
+    return pytest.param(*values, marks=pytest.mark.soak)
+
+
 @pytest.mark.parametrize(
     ("right", "wrong", "complaint"),
     [
         # A stage is loaded again while it is read; the other parity; sums that are not there yet.
         ("wait_mbarrier(value_empty(keys.stage), keys.parity ^ 1);", "", "deadlock"),
         ("wait_mbarrier(key_empty(keys.stage), keys.parity ^ 1);", "", "more arrivals"),
-        ("value_full(value.stage), value.parity", "value_full(value.stage), 0", "deadlock"),
-        ("      wait_products<0>();\n      pin(output);", "", "error"),
+        _later("value_full(value.stage), value.parity", "value_full(value.stage), 0", "deadlock"),
+        _later("      wait_products<0>();\n      pin(output);", "", "error"),
         # A wrong stride, and a wrong swizzle of the output.
         ("step * 16 * kRowBytes, rows * kRowBytes)", "step * 16, rows * kRowBytes)", "error"),
-        ("row % 8 : row / 2 % 4", "row / 2 % 8 : row / 2 % 4", "error"),
+        _later("row % 8 : row / 2 % 4", "row / 2 % 8 : row / 2 % 4", "error"),
     ],
 )
 def test_the_model_sees_mistakes(right: str, wrong: str, complaint: str, tmp_path: Path) -> None:
@@ -235,10 +246,10 @@ def test_the_model_sees_mistakes(right: str, wrong: str, complaint: str, tmp_pat
     [
         # A block that leaves before all has come; a part over another.
         ({"SPLIT_KV": 4}, "  wait_for_inbox(inbox);\n", "", "left"),
-        ({"SPLIT_KV": 4}, "(own - block - 1) % SPLIT_KV", "0", "error"),
+        _later({"SPLIT_KV": 4}, "(own - block - 1) % SPLIT_KV", "0", "error"),
         # A block that leaves early; one that comes late; a stage that only one block gets back.
         ({"CLUSTER": 2}, "    sync_cluster();  // the others", "// the others", "left"),
-        ({"CLUSTER": 2}, "    sync_cluster();\n", "    __syncthreads();\n", "nobody started"),
+        _later({"CLUSTER": 2}, "    sync_cluster();\n", "    __syncthreads();\n", "nobody started"),
         ({"CLUSTER": 2}, "arrive_in_block(empty, lane)", "arrive_in_block(empty, 0)", "dead"),
     ],
 )

@@ -27,12 +27,14 @@ ERRORS: dict[str, BaseException] = {
     "locked": RunLocked("held by 17"),
     "interrupted": Interrupted("stopped"),
     "keyboard": KeyboardInterrupt(),
+    "disguised": ImportError("numpy failed to import", name="numpy"),
     "escape": UsageError("bad \x1b[2J\nname"),
     "import": ImportError("no module named torch", name="torch"),
     "full": OSError(errno.ENOSPC, "No space left on device", "store.sqlite"),
     "bug": ZeroDivisionError("division by zero\nsecond line"),
     "own-import": ImportError("cannot import name x", name="evotune.cli"),
 }
+ERRORS["disguised"].__cause__ = KeyboardInterrupt()
 
 
 @click.command(cls=Command, example="evotune explode bug")

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from measure.test_processes import outcome as timed
 from report.runs import failed, make_run, ok, recorded
 
 from evotune.errors import UsageError
+from evotune.measure.processes import combined
 from evotune.report.fail_if import parse_condition
 from evotune.trial import OutcomeKind
 
@@ -117,3 +122,30 @@ def test_a_run_without_a_valid_candidate_fails_the_comparison(
 def test_a_limit_that_makes_no_sense_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="expected FIGURE>NUMBER%"):
         parse_condition(text)
+
+
+@pytest.mark.parametrize(("condition", "code"), [("median>3%", 1), ("median>6%", 0)])
+def test_the_verdict_is_the_exit_code_though_nobody_reads_the_table(
+    two: None, tmp_path: Path, condition: str, code: int
+) -> None:
+    """As with `evotune compare … | head -1` under pipefail."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "evotune", "compare", "a", "b", "--fail-if", condition]
+    done = subprocess.run(
+        command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False)
+
+
+def test_a_machine_too_noisy_for_a_verdict_leaves_a_condition_undecided(
+    invoke: Invoke, two: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noisy = combined([timed(s) for s in (1.0, 1.2, 0.9)])
+    monkeypatch.setattr("evotune.engine.remeasuring.remeasure", lambda *sides: noisy)
+    result = invoke("compare", "a", "b", "--remeasure", "--fail-if", "median>3%")
+    words = "too noisy: the same code varied by 33% from process to process"
+    assert (result.exit_code, f"undecided, {words}" in result.stderr) == (6, True)
+    alone = invoke("compare", "a", "b", "--remeasure")
+    assert (alone.exit_code, words in alone.stderr) == (0, True)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from engine.runs import recorded_space, run_here
 from report.runs import failed, make_run, ok
+from store.forging import change, forge
 
 import evotune.report.data
-from evotune.engine.folder import RunFolder
 from evotune.store import RunStore
 from evotune.trial import OutcomeKind
 
@@ -30,26 +30,27 @@ DAMAGE = (
     "UPDATE outcomes SET configuration = '{\"BLOCK_M\":{}}'",
     "UPDATE outcomes SET configuration = ''",
     "UPDATE outcomes SET finished_s = 9e999",
-    "UPDATE outcomes SET kind = 'odd'",
     "UPDATE meta SET value = '5' WHERE name = 'settings'",
     "UPDATE meta SET value = '{\"timings\":[7]}' WHERE name = 'baselines'",
     f"UPDATE meta SET value = '{'[' * 3000}' WHERE name = 'space'",
+    "INSERT OR REPLACE INTO meta VALUES ('ablation', '{\"trial\":0,\"rows\":[{}]}')",
+    'INSERT OR REPLACE INTO meta VALUES (\'baselines\', \'{"timings":[{"case":"c"}]}\')',
+    "INSERT OR REPLACE INTO meta VALUES ('baselines', '{\"copy_gbps\":\"x\"}')",
 )
 
 
-def change(run: RunFolder, statement: str) -> None:
-    connection = sqlite3.connect(run.store)
-    with connection:
-        connection.execute(statement)
-    connection.close()
-
-
-@pytest.mark.parametrize("statement", DAMAGE)
+@pytest.mark.parametrize(
+    ("statement", "damage"),
+    [
+        *((statement, change) for statement in (*DAMAGE, "UPDATE outcomes SET kind = 'odd'")),
+        *((statement, forge) for statement in DAMAGE),
+    ],
+)
 def test_readers_say_that_the_store_is_damaged(
-    invoke: Invoke, tmp_path: Path, statement: str
+    invoke: Invoke, tmp_path: Path, statement: str, damage: Callable[..., None]
 ) -> None:
     run = make_run(tmp_path / "runs", [ok(1.2), failed(OutcomeKind.NAN), ok(1.1, duplicate_of=0)])
-    change(run, statement)
+    damage(run.store, statement)
     for words in READERS:
         result = invoke(words[0], run.path, *words[1:])
         assert result.exit_code == 4, (words, result.output, result.exception)
@@ -71,7 +72,7 @@ def test_damage_that_is_met_in_the_middle_of_a_report_leaves_none(
 ) -> None:
     monkeypatch.setattr(evotune.report.data, "_HEAD_ROWS", 1)
     run = make_run(tmp_path / "runs", [ok(2 - n / 9) for n in range(9)])
-    change(run, f"{statement} WHERE number = 6")
+    forge(run.store, f"{statement} WHERE number = 6")
     for style in ("csv", "json", "jsonl", "t4", "parquet"):
         file = tmp_path / f"report.{style}"
         result = invoke("report", run.path, "--format", style, "-o", file)
@@ -95,7 +96,7 @@ def test_a_run_does_not_go_on_with_damaged_facts(
     invoke: Invoke, tmp_path: Path, name: str, value: object
 ) -> None:
     run = run_here(recorded_space(tmp_path / "space"), tmp_path / "runs", trials=20)
-    change(run, f"UPDATE meta SET value = '{json.dumps(value)}' WHERE name = '{name}'")
+    forge(run.store, f"UPDATE meta SET value = '{json.dumps(value)}' WHERE name = '{name}'")
     result = invoke("resume", run.path, "--trials", 30)
     assert result.exit_code == 4, (result.output, result.exception)
     assert "is damaged (" in result.stderr

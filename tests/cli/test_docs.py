@@ -129,6 +129,11 @@ def test_each_shell_gets_a_completion_script(invoke: Invoke, shell: str) -> None
         ("evotune top lat", {"latest"}),
         ("evotune report x --format par", {"parquet"}),
         ("evotune run --tri", {"--trials"}),
+        ("evotune compare lat", {"latest"}),
+        ("evotune replay lat", {"latest"}),
+        ("evotune run --warm-start lat", {"latest"}),
+        ("evotune run --strategy ev", {"evolution"}),
+        ("evotune compile --device rtx", {"rtx4090"}),
     ],
 )
 def test_completion_knows_commands_options_runs_and_spaces(

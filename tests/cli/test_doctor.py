@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -94,11 +93,9 @@ def test_no_gpu_at_all_is_fine() -> None:
     assert by_name(examine(no_gpu))["GPU"].status is Status.ABSENT
 
 
-def test_a_driver_that_hangs_costs_the_time_out_and_keeps_what_was_said() -> None:
-    started_s = time.monotonic()
-    program = "import time; print('[\"NVIDIA L4\"]', flush=True); time.sleep(60)"
-    state = probe(5.0, python(program))
-    assert time.monotonic() - started_s < 20
+def test_a_driver_that_hangs_is_given_up_and_keeps_what_was_said() -> None:
+    """For ever, if it were waited for."""
+    state = probe(5.0, ("sh", "-c", "echo '[\"NVIDIA L4\"]'; exec sleep infinity"))
     assert state.gpus == ("NVIDIA L4",)
     assert "did not answer within 5 s" in state.problem
 

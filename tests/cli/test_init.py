@@ -24,7 +24,10 @@ def test_a_new_kernel_runs_at_once(invoke: Invoke, tmp_path: Path) -> None:
     ]
     folder = invoke("run", "my-kernel")
     assert (folder.exit_code, folder.stdout) == (2, "")
-    assert "my-kernel: is not a file; did you mean my-kernel/space.yaml?" in folder.stderr
+    assert (
+        "my-kernel: expected a file, found a directory; did you mean my-kernel/space.yaml?"
+        in folder.stderr
+    )
     space = tmp_path / "my-kernel" / "space.yaml"
     space.write_text(space.read_text().replace("1000000", "2000").replace("777777", "777"))
     run = invoke("run", "my-kernel/space.yaml", "--trials", 1)
@@ -49,9 +52,13 @@ def test_a_space_from_elsewhere_needs_trust(
     space = tmp_path / "elsewhere" / "space.yaml"
     refused = invoke("check", space, "--no-compile")
     assert refused.exit_code == 2
-    assert "add --trust-problem" in refused.stderr
+    assert "add --trust" in refused.stderr
     assert f"{space}:5:3: " in refused.stderr
-    assert invoke("check", space, "--no-compile", "--trust-problem").exit_code == 0
+    assert invoke("check", space, "--no-compile", "--trust-problem").exit_code == 0  # the old name
+    path.write_text(path.read_text() + "# again\n")
+    assert invoke("check", space, "--no-compile").exit_code == 2
+    assert invoke("check", space, "--no-compile", "--trust").exit_code == 0
+    assert invoke("check", space, "--no-compile").exit_code == 0
 
 
 def test_the_cuda_scaffold_compiles_without_a_gpu(invoke: Invoke) -> None:

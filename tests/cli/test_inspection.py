@@ -32,7 +32,8 @@ KERNEL = """\
 #if UNROLL == BROKEN
 #error this unroll is broken
 #endif
-extern "C" void attention_forward() {}
+extern "C" void attention_forward(const float* q, const float* k, const float* v, float* out,
+                                  float scale, int, int, int, int, int) {}
 """
 
 
@@ -59,11 +60,69 @@ def test_check_tells_the_size_the_constraints_and_the_kernels(invoke: Invoke, sp
     assert "UNROLL * BLOCK_N <= 64 1 1 keep it small" in " ".join(result.output.split())
 
 
+def test_check_says_which_constraints_there_was_no_time_to_count(
+    invoke: Invoke, space: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evotune.space.bound.SHOWN_S", -1.0)
+    result = invoke("check", space, "--no-compile")
+    assert result.exit_code == 0
+    words = " ".join(result.output.split())
+    assert "UNROLL * BLOCK_N <= 64 ? ? ? keep it small" in words
+    assert "?: not counted within 10 s" in words
+    assert "valid 5" in words
+
+
+def test_check_says_where_a_constraint_has_no_value(invoke: Invoke, space: Path) -> None:
+    large = "(2 ** UNROLL) ** (2 * BLOCK_N) > 0"
+    space.write_text(space.read_text().replace("UNROLL * BLOCK_N <= 64", large))
+    result = invoke("check", space, "--no-compile")
+    assert result.exit_code == 0
+    words = " ".join(result.output.split())
+    assert "removes alone without a value removes last" in words
+    assert f"{large} 5 5 5 keep it small" in words
+    large = "2 ** 64 > UNROLL"
+    space.write_text(SPACE.replace("UNROLL * BLOCK_N <= 64", large))
+    result = invoke("check", space, "--no-compile")
+    assert result.exit_code == 2
+    assert f"scale.yaml:17:11: the result is 2**63 or more in `{large}`" in result.stderr
+
+
+def test_check_and_run_answer_for_a_space_in_which_nothing_is_found(
+    invoke: Invoke, space: Path
+) -> None:
+    names = "".join(f"  P{i}: {{range: [1, 32]}}\n" for i in range(12))
+    sums = [
+        " + ".join(f"{1 + (i * k) % 9} * P{i} * P{11 - i}" for i in range(12)) for k in range(1, 6)
+    ]
+    constraints = "".join(f"  - {text} == {20000 + 17 * k}\n" for k, text in enumerate(sums))
+    before = SPACE.partition("parameters:")[0]
+    space.write_text(f"{before}parameters:\n{names}constraints:\n{constraints}")
+    for command in (["check", "--no-compile"], ["run"], ["compile"]):
+        result = invoke(*command, space, "--device", "cpu")
+        assert result.exit_code == 2
+        (line,) = result.stderr.splitlines()
+        assert "scale.yaml:31:5: found no configuration in 4,000,000,000 steps; const" in line
+
+
 def test_check_compiles_a_sample_and_says_what_fails(invoke: Invoke, space: Path) -> None:
     result = invoke("check", space)
     assert result.exit_code == 0
     assert "3 of 5 compile" in result.output
     assert "#error this unroll is broken" in result.output
+
+
+def test_a_parameter_that_a_header_defines_again_is_told(invoke: Invoke, space: Path) -> None:
+    space.write_text(SPACE.replace("UNROLL", "CHAR_BIT"))
+    kernel = space.parent / "kernels" / "scale.cpp"
+    kernel.write_text("#include <climits>\n" + KERNEL.replace("UNROLL", "CHAR_BIT"))
+    result = invoke("check", space)
+    assert result.exit_code == 0
+    words = "CHAR_BIT: a header or the source gives this name another value; rename the parameter"
+    assert words in " ".join(result.output.split())
+    compiled = invoke("compile", space, "--format", "jsonl")
+    assert compiled.exit_code == 1
+    rows = [json.loads(line) for line in compiled.stdout.splitlines()]
+    assert {(row["outcome"], row["reason"]) for row in rows} == {("compile_error", words)}
 
 
 def test_a_mistake_in_the_file_is_reported_with_its_place(invoke: Invoke, space: Path) -> None:
@@ -91,6 +150,14 @@ def test_compile_ends_with_1_when_one_does_not_compile(invoke: Invoke, space: Pa
     assert " of 5 done, 2 failed: compile_error kernels/scale.cpp:2:2" in result.stderr
 
 
+def test_a_kernel_that_takes_fewer_arguments_is_told(invoke: Invoke, space: Path) -> None:
+    kernel = space.parent / "kernels" / "scale.cpp"
+    kernel.write_text(KERNEL.replace("BROKEN", "99").replace(", int) {}", ") {}"))
+    result = invoke("check", space)
+    assert "attention_forward takes 9 arguments, the space gives 10" in result.stdout
+    assert "0 of 5 compile" in result.stdout
+
+
 def test_compile_ends_with_0_when_all_do_and_tells_the_cache(invoke: Invoke, space: Path) -> None:
     kernel = space.parent / "kernels" / "scale.cpp"
     kernel.write_text(KERNEL.replace("BROKEN", "99"))
@@ -113,3 +180,33 @@ def test_a_shipped_space_is_known_by_name(invoke: Invoke) -> None:
     result = invoke("check", "attention_scalar_cpu", "--no-compile")
     assert result.exit_code == 0
     assert str(ROOT / "search_spaces" / "attention_scalar_cpu.yaml") in result.output
+
+
+def test_an_unknown_strategy_is_a_mistake_in_the_space(invoke: Invoke, space: Path) -> None:
+    space.write_text(SPACE + "search: {strategy: evolutoin}\n")
+    result = invoke("check", space, "--no-compile")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "scale.yaml:19:9: unknown search strategy 'evolutoin'" in result.stderr
+    assert "did you mean 'evolution'" in result.stderr
+
+
+def test_all_of_a_space_that_would_take_weeks_is_refused(invoke: Invoke, space: Path) -> None:
+    many = "".join(f"  P{i}: {{range: [1, 100]}}\n" for i in range(4))
+    space.write_text(SPACE.replace("  UNROLL:", f"{many}  UNROLL:"))
+    result = invoke("compile", space, "--all")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--all would compile 500,000,000 configurations" in result.stderr
+    assert "--sample N compiles N of them" in result.stderr
+
+
+@pytest.mark.parametrize("variable", ["EVOTUNE_CACHE_DIR", "HOME"])
+def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(
+    invoke: Invoke, space: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    for name in ("EVOTUNE_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "/dev/null/nowhere")
+    result = invoke("compile", space, "--sample", 1)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "cannot write into the cache /dev/null/nowhere" in result.stderr
+    assert "set EVOTUNE_CACHE_DIR to a folder that you may write into" in result.stderr

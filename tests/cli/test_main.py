@@ -75,8 +75,9 @@ def test_help_imports_no_heavy_package() -> None:
         ("locked", 5, "error: held by 17"),
         ("interrupted", 130, "error: stopped"),
         ("keyboard", 130, "interrupted"),
+        ("disguised", 130, "interrupted"),
         ("escape", 2, "error: bad [2J name"),
-        ("import", 3, "error: no module named torch; `evotune doctor` tells what is missing"),
+        ("import", 3, "error: not installed: torch; `evotune doctor` tells how to get it"),
         ("full", 3, "error: store.sqlite: No space left on device"),
         ("bug", 70, "error: internal error, please report it: ZeroDivisionError: division by"),
         ("own-import", 70, "error: internal error, please report it: ImportError: cannot"),
@@ -156,7 +157,7 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     assert process.stderr is not None
     assert process.stdout.readline() == "{\n"
     process.stdout.close()
-    assert process.wait(30) == 0
+    assert process.wait(300) == 0
     assert process.stderr.read() == ""
     process.stderr.close()
 
@@ -168,7 +169,7 @@ def test_a_character_that_the_terminal_lacks_becomes_ascii_or_an_escape(
     make_run(tmp_path / "runs", [ok(1.0), ok(1.0)], confirmations=verdicts)
     monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
     process = start("top", "latest", cwd=tmp_path, encoding="latin-1")
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=300)
     assert (process.returncode, errors) == (0, "")
     assert "1.00 ms" in output
     assert " µs " in output

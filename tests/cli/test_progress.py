@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 
@@ -115,6 +116,14 @@ def test_time_left_is_the_nearer_of_both_budgets() -> None:
     standing.tell(trial(0, ok(1.0)), progress(1, None, 10.0))
     clock.now_s = 5.0
     assert "15 s left" in standing.pace()
+
+
+def test_time_left_counts_the_confirmation_of_champions() -> None:
+    standing = Standing(Clock(), dataclasses.replace(info(), champions=3))
+    standing.tell(trial(0, ok(1.0)), progress(50, None, 10.0))
+    assert "1 min 10 s left" in standing.pace()
+    standing.confirmed[0] = ok(1.0)
+    assert "50 s left" in standing.pace()
 
 
 @pytest.mark.parametrize(

@@ -267,8 +267,8 @@ def test_watching_follows_a_run_from_another_process_to_its_end(
         time.sleep(0.01)
         assert process.poll() is None
     watching = start("status", "latest", "--watch", cwd=tmp_path)
-    output, lines = watching.communicate(timeout=60)
-    process.communicate(timeout=60)
+    output, lines = watching.communicate(timeout=300)
+    process.communicate(timeout=300)
     assert watching.returncode == 0
     assert lines.splitlines()[0].startswith("recorded-test on ")
     assert "new best: " in lines

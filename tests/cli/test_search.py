@@ -74,7 +74,7 @@ def test_ctrl_c_ends_with_130_and_the_command_that_resumes(
         assert line, seen
         seen += line
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=300)
     name = run_id(seen)
     assert process.returncode == 130
     assert f"resume: evotune resume {name}\n" in errors

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 from pathlib import Path
 
 import pytest
+import torch
 
-from evotune.device import cpu
+from evotune.device import cpu, cpu_cores
 from evotune.device.cpu import CpuCompiler, CpuSession
+from evotune.device.cpu_sampler import CpuSampler
 from evotune.device.launch import (
     Argument,
     CompileFailure,
@@ -16,7 +20,7 @@ from evotune.device.launch import (
     Workspace,
 )
 from evotune.device.profile import DeviceProfile
-from evotune.device.protocol import LaunchFailure
+from evotune.device.protocol import Intervention, LaunchFailure
 from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem
 from evotune.trial import OutcomeKind
@@ -44,10 +48,16 @@ def test_a_kernel_is_compiled_loaded_bound_and_timed(tmp_path: Path) -> None:
     launch()
     assert x.tolist() == [2.5, 2.5, 2.5, 2.5, 1.0]
     sampler = session.sampler([launch, launch])
-    assert 0 < sampler.time_us() < 1e5
+    assert sampler.time_us() > 0
     sampler.run()
     assert x.tolist() == [2.5**5] * 4 + [1.0]  # 1 + 2 + 2 launches
     json.dumps(dict(session.state()))
+
+
+def test_a_source_is_taken_for_cpp_whatever_its_suffix(tmp_path: Path) -> None:
+    (tmp_path / "kernel.inc").write_text('extern "C" void f() {}\n')
+    job = dataclasses.replace(_job(tmp_path), source="kernel.inc")
+    assert not isinstance(CpuCompiler().compile(job, tmp_path / "k.so", 30), CompileFailure)
 
 
 def test_an_error_names_its_line_and_no_folder_of_this_machine(tmp_path: Path) -> None:
@@ -76,6 +86,20 @@ def test_what_is_no_library_cannot_be_loaded(tmp_path: Path) -> None:
 def test_a_function_that_is_not_there_is_named_with_what_may_be_wrong() -> None:
     with pytest.raises(LaunchFailure, match=r"no such function; is it extern \"C\"\?"):
         CpuSession().load(Path("libc.so.6"), PLAN)
+
+
+def test_a_function_of_another_library_is_none_of_the_kernels(tmp_path: Path) -> None:
+    """A space could name `kill` as an entry, with arguments: no source would have to be foreign."""
+    (tmp_path / "k.cpp").write_text(
+        "#include <cstdlib>\n#include <omp.h>\n"
+        'extern "C" void scale(float*, float) { if (omp_in_parallel()) std::abort(); }\n'
+    )
+    library = tmp_path / "k.so"
+    assert not isinstance(CpuCompiler().compile(_job(tmp_path), library, 30), CompileFailure)
+    CpuSession().load(library, PLAN)
+    for entry in ("kill", "system", "omp_get_num_threads"):
+        with pytest.raises(LaunchFailure, match=f"cannot load entry {entry}: .* no such function"):
+            CpuSession().load(library, dataclasses.replace(PLAN, entry=entry))
 
 
 @pytest.mark.parametrize(
@@ -124,12 +148,12 @@ def test_a_missing_or_broken_compiler_is_an_error_with_the_fix(
 
 def test_the_threads_are_those_the_user_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert cpu.threads() == 1
+    assert cpu_cores.threads() == 1
     for value in ("1000000", "0", "all", "2,1"):
         monkeypatch.setenv("OMP_NUM_THREADS", value)
-        assert cpu.threads() >= 1
+        assert cpu_cores.threads() >= 1
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert cpu.threads() >= 1
+    assert cpu_cores.threads() >= 1
 
 
 def test_the_profile_survives_json() -> None:
@@ -168,3 +192,16 @@ def test_the_machine_code_does_not_depend_on_the_folder(tmp_path: Path) -> None:
         CpuCompiler().compile(_job(root, N=3), root / "k.so", 30)
         codes.append((root / "k.so").read_bytes())
     assert codes[0] == codes[1]
+
+
+@pytest.mark.parametrize(("calls", "most"), [(20, 1), (9, 1), (5, 2), (2, 8)])
+def test_inputs_change_between_calls_one_write_a_pause(calls: int, most: int) -> None:
+    """A kernel that works after long pauses alone would be right whenever it is watched."""
+    target = torch.zeros(8)
+    seen: list[int] = []
+    sampler = CpuSampler([lambda: seen.append(int(target.sum()))] * calls, lambda: None)
+    writes = [(target[None, n : n + 1], torch.ones(1, 1)) for n in range(8)]
+    sampler.watch([Intervention(0, calls, (calls - 1) / calls, writes)], 1.0)
+    assert seen[0] == 0, "the first call of a place finds its inputs as they were"
+    assert seen[-1] == 8
+    assert max(after - before for before, after in itertools.pairwise(seen)) == most

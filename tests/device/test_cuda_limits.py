@@ -94,13 +94,17 @@ def test_what_no_block_fits_is_a_violation() -> None:
 
 
 def test_profiles_by_name() -> None:
-    assert profiles.names() == ("l4", "a100", "h100", "h200")
-    assert [profiles.named(name).arch for name in profiles.names()] == [
-        "sm_89",
-        "sm_80",
-        "sm_90a",
-        "sm_90a",
-    ]
+    assert {name: profiles.named(name).arch for name in profiles.names()} == {
+        "l4": "sm_89",
+        "a100": "sm_80",
+        "h100": "sm_90a",
+        "h200": "sm_90a",
+        "b200": "sm_100a",
+        "a10": "sm_86",
+        "l40s": "sm_89",
+        "rtx4090": "sm_89",
+        "t4": "sm_75",
+    }
     assert (L4["multiprocessors"], L4["shared_bytes_per_block"]) == (58, 101_376)
     assert (A100["multiprocessors"], A100["shared_bytes_per_block"]) == (108, 166_912)
     assert (H200["multiprocessors"], H200["shared_bytes_per_block"]) == (132, 232_448)

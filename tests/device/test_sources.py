@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -77,9 +78,15 @@ SPELLINGS = [
     'auto r = R"x( )\\\nx" /* )x";\n#include "h.h"\n/* */',
     '#if 0\n#elif 1\n#include "h.h"\n#endif',
 ]
+# Only GCC joins lines where blanks follow the backslash: here the second line is a directive.
+SPELLINGS_OF_NVRTC = [
+    'int x; \\ \n#include "h.h"\n',
+    '#define SOME \\ \n#include "h.h"\n',
+    '// comment \\\t\r\n#include "h.h"\n',
+]
 
 
-@pytest.mark.parametrize("text", SPELLINGS)
+@pytest.mark.parametrize("text", [*SPELLINGS, *SPELLINGS_OF_NVRTC])
 def test_every_spelling_of_an_include_is_seen(tree: Make, text: str) -> None:
     assert "k/h.h" in scan(tree(text, {"k/h.h": "int seen;\n"}))
 
@@ -147,6 +154,25 @@ def test_every_kernel_that_ships_is_read() -> None:
         assert read_sources(ROOT, path.relative_to(ROOT).as_posix())
 
 
+@pytest.mark.parametrize("name", ["SECRET.txt", "id_rsa", ".env", "h.yaml", "h.h.bak", ".h"])
+@pytest.mark.parametrize("directive", ["include", "import", "embed"])
+def test_a_file_that_is_no_code_is_not_handed_to_a_compiler(
+    tree: Make, name: str, directive: str
+) -> None:
+    """A compiler's message about it would print its words."""
+    root = tree(f'#{directive} "{name}"\n', {f"k/{name}": "hunter2"})
+    for source in ("k/main.cpp", f"k/{name}"):
+        with pytest.raises(SpaceError, match=rf"source k/{name} has no suffix of code"):
+            read_sources(root, source)
+
+
+def test_a_link_with_another_name_is_no_way_around_that(tree: Make) -> None:
+    root = tree('#include "plain.h"\n', {"SECRET.txt": "hunter2"})
+    (root / "k" / "plain.h").symlink_to("../SECRET.txt")
+    with pytest.raises(SpaceError, match=r"source k/plain\.h has no suffix of code"):
+        scan(root)
+
+
 def test_symbolic_links_do_not_lead_out_of_the_root(tree: Make, tmp_path: Path) -> None:
     root = tree('#include "link.h"\n', {"k/inside.h": "inside", "other/x.h": "x", "secret.h": "s"})
     link = root / "k" / "link.h"
@@ -182,7 +208,7 @@ def test_huge_missing_and_strange_sources_are_refused(tree: Make) -> None:
         scan(root)
     (root / "k" / "big.h").unlink()
     os.mkfifo(root / "k" / "big.h")
-    with pytest.raises(SpaceError, match=r"k/big.h is not a file"):
+    with pytest.raises(SpaceError, match=r"k/big.h: expected a file, found a named pipe"):
         scan(root)
     missing = r"cannot read source k/none.cpp: No such file or directory under /.*; `root:` in"
     with pytest.raises(SpaceError, match=missing):
@@ -206,7 +232,7 @@ def test_a_fingerprint_covers_names_and_contents() -> None:
     assert fingerprint({"a": b"1", "b": b"2"}) == fingerprint({"b": b"2", "a": b"1"})
 
 
-# --- against the real preprocessor ---------------------------------------------------------
+# --- against the real preprocessors ---------------------------------------------------------
 
 PIECES = (
     "#", "#", "%:", "??=", "include", "include_next", "import", '"h.h"', '"h.h"', "<vector>",
@@ -216,26 +242,58 @@ PIECES = (
 )  # fmt: skip
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-def test_what_the_preprocessor_reads_the_scan_has_seen(tree: Make) -> None:
+def _texts(count: int) -> list[str]:
     rng = random.Random(20)
-    texts = ["".join(rng.choices(PIECES, k=rng.randint(2, 14))) for _ in range(400)] + SPELLINGS
-    root = tree("", {"k/h.h": "int seen;\n"})
+    return ["".join(rng.choices(PIECES, k=rng.randint(2, 14))) for _ in range(count)]
+
+
+def _write_all(root: Path, texts: list[str]) -> list[str]:
     for index, text in enumerate(texts):
-        (root / "k" / f"{index}.cpp").write_text(text, newline="")
-    names = [f"{index}.cpp" for index in range(len(texts))]
-    read = _read_by_preprocessor(root / "k", names)
-    assert read >= set(range(len(texts) - len(SPELLINGS), len(texts))), "no spelling is idle"
-    assert len(read) > 100, "the pieces must make real includes"
+        (root / "k" / f"{index}.cpp").write_text(text, newline="", encoding="utf-8")
+    return [f"{index}.cpp" for index in range(len(texts))]
+
+
+def _unseen(root: Path, texts: list[str], read: set[int]) -> list[str]:
+    """Those of the texts that made a compiler read h.h, and the scan did not see it."""
     unseen = []
-    for index, text in enumerate(texts):
+    for index in sorted(read):
         try:
             seen = "k/h.h" in read_sources(root, f"k/{index}.cpp")
         except SpaceError:
             seen = True
-        if index in read and not seen:
-            unseen.append(text)
-    assert unseen == []
+        if not seen:
+            unseen.append(texts[index])
+    return unseen
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_what_the_preprocessor_reads_the_scan_has_seen(tree: Make) -> None:
+    texts = _texts(400) + SPELLINGS
+    root = tree("", {"k/h.h": "int seen;\n"})
+    read = _read_by_preprocessor(root / "k", _write_all(root, texts))
+    assert read >= set(range(len(texts) - len(SPELLINGS), len(texts))), "no spelling is idle"
+    assert len(read) > 100, "the pieces must make real includes"
+    assert _unseen(root, texts, read) == []
+
+
+def test_what_nvrtc_reads_the_scan_has_seen(tree: Make) -> None:
+    nvrtc = pytest.importorskip("cupy.cuda", exc_type=ImportError).nvrtc
+    texts = [*_texts(400), *SPELLINGS, *SPELLINGS_OF_NVRTC]
+    root = tree("", {"k/h.h": "#error seen\n"})
+    read = set()
+    with contextlib.chdir(root):
+        for index, name in enumerate(_write_all(root, texts)):
+            source = (root / "k" / name).read_bytes().decode()
+            program = nvrtc.createProgram(source, f"k/{name}", [], [])
+            with contextlib.suppress(nvrtc.NVRTCError):
+                nvrtc.compileProgram(program, ["--std=c++17"])
+            if "k/h.h(1): " in nvrtc.getProgramLog(program):
+                read.add(index)
+            nvrtc.destroyProgram(program)
+    last = len(texts) - len(SPELLINGS_OF_NVRTC)
+    assert read >= set(range(last, len(texts))), "no spelling is idle"
+    assert len(read) > 50, "the pieces must make real includes"
+    assert _unseen(root, texts, read) == []
 
 
 def _read_by_preprocessor(folder: Path, names: list[str]) -> set[int]:

@@ -61,7 +61,7 @@ def kill_again_and_again(
                 for pid in [session.pid, *(() if alone else below)]:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-                assert not wait_until_gone(below, 30.0), "an orphan"
+                assert not wait_until_gone(below), "an orphan"
             status = session.finish()
             if status == KILLED:
                 counts["kills"] += 1

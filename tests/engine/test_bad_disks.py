@@ -23,7 +23,7 @@ def _limited(command: list[str], kib: int) -> subprocess.CompletedProcess[str]:
     """With files of at most so many KiB: a write beyond that fails as on a full disk."""
     script = f"ulimit -f {kib} && exec {shlex.join(command)}"
     return subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False
+        ["bash", "-c", script], capture_output=True, text=True, timeout=300, check=False
     )
 
 
@@ -41,7 +41,7 @@ def test_a_run_whose_disk_is_full_can_be_resumed_when_it_is_not(tmp_path: Path) 
     still_full = _limited(evotune("resume", run.path), 250)
     assert still_full.returncode == 4
     assert history(run)[: len(kept)] == kept
-    subprocess.run(evotune("resume", run.path), check=True, capture_output=True, timeout=60)
+    subprocess.run(evotune("resume", run.path), check=True, capture_output=True, timeout=300)
     assert history(run) == history(run_here(space, tmp_path / "unbroken", trials=TRIALS))
 
 

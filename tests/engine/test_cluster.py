@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import signal
@@ -144,11 +143,13 @@ def test_a_real_run_outlives_workers_killed_at_random(
     keep_result(device="cpu", workers=2, killed=killed, trials=trials, calibrated=len(devices))
 
 
+@pytest.mark.usefixtures("nobody_agreed")
 def test_what_the_coordinator_agreed_to_runs_on_its_workers_too(tmp_path: Path) -> None:
     content = b"class Doubling: ..."
-    path, sha256 = tmp_path / "problem.py", hashlib.sha256(content).hexdigest()
+    path = tmp_path / "problem.py"
     with pytest.raises(UsageError, match="lies outside this folder"):
-        trust.require(path, sha256)
+        trust.require({path: content})
     cluster_worker._unpack({"problem.py": zlib.compress(content)}, tmp_path)
     assert path.read_bytes() == content
-    trust.require(path, sha256)
+    trust.require({path: content})
+    assert not (tmp_path / "state").exists(), "nobody agreed on the worker's machine"

@@ -51,7 +51,10 @@ def test_a_quarantined_configuration_is_reproduced_by_its_script(
     space.write_text(SPACE)
     runs = ("--runs-dir", tmp_path / "runs")
     subprocess.run(
-        evotune("run", space, "--trials", 2, *runs), check=True, capture_output=True, timeout=120
+        evotune("run", space, "--trials", 2, "--champions", 1, *runs),
+        check=True,
+        capture_output=True,
+        timeout=120,
     )
     (script,) = tmp_path.glob("runs/*/quarantine/trial-*.sh")
     alone = subprocess.run(["sh", script], capture_output=True, text=True, timeout=120, check=False)

@@ -38,7 +38,7 @@ def test_a_killed_run_resumes_to_the_same_history(
     )
     run = kill_when_stored(process, tmp_path / "k", killed_after)
     before = history(run)
-    subprocess.run(evotune("resume", run.path), check=True, capture_output=True, timeout=60)
+    subprocess.run(evotune("resume", run.path), check=True, capture_output=True, timeout=300)
     after = history(run)
     assert killed_after <= len(before) < TRIALS
     assert after[: len(before)] == before, "what was acknowledged is kept as it was"
@@ -54,7 +54,7 @@ def test_a_run_killed_again_and_again_still_has_the_same_history(tmp_path: Path)
     for count in (21, 60, 61, 110):
         process = start_killable("resume", run.path)
         kill_when_stored(process, tmp_path / "k", count)
-    subprocess.run(evotune("resume", run.path), check=True, capture_output=True, timeout=60)
+    subprocess.run(evotune("resume", run.path), check=True, capture_output=True, timeout=300)
     assert history(run) == history(unbroken)
 
 
@@ -103,7 +103,7 @@ def test_a_run_that_is_being_worked_on_is_locked(tmp_path: Path) -> None:
     run = run_here(recorded_space(tmp_path / "space"), tmp_path / "runs", trials=20)
     with run.locked():
         second = subprocess.run(
-            evotune("resume", run.path), capture_output=True, text=True, timeout=30, check=False
+            evotune("resume", run.path), capture_output=True, text=True, timeout=300, check=False
         )
         with pytest.raises(RunLocked):
             resume_run(run, SilentObserver())

@@ -112,5 +112,3 @@ def test_how_soon_signals_end_a_run(tmp_path: Path, keep_result: Callable[..., N
         first_to_end_s_longest=round(first_s, 2),
         second_to_end_s_longest=round(second_s, 2),
     )
-    assert first_s < 10
-    assert second_s < 1

@@ -12,7 +12,7 @@ from evotune.engine.setup import load_setup
 from evotune.errors import SpaceError
 from evotune.execute.protocol import Proposal
 from evotune.trial import Configuration
-from evotune.user_code import Trust, trust
+from evotune.user_code import trust
 
 SPACE = """\
 name: written-in-triton
@@ -35,11 +35,8 @@ after_compile: [spill_bytes == 0]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def here(nobody_agreed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    fresh = Trust()
-    monkeypatch.setattr(trust, "_agreed", fresh._agreed)
-    monkeypatch.setattr(trust, "ask", fresh.ask)
 
 
 def planner(old: str = "", new: str = "", folder: Path = Path()) -> Planner:
@@ -102,7 +99,7 @@ def test_shared_memory_is_what_the_compiler_says_and_held_against_the_devices() 
         ),
         ("    launches:\n      - grid: [heads]\n", "", "8:5: a kernel for a GPU needs 'launches'"),
         ("    define:", "    options: [--fmad=false]\n    define:", "allowed: none in Triton"),
-        ("mine.py", "mine.cu\n    language: triton", "8:13: expected a .py file with Triton's"),
+        ("mine.py", "mine.cu\n    language: triton", "8:13: expected a .py file, found"),
         ("source: kernels/mine.py", "source: kernels/mine.cu", "14:9: a launch needs a 'block'"),
         ("parts, soft", "{tensor_map: q, box: [1, 1, 1, 8]}, soft", "needs a CUDA kernel"),
     ],
@@ -121,7 +118,7 @@ def test_a_kernel_from_elsewhere_is_not_run_without_agreement(
     with pytest.raises(SpaceError, match=r"mine\.py, which lies outside this folder: read it"):
         planner(folder=tmp_path / "elsewhere")
     asked: list[Path] = []
-    trust.ask = lambda path: bool(asked.append(path)) or True
+    trust.ask = lambda paths: not asked.extend(paths)
     planner(folder=tmp_path / "elsewhere")
     planner(folder=tmp_path / "copy")  # agreement is to the content
     assert asked == [tmp_path / "elsewhere" / "kernels" / "mine.py"]
@@ -137,5 +134,7 @@ parameters:"""
     made = planner("parameters:", second)
     values = {"KERNEL": "other", "BLOCK": 16, "NUM_WARPS": 1}
     case = made.proposal(0, Configuration(values)).cases[0]
-    assert (case.compile.language, case.compile.signature) == ("cuda", ())
+    compiled = case.compile
+    assert (compiled.language, compiled.signature) == ("cuda", ("pointer",))
+    assert (compiled.entry, compiled.entries) == ("", ("attend",))
     assert case.plan.arguments == (Argument("tensor", "q"),)

@@ -163,7 +163,7 @@ def stat_fields(pid: int) -> list[str]:
     return [] if fields[0] in "ZX" else fields
 
 
-def wait_until_gone(pids: set[int], timeout_s: float = 10.0) -> set[int]:
+def wait_until_gone(pids: set[int], timeout_s: float = 100.0) -> set[int]:
     """Those of `pids` that still live after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -83,6 +84,50 @@ def test_a_garbage_entry_is_a_miss(tmp_path: Path, cache: BuildCache, entry: str
     binary = cache.put(KEY, b"machine code", {}, 0.1)
     _job_file(tmp_path).write_text(entry.replace("SHA", binary.sha256))
     assert cache.get(KEY) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sha256", "OTHER"),
+        ("resources", {"registers": 16}),
+        ("seconds", 0.0),
+        ("checksum", "0" * 64),
+        ("checksum", None),
+    ],
+)
+def test_an_entry_that_was_changed_is_a_miss(
+    tmp_path: Path, cache: BuildCache, name: str, value: object
+) -> None:
+    """It could name the machine code of another job, which is as whole."""
+    cache.put(KEY, b"machine code", {"registers": 32}, 0.1)
+    entry = json.loads(_job_file(tmp_path).read_text())
+    other = cache.put("cd" * 32, b"other code", {}, 0.1)
+    (tmp_path / "jobs" / "ab" / f"{KEY}.json").write_text(
+        json.dumps({**entry, name: other.sha256 if value == "OTHER" else value})
+    )
+    assert cache.get(KEY) is None
+    cache.put(KEY, b"machine code", {"registers": 32}, 0.1)
+    assert cache.get(KEY) is not None
+
+
+def test_the_entry_of_another_job_is_a_miss(tmp_path: Path, cache: BuildCache) -> None:
+    cache.put(KEY, b"machine code", {}, 0.1)
+    entry = _job_file(tmp_path).read_bytes()
+    cache.put("cd" * 32, b"other code", {}, 0.1)
+    (tmp_path / "jobs" / "cd" / f"{'cd' * 32}.json").write_bytes(entry)
+    assert cache.get("cd" * 32) is None
+
+
+def test_what_a_killed_writer_left_is_removed_later(tmp_path: Path, cache: BuildCache) -> None:
+    path = Path(cache.put(KEY, b"machine code", {}, 0.1).path)
+    old, new = path.parent / ".writing-old", path.parent / ".writing-new"
+    for left in (old, new):
+        left.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    cache.put(KEY, b"machine code", {}, 0.1)
+    assert not old.exists()
+    assert new.exists(), "another process may be writing it"
 
 
 def test_an_entry_cannot_make_the_cache_touch_files_outside_it(tmp_path: Path) -> None:

@@ -27,10 +27,11 @@ class Pool:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, script: str = "") -> None:
         if script:
             compiler = folder / "wrapper"
-            # The healthy variant (FAULT=1) and questions about the version get the real compiler.
+            # The healthy variant (FAULT=1), linking and questions about itself get the real one.
             compiler.write_text(
                 "#!/bin/bash\n"
-                f'case "$*" in *-DFAULT=1\\ *|--version) exec {GXX} "$@";; esac\n{script}\n'
+                'case "$*" in *-DFAULT=1\\ *|-shared\\ *|--version|-E\\ -v*) '
+                f'exec {GXX} "$@";; esac\n{script}\n'
             )
             compiler.chmod(0o755)
             monkeypatch.setenv("CXX", str(compiler))
@@ -38,7 +39,7 @@ class Pool:
 
     def compile(self, job: CompileJob) -> Binary | CompileFailure:
         self._pool.submit(job)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             for done, result in self._pool.wait(0.2):
                 assert done == job
@@ -90,15 +91,13 @@ def test_a_compiler_that_fails_fails_its_job_and_no_other(
 def test_a_slow_compiler_is_stopped_with_all_its_children_and_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """g++ is a driver: what takes the time, and must be killed, is the cc1plus it starts."""
-    pool = Pool(tmp_path, monkeypatch, f'{GXX} "$@"; true')
+    """g++ is a driver: what takes the time, and must be killed, is the cc1plus it starts. A child
+    that never ends is not waited for."""
+    pool = Pool(tmp_path, monkeypatch, f'{GXX} "$@" & sleep infinity; true')
     try:
-        started = time.monotonic()
         failure = pool.compile(compile_job("slow_compile"))
-        seconds = time.monotonic() - started
         assert isinstance(failure, CompileFailure)
         assert failure.kind is OutcomeKind.COMPILE_TIMEOUT
-        assert seconds < 8, "the time-out must not wait for the children"
         assert isinstance(pool.compile(compile_job("none")), Binary)
         assert not [words for words in naming(str(tmp_path)) if "slow" in words or "cc1" in words]
     finally:
@@ -222,26 +221,28 @@ def test_compile_processes_that_raise_time_after_time_end_the_run(
 
 def test_a_compiler_sees_no_gpu_and_no_cache_but_ours(tmp_path: Path) -> None:
     """What NVRTC takes from the driver's cache has no log, so no registers."""
-    pool = CompilePool(tmp_path / "logs", tmp_path / "cache", processes=1, timeout_s=20)
+    pool = CompilePool(tmp_path / "logs", tmp_path / "cache", processes=1, timeout_s=60)
     try:
         pool.submit(compile_job("none"))
         pool.start_queued()
         (child,) = pool._busy
-        environment = Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
+        environment: list[bytes] = []
+        while len(environment) < 2:  # none while the process is being made
+            environment = Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
     finally:
         pool.close()
     assert {b"CUDA_VISIBLE_DEVICES=", b"CUDA_CACHE_DISABLE=1"} <= set(environment)
 
 
 def test_the_same_job_is_compiled_once_however_often_it_is_submitted(tmp_path: Path) -> None:
-    pool = CompilePool(tmp_path / "logs", tmp_path / "cache", processes=2, timeout_s=20)
+    pool = CompilePool(tmp_path / "logs", tmp_path / "cache", processes=2, timeout_s=60)
     job = compile_job("none")
     try:
         for _ in range(5):
             pool.submit(job)
         assert pool.queued == 1
         results = []
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 300
         while (pool.queued or pool.running) and time.monotonic() < deadline:
             results += pool.wait(0.2)
         assert len(results) == 1
@@ -255,10 +256,11 @@ def test_a_result_that_waited_while_this_process_was_stopped_is_no_time_out(
     """Ctrl-Z stops evotune, and not the compilers that it started."""
     pool = CompilePool(tmp_path / "logs", tmp_path / "cache", processes=1, timeout_s=60.0)
     try:
+        pool.warm("cpp")
+        assert select.select(pool._idle, [], [], 60)[0], "it has started"
         pool.submit(compile_job("compile_error"))
         pool.start_queued()
-        readable, _, _ = select.select(pool.children(), [], [], 60)
-        assert readable
+        assert select.select(pool.children(), [], [], 60)[0], "it has a result"
         now_s = time.monotonic
         monkeypatch.setattr(time, "monotonic", lambda: now_s() + 1000.0)
         ((_, result),) = pool.wait(5.0)

@@ -94,7 +94,8 @@ def test_every_fault_ends_in_its_outcome_again_and_again(
             for fault, (kind, reason) in faults.items():
                 worker = _worker(kernels)
                 outcome = _run(kernels, fault)
-                assert outcome.kind is kind, (repeat, fault, outcome)
+                kinds = kind if isinstance(kind, tuple) else (kind,)
+                assert outcome.kind in kinds, (repeat, fault, outcome)
                 assert reason in outcome.reason + outcome.log, (repeat, fault, outcome)
                 after, later = _sound(kernels), _sound(kernels)
                 same = _worker(kernels) == worker

@@ -21,7 +21,7 @@ from evotune.device.cuda.faults import classify
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import Fault, Sampler
-from evotune.execute import champion_checks, timer, trial_runner
+from evotune.execute import champion_checks, scoring, timer
 from evotune.execute.protocol import HELD_OUT, TIMED
 from evotune.execute.trial_runner import TrialRunner
 from evotune.measure.paired import TimingSettings, measure_paired
@@ -73,7 +73,14 @@ def job(role: str, **fields: Json) -> Json:
         for case in CASES
     ]
     # Of this number, the buffers that are altered are those that the eager calls are replayed on.
-    common = {"number": 0, "audit": False, "skipped": [], "rival": [], "fixed_sampling": False}
+    common = {
+        "number": 0,
+        "audit": False,
+        "repeat": False,
+        "skipped": [],
+        "rival": [],
+        "fixed_sampling": False,
+    }
     chosen = {case.label: "sdpa:math" for case in CASES}
     more = {"contender": float("-inf"), "baselines": chosen}
     return {**common, **more, "cases": cases, **fields}
@@ -177,7 +184,7 @@ def test_whether_a_slow_champion_reuses_results_is_asked_too(
 def test_a_champion_that_is_hard_to_believe_is_audited(
     confirm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial_runner, "_SUSPICIOUS_SPEEDUP", 0.0)
+    monkeypatch.setattr(scoring, "_SUSPICIOUS_SPEEDUP", 0.0)
     monkeypatch.setattr(gate_module, "_AUDITED_RUNS", 5)
     session = GraphSession({case.label: kernel(case, exact) for case in CASES})
     outcome = run(session, confirm=confirm)

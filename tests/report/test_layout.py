@@ -24,7 +24,7 @@ def test_a_paragraph_without_text_is_its_label() -> None:
 
 
 @given(words, st.integers(20, 120), st.integers(0, 8))
-@settings(derandomize=True, max_examples=80, deadline=None)
+@settings(derandomize=True, max_examples=80)
 def test_no_line_is_too_wide_and_no_word_is_lost(text: list[str], width: int, indent: int) -> None:
     wrapped = plain(paragraph(" ".join(text), width, indent=indent)).splitlines()
     assert all(len(line) <= max(width, indent + 20) for line in wrapped)

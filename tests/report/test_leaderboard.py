@@ -126,7 +126,7 @@ def _data(outcomes: list[Outcome], confirmations: dict[int, Outcome]) -> RunData
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 40))
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(derandomize=True, max_examples=60)
 def test_every_valid_code_has_one_row_and_ranks_never_fall(rng: random.Random, count: int) -> None:
     outcomes = [
         ok(

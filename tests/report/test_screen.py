@@ -245,7 +245,7 @@ def test_what_compilers_said_stays_on_the_screen_and_harmless(tmp_path: Path) ->
     st.integers(1, 12),
     st.lists(st.floats(0.01, 90.0), min_size=1, max_size=12),
 )
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(derandomize=True, max_examples=60)
 def test_no_line_is_wider_than_the_screen(
     width: int, cases: int, count: int, speedups: list[float]
 ) -> None:

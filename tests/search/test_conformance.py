@@ -101,7 +101,7 @@ def test_proposals_depend_on_outcomes_only_once_they_are_told(name: str) -> None
 
 
 @every_strategy
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=4, derandomize=True)
 @given(stop=st.integers(0, 180), seed=st.integers(0, 3))
 def test_a_restored_snapshot_is_the_full_fold(name: str, stop: int, seed: int) -> None:
     recorded = recording()

@@ -3,10 +3,10 @@ from __future__ import annotations
 import gc
 import itertools
 import random
-import time
 from collections import Counter
 
 import pytest
+from counting import calls_made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -144,16 +144,14 @@ def test_refuses_what_is_no_set_of_configurations(
         ExplicitSpace(PARAMETERS, configurations)
 
 
-def test_eighteen_thousand_configurations_are_indexed_within_a_second() -> None:
+def test_eighteen_thousand_configurations_are_indexed_with_little_work_for_each() -> None:
     parameters = [OrderedParameter(f"P{i}", (1, 2, 4, 8, 16, 32)) for i in range(6)]
     product = itertools.product(*(parameter.values for parameter in parameters))
     configurations = [
         {f"P{i}": value for i, value in enumerate(values)}
         for values in itertools.islice(product, 18_000)
     ]
-    start = time.process_time()
-    ExplicitSpace(parameters, configurations)
-    assert time.process_time() - start < 1.0
+    assert calls_made(lambda: ExplicitSpace(parameters, configurations), 18_000 * 30) > 18_000
 
 
 def test_the_default_is_nearest_to_the_middle_of_every_domain() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from counting import calls_made
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evotune.errors import SpaceError
@@ -19,9 +19,7 @@ from evotune.trial import Configuration, Value
 from .spaces import bind_text
 
 NUMBERS = ["A", "B", "C", "D"]
-quick = settings(
-    derandomize=True, deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow]
-)
+quick = settings(derandomize=True, max_examples=80)
 
 
 @st.composite
@@ -255,13 +253,11 @@ constraints:
 """
 
 
-def test_sparse_space_of_billions_is_counted_and_sampled_within_a_second() -> None:
-    start = time.perf_counter()
+def test_sparse_space_of_billions_is_counted_and_sampled_without_going_through_it() -> None:
+    calls_made(lambda: bind_text(BILLION, [{"n": 4096}]).sample(random.Random(0)), limit=1_000_000)
     space = bind_text(BILLION, [{"n": 4096}])
     rng = random.Random(0)
-    first = space.sample(rng)
-    assert time.perf_counter() - start < 1.0
-    assert space.is_valid(first)
+    assert space.is_valid(space.sample(rng))
     size = space.size()
     assert size.exact
     assert size.cartesian == 3_276_800_000
@@ -308,11 +304,9 @@ def test_space_too_entangled_to_count_is_still_sampled() -> None:
     assert space.is_valid(space.repair(drawn, rng))
 
 
-def test_a_constant_that_has_no_value_is_a_condition_that_does_not_hold() -> None:
+def test_a_condition_does_not_hold_where_it_has_no_value() -> None:
     body = "parameters: {A: [1, 2], B: [1, 2]}\nconstraints: "
-    with pytest.raises(SpaceError, match="no configuration satisfies"):
-        bind_text(body + "['A + B <= max(3 * (4 // 0), 2)']").size()
-    guarded = bind_text(body + "['A == 1 or A + B <= max(3 * (4 // 0), 2)']")
+    guarded = bind_text(body + "['A == 1 or A + B <= max(3 * (4 // n), 2)']", [{"n": 0}])
     assert [tuple(found.values()) for found in guarded.enumerate()] == [(1, 1), (1, 2)]
 
 

@@ -29,7 +29,7 @@ def damage(buffers: BufferSets) -> str:
     return next(filter(None, found), "")
 
 
-@settings(derandomize=True, max_examples=40, deadline=None)
+@settings(derandomize=True, max_examples=40)
 @given(
     st.tuples(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 300)),
     st.sampled_from(["x", "out", "scratch", "counter"]),

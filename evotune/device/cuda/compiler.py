@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
-import importlib.util
 import os
 import re
 import time
@@ -13,7 +12,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from evotune.device.argument_check import check_text, errs_in_check, mismatch
+from evotune.device.cuda.include_folders import (
+    cuda_folders,
+    headers_version,
+    missing_header,
+    search_folders,
+)
 from evotune.device.cuda.ptxas import read_figures
+from evotune.device.define_checks import checked_end, reason_of, redefined
 from evotune.device.launch import MBARRIERS, CompileFailure, CompileJob, uses_mbarriers
 from evotune.errors import EnvironmentProblem
 from evotune.trial import Json, OutcomeKind
@@ -32,7 +39,6 @@ _COMPILATION_FAILED = 6  # nvrtcResult: the source's fault; every other error is
 _INVALID_OPTION = 5
 _ERROR = re.compile(r"^(.*error\b.*)$", re.MULTILINE | re.IGNORECASE)
 _TOO_MUCH = re.compile(r"uses too much (?:shared|local|parameter|constant) data|too many registers")
-_HEADER_VERSION = re.compile(rb"^#define\s+CUDART_VERSION\s+(\d+)", re.MULTILINE)
 
 
 def is_allowed(option: str) -> bool:
@@ -78,47 +84,9 @@ def nvrtc_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-@functools.cache
 def include_folders() -> tuple[Path, ...]:
-    """Folders of CUDA headers of NVRTC's major version; empty when there are none.
-
-    From the wheels, or from one toolkit: whichever comes first with all of them (mma.h needs
-    crt/, which for CUDA 13 is a wheel of its own). A kernel that includes none needs none.
-    """
-    sets = list(_header_sets())
-    complete = (s for s in sets if any((folder / "crt" / "mma.h").is_file() for folder in s))
-    return next(complete, sets[0] if sets else ())
-
-
-def _header_sets() -> Iterator[tuple[Path, ...]]:
-    major, _ = nvrtc_version()
-    wheels = [
-        root / package / "include"
-        for root in _nvidia_wheels()
-        for package in (f"cu{major}", "cuda_runtime", "cuda_nvcc", "cuda_cccl")
-    ]
-    found = [folder for folder in wheels if folder.is_dir()]
-    if any(header_version(folder) // 1000 == major for folder in found):
-        yield tuple(found)
-    toolkit = os.environ.get("CUDA_PATH") or os.environ.get("CUDA_HOME")
-    for root in filter(None, (toolkit, "/usr/local/cuda", f"/usr/local/cuda-{major}")):
-        folder = Path(root) / "include"
-        if header_version(folder) // 1000 == major:
-            yield tuple(path for path in (folder, folder / "cccl") if path.is_dir())
-
-
-def _nvidia_wheels() -> list[Path]:
-    found = importlib.util.find_spec("nvidia")
-    return [Path(path) for path in (found.submodule_search_locations or ())] if found else []
-
-
-def header_version(folder: Path) -> int:
-    """CUDART_VERSION of the headers there (12090 for 12.9); 0 when they are none."""
-    try:
-        match = _HEADER_VERSION.search((folder / "cuda_runtime_api.h").read_bytes())
-    except OSError:
-        return 0
-    return int(match.group(1)) if match else 0
+    """Folders of CUDA's headers of NVRTC's major version; empty when there are none."""
+    return cuda_folders(nvrtc_version()[0])
 
 
 def _wheel_version() -> str:
@@ -133,10 +101,9 @@ def _wheel_version() -> str:
 @functools.cache
 def _version() -> str:
     major, minor = nvrtc_version()
-    headers = max((header_version(folder) for folder in include_folders()), default=0)
     patch = _wheel_version()
     release = f"NVRTC {major}.{minor}{f' ({patch})' if patch else ''}"
-    return " ".join((f"{release} (headers {headers})", *FLAGS))
+    return " ".join((f"{release} ({headers_version(major)})", *FLAGS))
 
 
 class NvrtcCompiler:
@@ -184,19 +151,28 @@ def _compiled(job: CompileJob) -> Iterator[Any]:
     options = [f"--gpu-architecture={job.arch}", *FLAGS, *job.options]
     # Quoted files are found beside the file that includes them, nowhere else: the scan of the
     # sources, and so the cache's key, knows no other place.
-    options += [f"-I{folder}" for folder in include_folders()]
+    options += [f"-I{folder}" for folder in search_folders(nvrtc_version()[0])]
     options += [f"-D{name}={value}" for name, value in job.defines]
-    with _program(nvrtc, source, job.source) as program:
-        try:
-            # Names in messages and in the machine code are relative to the root: the same
-            # wherever a run's sources lie.
-            with contextlib.chdir(job.root):
-                nvrtc.compileProgram(program, options)
-        except nvrtc.NVRTCError as error:
-            log = _legible(nvrtc.getProgramLog(program), job.root)
-            yield _failure(error, log, job.arch, time.monotonic() - started)
-        else:
-            yield program
+    source += checked_end(source, job.source, job.defines)
+    for check in (check_text(job.entries, job.signature, exact=True), ""):
+        with _program(nvrtc, source + check, job.source) as program:
+            try:
+                # Names in messages and in the machine code are relative to the root: the same
+                # wherever a run's sources lie.
+                with contextlib.chdir(job.root):
+                    nvrtc.compileProgram(program, options)
+            except nvrtc.NVRTCError as error:
+                log = _legible(nvrtc.getProgramLog(program), job.root)
+                seconds = time.monotonic() - started
+                if not (check and errs_in_check(log)):
+                    yield _failure(error, log, job.arch, seconds)
+                    return
+                if reason := mismatch(log):
+                    yield CompileFailure(OutcomeKind.COMPILE_ERROR, reason, log, seconds)
+                    return
+            else:
+                yield program
+                return
 
 
 def _text(ptx: bytes | str) -> str:
@@ -216,7 +192,7 @@ def _program(nvrtc: Any, source: str, name: str) -> Iterator[Any]:
 def _legible(log: str, root: str) -> str:
     """The log without this machine's folders; of a long one the beginning and the end."""
     log = log.replace(root.rstrip(os.sep) + os.sep, "")
-    for folder in include_folders():
+    for folder in search_folders(nvrtc_version()[0]):
         log = log.replace(f"{folder}{os.sep}", "")
     if len(log) > 2 * _LOG_BYTES:
         log = f"{log[:_LOG_BYTES]}\n[...]\n{log[-_LOG_BYTES:]}"
@@ -227,12 +203,17 @@ def _failure(error: Any, log: str, arch: str, seconds: float) -> CompileFailure:
     status = getattr(error, "status", _COMPILATION_FAILED)
     errors = _ERROR.search(log)
     words = " ".join(errors.group(1).split()) if errors else ""
+    name = redefined(log)
+    if name:
+        return CompileFailure(OutcomeKind.COMPILE_ERROR, reason_of(name), log, seconds)
     if status == _INVALID_OPTION and "gpu-architecture" in log:
         major, minor = nvrtc_version()
         raise EnvironmentProblem(f"NVRTC {major}.{minor} does not compile for {arch}; {_NEWER}")
     if status != _COMPILATION_FAILED:
         reason = f"NVRTC failed: {words or error}"
         return CompileFailure(OutcomeKind.COMPILE_CRASH, reason, log, seconds)
+    if fix := missing_header(log, nvrtc_version()[0]):
+        return CompileFailure(OutcomeKind.COMPILE_ERROR, f"{words}; {fix}", log, seconds)
     kind = OutcomeKind.RESOURCE_LIMIT if _TOO_MUCH.search(words) else OutcomeKind.COMPILE_ERROR
     return CompileFailure(kind, words or str(error), log, seconds)
 

@@ -24,6 +24,7 @@ _COPY_LEAD_US = 8.0  # from the request of a copy to its begin, about
 # Calls begin and end, as far as the time of the whole graph tells, when they would if all took the
 # same time; it is not relied on more exactly than this.
 _MARGIN_US, _MARGIN_OF_CALL, _MARGIN_OF_GRAPH = 1.0, 0.1, 0.02
+_STRETCHED, _STRETCHED_US = 1.5, 20.0  # a run that takes longer than that was interrupted
 
 
 class GraphSampler:
@@ -106,7 +107,11 @@ class GraphSampler:
             each.made.record(self._side)
         self._side.synchronize()
         run_us = self._finish()
-        return [each.is_settled(self._start, run_us, self._count) for each in written]
+        # On a GPU that others use too, a run may be interrupted: then nobody knows which call met
+        # the writes.
+        steady = run_us <= _STRETCHED_US + _STRETCHED * call_us * self._count
+        settled = [each.is_settled(self._start, run_us, self._count) for each in written]
+        return [steady and each for each in settled]
 
     def time_while_renewing(self, renewals: Sequence[Sequence[Renewal]], turn: int) -> float:
         """One launch every few microseconds, which is what the processor takes to ask for it."""

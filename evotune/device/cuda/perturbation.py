@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,6 +16,7 @@ from evotune.device.cuda.kernel import CudaKernel
 from evotune.device.launch import CompileFailure, CompileJob, Launch
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import Disturb, LaunchFailure
+from evotune.scratch import scratch_folder
 
 SOURCE = "perturbation.cu"
 _TIME_NS = 200_000  # a block beside the candidate lasts a quarter of this, or more
@@ -114,8 +114,8 @@ class Perturber:
         driver.launchKernel(function, grid, 1, 1, block, 1, 1, shared_bytes, stream, place, 0)
 
     def _compile(self) -> CudaKernel:
-        with tempfile.TemporaryDirectory(prefix="evotune-") as folder:
-            output = Path(folder) / "perturbation.cubin"
+        with scratch_folder() as folder:
+            output = folder / "perturbation.cubin"
             made = NvrtcCompiler().compile(perturbation_job(self._arch), output, _COMPILE_S)
             if isinstance(made, CompileFailure):
                 raise LaunchFailure(f"{SOURCE} does not compile: {made.reason}")

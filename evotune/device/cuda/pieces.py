@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from evotune.device.cuda.kernel import CudaKernel
 from evotune.device.launch import CompileFailure, CompileJob, Launch
 from evotune.device.protocol import Renewal, Write
 from evotune.errors import EnvironmentProblem
+from evotune.scratch import scratch_folder
 
 _ENTRY = "copy_pieces"
 _THREADS = 256
@@ -89,8 +89,8 @@ def _kernel() -> tuple[CudaKernel, int]:
     major, minor = torch.cuda.get_device_capability(0)
     folder = Path(__file__).parent
     job = CompileJob("cuda", str(folder), "pieces.cu", (), (), f"sm_{major}{minor}", "")
-    with tempfile.TemporaryDirectory(prefix="evotune-") as scratch:
-        output = Path(scratch) / "pieces.cubin"
+    with scratch_folder() as scratch:
+        output = scratch / "pieces.cubin"
         failure = NvrtcCompiler().compile(job, output, timeout_s=60.0)
         if isinstance(failure, CompileFailure):
             raise EnvironmentProblem(f"NVRTC does not compile pieces.cu: {failure.reason}")

@@ -33,13 +33,21 @@ _MODELS = {
     "a100": _Model("NVIDIA A100", 80, 108, 40 * _MIB, 80 * _GIB, 2039.0, 312e3),
     "h100": _Model("NVIDIA H100", 90, 132, 50 * _MIB, 80 * _GIB, 3350.0, 989e3),
     "h200": _Model("NVIDIA H200", 90, 132, 60 * _MIB, 141 * _GIB, 4800.0, 989e3),
+    "b200": _Model("NVIDIA B200", 100, 148, 126 * _MIB, 180 * _GIB, 8000.0, 2250e3),
+    "a10": _Model("NVIDIA A10", 86, 72, 6 * _MIB, 24 * _GIB, 600.0, 125e3),
+    "l40s": _Model("NVIDIA L40S", 89, 142, 96 * _MIB, 48 * _GIB, 864.0, 362e3),
+    "rtx4090": _Model("NVIDIA GeForce RTX 4090", 89, 128, 72 * _MIB, 24 * _GIB, 1008.0, 165e3),
+    "t4": _Model("Tesla T4", 75, 40, 4 * _MIB, 16 * _GIB, 320.0, 65e3),
 }
 
 # By architecture: shared memory per block and per multiprocessor (KiB), resident blocks, threads.
 _LIMITS = {
+    75: (64, 64, 16, 1024),
     80: (163, 164, 32, 2048),
+    86: (99, 100, 16, 1536),
     89: (99, 100, 24, 1536),
     90: (227, 228, 32, 2048),
+    100: (227, 228, 32, 2048),
 }
 
 

@@ -38,6 +38,7 @@ class CudaSession:
 
     torch_device = "cuda:0"
     sample_us = 250.0  # an event is exact to half a microsecond
+    allocates = False  # a graph's outputs lie where they were when it was made
     in_order = True
 
     def __init__(self, profile: DeviceProfile) -> None:

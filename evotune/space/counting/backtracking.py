@@ -6,10 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from evotune.space.counting.effort import Patience
 from evotune.space.counting.expansion import ROOT, States, Variable, expand, unknown_bounds
 from evotune.space.counting.residual import Residuals
 from evotune.space.language.interning import Interner
 from evotune.space.language.nodes import Node
+
+_CALLS = 30  # what a state costs beside its conditions, in calls of numpy as these
 
 
 class Backtracking:
@@ -26,7 +29,9 @@ class Backtracking:
         self._unknown = unknown_bounds(variables)
         self._steps = [residuals.learn(variable.name) for variable in variables]
 
-    def steps(self, depth: int, state: States) -> Iterator[tuple[int, States]]:
+    def steps(self, depth: int, state: States, patience: Patience) -> Iterator[tuple[int, States]]:
+        """OutOfSteps when patience ends."""
+        patience.spend(_CALLS + self._steps[depth].length)
         rows, states = expand(self._variables[depth], self._steps[depth], state, self._unknown)
         for number, index in enumerate(rows.tolist()):
             yield index, states.take(np.array([number]))

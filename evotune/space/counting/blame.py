@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from evotune.errors import SpaceError
-from evotune.space.counting.expansion import Variable
-from evotune.space.counting.members import QUICK, Members
+from evotune.space.counting.crowding import Crowd
+from evotune.space.counting.effort import QUICK, SHOWN_S, Deadline, OutOfTime
+from evotune.space.counting.expansion import Variable, unknown_bounds
+from evotune.space.counting.members import Members
+from evotune.space.language.bounds import may_fail
 from evotune.space.language.expression import Expression
 from evotune.space.language.interning import Interner
-from evotune.space.language.nodes import Node
+from evotune.space.language.nodes import EvaluationError, Node
+from evotune.space.language.scalar import compile_scalar
 from evotune.space.reading.yaml_source import Position
 from evotune.space.scope import BoundConstraint, Gene
+
+_Suspect = TypeVar("_Suspect")
+_LISTED = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +28,16 @@ class ConstraintReport:
     """What one constraint removes.
 
     `removes_alone` counts points of the space without any constraint, `removes_last` points
-    that all the other constraints leave. Estimates when not `exact`.
+    that all the other constraints leave, `without_value` those of `removes_alone` where it has
+    no value. Estimates when not `exact`; None where there was no time to count.
     """
 
     text: str
     reason: str
     position: Position
-    removes_alone: int
-    removes_last: int
+    removes_alone: int | None
+    removes_last: int | None
+    without_value: int | None
     exact: bool
 
 
@@ -39,24 +49,29 @@ class _Counter:
         self.interner = interner
         self.rules = [gene.rule for gene in genes if gene.rule is not None]
 
-    def count(self, constraints: Sequence[BoundConstraint]) -> Members:
-        nodes = [node for constraint in constraints for node in constraint.nodes]
-        return self._members([*self.rules, *nodes])
+    def count(self, nodes: Iterable[Node], deadline: Deadline) -> Members | None:
+        """The combinations for which these and the genes' rules hold; None: no time for it."""
+        try:
+            return self.all_of([*self.rules, *nodes], deadline)
+        except OutOfTime:
+            return None
 
-    def is_empty(self, constraints: Sequence[BoundConstraint]) -> bool:
-        """Whether it is certain that no configuration satisfies these constraints."""
-        return _is_empty(self.count(constraints))
+    def all_of(self, nodes: Sequence[Node], deadline: Deadline) -> Members:
+        return Members(self.variables, nodes, self.interner, QUICK, deadline)
 
-    def is_empty_by_rules(self, genes: Sequence[Gene]) -> bool:
-        """Whether the rules of these genes alone leave no configuration."""
-        return _is_empty(self._members([gene.rule for gene in genes if gene.rule is not None]))
+    def has_value(self, nodes: Iterable[Node]) -> list[Node]:
+        """Conditions that hold just where these nodes have a value."""
+        return [self.interner.operation("==", (node, node)) for node in nodes]
 
-    def _members(self, nodes: Sequence[Node]) -> Members:
-        return Members(self.variables, nodes, self.interner, QUICK)
-
-
-def _is_empty(members: Members) -> bool:
-    return members.count == 0 and members.exact
+    def why_no_value(self, nodes: Sequence[Node]) -> str:
+        """Of nodes that have none anywhere."""
+        point = {variable.name: variable.values[0] for variable in self.variables}
+        for node in nodes:
+            try:
+                compile_scalar(node)(dict(point))
+            except EvaluationError as error:
+                return str(error)
+        return ""
 
 
 def report_constraints(
@@ -64,25 +79,48 @@ def report_constraints(
     genes: Sequence[Gene],
     constraints: Sequence[BoundConstraint],
     interner: Interner,
+    deadline: Deadline,
 ) -> list[ConstraintReport]:
-    """One report a constraint, in the order of the file."""
+    """One report a constraint, in the order of the file. Each gets the same share of the time."""
     counter = _Counter(variables, genes, interner)
-    free, valid = counter.count(()), counter.count(constraints)
+    shares = len(constraints) + 1
+    bounds = unknown_bounds(variables)
+    own = deadline.share(shares)
+    free, valid = counter.count((), own), counter.count(_nodes(constraints), own)
     reports = []
-    for constraint in constraints:
-        alone = counter.count([constraint])
-        others = counter.count([other for other in constraints if other is not constraint])
+    for number, constraint in enumerate(constraints, start=1):
+        own = deadline.share(shares - number)
+        alone = counter.count(constraint.nodes, own)
+        others = counter.count(_nodes(_without(constraints, constraint)), own)
+        valued = free
+        if any(may_fail(node, bounds) for node in constraint.nodes):
+            valued = counter.count(counter.has_value(constraint.nodes), own)
         reports.append(
             ConstraintReport(
                 text=constraint.spec.expression.text,
                 reason=constraint.spec.reason,
                 position=constraint.spec.expression.position,
-                removes_alone=max(0, free.count - alone.count),
-                removes_last=max(0, others.count - valid.count),
-                exact=free.exact and valid.exact and alone.exact and others.exact,
+                removes_alone=_difference(free, alone),
+                removes_last=_difference(others, valid),
+                without_value=_difference(free, valued),
+                exact=all(m is not None and m.exact for m in (free, valid, alone, others, valued)),
             )
         )
     return reports
+
+
+def _difference(more: Members | None, fewer: Members | None) -> int | None:
+    return None if more is None or fewer is None else max(0, more.count - fewer.count)
+
+
+def blame_crowd(constraints: Sequence[BoundConstraint], crowd: Crowd) -> SpaceError:
+    """The error for parameters that must all differ and cannot."""
+    guilty = [c for c in constraints if any(map(crowd.is_made_by, c.nodes))]
+    names = _and_more(list(crowd.names))
+    return guilty[-1].spec.expression.position.error(
+        f"no configuration satisfies all of {_listed(c.spec.expression for c in guilty)}: "
+        f"{len(crowd.names)} parameters that must all differ ({names}) have {crowd.values} values"
+    )
 
 
 def blame_empty(
@@ -90,35 +128,90 @@ def blame_empty(
     genes: Sequence[Gene],
     constraints: Sequence[BoundConstraint],
     interner: Interner,
+    deadline: Deadline,
 ) -> SpaceError:
-    """The error for a space without members: a smallest set of constraints that empties it."""
+    """The error for a space without members: a smallest set of constraints that empties it, as far
+    as there is time to find one."""
     counter = _Counter(variables, genes, interner)
-    guilty = list(constraints)
-    for constraint in constraints:
-        others = [other for other in guilty if other is not constraint]
-        if counter.is_empty(others):
-            guilty = others
+
+    def empties(suspects: Sequence[BoundConstraint], own: Deadline) -> bool | None:
+        members = counter.count(_nodes(suspects), own)
+        return None if members is None else members.is_empty
+
+    guilty, in_time = _smallest(constraints, empties, deadline)
     if not guilty:
-        return _blame_conditions(counter, [gene for gene in genes if gene.rule is not None])
+        return _blame_conditions(counter, genes, deadline)
     position = guilty[-1].spec.expression.position
+    unfinished = "" if in_time else f"; not narrowed down further within {SHOWN_S:g} s"
     if len(guilty) == 1:
-        return position.error(f"no configuration satisfies {guilty[0].spec}")
-    listed = _listed([constraint.spec.expression for constraint in guilty])
-    return position.error(f"no configuration satisfies all of {listed}")
+        nodes = guilty[0].nodes
+        valued = counter.count(counter.has_value(nodes), deadline)
+        never = valued is not None and valued.is_empty
+        why = f": it has no value, {counter.why_no_value(nodes)}" if never else unfinished
+        return position.error(f"no configuration satisfies {guilty[0].spec}{why}")
+    listed = _listed(constraint.spec.expression for constraint in guilty)
+    return position.error(f"no configuration satisfies all of {listed}{unfinished}")
 
 
-def _blame_conditions(counter: _Counter, genes: Sequence[Gene]) -> SpaceError:
+def not_found(constraints: Sequence[BoundConstraint], file: str, steps: int) -> SpaceError:
+    """The error for a space of which nobody knows whether it is empty."""
+    message = f"found no configuration in {steps:,} steps"
+    if not constraints:
+        return SpaceError(message, file=file)
+    listed = _listed(constraint.spec.expression for constraint in constraints)
+    position = constraints[-1].spec.expression.position
+    return position.error(f"{message}; constraints: {listed}")
+
+
+def _blame_conditions(counter: _Counter, genes: Sequence[Gene], deadline: Deadline) -> SpaceError:
     """A smallest set of `when` of which one has no value (a division by 0, say) wherever one is."""
-    guilty = list(genes)
-    for gene in genes:
-        others = [other for other in guilty if other is not gene]
-        if counter.is_empty_by_rules(others):
-            guilty = others
+
+    def empties(suspects: Sequence[Gene], own: Deadline) -> bool | None:
+        rules = [gene.rule for gene in suspects if gene.rule is not None]
+        try:
+            return counter.all_of(rules, own).is_empty
+        except OutOfTime:
+            return None
+
+    conditional = [gene for gene in genes if gene.rule is not None]
+    guilty, _ = _smallest(conditional, empties, deadline)
     conditions = [gene.spec.when for gene in guilty if gene.spec.when is not None]
+    whens = [gene.when for gene in guilty if gene.when is not None]
+    why = counter.why_no_value(whens) if len(whens) == 1 else ""
     return conditions[-1].position.error(
         f"no configuration gives 'when' a value: {_listed(conditions)}"
+        + (f"; {why}" if why else "")
     )
 
 
-def _listed(expressions: Sequence[Expression]) -> str:
-    return " and ".join(f"`{e.text}` (line {e.position.line})" for e in expressions[:6])
+def _smallest(
+    suspects: Sequence[_Suspect],
+    empties: Callable[[Sequence[_Suspect], Deadline], bool | None],
+    deadline: Deadline,
+) -> tuple[list[_Suspect], bool]:
+    """Suspects of which none can be left out, and whether there was time to see that."""
+    guilty, in_time = list(suspects), True
+    for number, suspect in enumerate(suspects):
+        others = _without(guilty, suspect)
+        found = empties(others, deadline.share(len(suspects) - number))
+        if found:
+            guilty = others
+        in_time &= found is not None
+    return guilty, in_time
+
+
+def _without(items: Sequence[_Suspect], left_out: _Suspect) -> list[_Suspect]:
+    return [item for item in items if item is not left_out]
+
+
+def _nodes(constraints: Iterable[BoundConstraint]) -> list[Node]:
+    return [node for constraint in constraints for node in constraint.nodes]
+
+
+def _listed(expressions: Iterable[Expression]) -> str:
+    return _and_more([f"`{e.text}` (line {e.position.line})" for e in expressions])
+
+
+def _and_more(words: Sequence[str]) -> str:
+    more = [f"{len(words) - _LISTED} more"] if len(words) > _LISTED else []
+    return " and ".join([*words[:_LISTED], *more])

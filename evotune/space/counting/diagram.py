@@ -17,6 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from evotune.space.counting.effort import Deadline, Patience
 from evotune.space.counting.expansion import (
     ROOT,
     Variable,
@@ -85,7 +86,7 @@ class Diagram:
             for layer in self.layers
         ]
 
-    def steps(self, depth: int, state: int) -> Iterator[tuple[int, int]]:
+    def steps(self, depth: int, state: int, patience: Patience) -> Iterator[tuple[int, int]]:
         """The value indices possible in this state, ascending, and the states they lead to."""
         layer = self.layers[depth]
         owned = slice(layer.starts[state], layer.starts[state + 1])
@@ -125,63 +126,69 @@ def _readable(array: Array) -> Sequence[int]:
     return np.ascontiguousarray(array).data
 
 
+class Budget:
+    """Gives up when all layers together took more rows, or more steps."""
+
+    def __init__(self, max_rows: int, max_steps: int, deadline: Deadline) -> None:
+        self.deadline = deadline
+        self._rows = max_rows
+        self._steps = max_steps
+
+    def keep(self, states: int, width: int, row_steps: int) -> Array | None:
+        self._rows -= states * width
+        self._steps -= states * width * row_steps
+        return None if min(self._rows, self._steps) < 0 else np.arange(states)
+
+
+class Thinning:
+    """Keeps as many states as fit: a random part of them where a layer takes more rows than there
+    may be, or more than its share of the steps."""
+
+    def __init__(
+        self, max_layer_rows: int, max_steps: int, layers: int, seed: int, deadline: Deadline
+    ) -> None:
+        self.deadline = deadline
+        self._max_layer_rows = max_layer_rows
+        self._steps = max_steps
+        self._layers = layers
+        self._rng = np.random.default_rng(seed)
+
+    def keep(self, states: int, width: int, row_steps: int) -> Array:
+        rows = min(self._max_layer_rows, self._steps // self._layers // row_steps)
+        kept = min(states, max(1, rows // width))
+        self._steps = max(0, self._steps - kept * width * row_steps)
+        self._layers -= 1
+        if kept == states:
+            return np.arange(states)
+        return np.sort(self._rng.choice(states, size=kept, replace=False))
+
+
 def build_diagram(
-    variables: Sequence[Variable],
-    conditions: Sequence[Node],
-    interner: Interner,
-    max_rows: int,
+    variables: Sequence[Variable], conditions: Sequence[Node], interner: Interner, budget: Budget
 ) -> Diagram | None:
-    """The diagram of the combinations for which all conditions hold, or None if building it
-    takes more than `max_rows` state x value evaluations. A condition that cannot be evaluated
-    does not hold."""
-    return _build(variables, conditions, interner, _Budget(max_rows))
+    """The diagram of the combinations for which all conditions hold, or None if the budget is
+    too small. A condition that cannot be evaluated does not hold. OutOfTime when the budget's
+    deadline passes."""
+    return _build(variables, conditions, interner, budget)
 
 
 def build_thinned(
     variables: Sequence[Variable],
     conditions: Sequence[Node],
     interner: Interner,
-    max_layer_rows: int,
-    seed: int,
+    thinning: Thinning,
 ) -> Diagram:
-    """Like `build_diagram`, but a layer that would take more than `max_layer_rows` goes on
-    with a random part of its states."""
-    budget = _Thinning(max_layer_rows, np.random.default_rng(seed))
-    diagram = _build(variables, conditions, interner, budget)
+    """Like `build_diagram`, but with a random part of the states of layers that are too large."""
+    diagram = _build(variables, conditions, interner, thinning)
     assert diagram is not None
     return diagram
-
-
-@dataclass(slots=True)
-class _Budget:
-    """Gives up when all layers together took more than `max_rows`."""
-
-    max_rows: int
-
-    def keep(self, states: int, width: int) -> Array | None:
-        self.max_rows -= states * width
-        return None if self.max_rows < 0 else np.arange(states)
-
-
-@dataclass(slots=True)
-class _Thinning:
-    """Keeps as many states as fit."""
-
-    max_layer_rows: int
-    rng: np.random.Generator
-
-    def keep(self, states: int, width: int) -> Array | None:
-        most = max(1, self.max_layer_rows // width)
-        if states <= most:
-            return np.arange(states)
-        return np.sort(self.rng.choice(states, size=most, replace=False))
 
 
 def _build(
     variables: Sequence[Variable],
     conditions: Sequence[Node],
     interner: Interner,
-    budget: _Budget | _Thinning,
+    budget: Budget | Thinning,
 ) -> Diagram | None:
     residuals = Residuals(conditions, interner)
     if not all(holds_always(node) for node in residuals.constant_checks()):
@@ -192,11 +199,11 @@ def _build(
     layers: list[Layer] = []
     for variable in variables:
         width = len(variable.values)
-        kept = budget.keep(states.count, width)
+        step = residuals.learn(variable.name)
+        kept = budget.keep(states.count, width, step.row_steps)
         if kept is None:
             return None
-        step = residuals.learn(variable.name)
-        rows, expanded = expand(variable, step, states.take(kept), unknown)
+        rows, expanded = expand(variable, step, states.take(kept), unknown, budget.deadline)
         scale *= Fraction(states.count, len(kept))
         starts = _starts(rows, kept, states.count, width)
         if not len(rows):

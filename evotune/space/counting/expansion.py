@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evotune.space.counting.effort import NEVER, Deadline
 from evotune.space.counting.residual import Step
 from evotune.space.language.bounds import Bounds, bounds_of_column, bounds_of_values, can_hold
 from evotune.space.language.columns import Array, Column, codes, column_of, evaluate_columns
@@ -45,12 +46,17 @@ def holds_always(node: Node) -> bool:
 
 
 def expand(
-    variable: Variable, step: Step, states: States, unknown: Mapping[str, Bounds]
+    variable: Variable,
+    step: Step,
+    states: States,
+    unknown: Mapping[str, Bounds],
+    deadline: Deadline = NEVER,
 ) -> tuple[Array, States]:
     """Every state with every value of the variable, as far as the checks of `step` hold
     and its prospects may still come true within the bounds of the `unknown` variables.
 
-    Returns the rows that are left, numbered state x width + value, and their slots.
+    Returns the rows that are left, numbered state x width + value, and their slots. OutOfTime
+    when the deadline passes.
     """
     layer = _Layer(variable.name, column_of(variable.values), step, states, unknown)
     width = len(variable.values)
@@ -58,6 +64,7 @@ def expand(
     kept: list[Array] = []
     parts: list[list[Column]] = []
     for first in range(0, states.count, chunk):
+        deadline.check()
         rows = np.arange(first * width, min(first + chunk, states.count) * width)
         rows, columns = layer.hopeful(layer.checked(rows))
         kept.append(rows)

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from evotune.space.counting.backtracking import Backtracking
-from evotune.space.counting.diagram import Diagram, build_diagram, build_thinned
+from evotune.space.counting.diagram import (
+    Budget,
+    Diagram,
+    Thinning,
+    build_diagram,
+    build_thinned,
+)
+from evotune.space.counting.effort import FULL, NEVER, Deadline, Effort, OutOfSteps, Patience
 from evotune.space.counting.expansion import Variable
 from evotune.space.counting.residual import conjuncts
 from evotune.space.language.interning import Interner
 from evotune.space.language.nodes import Node
 
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How many state x value evaluations solving a part may take, so that the result never
-    depends on how fast the machine is.
-
-    First in the order of the space, then in a better order, then with a random part of the
-    states of a layer, `thinned_tries` times.
-    """
-
-    in_order_rows: int = 1_000_000
-    reordered_rows: int = 4_000_000
-    thinned_layer_rows: int = 400_000
-    thinned_tries: int = 4
-
-
 ENOUGH_MEMBERS = 256  # of a thinned diagram: below it, another one is tried
-FULL = Effort()
-QUICK = Effort(300_000, 300_000, 100_000, 1)  # for questions asked once a constraint
+# Of the steps that a part may take: in order, and in a better one. The others are for thinned ones.
+_IN_ORDER, _REORDERED = 1 / 8, 3 / 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +98,16 @@ class Members:
         conditions: Sequence[Node],
         interner: Interner,
         effort: Effort = FULL,
+        deadline: Deadline = NEVER,
     ) -> None:
+        """OutOfTime when the deadline passes."""
         self.variables = tuple(variables)
         place = {variable.name: i for i, variable in enumerate(variables)}
         parts, constant = independent_parts(variables, conditions, interner)
         first = Part(parts[0].variables, (*parts[0].conditions, *constant))
-        solved = [_solve(part, interner, effort) for part in (first, *parts[1:])]
+        entangled = sum(bool(part.conditions) for part in parts)
+        effort = dataclasses.replace(effort, steps=effort.steps // max(1, entangled))
+        solved = [_solve(part, interner, effort, deadline) for part in (first, *parts[1:])]
         self._diagrams = [diagram for diagram, _ in solved]
         self._walks = [walk for _, walk in solved]
         self._walk_places = [[place[v.name] for v in part.variables] for part in parts]
@@ -124,6 +120,8 @@ class Members:
         self.in_order = all(isinstance(walk, Diagram) for walk in self._walks)
         self.transitions = sum(diagram.transitions for diagram in self._diagrams)
         self.exact = all(diagram.exact for diagram in self._diagrams)
+        self.is_empty = any(diagram.exact and not diagram.count for diagram in self._diagrams)
+        """Whether it is certain that there is none."""
 
     def sample(self, rng: random.Random) -> list[int]:
         """One member, uniformly where counting is exact."""
@@ -146,29 +144,48 @@ class Members:
         return indices
 
     def enumerate(self) -> Iterator[list[int]]:
-        """Every member once, in lexicographic order of the indices."""
-        owner = [(0, 0)] * len(self.variables)
-        for part, places in enumerate(self._walk_places):
-            for depth, place in enumerate(places):
-                owner[place] = (part, depth)
+        """Every member once, in lexicographic order of the indices. Where walking from one to the
+        next takes too many steps, those that counting found follow, in another order."""
+        if not self.count:
+            return
+        last: list[int] = []
+        try:
+            for last in self._walked(self._walks, self._walk_places, by_place=True):
+                yield last
+        except OutOfSteps:
+            found = self._walked(self._diagrams, self._places, by_place=False)
+            yield from (indices for indices in found if indices > last)
+
+    def _walked(
+        self, walks: Sequence[Walk], places: Sequence[Sequence[int]], *, by_place: bool
+    ) -> Iterator[list[int]]:
+        """OutOfSteps when the next one takes too many."""
+        route = [
+            (place, part, depth)
+            for part, own in enumerate(places)
+            for depth, place in enumerate(own)
+        ]
+        if by_place:
+            route.sort()
         indices = [0] * len(self.variables)
-        states: list[Any] = [walk.root for walk in self._walks]
+        states: list[Any] = [walk.root for walk in walks]
+        patience = Patience()
+        last = len(route) - 1
 
-        last = len(indices) - 1
-
-        def walk(place: int) -> Iterator[list[int]]:
-            part, depth = owner[place]
+        def walk(stage: int) -> Iterator[list[int]]:
+            place, part, depth = route[stage]
             before = states[part]
-            for index, state in self._walks[part].steps(depth, before):
+            for index, state in walks[part].steps(depth, before, patience):
                 indices[place] = index
-                if place == last:  # here: a generator for each member would take long
+                if stage == last:  # here: a generator for each member would take long
                     yield indices.copy()
+                    patience.renew()
                     continue
                 states[part] = state
-                yield from walk(place + 1)
+                yield from walk(stage + 1)
             states[part] = before
 
-        return walk(0) if self.count else iter(())
+        return walk(0)
 
 
 class Walk(Protocol):
@@ -177,23 +194,28 @@ class Walk(Protocol):
     @property
     def root(self) -> Any: ...
 
-    def steps(self, depth: int, state: Any) -> Iterator[tuple[int, Any]]: ...
+    def steps(self, depth: int, state: Any, patience: Patience) -> Iterator[tuple[int, Any]]: ...
 
 
-def _solve(part: Part, interner: Interner, effort: Effort) -> tuple[Diagram, Walk]:
+def _solve(
+    part: Part, interner: Interner, effort: Effort, deadline: Deadline
+) -> tuple[Diagram, Walk]:
     """The part's diagram, exact if that is affordable, and how to enumerate it."""
-    diagram = build_diagram(part.variables, part.conditions, interner, effort.in_order_rows)
+    budget = Budget(effort.in_order_rows, int(effort.steps * _IN_ORDER), deadline)
+    diagram = build_diagram(part.variables, part.conditions, interner, budget)
     if diagram is not None:
         return diagram, diagram
     walk = Backtracking(part.variables, part.conditions, interner)
     order = completing_order(part, interner)
-    diagram = build_diagram(order, part.conditions, interner, effort.reordered_rows)
+    budget = Budget(effort.reordered_rows, int(effort.steps * _REORDERED), deadline)
+    diagram = build_diagram(order, part.conditions, interner, budget)
     if diagram is not None:
         return diagram, walk
     thinned = []
     for seed in range(effort.thinned_tries):
-        rows = effort.thinned_layer_rows
-        thinned.append(build_thinned(order, part.conditions, interner, rows, seed))
+        steps = int(effort.steps * (1 - _IN_ORDER - _REORDERED)) // effort.thinned_tries
+        thinning = Thinning(effort.thinned_layer_rows, steps, len(order), seed, deadline)
+        thinned.append(build_thinned(order, part.conditions, interner, thinning))
         if thinned[-1].exact or thinned[-1].members >= ENOUGH_MEMBERS:
             break
     return max(thinned, key=lambda diagram: diagram.members), walk

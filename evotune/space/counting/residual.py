@@ -11,8 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from evotune.space.language.interning import Interner
-from evotune.space.language.nodes import Literal, Name, Node, Operation
+from evotune.space.language.nodes import Name, Node, Operation, post_order
 
+_BOUNDS = 8  # numbers that the bounds of an operation take
+_SORTING = 25  # and telling states apart by a slot
 ASSOCIATIVE = frozenset({"and", "or", "min", "max"})
 
 
@@ -29,14 +31,39 @@ class Step:
     slots: tuple[tuple[Name, Node], ...]
     prospects: tuple[Node, ...]
 
+    @property
+    def length(self) -> int:
+        """Operations that are evaluated, be it for one row or for many."""
+        slots = (node for _, node in self.slots)
+        return self._nodes([*self.checks, *slots, *self.prospects])
+
+    @property
+    def row_steps(self) -> int:
+        """About how many numbers are read or written for a row."""
+        exact = self._nodes([*self.checks, *(node for _, node in self.slots)])
+        return 1 + exact + _BOUNDS * self._nodes(self.prospects) + _SORTING * len(self.slots)
+
+    @staticmethod
+    def _nodes(roots: Iterable[Node]) -> int:
+        seen: set[Node] = set()
+        for root in roots:
+            for node in post_order(root, seen):
+                seen.add(node)
+        return len(seen)
+
 
 def conjuncts(node: Node) -> Iterable[Node]:
     """The conditions that all have to hold for `node` to hold."""
-    if isinstance(node, Operation) and node.operator == "and":
-        for operand in node.operands:
-            yield from conjuncts(operand)
-    else:
-        yield node
+    waiting, seen = [node], set[Node]()
+    while waiting:
+        part = waiting.pop()
+        if part in seen:
+            continue
+        seen.add(part)
+        if isinstance(part, Operation) and part.operator == "and":
+            waiting.extend(reversed(part.operands))
+        else:
+            yield part
 
 
 class Residuals:
@@ -85,22 +112,28 @@ class _Rewrite:
         self.done: dict[Node, Node] = {}
 
     def rewritten(self, node: Node) -> Node:
-        if node not in self.done:
-            self.done[node] = self._rewritten(node)
+        for part in post_order(node, self.done, self._rewritten_parts):
+            self.done[part] = self._rewritten(part)
         return self.done[node]
 
-    def _rewritten(self, node: Node) -> Node:
-        if isinstance(node, Literal):
-            return node
+    def _is_known(self, node: Node) -> bool:
         names = self.interner.names(node)
-        if names and names <= self.known:
-            return self._slot(node)
-        if isinstance(node, Name):
-            return node
-        operands = node.operands
+        return bool(names) and names <= self.known
+
+    def _rewritten_parts(self, node: Node) -> tuple[Node, ...]:
+        if not isinstance(node, Operation) or self._is_known(node):
+            return ()
         if node.operator in ASSOCIATIVE:
-            operands = self._grouped(node.operator, operands)
-        return self.interner.operation(node.operator, map(self.rewritten, operands))
+            return self._grouped(node.operator, node.operands)
+        return node.operands
+
+    def _rewritten(self, node: Node) -> Node:
+        if self._is_known(node):
+            return self._slot(node)
+        if not isinstance(node, Operation):
+            return node
+        operands = [self.done[part] for part in self._rewritten_parts(node)]
+        return self.interner.operation(node.operator, operands)
 
     def _grouped(self, operator: str, operands: tuple[Node, ...]) -> tuple[Node, ...]:
         """Leading known operands joined into one, so that they fill one slot.

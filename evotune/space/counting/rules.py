@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from evotune.space.language.interning import Interner
-from evotune.space.language.nodes import EvaluationError, Node, Operation
-from evotune.space.language.scalar import Environment, Evaluate, compile_scalar, truth
+from evotune.space.language.nodes import EvaluationError, Node, used_often
+from evotune.space.language.scalar import (
+    MIN_SHARED_DEPTH,
+    Environment,
+    Evaluate,
+    compile_scalar,
+    truth,
+)
 from evotune.space.scope import BoundConstraint, Gene
 from evotune.trial import Value
 
 _KINDS = frozenset({bool, int, str})  # of values in a domain; all can be hashed
 MAX_REMEMBERED = 4096  # answers to one condition
-MIN_SHARED_DEPTH = 3  # below it, looking a value up costs as much as computing it
 
 
 class Rules:
@@ -35,7 +39,7 @@ class Rules:
         rules = [gene.rule for gene in genes if gene.rule is not None]
         self.conditions: tuple[Node, ...] = tuple(dict.fromkeys([*rules, *conditions]))
         whens = [gene.when for gene in genes if gene.when is not None]
-        shared = _shared_nodes([*self.conditions, *whens], interner)
+        shared = used_often([*self.conditions, *whens], MIN_SHARED_DEPTH)
         closures = {node: compile_scalar(node, shared) for node in conditions}
         self._holding = [[closures[node] for node in c.nodes] for c in constraints]
         # Without shared nodes: they leave the values as they are.
@@ -120,16 +124,20 @@ class Rules:
 
     def involved_in_violations(self, values: Mapping[str, Value]) -> frozenset[str]:
         """The parameters of the constraints that do not hold."""
-        nodes = [node for constraint in self.violated(values) for node in constraint.nodes]
+        nodes = [node for constraint, _ in self.violated(values) for node in constraint.nodes]
         return frozenset[str]().union(*(self._interner.names(node) for node in nodes))
 
-    def violated(self, values: Mapping[str, Value]) -> list[BoundConstraint]:
+    def violated(self, values: Mapping[str, Value]) -> list[tuple[BoundConstraint, str]]:
+        """The constraints that do not hold, and why those that have no value have none."""
         environment: dict[Any, Value] = dict(values)
-        return [
-            constraint
-            for constraint, conditions in zip(self.constraints, self._holding, strict=True)
-            if not all(_holds(condition, environment) for condition in conditions)
-        ]
+        found = []
+        for constraint, conditions in zip(self.constraints, self._holding, strict=True):
+            try:
+                if not all(truth(condition(environment)) for condition in conditions):
+                    found.append((constraint, ""))
+            except EvaluationError as error:
+                found.append((constraint, str(error)))
+        return found
 
 
 class _Requirement:
@@ -212,26 +220,6 @@ def _index(values: Sequence[Value]) -> Callable[[object], int]:
         return table.get((kind, value), -1) if kind in _KINDS else -1
 
     return in_table
-
-
-def _shared_nodes(roots: Iterable[Node], interner: Interner) -> frozenset[Node]:
-    """Operations with more than one user that are worth remembering."""
-    users: Counter[Node] = Counter()
-    pending = list(dict.fromkeys(roots))
-    seen = set(pending)
-    while pending:
-        node = pending.pop()
-        if isinstance(node, Operation):
-            for operand in node.operands:
-                users[operand] += 1
-                if operand not in seen:
-                    seen.add(operand)
-                    pending.append(operand)
-    return frozenset(
-        node
-        for node, count in users.items()
-        if count > 1 and isinstance(node, Operation) and interner.depth(node) >= MIN_SHARED_DEPTH
-    )
 
 
 def _dependency_order(genes: Sequence[Gene], interner: Interner) -> list[Gene]:

@@ -13,7 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from evotune.space.language.columns import Array, Column
-from evotune.space.language.nodes import EXACT_FLOAT, Literal, Name, Node
+from evotune.space.language.nodes import (
+    EQUALITY,
+    EXACT_FLOAT,
+    LIMIT,
+    ORDERING,
+    Literal,
+    Name,
+    Node,
+    Operation,
+    post_order,
+)
 from evotune.trial import Value
 
 
@@ -26,6 +36,7 @@ class Bounds:
 
 
 UNBOUNDED = Bounds(np.array(-np.inf), np.array(np.inf))
+_ALWAYS_DEFINED = EQUALITY | ORDERING | {"and", "or", "not", "if"}  # where their operands are
 _FALSE_OR_TRUE = Bounds(np.array(0.0), np.array(1.0))
 
 
@@ -55,14 +66,38 @@ def can_hold(condition: Node, known: Mapping[str, Bounds]) -> Array:
         return _truth(_Intervals(known).bounds(condition)).high > 0
 
 
+def may_fail(node: Node, known: Mapping[str, Bounds]) -> bool:
+    """Whether some values within the bounds may leave the expression without a value."""
+    with np.errstate(all="ignore"):
+        intervals = _Intervals(known)
+        intervals.bounds(node)
+        return any(
+            _may_fail(part.operator, [intervals.done[operand] for operand in part.operands], found)
+            for part, found in intervals.done.items()
+            if isinstance(part, Operation) and part.operator not in _ALWAYS_DEFINED
+        )
+
+
+def _may_fail(operator: str, operands: Sequence[Bounds], found: Bounds) -> bool:
+    if operator in ("/", "//", "%", "ceil_div"):
+        divisor = operands[1]
+        if ((divisor.low <= 0) & (divisor.high >= 0)).any():
+            return True
+    if operator == "log2":
+        return bool((operands[0].low <= 0).any())
+    if operator in ("**", "is_pow2"):  # these want integers, which bounds do not tell
+        return True
+    return bool(((found.low <= -LIMIT) | (found.high >= LIMIT)).any())
+
+
 class _Intervals:
     def __init__(self, known: Mapping[str, Bounds]) -> None:
         self.known = known
         self.done: dict[Node, Bounds] = {}
 
     def bounds(self, node: Node) -> Bounds:
-        if node not in self.done:
-            self.done[node] = self._bounds(node)
+        for part in post_order(node, self.done):
+            self.done[part] = self._bounds(part)
         return self.done[node]
 
     def _bounds(self, node: Node) -> Bounds:
@@ -70,7 +105,7 @@ class _Intervals:
             return bounds_of_values([node.value])
         if isinstance(node, Name):
             return self.known[node.name]
-        operands = [self.bounds(operand) for operand in node.operands]
+        operands = [self.done[operand] for operand in node.operands]
         rule = _RULES.get(node.operator)
         return UNBOUNDED if rule is None else rule(*operands)
 

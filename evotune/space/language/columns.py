@@ -26,6 +26,7 @@ from evotune.space.language.nodes import (
     Name,
     Node,
     Operation,
+    post_order,
 )
 from evotune.space.language.scalar import compile_scalar
 from evotune.trial import Value
@@ -159,8 +160,8 @@ class _Vectorised:
         self.done: dict[Node, Column] = {}
 
     def evaluate(self, node: Node) -> Column:
-        if node not in self.done:
-            self.done[node] = self._evaluate(node)
+        for part in post_order(node, self.done):
+            self.done[part] = self._evaluate(part)
         return self.done[node]
 
     def _evaluate(self, node: Node) -> Column:
@@ -168,7 +169,7 @@ class _Vectorised:
             return Column(column_of([node.value]).values[0:1])
         if isinstance(node, Name):
             return self.known[node.name]
-        operands = [self.evaluate(operand) for operand in node.operands]
+        operands = [self.done[operand] for operand in node.operands]
         if any(operand.values.dtype.kind == "O" for operand in operands):
             raise _NeedsRows
         if node.operator in ("and", "or"):

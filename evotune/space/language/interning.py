@@ -19,20 +19,31 @@ class Interner:
     def __init__(self) -> None:
         self._nodes: dict[object, Node] = {}
         self._names: dict[Node, frozenset[str]] = {}
-        self._depths: dict[Node, int] = {}
+        self._failures: dict[Node, str] = {}
 
     def names(self, node: Node) -> frozenset[str]:
         """The names the node depends on."""
         return self._names[node]
 
-    def depth(self, node: Node) -> int:
-        return self._depths[node]
+    def failure(self, node: Node) -> str:
+        """Why the node has no value, whatever its names stand for; "" if it may have one."""
+        waiting, seen = [node], set[Node]()
+        while waiting:
+            part = waiting.pop()
+            if part in self._failures:
+                return self._failures[part]
+            if part in seen or not isinstance(part, Operation):
+                continue
+            seen.add(part)
+            first_decides = part.operator in ("and", "or", "if")
+            waiting.extend(part.operands[:1] if first_decides else part.operands)
+        return ""
 
     def literal(self, value: Value) -> Node:
-        return self._intern((type(value), value), Literal(value), frozenset(), 1)
+        return self._intern((type(value), value), Literal(value), frozenset())
 
     def name(self, name: str) -> Node:
-        return self._intern(("name", name), Name(name), frozenset((name,)), 1)
+        return self._intern(("name", name), Name(name), frozenset((name,)))
 
     def operation(self, operator: str, operands: Iterable[Node]) -> Node:
         """The operation on interned operands, folded as far as literals allow."""
@@ -44,21 +55,23 @@ class Interner:
         if operator == "if" and isinstance(nodes[0], Literal) and not _is_text(nodes[0]):
             return nodes[1] if truth(nodes[0].value) else nodes[2]
         node = Operation(operator, nodes)
+        failure = ""
         values = [operand.value for operand in nodes if isinstance(operand, Literal)]
         if len(values) == len(nodes):
             try:
                 return self.literal(apply(node, values))
-            except EvaluationError:
-                pass  # it has no value; whoever evaluates it is told why
+            except EvaluationError as error:  # whoever evaluates it is told why
+                failure = str(error)
         names = frozenset[str]().union(*(self._names[operand] for operand in nodes))
-        depth = 1 + max(self._depths[operand] for operand in nodes)
-        return self._intern((operator, *map(id, nodes)), node, names, depth)
+        interned = self._intern((operator, *map(id, nodes)), node, names)
+        if failure:
+            self._failures[interned] = failure
+        return interned
 
-    def _intern(self, key: object, node: Node, names: frozenset[str], depth: int) -> Node:
+    def _intern(self, key: object, node: Node, names: frozenset[str]) -> Node:
         known = self._nodes.setdefault(key, node)
         if known is node:
             self._names[node] = names
-            self._depths[node] = depth
         return known
 
 

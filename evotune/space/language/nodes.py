@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -54,6 +56,45 @@ class Operation:
 
 
 Node: TypeAlias = Literal | Name | Operation
+
+
+def operands_of(node: Node) -> tuple[Node, ...]:
+    return node.operands if isinstance(node, Operation) else ()
+
+
+def post_order(
+    root: Node,
+    done: Container[Node],
+    needs: Callable[[Node], Iterable[Node]] = operands_of,
+) -> Iterator[Node]:
+    """Every node that is not `done`, after those that it `needs`. Whoever asks for the next one has
+    entered this one in `done`. Without recursion: `let` makes trees of thousands of levels."""
+    waiting = [root]
+    while waiting:
+        node = waiting[-1]
+        missing = [] if node in done else [other for other in needs(node) if other not in done]
+        if missing:
+            waiting.extend(reversed(missing))
+            continue
+        waiting.pop()
+        if node not in done:
+            yield node
+
+
+def used_often(roots: Iterable[Node], least_depth: int) -> frozenset[Node]:
+    """Operations with more than one user and of at least so many levels."""
+    users: Counter[Node] = Counter()
+    depths: dict[Node, int] = {}
+    for root in dict.fromkeys(roots):
+        for node in post_order(root, depths):
+            operands = operands_of(node)
+            depths[node] = 1 + max((depths[operand] for operand in operands), default=0)
+            users.update(operands)
+    return frozenset(
+        node
+        for node, count in users.items()
+        if count > 1 and isinstance(node, Operation) and depths[node] >= least_depth
+    )
 
 
 def names_in(node: Node) -> list[Name]:

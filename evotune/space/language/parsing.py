@@ -11,9 +11,21 @@ import re
 import threading
 import warnings
 
-from evotune.space.language.nodes import FUNCTIONS, LIMIT, Literal, Name, Node, Operation
+from evotune.counted import counted
+from evotune.space.language.nodes import (
+    FUNCTIONS,
+    LIMIT,
+    EvaluationError,
+    Literal,
+    Name,
+    Node,
+    Operation,
+    post_order,
+)
+from evotune.space.language.scalar import apply
 from evotune.space.reading.yaml_source import Position
 from evotune.space.suggest import did_you_mean
+from evotune.trial import Value
 
 MAX_LENGTH = 2000
 MAX_DEPTH = 50
@@ -68,7 +80,25 @@ def parse_node(text: str, position: Position) -> Node:
         raise position.error(f"not an expression: {error.msg}{hint}", indent + offset) from error
     except (ValueError, RecursionError, MemoryError, Warning) as error:
         raise position.error("an expression is nested at most 50 levels deep") from error
-    return _Translator(position, indent).translate(tree.body, 1)
+    translator = _Translator(position, indent)
+    node = translator.translate(tree.body, 1)
+    _refuse_constants_without_value(node, flat, position)
+    return node
+
+
+def _refuse_constants_without_value(node: Node, text: str, position: Position) -> None:
+    """SpaceError where an operation on numbers alone has no value: no configuration mends that."""
+    values: dict[Node, Value | None] = {}  # None: not known yet
+    for part in post_order(node, values):
+        values[part] = part.value if isinstance(part, Literal) else None
+        if not isinstance(part, Operation):
+            continue
+        operands = [values[operand] for operand in part.operands]
+        if all(isinstance(operand, int | float) for operand in operands):
+            try:
+                values[part] = apply(part, operands)
+            except EvaluationError as error:
+                raise position.error(f"{error} in `{text}`", part.offset) from error
 
 
 class _Translator:
@@ -198,6 +228,7 @@ class _Translator:
         fewest, most = FUNCTIONS[node.func.id]
         starred = any(isinstance(argument, ast.Starred) for argument in node.args)
         if node.keywords or starred or not fewest <= len(node.args) <= most:
-            count = str(fewest) if fewest == most else f"at least {fewest}"
-            raise self._refuse(node, f"{node.func.id} takes {count} plain argument(s)")
+            least = "" if fewest == most else "at least "
+            wanted = least + counted(fewest, "plain argument")
+            raise self._refuse(node, f"{node.func.id} takes {wanted}")
         return self._operation(node.func.id, node, node.args, depth)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
 from evotune.space.language.nodes import (
     EXACT_FLOAT,
@@ -16,11 +16,16 @@ from evotune.space.language.nodes import (
     Name,
     Node,
     Operation,
+    operands_of,
+    post_order,
+    used_often,
 )
 from evotune.trial import Value
 
 Environment: TypeAlias = dict[Any, Value]  # by name; by node where it is remembered
 Evaluate: TypeAlias = Callable[[Environment], Value]
+MIN_SHARED_DEPTH = 3  # below it, looking a value up costs as much as computing it
+_STAGE_LEVELS = 100  # each takes up to three of Python's 1000 nested calls
 
 
 def bounded(number: Any) -> Any:
@@ -148,19 +153,30 @@ def compile_scalar(node: Node, shared: frozenset[Node] = frozenset()) -> Evaluat
     Nodes in `shared` store their value in the environment they are given, under
     themselves, so that a subtree many expressions use is evaluated once.
     """
-    return _Compiler(shared).closure(node)
+    return _Compiler(node, shared).whole
 
 
 class _Compiler:
-    def __init__(self, shared: frozenset[Node]) -> None:
-        self.shared = shared
-        self.done: dict[Node, Evaluate] = {}
+    """Closures call each other as deep as the tree is; of a deeper one the lower levels are
+    evaluated before, in stages. Their values, and those that only this tree uses often, go into a
+    copy of the environment."""
 
-    def closure(self, node: Node) -> Evaluate:
-        if node not in self.done:
+    def __init__(self, root: Node, shared: frozenset[Node]) -> None:
+        own = frozenset() if shared else used_often([root], MIN_SHARED_DEPTH)
+        self.done: dict[Node, Evaluate] = {}
+        stages: list[Evaluate] = []
+        levels: dict[Node, int] = {}  # above the stage below
+        for node in post_order(root, self.done):
             evaluate = self._closure(node)
-            self.done[node] = _remembered(node, evaluate) if node in self.shared else evaluate
-        return self.done[node]
+            if node in shared or node in own:
+                evaluate = _remembered(node, evaluate)
+            levels[node] = 1 + max((levels[part] for part in operands_of(node)), default=0)
+            if levels[node] >= _STAGE_LEVELS:
+                stages.append(evaluate)
+                evaluate, levels[node] = _found_before(evaluate), 0
+            self.done[node] = evaluate
+        whole = self.done[root]
+        self.whole = _in_stages(stages, whole) if stages or own else whole
 
     def _closure(self, node: Node) -> Evaluate:
         if isinstance(node, Literal):
@@ -168,7 +184,7 @@ class _Compiler:
             return lambda _: value
         if isinstance(node, Name):
             return operator.itemgetter(node.name)
-        operands = [self.closure(operand) for operand in node.operands]
+        operands = [self.done[operand] for operand in node.operands]
         if node.operator in ("and", "or"):
             return _connective(operands, node.operator == "or")
         if node.operator == "if":
@@ -227,7 +243,30 @@ def _remembered(node: Node, evaluate: Evaluate) -> Evaluate:
     return lookup
 
 
-def apply(node: Operation, values: list[Value]) -> Value:
+def _in_stages(stages: Sequence[Evaluate], whole: Evaluate) -> Evaluate:
+    def evaluate(environment: Environment) -> Value:
+        known: dict[Any, Any] = type(environment)(environment)
+        for stage in stages:
+            try:
+                known[stage] = stage(known)
+            except EvaluationError as error:  # it may be that nobody asks for the value
+                known[stage] = error
+        return whole(known)
+
+    return evaluate
+
+
+def _found_before(stage: Evaluate) -> Evaluate:
+    def lookup(environment: Environment) -> Value:
+        found: Any = environment[stage]
+        if isinstance(found, EvaluationError):
+            raise EvaluationError(str(found))
+        return cast(Value, found)
+
+    return lookup
+
+
+def apply(node: Operation, values: Sequence[Any]) -> Value:
     """The operation on known values; raises EvaluationError."""
     literals = tuple(Literal(value) for value in values)
     return compile_scalar(Operation(node.operator, literals))({})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -45,7 +46,7 @@ from evotune.space.tensor_map_limits import L2_PROMOTIONS, MOST_BOX, SWIZZLES
 from evotune.trial import Value
 
 KERNEL = "KERNEL"
-_LANGUAGES = {".cpp": "cpp", ".cc": "cpp", ".cu": "cuda", ".py": "triton"}
+_SUFFIXES = {"cpp": (".cpp", ".cc", ".cxx"), "cuda": (".cu",), "triton": (".py",)}
 
 
 class Converter:
@@ -61,11 +62,24 @@ class Converter:
 
     def _root(self) -> Path:
         if self.model.root is not None:
-            return self.folder / self.model.root
+            return self._stated_root(self.model.root)
         for folder in (self.folder, *self.folder.absolute().parents):
             if (folder / "kernels").is_dir():
                 return folder
         return self.folder
+
+    def _stated_root(self, stated: str) -> Path:
+        """One that is not there is told of by whoever looks for a file in it."""
+        root, position = self.folder / stated, self.source.position(("root",))
+        try:
+            is_folder = stat.S_ISDIR(os.stat(root).st_mode)
+        except FileNotFoundError:
+            return root
+        except OSError as error:
+            raise position.error(f"cannot use the root {stated}: {error.strerror}") from error
+        if not is_folder:
+            raise position.error(f"the root {stated} is no folder")
+        return root
 
     def problem(self) -> ProblemSpec | None:
         problem = self.model.problem
@@ -77,6 +91,7 @@ class Converter:
                     if name in ("dtype", "device"):
                         position = self.source.key_position(("problem", group, i, name))
                         raise position.error(f"'{name}' cannot be a symbol of a shape")
+        places = {**self.source.values, **self.source.keys}
         return ProblemSpec(
             name=problem.name,
             dtype=problem.dtype,
@@ -84,6 +99,7 @@ class Converter:
             variants=tuple(problem.variants),
             held_out=tuple(problem.held_out),
             position=self.source.position(("problem",)),
+            positions={at[1:]: place for at, place in places.items() if at[:1] == ("problem",)},
         )
 
     def recorded(self) -> RecordedSpec | None:
@@ -91,9 +107,9 @@ class Converter:
         if recorded is None:
             return None
         beside = self.folder / recorded.file
-        file = beside if beside.exists() else self.root / recorded.file
+        file = beside if os.path.lexists(beside) else self.root / recorded.file
         position = self.source.position(("recorded", "file"))
-        # `Path.resolve` raises where links form a loop.
+        # `Path.resolve` raises where links form a circle.
         if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(self.root)):
             raise position.error(f"the recording {recorded.file} lies outside the space's root")
         return RecordedSpec(file, recorded.delay_ms, position)
@@ -137,9 +153,6 @@ class Converter:
         language = self._language(name, kernel)
         if language != "cpp" and not kernel.launches:
             raise self.source.position(path).error("a kernel for a GPU needs 'launches'")
-        if language == "triton" and not kernel.source.endswith(".py"):
-            place = self.source.position((*path, "source"))
-            raise place.error(f"expected a .py file with Triton's kernel, found '{kernel.source}'")
         deterministic = kernel.deterministic
         return KernelSpec(
             name=name,
@@ -164,12 +177,16 @@ class Converter:
         )
 
     def _language(self, name: str, kernel: KernelModel) -> str:
-        language = kernel.language or _LANGUAGES.get(PurePosixPath(kernel.source).suffix)
-        if language is None:
-            known = "a .cpp, .cc, .cu or .py file"
-            message = f"expected {known}, or a 'language'; found '{kernel.source}'"
-            raise self.source.position(("kernels", name, "source")).error(message)
-        return language
+        """A file of another suffix is no source: a compiler's message about it tells its words."""
+        languages = [kernel.language] if kernel.language else _SUFFIXES
+        suffix = PurePosixPath(kernel.source).suffix
+        for language in languages:
+            if suffix in _SUFFIXES[language]:
+                return language
+        *others, last = (suffix for language in languages for suffix in _SUFFIXES[language])
+        known = f"{', '.join(others)} or {last}" if others else last
+        message = f"expected a {known} file, found '{kernel.source}'"
+        raise self.source.position(("kernels", name, "source")).error(message)
 
     def _source_file(self, source: str, path: DataPath) -> Path:
         """Sources live under the root, so that a space can be moved and shipped as a whole."""

@@ -163,9 +163,10 @@ class KernelModel(SpaceModel):
     entry: Identifier
     """The function to call: `extern "C"`, and `__global__` in CUDA; in Triton `@triton.jit`."""
     language: Literal["cpp", "cuda", "triton"] | None = None
-    """cpp, cuda or triton; the suffix (.cpp, .cu, .py) says it if this does not."""
+    """cpp, cuda or triton; the suffix (.cpp, .cc, .cxx; .cu; .py) says it as well."""
     supports: dict[Identifier, Support] = {}
-    """Symbol -> values it takes, or a comparison such as `">= 80"`; other shapes are left out."""
+    """Symbol -> values it takes, or what must hold of it, as `">= 80"` or `"% 64 == 0"`; other
+    shapes are left out."""
     define: list[Identifier] = []
     """Symbols that are compiled in, as -DHEAD_DIM=64 (Triton: a constexpr), instead of passed."""
     arguments: list[Argument] = []
@@ -173,7 +174,7 @@ class KernelModel(SpaceModel):
     workspace: dict[Identifier, WorkspaceModel] = {}
     """Buffers of scratch memory by name."""
     options: list[Text] = []
-    """Compiler options, from a list of allowed ones."""
+    """Compiler options, from a list of allowed ones; `-O{LEVEL}` has a parameter's value in it."""
     launches: Annotated[list[LaunchModel], Field(max_length=64)] = []
     """On a GPU: what is launched, one after the other, all with the same arguments."""
     deterministic: bool | None = None

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import yaml
 
 from evotune.errors import SpaceError
+from evotune.regular_file import read_regular
 from evotune.space.suggest import shorten
 
 MAX_BYTES = 1 << 20
@@ -96,10 +97,7 @@ def read_yaml(path: Path) -> YamlSource:
     """Reads one YAML file; every way it can be unreadable is a SpaceError."""
     file = str(path)
     try:
-        if path.exists() and not path.is_file():
-            raise SpaceError("expected a YAML file, found a directory or device", file=file)
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
+        raw = read_regular(path, MAX_BYTES + 1)
     except OSError as error:
         raise SpaceError(f"cannot read it: {error.strerror}", file=file) from error
     except ValueError as error:  # a NUL byte in the path

@@ -77,7 +77,7 @@ void attend_row(const float* q, const float* k, const float* v, float* out, floa
 // Waits until this process has loaded a second kernel: the crash will look like that one's. It hardly
 // uses its core while it waits, since a thread that does is found after its own kernel's trial.
 [[maybe_unused]] void crash_beside_another_kernel() {
-  for (int kernels = 0; kernels < 2; usleep(20000)) {
+  for (int kernels = 0; kernels < 2; usleep(100000)) {
     kernels = 0;
     dl_iterate_phdr(count_kernel, &kernels);
   }

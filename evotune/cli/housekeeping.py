@@ -1,0 +1,122 @@
+"""`list`, `rm` and `cache`: what ships with evotune, and what it keeps on this machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from evotune.cli.options import Command, complete_run, format_option, output_option, runs_dir_option
+from evotune.cli.terminal import Terminal, pass_terminal, write_output
+from evotune.errors import RunLocked
+
+if TYPE_CHECKING:
+    from evotune.space.document import SpaceDocument
+
+_MIB = 1 << 20
+_DAY_S = 86400.0
+_COMPILERS = {"cpp": "a C++ compiler", "cuda": "an NVIDIA GPU", "triton": "an NVIDIA GPU, triton"}
+
+
+@click.command("list", cls=Command, example="evotune list")
+@format_option(("table", "json"), "table")
+@output_option
+@pass_terminal
+def list_command(terminal: Terminal, *, style: str, output: str) -> int:
+    """List the spaces that ship with evotune, and what each needs."""
+    from evotune.cli.tables import print_tables, text_table
+    from evotune.engine.spaces import shipped_spaces
+    from evotune.space.document import load_space
+
+    rows = []
+    for name, path in shipped_spaces().items():
+        document = load_space(path)
+        rows.append({"name": name, "needs": _needs(document), "about": document.description})
+    if style == "json":
+        write_output(json.dumps(rows, indent=2) + "\n", output)
+        return 0
+    cells = [(row["name"], row["needs"], row["about"]) for row in rows]
+    print_tables(terminal, iter([text_table(("space", "needs", "about"), cells)]), output)
+    return 0
+
+
+def _needs(document: SpaceDocument) -> str:
+    needs = []
+    for kernel in document.kernels:
+        levels = [str(support) for support in kernel.supports if support.symbol == "arch"]
+        needs.append(", ".join([_COMPILERS[kernel.language], *levels]))
+    return "; ".join(dict.fromkeys(needs))
+
+
+@click.command(cls=Command, example="evotune rm latest")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_run)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@runs_dir_option
+@pass_terminal
+def rm(terminal: Terminal, *, runs: tuple[str, ...], yes: bool, runs_dir: Path) -> int:
+    """Delete runs, with all that they found.
+
+    Asks before it does. A run that somebody works on stays.
+    """
+    from evotune.engine.folder import find_run
+
+    named = (find_run(text, runs_dir) for text in runs)
+    folders = list({folder.path: folder for folder in named}.values())
+    for folder in folders:
+        if (holder := folder.holder()) is not None:
+            raise RunLocked(f"run {folder.id} is being worked on by process {holder}")
+    names = ", ".join(folder.id for folder in folders)
+    if not yes:
+        click.confirm(f"delete {names}?", abort=True, err=True)
+    for folder in folders:
+        shutil.rmtree(folder.path)
+        terminal.note(f"deleted {folder.id}")
+    return 0
+
+
+@click.command(cls=Command, example="evotune cache --older-than 30 --clear")
+@click.option("--clear", is_flag=True, help="Delete them.")
+@click.option(
+    "--older-than",
+    "days",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    metavar="DAYS",
+    help="Only what was not made in so many days.",
+)
+@pass_terminal
+def cache(terminal: Terminal, *, clear: bool, days: float) -> int:
+    """Tell where compiled kernels are kept.
+
+    And how many there are. --clear deletes them; they are made again when they are needed.
+    EVOTUNE_CACHE_DIR says where they are.
+    """
+    from evotune.execute.build_cache import default_cache_dir
+
+    folder = default_cache_dir()
+    before_s = time.time() - days * _DAY_S
+    found = [
+        (path, path.stat().st_size)
+        for path in _files(folder)
+        if not days or path.stat().st_mtime < before_s
+    ]
+    kernels = sum(path.parent.parent.name == "objects" for path, _ in found)
+    noun = "kernel" if kernels == 1 else "kernels"
+    words = f"{kernels:,} compiled {noun}, {sum(size for _, size in found) / _MIB:,.1f} MiB"
+    if clear:
+        for path, _ in found:
+            path.unlink(missing_ok=True)
+    click.echo(f"{'deleted from' if clear else 'in'} {folder}: {words}")
+    return 0
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Objects and jobs; nothing else that lies there."""
+    for part in ("objects", "jobs"):
+        yield from (path for path in sorted((folder / part).glob("??/*")) if path.is_file())

@@ -1,0 +1,106 @@
+"""The packages that evotune cannot do without. Imports none of them, nor a module that does."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+
+REQUIRED = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "deap": "deap",
+    "threadpoolctl": "threadpoolctl",
+    "pandas": "pandas",
+    "pyyaml": "yaml",
+    "msgspec": "msgspec",
+    "pydantic": "pydantic",
+    "rich": "rich",
+    "click": "click",
+    "plotly": "plotly",
+}
+"""By the name that pip knows: the name to import."""
+
+_ENVIRONMENT = 3
+
+
+def missing() -> list[str]:
+    """The required packages that cannot be imported, since there are none of that name."""
+    return [name for name, module in REQUIRED.items() if not _is_here(module)]
+
+
+def _is_here(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:
+        return False
+
+
+def version(name: str) -> str:
+    """Of an installed package; "" of one that is not."""
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def fix(name: str) -> str:
+    """The command that installs it, in the version that evotune asks for."""
+    return f"pip install '{_requirement(name)}'"
+
+
+def _requirement(name: str) -> str:
+    """As evotune's own metadata says it; the bare name in a source tree."""
+    import importlib.metadata
+    import re
+
+    try:
+        declared = importlib.metadata.requires("evotune") or []
+    except importlib.metadata.PackageNotFoundError:
+        declared = []
+    for text in declared:
+        found = re.match(r"[A-Za-z0-9._-]+", text)
+        if found and found.group().lower() == name and "extra ==" not in text:
+            return text
+    return name
+
+
+def provider(module: str | None) -> str | None:
+    """The required package that a module belongs to, by the name that pip knows."""
+    top = (module or "").partition(".")[0]
+    return next((name for name, known in REQUIRED.items() if known == top), None)
+
+
+def say_missing(name: str) -> int:
+    """For any command but `doctor`; the exit code."""
+    text = f"error: not installed: {name}; `evotune doctor` tells how to get it"
+    print(text, file=sys.stderr)
+    return _ENVIRONMENT
+
+
+def doctor(names: Sequence[str], arguments: Sequence[str]) -> int:
+    """Says in the formats of `doctor` what can be said without the packages; the exit code."""
+    import argparse
+    import json
+
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--format", default="table")
+    parser.add_argument("-o", "--output", default="-")
+    asked, _ = parser.parse_known_args(arguments)
+    findings = [
+        {"name": name, "status": "missing", "detail": "not installed", "fix": fix(name)}
+        for name in names
+    ]
+    if asked.format == "json":
+        text = json.dumps({"usable": False, "findings": findings}, indent=2)
+    else:
+        lines = [f"  {found['name']}: {found['fix']}" for found in findings]
+        text = "\n".join([f"{len(names)} to fix, before doctor can look at the rest:", *lines])
+    if asked.output == "-":
+        print(text)
+    else:
+        with open(asked.output, "w", encoding="utf-8") as file:
+            print(text, file=file)
+    return _ENVIRONMENT

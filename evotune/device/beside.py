@@ -1,0 +1,78 @@
+"""Names the other work on a machine when a run begins, since it makes times longer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from evotune.device.profile import DeviceProfile
+
+_LOOK_S = 0.2
+_BUSY_CORES = 0.3  # less is what a desktop does anyway
+_BUSY_GPU_PERCENT = 5
+_IDLE_FIELDS = (3, 4)  # of a line of /proc/stat: idle, and waiting for a disk
+_GUEST_FIELDS = 8  # from here on what was counted before is counted again
+_WORKER = b"evotune.execute.device_worker"
+
+
+def others_at_work(devices: Sequence[DeviceProfile]) -> list[str]:
+    """In words, one for each: cores that other processes keep busy, other runs of evotune that
+    measure, GPUs at work. To be asked before this process starts workers; takes 0.2 s."""
+    found = [*_busy_cores(), *_other_runs()]
+    for device in devices:
+        if device.backend == "cuda":
+            found += _busy_gpu(device)
+    return found
+
+
+def _busy_cores() -> Iterator[str]:
+    cores = os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        before, own_s, started_s = _busy_ticks(), time.process_time(), time.monotonic()
+        time.sleep(_LOOK_S)
+        spent_s = (_busy_ticks() - before) / os.sysconf("SC_CLK_TCK")
+        spent_s -= time.process_time() - own_s
+        busy = spent_s / (time.monotonic() - started_s)
+        if busy > _BUSY_CORES:
+            yield f"other processes keep {busy:.1f} of {cores} cores busy"
+
+
+def _busy_ticks() -> int:
+    fields = [int(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    return sum(fields[:_GUEST_FIELDS]) - sum(fields[i] for i in _IDLE_FIELDS)
+
+
+def _other_runs() -> Iterator[str]:
+    """Whose workers are children of other processes."""
+    parents = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            words = path.read_bytes().split(b"\0")
+            if _WORKER in words:
+                parents.add(int(words[words.index(_WORKER) + 1]))
+    for parent in sorted(parents - {os.getpid()}):
+        yield f"another run of evotune measures (process {parent})"
+
+
+def _busy_gpu(device: DeviceProfile) -> Iterator[str]:
+    """As NVML has it, where it is here and may be asked."""
+    try:
+        import pynvml
+    except ImportError:
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(device.id)
+        percent = int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        if percent > _BUSY_GPU_PERCENT:
+            yield f"{device.name} is {percent}% busy"
+    except pynvml.NVMLError:
+        return
+    finally:
+        pynvml.nvmlShutdown()

@@ -1,0 +1,2 @@
+// NVRTC knows assert itself.
+#pragma once

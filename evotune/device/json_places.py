@@ -1,0 +1,67 @@
+"""Where something stands in a JSON text: looked up only when there is a mistake to show."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+
+from evotune.errors import SpaceError
+
+_BETWEEN = re.compile(r"[ \t\r\n,:]*")
+_decode = json.JSONDecoder().raw_decode
+
+
+class MisplacedError(SpaceError):
+    """What is wrong with a part of a document: of the `path` from the top, or at an offset."""
+
+    def __init__(self, message: str, *path: str | int, offset: int | None = None) -> None:
+        super().__init__(message)
+        self._path = path
+        self._offset = offset
+
+    def placed(self, text: str) -> SpaceError:
+        """With its line and column in the document's text."""
+        offset = place_of(text, self._path) if self._offset is None else self._offset
+        before = text[:offset]
+        column = offset - before.rfind("\n")
+        return SpaceError(self.message, line=before.count("\n") + 1, column=column)
+
+
+def place_of(text: str, path: Sequence[str | int]) -> int:
+    """The offset of the key or the item that `path` leads to, or of what is last on the way there
+    and in the text."""
+    offset = value = _after_blanks(text, 0)
+    for step in path:
+        found = None
+        try:
+            for name, place, begin in _members(text, value):
+                if name == step:
+                    found = place, begin  # of equal keys the last counts, as in all of JSON
+        except (ValueError, IndexError, RecursionError):
+            pass  # the text is cut, or worse
+        if found is None:
+            return offset
+        offset, value = found
+    return offset
+
+
+def _members(text: str, container: int) -> Iterator[tuple[str | int, int, int]]:
+    """Name, place and the value's offset of each member of the object or array there."""
+    is_object = text[container] == "{"
+    if not is_object and text[container] != "[":
+        return
+    at, number = _after_blanks(text, container + 1), 0
+    while text[at] not in "]}":
+        name: str | int = number
+        begin = at
+        if is_object:
+            name, end = _decode(text, at)
+            begin = _after_blanks(text, end)
+        yield name, at, begin
+        at, number = _after_blanks(text, _decode(text, begin)[1]), number + 1
+
+
+def _after_blanks(text: str, offset: int) -> int:
+    match = _BETWEEN.match(text, offset)
+    return match.end() if match else offset

@@ -1,0 +1,77 @@
+"""PyTorch's OpenMP runtime, which the C++ candidates of a worker use too.
+
+A user's program has one pool of threads for PyTorch and for the kernels beside it, if both use one
+runtime. So has the worker. PyTorch brings a copy of libgomp; kernels ask for `libgomp.so.1`. Where
+the names differ, or PyTorch uses LLVM's or Intel's runtime (both know libgomp's functions), the
+kernels would get a second pool, and each would spin on the other's cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from evotune.device.libc import file_of
+
+_SOFT = 1  # omp_pause_soft: threads end, settings stay
+
+
+def share() -> str:
+    """Makes PyTorch's runtime the first that kernels loaded from now on find; its path, or "" where
+    PyTorch has none."""
+    path = _path()
+    if path:
+        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    return path
+
+
+def wake() -> None:
+    """Starts the pool's threads, and has them wait for work: a first call need not do it."""
+    library = _library()
+    with contextlib.suppress(AttributeError):
+        nothing = ctypes.cast(library.omp_get_max_threads, ctypes.c_void_p)
+        library.GOMP_parallel(nothing, None, 0, 0)
+
+
+def threads() -> frozenset[int]:
+    """Of the pool, but for this one, by the numbers that the system has for them."""
+    library = _library()
+    found: set[int] = set()
+
+    def note(data: object) -> None:
+        found.add(threading.get_native_id())
+
+    called = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(note)
+    with contextlib.suppress(AttributeError):
+        library.GOMP_parallel(called, None, 0, 0)
+    return frozenset(found - {threading.get_native_id()})
+
+
+def rest() -> None:
+    """Ends the pool's threads, which else spin for milliseconds after work: who computes from now
+    on is none of them. The next parallel region starts others."""
+    with contextlib.suppress(AttributeError):
+        _library().omp_pause_resource_all(_SOFT)
+
+
+@functools.cache
+def _path() -> str:
+    import torch
+
+    own = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        torch_cpu = ctypes.CDLL(str(own), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        return file_of(torch_cpu.omp_get_max_threads)  # looked up where PyTorch finds it
+    except (OSError, AttributeError):
+        return ""
+
+
+@functools.cache
+def _library() -> Any:
+    path = _path()
+    return ctypes.CDLL(path) if path else None

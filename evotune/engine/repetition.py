@@ -1,0 +1,82 @@
+"""Times champions in several fresh processes: as many as their spread needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from evotune.execute.protocol import TIMED, Executor, Proposal
+from evotune.measure.processes import LEAST, MOST, SETTLED, combined, fitness_by_process, widened
+from evotune.trial import Outcome
+
+
+def repeated(
+    run: Callable[[Proposal], Outcome | None],
+    proposal: Proposal,
+    first: Outcome,
+    *,
+    leader: Outcome | None = None,
+    least: int = LEAST,
+    no_time: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """`first`, which `proposal` came to, with the figures of further processes.
+
+    Ends when the interval is narrow, when it lies below that of the `leader` (which several
+    processes came to, and whose spread holds for a first process too), after `MOST` processes, or
+    after `least` when there is `no_time` for more. `run` gives None when it was told
+    to stop. A process that fails is the outcome: the kernel is not right each time.
+    """
+    spread = fitness_by_process(leader) if leader is not None else []
+    if first.ok and leader is not None and len(spread) > 1:
+        supposed = widened(first, spread)
+        if _is_below(supposed, leader):
+            return supposed
+    outcomes = [first]
+    again = timed_again(proposal)
+    while first.ok and len(outcomes) < MOST:
+        if len(outcomes) >= least and (no_time() or _is_known(combined(outcomes), leader)):
+            break
+        outcome = run(again)
+        if outcome is None:
+            break
+        if not outcome.ok:
+            return outcome
+        outcomes.append(outcome)
+    return combined(outcomes) if first.ok else first
+
+
+def timed_again(proposal: Proposal) -> Proposal:
+    """The same candidate, in a fresh process, where only what is timed is checked."""
+    cases = tuple(job for job in proposal.cases if job.role == TIMED)
+    return dataclasses.replace(proposal, cases=cases, confirm=False, repeat=True, skipped=())
+
+
+def _is_known(found: Outcome, leader: Outcome | None) -> bool:
+    assert found.fitness_low is not None
+    assert found.fitness_high is not None
+    narrow = (found.fitness_high - found.fitness_low) / 2 <= SETTLED
+    return narrow or (leader is not None and _is_below(found, leader))
+
+
+def _is_below(outcome: Outcome, leader: Outcome) -> bool:
+    assert outcome.fitness_high is not None
+    assert leader.fitness_low is not None
+    return outcome.fitness_high < leader.fitness_low
+
+
+def outcome_of(executor: Executor, proposal: Proposal) -> Outcome:
+    """Runs one proposal to its end."""
+    outcome = outcome_unless(executor, proposal, lambda: False)
+    assert outcome is not None
+    return outcome
+
+
+def outcome_unless(
+    executor: Executor, proposal: Proposal, stop: Callable[[], bool]
+) -> Outcome | None:
+    """Runs one proposal to its end; None when `stop` said so before."""
+    executor.submit(proposal)
+    while not stop():
+        for _, outcome in executor.poll(0.5):
+            return outcome
+    return None

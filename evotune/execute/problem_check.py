@@ -1,0 +1,52 @@
+"""A user's problem tried once in a process of its own, which has PyTorch and may die of it."""
+
+from __future__ import annotations
+
+import select
+import sys
+from collections.abc import Sequence
+
+from evotune.device.signals import describe_status
+from evotune.errors import EnvironmentProblem, ProblemMistake
+from evotune.execute.child import Child
+from evotune.execute.device_slot import ProblemSource
+from evotune.problems.base import Case
+from evotune.problems.examination import tiny_case
+from evotune.problems.user import UserProblem
+from evotune.scratch import scratch_folder
+
+_LIMIT_S = 120.0
+_RAISED = 1  # Python's status for an exception that was not caught
+
+
+def check_problem(
+    problem: UserProblem, source: ProblemSource, cases: Sequence[Case], *, timed: bool
+) -> None:
+    """Calls all that the user wrote on one tiny case, on the CPU; ProblemMistake for the first
+    that is wrong. `timed`: the CPU is what candidates are measured on. What the problem prints
+    goes to stderr."""
+    case = tiny_case(problem, cases)
+    with scratch_folder() as folder:
+        child = Child("problem_worker", folder / "problem.log", {})
+        try:
+            request = {"case": {"label": case.label, "symbols": dict(case.symbols)}, "timed": timed}
+            child.send({**source.to_json(), **request})
+            mistake = _answer(child, source)
+            sys.stderr.write(child.log_tail(1 << 16))
+        finally:
+            child.kill()
+    if mistake:
+        raise ProblemMistake(mistake)
+
+
+def _answer(child: Child, source: ProblemSource) -> str:
+    if not select.select([child], [], [], _LIMIT_S)[0]:
+        return f"{source.name} gave no answer within {_LIMIT_S:g} s on a tiny shape"
+    messages = child.receive()
+    if messages:
+        return str(messages[0]["mistake"])
+    status = child.reap()
+    log = child.log_tail()
+    if status == _RAISED and "Traceback" in log:
+        raise EnvironmentProblem(f"the problem cannot be tried: {log.splitlines()[-1]}")
+    return f"the process that tried {source.name} {describe_status(status)}"

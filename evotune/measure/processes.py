@@ -1,0 +1,162 @@
+"""One figure from several processes: the same code differs from process to process.
+
+Where the operating system puts a process's memory and threads stays as it is while it lives, and
+moves times by more than samples within the process show. So what is reported of a champion comes
+from several processes, and its interval is that of their mean: Student's t over the processes
+(the t distribution needs few of them), never narrower than what the samples within leave open.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from evotune.trial import Measurement, Outcome
+
+LEAST, MOST = 3, 6
+"""Processes: an interval needs three; with six of them it is 1.05 standard deviations wide to
+either side, and each further one makes little difference."""
+SETTLED = 0.01
+"""Half an interval's width at which no further process is started."""
+NOISY = 0.10
+"""How much faster the same code may be in one process than in another."""
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # two-sided, by freedom
+
+
+@dataclass(frozen=True, slots=True)
+class LogInterval:
+    """A mean of logarithms with its 95% bounds."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
+
+
+def interval_of(logs: Sequence[float], within: Sequence[float]) -> LogInterval:
+    """Of ln speedup in each process; `within` is half the width of each one's own interval."""
+    count = len(logs)
+    mean = statistics.fmean(logs)
+    alone = math.sqrt(statistics.fmean([half * half for half in within]) / count)
+    if count == 1:
+        return LogInterval(mean, mean - alone, mean + alone)
+    half = max(_T95[count - 2] * statistics.stdev(logs) / math.sqrt(count), alone)
+    return LogInterval(mean, mean - half, mean + half)
+
+
+def fitness_by_process(outcome: Outcome) -> list[float]:
+    """Of an outcome that several processes came to; empty of one."""
+    rows = [[math.log(s) for s in m.processes] for m in outcome.measurements if m.counts]
+    return [statistics.fmean(each) for each in zip(*rows, strict=True)]
+
+
+def spread_factor(fitnesses: Sequence[float]) -> float:
+    """How far, in ln, a figure of one more process may be from their mean; 95% are nearer."""
+    return _T95[len(fitnesses) - 2] * statistics.stdev(fitnesses)
+
+
+def widened(outcome: Outcome, fitnesses: Sequence[float]) -> Outcome:
+    """Of one process, with the interval that the spread of other processes makes likely, which ran
+    code like its own and came to `fitnesses`: its cases' too."""
+    if len(fitnesses) < 2:
+        return outcome
+    factor = spread_factor(fitnesses)
+
+    def wider(low: float, middle: float, high: float) -> tuple[float, float]:
+        return middle - math.hypot(middle - low, factor), middle + math.hypot(high - middle, factor)
+
+    assert outcome.fitness is not None
+    assert outcome.fitness_low is not None
+    assert outcome.fitness_high is not None
+    low, high = wider(outcome.fitness_low, outcome.fitness, outcome.fitness_high)
+    measurements = tuple(_widened(m, factor) for m in outcome.measurements)
+    return msgspec.structs.replace(
+        outcome, fitness_low=low, fitness_high=high, measurements=measurements
+    )
+
+
+def _widened(measured: Measurement, factor: float) -> Measurement:
+    low = math.log(measured.speedup / measured.speedup_low)
+    high = math.log(measured.speedup_high / measured.speedup)
+    return msgspec.structs.replace(
+        measured,
+        speedup_low=measured.speedup * math.exp(-math.hypot(low, factor)),
+        speedup_high=measured.speedup * math.exp(math.hypot(high, factor)),
+    )
+
+
+def combined(outcomes: Sequence[Outcome]) -> Outcome:
+    """The first one's outcome with the figures of all: each case's speedup and the fitness, with
+    intervals that cover the spread between processes. All are `ok`."""
+    first = outcomes[0]
+    if len(outcomes) == 1:
+        return first
+    fitnesses = [_known(each.fitness) for each in outcomes]
+    fitness = interval_of(
+        fitnesses,
+        [(_known(each.fitness_high) - _known(each.fitness_low)) / 2 for each in outcomes],
+    )
+    flags = tuple(dict.fromkeys(flag for each in outcomes for flag in each.flags))
+    if spread(fitnesses) > NOISY and fitness.half_width > NOISY / 2:
+        flags = (*flags, TOO_NOISY)
+    return msgspec.structs.replace(
+        first,
+        fitness=fitness.mean,
+        fitness_low=fitness.low,
+        fitness_high=fitness.high,
+        flags=flags,
+        measurements=tuple(_of_case(m, outcomes, fitnesses) for m in first.measurements),
+        stage_s={
+            **first.stage_s,
+            "repeat": sum(sum(each.stage_s.values()) for each in outcomes[1:]),
+        },
+    )
+
+
+TOO_NOISY = "too_noisy"
+"""Flag of an outcome: the same code differed so much between processes that nothing is certain."""
+
+
+def spread(fitnesses: Sequence[float]) -> float:
+    """By what share the best process's speedup was above the worst one's; 0 of one process."""
+    return math.exp(max(fitnesses) - min(fitnesses)) - 1 if fitnesses else 0.0
+
+
+def _of_case(
+    measured: Measurement, outcomes: Sequence[Outcome], fitnesses: Sequence[float]
+) -> Measurement:
+    same = [
+        m
+        for each in outcomes
+        for m in each.measurements
+        if (m.case, m.cache, m.held_out) == (measured.case, measured.cache, measured.held_out)
+    ]
+    if len(same) == 1:  # held out, or cold: taken once
+        return _widened(measured, spread_factor(fitnesses))
+    found = interval_of(
+        [math.log(m.speedup) for m in same],
+        [math.log(m.speedup_high / m.speedup_low) / 2 for m in same],
+    )
+    return msgspec.structs.replace(
+        measured,
+        time_us=statistics.median(m.time_us for m in same),
+        time_min_us=min(m.time_min_us for m in same),
+        baseline_us=statistics.median(m.baseline_us for m in same),
+        speedup=math.exp(found.mean),
+        speedup_low=math.exp(found.low),
+        speedup_high=math.exp(found.high),
+        samples=sum(m.samples for m in same),
+        processes=tuple(m.speedup for m in same),
+    )
+
+
+def _known(value: float | None) -> float:
+    assert value is not None
+    return value

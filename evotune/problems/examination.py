@@ -1,0 +1,46 @@
+"""A user's problem tried once, on a tiny shape, before anything rests on it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+
+from evotune.errors import ProblemMistake
+from evotune.problems.base import Case, Problem
+from evotune.problems.user import UserProblem
+
+
+def tiny_case(problem: UserProblem, cases: Sequence[Case]) -> Case:
+    """The smallest case that the problem takes, of the given ones and their edge cases, with more
+    than one row if there is one: where all sizes are 1, one shape looks like another."""
+    known = [*cases, *(edge for case in cases for edge in problem.edge_cases(case))]
+
+    def rank(case: Case) -> tuple[bool, int]:
+        distinct = {shape for spec in problem.tensors(case) for shape in spec.shape}
+        return distinct == {1}, sum(math.prod(spec.shape) for spec in problem.tensors(case))
+
+    return min(known, key=rank)
+
+
+def examine(problem: UserProblem, case: Case, device: str = "cpu", *, timed: bool = True) -> None:
+    """Calls all that the user wrote, on `case`; ProblemMistake for the first that is wrong.
+
+    Without `timed`, `device` is not the one that will be measured on: what PyTorch refuses there,
+    half precision for example, is no mistake, and no baseline is called.
+    """
+    inputs = problem.make_inputs(case, "normal", 0, device)
+    reference = problem.checked_reference(case, inputs)
+    for kind in problem.input_kinds:
+        problem.make_inputs(case, kind, 0, device)
+    with contextlib.suppress(*(() if timed else (RuntimeError,))):
+        problem.tolerances(case, inputs, reference)
+        if timed:
+            problem.check_baselines(case, inputs)
+        else:
+            problem.baselines(case, inputs)
+
+
+def mistake_of(problem: Problem, error: BaseException) -> ProblemMistake | None:
+    """The mistake in the problem's file behind an exception; None when there is none."""
+    return problem.problem_file.mistake(error) if isinstance(problem, UserProblem) else None

@@ -1,0 +1,51 @@
+"""Python processes that evotune starts: they import nothing from the working folder.
+
+`python -m` puts the working folder before everything that is installed. Then a file `msgspec.py`
+in a folder of downloads runs in the place of the library. The user's own site-packages stay on the
+path (no `-s`): `pip install --user` puts torch there, and evotune too.
+
+Where evotune itself lies in the working folder, a checkout that is not installed, its processes
+must find it there, as this one did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+import evotune
+
+_FOLDER = os.path.dirname(os.path.dirname(os.path.realpath(evotune.__file__)))
+
+_SAFE_PATH = "PYTHONSAFEPATH"
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """The command line that runs `module` as a program, with this process's interpreter."""
+    safe = () if _works_beside_evotune() else ("-P",)
+    return [sys.executable, *safe, "-m", module, *arguments]
+
+
+@contextlib.contextmanager
+def started_by_a_library() -> Iterator[None]:
+    """Around the start of processes whose command line a library writes (multiprocessing, Dask):
+    they inherit the variable that says the same as -P."""
+    before = os.environ.get(_SAFE_PATH)
+    if not _works_beside_evotune():
+        os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_SAFE_PATH, None)
+        else:
+            os.environ[_SAFE_PATH] = before
+
+
+def _works_beside_evotune() -> bool:
+    try:
+        return os.getcwd() == _FOLDER
+    except OSError:  # the working folder was deleted
+        return False

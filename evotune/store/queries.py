@@ -1,0 +1,230 @@
+"""What is asked of a run's store: facts, outcomes, confirmations, snapshots."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+from evotune.store.opening import WRONG_SHAPE, damaged
+from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
+
+_CHOSEN = "(SELECT value FROM json_each(?))"
+_TRIAL = "SELECT number, configuration, outcome FROM outcomes"
+Row: TypeAlias = tuple[int, str, str, float]
+"""Number, configuration, outcome and finishing time of a trial, as they are stored."""
+
+
+class StoreQueries:
+    """Reads an open store; StoreError where it holds another shape than was stored."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self._connection = connection
+
+    # --- facts about the run -------------------------------------------------------------
+
+    def meta(self, name: str, default: Json = None) -> Json:
+        rows = self._read("SELECT value FROM meta WHERE name = ?", (name,))
+        return self._parse(rows[0][0]) if rows else default
+
+    @contextlib.contextmanager
+    def trusting_facts(self) -> Iterator[None]:
+        """Around what is made of stored JSON: another shape than was stored is damage."""
+        try:
+            yield
+        except WRONG_SHAPE as error:
+            raise damaged(self.path, error) from error
+
+    # --- outcomes ------------------------------------------------------------------------
+
+    def trials(self, first: int = 0) -> Iterator[Trial]:
+        """Stored trials in proposal order, from number `first` on."""
+        for row in self.each_row(f"{_TRIAL} WHERE number >= ? ORDER BY number", (first,)):
+            yield self.trial_of(*row)
+
+    def rows(self) -> Iterator[Row]:
+        """All trials in proposal order, unread."""
+        query = "SELECT number, configuration, outcome, finished_s FROM outcomes ORDER BY number"
+        return self.each_row(query)
+
+    def trials_of(self, numbers: Iterable[int]) -> list[Trial]:
+        """Those of `numbers` that are stored, in proposal order."""
+        query = f"{_TRIAL} WHERE number IN {_CHOSEN} ORDER BY number"
+        return [self.trial_of(*row) for row in self.each_row(query, (json.dumps(list(numbers)),))]
+
+    def known(self, numbers: Iterable[int]) -> dict[int, bool]:
+        """Those of `numbers` that are stored, and whether they have a fitness."""
+        query = f"SELECT number, fitness IS NOT NULL FROM outcomes WHERE number IN {_CHOSEN}"
+        return {n: bool(ok) for n, ok in self.each_row(query, (json.dumps(list(numbers)),))}
+
+    def fittest(self) -> Iterator[int]:
+        """Numbers of the trials with a fitness, best first; of equals, the first."""
+        for (number,) in self.each_row(
+            "SELECT number FROM outcomes WHERE fitness IS NOT NULL ORDER BY fitness DESC, number"
+        ):
+            yield number
+
+    def best_first(self) -> Iterator[Trial]:
+        """Trials with a fitness, in the order of `fittest`; each is read when it is asked for."""
+        for number in self.fittest():
+            yield from self.trials_of([number])
+
+    def duplicates(self) -> dict[int, int]:
+        """Trial -> the one that it is a duplicate of, in proposal order."""
+        rows = self._read(
+            "SELECT number, duplicate_of FROM outcomes WHERE duplicate_of IS NOT NULL"
+        )
+        return dict(sorted(rows))
+
+    def with_binary(self, binary: str) -> Iterator[Trial]:
+        """Trials of that machine code and launch that were measured themselves, in order."""
+        for row in self.each_row(
+            f"{_TRIAL} WHERE binary = ? AND duplicate_of IS NULL ORDER BY number", (binary,)
+        ):
+            yield self.trial_of(*row)
+
+    def trial_of(self, number: int, configuration: str, outcome: str) -> Trial:
+        """Of a row's texts; StoreError when they are not what `append` writes."""
+        try:
+            found = Configuration.from_key(configuration)
+        except WRONG_SHAPE as error:
+            raise damaged(self.path, error) from error
+        return Trial(number, found, self._outcome(outcome))
+
+    def finish_times_s(self, numbers: Iterable[int]) -> dict[int, float]:
+        """When each of those trials finished, in seconds of the run's own time."""
+        query = f"SELECT number, finished_s FROM outcomes WHERE number IN {_CHOSEN} ORDER BY number"
+        with self.trusting_facts():
+            rows = self.each_row(query, (json.dumps(list(numbers)),))
+            return {number: _finite(seconds) for number, seconds in rows}
+
+    def elapsed_s(self) -> float:
+        """When the last trial finished."""
+        ((latest,),) = self._read("SELECT coalesce(max(finished_s), 0) FROM outcomes")
+        with self.trusting_facts():
+            return _finite(latest)
+
+    def stage_s(self) -> dict[str, list[float]]:
+        """Seconds by stage of every trial that went through it."""
+        seconds: dict[str, list[float]] = {}
+        for (text,) in self.each_row("SELECT stage_s FROM outcomes WHERE stage_s IS NOT NULL"):
+            with self.trusting_facts():
+                for stage, spent_s in json.loads(text).items():
+                    seconds.setdefault(stage, []).append(_finite(spent_s))
+        return seconds
+
+    def kinds(self) -> dict[OutcomeKind, int]:
+        """How many trials ended as what."""
+        rows = self._read("SELECT kind, count(*) FROM outcomes GROUP BY kind")
+        try:
+            return {OutcomeKind(kind): count for kind, count in rows}
+        except ValueError as error:
+            raise damaged(self.path, error) from error
+
+    def count(self) -> int:
+        return int(self._read("SELECT count(*) FROM outcomes")[0][0])
+
+    def count_ok(self) -> int:
+        """Outcomes with a fitness."""
+        return int(self._read("SELECT count(*) FROM outcomes WHERE fitness IS NOT NULL")[0][0])
+
+    def first_missing(self) -> int:
+        """The lowest number without an outcome."""
+        low, high = 0, self.count()  # none is missing below `low`, one is at `high` or below it
+        while low < high:
+            middle = (low + high) // 2
+            ((known,),) = self._read(
+                "SELECT count(*) FROM outcomes WHERE number BETWEEN ? AND ?", (low, middle)
+            )
+            low, high = (middle + 1, high) if known == middle + 1 - low else (low, middle)
+        return low
+
+    def best(self, before: int) -> Trial | None:
+        """The fittest trial below that number; of equals, the first."""
+        rows = self._read(
+            f"{_TRIAL} WHERE number < ? AND fitness IS NOT NULL"
+            " ORDER BY fitness DESC, number LIMIT 1",
+            (before,),
+        )
+        return self.trial_of(*rows[0]) if rows else None
+
+    def history_digest(self) -> str:
+        """SHA-256 over (number, configuration) of every stored trial: what was tried, in order."""
+        digest = hashlib.sha256()
+        for number, key in self.each_row(
+            "SELECT number, configuration FROM outcomes ORDER BY number"
+        ):
+            digest.update(f"{number} {key}\n".encode())
+        return digest.hexdigest()
+
+    @contextlib.contextmanager
+    def at_one_moment(self) -> Iterator[None]:
+        """All that is read in the block is of one moment, whatever a writer does meanwhile."""
+        self._read("BEGIN")
+        try:
+            yield
+        finally:
+            if self._connection.in_transaction:  # not after every error
+                self._read("ROLLBACK")
+
+    # --- champions and the search's state --------------------------------------------------
+
+    def confirmations(self) -> dict[int, Outcome]:
+        return {
+            number: self._outcome(outcome)
+            for number, outcome in self._read("SELECT number, outcome FROM confirmations")
+        }
+
+    def snapshot(self, at_most: int) -> tuple[int, Json] | None:
+        """The newest snapshot with no more than `at_most` tells."""
+        rows = self._read(
+            "SELECT told, state FROM snapshots WHERE told <= ? ORDER BY told DESC LIMIT 1",
+            (at_most,),
+        )
+        return (rows[0][0], self._parse(rows[0][1])) if rows else None
+
+    # --- JSON and SQL -----------------------------------------------------------------------------
+
+    def _parse(self, text: str) -> Json:
+        try:
+            return json.loads(text)
+        except WRONG_SHAPE as error:
+            raise damaged(self.path, error) from error
+
+    def _outcome(self, text: str) -> Outcome:
+        try:
+            return Outcome.from_text(text)
+        except WRONG_SHAPE as error:
+            raise damaged(self.path, error) from error
+
+    def _read(self, query: str, values: tuple[Json, ...] = ()) -> list[tuple[Json, ...]]:
+        return list(self.each_row(query, values))
+
+    def each_row(self, query: str, values: tuple[Json, ...] = ()) -> Iterator[tuple[Json, ...]]:
+        """Row by row: a million of them do not lie in memory at once."""
+        try:
+            # `yield from` would close the cursor with the generator, after the connection.
+            for row in self._connection.execute(query, values):  # noqa: UP028
+                yield row
+        except sqlite3.Error as error:
+            raise damaged(self.path, error) from error
+
+
+def read_row(row: Row) -> tuple[Trial, float]:
+    """The trial, and when it finished, in seconds of the run's own time; one of `WRONG_SHAPE` when
+    that is not what `append` writes."""
+    number, configuration, outcome, finished_s = row
+    trial = Trial(number, Configuration.from_key(configuration), Outcome.from_text(outcome))
+    return trial, _finite(finished_s)
+
+
+def _finite(seconds: float) -> float:
+    if not math.isfinite(seconds):
+        raise ValueError(f"a time of {seconds} s")
+    return seconds

@@ -1,0 +1,176 @@
+"""Ctrl-C at any moment of a command: exit code 130, at most one line more, nothing half made."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from execute.faulty import space_text
+from report.runs import make_run, ok
+
+from evotune.engine import session
+from evotune.engine.folder import list_runs
+
+from .conftest import ROOT, Invoke, start
+
+RECORDING = ROOT / "tests" / "data" / "synthetic_recording.json.gz"
+INTERRUPTED = 130
+_STEPS = 12
+
+
+def _arguments(command: str) -> tuple[str, ...]:
+    return {
+        "check": ("check", "space.yaml"),
+        "run": ("run", "space.yaml", "--trials", "60", "--runs-dir", "made"),
+        "report": ("report", "latest", "--format", "html", "-o", "page.html"),
+    }[command]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shutil.copy(RECORDING, tmp_path / "recording.json.gz")
+    (tmp_path / "space.yaml").write_text("name: tiny\nrecorded: {file: recording.json.gz}\n")
+    make_run(tmp_path / "runs", [ok(1.0 + n / 100) for n in range(40)])
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _signals_are_heeded() -> Iterator[None]:
+    """By children too, which ignore what this process ignores: behind `&`, or under nohup."""
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("command", ["check", "run", "report"])
+def test_an_interrupted_command_ends_with_130_and_no_traceback(folder: Path, command: str) -> None:
+    started_s = time.monotonic()
+    whole = start(*_arguments(command), cwd=folder)
+    _, errors = whole.communicate(timeout=300)
+    assert whole.returncode == 0, errors
+    whole_s = time.monotonic() - started_s
+    shutil.rmtree(folder / "made", ignore_errors=True)
+    codes = []
+    for step in range(_STEPS):
+        process = start(*_arguments(command), cwd=folder)
+        time.sleep(whole_s * (step / _STEPS) ** 2)  # most of them while it imports
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=300)
+        codes.append(process.returncode)
+        if process.returncode == -signal.SIGINT or "Traceback" in errors:
+            # Python itself was starting: no code of evotune has run.
+            assert str(ROOT / "evotune") not in errors
+            assert process.returncode in (-signal.SIGINT, 1)
+            continue
+        assert process.returncode in (0, INTERRUPTED), errors
+        assert errors.count("interrupted\n") <= 1
+    assert INTERRUPTED in codes
+    if command == "run":
+        _can_all_be_resumed(folder)
+
+
+def _can_all_be_resumed(folder: Path) -> None:
+    made = sorted((folder / "made").iterdir()) if (folder / "made").exists() else []
+    assert [run.path for run in list_runs(folder / "made")] == made, "no half folder"
+    for run in made:
+        process = start("resume", run, cwd=folder)
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_a_run_that_cannot_begin_leaves_no_folder(
+    invoke: Invoke, folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*arguments: object) -> str:
+        raise error
+
+    monkeypatch.setattr(session, "snapshot", fail)
+    result = invoke("run", folder / "space.yaml", "--runs-dir", "made")
+    assert result.exit_code == (INTERRUPTED if isinstance(error, KeyboardInterrupt) else 3)
+    assert list(Path("made").iterdir()) == []
+
+
+# --- `compile`, which has a folder of its own ----------------------------------------------------
+
+_COMPILER = """#!/bin/bash
+case "$*" in *faulty_attention*) [ -e {slow} ] && exec sleep 4321 ;; esac
+exec g++ "$@"
+"""
+
+
+@pytest.fixture
+def compiling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """Starts `evotune compile`, whose compiler is slow as long as there is a file `slow`, and
+    waits until it is at work."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(_COMPILER.format(slow=tmp_path / "slow"))
+    compiler.chmod(0o755)
+    (tmp_path / "slow").touch()
+    (tmp_path / "temporary").mkdir()
+    more = "parameters:\n  FAULT: {choices: [none]}\ntimeouts: {compile_s: 3600}\n"
+    (tmp_path / "space.yaml").write_text(space_text("slow", more))
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("EVOTUNE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    processes = []
+
+    def begin() -> subprocess.Popen[str]:
+        process = start("compile", "space.yaml", "--device", "cpu", cwd=tmp_path)
+        processes.append(process)
+        while not list(tmp_path.glob("temporary/evotune-*/scratch/*")) and process.poll() is None:
+            time.sleep(0.02)
+        return process
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_compile_and_its_folder(
+    compiling: Callable[[], subprocess.Popen[str]], tmp_path: Path, how: signal.Signals
+) -> None:
+    process = compiling()
+    process.send_signal(how)
+    _, errors = process.communicate(timeout=300)
+    assert (process.returncode, errors) == (INTERRUPTED, "interrupted\n")
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_the_folder_of_a_killed_compile_goes_with_the_next_one(
+    compiling: Callable[[], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = compiling()
+    process.kill()
+    process.communicate()
+    assert list((tmp_path / "temporary").iterdir())
+    (tmp_path / "slow").unlink()
+    after = start("compile", "space.yaml", "--device", "cpu", cwd=tmp_path)
+    _, errors = after.communicate(timeout=300)
+    assert after.returncode == 0, errors
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_signal_that_the_shell_ignores_stays_ignored(folder: Path) -> None:
+    """As it is for what a script starts with `&`."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # children inherit it
+    try:
+        process = start("check", "space.yaml", cwd=folder)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    while process.poll() is None:
+        time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=300)
+    assert (process.returncode, errors) == (0, "")

@@ -1,0 +1,64 @@
+"""What ships, and what is kept on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from report.runs import make_run, ok
+
+from evotune.engine.folder import RunFolder, list_runs
+from evotune.engine.spaces import shipped_spaces
+from evotune.execute.build_cache import BuildCache
+
+from .conftest import Invoke
+
+
+def test_every_shipped_space_is_listed_with_what_it_needs(invoke: Invoke) -> None:
+    rows = {row["name"]: row for row in json.loads(invoke("list", "--format", "json").stdout)}
+    assert rows.keys() == shipped_spaces().keys()
+    assert rows["softmax-cpu"]["needs"] == "a C++ compiler"
+    assert rows["attention-wgmma"]["needs"].startswith("an NVIDIA GPU, sm_90")
+    assert all(row["about"] for row in rows.values())
+    table = invoke("list").stdout
+    assert all(name in table for name in rows)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[RunFolder]:
+    for name in ("a", "b"):
+        make_run(tmp_path / "runs", [ok(1.0)], name=name)
+    return list_runs(tmp_path / "runs")
+
+
+def test_runs_are_deleted_when_somebody_says_yes(
+    invoke: Invoke, runs: list[RunFolder], tmp_path: Path
+) -> None:
+    assert invoke("rm", "a").exit_code == 1  # nobody answers
+    assert len(list_runs(tmp_path / "runs")) == 2
+    result = invoke("rm", "a", "-y")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert [run.id for run in list_runs(tmp_path / "runs")] == ["b"]
+    assert invoke("rm", "b", "nothing", "-y").exit_code == 2
+    assert len(list_runs(tmp_path / "runs")) == 1
+
+
+def test_a_run_that_is_worked_on_stays(invoke: Invoke, runs: list[RunFolder]) -> None:
+    with runs[0].locked():
+        result = invoke("rm", "a", "b", "-y")
+    assert result.exit_code == 5
+    assert f"run a is being worked on by process {os.getpid()}" in result.stderr
+    assert all(run.path.exists() for run in runs)
+
+
+def test_the_cache_tells_what_it_holds_and_is_cleared(invoke: Invoke, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    BuildCache(folder).put("key", b"x" * 3000, {}, 1.0)
+    (folder / "notes.txt").write_text("mine")
+    assert f"in {folder}: 1 compiled kernel, 0.0 MiB" in invoke("cache").stdout
+    assert ": 0 compiled kernels" in invoke("cache", "--older-than", 1, "--clear").stdout
+    assert f"deleted from {folder}: 1 compiled kernel" in invoke("cache", "--clear").stdout
+    assert ": 0 compiled kernels" in invoke("cache").stdout
+    assert (folder / "notes.txt").exists()

@@ -1,0 +1,47 @@
+"""What else works on the machine is named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from evotune.device import cpu
+from evotune.device.beside import others_at_work
+
+
+@pytest.fixture
+def spinning() -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    time.sleep(0.2)
+    yield
+    process.kill()
+    process.wait()
+
+
+def test_cores_that_others_keep_busy_are_counted(spinning: None) -> None:
+    words = " ".join(others_at_work([cpu.profile()]))
+    assert f"of {os.cpu_count()} cores busy" in words
+    assert "other processes keep" in words
+
+
+def test_a_worker_of_another_run_is_named() -> None:
+    pretend = "import sys; sys.stdin.read()"
+    arguments = ["evotune.execute.device_worker", "4321"]
+    worker = subprocess.Popen([sys.executable, "-c", pretend, *arguments], stdin=subprocess.PIPE)
+    try:
+        while b"device_worker" not in Path(f"/proc/{worker.pid}/cmdline").read_bytes():
+            time.sleep(0.01)
+        assert "another run of evotune measures (process 4321)" in others_at_work([cpu.profile()])
+    finally:
+        worker.communicate()
+
+
+def test_an_own_worker_is_none_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evotune.device.beside._busy_cores", lambda: iter(()))
+    assert not [words for words in others_at_work([]) if str(os.getpid()) in words]

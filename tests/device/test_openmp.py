@@ -1,0 +1,51 @@
+"""One OpenMP runtime and one pool for PyTorch and the kernels beside it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from evotune.device import openmp
+from evotune.device.cpu import CpuCompiler, CpuSession
+from evotune.device.launch import Argument, CompileFailure, CompileJob, LaunchPlan
+from evotune.device.libc import file_of
+
+KERNEL = """
+#include <omp.h>
+extern "C" void kernel(void** found) {
+    found[0] = reinterpret_cast<void*>(&omp_get_max_threads);
+}
+"""
+PLAN = LaunchPlan("kernel", (Argument("tensor", "x"),), (), ())
+
+
+def test_a_kernel_calls_the_runtime_that_pytorch_calls(tmp_path: Path) -> None:
+    (tmp_path / "k.cpp").write_text(KERNEL)
+    job = CompileJob("cpp", str(tmp_path), "k.cpp", (), (), "native", "")
+    made = CpuCompiler().compile(job, tmp_path / "k.so", 60.0)
+    assert not isinstance(made, CompileFailure), made.log
+    session = CpuSession()
+    found = (ctypes.c_void_p * 1)()
+    session.bind(session.load(tmp_path / "k.so", PLAN), PLAN, {"x": ctypes.addressof(found)})()
+    own = openmp.share()
+    assert own
+    address = ctypes.CFUNCTYPE(ctypes.c_int)(found[0])
+    assert os.path.realpath(file_of(address)) == os.path.realpath(own)
+
+
+def test_the_pool_has_a_thread_for_each_core_but_this_one_and_ends_when_told() -> None:
+    torch.ones(1 << 20).add_(1)
+    openmp.wake()
+    pool = openmp.threads()
+    assert len(pool) == torch.get_num_threads() - 1
+    tasks = {int(name) for name in os.listdir("/proc/self/task")}
+    assert pool <= tasks
+    openmp.rest()
+    deadline = time.monotonic() + 5
+    while pool & {int(name) for name in os.listdir("/proc/self/task")}:
+        assert time.monotonic() < deadline
+    assert len(openmp.threads()) == len(pool)

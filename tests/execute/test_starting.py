@@ -1,0 +1,197 @@
+"""A process that is killed while it starts, or waits, is replaced: no candidate is to blame."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from evotune.device.launch import Binary, CompileFailure, CompileJob
+from evotune.errors import EnvironmentProblem
+from evotune.execute.compile_pool import CompilePool
+from evotune.execute.local import LocalExecutor
+from evotune.trial import Configuration, OutcomeKind
+
+from .faulty import SPACE, FaultyKernels, compile_job, naming, planner
+
+Deadly = Callable[..., Callable[[], int]]
+
+
+@pytest.fixture
+def deadly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deadly:
+    """`deadly(role, "1 2")`: the first two processes of that role end as they start. How many of
+    them were started is what the result tells."""
+
+    def make(role: str, which: str, how: str = "kill -9 $$") -> Callable[[], int]:
+        starts = tmp_path / "starts"
+        interpreter = tmp_path / "interpreter"
+        interpreter.write_text(
+            f'#!/bin/bash\ncase "$*" in *{role}*)\n'
+            f"echo >> {starts}; n=$(wc -l < {starts})\n"
+            f'case " {which} " in *" $n "*|*" all "*) echo "last words" >&2; {how};; esac;; esac\n'
+            f'exec {sys.executable} "$@"\n'
+        )
+        interpreter.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(interpreter))
+        return lambda: len(starts.read_text())
+
+    return make
+
+
+def test_a_device_worker_that_is_killed_while_it_starts_is_started_again(
+    tmp_path: Path, deadly: Deadly
+) -> None:
+    """The first worker twice, that of the confirmation once."""
+    starts = deadly("device_worker", "1 2 4")
+    kernels = FaultyKernels(tmp_path)
+    try:
+        assert kernels.run("none").ok
+        assert starts() == 3
+        confirmation = planner().proposal(9, Configuration({"FAULT": "none"}), confirm=True)
+        assert kernels.run_proposal(confirmation).ok
+        assert starts() == 5
+    finally:
+        kernels.executor.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("kill -9 $$", "died of SIGKILL"), ("exit 7", "ended with status 7")],
+)
+def test_a_device_worker_that_dies_at_every_start_ends_the_run(
+    tmp_path: Path, deadly: Deadly, how: str, reason: str
+) -> None:
+    starts = deadly("device_worker", "all", how)
+    kernels = FaultyKernels(tmp_path)
+    try:
+        with pytest.raises(EnvironmentProblem, match=rf"does not start: it {reason}.* last words"):
+            kernels.run("none")
+        assert starts() == 3
+    finally:
+        kernels.executor.close()
+
+
+def test_a_device_worker_that_raises_while_it_starts_is_not_tried_again(
+    tmp_path: Path, deadly: Deadly
+) -> None:
+    raising = "echo 'Traceback (most recent call last):' >&2; echo 'E: broken' >&2; exit 1"
+    starts = deadly("device_worker", "all", raising)
+    kernels = FaultyKernels(tmp_path)
+    try:
+        with pytest.raises(EnvironmentProblem, match="does not start: E: broken"):
+            kernels.run("none")
+        assert starts() == 1
+    finally:
+        kernels.executor.close()
+
+
+@pytest.mark.parametrize("after_s", [0.15, 1.0])
+def test_a_real_device_worker_killed_at_any_time_costs_no_outcome(
+    tmp_path: Path, after_s: float
+) -> None:
+    kernels = FaultyKernels(tmp_path)
+    try:
+        proposal = kernels.proposal("none")
+        kernels.executor.submit(proposal)
+        victim = _device_worker(kernels.executor)
+        time.sleep(after_s)
+        os.kill(victim, signal.SIGKILL)
+        outcome = kernels.outcome_of(proposal, 120.0)
+        assert outcome.ok, outcome
+        assert not outcome.flags
+    finally:
+        kernels.executor.close()
+
+
+def _device_worker(executor: LocalExecutor) -> int:
+    while executor._devices[0].child is None:
+        assert executor.poll(0.02) == []
+    return executor._devices[0].child.pid
+
+
+# --- compile processes -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> CompilePool:
+    return CompilePool(tmp_path / "logs", tmp_path / "cache", processes=2, timeout_s=60.0)
+
+
+def _compile(pool: CompilePool, *jobs: CompileJob) -> list[Binary | CompileFailure]:
+    for job in jobs:
+        pool.submit(job)
+    results: list[Binary | CompileFailure] = []
+    while pool.queued or pool.running:
+        results += [result for _, result in pool.wait(0.5)]
+    return results
+
+
+def test_a_compile_process_that_is_killed_while_it_starts_is_started_again(
+    pool: CompilePool, deadly: Deadly
+) -> None:
+    starts = deadly("compile_worker", "1 2 3")
+    try:
+        found = _compile(pool, compile_job("none"), compile_job("nan"))
+        assert [type(result) for result in found] == [Binary, Binary]
+        assert starts() in (4, 5)  # the one that lives may have done both jobs
+    finally:
+        pool.close()
+
+
+def test_compile_processes_that_die_at_every_start_end_the_run(
+    pool: CompilePool, deadly: Deadly
+) -> None:
+    starts = deadly("compile_worker", "all")
+    try:
+        with pytest.raises(EnvironmentProblem, match=r"not start: one died of SIGKILL: last words"):
+            _compile(pool, compile_job("none"))
+        assert starts() == 3
+    finally:
+        pool.close()
+
+
+def test_compile_processes_that_are_killed_while_idle_are_replaced(pool: CompilePool) -> None:
+    try:
+        assert len(_compile(pool, compile_job("none"), compile_job("nan"))) == 2
+        for child in pool._idle:
+            os.kill(child.pid, signal.SIGKILL)
+        (found,) = _compile(pool, compile_job("segfault"))
+        assert isinstance(found, Binary)
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize(("kills", "kind"), [(1, Binary), (2, CompileFailure)])
+def test_a_job_whose_compile_process_was_killed_is_compiled_once_more(
+    tmp_path: Path,
+    pool: CompilePool,
+    monkeypatch: pytest.MonkeyPatch,
+    kills: int,
+    kind: type[Binary] | type[CompileFailure],
+) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        f'#!/bin/bash\ncase "$*" in *-DFAULT=*) echo >> {tmp_path}/tries\n'
+        f"[ $(wc -l < {tmp_path}/tries) -le {kills} ] && kill -9 $PPID;; esac\n"
+        'exec g++ "$@"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    try:
+        (found,) = _compile(pool, compile_job("none"))
+        assert isinstance(found, kind)
+        if isinstance(found, CompileFailure):
+            assert found.kind is OutcomeKind.COMPILE_CRASH
+            assert found.reason == "the compile process died of SIGKILL"
+            # The next job is tried as often.
+            assert isinstance(_compile(pool, compile_job("nan"))[0], Binary)
+        assert len((tmp_path / "tries").read_text()) == 2 + (kills == 2)
+    finally:
+        pool.close()
+    assert not list(naming(str(tmp_path / "logs")))
+    assert SPACE.exists()

@@ -1,0 +1,38 @@
+"""Stores that were changed behind evotune's back."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from evotune.store.checksums import FIRST, ROW, SMALL_TABLES, keep_table_sum, keep_tail, row_sum
+from evotune.store.schema import columns_of_text
+
+
+def change(store: Path, *statements: str) -> None:
+    """As a fault of a disk would: nothing else changes with it."""
+    with closing(sqlite3.connect(store, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def forge(store: Path, *statements: str) -> None:
+    """As somebody would who knows how: columns and checksums follow."""
+    change(store, *statements)
+    with closing(sqlite3.connect(store, isolation_level=None)) as connection:
+        found, place = FIRST, 0
+        for number, text in connection.execute("SELECT number, outcome FROM outcomes").fetchall():
+            connection.execute(
+                "UPDATE outcomes SET kind = ?, fitness = ?, duplicate_of = ?, binary = ?,"
+                " stage_s = ?, place = ? WHERE number = ?",
+                (*columns_of_text(text), place, number),
+            )
+            query = f"SELECT {ROW} FROM outcomes WHERE number = ?"
+            row = connection.execute(query, (number,)).fetchone()
+            found = row_sum((*row, place), found)
+            connection.execute("UPDATE outcomes SET sum = ? WHERE number = ?", (found, number))
+            place += 1
+        keep_tail(connection, "outcomes", place, found)
+        for table in SMALL_TABLES:
+            keep_table_sum(connection, table)
