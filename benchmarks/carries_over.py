@@ -1,13 +1,14 @@
 """Does what a run confirmed come out again in a user's program?
 
     python benchmarks/carries_over.py [--spaces attention-cpu ...] [--busy 0 2] [--trials 12]
-        [--programs 7] [-o FILE]
+        [--programs 9] [-o FILE]
 
 For each space and number of busy processes beside it: a run with one champion, then that champion
 called from programs of their own, which know PyTorch and ctypes and nothing of evotune. Each
 program takes turns between SDPA as PyTorch chooses it and the kernel, both of which allocate their
-output, and prints the ratio. A line says `inside` where the median over the programs lies within
-the confirmed interval. For attention on the CPU.
+output, and prints the ratio. Programs call each side once, twice or five times in a row, in turn:
+`by_row` has the medians. A line says `inside` where the median over all programs lies within the
+confirmed interval, and `too_noisy` where the run made no statement. For attention on the CPU.
 """
 
 from __future__ import annotations
@@ -53,11 +54,16 @@ types = {"int32": ctypes.c_int32, "int64": ctypes.c_int64, "float32": ctypes.c_f
          "float64": ctypes.c_double}
 scratch = {name: torch.zeros(size, dtype=torch.uint8) for name, size in job["workspaces"]}
 
+given = {"q": q, "k": k, "v": v, **scratch}
+arguments = [types[kind](value) if kind in types
+             else ctypes.c_void_p(given[name].data_ptr()) if name in given else None
+             for kind, name, value in job["arguments"]]
+place = arguments.index(None)
+
 def ours():
     out = torch.empty_like(q)
-    where = {"q": q, "k": k, "v": v, "out": out, **scratch}
-    kernel(*(ctypes.c_void_p(where[name].data_ptr()) if kind in ("tensor", "workspace")
-             else types[kind](value) for kind, name, value in job["arguments"]))
+    arguments[place] = ctypes.c_void_p(out.data_ptr())
+    kernel(*arguments)
     return out
 
 def sdpa():
@@ -73,15 +79,17 @@ def time_us(call, count):
     return 1e6 * (time.perf_counter() - started) / count
 
 time_us(sdpa, 3), time_us(ours, 3)
-count = max(1, round(5000 / max(1.0, time_us(sdpa, 3))))
+count = int(sys.argv[2])
 ratios, mine, theirs = [], [], []
-for _ in range(60):
+for _ in range(80):
     theirs.append(time_us(sdpa, count))
     mine.append(time_us(ours, count))
     ratios.append(theirs[-1] / mine[-1])
 print(json.dumps([statistics.median(x) for x in (ratios, mine, theirs)]))
 """
 ROOT = Path(__file__).parents[1]
+ROWS = (1, 2, 5)
+"""How often a program calls one side before it calls the other."""
 
 
 def main() -> None:
@@ -89,7 +97,7 @@ def main() -> None:
     parser.add_argument("--spaces", nargs="+", default=["attention-cpu", "attention-cpu-bf16"])
     parser.add_argument("--busy", nargs="+", type=int, default=[0, 2])
     parser.add_argument("--trials", type=int, default=12)
-    parser.add_argument("--programs", type=int, default=7)
+    parser.add_argument("--programs", type=int, default=9)
     parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
     rows = []
@@ -157,13 +165,13 @@ def _row(
             "workspaces": [[w.name, w.bytes] for w in job.plan.workspaces],
         }
     )
-    found = []
-    for _ in range(programs):
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, told], check=True, capture_output=True, text=True
-        )
-        found.append(json.loads(done.stdout))
-    ratios = sorted(ratio for ratio, _, _ in found)
+    found: dict[int, list[float]] = {row: [] for row in ROWS}
+    for number in range(programs):
+        row = ROWS[number % len(ROWS)]
+        command = [sys.executable, "-c", PROGRAM, told, str(row)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        found[row].append(json.loads(done.stdout)[0])
+    ratios = sorted(ratio for each in found.values() for ratio in each)
     middle = statistics.median(ratios)
     return {
         "case": job.case.label,
@@ -173,6 +181,7 @@ def _row(
         "in_each_process": [round(s, 3) for s in measured.processes],
         "flags": list(outcome.flags),
         "in_programs": [round(ratio, 3) for ratio in ratios],
+        "by_row": {row: round(statistics.median(each), 3) for row, each in found.items() if each},
         "median": round(middle, 3),
         "inside": measured.speedup_low <= middle <= measured.speedup_high,
     }

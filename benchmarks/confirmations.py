@@ -1,10 +1,10 @@
 """Do the intervals of confirmations cover what confirmations come to?
 
-    python benchmarks/confirmations.py [--space attention-scalar-cpu] [--count 40] [--busy 0 2]
-        [-o FILE]
+    python benchmarks/confirmations.py [--space SPACE] [--count 40] [--busy 0 2] [-o FILE]
 
-The space's default configuration is confirmed again and again: its timed cases in as many fresh
-processes as a champion gets, without the checks that a champion passes first. The pooled median is
+The default configuration of a space (the C++ kernel that `evotune init` writes, if none is given)
+is confirmed again and again: its timed cases in as many fresh processes as a champion gets, without
+the checks that a champion passes first. The pooled median is
 that of all processes. `covered` counts the confirmations whose interval has it, of `count`; 95% are
 to be expected, and 36 of 40 demanded. `--busy` runs so many busy processes beside it.
 """
@@ -12,6 +12,7 @@ to be expected, and 36 of 40 demanded. `--busy` runs so many busy processes besi
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import math
@@ -27,6 +28,7 @@ from typing import Any
 import torch
 from carries_over import busy_processes
 
+from evotune.cli.scaffolding import scaffold
 from evotune.device import cpu
 from evotune.engine.planning import Planner
 from evotune.engine.repetition import outcome_of, repeated, timed_again
@@ -34,25 +36,40 @@ from evotune.engine.setup import Setup, load_setup
 from evotune.engine.spaces import find_space
 from evotune.engine.work import open_kernel_executor
 from evotune.execute.local import LocalExecutor
-from evotune.measure.processes import TOO_NOISY, fitness_by_process
+from evotune.measure.processes import CALLERS, TOO_NOISY, fitness_by_process
 from evotune.trial import Outcome
+
+NEW_KERNEL = "new-kernel"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--space", default="attention-scalar-cpu")
+    parser.add_argument("--space")
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--busy", nargs="+", type=int, default=[0, 2])
     parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
+    output = arguments.output and arguments.output.absolute()
     rows = []
     for busy in arguments.busy:
-        with tempfile.TemporaryDirectory() as folder, busy_processes(busy):
-            row = {"busy": busy, **_row(arguments.space, Path(folder), arguments.count)}
+        # In its folder, as a space of one's own needs no agreement.
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            contextlib.chdir(folder),
+            busy_processes(busy),
+        ):
+            space = arguments.space or _new_kernel(Path(folder))
+            row = {"busy": busy, **_row(space, Path(folder), arguments.count)}
         rows.append(row)
         print(json.dumps({name: row[name] for name in row if name != "confirmations"}), flush=True)
-        if arguments.output:
-            _write(arguments.output, arguments.space, rows)
+        if output:
+            _write(output, arguments.space or NEW_KERNEL, rows)
+
+
+def _new_kernel(folder: Path) -> str:
+    for name, text in scaffold(NEW_KERNEL, "cpp").items():
+        (folder / name).write_text(text)
+    return str(folder / "space.yaml")
 
 
 def _row(space: str, folder: Path, count: int) -> dict[str, Any]:
@@ -97,7 +114,8 @@ def _confirmation(executor: LocalExecutor, setup: Setup, number: int) -> Outcome
     assert isinstance(setup.planner, Planner)
     proposal = setup.planner.proposal(number, setup.space.default(), confirm=True)
     run = functools.partial(outcome_of, executor)
-    outcome = repeated(run, proposal, run(timed_again(proposal)))
+    callers = CALLERS["cpu"]
+    outcome = repeated(run, proposal, run(timed_again(proposal)), callers=callers)
     assert outcome.ok, outcome
     return outcome
 

@@ -90,7 +90,7 @@ def ablate_run(run: RunFolder, number: int, champion: Configuration) -> Iterator
                 outcome = outcome_of(executor, proposal)
                 if not rows:  # the champion against itself
                     time_again = functools.partial(outcome_of, executor)
-                    outcome = repeated(time_again, proposal, outcome, least=MOST)
+                    outcome = repeated(time_again, proposal, outcome, processes=MOST)
                     fitnesses = fitness_by_process(outcome)
                 elif outcome.ok and len(fitnesses) > 1:
                     outcome = widened(outcome, fitnesses)

@@ -28,13 +28,14 @@ def confirm(
     count: int,
     propose: Callable[[Trial], Proposal],
     stop: Callable[[], bool],
+    callers: float = 0.0,
     no_time: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[Trial, Outcome]]:
     """Confirms one after the other until `count` of them passed, those `known` included.
 
-    Each is timed in as many processes as show whether it leads those before it. Gives up after
-    three times as many; ends early when `stop` says so, or when there is `no_time` for another one
-    and one passed.
+    Each is timed in as many processes as show whether it leads those before it; `callers` is as for
+    `repeated`. Gives up after three times as many; ends early when `stop` says so, or when there is
+    `no_time` for another one and one passed.
     """
     passed = 0
     leader: Outcome | None = None
@@ -49,7 +50,9 @@ def confirm(
             if first is None:
                 return
             run = functools.partial(outcome_unless, executor, stop=stop)
-            outcome = repeated(run, proposal, first, leader=leader, no_time=no_time)
+            outcome = repeated(
+                run, proposal, first, leader=leader, callers=callers, no_time=no_time
+            )
             if stop():
                 return
             yield trial, outcome

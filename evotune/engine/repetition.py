@@ -9,6 +9,8 @@ from evotune.execute.protocol import TIMED, Executor, Proposal
 from evotune.measure.processes import LEAST, MOST, SETTLED, combined, fitness_by_process, widened
 from evotune.trial import Outcome
 
+_ROUNDING = 1e-9  # of an interval that is exactly as wide as it must be
+
 
 def repeated(
     run: Callable[[Proposal], Outcome | None],
@@ -16,25 +18,28 @@ def repeated(
     first: Outcome,
     *,
     leader: Outcome | None = None,
-    least: int = LEAST,
+    processes: int = LEAST,
+    callers: float = 0.0,
     no_time: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """`first`, which `proposal` came to, with the figures of further processes.
 
     Ends when the interval is narrow, when it lies below that of the `leader` (which several
     processes came to, and whose spread holds for a first process too), after `MOST` processes, or
-    after `least` when there is `no_time` for more. `run` gives None when it was told
-    to stop. A process that fails is the outcome: the kernel is not right each time.
+    after so many `processes` when there is `no_time` for more. No interval is narrower to either
+    side than `callers`. `run` gives None when it was told to stop. A process that fails is the
+    outcome: the kernel is not right each time.
     """
     spread = fitness_by_process(leader) if leader is not None else []
     if first.ok and leader is not None and len(spread) > 1:
-        supposed = widened(first, spread)
+        supposed = widened(first, spread, callers)
         if _is_below(supposed, leader):
             return supposed
     outcomes = [first]
     again = timed_again(proposal)
     while first.ok and len(outcomes) < MOST:
-        if len(outcomes) >= least and (no_time() or _is_known(combined(outcomes), leader)):
+        enough = len(outcomes) >= processes
+        if enough and (no_time() or _is_known(combined(outcomes, callers), leader, callers)):
             break
         outcome = run(again)
         if outcome is None:
@@ -42,7 +47,7 @@ def repeated(
         if not outcome.ok:
             return outcome
         outcomes.append(outcome)
-    return combined(outcomes) if first.ok else first
+    return combined(outcomes, callers) if first.ok else first
 
 
 def timed_again(proposal: Proposal) -> Proposal:
@@ -51,10 +56,10 @@ def timed_again(proposal: Proposal) -> Proposal:
     return dataclasses.replace(proposal, cases=cases, confirm=False, repeat=True, skipped=())
 
 
-def _is_known(found: Outcome, leader: Outcome | None) -> bool:
+def _is_known(found: Outcome, leader: Outcome | None, callers: float) -> bool:
     assert found.fitness_low is not None
     assert found.fitness_high is not None
-    narrow = (found.fitness_high - found.fitness_low) / 2 <= SETTLED
+    narrow = (found.fitness_high - found.fitness_low) / 2 <= max(SETTLED, callers) + _ROUNDING
     return narrow or (leader is not None and _is_below(found, leader))
 
 

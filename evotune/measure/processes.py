@@ -22,6 +22,10 @@ LEAST, MOST = 3, 6
 either side, and each further one makes little difference."""
 SETTLED = 0.01
 """Half an interval's width at which no further process is started."""
+CALLERS = {"cpu": 0.02}
+"""By backend, how far, in ln, a ratio moves with the way in which a program calls: how often in a
+row, and after which other work. An interval is no narrower to either side. Measured by
+`benchmarks/carries_over.py`."""
 NOISY = 0.10
 """How much faster the same code may be in one process than in another."""
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # two-sided, by freedom
@@ -40,11 +44,13 @@ class LogInterval:
         return (self.high - self.low) / 2
 
 
-def interval_of(logs: Sequence[float], within: Sequence[float]) -> LogInterval:
-    """Of ln speedup in each process; `within` is half the width of each one's own interval."""
+def interval_of(logs: Sequence[float], within: Sequence[float], least: float = 0.0) -> LogInterval:
+    """Of ln speedup in each process; `within` is half the width of each one's own interval, and
+    `least` half the width that it has at least."""
     count = len(logs)
     mean = statistics.fmean(logs)
     alone = math.sqrt(statistics.fmean([half * half for half in within]) / count)
+    alone = max(alone, least)
     if count == 1:
         return LogInterval(mean, mean - alone, mean + alone)
     half = max(_T95[count - 2] * statistics.stdev(logs) / math.sqrt(count), alone)
@@ -62,12 +68,12 @@ def spread_factor(fitnesses: Sequence[float]) -> float:
     return _T95[len(fitnesses) - 2] * statistics.stdev(fitnesses)
 
 
-def widened(outcome: Outcome, fitnesses: Sequence[float]) -> Outcome:
+def widened(outcome: Outcome, fitnesses: Sequence[float], least: float = 0.0) -> Outcome:
     """Of one process, with the interval that the spread of other processes makes likely, which ran
-    code like its own and came to `fitnesses`: its cases' too."""
+    code like its own and came to `fitnesses`: its cases' too. `least` is as for `interval_of`."""
     if len(fitnesses) < 2:
         return outcome
-    factor = spread_factor(fitnesses)
+    factor = max(least, spread_factor(fitnesses))
 
     def wider(low: float, middle: float, high: float) -> tuple[float, float]:
         return middle - math.hypot(middle - low, factor), middle + math.hypot(high - middle, factor)
@@ -92,9 +98,9 @@ def _widened(measured: Measurement, factor: float) -> Measurement:
     )
 
 
-def combined(outcomes: Sequence[Outcome]) -> Outcome:
+def combined(outcomes: Sequence[Outcome], least: float = 0.0) -> Outcome:
     """The first one's outcome with the figures of all: each case's speedup and the fitness, with
-    intervals that cover the spread between processes. All are `ok`."""
+    intervals that cover the spread between processes, and `least` to either side. All are `ok`."""
     first = outcomes[0]
     if len(outcomes) == 1:
         return first
@@ -102,6 +108,7 @@ def combined(outcomes: Sequence[Outcome]) -> Outcome:
     fitness = interval_of(
         fitnesses,
         [(_known(each.fitness_high) - _known(each.fitness_low)) / 2 for each in outcomes],
+        least,
     )
     flags = tuple(dict.fromkeys(flag for each in outcomes for flag in each.flags))
     if spread(fitnesses) > NOISY and fitness.half_width > NOISY / 2:
@@ -112,7 +119,7 @@ def combined(outcomes: Sequence[Outcome]) -> Outcome:
         fitness_low=fitness.low,
         fitness_high=fitness.high,
         flags=flags,
-        measurements=tuple(_of_case(m, outcomes, fitnesses) for m in first.measurements),
+        measurements=tuple(_of_case(m, outcomes, fitnesses, least) for m in first.measurements),
         stage_s={
             **first.stage_s,
             "repeat": sum(sum(each.stage_s.values()) for each in outcomes[1:]),
@@ -130,7 +137,7 @@ def spread(fitnesses: Sequence[float]) -> float:
 
 
 def _of_case(
-    measured: Measurement, outcomes: Sequence[Outcome], fitnesses: Sequence[float]
+    measured: Measurement, outcomes: Sequence[Outcome], fitnesses: Sequence[float], least: float
 ) -> Measurement:
     same = [
         m
@@ -139,10 +146,11 @@ def _of_case(
         if (m.case, m.cache, m.held_out) == (measured.case, measured.cache, measured.held_out)
     ]
     if len(same) == 1:  # held out, or cold: taken once
-        return _widened(measured, spread_factor(fitnesses))
+        return _widened(measured, max(least, spread_factor(fitnesses)))
     found = interval_of(
         [math.log(m.speedup) for m in same],
         [math.log(m.speedup_high / m.speedup_low) / 2 for m in same],
+        least,
     )
     return msgspec.structs.replace(
         measured,

@@ -38,6 +38,14 @@ def test_steady_processes_are_few_and_unsteady_ones_many() -> None:
     assert found.measurements[0].processes == UNSTEADY
 
 
+def test_no_process_is_added_for_what_callers_alone_move() -> None:
+    rest = itertools.cycle((1.515, 1.485))  # 1.2% to either side of the mean of three
+    found = repeated(lambda _: outcome(next(rest)), PROPOSAL, outcome(1.5), callers=0.03)
+    assert len(found.measurements[0].processes) == LEAST
+    found = repeated(lambda _: outcome(next(rest)), PROPOSAL, outcome(1.5))
+    assert len(found.measurements[0].processes) > LEAST
+
+
 def test_who_is_surely_behind_the_leader_gets_one_process() -> None:
     leader = combined([outcome(s) for s in UNSTEADY])
     behind = repeated(_never, PROPOSAL, outcome(0.5), leader=leader)

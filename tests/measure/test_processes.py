@@ -113,6 +113,16 @@ def test_one_process_is_as_uncertain_as_others_of_like_code() -> None:
     assert wide.measurements[0].speedup_high > 1.5 * math.exp(0.43)
 
 
+def test_alike_processes_leave_open_how_a_program_calls() -> None:
+    found = combined([outcome(1.5, held_out=2.0), outcome(1.5), outcome(1.5)], 0.02)
+    timed, held_out = found.measurements
+    assert found.fitness_high == pytest.approx(math.log(1.5) + 0.02)
+    assert math.log(timed.speedup / timed.speedup_low) == pytest.approx(0.02)
+    assert math.log(held_out.speedup_high / 2.0) > 0.02  # its samples leave something open too
+    behind = widened(outcome(1.5), [0.0, 0.0, 0.0], 0.02)
+    assert behind.fitness_high == pytest.approx(math.log(1.5) + math.hypot(0.01, 0.02))
+
+
 def test_one_process_alone_is_left_as_it_is() -> None:
     assert combined([outcome(1.5)]) == outcome(1.5)
     assert 1 < LEAST < MOST
