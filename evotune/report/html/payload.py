@@ -12,6 +12,7 @@ import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
+from evotune.command_line import run_command
 from evotune.measure.agreement import agreement
 from evotune.report import wording
 from evotune.report.data import RunData
@@ -49,6 +50,8 @@ def run_payload(data: RunData) -> dict[str, Json]:
         "space": printable(data.space or "run"),
         "device": printable(summary.device),
         "recorded": data.recorded,
+        "csv_command": printable(run_command("report", data.path, "--format", "csv")),
+        "ablate_command": printable(run_command("ablate", data.path)),
         "total": data.totals.trials,
         "every": data.sample.every if data.sample else 1,
         "sentence": printable(sentence(summary)),
