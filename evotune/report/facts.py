@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from evotune.store import RunStore
+from evotune.store import AROUND_SEARCH, RunStore
 from evotune.trial import Json, Value
 
 
@@ -70,6 +70,7 @@ _FACTS: Mapping[str, type] = {
     **dict.fromkeys(("space", "kind", "state", "created"), str),
     **dict.fromkeys(("device", "problem", "settings", "default"), dict),
     "command": list,
+    AROUND_SEARCH: float,
     "devices": list[_Calibration],
     "baselines": _Baselines,
     "ablation": _Ablation,

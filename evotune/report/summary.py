@@ -27,7 +27,8 @@ _STAGES = ("stages", "confirmation_stages")
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """`outcomes` count what the search saw; `holder` is the process that works on it now."""
+    """`outcomes` count what the search saw; `holder` is the process that works on it now.
+    `elapsed_s` is `RunStore.elapsed_s`, `trials_per_minute` are of searching."""
 
     id: str
     path: str
@@ -70,7 +71,7 @@ class RunSummary:
 def summarize(data: RunData, board: Leaderboard | None = None) -> RunSummary:
     """`board` saves ranking again."""
     board = board or rank(data)
-    elapsed_s, done = data.totals.elapsed_s, data.totals.trials
+    searched_s, done = data.totals.searched_s, data.totals.trials
     return RunSummary(
         id=data.id,
         path=data.path,
@@ -83,8 +84,8 @@ def summarize(data: RunData, board: Leaderboard | None = None) -> RunSummary:
         done=done,
         trials=data.settings.get("trials"),
         minutes=data.settings.get("minutes"),
-        elapsed_s=elapsed_s,
-        trials_per_minute=done / elapsed_s * 60 if elapsed_s > 0 else None,
+        elapsed_s=data.totals.elapsed_s,
+        trials_per_minute=done / searched_s * 60 if searched_s > 0 else None,
         outcomes=data.totals.outcomes,
         duplicates=data.totals.duplicates,
         confirmed=sum(row.confirmed for row in board.rows),

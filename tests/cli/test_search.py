@@ -96,3 +96,19 @@ def test_a_run_without_a_valid_candidate_ends_with_1(invoke: Invoke, tmp_path: P
     assert "no valid candidate" in result.stdout
     assert "2 ended in compile_error" in result.stdout
     assert "resume:" not in result.stderr  # every configuration was tried
+
+
+def test_the_last_line_of_progress_and_all_reports_agree_on_the_time(
+    slow_space: Path, invoke: Invoke
+) -> None:
+    for words in (("run", slow_space, "--trials", 20), ("resume", "latest", "--trials", 40)):
+        said = invoke(*words).stderr
+        (ended,) = re.findall(r"^ended: trials \((.*)\)$", said, re.M)
+        assert re.search(rf"^elapsed +{ended}$", invoke("status", "latest").stdout, re.M)
+        assert f"| elapsed | {ended} |" in invoke("report", "latest").stdout
+        assert f'["elapsed","{ended}"]' in invoke("report", "latest", "--format", "html").stdout
+        seconds = json.loads(invoke("status", "latest", "--format", "json").stdout)["elapsed_s"]
+        report = json.loads(invoke("report", "latest", "--format", "json").stdout)
+        assert report["run"]["elapsed_s"] == seconds
+        searched_s = max(trial["finished_s"] for trial in report["trials"])
+        assert seconds > searched_s > 0.005 * len(report["trials"])

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from evotune.report import wording
 from evotune.report.data import RunData
+from evotune.report.html.payload import run_payload
 from evotune.report.summary import StageTime, summarize
 from evotune.trial import OutcomeKind
 
-from .runs import failed, make_run, ok
+from .runs import failed, make_run, ok, text_of
 
 
 def test_the_summary_counts_outcomes_pace_and_stages(tmp_path: Path) -> None:
@@ -31,6 +33,18 @@ def test_the_summary_counts_outcomes_pace_and_stages(tmp_path: Path) -> None:
     assert found.to_json()["best"]["speedup"] == pytest.approx(1.9)
     assert found.confirmation_stages[1] == StageTime("verify", 1, 0.25, 0.25)
     assert found.to_json()["confirmation_stages"][1]["median_s"] == 0.25
+
+
+def test_time_at_work_is_more_than_searching_and_the_same_in_all_reports(tmp_path: Path) -> None:
+    """The pace is of searching, as the live view has it."""
+    run = make_run(tmp_path, [ok(2.0)] * 5, meta={"around_search_s": 65.4})
+    data = RunData.load(run)
+    found = summarize(data)
+    assert found.elapsed_s == pytest.approx(75.4)
+    assert found.trials_per_minute == pytest.approx(30.0)
+    assert "| elapsed | 1 min 15 s |" in text_of("md", data)
+    assert json.loads(text_of("json", data))["run"]["elapsed_s"] == pytest.approx(75.4)
+    assert ["elapsed", "1 min 15 s"] in run_payload(data)["facts"]
 
 
 def test_an_empty_run_has_no_pace_and_no_best(tmp_path: Path) -> None:
