@@ -110,7 +110,9 @@ class LiveProgress:
         self._standing.ended_s = elapsed_s
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield panel(self._standing, options.max_width, options.encoding)
+        # One line less than there are: behind the last panel the cursor takes a line of its own.
+        height = options.size.height - 1
+        yield panel(self._standing, options.max_width, options.encoding, height)
 
 
 class KnowsTheRun:
