@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -149,7 +150,7 @@ def _facts(data: RunData, summary: RunSummary) -> list[list[str]]:
 
 
 def _parameters(trials: Sequence[Trial]) -> list[dict[str, Json]]:
-    """Every parameter with the values that were tried, numbers in order, words as first met."""
+    """Every parameter with the values that were tried, in order: numbers, then words."""
     if not trials:
         return []
     found: dict[str, dict[Value, None]] = {name: {} for name in trials[0].configuration}
@@ -163,8 +164,23 @@ def _parameters(trials: Sequence[Trial]) -> list[dict[str, Json]]:
 
 
 def _ordered(values: Iterable[Value]) -> list[Value]:
-    known = list(values)
-    return known if any(isinstance(value, str) for value in known) else sorted(known)
+    """Numbers by value, then words, numbers in them by value too: `tile9` before `tile10`."""
+    numbers: list[bool | int | float] = []
+    words: list[str] = []
+    for value in values:
+        if isinstance(value, str):
+            words.append(value)
+        else:
+            numbers.append(value)
+    return [*sorted(numbers), *sorted(words, key=_natural)]
+
+
+def _natural(word: str) -> list[tuple[str, int, str]]:
+    """Texts and the numbers between them; digits alone, since Python refuses to read many."""
+    return [
+        ("", len(part.lstrip("0")), part.lstrip("0")) if at % 2 else (part, 0, "")
+        for at, part in enumerate(re.split("([0-9]+)", word))
+    ]
 
 
 def _columns(

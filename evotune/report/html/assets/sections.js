@@ -83,7 +83,7 @@ function leaderboardSection(run, rows) {
 
 function numberOr(text) {
   const number = Number(text);
-  return text === "-" ? null : Number.isNaN(number) ? text : number;
+  return text === "-" || text === "" ? null : Number.isNaN(number) ? text : number;
 }
 
 function resultColumns(run) {
