@@ -187,6 +187,13 @@ class RunData:
         return dict((self.meta.get("baselines") or {}).get("chosen", {}))
 
     @property
+    def beside(self) -> Mapping[int, Sequence[str]]:
+        """Other work that was seen on the machine when a session began, by the number of trials
+        stored until then; nothing in a run of an evotune that did not look."""
+        found = self.meta.get("beside") or {}
+        return dict(sorted((int(trials), work) for trials, work in found.items()))
+
+    @property
     def copy_gbps(self) -> float | None:
         """Bandwidth of a large copy on the device, bytes read plus written; None: unknown."""
         found = (self.meta.get("baselines") or {}).get("copy_gbps")

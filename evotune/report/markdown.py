@@ -95,6 +95,7 @@ def _facts(data: RunData, summary: RunSummary) -> str:
     facts = {
         "state": wording.state_text(summary.state),
         "device": summary.device,
+        "beside": wording.beside_text(summary.beside),
         "problem": " ".join(str(problem[name]) for name in ("name", "dtype") if name in problem),
         "search": f"{summary.strategy}, seed {summary.seed}",
         "trials": f"{summary.done} of {summary.trials or '?'}",

@@ -45,6 +45,7 @@ def document(data: RunData) -> Iterator[str]:
         **{name: data.meta.get(name) for name in ("space", "kind", "created", "command")},
         **{name: data.meta.get(name) for name in ("problem", "device", "settings")},
         "elapsed_s": data.totals.elapsed_s,
+        "beside": {str(trials): list(work) for trials, work in data.beside.items()},
         "devices": list(data.calibrations),
         "parameters": list(data.parameters),
         "cases": list(data.cases),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from evotune.report.data import RunData
 from evotune.report.leaderboard import Leaderboard, Row, rank
@@ -52,17 +52,20 @@ class RunSummary:
     confirmation_stages: tuple[StageTime, ...]
     devices: tuple[Mapping[str, Json], ...] = ()
     """The calibration of each, in a run that had several."""
+    beside: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """As `RunData.beside` has it."""
 
     def to_json(self) -> dict[str, Json]:
         data: dict[str, Json] = {
             name: getattr(self, name) for name in self.__slots__ if name not in ("best", *_STAGES)
         }
         data["outcomes"] = dict(self.outcomes)
+        data["beside"] = {str(trials): list(work) for trials, work in self.beside.items()}
         data["devices"] = [dict(device) for device in self.devices]
-        for field in _STAGES:
-            data[field] = [
+        for kind in _STAGES:
+            data[kind] = [
                 {name: getattr(stage, name) for name in stage.__slots__}
-                for stage in getattr(self, field)
+                for stage in getattr(self, kind)
             ]
         data["best"] = _best_json(self.best)
         return data
@@ -94,6 +97,7 @@ def summarize(data: RunData, board: Leaderboard | None = None) -> RunSummary:
         stages=_stages(data.totals.stage_s),
         confirmation_stages=_stages(_by_stage(data.confirmations.values())),
         devices=data.calibrations,
+        beside=data.beside,
     )
 
 

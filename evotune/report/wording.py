@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from evotune.measure.processes import TOO_NOISY, fitness_by_process, spread
 from evotune.report.evidence import Figures
@@ -116,6 +116,15 @@ def flags_text(row: Row) -> str:
     folded = [f"+{len(row.duplicates)} duplicates"] if len(row.duplicates) > 1 else []
     folded = folded or (["+1 duplicate"] if row.duplicates else [])
     return ", ".join((*row.outcome.flags, *folded))
+
+
+def beside_text(beside: Mapping[int, Sequence[str]]) -> str:
+    """`another run of evotune measures (process 7); from trial 40 on: GPU is 30% busy`."""
+    parts = []
+    for trials, work in beside.items():
+        when = f"from trial {trials} on: " if trials else ""
+        parts.append(when + ", ".join(work))
+    return "; ".join(parts)
 
 
 def compiled_text(resources: Mapping[str, Json]) -> str:

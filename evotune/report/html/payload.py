@@ -128,6 +128,7 @@ def _facts(data: RunData, summary: RunSummary) -> list[list[str]]:
     facts = {
         "state": wording.state_text(summary.state),
         "device": summary.device,
+        "beside": wording.beside_text(summary.beside),
         "problem": " ".join(str(problem[name]) for name in ("name", "dtype") if name in problem),
         "cases": ", ".join(data.cases),
         "held out": ", ".join(data.held_out_cases),
