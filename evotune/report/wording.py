@@ -92,8 +92,9 @@ def time_text(time_us: float) -> str:
 
 
 def error_share_text(figures: Figures) -> str:
-    """The error as a share of its limit, `31%`; the bare error where nothing limits it."""
-    if figures.error is None:
+    """The error as a share of its limit, `31%`; the bare error where nothing limits it, nothing
+    where both are no more than rounding."""
+    if figures.error is None or figures.rounding:
         return NONE
     if figures.error == 0:
         return "0%"
@@ -104,8 +105,8 @@ def error_share_text(figures: Figures) -> str:
 
 
 def error_text(figures: Figures) -> str:
-    """`error / limit` of the check that came closest to failing."""
-    if figures.error is None:
+    """`error / limit` of the check that came closest to failing; nothing as `error_share_text`."""
+    if figures.error is None or figures.rounding:
         return NONE
     limit = NONE if figures.error_limit is None else f"{figures.error_limit:.1e}"
     return f"{figures.error:.1e} / {limit}"

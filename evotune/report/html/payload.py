@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from evotune.command_line import run_command
 from evotune.measure.agreement import agreement
+from evotune.objectives import worst_check
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.devices import MEANING, devices_table
@@ -213,7 +214,7 @@ def _columns(
             "low": short(record["speedup_low"]),
             "high": short(record["speedup_high"]),
             "time_us": short(record["time_us"]),
-            "error": short(error / limit if limit and error is not None else error),
+            "error": None if _is_rounding(item) else short(_share(error, limit)),
             "confirmed": int(item.confirmed),
             "flags": " ".join(record["flags"]),
             "same_code": record["duplicate_of"],
@@ -237,6 +238,15 @@ def _columns(
     ]
     columns["reasons"] = list(reasons)
     return columns
+
+
+def _share(error: float | None, limit: float | None) -> float | None:
+    return error / limit if limit and error is not None else error
+
+
+def _is_rounding(item: Evidence) -> bool:
+    check = worst_check(item.outcome.checks)
+    return check is not None and check.rounding
 
 
 def _seen(data: RunData, trial: Trial) -> list[float | None] | None:
