@@ -33,8 +33,8 @@ def _runs_dir(folder: Path) -> str:
 
 
 def _program() -> str:
-    """The shell's word for this evotune: its name alone where that finds it. A virtual environment
-    that is not active is not on the shell's path."""
+    """The shell's word for this evotune, in any folder: its name alone where that finds it. A virtual
+    environment that is not active is not on the shell's path."""
     called = Path(sys.argv[0])
     module = called.name == "__main__.py" and called.parent.name == "evotune"
     if not module and called.name != "evotune":
@@ -43,4 +43,8 @@ def _program() -> str:
     script = Path(sys.executable).with_name("evotune") if module else called
     if found is not None and os.path.realpath(found) == os.path.realpath(script):
         return "evotune"
-    return f"{shlex.quote(sys.executable)} -m evotune" if module else shlex.quote(str(called))
+    return (
+        f"{shlex.quote(sys.executable)} -m evotune"
+        if module
+        else shlex.quote(str(called.absolute()))
+    )
