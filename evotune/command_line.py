@@ -33,8 +33,8 @@ def _runs_dir(folder: Path) -> str:
 
 
 def _program() -> str:
-    """The shell's word for this evotune, in any folder: its name alone where that finds it. A virtual
-    environment that is not active is not on the shell's path."""
+    """The shell's word for this evotune, in any folder: its name alone where that finds it. The
+    shell does not find it in a virtual environment that is not active."""
     called = Path(sys.argv[0])
     module = called.name == "__main__.py" and called.parent.name == "evotune"
     if not module and called.name != "evotune":
