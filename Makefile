@@ -8,10 +8,15 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # and those of 12 for the tests: NVRTC compiles without a GPU.
 # torch must fit the driver as well: its default wheels are for the newest CUDA. With an older
 # driver: make run TORCH_INDEX=https://download.pytorch.org/whl/cu126
+# Without a driver PyTorch's CPU wheel comes first: the default one brings gigabytes of CUDA on Linux.
+# Where that index cannot be reached, the default one is taken all the same.
 CUDA := $(shell nvidia-smi 2>/dev/null | \
 	sed -n 's/.*CUDA [A-Za-z ]*Version: *\([0-9][0-9]*\).*/\1/p' | head -n 1)
 WHEELS := $(if $(CUDA),$(if $(filter 12,$(CUDA)),cuda12,cuda13))
 INSTALL := $(PIP) install -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+CPU_TORCH := $(PIP) install --no-deps --retries 1 --index-url $(CPU_INDEX) -c constraints.txt torch \
+	|| echo "no CPU wheel of torch from $(CPU_INDEX): the default one is installed"
 
 .PHONY: run test check format soak test-gpu bench clean
 
@@ -42,6 +47,7 @@ bench: $(VENV)/.development  ## the framework's own cost
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(if $(CUDA)$(TORCH_INDEX),,$(CPU_TORCH))
 	$(INSTALL) -e '.$(if $(WHEELS),[$(WHEELS)])'
 	touch $@
 

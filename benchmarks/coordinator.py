@@ -75,7 +75,7 @@ def measure(
             Proposal,
             lookahead=lookahead,
             budget=Budget(trials, None),
-            elapsed_s=0.0,
+            searched_s=0.0,
             stop=lambda: False,
             observer=SilentObserver(),
         )

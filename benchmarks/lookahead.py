@@ -95,7 +95,7 @@ def used_share(gpus: int, lookahead: int, options: argparse.Namespace) -> float:
             Proposal,
             lookahead=lookahead,
             budget=Budget(options.trials, None),
-            elapsed_s=0.0,
+            searched_s=0.0,
             stop=lambda: False,
             observer=SilentObserver(),
         ).run()

@@ -84,7 +84,7 @@ def measure(devices: int, options: argparse.Namespace) -> dict[str, float]:
                 setup.planner.proposal,
                 lookahead=lookahead,
                 budget=Budget(options.trials * devices, None),
-                elapsed_s=0.0,
+                searched_s=0.0,
                 stop=lambda: False,
                 observer=SilentObserver(),
             )

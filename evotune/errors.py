@@ -5,6 +5,7 @@
     ├── UsageError              2   bad argument or an unknown run
     ├── ProblemMistake          2   a mistake in the Python file of a problem (names its line)
     ├── EnvironmentProblem      3   missing compiler, GPU or package (carries the fix)
+    │   └── NoSuchGpu           3   no GPU, or not the model that was asked for
     ├── StoreError              4   a damaged run
     ├── RunLocked               5   another process runs this run
     └── Interrupted           130   stopped by a signal; resumable
@@ -56,6 +57,14 @@ class EnvironmentProblem(EvotuneError):
     """Something this machine lacks; the message ends with how to get it."""
 
     exit_code = 3
+
+
+class NoSuchGpu(EnvironmentProblem):
+    """`model` was asked for; "" for any. Kernels can be compiled for it all the same."""
+
+    def __init__(self, message: str, model: str = "") -> None:
+        self.model = model
+        super().__init__(message)
 
 
 class StoreError(EvotuneError):

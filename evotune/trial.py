@@ -156,7 +156,8 @@ class Check(msgspec.Struct, frozen=True):
     """One check of the correctness gate on one case and input kind.
 
     Each element's error against the float64 reference is a share of what it may be off:
-    `max_error` and `rms_error` are of these shares, see `evotune.verify.accuracy`.
+    `max_error` and `rms_error` are of these shares, see `evotune.verify.accuracy`. `rounding`:
+    errors and limits are no more than rounding the result makes; the shares tell nothing.
     """
 
     case: str
@@ -167,6 +168,7 @@ class Check(msgspec.Struct, frozen=True):
     rms_error: float | None = None
     rms_limit: float | None = None
     detail: str = ""
+    rounding: bool = False
 
     def to_json(self) -> dict[str, Json]:
         return msgspec.structs.asdict(self)

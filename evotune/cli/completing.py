@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from evotune.cli.options import Command
+from evotune.command_line import RUNS_DIR
 
 _VARIABLE = "_EVOTUNE_COMPLETE"
 
@@ -38,7 +38,7 @@ def complete_run(
     """`latest`, the runs of the folder, newest first, and paths."""
     from evotune.engine.folder import list_runs
 
-    runs_dir = context.params.get("runs_dir") or Path("runs")
+    runs_dir = context.params.get("runs_dir") or RUNS_DIR
     names = ["latest", *(run.id for run in reversed(list_runs(runs_dir)))]
     found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
     return found or [CompletionItem(incomplete, type="file")]

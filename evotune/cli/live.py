@@ -18,30 +18,52 @@ if TYPE_CHECKING:
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _ASCII_BLOCKS = "_.-=+*#@"
 _ELITES = 5
+_FIRST_TO_GO = ("elites", "configuration", "stages", "device", "curve")
+_ROW_BY_ROW = ("elites",)  # each row is whole without the next
 _WIDEST = 100  # wider lines are hard to take in at a glance
 
 
-def panel(standing: Standing, width: int, encoding: str = "utf-8") -> Group:
-    """No line is wider than `width`; the same number of lines as long as nothing new is known."""
+def panel(
+    standing: Standing, width: int, encoding: str = "utf-8", height: int | None = None
+) -> Group:
+    """No line is wider than `width`, and there are `height` lines at most: what scrolls out of a
+    terminal cannot be drawn again. The same number as long as nothing new is known."""
     from rich.console import Group
     from rich.text import Text
 
     width = max(20, min(width - 1, _WIDEST))
-    rows = [
-        Text(shorten(printable(standing.heading()), width), style="bold"),
-        Text(f"{standing.phase} ({wording.duration_text(standing.elapsed_s)})"),
-        *_bar(standing, width, encoding),
-        *_labelled("trials", standing.pace(), width),
-        *_labelled("outcomes", standing.counts(), width),
-        *_labelled("best", standing.best(), width, style="bold green"),
-        *_labelled("", standing.best_configuration(), width),
-        *_labelled("confirmed", standing.confirmations(), width, style="bold green"),
-        *_curve(standing, width, encoding),
-        *_elites(standing, width),
-        *_labelled("device", standing.device_state(), width),
-        *_labelled("time in", standing.stages(), width),
-    ]
-    return Group(*rows)
+    phase = f"{standing.phase} ({wording.duration_text(standing.elapsed_s)})"
+    parts = {
+        "heading": [Text(shorten(printable(standing.heading()), width), style="bold")],
+        "phase": [Text(line) for line in _wrapped(phase, width)],
+        "bar": _bar(standing, width, encoding),
+        "pace": _labelled("trials", standing.pace(), width),
+        "counts": _labelled("outcomes", standing.counts(), width),
+        "best": _labelled("best", standing.best(), width, style="bold green"),
+        "configuration": _labelled("", standing.best_configuration(), width),
+        "confirmed": _labelled("confirmed", standing.confirmations(), width, style="bold green"),
+        "curve": _curve(standing, width, encoding),
+        "elites": _elites(standing, width),
+        "device": _labelled("device", standing.device_state(), width),
+        "stages": _labelled("time in", standing.stages(), width),
+    }
+    if height is not None:
+        _cut(parts, height)
+    return Group(*(row for rows in parts.values() for row in rows))
+
+
+def _cut(parts: dict[str, list[Text]], height: int) -> None:
+    """Until there are `height` rows at most: the parts of `_FIRST_TO_GO` lose their last rows, one
+    part after the other; what is cut in the middle ends with an ellipsis."""
+    for name in (*_FIRST_TO_GO, *reversed(parts)):
+        rows = parts[name]
+        excess = sum(map(len, parts.values())) - height
+        if excess <= 0:
+            return
+        if excess < len(rows) and name not in _ROW_BY_ROW:
+            last = rows[len(rows) - excess - 1]
+            last.plain = f"{last.plain[:-1]}…"
+        del rows[max(0, len(rows) - excess) :]
 
 
 def sparkline(values: Sequence[float], width: int, blocks: str = _BLOCKS) -> str:
@@ -60,16 +82,20 @@ def sparkline(values: Sequence[float], width: int, blocks: str = _BLOCKS) -> str
 
 def _labelled(label: str, text: str, width: int, style: str = "") -> list[Text]:
     """The text wrapped behind its label, which is dim; nothing for no text."""
-    import textwrap
-
     from rich.text import Text
 
     indent = 10
-    lines = textwrap.wrap(printable(text), width - indent, break_on_hyphens=False)
+    lines = _wrapped(text, width - indent)
     return [
         Text.assemble((f"{label if at == 0 else '':{indent}}", "dim"), (line, style))
         for at, line in enumerate(lines)
     ]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(printable(text), width, break_on_hyphens=False)
 
 
 def _bar(standing: Standing, width: int, encoding: str) -> list[Text]:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from evotune.cli.terminal import Terminal, say
+from evotune.command_line import RUNS_DIR
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _TRUST = "evotune.trust"  # in a context: whether either name of the flag was given
@@ -116,7 +117,7 @@ def runs_dir_option(function: Function) -> Function:
     return click.option(
         "--runs-dir",
         type=click.Path(file_okay=False, path_type=Path),
-        default=Path("runs"),
+        default=RUNS_DIR,
         show_default=True,
         help="Folder that holds the runs.",
     )(function)

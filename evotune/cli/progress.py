@@ -46,7 +46,7 @@ class PlainProgress:
             self._say(text)
 
     def started(self, info: RunInfo) -> None:
-        self._standing.info = info
+        self._standing.start(info)
         self._say(self._standing.heading())
         if info.already_done:
             self._say(f"{info.already_done} trials are stored already")
@@ -66,8 +66,8 @@ class PlainProgress:
     def confirmed(self, trial: Trial, outcome: Outcome) -> None:
         self._say(confirmation(trial, outcome))
 
-    def finished(self, reason: str) -> None:
-        self._say(f"ended: {reason}")
+    def finished(self, reason: str, elapsed_s: float) -> None:
+        self._say(f"ended: {reason} ({wording.duration_text(elapsed_s)})")
 
     def _say(self, line: str) -> None:
         self._line_at_s = self._clock()
@@ -94,7 +94,7 @@ class LiveProgress:
         self._standing.phase = text
 
     def started(self, info: RunInfo) -> None:
-        self._standing.info = info
+        self._standing.start(info)
         self._start()
 
     def told(self, trial: Trial, progress: Progress) -> None:
@@ -105,12 +105,14 @@ class LiveProgress:
         with contextlib.suppress(OSError):
             self._write(confirmation(trial, outcome))
 
-    def finished(self, reason: str) -> None:
+    def finished(self, reason: str, elapsed_s: float) -> None:
         self._standing.phase = f"ended: {reason}"
-        self._standing.ended = True
+        self._standing.ended_s = elapsed_s
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield panel(self._standing, options.max_width, options.encoding)
+        # One line less than there are: behind the last panel the cursor takes a line of its own.
+        height = options.size.height - 1
+        yield panel(self._standing, options.max_width, options.encoding, height)
 
 
 class KnowsTheRun:

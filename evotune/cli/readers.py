@@ -205,6 +205,10 @@ def _facts(summary: RunSummary, width: int) -> Iterator[tuple[str, str]]:
     yield "state", wording.state_text(summary.state) + worked_on
     yield "space", summary.space
     yield "device", summary.device
+    if summary.beside:
+        lines = paragraph(wording.beside_text(summary.beside), width - _FACT_COLUMNS, indent=0)
+        for at, line in enumerate(plain(lines).splitlines()):
+            yield "" if at else "beside", line
     yield "search", f"{summary.strategy}, seed {summary.seed}"
     minutes = "" if summary.minutes is None else f", at most {summary.minutes:g} minutes"
     yield "trials", f"{summary.done} of {summary.trials or '?'}{minutes}"

@@ -10,6 +10,7 @@ import click
 
 from evotune.cli.options import Command
 from evotune.cli.terminal import Terminal, pass_terminal
+from evotune.command_line import command_line
 from evotune.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
@@ -48,7 +49,7 @@ def init(terminal: Terminal, *, name: str, language: str) -> int:
         (folder / file).write_text(text, encoding="utf-8")
         terminal.note(f"wrote {folder / file}")
     click.echo(f"cd {name}")
-    click.echo("evotune run space.yaml")
+    click.echo(command_line("run", "space.yaml"))
     return 0
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,9 +24,11 @@ from evotune.cli.options import (
     trust_option,
 )
 from evotune.cli.terminal import Terminal, pass_terminal
+from evotune.command_line import run_command
 
 if TYPE_CHECKING:
     from evotune.engine.session import RunResult
+    from evotune.trial import Json
 
 _SHOWN_ROWS = 5
 _NO_VALID_CANDIDATE = 1
@@ -134,7 +136,7 @@ def run(
     )
     with show_progress(terminal) as observer:
         result = start_run(request, observer)
-    return _conclude(terminal, result, runs_dir)
+    return _conclude(terminal, result, gpus, cluster, allow_mixed)
 
 
 @click.command(cls=Command, example="evotune resume latest --trials 2000")
@@ -182,10 +184,16 @@ def resume(
             gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),
             cluster=cluster_request(cluster, "auto", gpus, allow_mixed=allow_mixed),
         )
-    return _conclude(terminal, result, runs_dir)
+    return _conclude(terminal, result, gpus, cluster, allow_mixed)
 
 
-def _conclude(terminal: Terminal, result: RunResult, runs_dir: Path) -> int:
+def _conclude(
+    terminal: Terminal,
+    result: RunResult,
+    gpus: int | str | None,
+    cluster: str | None,
+    allow_mixed: bool,
+) -> int:
     """The leaderboard on stdout, what to do next on stderr, and the exit code."""
     from evotune.cli.tables import print_leaderboard
     from evotune.report.data import RunData
@@ -193,12 +201,32 @@ def _conclude(terminal: Terminal, result: RunResult, runs_dir: Path) -> int:
     interrupted = result.reason == "interrupted"
     failed = 0 if result.ok_trials else _NO_VALID_CANDIDATE
     terminal.verdict = _INTERRUPTED if interrupted else failed
-    print_leaderboard(terminal, RunData.load(result.run, _SHOWN_ROWS), _SHOWN_ROWS)
+    data = RunData.load(result.run, _SHOWN_ROWS)
+    print_leaderboard(terminal, data, _SHOWN_ROWS)
     sys.stdout.flush()
-    where = "" if runs_dir == Path("runs") else f" --runs-dir {shlex.quote(str(runs_dir))}"
-    resume_with = "" if interrupted else " --trials N"
-    if result.reason != "exhausted":
-        terminal.note(f"resume: evotune resume {result.run.id}{resume_with}{where}")
-    page = "--format html -o report.html"
-    terminal.note(f"report: evotune report {result.run.id} {page}{where}")
+    more = _more_budget(result.reason, data.settings)
+    if more is not None:
+        devices = more_devices(gpus, cluster, allow_mixed)
+        terminal.note(f"resume: {run_command('resume', result.run.path, *more, *devices)}")
+    page = ("--format", "html", "-o", "report.html")
+    terminal.note(f"report: {run_command('report', result.run.path, *page)}")
     return terminal.verdict
+
+
+def more_devices(gpus: int | str | None, cluster: str | None, allow_mixed: bool) -> list[str]:
+    """The options that have a run go on where it began; they are not kept in it."""
+    return [
+        *([] if gpus is None else ["--gpus", str(gpus)]),
+        *([] if cluster is None else ["--cluster", cluster]),
+        *(["--allow-mixed"] if allow_mixed else []),
+    ]
+
+
+def _more_budget(reason: str, settings: Mapping[str, Json]) -> list[str] | None:
+    """What `resume` is to be told for the run to go on: nothing, or twice of what ended it. None
+    where nothing that it can be told would help."""
+    if reason == "interrupted":
+        return []
+    if reason in ("trials", "minutes"):
+        return [f"--{reason}", f"{2 * settings[reason]:g}"]
+    return None

@@ -36,17 +36,25 @@ class Standing:
     phase: str = "starting"
     progress: Progress | None = None
     previous_best: Trial | None = None
-    told_at_s: float = 0.0
     unseen: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     stage_s: Counter[str] = field(default_factory=Counter)
     confirmed: dict[int, Outcome] = field(default_factory=dict)
     """What fresh processes found of the best, by trial."""
-    ended: bool = False
+    ended_s: float | None = None
+    """Time at work over all sessions, once that is known for good."""
+    began_s: float = field(init=False)
     curve: list[float] = field(default_factory=list)
     """The best fitness after each told trial; NaN before there was one."""
     state: Mapping[str, Json] = field(default_factory=dict)
     """The device's own figures, as the last measured trial found them."""
+
+    def __post_init__(self) -> None:
+        self.began_s = self.clock()
+
+    def start(self, info: RunInfo) -> None:
+        self.info = info
+        self.began_s = self.clock()
 
     def tell(self, trial: Trial, progress: Progress) -> bool:
         """True when there is a new best, unless it was read back from the store."""
@@ -60,7 +68,6 @@ class Standing:
         self.curve.append(math.nan if best is None else best)
         if trial.outcome.measurements:
             self.state = trial.outcome.measurements[-1].state
-        self.told_at_s = self.clock()
         improved = progress.best is not None and progress.best is not self.previous_best
         return improved and not self.replaying
 
@@ -71,9 +78,10 @@ class Standing:
 
     @property
     def elapsed_s(self) -> float:
-        if self.progress is None:
-            return 0.0
-        return self.progress.elapsed_s + self.clock() - self.told_at_s
+        """Time at work over all sessions, as reports will say it."""
+        if self.ended_s is not None:
+            return self.ended_s
+        return (self.info.elapsed_s if self.info else 0.0) + self.clock() - self.began_s
 
     def heading(self) -> str:
         info = self.info
@@ -159,17 +167,17 @@ class Standing:
         """Generation, trials told, trials a minute, time left."""
         if self.info is None or self.progress is None:
             return ""
-        told, elapsed_s = self.progress.told, self.progress.elapsed_s
+        told, searched_s = self.progress.told, self.progress.searched_s
         parts = [f"generation {self.progress.generation}", f"trial {told}/{self.info.trials}"]
-        if elapsed_s > 0:
-            parts.append(f"{told / elapsed_s * 60:.0f}/min")
-            if not self.ended:
-                parts.append(f"{wording.duration_text(self._left_s(told, elapsed_s))} left")
+        if searched_s > 0:
+            parts.append(f"{told / searched_s * 60:.0f}/min")
+            if self.ended_s is None:
+                parts.append(f"{wording.duration_text(self._left_s(told, searched_s))} left")
         return ", ".join(parts)
 
-    def _left_s(self, told: int, elapsed_s: float) -> float:
+    def _left_s(self, told: int, searched_s: float) -> float:
         assert self.info is not None
-        left_s = (self.info.trials - told) * elapsed_s / max(told, 1)
+        left_s = (self.info.trials - told) * searched_s / max(told, 1)
         left_s += (self.info.champions - len(self.confirmed)) * _CONFIRMATION_S
         if self.info.minutes is not None:
             left_s = min(left_s, self.info.minutes * 60 - self.elapsed_s)

@@ -82,7 +82,8 @@ def say(text: str) -> None:
     """A line on stderr, whatever the options say."""
     from evotune.report.escape import printable
 
-    click.echo(printable(text), err=True)
+    # Not `err=True`: click then writes past whoever stands in for stderr, as the live view does.
+    click.echo(printable(text), file=sys.stderr)
 
 
 def write_output(text: str, output: str) -> None:

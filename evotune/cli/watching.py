@@ -34,6 +34,8 @@ class Follower:
         self._best: list[tuple[float, Trial]] = []
         self._population = 1
         self._elites = 1
+        self.elapsed_s = 0.0
+        """Of the run, as stored when it was looked at."""
 
     def start(self) -> None:
         data = RunData.load(self._run, 1)
@@ -52,6 +54,7 @@ class Follower:
                 trials=int(settings.get("trials") or 0),
                 minutes=settings.get("minutes"),
                 already_done=data.totals.trials,
+                elapsed_s=data.totals.elapsed_s,
             )
         )
 
@@ -59,11 +62,12 @@ class Follower:
         """Tells what is new; the run's state as stored."""
         with RunStore.open_for_reading(self._run.store, checked=True) as store:
             new = [t for t in store.trials(self._first_missing) if t.number not in self._told]
-            elapsed_s = store.elapsed_s()
+            self.elapsed_s = store.elapsed_s()
+            searched_s = store.searched_s()
             confirmations = store.confirmations()
             state = str(store.meta("state", ""))
         for trial in new:
-            self._tell(trial, elapsed_s)
+            self._tell(trial, searched_s)
         while self._first_missing in self._told:
             self._told.remove(self._first_missing)
             self._first_missing += 1
@@ -75,7 +79,7 @@ class Follower:
         self._observer.phase("confirming" if confirmations else "searching")
         return state
 
-    def _tell(self, trial: Trial, elapsed_s: float) -> None:
+    def _tell(self, trial: Trial, searched_s: float) -> None:
         self._told.add(trial.number)
         fitness = trial.outcome.fitness
         if fitness is not None and trial.outcome.duplicate_of is None:
@@ -87,7 +91,7 @@ class Follower:
             trial,
             Progress(
                 told=told,
-                elapsed_s=elapsed_s,
+                searched_s=searched_s,
                 generation=told // self._population,
                 best=self._best[0][1] if self._best else None,
                 elites=[(f, t.configuration) for f, t in self._best[: self._elites]],
@@ -111,4 +115,5 @@ def watch(terminal: Terminal, run: RunFolder) -> None:
                 time.sleep(_EVERY_S)
         except KeyboardInterrupt:
             return
-        observer.finished(wording.state_text("killed" if state == "running" else state))
+        stored = "killed" if state == "running" else state
+        observer.finished(wording.state_text(stored), follower.elapsed_s)

@@ -18,7 +18,7 @@ from evotune.device import cpu
 from evotune.device.cuda import profiles
 from evotune.device.probe import GpuState, ask_present_gpus
 from evotune.device.profile import DeviceProfile
-from evotune.errors import EnvironmentProblem, UsageError
+from evotune.errors import EnvironmentProblem, NoSuchGpu, UsageError
 
 _REQUEST = re.compile(r"auto|cpu|cuda(?::[0-9]{1,3})?")
 SYSTEM_ROOT = Path("/")
@@ -141,7 +141,7 @@ def find_gpu(request: str) -> DeviceProfile:
     backend_of(request)
     gpus = gpus_present()
     if not gpus:
-        raise EnvironmentProblem(_no_gpu(request))
+        raise _no_gpu(request)
     index = int(request.partition(":")[2] or 0)
     if index >= len(gpus):
         raise _too_few(request, len(gpus))
@@ -154,7 +154,7 @@ def find_gpu(request: str) -> DeviceProfile:
         for profile in state.profiles:
             if profiles.matches(request, profile.name):
                 return profile
-        raise EnvironmentProblem(_no_model(request, [profile.name for profile in state.profiles]))
+        raise _no_model(request, [profile.name for profile in state.profiles])
     if index >= len(state.profiles):
         raise _too_few(request, len(state.profiles))
     return state.profiles[index]
@@ -216,26 +216,27 @@ def _too_few(request: str, count: int) -> EnvironmentProblem:
     )
 
 
-def _no_gpu(request: str) -> str:
+def _no_gpu(request: str) -> EnvironmentProblem:
     if request in profiles.names():
         return _no_model(request, [])
     where = "is visible (CUDA_VISIBLE_DEVICES hides all)" if _hidden() else "was found"
     if request == "auto":
-        return (
+        return NoSuchGpu(
             f"CUDA kernels need a GPU and no NVIDIA GPU {where}; fix: run where `nvidia-smi` lists "
-            "one, or choose a space of C++ kernels; `evotune compile SPACE --device l4` needs none"
+            "one, or choose a space of C++ kernels"
         )
-    return (
+    return EnvironmentProblem(
         f"--device {request}: no NVIDIA GPU {where}; fix: run where `nvidia-smi` lists one, "
         "or tune a space of C++ kernels with --device cpu"
     )
 
 
-def _no_model(request: str, found: Sequence[str]) -> str:
+def _no_model(request: str, found: Sequence[str]) -> NoSuchGpu:
     product = profiles.product(request)
-    return (
+    return NoSuchGpu(
         f"--device {request}: this machine has no {product} (found: {', '.join(found) or 'none'}); "
-        f"fix: run on one, or only compile: evotune compile SPACE --device {request}"
+        "fix: run on one",
+        request,
     )
 
 

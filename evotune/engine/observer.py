@@ -25,6 +25,8 @@ class RunInfo:
     already_done: int
     champions: int = 0
     """That are to be confirmed after the search."""
+    elapsed_s: float = 0.0
+    """Time at work in earlier sessions, as `RunStore.elapsed_s` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class Progress:
     """Where a run stands after a tell."""
 
     told: int
-    elapsed_s: float
+    searched_s: float
+    """Over all sessions, as `RunStore.searched_s` has it."""
     generation: int
     best: Trial | None
     elites: Sequence[tuple[float, Configuration]] = ()
@@ -51,8 +54,9 @@ class Observer(Protocol):
 
     def confirmed(self, trial: Trial, outcome: Outcome) -> None: ...
 
-    def finished(self, reason: str) -> None:
-        """`reason`: trials, minutes, exhausted or interrupted."""
+    def finished(self, reason: str, elapsed_s: float) -> None:
+        """`reason`: trials, minutes, exhausted or interrupted; `elapsed_s`: the time at work over
+        all sessions, as reports will say it."""
 
 
 class SilentObserver:
@@ -66,4 +70,4 @@ class SilentObserver:
 
     def confirmed(self, trial: Trial, outcome: Outcome) -> None: ...
 
-    def finished(self, reason: str) -> None: ...
+    def finished(self, reason: str, elapsed_s: float) -> None: ...

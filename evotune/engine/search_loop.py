@@ -27,7 +27,7 @@ _FINISH_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """When to stop: proposals in all, and seconds in all (pauses between sessions left out).
+    """When to stop: proposals in all, and seconds of searching in all (over all sessions).
 
     The others look only at what was told, so they end equal runs at equal trials: `compiles`
     trials that reached a compiler, a `fitness` to reach, `no_improvement` for so many trials.
@@ -56,7 +56,7 @@ class SearchLoop:
         *,
         lookahead: int,
         budget: Budget,
-        elapsed_s: float,
+        searched_s: float,
         starts: Sequence[Configuration] = (),
         stop: Callable[[], bool],
         observer: Observer,
@@ -72,7 +72,7 @@ class SearchLoop:
         self._stop = stop
         self._observer = observer
         self._quarantine = quarantine
-        self._started_s = time.monotonic() - elapsed_s
+        self._started_s = time.monotonic() - searched_s
         self._stored: dict[int, Trial] = {}
         self._pending: deque[Configuration] = deque()
         self._arrived: dict[int, Outcome] = {}
@@ -85,7 +85,7 @@ class SearchLoop:
         self._contender: float | None = None
 
     @property
-    def elapsed_s(self) -> float:
+    def searched_s(self) -> float:
         return time.monotonic() - self._started_s
 
     def run(self) -> str:
@@ -125,7 +125,7 @@ class SearchLoop:
         if self._stop():
             return "interrupted"
         seconds = self._budget.seconds
-        return "minutes" if seconds is not None and self.elapsed_s >= seconds else ""
+        return "minutes" if seconds is not None and self.searched_s >= seconds else ""
 
     def _restore(self) -> None:
         """Takes up the newest snapshot that still lets every missing proposal be asked in turn."""
@@ -189,7 +189,7 @@ class SearchLoop:
             self._store.save_snapshot(self._told, self._strategy.snapshot())
         progress = Progress(
             told=self._told,
-            elapsed_s=self.elapsed_s,
+            searched_s=self.searched_s,
             generation=self._strategy.generation,
             best=self._best,
             elites=[(elite.fitness, elite.configuration) for elite in self._strategy.elites],
@@ -217,6 +217,6 @@ class SearchLoop:
             trial = Trial(number, self._pending[place], outcome)
             if QUARANTINED in outcome.flags:
                 self._quarantine(trial)
-            self._store.append(trial, self.elapsed_s)
+            self._store.append(trial, self.searched_s)
             self._arrived[number] = outcome
         self._store.sync()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from evotune.command_line import RUNS_DIR
 from evotune.device.cuda.lock import measuring_alone
 from evotune.engine import environment
 from evotune.engine.cluster import Cluster, ClusterRequest, connected
@@ -38,7 +39,7 @@ class RunRequest:
 
     space: str | None
     device: str = "auto"
-    runs_dir: Path = Path("runs")
+    runs_dir: Path = RUNS_DIR
     trials: int | None = None
     minutes: float | None = None
     seed: int | None = None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from evotune.command_line import command_line
 from evotune.device import cpp_options
-from evotune.device.cuda import compiler
+from evotune.device.cuda import compiler, profiles
 from evotune.device.discover import (
     backend_of,
     find_gpus,
@@ -32,8 +34,8 @@ from evotune.engine.planning import (
     architecture,
     bind_space,
 )
-from evotune.engine.spaces import is_recording
-from evotune.errors import UsageError
+from evotune.engine.spaces import is_recording, shipped_name
+from evotune.errors import NoSuchGpu, UsageError
 from evotune.problems import Case, create_problem
 from evotune.problems.base import WrongKey
 from evotune.regular_file import read_regular
@@ -138,12 +140,14 @@ def load_setup(
         devices = elsewhere.devices(backend)
         profile = work_together(devices, allow_mixed=elsewhere.allow_mixed)
     elif gpus is None:
-        profile = open_profile(device, backend, compile_only=compile_only)
+        with _offering_to_compile(document, path, run):
+            profile = open_profile(device, backend, compile_only=compile_only)
         devices = [profile]
     elif backend != "cuda":
         raise UsageError(f"{path} holds {backend} kernels; --gpus is for CUDA kernels")
     else:
-        devices = find_gpus(device, gpus.count)
+        with _offering_to_compile(document, path, run):
+            devices = find_gpus(device, gpus.count)
         profile = work_together(devices, allow_mixed=gpus.allow_mixed)
     _refuse_device_of_no_kernel(document, profile)
     sources = {kernel.name: read_kernel_sources(document, kernel) for kernel in document.kernels}
@@ -169,6 +173,23 @@ def load_setup(
         devices=tuple(devices),
         secret=secret,
     )
+
+
+@contextlib.contextmanager
+def _offering_to_compile(
+    document: SpaceDocument, path: Path, run: RunFolder | None
+) -> Iterator[None]:
+    """Where the GPU is missing: how the space is compiled without it."""
+    try:
+        yield
+    except NoSuchGpu as error:
+        models = (error.model,) if error.model else profiles.names()
+        fitting = (name for name in models if not _reasons(document, profiles.named(name)))
+        model = next(fitting, None)
+        if run is not None or model is None:
+            raise
+        command = command_line("compile", shipped_name(path) or path, "--device", model)
+        raise NoSuchGpu(f"{error}; or only compile: {command}", error.model) from error
 
 
 def load_run_setup(
@@ -232,11 +253,17 @@ def _forms(document: SpaceDocument, kernel: KernelSpec, option: str) -> Iterator
 
 def _refuse_device_of_no_kernel(document: SpaceDocument, profile: DeviceProfile) -> None:
     """SpaceError (exit 2) when no kernel `supports` the device's architecture."""
-    reasons = [kernel.unsupported(architecture(profile)) for kernel in document.kernels]
-    if all(reasons):
+    reasons = _reasons(document, profile)
+    if reasons:
         kernel = document.kernels[0]
         hint = f"; use the space {kernel.alternative} there" if kernel.alternative else ""
         raise kernel.position.error(f"{reasons[0]} ({profile.name}){hint}")
+
+
+def _reasons(document: SpaceDocument, profile: DeviceProfile) -> list[str]:
+    """Why no kernel supports the device; none where one does."""
+    reasons = [kernel.unsupported(architecture(profile)) for kernel in document.kernels]
+    return [reason for reason in reasons if reason] if all(reasons) else []
 
 
 def _refuse_device(path: Path, wants_device: bool) -> None:

@@ -24,6 +24,11 @@ def shipped_spaces() -> dict[str, Path]:
     return {}
 
 
+def shipped_name(path: Path) -> str | None:
+    """The name by which `find_space` finds the file; None for a user's own."""
+    return next((name for name, known in shipped_spaces().items() if known == path), None)
+
+
 def find_space(text: str) -> Path:
     """The file a SPACE argument means; UsageError when there is none."""
     path = Path(text)

@@ -44,7 +44,7 @@ from evotune.problems import Case
 from evotune.search.catalog import create_strategy
 from evotune.search.strategy import SearchSettings
 from evotune.space.document import SpaceDocument
-from evotune.store import RunStore
+from evotune.store import AROUND_SEARCH, RunStore
 from evotune.trial import Configuration, Json, Trial
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class RunWork:
         self._cluster = cluster
         self._observer = observer
         self._signals = StopSignal()
-        self._began_s = time.monotonic() - store.elapsed_s()
+        self._began_s = time.monotonic() - store.elapsed_s()  # had it been one session
 
     def run_to_end(self) -> str:
         """Why it ended, as `SearchLoop.run` has it."""
@@ -138,9 +138,19 @@ class RunWork:
                     executor.close()
                 finished = reason != "interrupted"
                 if reason:
-                    self.store.set_meta("state", f"finished:{reason}" if finished else reason)
-        self._observer.finished(reason)
+                    state = f"finished:{reason}" if finished else reason
+                    self.store.set_facts({"state": state, **self._time_around_search()})
+        self._observer.finished(reason, self.store.elapsed_s())
         return reason
+
+    @property
+    def _elapsed_s(self) -> float:
+        """Time at work over all sessions."""
+        return time.monotonic() - self._began_s
+
+    def _time_around_search(self) -> dict[str, Json]:
+        """The fact that `RunStore.elapsed_s` needs, as of now."""
+        return {AROUND_SEARCH: self._elapsed_s - self.store.searched_s()}
 
     def _open_executor(self) -> tuple[Executor, Callable[[int, Configuration], Proposal]]:
         setup = self._setup
@@ -263,12 +273,13 @@ class RunWork:
                 math.log(speedup) if (speedup := settings["speedup"]) is not None else None,
                 settings["no_improvement"],
             ),
-            elapsed_s=self.store.elapsed_s(),
+            searched_s=self.store.searched_s(),
             starts=[Configuration(values) for values in settings["starts"]],
             stop=lambda: self._signals.requested,
             observer=self._observer,
             quarantine=functools.partial(quarantine, self.run),
         )
+        self.store.set_facts(self._time_around_search())
         self._observer.phase("searching")
         self._signals.tidy = True
         return loop.run()
@@ -283,7 +294,7 @@ class RunWork:
 
     def _is_over_time(self) -> bool:
         seconds = self._seconds()
-        return seconds is not None and time.monotonic() - self._began_s > seconds
+        return seconds is not None and self._elapsed_s > seconds
 
     def _info(self, settings: Json) -> RunInfo:
         return RunInfo(
@@ -298,6 +309,7 @@ class RunWork:
             minutes=settings["minutes"],
             already_done=self.store.count(),
             champions=settings["champions"] if self._setup.planner is not None else 0,
+            elapsed_s=self.store.elapsed_s(),
         )
 
     def _confirm(self, executor: Executor) -> None:
@@ -305,7 +317,6 @@ class RunWork:
         planner = self._setup.planner
         assert planner is not None
         self._observer.phase("confirming the best in fresh processes")
-        elapsed_s = self.store.elapsed_s()
         known = self.store.confirmations()
         # Champions of one model meet on one device.
         models = [device.name for device in self._setup.devices]
@@ -330,7 +341,8 @@ class RunWork:
                 callers=CALLERS.get(self._setup.profile.backend, 0.0),
                 no_time=self._is_over_time,
             ):
-                self.store.confirm(trial.number, outcome, elapsed_s)
+                self.store.confirm(trial.number, outcome, self._elapsed_s)
+                self.store.set_facts(self._time_around_search())
                 self._observer.confirmed(trial, outcome)
 
 

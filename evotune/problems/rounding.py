@@ -8,6 +8,14 @@ import torch
 def rounding_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Of each element two roundings to `dtype`, about a unit in the last place; and the numbers so
     small that processors take them for zero (of float16 none does: a unit of the smallest)."""
+    return values.abs() * torch.finfo(dtype).eps + _smallest(dtype)
+
+
+def rounding_share(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`scale * rounding_of(v)` of elements v, where `values` are `scale * v`."""
+    return values.abs().mul_(torch.finfo(dtype).eps).add_(scale, alpha=_smallest(dtype))
+
+
+def _smallest(dtype: torch.dtype) -> float:
     info = torch.finfo(dtype)
-    smallest = info.tiny * info.eps if dtype == torch.float16 else info.tiny
-    return values.abs() * info.eps + smallest
+    return info.tiny * info.eps if dtype == torch.float16 else info.tiny

@@ -15,7 +15,9 @@ CHECK_NUMERIC = (False, False, False, True, True, True, True)
 def check_cells(check: Check) -> tuple[str, ...]:
     """In the order of CHECK_COLUMNS; what else there is to say is `check_details`."""
     figures = (check.max_error, check.max_limit, check.rms_error, check.rms_limit)
-    errors = (wording.NONE if figure is None else f"{figure:.1e}" for figure in figures)
+    errors = (
+        wording.NONE if figure is None or check.rounding else f"{figure:.1e}" for figure in figures
+    )
     return (check.case, check.inputs, check.status, *errors)
 
 

@@ -31,12 +31,14 @@ class Totals:
 
     `outcomes` are counts by kind, `in_order`. `stage_s` are the seconds of each stage, of every
     trial that went through it. `unloaded_rows` is how many rows of the leaderboard were left
-    where they are.
+    where they are. `elapsed_s` is the time at work, of which `searched_s` is the search's: see
+    `RunStore`.
     """
 
     outcomes: Mapping[str, int]
     duplicates: int = 0
     elapsed_s: float = 0.0
+    searched_s: float = 0.0
     stage_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
     unloaded_rows: int = 0
 
@@ -60,7 +62,7 @@ class RunData:
     """A run as its folder describes it, finished or not.
 
     `meta` holds the facts the engine stored, absent ones left out; `confirmations` only those
-    of stored trials. `finish_times_s` counts from the run's start, pauses left out. `holder`
+    of stored trials. `finish_times_s` are seconds of searching. `holder`
     is the process that works on the run, if any.
     """
 
@@ -185,6 +187,13 @@ class RunData:
         return dict((self.meta.get("baselines") or {}).get("chosen", {}))
 
     @property
+    def beside(self) -> Mapping[int, Sequence[str]]:
+        """Other work that was seen on the machine when a session began, by the number of trials
+        stored until then; nothing in a run of an evotune that did not look."""
+        found = self.meta.get("beside") or {}
+        return dict(sorted((int(trials), work) for trials, work in found.items()))
+
+    @property
     def copy_gbps(self) -> float | None:
         """Bandwidth of a large copy on the device, bytes read plus written; None: unknown."""
         found = (self.meta.get("baselines") or {}).get("copy_gbps")
@@ -247,6 +256,7 @@ def _totals(store: RunStore, unloaded_rows: int) -> Totals:
         outcomes=in_order(store.kinds()),
         duplicates=len(store.duplicates()),
         elapsed_s=store.elapsed_s(),
+        searched_s=store.searched_s(),
         stage_s=store.stage_s(),
         unloaded_rows=unloaded_rows,
     )

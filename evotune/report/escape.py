@@ -6,6 +6,7 @@ nothing of this: `json.dumps` escapes what could act.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 _SPACES = {ord(char): " " for char in "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"}
@@ -34,3 +35,10 @@ def markdown_text(text: str) -> str:
     for mark in "|`*_[]":
         line = line.replace(mark, f"\\{mark}")
     return line
+
+
+def markdown_code(text: str) -> str:
+    """`printable`, as it stands: for what is copied from the page."""
+    line = printable(text)
+    fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
+    return f"{fence}{line}{fence}"

@@ -49,7 +49,8 @@ class Figures(msgspec.Struct, frozen=True):
     """The numbers of one outcome; None where it has none.
 
     `time_us` is the geometric mean over the timed cases, as `speedup` is. `error` is the
-    maximum error of the check that came closest to its limit `error_limit`, or went beyond.
+    maximum error of the check that came closest to its limit `error_limit`, or went beyond;
+    `rounding` as in `Check`.
     """
 
     speedup: float | None
@@ -58,6 +59,7 @@ class Figures(msgspec.Struct, frozen=True):
     time_us: float | None
     error: float | None
     error_limit: float | None
+    rounding: bool = False
 
 
 def weigh(data: RunData) -> dict[int, Evidence]:
@@ -104,7 +106,7 @@ def figures(outcome: Outcome, *, recorded: bool = False) -> Figures:
         low, high = map(_exp, interval(outcome))
     if check is None:
         return Figures(speedup, low, high, time_us, None, None)
-    return Figures(speedup, low, high, time_us, check.max_error, check.max_limit)
+    return Figures(speedup, low, high, time_us, check.max_error, check.max_limit, check.rounding)
 
 
 def interval(outcome: Outcome) -> tuple[float, float]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from evotune.store import RunStore
+from evotune.store import AROUND_SEARCH, RunStore
 from evotune.trial import Json, Value
 
 
@@ -70,6 +70,8 @@ _FACTS: Mapping[str, type] = {
     **dict.fromkeys(("space", "kind", "state", "created"), str),
     **dict.fromkeys(("device", "problem", "settings", "default"), dict),
     "command": list,
+    AROUND_SEARCH: float,
+    "beside": dict[int, list[str]],
     "devices": list[_Calibration],
     "baselines": _Baselines,
     "ablation": _Ablation,
@@ -80,5 +82,5 @@ def read_facts(store: RunStore) -> dict[str, Json]:
     """The stored facts, as they are; ValueError when one is not what the engine stores."""
     facts = {name: value for name in _FACTS if (value := store.meta(name)) is not None}
     for name, value in facts.items():
-        msgspec.convert(value, _FACTS[name])
+        msgspec.convert(value, _FACTS[name], str_keys=True)
     return facts

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from evotune.command_line import run_command
 from evotune.measure.agreement import agreement
 from evotune.report import wording
 from evotune.report.data import RunData
@@ -11,7 +13,7 @@ from evotune.report.devices import MEANING as MEANING_OF_DEVICES
 from evotune.report.devices import devices_table
 from evotune.report.domain import MEANING as DOMAIN
 from evotune.report.domain import domain_table, domain_text
-from evotune.report.escape import markdown_text
+from evotune.report.escape import markdown_code, markdown_text
 from evotune.report.front import MEANING, front_table, pareto_front
 from evotune.report.leaderboard import Leaderboard, rank
 from evotune.report.reasons import alike_reasons
@@ -93,12 +95,13 @@ def _facts(data: RunData, summary: RunSummary) -> str:
     facts = {
         "state": wording.state_text(summary.state),
         "device": summary.device,
+        "beside": wording.beside_text(summary.beside),
         "problem": " ".join(str(problem[name]) for name in ("name", "dtype") if name in problem),
         "search": f"{summary.strategy}, seed {summary.seed}",
         "trials": f"{summary.done} of {summary.trials or '?'}",
         "elapsed": wording.duration_text(summary.elapsed_s),
         "created": str(data.meta.get("created", "")),
-        "command": " ".join(str(word) for word in data.meta.get("command") or ()),
+        "command": shlex.join(str(word) for word in data.meta.get("command") or ()),
         "versions": ", ".join(
             f"{name} {version}"
             for name, version in {
@@ -152,7 +155,10 @@ def _ranking(data: RunData, board: Leaderboard) -> Iterator[str]:
     ]
     hidden = len(board.rows) + data.totals.unloaded_rows - _SHOWN_ROWS
     if hidden > 0:
-        notes.append(f"{hidden} more rows: `evotune report {data.id} --format csv`.")
+        rows = "1 more row" if hidden == 1 else f"{hidden} more rows"
+        notes.append(
+            f"{rows}: {markdown_code(run_command('report', data.path, '--format', 'csv'))}."
+        )
     yield " ".join(notes)
     warnings = [
         f"- Trial {row.number}: {markdown_text(warning)}"

@@ -13,7 +13,7 @@ A trial's record, times in microseconds, seconds where the name says so, null fo
     measurements checks      per case: times, baseline, speedup; the correctness checks kept
     domain                   of a champion: the cases it was checked on (`evotune.trial.Domain`)
     search_outcome search_speedup   what the search itself saw, before any confirmation
-    finished_s log           seconds from the run's start; the compiler's or worker's words
+    finished_s log           seconds of searching until then; the compiler's or worker's words
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ def document(data: RunData) -> Iterator[str]:
         "state": data.state,
         **{name: data.meta.get(name) for name in ("space", "kind", "created", "command")},
         **{name: data.meta.get(name) for name in ("problem", "device", "settings")},
+        "elapsed_s": data.totals.elapsed_s,
+        "beside": {str(trials): list(work) for trials, work in data.beside.items()},
         "devices": list(data.calibrations),
         "parameters": list(data.parameters),
         "cases": list(data.cases),

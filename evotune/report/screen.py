@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from evotune.command_line import run_command
 from evotune.report import wording
 from evotune.report.data import RunData
+from evotune.report.escape import printable
 from evotune.report.front import MEANING, pareto_front
-from evotune.report.layout import Line, Role, grid, paragraph
+from evotune.report.layout import Line, Role, Span, grid, paragraph
 from evotune.report.leaderboard import Leaderboard, Row, rank
 from evotune.report.reasons import alike_reasons
 from evotune.report.standings import kernel_standings, recorded_standings
@@ -102,8 +104,8 @@ def _notes(
         yield from paragraph(f"= rows of the same rank: {why}", width, role=Role.QUIET)
     if hidden:
         more = "1 more row" if hidden == 1 else f"{hidden} more rows"
-        text = f"{more}: evotune top {data.id} -n {len(rows) + hidden}"
-        yield from paragraph(text, width, role=Role.QUIET)
+        text = f"{more}: {run_command('top', data.path, '-n', len(rows) + hidden)}"
+        yield (Span(printable(text), Role.QUIET),)  # never broken: it is there to be pasted
     for row in rows:
         for warning in row.warnings:
             text = f"warning: trial {row.number}: {warning}"

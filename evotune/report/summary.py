@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from evotune.report.data import RunData
 from evotune.report.leaderboard import Leaderboard, Row, rank
@@ -27,7 +27,8 @@ _STAGES = ("stages", "confirmation_stages")
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """`outcomes` count what the search saw; `holder` is the process that works on it now."""
+    """`outcomes` count what the search saw; `holder` is the process that works on it now.
+    `elapsed_s` is `RunStore.elapsed_s`, `trials_per_minute` are of searching."""
 
     id: str
     path: str
@@ -51,17 +52,20 @@ class RunSummary:
     confirmation_stages: tuple[StageTime, ...]
     devices: tuple[Mapping[str, Json], ...] = ()
     """The calibration of each, in a run that had several."""
+    beside: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """As `RunData.beside` has it."""
 
     def to_json(self) -> dict[str, Json]:
         data: dict[str, Json] = {
             name: getattr(self, name) for name in self.__slots__ if name not in ("best", *_STAGES)
         }
         data["outcomes"] = dict(self.outcomes)
+        data["beside"] = {str(trials): list(work) for trials, work in self.beside.items()}
         data["devices"] = [dict(device) for device in self.devices]
-        for field in _STAGES:
-            data[field] = [
+        for kind in _STAGES:
+            data[kind] = [
                 {name: getattr(stage, name) for name in stage.__slots__}
-                for stage in getattr(self, field)
+                for stage in getattr(self, kind)
             ]
         data["best"] = _best_json(self.best)
         return data
@@ -70,7 +74,7 @@ class RunSummary:
 def summarize(data: RunData, board: Leaderboard | None = None) -> RunSummary:
     """`board` saves ranking again."""
     board = board or rank(data)
-    elapsed_s, done = data.totals.elapsed_s, data.totals.trials
+    searched_s, done = data.totals.searched_s, data.totals.trials
     return RunSummary(
         id=data.id,
         path=data.path,
@@ -83,8 +87,8 @@ def summarize(data: RunData, board: Leaderboard | None = None) -> RunSummary:
         done=done,
         trials=data.settings.get("trials"),
         minutes=data.settings.get("minutes"),
-        elapsed_s=elapsed_s,
-        trials_per_minute=done / elapsed_s * 60 if elapsed_s > 0 else None,
+        elapsed_s=data.totals.elapsed_s,
+        trials_per_minute=done / searched_s * 60 if searched_s > 0 else None,
         outcomes=data.totals.outcomes,
         duplicates=data.totals.duplicates,
         confirmed=sum(row.confirmed for row in board.rows),
@@ -93,6 +97,7 @@ def summarize(data: RunData, board: Leaderboard | None = None) -> RunSummary:
         stages=_stages(data.totals.stage_s),
         confirmation_stages=_stages(_by_stage(data.confirmations.values())),
         devices=data.calibrations,
+        beside=data.beside,
     )
 
 

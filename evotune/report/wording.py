@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from evotune.measure.processes import TOO_NOISY, fitness_by_process, spread
 from evotune.report.evidence import Figures
@@ -92,8 +92,9 @@ def time_text(time_us: float) -> str:
 
 
 def error_share_text(figures: Figures) -> str:
-    """The error as a share of its limit, `31%`; the bare error where nothing limits it."""
-    if figures.error is None:
+    """The error as a share of its limit, `31%`; the bare error where nothing limits it, nothing
+    where both are no more than rounding."""
+    if figures.error is None or figures.rounding:
         return NONE
     if figures.error == 0:
         return "0%"
@@ -104,8 +105,8 @@ def error_share_text(figures: Figures) -> str:
 
 
 def error_text(figures: Figures) -> str:
-    """`error / limit` of the check that came closest to failing."""
-    if figures.error is None:
+    """`error / limit` of the check that came closest to failing; nothing as `error_share_text`."""
+    if figures.error is None or figures.rounding:
         return NONE
     limit = NONE if figures.error_limit is None else f"{figures.error_limit:.1e}"
     return f"{figures.error:.1e} / {limit}"
@@ -116,6 +117,15 @@ def flags_text(row: Row) -> str:
     folded = [f"+{len(row.duplicates)} duplicates"] if len(row.duplicates) > 1 else []
     folded = folded or (["+1 duplicate"] if row.duplicates else [])
     return ", ".join((*row.outcome.flags, *folded))
+
+
+def beside_text(beside: Mapping[int, Sequence[str]]) -> str:
+    """`another run of evotune measures (process 7); from trial 40 on: GPU is 30% busy`."""
+    parts = []
+    for trials, work in beside.items():
+        when = f"from trial {trials} on: " if trials else ""
+        parts.append(when + ", ".join(work))
+    return "; ".join(parts)
 
 
 def compiled_text(resources: Mapping[str, Json]) -> str:

@@ -1,5 +1,6 @@
 """What a run leaves on disk: one SQLite file, append-only outcomes."""
 
+from evotune.store.queries import AROUND_SEARCH
 from evotune.store.sqlite import RunStore
 
-__all__ = ["RunStore"]
+__all__ = ["AROUND_SEARCH", "RunStore"]

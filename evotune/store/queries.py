@@ -14,6 +14,8 @@ from typing import TypeAlias
 from evotune.store.opening import WRONG_SHAPE, damaged
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
 
+AROUND_SEARCH = "around_search_s"
+"""The fact that has the seconds at work outside of searching."""
 _CHOSEN = "(SELECT value FROM json_each(?))"
 _TRIAL = "SELECT number, configuration, outcome FROM outcomes"
 Row: TypeAlias = tuple[int, str, str, float]
@@ -105,7 +107,13 @@ class StoreQueries:
             return {number: _finite(seconds) for number, seconds in rows}
 
     def elapsed_s(self) -> float:
-        """When the last trial finished."""
+        """Time at work over all sessions: timing the baselines, searching, confirming. As far as it
+        is stored: a run that is killed loses what came after its last outcome."""
+        with self.trusting_facts():
+            return self.searched_s() + _finite(self.meta(AROUND_SEARCH, 0.0))
+
+    def searched_s(self) -> float:
+        """Of that the searching alone: when the last trial finished."""
         ((latest,),) = self._read("SELECT coalesce(max(finished_s), 0) FROM outcomes")
         with self.trusting_facts():
             return _finite(latest)

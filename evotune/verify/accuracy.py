@@ -14,7 +14,10 @@ from dataclasses import dataclass
 
 import torch
 
+from evotune.problems.rounding import rounding_share
+
 _RMS_LIMIT = 0.6
+_SLACK = 1.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,18 @@ def expected(reference: torch.Tensor, tolerance: torch.Tensor, dtype: torch.dtyp
     inverse = tolerance.reciprocal()
     both = torch.stack([-reference * inverse, inverse])
     return both if dtype == torch.float32 else both.float()
+
+
+def is_rounding(expected: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether no element may be off by more, but for 1%, than rounding it to `dtype` takes twice:
+    then an error that is one rounding tells nothing of a kernel."""
+    least = rounding_share(expected[0], expected[1], dtype).amin() if expected.numel() else 0.0
+    return bool(least >= 1.0 / _SLACK)
+
+
+def is_one_rounding(error: float) -> bool:
+    """Of an error as a share of two."""
+    return error <= _SLACK / 2
 
 
 def reference_of(expected: torch.Tensor) -> torch.Tensor:

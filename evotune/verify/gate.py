@@ -19,7 +19,7 @@ from evotune.device.launch import LaunchPlan
 from evotune.device.protocol import Sampler, Session
 from evotune.problems.base import Case, Problem, Tensors
 from evotune.trial import Check, OutcomeKind
-from evotune.verify.accuracy import LIMITS, as_rows, worst_element
+from evotune.verify.accuracy import LIMITS, as_rows, is_one_rounding, worst_element
 from evotune.verify.altered import altered_outputs
 from evotune.verify.buffers import BufferSets, Inspection, bits, unwritten
 from evotune.verify.evidence import Evidence, Findings, gather, read
@@ -321,6 +321,7 @@ class Gate:
                 max_limit=LIMITS.max,
                 rms_error=errors.rms,
                 rms_limit=LIMITS.rms,
+                rounding=name in inputs.rounded and is_one_rounding(errors.max),
             )
             # Finite errors say as much of the output, without asking the device.
             output = found.output(name)

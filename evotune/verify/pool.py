@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from evotune.problems.base import Case, Problem, Tensors, TensorSpec
-from evotune.verify.accuracy import expected
+from evotune.verify.accuracy import expected, is_rounding
 
 _CHANGED = "changed"
 _MOST_CHANGED = 6  # changed sets of a problem with many inputs; each changes several of them then
@@ -35,12 +35,14 @@ class Alteration:
 @dataclass(frozen=True, slots=True)
 class InputSet:
     """Inputs of one kind and seed, and the `expected` outputs (see `accuracy`), on the pool's
-    device. A changed set is the normal one of its seed after its `alterations`."""
+    device. A changed set is the normal one of its seed after its `alterations`. `rounded` are the
+    outputs whose errors are limited by rounding alone (`is_rounding`)."""
 
     inputs: Mapping[str, torch.Tensor]
     expected: Mapping[str, torch.Tensor]
     alterations: tuple[Alteration, ...] = ()
     checksum: int = 0
+    rounded: frozenset[str] = frozenset()
 
     def intact(self) -> bool:
         """Whether nobody wrote into it since it was made."""
@@ -133,7 +135,13 @@ class InputPool:
             for spec in self._problem.tensors(case)
             if spec.is_output
         }
-        return InputSet(inputs, wanted, alterations, _checksum(inputs, wanted, alterations))
+        rounded = frozenset(
+            spec.name
+            for spec in self._problem.tensors(case)
+            if spec.is_output and is_rounding(wanted[spec.name], getattr(torch, spec.dtype))
+        )
+        checksum = _checksum(inputs, wanted, alterations)
+        return InputSet(inputs, wanted, alterations, checksum, rounded)
 
     def _alterations(self, case: Case, number: int, seed: int) -> tuple[Alteration, ...]:
         """See `changed`: the sets with few and with single elements are the last ones."""

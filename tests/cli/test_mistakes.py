@@ -85,6 +85,21 @@ def test_a_damaged_store_ends_every_command_with_4_and_what_to_do(
         (["report", "2"], 0, ""),
         (["report", "1"], 2, "error: no run '1' in runs (1 run is there)"),
         (["report", "latest", "--runs-dir", "no"], 2, "error: no run 'latest' in no"),
+        (["top", "latest", "--runs-dir", "my runs"], 2, "error: no run 'latest' in my runs (ther"),
+        (["status", "latest", "--runs-dir", "runs/x"], 2, "error: no run 'latest' in runs/x (the"),
+        (["run", "a b.yaml"], 2, "error: a b.yaml: does not exist"),
+        (
+            ["run", "attention-wgmma", "--device", "a100"],
+            3,
+            "error: --device a100: this machine has no NVIDIA A100 (found: none); fix: run on one",
+        ),
+        (
+            ["run", "attention-mma", "--device", "a100"],
+            3,
+            "error: --device a100: this machine has no NVIDIA A100 (found: none); fix: run on one; "
+            "or only compile: evotune compile attention-mma --device a100",
+        ),
+        (["resume", "latest", "--minutes", "0"], 2, "Error: Invalid value for '--minutes'"),
         (["verify", "latest"], 2, "error: run <id> replays a recording: there is no kernel"),
         (["verify", "latest", "--config", "{"], 2, "error: --config is no JSON"),
         (["verify", "latest", "--config", "[]"], 2, "error: --config: expected {"),

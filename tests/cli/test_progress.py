@@ -107,12 +107,12 @@ def test_a_lost_stderr_does_not_end_the_run() -> None:
     plain = PlainProgress(broken, Clock())
     plain.started(info())
     plain.phase("searching")
-    plain.finished("trials")
+    plain.finished("trials", 1.0)
 
 
 def test_time_left_is_the_nearer_of_both_budgets() -> None:
     clock = Clock()
-    standing = Standing(clock, info(minutes=0.5))
+    standing = Standing(clock, dataclasses.replace(info(minutes=0.5), elapsed_s=10.0))
     standing.tell(trial(0, ok(1.0)), progress(1, None, 10.0))
     clock.now_s = 5.0
     assert "15 s left" in standing.pace()
@@ -152,8 +152,9 @@ def render(standing: Standing, width: int = 80, encoding: str = "utf-8") -> str:
 
 
 def test_the_live_panel_shows_everything_at_a_glance() -> None:
-    live = LiveProgress(standing := Standing(Clock()))
+    live = LiveProgress(standing := Standing(clock := Clock()))
     live.started(info())
+    clock.now_s = 10.0
     live.phase("searching")
     best = trial(0, ok(1.2))
     live.told(best, progress(1, best))
@@ -186,8 +187,27 @@ def test_nothing_is_left_of_a_run_that_has_ended() -> None:
     live.started(info())
     live.told(trial(0, ok(1.0)), progress(1, None))
     assert " left" in render(standing)
-    live.finished("interrupted")
+    live.finished("interrupted", 1.0)
     assert " left" not in render(standing)
+
+
+def test_elapsed_counts_all_sessions_and_ends_at_what_reports_will_say() -> None:
+    live = LiveProgress(standing := Standing(clock := Clock()))
+    clock.now_s = 100.0  # somebody was asked something
+    live.started(dataclasses.replace(info(done=3), elapsed_s=60.0))
+    live.phase("timing the baselines")
+    clock.now_s += 12.0
+    assert "timing the baselines (1 min 12 s)" in render(standing)
+    live.told(trial(0, ok(1.0)), progress(4, None))
+    live.phase("confirming")
+    clock.now_s += 30.0
+    assert "confirming (1 min 42 s)" in render(standing)
+    live.finished("trials", 103.0)
+    clock.now_s += 9.0
+    assert "ended: trials (1 min 43 s)" in render(standing)
+    lines: list[str] = []
+    PlainProgress(lines.append, Clock()).finished("trials", 103.0)
+    assert lines == ["ended: trials (1 min 43 s)"]
 
 
 def test_the_live_panel_can_be_drawn_before_anything_is_known() -> None:

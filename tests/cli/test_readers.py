@@ -293,3 +293,13 @@ def test_watching_a_finished_run_shows_it_once(invoke: Invoke, runs: Path) -> No
     assert "so far: " in result.stderr
     assert "confirmed trial 1: 1.250x" in result.stderr
     assert "ended: finished (trial budget spent)" in result.stderr
+
+
+def test_status_names_other_work_on_the_machine(invoke: Invoke, tmp_path: Path) -> None:
+    work = [f"another run of evotune measures (process {n})" for n in range(4)]
+    make_run(tmp_path / "runs", [ok(1.5)], meta={"beside": {"0": work}})
+    lines = invoke("status", "latest").stdout.splitlines()
+    at = next(at for at, line in enumerate(lines) if line.startswith("beside "))
+    assert "process 0" in lines[at]
+    assert "process 3" in " ".join(lines[at : at + 3])
+    assert max(map(len, lines)) <= 100

@@ -36,7 +36,7 @@ def test_run_prints_its_id_its_leaderboard_and_what_to_do_next(
     name = run_id(result.stderr)
     assert (tmp_path / "my runs" / name / "store.sqlite").is_file()
     assert "new best: " in result.stderr
-    assert f"resume: evotune resume {name} --trials N --runs-dir 'my runs'" in result.stderr
+    assert f"resume: evotune resume {name} --trials 80 --runs-dir 'my runs'\n" in result.stderr
     page = "--format html -o report.html"
     assert f"report: evotune report {name} {page} --runs-dir 'my runs'" in result.stderr
     assert f"run {name}: finished (trial budget spent)" in result.stdout
@@ -77,7 +77,7 @@ def test_ctrl_c_ends_with_130_and_the_command_that_resumes(
     output, errors = process.communicate(timeout=300)
     name = run_id(seen)
     assert process.returncode == 130
-    assert f"resume: evotune resume {name}\n" in errors
+    assert re.search(rf"^resume: .*evotune resume {name}$", errors, re.M), errors
     assert f"run {name}: interrupted (resumable)" in output
     assert "interrupted (resumable)" in invoke("status", "latest").output
 
@@ -96,3 +96,19 @@ def test_a_run_without_a_valid_candidate_ends_with_1(invoke: Invoke, tmp_path: P
     assert "no valid candidate" in result.stdout
     assert "2 ended in compile_error" in result.stdout
     assert "resume:" not in result.stderr  # every configuration was tried
+
+
+def test_the_last_line_of_progress_and_all_reports_agree_on_the_time(
+    slow_space: Path, invoke: Invoke
+) -> None:
+    for words in (("run", slow_space, "--trials", 20), ("resume", "latest", "--trials", 40)):
+        said = invoke(*words).stderr
+        (ended,) = re.findall(r"^ended: trials \((.*)\)$", said, re.M)
+        assert re.search(rf"^elapsed +{ended}$", invoke("status", "latest").stdout, re.M)
+        assert f"| elapsed | {ended} |" in invoke("report", "latest").stdout
+        assert f'["elapsed","{ended}"]' in invoke("report", "latest", "--format", "html").stdout
+        seconds = json.loads(invoke("status", "latest", "--format", "json").stdout)["elapsed_s"]
+        report = json.loads(invoke("report", "latest", "--format", "json").stdout)
+        assert report["run"]["elapsed_s"] == seconds
+        searched_s = max(trial["finished_s"] for trial in report["trials"])
+        assert seconds > searched_s > 0.005 * len(report["trials"])

@@ -55,7 +55,7 @@ def search(
             propose,
             lookahead=lookahead,
             budget=Budget(trials, None),
-            elapsed_s=0.0,
+            searched_s=0.0,
             stop=lambda: False,
             observer=SilentObserver(),
         ).run()

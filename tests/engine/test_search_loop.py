@@ -86,7 +86,7 @@ def run_loop(
             Proposal,
             lookahead=lookahead,
             budget=Budget(trials, None, **budget),
-            elapsed_s=0.0,
+            searched_s=0.0,
             stop=lambda: stop and store.count() >= 40,
             observer=SilentObserver(),
         )

@@ -35,7 +35,9 @@ def board(
     )
     facts = {**META, "kind": kind, **(meta or {})}
     totals = Totals(in_order(Counter(outcome.kind for outcome in outcomes)))
-    return RunData("20300102-ab12", "runs/x", facts, {}, trials, {}, confirmations or {}, totals)
+    return RunData(
+        "20300102-ab12", "runs/20300102-ab12", facts, {}, trials, {}, confirmations or {}, totals
+    )
 
 
 def shown(data: RunData, count: int = 10, width: int = 100) -> str:

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from evotune.errors import StoreError
 from evotune.report import wording
 from evotune.report.data import RunData
+from evotune.report.escape import markdown_text
+from evotune.report.html.payload import run_payload
+from evotune.report.records import to_json
 from evotune.report.summary import StageTime, summarize
-from evotune.trial import OutcomeKind
+from evotune.trial import Json, OutcomeKind
 
-from .runs import failed, make_run, ok
+from .runs import failed, make_run, ok, text_of
 
 
 def test_the_summary_counts_outcomes_pace_and_stages(tmp_path: Path) -> None:
@@ -31,6 +36,45 @@ def test_the_summary_counts_outcomes_pace_and_stages(tmp_path: Path) -> None:
     assert found.to_json()["best"]["speedup"] == pytest.approx(1.9)
     assert found.confirmation_stages[1] == StageTime("verify", 1, 0.25, 0.25)
     assert found.to_json()["confirmation_stages"][1]["median_s"] == 0.25
+
+
+def test_time_at_work_is_more_than_searching_and_the_same_in_all_reports(tmp_path: Path) -> None:
+    """The pace is of searching, as the live view has it."""
+    run = make_run(tmp_path, [ok(2.0)] * 5, meta={"around_search_s": 65.4})
+    data = RunData.load(run)
+    found = summarize(data)
+    assert found.elapsed_s == pytest.approx(75.4)
+    assert found.trials_per_minute == pytest.approx(30.0)
+    assert "| elapsed | 1 min 15 s |" in text_of("md", data)
+    assert json.loads(text_of("json", data))["run"]["elapsed_s"] == pytest.approx(75.4)
+    assert ["elapsed", "1 min 15 s"] in run_payload(data)["facts"]
+
+
+def test_other_work_on_the_machine_is_named_in_every_report(tmp_path: Path) -> None:
+    busy = "other processes keep 1.5 of 2 cores busy"
+    beside = {"40": ["GPU | 0 is 30% busy", "another run of evotune measures (process 7)"]}
+    run = make_run(tmp_path, [ok(2.0)], meta={"beside": {**beside, "0": [busy]}})
+    data = RunData.load(run)
+    line = f"{busy}; from trial 40 on: {', '.join(beside['40'])}"
+    assert f"| beside | {markdown_text(line)} |" in text_of("md", data)
+    assert ["beside", line] in run_payload(data)["facts"]
+    found = json.loads(text_of("json", data))["run"]["beside"]
+    assert list(found.items()) == [("0", [busy]), ("40", beside["40"])]
+    assert json.loads(to_json(summarize(data).to_json()))["beside"] == found
+
+
+@pytest.mark.parametrize("meta", [{}, {"beside": {}}])
+def test_a_run_beside_nothing_has_no_such_line(tmp_path: Path, meta: dict[str, Json]) -> None:
+    data = RunData.load(make_run(tmp_path, [ok(2.0)], meta=meta))
+    assert "beside" not in text_of("md", data)
+    assert json.loads(text_of("json", data))["run"]["beside"] == {}
+
+
+@pytest.mark.parametrize("beside", [7, {"0": "text"}, {"0": [1]}, {"soon": ["work"]}])
+def test_another_shape_of_it_than_is_stored_is_damage(tmp_path: Path, beside: Json) -> None:
+    run = make_run(tmp_path, [ok(2.0)], meta={"beside": beside})
+    with pytest.raises(StoreError, match="is damaged"):
+        RunData.load(run)
 
 
 def test_an_empty_run_has_no_pace_and_no_best(tmp_path: Path) -> None:

@@ -60,16 +60,16 @@ def test_outcomes_come_back_as_they_were_in_order_of_proposals(path: Path) -> No
             assert [t.outcome for t in trials] == [RICH, FAILED, FAILED]
             assert trials[0].configuration == Configuration({"A": 0, "B": True})
             assert [t.number for t in store.trials(first=1)] == [1, 2]
-            assert (store.count(), store.elapsed_s()) == (3, 1.5)
+            assert (store.count(), store.searched_s()) == (3, 1.5)
 
 
 def test_the_times_of_finishing_are_kept(path: Path) -> None:
     with RunStore.create(path) as store:
-        assert (store.count(), store.elapsed_s(), store.finish_times_s([0])) == (0, 0.0, {})
+        assert (store.count(), store.searched_s(), store.finish_times_s([0])) == (0, 0.0, {})
         store.append(trial(1), 7.5)
         store.append(trial(0), 9.25)
         assert store.finish_times_s([0, 1, 2]) == {0: 9.25, 1: 7.5}
-        assert store.elapsed_s() == 9.25
+        assert store.searched_s() == 9.25
 
 
 def test_an_outcome_is_never_replaced(path: Path) -> None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
+from evotune.command_line import run_command
 from evotune.measure.agreement import agreement
+from evotune.objectives import worst_check
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.devices import MEANING, devices_table
@@ -49,6 +52,8 @@ def run_payload(data: RunData) -> dict[str, Json]:
         "space": printable(data.space or "run"),
         "device": printable(summary.device),
         "recorded": data.recorded,
+        "csv_command": printable(run_command("report", data.path, "--format", "csv")),
+        "ablate_command": printable(run_command("ablate", data.path)),
         "total": data.totals.trials,
         "every": data.sample.every if data.sample else 1,
         "sentence": printable(sentence(summary)),
@@ -124,6 +129,7 @@ def _facts(data: RunData, summary: RunSummary) -> list[list[str]]:
     facts = {
         "state": wording.state_text(summary.state),
         "device": summary.device,
+        "beside": wording.beside_text(summary.beside),
         "problem": " ".join(str(problem[name]) for name in ("name", "dtype") if name in problem),
         "cases": ", ".join(data.cases),
         "held out": ", ".join(data.held_out_cases),
@@ -146,7 +152,7 @@ def _facts(data: RunData, summary: RunSummary) -> list[list[str]]:
 
 
 def _parameters(trials: Sequence[Trial]) -> list[dict[str, Json]]:
-    """Every parameter with the values that were tried, numbers in order, words as first met."""
+    """Every parameter with the values that were tried, in order: numbers, then words."""
     if not trials:
         return []
     found: dict[str, dict[Value, None]] = {name: {} for name in trials[0].configuration}
@@ -160,8 +166,23 @@ def _parameters(trials: Sequence[Trial]) -> list[dict[str, Json]]:
 
 
 def _ordered(values: Iterable[Value]) -> list[Value]:
-    known = list(values)
-    return known if any(isinstance(value, str) for value in known) else sorted(known)
+    """Numbers by value, then words, numbers in them by value too: `tile9` before `tile10`."""
+    numbers: list[bool | int | float] = []
+    words: list[str] = []
+    for value in values:
+        if isinstance(value, str):
+            words.append(value)
+        else:
+            numbers.append(value)
+    return [*sorted(numbers), *sorted(words, key=_natural)]
+
+
+def _natural(word: str) -> list[tuple[str, int, str]]:
+    """Texts and the numbers between them; digits alone, since Python refuses to read many."""
+    return [
+        ("", len(part.lstrip("0")), part.lstrip("0")) if at % 2 else (part, 0, "")
+        for at, part in enumerate(re.split("([0-9]+)", word))
+    ]
 
 
 def _columns(
@@ -193,7 +214,7 @@ def _columns(
             "low": short(record["speedup_low"]),
             "high": short(record["speedup_high"]),
             "time_us": short(record["time_us"]),
-            "error": short(error / limit if limit and error is not None else error),
+            "error": None if _is_rounding(item) else short(_share(error, limit)),
             "confirmed": int(item.confirmed),
             "flags": " ".join(record["flags"]),
             "same_code": record["duplicate_of"],
@@ -217,6 +238,15 @@ def _columns(
     ]
     columns["reasons"] = list(reasons)
     return columns
+
+
+def _share(error: float | None, limit: float | None) -> float | None:
+    return error / limit if limit and error is not None else error
+
+
+def _is_rounding(item: Evidence) -> bool:
+    check = worst_check(item.outcome.checks)
+    return check is not None and check.rounding
 
 
 def _seen(data: RunData, trial: Trial) -> list[float | None] | None:

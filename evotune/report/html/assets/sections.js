@@ -74,7 +74,7 @@ function leaderboardSection(run, rows) {
   })), reasonColumn()];
   const kinds = run.outcomes.map((item) => item.kind);
   const which = run.every > 1 ? `The first rows, every trial that was the best so far, and 1 in ${run.every} of the other trials, `
-    + `which have no place here: ${rows.length} of ${run.total} trials; evotune report ${run.id} --format csv has all. ` : "Every trial. ";
+    + `which have no place here: ${rows.length} of ${run.total} trials; ${run.csv_command} has all. ` : "Every trial. ";
   return section("Leaderboard", which + "Rows that share a place (1=) have overlapping intervals: time does not "
     + "tell them apart. Click a heading to sort, a row for its cases.",
   dataTable(columns, rows, { label: "trials", outcomes: kinds, outcomeOf: (row) => row.outcome,
@@ -83,7 +83,7 @@ function leaderboardSection(run, rows) {
 
 function numberOr(text) {
   const number = Number(text);
-  return text === "-" ? null : Number.isNaN(number) ? text : number;
+  return text === "-" || text === "" ? null : Number.isNaN(number) ? text : number;
 }
 
 function resultColumns(run) {
@@ -173,7 +173,7 @@ function ablationSection(run) {
   if (!found) {
     return section(title, null, el("p", { class: "note" }, "Not measured. "
       + "This sets each of the champion's genes to its default or a neighbour and measures the two in turn:"),
-    el("pre", {}, "evotune ablate " + run.id));
+    el("pre", {}, run.ablate_command));
   }
   const good = found.rows.filter((row) => row.ratio !== null);
   const failed = found.rows.filter((row) => row.ratio === null);

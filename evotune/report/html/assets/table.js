@@ -1,6 +1,26 @@
 // A table of any length: sorted and filtered as data, shown a page at a time.
 
 const ROWS_SHOWN = 20;
+const UNITS = { "": 1, x: 1, "×": 1, "%": 0.01, ns: 1e-9, "µs": 1e-6, us: 1e-6, ms: 1e-3, s: 1, min: 60, h: 3600,
+  B: 1, kB: 1e3, KB: 1e3, MB: 1e6, GB: 1e9, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30 };
+
+// The number that a cell stands for: 9, "10", "1.5x", "64 KiB"; null for words.
+function quantity(value) {
+  if (typeof value === "number") return value;
+  const found = /^\s*([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)\s*([a-zµ×%]*)\s*$/i.exec(value);
+  return found && Object.hasOwn(UNITS, found[2]) ? Number(found[1]) * UNITS[found[2]] : null;
+}
+
+// Numbers by value and before words, the numbers inside words by value too; what is missing comes last either way.
+function compareCells(a, b, down) {
+  const missing = (value) => value === null || value === undefined || value === "" || value === "-";
+  if (missing(a) || missing(b)) return missing(a) - missing(b);
+  const [left, right] = [quantity(a), quantity(b)];
+  let order = (left === null) - (right === null);
+  if (left !== null && right !== null) order = left - right;
+  else if (left === null && right === null) order = String(a).localeCompare(String(b), undefined, { numeric: true });
+  return down ? -order : order;
+}
 
 // columns: {name, title, numeric, value(row), text(row), kind(row)}; options: {detail(row),
 // outcomes: [kind], outcomeOf(row), label}
@@ -36,20 +56,10 @@ function dataTable(allColumns, rows, options) {
     draw();
   }
 
-  function compare(one, other) {
-    const a = state.sort.value(one);
-    const b = state.sort.value(other);
-    const missing = (value) => value === null || value === undefined || value === "";
-    if (missing(a) || missing(b)) return missing(a) - missing(b);
-    const order = typeof a === "number" && typeof b === "number" ? a - b
-      : String(a).localeCompare(String(b), undefined, { numeric: true });
-    return state.down ? -order : order;
-  }
-
   function draw() {
     let found = rows.filter((row) => (!state.outcome || options.outcomeOf(row) === state.outcome)
       && state.filter(row));
-    if (state.sort) found = [...found].sort(compare);
+    if (state.sort) found = [...found].sort((one, other) => compareCells(state.sort.value(one), state.sort.value(other), state.down));
     body.replaceChildren(...found.slice(0, state.shown).map(line));
     count.textContent = `${found.length} of ${rows.length} rows`;
     more.hidden = found.length <= state.shown;

@@ -1,0 +1,50 @@
+"""Command lines that a user is shown and can paste into a shell as they stand."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+RUNS_DIR = Path("runs")
+"""Where runs are when nobody says otherwise."""
+
+
+def command_line(*words: object) -> str:
+    """`evotune WORD …`, each word quoted where a shell would read it otherwise."""
+    return f"{_program()} {shlex.join(map(str, words))}"
+
+
+def run_command(name: str, run: str | Path, *words: object) -> str:
+    """`evotune NAME RUN WORD …` for the run in the folder `run`, wherever that is."""
+    folder = Path(run).absolute()
+    where = _runs_dir(folder.parent)
+    return command_line(name, folder.name, *words, *(("--runs-dir", where) if where else ()))
+
+
+def _runs_dir(folder: Path) -> str:
+    """As short as it can be named from here; "" where it need not be named."""
+    if folder == RUNS_DIR.absolute():
+        return ""
+    here = Path.cwd()
+    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
+
+
+def _program() -> str:
+    """The shell's word for this evotune, in any folder: its name alone where that finds it. The
+    shell does not find it in a virtual environment that is not active."""
+    called = Path(sys.argv[0])
+    module = called.name == "__main__.py" and called.parent.name == "evotune"
+    if not module and called.name != "evotune":
+        return "evotune"  # used as a library
+    found = shutil.which("evotune")
+    script = Path(sys.executable).with_name("evotune") if module else called
+    if found is not None and os.path.realpath(found) == os.path.realpath(script):
+        return "evotune"
+    return (
+        f"{shlex.quote(sys.executable)} -m evotune"
+        if module
+        else shlex.quote(str(called.absolute()))
+    )

@@ -1,0 +1,63 @@
+"""--minutes is for the whole run: the search leaves the last 30% to confirm champions in."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+
+import pytest
+
+from evotune.engine import search_loop, work
+from evotune.engine.observer import SilentObserver
+from evotune.engine.session import resume_run
+from evotune.execute.inline import InlineExecutor
+from evotune.store import RunStore
+from evotune.trial import Outcome
+
+from .runs import history, recorded_space, run_here
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """A time that only trials take, a second each."""
+    clock = types.SimpleNamespace(now_s=1000.0)
+    clock.monotonic = lambda: clock.now_s
+    really_poll = InlineExecutor.poll
+
+    def poll(self: InlineExecutor, timeout_s: float) -> list[tuple[int, Outcome]]:
+        clock.now_s += 1.0
+        return really_poll(self, timeout_s)
+
+    for module in (search_loop, work):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(InlineExecutor, "poll", poll)
+    return clock
+
+
+@pytest.mark.parametrize(("confirms", "share"), [(True, 0.7), (False, 1.0)])
+@pytest.mark.usefixtures("clock")
+def test_the_search_stops_where_confirming_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, confirms: bool, share: float
+) -> None:
+    # A recorded space has nothing to confirm; whether there is, is all that counts here.
+    monkeypatch.setattr(work.RunWork, "_confirms", lambda self: confirms)
+    space = recorded_space(tmp_path / "space")
+    run = run_here(space, tmp_path / "runs", minutes=5.0, trials=100_000)
+    # One poll is in flight when the time is over, and one collects what has finished by then.
+    assert share * 300 <= len(history(run)) <= share * 300 + 2
+    with RunStore.open_for_reading(run.store) as store:
+        assert store.meta("state") == "finished:minutes"
+        assert share * 300 <= store.searched_s() <= share * 300 + 2
+    resume_run(run, SilentObserver(), minutes=10.0)
+    assert share * 600 <= len(history(run)) <= share * 600 + 2, "minutes are a total"
+
+
+def test_only_a_run_of_kernels_that_confirms_champions_needs_time_for_it(tmp_path: Path) -> None:
+    run = run_here(recorded_space(tmp_path / "space"), tmp_path / "runs", trials=10)
+    with RunStore.open_for_writing(run.store) as store:
+        for planner, champions, expected in ((None, 3, False), ("one", 3, True), ("one", 0, False)):
+            settings = store.meta("settings") | {"champions": champions}
+            store.set_meta("settings", settings)
+            setup = types.SimpleNamespace(planner=planner)
+            found = work.RunWork(run, store, setup, SilentObserver())  # type: ignore[arg-type]
+            assert found._confirms() == expected
