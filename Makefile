@@ -15,7 +15,7 @@ CUDA := $(shell nvidia-smi 2>/dev/null | \
 WHEELS := $(if $(CUDA),$(if $(filter 12,$(CUDA)),cuda12,cuda13))
 INSTALL := $(PIP) install -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 CPU_INDEX := https://download.pytorch.org/whl/cpu
-CPU_TORCH := $(PIP) install --no-deps --retries 1 --index-url $(CPU_INDEX) -c constraints.txt torch \
+CPU_TORCH := $(PIP) install --no-deps --retries 1 --timeout 15 --index-url $(CPU_INDEX) -c constraints.txt torch \
 	|| echo "no CPU wheel of torch from $(CPU_INDEX): the default one is installed"
 
 .PHONY: run test check format soak test-gpu bench clean
