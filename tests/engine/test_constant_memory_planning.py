@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from evotune.device.launch import ConstantMemory, LaunchPlan
-from evotune.engine.planning import Planner
 from evotune.engine.setup import load_setup
 from evotune.errors import SpaceError
 
@@ -29,23 +28,22 @@ parameters: {ROWS: [1, 2]}
 """
 
 
-def planner(folder: Path, old: str = "", new: str = "") -> Planner:
+def plan(folder: Path, old: str = "", new: str = "") -> LaunchPlan:
     assert old in SPACE
     (folder / "kernels").mkdir()
     for suffix in ("cu", "cpp"):
         (folder / "kernels" / f"filled.{suffix}").write_text("")
     path = folder / "filled.yaml"
     path.write_text(SPACE.replace(old, new))
-    made = load_setup(path, "h200", compile_only=True).planner
-    assert made is not None
-    return made
+    planner = load_setup(path, "h200", compile_only=True).planner
+    assert planner is not None
+    return planner.proposal(0, next(iter(planner.bound.enumerate()))).cases[0].plan
 
 
 def test_a_plan_says_how_many_bytes_go_where(tmp_path: Path) -> None:
-    made = planner(tmp_path)
-    plan = made.proposal(0, next(iter(made.bound.enumerate()))).cases[0].plan
-    assert plan.constant_memory == (ConstantMemory("c_keys", "k", 2 * 4 * 100 * 64 * 2),)
-    assert LaunchPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    found = plan(tmp_path)
+    assert found.constant_memory == (ConstantMemory("c_keys", "k", 2 * 4 * 100 * 64 * 2),)
+    assert LaunchPlan.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
 @pytest.mark.parametrize(
@@ -60,7 +58,6 @@ def test_a_mistake_is_shown_where_it_stands(
     old: str, new: str, place: tuple[int, int], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(SpaceError) as caught:
-        made = planner(tmp_path, old, new)
-        made.proposal(0, next(iter(made.bound.enumerate())))
+        plan(tmp_path, old, new)
     assert words in str(caught.value)
     assert (caught.value.line, caught.value.column) == place

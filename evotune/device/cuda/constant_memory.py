@@ -27,7 +27,7 @@ def copies(
     """
     from cupy.cuda import runtime
 
-    made = []
+    made: list[Callable[[int], object]] = []
     for each in wanted:
         address, size = variable(module, each.symbol)
         if size < each.bytes:
