@@ -50,9 +50,16 @@ def tree_node(tree: Tree, name_of: Callable[[Leaf], str | None]) -> ast.expr:
     if tree.operator == "?":
         raise NotWritten("the way to the number cannot be written as an expression")
     operands = [tree_node(part, name_of) for part in tree.operands]
+    factors = [part for part in operands if not _is_one(part)]
+    if tree.operator == "*" and len(factors) == 1:
+        return factors[0]
     if tree.operator in _OPERATORS:
         return ast.BinOp(operands[0], _OPERATORS[tree.operator](), operands[1])
     return ast.Call(ast.Name(tree.operator, ast.Load()), operands, [])
+
+
+def _is_one(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value == 1
 
 
 def has_names(tree: Tree, name_of: Callable[[Leaf], str | None]) -> bool:

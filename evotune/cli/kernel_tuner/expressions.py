@@ -37,12 +37,15 @@ from evotune.cli.kernel_tuner.values import (
 )
 
 _MOST_STEPS = 300_000
+_TOO_MANY = "the script takes too many steps to read"
 _MOST_CHARACTERS = 4 << 20
 _MOST_DEPTH = 60
 _OPERATORS: dict[type[ast.operator], str] = {
     **{ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//"},
     **{ast.Mod: "%", ast.Pow: "**", ast.MatMult: "@"},
 }
+_FOLLOWED = ("builtins", "numpy", "math", "os", "pathlib", "collections", "generator")
+"""Modules of functions that change none of their arguments."""
 _ON_ARRAYS = ("+", "-", "*", "/", "**")
 _COMPARISONS: dict[type[ast.cmpop], Callable[[float, float], bool]] = {
     ast.Eq: lambda a, b: a == b,
@@ -71,8 +74,8 @@ class Evaluator:
         self.step()
         if depth > _MOST_DEPTH:
             return Unknown(node.lineno, "the expression is nested too deep")
-        if self._steps > _MOST_STEPS or self._items > MOST_ITEMS:
-            return Unknown(node.lineno, "the script takes too many steps to read")
+        if self.exhausted:
+            return Unknown(node.lineno, _TOO_MANY)
         try:
             found = self._node(node, names, depth + 1)
         except (NotRead, NoNumber) as reason:
@@ -86,7 +89,7 @@ class Evaluator:
 
     @property
     def exhausted(self) -> bool:
-        return self._steps > _MOST_STEPS
+        return self._steps > _MOST_STEPS or self._items > MOST_ITEMS
 
     def _node(self, node: ast.expr, names: Names, depth: int) -> Value:
         method = getattr(self, f"_{type(node).__name__.lower()}", None)
@@ -302,7 +305,7 @@ class Evaluator:
                 bind(generator.target, item, local)
                 self.step()
                 if self.exhausted:
-                    raise NotRead("the script takes too many steps to read")
+                    raise NotRead(_TOO_MANY)
                 if all(self._truth(test, local, depth) for test in generator.ifs):
                     fill(number + 1, local)
 
@@ -322,11 +325,11 @@ class Evaluator:
         function = self.evaluate(node.func, names, depth)
         if isinstance(function, Unknown):
             return function
-        if not isinstance(function, Dotted):
-            for value in self._arguments(node, names, depth)[0]:
+        arguments, keywords = self._arguments(node, names, depth)
+        if not isinstance(function, Dotted) or function.path.split(".")[0] not in _FOLLOWED:
+            for value in (*arguments, *keywords.values()):
                 change(value, f"it is given to {_words(node.func)}(), which may change it")
             raise NotRead(f"the result of {_words(node.func)}() is not followed")
-        arguments, keywords = self._arguments(node, names, depth)
         found = self._known_call(function.path, arguments, keywords)
         if found is not None:
             return found

@@ -147,6 +147,9 @@ class _Reader:
         for name, node in given:
             values[name] = self._evaluator.evaluate(node, names)
             lines[name] = node.lineno
+        if self._evaluator.exhausted:
+            message = "the script takes too many steps to read; make its lists and loops shorter"
+            raise ScriptError(str(self._path), call.lineno, message)
         # A script that says the answer, and does not have it checked, still says what is right.
         answer = names.get("answer")
         if "answer" not in values and isinstance(answer, Listed):

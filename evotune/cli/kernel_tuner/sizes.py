@@ -21,6 +21,7 @@ from evotune.cli.kernel_tuner.values import (
     Number,
     Text,
     Value,
+    constant,
     hidden_leaves,
     leaves,
 )
@@ -105,8 +106,11 @@ class _Naming:
         """A 1 beside others is no size."""
         if not isinstance(dimension, Number):
             return dimension
-        if dimension.is_constant and dimension.value == 1 and not alone:
-            return dimension
+        unnamed = dimension.is_constant or (
+            isinstance(dimension.tree, Leaf) and not dimension.tree.name.isidentifier()
+        )
+        if unnamed and dimension.value == 1 and not alone:
+            return constant(1)
         if dimension.is_constant:
             leaf = Leaf(f"problem_size_{axis}", dimension.value)
             self.leaf(leaf, axis)
