@@ -44,7 +44,10 @@ _OPERATORS: dict[type[ast.operator], str] = {
     **{ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//"},
     **{ast.Mod: "%", ast.Pow: "**", ast.MatMult: "@"},
 }
-_FOLLOWED = ("builtins", "numpy", "math", "os", "pathlib", "collections", "generator")
+_FOLLOWED = (
+    *("builtins", "numpy", "math", "os", "pathlib", "collections", "generator"),
+    *("kernel_tuner", "logging", "json", "time", "copy", "pprint"),
+)
 """Modules of functions that change none of their arguments."""
 _ON_ARRAYS = ("+", "-", "*", "/", "**")
 _COMPARISONS: dict[type[ast.cmpop], Callable[[float, float], bool]] = {
