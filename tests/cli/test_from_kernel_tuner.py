@@ -316,6 +316,7 @@ MISTAKES = {
     "a generator": ('"scale", source', '"scale", lambda p: source', "source is made by code"),
     "sources": ('"scale", source', '"scale", [source, source]', "the kernel has several sources"),
     "no file": ('"scale", source', '"scale", "scale.cu"', "cannot read source scale.cu: No such"),
+    "an odd file": ('"scale", source', """"scale", 'a"b.cu'""", "cannot have; rename the file"),
     "outside": ('"scale", source', '"scale", "../scale.cu"', "lies outside the space's root"),
     "opencl": ("__global__", "__kernel", "the kernel is in OpenCL; evotune brings in CUDA"),
     "c": ("__global__", "extern", "the source has no __global__ function"),
@@ -431,6 +432,16 @@ def test_a_deep_expression_ends_in_one_line_or_is_left_alone(
         (tmp_path / "tune.py").write_text(f"{text}\nimport kernel_tuner\n")
         made = invoke("init", "mine", "--from-kernel-tuner", "tune.py")
         assert_refused(made, "")
+
+
+def test_a_files_name_is_no_code(invoke: Invoke, tmp_path: Path) -> None:
+    name = 'a"""\nraise SystemExit(9)\n"""b.py'
+    (tmp_path / name).write_text(SIMPLE)
+    assert invoke("init", "--from-kernel-tuner", name).exit_code == 0
+    problem = (tmp_path / "scale" / "problem.py").read_text()
+    assert not any(isinstance(node, ast.Raise) for node in ast.walk(ast.parse(problem)))
+    space = (tmp_path / "scale" / "space.yaml").read_text()
+    parse_space(space, tmp_path / "space.yaml")
 
 
 def test_a_number_that_doubles_each_line_takes_no_time(tmp_path: Path) -> None:

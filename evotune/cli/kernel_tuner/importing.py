@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +79,7 @@ def import_script(
     options, notes = _options(call)
     space = SpaceText(
         name=name or entry,
-        script=path.name,
+        script=_harmless(path.name),
         dtype=arguments.dtype,
         shape=sizes.values,
         kernel=entry,
@@ -94,7 +95,7 @@ def import_script(
         constraints=[*read_constraints(call, names), *launching.thread_limit()],
     ).text()
     problem = ProblemText(
-        script=path.name,
+        script=_harmless(path.name),
         kernel=entry,
         sizes=list(sizes.values),
         fixed=sizes.fixed,
@@ -121,6 +122,11 @@ def _entry(call: TuneCall) -> str:
         message = f"{found.text!r} is no plain name of a kernel; templates are not supported"
         raise call.error("kernel_name", message)
     return found.text
+
+
+def _harmless(name: str) -> str:
+    """A file's name may have quotes and line ends in it, and it is written into comments."""
+    return re.sub(r"[^A-Za-z0-9_. +-]", "_", name)
 
 
 def _sizes_told(sizes: Sizes) -> list[str]:

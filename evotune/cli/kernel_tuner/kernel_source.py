@@ -15,6 +15,7 @@ _COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _ANGLE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<[^>\n]+>[^\n]*$")
 _CONDITIONAL = re.compile(r"^[ \t]*#[ \t]*(if|endif)")
 _WORD = re.compile(r"[A-Za-z_]\w*")
+_FILE = re.compile(r"[A-Za-z0-9_./+ -]+")
 _CUDA = ("CUDA", "CUPY", "NVCUDA")
 _HELP = "evotune brings in CUDA kernels"
 
@@ -102,6 +103,9 @@ def _refuse_other_languages(call: TuneCall, source: Text) -> None:
     if not isinstance(lang, Text | Nothing):
         raise call.cannot_tell("lang", "the language", lang, "write it as text")
     name = source.file or (source.text if _is_file_name(source.text) else "")
+    if name and not _FILE.fullmatch(name):
+        message = f"{name[:60]!r} has characters that an #include cannot have; rename the file"
+        raise call.error("kernel_source", message)
     if name and not name.endswith((".cu", ".cpp", ".c", ".cuh")):
         raise call.error("kernel_source", f"{name} is no CUDA file; {_HELP}")
     if re.search(r"\b__kernel\b", source.text):
