@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -19,38 +20,104 @@ _TAKEN = ("problem", "triton", "torch", "evotune")  # they would hide what is im
 
 
 @click.command(cls=Command, example="evotune init my-kernel --language cuda")
-@click.argument("name")
+@click.argument("name", required=False)
 @click.option(
     "--language",
     type=click.Choice(list(_TEMPLATES)),
-    default="cpp",
-    show_default=True,
-    help="What the kernel is written in.",
+    help="What the kernel is written in; cpp if not given.",
+)
+@click.option(
+    "--from-kernel-tuner",
+    "script",
+    type=click.Path(path_type=Path),
+    metavar="FILE.py",
+    help="Bring in a Kernel Tuner script and its CUDA kernel. The script is read, not run.",
+)
+@click.option(
+    "--kernel", metavar="KERNEL", help="Of a script that tunes several: the one to bring in."
+)
+@click.option(
+    "--output",
+    "outputs",
+    multiple=True,
+    metavar="ARRAY",
+    help="An array of the script that the kernel writes, where that cannot be told. May repeat.",
 )
 @pass_terminal
-def init(terminal: Terminal, *, name: str, language: str) -> int:
+def init(
+    terminal: Terminal,
+    *,
+    name: str | None,
+    language: str | None,
+    script: Path | None,
+    kernel: str | None,
+    outputs: tuple[str, ...],
+) -> int:
     """Make a folder NAME with a tunable kernel of your own.
 
     Holds the kernel, problem.py with its reference, space.yaml, the schema for editors and a
-    test. It runs as it is; put your own computation in its place.
+    test. It runs as it is; put your own computation in its place. With --from-kernel-tuner the
+    kernel, its parameters and sizes are those of a script, and NAME is the kernel's if not given.
     """
+    if script is not None:
+        if language is not None:
+            raise UsageError("--language and --from-kernel-tuner exclude each other")
+        return _bring_in(terminal, name, script, kernel, outputs)
+    if kernel is not None or outputs:
+        raise UsageError("--kernel and --output need --from-kernel-tuner")
+    if name is None:
+        raise UsageError("say the kernel's name, as in evotune init my-kernel")
+    language = language or "cpp"
+    folder = _new_folder(name)
+    if language == "triton" and name in _TAKEN:
+        raise UsageError(f"{name}.py would be another file's name; take another one")
+    made = scaffold(name, language)
+    _write(terminal, folder, {file: text.encode() for file, text in made.items()})
+    click.echo(f"cd {name}")
+    click.echo(command_line("run", "space.yaml"))
+    return 0
+
+
+def _bring_in(
+    terminal: Terminal, name: str | None, script: Path, kernel: str | None, outputs: Sequence[str]
+) -> int:
+    from evotune.cli.kernel_tuner.importing import import_script
+
+    if name is not None:
+        _new_folder(name)  # refused before anything is read
+    made = import_script(script, name, kernel, outputs)
+    folder = _new_folder(made.name)
+    _write(terminal, folder, made.files)
+    for note in made.notes:
+        terminal.note(note)
+    click.echo(f"cd {made.name}")
+    click.echo(command_line("check", "space.yaml", "--device", "h200"))
+    if made.unwritten:
+        terminal.note(
+            f"still to be written: compute, at {folder / 'problem.py'}:{made.unwritten}, says with "
+            "PyTorch what the kernel computes"
+        )
+    return 0
+
+
+def _new_folder(name: str) -> Path:
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} is no name for a kernel: expected a letter, then letters, digits, - or _"
         )
     folder = Path(name)
-    if language == "triton" and name in _TAKEN:
-        raise UsageError(f"{name}.py would be another file's name; take another one")
     if folder.exists():
         raise UsageError(f"{name} exists already; nothing was changed")
-    made = scaffold(name, language)
+    return folder
+
+
+def _write(terminal: Terminal, folder: Path, files: Mapping[str, bytes]) -> None:
     folder.mkdir()
-    for file, text in made.items():
-        (folder / file).write_text(text, encoding="utf-8")
-        terminal.note(f"wrote {folder / file}")
-    click.echo(f"cd {name}")
-    click.echo(command_line("run", "space.yaml"))
-    return 0
+    for file, content in files.items():
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        terminal.note(f"wrote {path}")
 
 
 def scaffold(name: str, language: str) -> dict[str, str]:

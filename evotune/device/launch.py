@@ -62,6 +62,18 @@ class Workspace:
 
 
 @dataclass(frozen=True, slots=True)
+class ConstantMemory:
+    """The `__constant__` variable `symbol` gets the `bytes` of the tensor `tensor`."""
+
+    symbol: str
+    tensor: str
+    bytes: int
+
+    def to_json(self) -> list[Json]:
+        return [self.symbol, self.tensor, self.bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """One launch of the function `entry` with the plan's arguments.
 
@@ -87,13 +99,14 @@ class LaunchPlan:
     """Everything needed to call a compiled kernel on one case.
 
     `entry` is the kernel's (what the CPU calls); `launches` run in order on one stream, and all
-    take the same arguments.
+    take the same arguments. `constant_memory` is filled before them, in each call.
     """
 
     entry: str
     arguments: tuple[Argument, ...]
     workspaces: tuple[Workspace, ...]
     launches: tuple[Launch, ...]
+    constant_memory: tuple[ConstantMemory, ...] = ()
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -101,6 +114,7 @@ class LaunchPlan:
             "arguments": [a.to_json() for a in self.arguments],
             "workspaces": [w.to_json() for w in self.workspaces],
             "launches": [item.to_json() for item in self.launches],
+            "constant_memory": [item.to_json() for item in self.constant_memory],
         }
 
     @classmethod
@@ -113,6 +127,7 @@ class LaunchPlan:
                 Launch(tuple(grid), tuple(block), shared_bytes, entry)
                 for grid, block, shared_bytes, entry in data["launches"]
             ),
+            constant_memory=tuple(ConstantMemory(*item) for item in data["constant_memory"]),
         )
 
     def completed(self, resources: Mapping[str, Json]) -> LaunchPlan:

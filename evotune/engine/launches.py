@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
-from evotune.device.launch import Argument, Launch, LaunchPlan, Workspace
-from evotune.device.tensor_map import FIRST_ARCH, TensorMap
+from evotune.device.launch import Argument, ConstantMemory, Launch, LaunchPlan, Workspace
+from evotune.device.tensor_map import DTYPE_BYTES, FIRST_ARCH, TensorMap
 from evotune.problems.base import Case, TensorSpec
 from evotune.space.bound import Evaluator
 from evotune.space.language.expression import Expression, parse_expression
@@ -80,7 +81,25 @@ class CasePlanner:
             ),
             workspaces=workspaces,
             launches=tuple(launches),
+            constant_memory=self._constant_memory,
         )
+
+    @functools.cached_property
+    def _constant_memory(self) -> tuple[ConstantMemory, ...]:
+        """SpaceError for a name that is no input tensor."""
+        found = []
+        for spec in self._kernel.constant_memory:
+            tensor = self._tensors.get(spec.tensor)
+            if tensor is None or tensor.is_output:
+                inputs = [name for name, known in self._tensors.items() if not known.is_output]
+                hint = did_you_mean(spec.tensor, inputs)
+                raise spec.position.error(
+                    f"constant memory {spec.symbol} from '{spec.tensor}', which is no input tensor"
+                    f"{hint}"
+                )
+            size = DTYPE_BYTES[tensor.dtype] * math.prod(tensor.shape)
+            found.append(ConstantMemory(spec.symbol, spec.tensor, size))
+        return tuple(found)
 
     def _argument(self, place: int, argument: ArgumentSpec, known: Environment) -> Argument:
         if argument.tensor_map is not None:

@@ -86,6 +86,15 @@ class WorkspaceSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ConstantMemorySpec:
+    """The `__constant__` variable `symbol` gets the values of `tensor`."""
+
+    symbol: str
+    tensor: str
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchSpec:
     """A launch of the function `entry`; with `when`, only where that holds."""
 
@@ -136,6 +145,7 @@ class KernelSpec:
     define_positions: tuple[Position, ...]
     arguments: tuple[ArgumentSpec, ...]
     workspace: tuple[WorkspaceSpec, ...]
+    constant_memory: tuple[ConstantMemorySpec, ...]
     options: tuple[str, ...]
     launches: tuple[LaunchSpec, ...]
     deterministic: bool

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from evotune.device.cuda.constant_memory import copies
 from evotune.device.cuda.tensor_maps import encode
 from evotune.device.launch import Argument, Launch, LaunchPlan
 from evotune.device.protocol import LaunchFailure
@@ -66,6 +67,12 @@ class CudaKernel:
             raise LaunchFailure(f"{what}: {error}") from error
         return function
 
+    def constant_copies(
+        self, plan: LaunchPlan, pointers: Mapping[str, int]
+    ) -> list[Callable[[int], object]]:
+        """Functions of a stream that fill the plan's constant memory from the tensors."""
+        return copies(self._module, plan.constant_memory, pointers)
+
     def _free_bytes(self, function: int) -> int:
         """Dynamic shared memory that the function's launches get unasked."""
         static = self._driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
@@ -83,7 +90,8 @@ def bind(
     pointers: Mapping[str, int],
     current_stream: Callable[[], int],
 ) -> Callable[[], None]:
-    """All launches of the plan, one after the other on the stream current at each call."""
+    """All launches of the plan, one after the other on the stream current at each call; before
+    them its constant memory is filled, since inputs may differ from call to call."""
     from cupy.cuda import driver
 
     # The driver reads the values through an array of pointers to them at each launch.
@@ -100,8 +108,12 @@ def bind(
         for launch in plan.launches
     ]
 
+    fill = kernel.constant_copies(plan, pointers) if plan.constant_memory else []
+
     def run() -> None:
         stream = current_stream()
+        for copy in fill:
+            copy(stream)
         for call in calls:
             call(stream, ctypes.addressof(addresses), 0)
 

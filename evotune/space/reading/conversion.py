@@ -31,6 +31,7 @@ from evotune.space.reading.triton import block_size, refuse_what_triton_decides
 from evotune.space.reading.yaml_source import DataPath, YamlSource
 from evotune.space.specs import (
     ArgumentSpec,
+    ConstantMemorySpec,
     ConstraintSpec,
     KernelSpec,
     LaunchSpec,
@@ -166,6 +167,7 @@ class Converter:
             ),
             arguments=self._arguments(kernel, language, path),
             workspace=self._workspace(kernel, path),
+            constant_memory=self._constant_memory(kernel, language, path),
             options=tuple(kernel.options),
             launches=tuple(
                 self._launch(kernel, language, launch, (*path, "launches", i))
@@ -260,6 +262,19 @@ class Converter:
                 buffer.init,
             )
             for name, buffer in kernel.workspace.items()
+        )
+
+    def _constant_memory(
+        self, kernel: KernelModel, language: str, path: DataPath
+    ) -> tuple[ConstantMemorySpec, ...]:
+        if kernel.constant_memory and language != "cuda":
+            position = self.source.key_position((*path, "constant_memory"))
+            raise position.error("'constant_memory' needs a CUDA kernel")
+        return tuple(
+            ConstantMemorySpec(
+                symbol, tensor, self.source.position((*path, "constant_memory", symbol))
+            )
+            for symbol, tensor in kernel.constant_memory.items()
         )
 
     def _launch(

@@ -173,6 +173,9 @@ class KernelModel(SpaceModel):
     """What the function takes, in order: tensors, workspaces, symbols, or `{value, type}`."""
     workspace: dict[Identifier, WorkspaceModel] = {}
     """Buffers of scratch memory by name."""
+    constant_memory: dict[Identifier, Identifier] = {}
+    """CUDA: `__constant__` variable -> input tensor that is copied into it, before the launches of
+    each call and as part of its time."""
     options: list[Text] = []
     """Compiler options, from a list of allowed ones; `-O{LEVEL}` has a parameter's value in it."""
     launches: Annotated[list[LaunchModel], Field(max_length=64)] = []

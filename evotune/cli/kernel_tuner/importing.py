@@ -1,0 +1,204 @@
+"""A Kernel Tuner script becomes the files of a space."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from evotune.cli.kernel_tuner import expression_text as expressions
+from evotune.cli.kernel_tuner.adapter import Adapter
+from evotune.cli.kernel_tuner.arguments import SCALARS, Arguments
+from evotune.cli.kernel_tuner.expression_text import NotWritten
+from evotune.cli.kernel_tuner.kernel_source import needs_no_wrapper, read_kernel, wrapper
+from evotune.cli.kernel_tuner.launching import Launching
+from evotune.cli.kernel_tuner.problem_text import ProblemText, torch_expression, unwritten_line
+from evotune.cli.kernel_tuner.script import TuneCall, read_call
+from evotune.cli.kernel_tuner.sizes import Sizes, extents, find_sizes
+from evotune.cli.kernel_tuner.space_text import SpaceText, quoted
+from evotune.cli.kernel_tuner.tunables import (
+    NAME,
+    names_of,
+    parameter_names,
+    read_constraints,
+    read_tunables,
+)
+from evotune.cli.kernel_tuner.values import Array, Leaf, Listed, Nothing, Number, Text
+from evotune.device.cuda.compiler import OPTIONS_IN_WORDS, is_allowed
+from evotune.errors import SpaceError
+from evotune.space.document import parse_space
+from evotune.space.reading.schema import schema_text
+
+_REFUSED = {
+    "texmem_args": "textures are not supported; read the array through a pointer",
+    "defines": "macros of one's own are not supported; give them by tune_params or in the source",
+}
+_WRAPPERS = ("wrapper.cu", "evotune_wrapper.cu", "evotune_wrapper_2.cu")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Files by name, the lines to tell about them, and the line of problem.py where `compute` is
+    to be written (0: it is there)."""
+
+    name: str
+    files: dict[str, bytes]
+    notes: list[str]
+    unwritten: int
+
+
+def import_script(
+    path: Path, name: str | None, kernel: str | None, outputs: Sequence[str]
+) -> Imported:
+    """ScriptError, one line, for the first thing that cannot be told. `name` is the space's, the
+    kernel's if None; `kernel` the one to take of several; `outputs` the arrays that it writes."""
+    call = read_call(path, kernel)
+    for argument, why in _REFUSED.items():
+        if not isinstance(call.get(argument), Nothing):
+            raise call.error(argument, f"{argument}: {why}")
+    entry = _entry(call)
+    source = read_kernel(call, entry)
+    tunables = read_tunables(call)
+    arguments = Arguments(call, source, entry, outputs)
+    sizes, dimensions = find_sizes(call, extents(call), arguments, list(tunables))
+    parameters = parameter_names(tunables, source, sizes)
+    names = names_of(parameters, sizes)
+    if not parameters:
+        raise call.error("tune_params", "every tunable is a size of the arrays; nothing is tuned")
+    launching = Launching(call, tunables, sizes, names)
+    grid = launching.grid(dimensions)
+    adapter = Adapter(source, tunables, parameters, sizes)
+    adapter.add_launch(call, launching.block_names, grid)
+
+    files = dict(source.files)
+    main = source.main
+    if not needs_no_wrapper(source, adapter.before):
+        main = next(other for other in _WRAPPERS if other not in files)
+        files[main] = wrapper(source, adapter.before, adapter.after).encode()
+    options, notes = _options(call)
+    space = SpaceText(
+        name=name or entry,
+        script=_harmless(path.name),
+        dtype=arguments.dtype,
+        shape=sizes.values,
+        kernel=entry,
+        source=main,
+        define=adapter.define,
+        options=options,
+        arguments=[_argument(value, sizes) for value in arguments.values],
+        constant_memory={s: array.name for s, array in arguments.constant_memory.items()},
+        grid=_trimmed([expressions.checked(node) for node in grid]),
+        block=_trimmed([expressions.checked(node) for node in launching.block]),
+        shared_bytes=launching.shared_bytes(),
+        parameters={parameter: tunables[name] for name, parameter in parameters.items()},
+        constraints=[*read_constraints(call, names), *launching.thread_limit()],
+    ).text()
+    problem = ProblemText(
+        script=_harmless(path.name),
+        kernel=entry,
+        sizes=list(sizes.values),
+        fixed=sizes.fixed,
+        inputs={array.name: _shape(array, sizes) for array in arguments.inputs},
+        outputs={array.name: _shape(array, sizes) for array in arguments.outputs},
+        answers=_answers(call, arguments, sizes),
+    ).text()
+    try:
+        parse_space(space, Path("space.yaml"))
+    except SpaceError as error:
+        message = f"this makes no space: {error.message}"
+        raise call.error("tune_params", message) from error
+    texts = {"problem.py": problem, "space.yaml": space, "space.schema.json": schema_text()}
+    files |= {file: text.encode() for file, text in texts.items()}
+    notes = [*_sizes_told(sizes), *notes]
+    return Imported(name or entry, files, notes, unwritten_line(problem))
+
+
+def _entry(call: TuneCall) -> str:
+    found = call.get("kernel_name")
+    if not isinstance(found, Text):
+        raise call.cannot_tell("kernel_name", "the kernel's name", found, "write it out")
+    if not NAME.fullmatch(found.text):
+        message = f"{found.text!r} is no plain name of a kernel; templates are not supported"
+        raise call.error("kernel_name", message)
+    return found.text
+
+
+def _harmless(name: str) -> str:
+    """A file's name may have quotes and line ends in it, and it is written into comments."""
+    return re.sub(r"[^A-Za-z0-9_. +-]", "_", name)
+
+
+def _sizes_told(sizes: Sizes) -> list[str]:
+    return [
+        f"{tunable} is a size, {sizes.values[size]}, and no parameter: arrays depend on it"
+        for tunable, size in sizes.tunables.items()
+    ]
+
+
+def _shape(array: Array, sizes: Sizes) -> list[str]:
+    try:
+        return [expressions.python_text(sizes.node(size)) for size in array.shape]
+    except NotWritten:  # a size in it that cannot be written is one that keeps its value
+        return [str(size.value) for size in array.shape]
+
+
+def _argument(value: Array | Number, sizes: Sizes) -> str:
+    if isinstance(value, Array):
+        return value.name
+    kind = SCALARS[value.dtype]
+    name = sizes.name_of(value.tree) if isinstance(value.tree, Leaf) else None
+    if name is not None and kind == "int32":
+        return name
+    try:
+        text = expressions.checked(sizes.node(value))
+    except NotWritten:  # as for shapes
+        text = str(value.value)
+    return f"{{value: {quoted(text)}, type: {kind}}}"
+
+
+def _answers(call: TuneCall, arguments: Arguments, sizes: Sizes) -> dict[str, str]:
+    """Output -> torch expression, of those for which the script's answer is an expression. With a
+    comparison of its own (`verify`) the answer is not the output."""
+    answer = call.get("answer")
+    made: dict[str, str] = {}
+    if not isinstance(answer, Listed) or not isinstance(call.get("verify"), Nothing):
+        return made
+    for value, expected in zip(arguments.values, answer.items, strict=False):
+        if not isinstance(value, Array) or value not in arguments.outputs:
+            continue
+        if isinstance(expected, Array) and _extents(value) == _extents(expected):
+            try:
+                made[value.name] = torch_expression(expected, arguments.inputs, sizes.varies)
+            except NotWritten:
+                continue
+    return made
+
+
+def _extents(array: Array) -> list[int | float]:
+    return [size.value for size in array.shape]
+
+
+def _options(call: TuneCall) -> tuple[list[str], list[str]]:
+    """The compiler options that a space may have, and a line about each of the others."""
+    found = call.get("compiler_options")
+    if isinstance(found, Nothing):
+        return [], []
+    kept, notes = [], []
+    for item in found.items if isinstance(found, Listed) else [found]:
+        if not isinstance(item, Text):
+            hint = "make it a list of texts"
+            raise call.cannot_tell("compiler_options", "a compiler option", item, hint)
+        option = f"--{item.text.lstrip('-')}"
+        if is_allowed(option):
+            kept.append(option)
+        else:
+            words = f"left out the compiler option {item.text[:60]!r}; there are"
+            notes.append(f"{words} {OPTIONS_IN_WORDS}")
+    return kept, notes
+
+
+def _trimmed(sizes: list[str]) -> list[str]:
+    while len(sizes) > 1 and sizes[-1] == "1":
+        sizes.pop()
+    return sizes

@@ -1,0 +1,64 @@
+"""A kernel's `__constant__` variables, filled from tensors on the device.
+
+CuPy finds a variable but not its size, which decides whether a tensor fits. So ctypes asks the
+libcuda that torch and CuPy have loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from evotune.device.cuda.tensor_maps import LIBRARY
+from evotune.device.launch import ConstantMemory
+from evotune.device.protocol import LaunchFailure
+
+_NOT_FOUND = 500
+
+
+def copies(
+    module: int, wanted: Sequence[ConstantMemory], pointers: Mapping[str, int]
+) -> list[Callable[[int], object]]:
+    """For each variable a function of a stream: it queues the copy of the tensor's bytes there.
+
+    LaunchFailure for a variable that the module lacks, or that is smaller than the tensor.
+    """
+    from cupy.cuda import runtime
+
+    made: list[Callable[[int], object]] = []
+    for each in wanted:
+        address, size = variable(module, each.symbol)
+        if size < each.bytes:
+            raise LaunchFailure(
+                f"constant memory {each.symbol} has {size} bytes, the tensor {each.tensor} "
+                f"{each.bytes}"
+            )
+        source, kind = pointers[each.tensor], runtime.memcpyDeviceToDevice
+        made.append(functools.partial(runtime.memcpyAsync, address, source, each.bytes, kind))
+    return made
+
+
+def variable(module: int, symbol: str) -> tuple[int, int]:
+    """Address and bytes of a variable of the module."""
+    address, size = ctypes.c_uint64(), ctypes.c_size_t()
+    status = _finder()(ctypes.byref(address), ctypes.byref(size), module, symbol.encode())
+    if status == _NOT_FOUND:
+        raise LaunchFailure(f"the kernel has no variable {symbol} in constant memory")
+    if status:  # the device is at fault, or an error before; worded as CuPy's, for `faults`
+        raise RuntimeError(f"CUDA driver error {status} while looking for the variable {symbol}")
+    return address.value, size.value
+
+
+@functools.cache
+def _finder() -> Any:
+    function = ctypes.CDLL(LIBRARY).cuModuleGetGlobal_v2
+    function.argtypes = [
+        ctypes.POINTER(ctypes.c_uint64),
+        ctypes.POINTER(ctypes.c_size_t),
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+    ]
+    function.restype = ctypes.c_int
+    return function

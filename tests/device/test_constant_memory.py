@@ -1,0 +1,101 @@
+"""Filling `__constant__` variables, with the driver's part played by this file."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+
+from evotune.device.cuda import constant_memory
+from evotune.device.cuda.kernel import CudaKernel, bind
+from evotune.device.launch import Argument, ConstantMemory, Launch, LaunchPlan
+from evotune.device.protocol import LaunchFailure
+
+pytest.importorskip("cupy")
+
+MODULE, FUNCTION, STREAM = 1, 7, 3
+ADDRESS, ROOM = 4096, 64
+_NOT_FOUND = 500
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The driver's calls in order; it has one variable, `c_filter`."""
+    from cupy.cuda import driver, runtime
+
+    made: list[tuple[Any, ...]] = []
+
+    def find(address: Any, size: Any, module: int, name: bytes) -> int:
+        assert module == MODULE
+        if name != b"c_filter":
+            return _NOT_FOUND
+        ctypes.cast(address, ctypes.POINTER(ctypes.c_uint64))[0] = ADDRESS
+        ctypes.cast(size, ctypes.POINTER(ctypes.c_size_t))[0] = ROOM
+        return 0
+
+    monkeypatch.setattr(constant_memory, "_finder", lambda: find)
+    monkeypatch.setattr(runtime, "memcpyAsync", lambda *words: made.append(("copy", *words)))
+    monkeypatch.setattr(driver, "launchKernel", lambda *words: made.append(("launch", words[0])))
+    return made
+
+
+def kernel() -> CudaKernel:
+    class Driver:
+        CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1
+
+        class CUDADriverError(RuntimeError):
+            pass
+
+        def moduleUnload(self, module: int) -> None: ...
+
+        def moduleGetFunction(self, module: int, entry: str) -> int:
+            return FUNCTION
+
+        def funcGetAttribute(self, attribute: int, function: int) -> int:
+            return 0
+
+    made = CudaKernel.__new__(CudaKernel)
+    made._driver, made._module = Driver(), MODULE
+    made._functions, made._shared_bytes = {}, {}
+    return made
+
+
+def plan(symbol: str, size: int) -> LaunchPlan:
+    return LaunchPlan(
+        "f",
+        (Argument("tensor", "x"),),
+        (),
+        (Launch((1,), (32,), 0, "f"),) * 2,
+        (ConstantMemory(symbol, "weights", size),),
+    )
+
+
+@pytest.mark.parametrize("size", [ROOM, ROOM - 4])
+def test_it_is_filled_before_the_launches_of_every_call(
+    size: int, calls: list[tuple[Any, ...]]
+) -> None:
+    from cupy.cuda import runtime
+
+    pointers = {"x": 100, "weights": 200}
+    run = bind(kernel(), plan("c_filter", size), pointers, lambda: STREAM)
+    assert calls == []
+    run()
+    run()
+    copy = ("copy", ADDRESS, 200, size, runtime.memcpyDeviceToDevice, STREAM)
+    assert calls == [copy, ("launch", FUNCTION), ("launch", FUNCTION)] * 2
+
+
+@pytest.mark.parametrize(
+    ("symbol", "size", "words"),
+    [
+        ("c_filters", 4, "the kernel has no variable c_filters in constant memory"),
+        ("c_filter", 68, "constant memory c_filter has 64 bytes, the tensor weights 68"),
+    ],
+)
+def test_what_does_not_fit_is_a_launch_failure(
+    symbol: str, size: int, words: str, calls: list[tuple[Any, ...]]
+) -> None:
+    with pytest.raises(LaunchFailure) as caught:
+        bind(kernel(), plan(symbol, size), {"x": 100, "weights": 200}, lambda: STREAM)
+    assert str(caught.value) == words
