@@ -127,7 +127,9 @@ class LaunchPlan:
                 Launch(tuple(grid), tuple(block), shared_bytes, entry)
                 for grid, block, shared_bytes, entry in data["launches"]
             ),
-            constant_memory=tuple(ConstantMemory(*item) for item in data["constant_memory"]),
+            constant_memory=tuple(
+                ConstantMemory(*item) for item in data.get("constant_memory", ())
+            ),
         )
 
     def completed(self, resources: Mapping[str, Json]) -> LaunchPlan:
