@@ -36,7 +36,7 @@ from evotune.engine.setup import Setup, load_setup
 from evotune.engine.spaces import find_space
 from evotune.engine.work import open_kernel_executor
 from evotune.execute.local import LocalExecutor
-from evotune.measure.processes import CALLERS, TOO_NOISY, fitness_by_process
+from evotune.measure.processes import LEAST_HALF_WIDTH, TOO_NOISY, fitness_by_process
 from evotune.trial import Outcome
 
 NEW_KERNEL = "new-kernel"
@@ -114,8 +114,8 @@ def _confirmation(executor: LocalExecutor, setup: Setup, number: int) -> Outcome
     assert isinstance(setup.planner, Planner)
     proposal = setup.planner.proposal(number, setup.space.default(), confirm=True)
     run = functools.partial(outcome_of, executor)
-    callers = CALLERS["cpu"]
-    outcome = repeated(run, proposal, run(timed_again(proposal)), callers=callers)
+    least = LEAST_HALF_WIDTH["cpu"]
+    outcome = repeated(run, proposal, run(timed_again(proposal)), least_width=least)
     assert outcome.ok, outcome
     return outcome
 

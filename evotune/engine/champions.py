@@ -28,14 +28,14 @@ def confirm(
     count: int,
     propose: Callable[[Trial], Proposal],
     stop: Callable[[], bool],
-    callers: float = 0.0,
+    least_width: float = 0.0,
     no_time: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[Trial, Outcome]]:
     """Confirms one after the other until `count` of them passed, those `known` included.
 
-    Each is timed in as many processes as show whether it leads those before it; `callers` is as for
-    `repeated`. Gives up after three times as many; ends early when `stop` says so, or when there is
-    `no_time` for another one and one passed.
+    Each is timed in as many processes as show whether it leads those before it; `least_width` is as
+    for `repeated`. Gives up after three times as many; ends early when `stop` says so, or when
+    there is `no_time` for another one and one passed.
     """
     passed = 0
     leader: Outcome | None = None
@@ -51,7 +51,12 @@ def confirm(
                 return
             run = functools.partial(outcome_unless, executor, stop=stop)
             outcome = repeated(
-                run, proposal, first, leader=leader, callers=callers, no_time=no_time
+                run,
+                proposal,
+                first,
+                leader=leader,
+                least_width=least_width,
+                no_time=no_time,
             )
             if stop():
                 return

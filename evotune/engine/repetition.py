@@ -19,7 +19,7 @@ def repeated(
     *,
     leader: Outcome | None = None,
     processes: int = LEAST,
-    callers: float = 0.0,
+    least_width: float = 0.0,
     no_time: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """`first`, which `proposal` came to, with the figures of further processes.
@@ -27,19 +27,21 @@ def repeated(
     Ends when the interval is narrow, when it lies below that of the `leader` (which several
     processes came to, and whose spread holds for a first process too), after `MOST` processes, or
     after so many `processes` when there is `no_time` for more. No interval is narrower to either
-    side than `callers`. `run` gives None when it was told to stop. A process that fails is the
+    side than `least_width`. `run` gives None when it was told to stop. A process that fails is the
     outcome: the kernel is not right each time.
     """
     spread = fitness_by_process(leader) if leader is not None else []
     if first.ok and leader is not None and len(spread) > 1:
-        supposed = widened(first, spread, callers)
+        supposed = widened(first, spread, least_width)
         if _is_below(supposed, leader):
             return supposed
     outcomes = [first]
     again = timed_again(proposal)
     while first.ok and len(outcomes) < MOST:
         enough = len(outcomes) >= processes
-        if enough and (no_time() or _is_known(combined(outcomes, callers), leader, callers)):
+        if enough and (
+            no_time() or _is_known(combined(outcomes, least_width), leader, least_width)
+        ):
             break
         outcome = run(again)
         if outcome is None:
@@ -47,7 +49,7 @@ def repeated(
         if not outcome.ok:
             return outcome
         outcomes.append(outcome)
-    return combined(outcomes, callers) if first.ok else first
+    return combined(outcomes, least_width) if first.ok else first
 
 
 def timed_again(proposal: Proposal) -> Proposal:
@@ -56,10 +58,10 @@ def timed_again(proposal: Proposal) -> Proposal:
     return dataclasses.replace(proposal, cases=cases, confirm=False, repeat=True, skipped=())
 
 
-def _is_known(found: Outcome, leader: Outcome | None, callers: float) -> bool:
+def _is_known(found: Outcome, leader: Outcome | None, least_width: float) -> bool:
     assert found.fitness_low is not None
     assert found.fitness_high is not None
-    narrow = (found.fitness_high - found.fitness_low) / 2 <= max(SETTLED, callers) + _ROUNDING
+    narrow = (found.fitness_high - found.fitness_low) / 2 <= max(SETTLED, least_width) + _ROUNDING
     return narrow or (leader is not None and _is_below(found, leader))
 
 

@@ -38,7 +38,7 @@ from evotune.execute.protocol import (
 )
 from evotune.execute.twins import Twin, Twins
 from evotune.measure.agreement import agreement
-from evotune.measure.processes import CALLERS
+from evotune.measure.processes import LEAST_HALF_WIDTH
 from evotune.objectives import SINGLE
 from evotune.problems import Case
 from evotune.search.catalog import create_strategy
@@ -338,7 +338,7 @@ class RunWork:
                 count=stored_settings(self.store)["champions"],
                 propose=propose,
                 stop=lambda: self._signals.requested,
-                callers=CALLERS.get(self._setup.profile.backend, 0.0),
+                least_width=LEAST_HALF_WIDTH.get(self._setup.profile.backend, 0.0),
                 no_time=self._is_over_time,
             ):
                 self.store.confirm(trial.number, outcome, self._elapsed_s)

@@ -22,7 +22,7 @@ LEAST, MOST = 3, 6
 either side, and each further one makes little difference."""
 SETTLED = 0.01
 """Half an interval's width at which no further process is started."""
-CALLERS = {"cpu": 0.04}
+LEAST_HALF_WIDTH = {"cpu": 0.04}
 """By backend, how far, in ln, users' programs were seen to be from confirmed figures at most,
 whatever the spread of processes. An interval is no narrower to either side. Six figures of
 `benchmarks/carries_over.py` on quiet machines: 0.8% to 3.7%."""

@@ -40,7 +40,7 @@ def test_steady_processes_are_few_and_unsteady_ones_many() -> None:
 
 def test_no_process_is_added_for_what_callers_alone_move() -> None:
     rest = itertools.cycle((1.515, 1.485))  # 1.2% to either side of the mean of three
-    found = repeated(lambda _: outcome(next(rest)), PROPOSAL, outcome(1.5), callers=0.03)
+    found = repeated(lambda _: outcome(next(rest)), PROPOSAL, outcome(1.5), least_width=0.03)
     assert len(found.measurements[0].processes) == LEAST
     found = repeated(lambda _: outcome(next(rest)), PROPOSAL, outcome(1.5))
     assert len(found.measurements[0].processes) > LEAST

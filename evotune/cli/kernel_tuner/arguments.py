@@ -132,7 +132,7 @@ class Arguments:
         return found
 
     def _answered(self) -> list[Array]:
-        """Those for which `answer` has something."""
+        """The arrays for which `answer` has a value."""
         answer = self._call.get("answer")
         if not isinstance(answer, Listed) or len(answer.items) != len(self.values):
             return []
@@ -141,14 +141,14 @@ class Arguments:
         return list(dict.fromkeys(found))
 
     def _not_const(self, arrays: Sequence[Array]) -> list[Array]:
-        """Those that the signature lets the kernel write, where there are others."""
+        """The arrays without `const` in the signature, unless that is all of them."""
         pairs = zip(self.values, self._signature or (), strict=False)
         found = [v for v, parameter in pairs if isinstance(v, Array) and not parameter.is_const]
         return list(dict.fromkeys(found)) if len(found) < len(arrays) else []
 
 
 def _made_empty(arrays: Sequence[Array]) -> list[Array]:
-    """Those made by zeros or empty, where there are others."""
+    """The arrays made by zeros or empty, unless that is all of them."""
     found = [array for array in arrays if _maker(array) in ("zeros", "empty")]
     return found if len(found) < len(arrays) else []
 

@@ -166,7 +166,7 @@ def _table_method(
 
 
 def change(value: Value, why: str) -> None:
-    """What may have been changed is not known any more."""
+    """A container that the script may have changed is unknown from here on."""
     unknown = Unknown(0, why)
     if isinstance(value, Table):
         value.items.update(dict.fromkeys(value.items, unknown))

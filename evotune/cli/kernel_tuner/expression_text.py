@@ -37,11 +37,11 @@ class NotWritten(Exception):
 
 
 NamesOf = Callable[[str], ast.expr | None]
-"""What stands in an expression for a name of the script; None for a name that it does not have."""
+"""The expression in the place of a name of the script; None for a name that it does not know."""
 
 
 def tree_node(tree: Tree, name_of: Callable[[Leaf], str | None]) -> ast.expr:
-    """What has no name stands there as its value."""
+    """A number without a name is written as its value."""
     if not has_names(tree, name_of):
         return ast.Constant(tree if isinstance(tree, int | float) else tree.value)
     if isinstance(tree, Leaf):

@@ -123,7 +123,7 @@ def _is_file_name(text: str) -> bool:
 def wrapper(source: KernelSource, lines: Sequence[str], checks: Sequence[str]) -> str:
     """A source that includes the script's, after `lines`, with C linkage as Kernel Tuner gives it.
 
-    What it includes from the compiler comes before: templates cannot have that linkage.
+    The compiler's own headers come before: templates cannot have that linkage.
     """
     head = f"// Fits {source.main}, which is as Kernel Tuner had it, to space.yaml.\n"
     has_linkage = 'extern "C"' in source.text
@@ -140,7 +140,7 @@ def needs_no_wrapper(source: KernelSource, lines: Sequence[str]) -> bool:
 
 
 def _angle_includes(text: str) -> list[str]:
-    """Those that no condition guards."""
+    """Includes in angle brackets that stand under no condition."""
     depth, found = 0, []
     for line in text.splitlines():
         if mark := _CONDITIONAL.match(line):

@@ -61,7 +61,7 @@ def _node(value: Array | Number, inputs: Sequence[Array], varies: Varies, depth:
 
 @dataclass(frozen=True)
 class ProblemText:
-    """What is said in problem.py; shapes and answers are Python texts already."""
+    """The content of problem.py; shapes and answers are Python texts already."""
 
     script: str
     kernel: str
@@ -75,7 +75,7 @@ class ProblemText:
         given = "".join(f", {name}" for name in self.sizes)
         count = " + ".join(_product(shape) for shape in self.outputs.values())
         lines = [
-            f'"""What {self.kernel} must compute. Made from {self.script}; see',
+            f'"""The computation of {self.kernel}. Made from {self.script}; see',
             'docs/writing-a-problem.md."""',
             "",
             "from evotune.problems import UserProblem",

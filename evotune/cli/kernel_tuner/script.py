@@ -162,7 +162,7 @@ class _Reader:
             yield node
 
     def _names_at(self, node: ast.AST, depth: int) -> Names:
-        """What is known right before the statement with `node` in it."""
+        """The names known right before the statement with `node` in it."""
         above = list(self._above(node))
         function = next((one for one in above if isinstance(one, ast.FunctionDef)), None)
         names: Names = {}
@@ -325,7 +325,7 @@ def _named(value: Value, name: str, line: int) -> Value:
 
 
 def _forget(node: ast.stmt, names: Names, why: str) -> None:
-    """Whatever the statement may change is not known any more."""
+    """Names that the statement may change are unknown from here on."""
     for part in ast.walk(node):
         changed: ast.expr | None = None
         if isinstance(part, ast.Name | ast.Subscript) and not isinstance(part.ctx, ast.Load):

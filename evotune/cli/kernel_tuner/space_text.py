@@ -16,7 +16,7 @@ _WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
 
 @dataclass(frozen=True)
 class SpaceText:
-    """What is said in space.yaml; arguments, grid, block and constraints are YAML texts already."""
+    """The content of space.yaml; arguments, grid, block and constraints are YAML texts already."""
 
     name: str
     script: str

@@ -70,7 +70,7 @@ def parameter_names(tunables: Tunables, source: KernelSource, sizes: Sizes) -> d
 
 
 def names_of(parameters: dict[str, str], sizes: Sizes) -> NamesOf:
-    """What stands in an expression of the space for a tunable."""
+    """The text that an expression of the space has in the place of a tunable."""
 
     def node(name: str) -> ast.expr | None:
         found = parameters.get(name) or sizes.tunables.get(name)

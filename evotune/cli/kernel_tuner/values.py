@@ -1,5 +1,5 @@
-"""What the parts of a script stand for: numbers that know where they come from, arrays that have a
-shape and no data, and what cannot be told."""
+"""Values of a script: numbers that know where they come from, arrays that have a
+shape and no data, and unknown ones."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
 
 
 def hidden_leaves(tree: Tree) -> Iterator[Leaf]:
-    """Those whose part in the value cannot be written as an expression."""
+    """Leaves whose part in the value cannot be written as an expression."""
     if isinstance(tree, Operation):
         for operand in tree.operands:
             yield from (leaves if tree.operator == "?" else hidden_leaves)(operand)
