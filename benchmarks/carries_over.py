@@ -29,8 +29,8 @@ from typing import Any
 
 import torch
 
-from evotune.device.cpu import CpuCompiler
-from evotune.device.cuda.compiler import NvrtcCompiler
+from evotune.backends.cpu.device import CpuCompiler
+from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.device.launch import CompileFailure
 from evotune.engine.folder import list_runs
 from evotune.engine.reopening import ReopenedRun

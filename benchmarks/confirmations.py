@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from carries_over import busy_processes
 
+from evotune.backends.cpu import device as cpu
 from evotune.cli.scaffolding import scaffold
-from evotune.device import cpu
 from evotune.engine.planning import Planner
 from evotune.engine.repetition import outcome_of, repeated, timed_again
 from evotune.engine.setup import Setup, load_setup

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from evotune.device.cuda.compiler import include_folders
+from evotune.backends.cuda.compiler import include_folders
 from evotune.device.launch import LaunchPlan
 from evotune.engine.setup import load_setup
 from evotune.execute.protocol import TIMED, CaseJob

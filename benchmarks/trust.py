@@ -28,8 +28,8 @@ import numpy as np
 from attention_cuda import JOBS
 from tuning import derive, environment, shipped, tune
 
-from evotune.device.cpu import CpuSession
-from evotune.device.cuda.session import CudaSession
+from evotune.backends.cpu.device import CpuSession
+from evotune.backends.cuda.session import CudaSession
 from evotune.engine.folder import list_runs
 from evotune.engine.setup import load_setup
 from evotune.engine.work import open_kernel_executor

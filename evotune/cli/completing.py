@@ -48,7 +48,7 @@ def complete_device(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """The values of `--device`; of the GPUs that may be here, the first two."""
-    from evotune.device.cuda.profiles import names
+    from evotune.backends.cuda.profiles import names
 
     known = ("auto", "cpu", "cuda:0", "cuda:1", *names())
     return [CompletionItem(name) for name in known if name.startswith(incomplete)]

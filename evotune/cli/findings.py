@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import evotune
+from evotune.backends.cpu import device as cpu
+from evotune.backends.cuda import compiler as cuda
+from evotune.backends.cuda import profiles
+from evotune.backends.cuda.probe import GpuState, probe
+from evotune.backends.cuda.sanitizer import find_sanitizer
 from evotune.cli import packages
-from evotune.device import cpu
-from evotune.device.cuda import compiler as cuda
-from evotune.device.cuda import profiles
 from evotune.device.launch import CompileFailure, CompileJob
-from evotune.device.probe import GpuState, probe
 from evotune.device.profile import DeviceProfile
 from evotune.engine.stop_signal import interruptible
 from evotune.errors import EnvironmentProblem
 from evotune.execute.build_cache import default_cache_dir
-from evotune.execute.sanitizer import find_sanitizer
 from evotune.scratch import scratch_folder
 
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")

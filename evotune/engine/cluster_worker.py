@@ -16,9 +16,9 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import evotune
-from evotune.device import cpu
-from evotune.device.cuda.lock import GpuLock
-from evotune.device.discover import find_gpus
+from evotune.backends.cpu import device as cpu
+from evotune.backends.cuda.discover import find_gpus
+from evotune.backends.cuda.lock import GpuLock
 from evotune.device.profile import DeviceProfile
 from evotune.engine.calibration import calibrate
 from evotune.engine.folder import RunFolder

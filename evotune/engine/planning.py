@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from evotune.backends.cuda.limits import launch_violation
 from evotune.device.argument_check import POINTER
-from evotune.device.cuda.limits import launch_violation
 from evotune.device.launch import CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.sources import fingerprint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from evotune.device.cuda.limits import Figures, launch_figures, worst
+from evotune.backends.cuda.limits import Figures, launch_figures, worst
 from evotune.device.launch import Binary
 from evotune.device.profile import DeviceProfile
 from evotune.execute.protocol import TIMED, BuildReview, CaseJob, worst_resources

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from evotune.backends.cuda.lock import measuring_alone
 from evotune.command_line import RUNS_DIR
-from evotune.device.cuda.lock import measuring_alone
 from evotune.engine import environment
 from evotune.engine.cluster import Cluster, ClusterRequest, connected
 from evotune.engine.folder import RunFolder, create_folder, write_durably

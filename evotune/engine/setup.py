@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from evotune.command_line import command_line
-from evotune.device import cpp_options
-from evotune.device.cuda import compiler, profiles
-from evotune.device.discover import (
+from evotune.backends.cpu import cpp_options
+from evotune.backends.cuda import compiler, profiles
+from evotune.backends.cuda.discover import (
     backend_of,
     find_gpus,
     open_profile,
     same_gpu,
     work_together,
 )
+from evotune.command_line import command_line
 from evotune.device.profile import DeviceProfile
 from evotune.device.recorded import RecordedSpace, read_named_recording, read_recorded_space
 from evotune.engine.agreement import require_agreement

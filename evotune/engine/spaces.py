@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import evotune
-from evotune.device.discover import choose_backend
+from evotune.backends.cuda.discover import choose_backend
 from evotune.errors import UsageError
 from evotune.regular_file import open_regular
 

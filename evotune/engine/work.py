@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evotune.backends.beside import others_at_work
 from evotune.counted import counted
-from evotune.device.beside import others_at_work
 from evotune.engine import champions
 from evotune.engine.calibration import calibrate
 from evotune.engine.folder import RunFolder

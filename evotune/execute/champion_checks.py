@@ -6,12 +6,12 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
+from evotune.backends.cuda.perturbed_build import WAYS, build
+from evotune.backends.cuda.sanitizer import disqualification, sanitize, skipped_checks
 from evotune.device.launch import MBARRIERS
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import LaunchFailure, Session
-from evotune.execute.perturbed_build import WAYS, build
 from evotune.execute.protocol import EDGE, TIMED
-from evotune.execute.sanitizer import disqualification, sanitize, skipped_checks
 from evotune.problems.base import Case, Problem
 from evotune.scratch import scratch_folder
 from evotune.trial import Check, Json

@@ -10,9 +10,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from evotune.device.cpu import CpuCompiler
-from evotune.device.cuda.compiler import NvrtcCompiler
-from evotune.device.cuda.triton_compiler import TritonCompiler
+from evotune.backends.cpu.device import CpuCompiler
+from evotune.backends.cuda.compiler import NvrtcCompiler
+from evotune.backends.cuda.triton_compiler import TritonCompiler
 from evotune.device.launch import Binary, CompileFailure, CompileJob
 from evotune.device.protocol import Compiler
 from evotune.device.sources import fingerprint, read_sources

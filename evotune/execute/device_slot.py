@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from evotune.backends.cuda.sanitizer import LIMIT_S, TOOLS
 from evotune.device.profile import DeviceProfile
 from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem, ProblemMistake
 from evotune.execute.child import Child
 from evotune.execute.protocol import RANDOM
-from evotune.execute.sanitizer import LIMIT_S, TOOLS
 from evotune.problems.loading import is_file_reference, problem_source
 from evotune.trial import QUARANTINED, Json, Outcome, OutcomeKind
 from evotune.user_code import trust

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from evotune.device.cpu import CpuSession
+from evotune.backends.cpu.device import CpuSession
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import Session
 from evotune.errors import ProblemMistake
@@ -33,7 +33,7 @@ def open_session(profile: DeviceProfile) -> Session:
     if profile.backend == "cpu":
         return CpuSession()
     if profile.backend == "cuda":
-        from evotune.device.cuda.session import CudaSession
+        from evotune.backends.cuda.session import CudaSession
 
         return CudaSession(profile)
     raise ValueError(f"no session for backend {profile.backend}")

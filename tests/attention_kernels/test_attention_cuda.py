@@ -13,7 +13,7 @@ import yaml
 
 pytest.importorskip("cupy")
 
-from evotune.device.cuda.compiler import NvrtcCompiler
+from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.engine.planning import Planner
 from evotune.engine.setup import load_setup

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from report.runs import make_run, ok
 
-from evotune.device.cuda import profiles
+from evotune.backends.cuda import profiles
 from evotune.engine.folder import list_runs
 from evotune.engine.setup import load_setup
 from evotune.errors import SpaceError

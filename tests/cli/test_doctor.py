@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from evotune.backends.cuda.probe import GpuState, probe
 from evotune.cli.findings import Finding, Status, examine
-from evotune.device.probe import GpuState, probe
 
 from .conftest import Invoke
 

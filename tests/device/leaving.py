@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from evotune.device.cpu import CpuSession
+from evotune.backends.cpu.device import CpuSession
 from evotune.device.launch import Argument, LaunchPlan
 
 DEFAULTS = {-6: 0, -3: 32 << 20, -1: 64 << 20}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from evotune.device.cpu import CpuCompiler
-from evotune.device.cuda.compiler import NvrtcCompiler
+from evotune.backends.cpu.device import CpuCompiler
+from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.trial import Json, OutcomeKind
 

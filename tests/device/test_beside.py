@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from evotune.device import cpu
-from evotune.device.beside import others_at_work
+from evotune.backends.beside import others_at_work
+from evotune.backends.cpu import device as cpu
 
 
 @pytest.fixture
@@ -43,5 +43,5 @@ def test_a_worker_of_another_run_is_named() -> None:
 
 
 def test_an_own_worker_is_none_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evotune.device.beside._busy_cores", lambda: iter(()))
+    monkeypatch.setattr("evotune.backends.beside._busy_cores", lambda: iter(()))
     assert not [words for words in others_at_work([]) if str(os.getpid()) in words]

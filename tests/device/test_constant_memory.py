@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from evotune.device.cuda import constant_memory
-from evotune.device.cuda.kernel import CudaKernel, bind
+from evotune.backends.cuda import constant_memory
+from evotune.backends.cuda.kernel import CudaKernel, bind
 from evotune.device.launch import Argument, ConstantMemory, Launch, LaunchPlan
 from evotune.device.protocol import LaunchFailure
 

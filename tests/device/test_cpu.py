@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from evotune.device import cpu, cpu_cores
-from evotune.device.cpu import CpuCompiler, CpuSession
-from evotune.device.cpu_sampler import CpuSampler
+from evotune.backends.cpu import cpu_cores
+from evotune.backends.cpu import device as cpu
+from evotune.backends.cpu.cpu_sampler import CpuSampler
+from evotune.backends.cpu.device import CpuCompiler, CpuSession
 from evotune.device.launch import (
     Argument,
     CompileFailure,

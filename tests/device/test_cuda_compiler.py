@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from evotune.device.cuda import compiler, profiles
-from evotune.device.cuda.compiler import NvrtcCompiler
+from evotune.backends.cuda import compiler, profiles
+from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.errors import EnvironmentProblem
 from evotune.trial import Json, OutcomeKind
@@ -155,7 +155,7 @@ def test_options_come_from_a_list(option: str, allowed: bool) -> None:
 def test_without_cupy_the_fix_is_named() -> None:
     program = (
         "import sys; sys.modules['cupy'] = None\n"
-        "from evotune.device.cuda.compiler import NvrtcCompiler\n"
+        "from evotune.backends.cuda.compiler import NvrtcCompiler\n"
         "from evotune.errors import EnvironmentProblem\n"
         "try: NvrtcCompiler().version()\n"
         "except EnvironmentProblem as error: print(error)\n"

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from evotune.device.cuda import include_folders
-from evotune.device.cuda.compiler import NvrtcCompiler
-from evotune.device.cuda.include_folders import headers_version, missing_header, search_folders
+from evotune.backends.cuda import include_folders
+from evotune.backends.cuda.compiler import NvrtcCompiler
+from evotune.backends.cuda.include_folders import headers_version, missing_header, search_folders
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.trial import Json, OutcomeKind
 

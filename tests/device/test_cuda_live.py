@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evotune.device.cuda import live
+from evotune.backends.cuda import live
 
 
 class Runtime:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from evotune.device import discover
-from evotune.device.cuda import profiles
-from evotune.device.discover import (
+from evotune.backends.cuda import discover, profiles
+from evotune.backends.cuda.discover import (
     choose_backend,
     cuda_problem,
     find_gpu,
@@ -19,7 +18,7 @@ from evotune.device.discover import (
     same_gpu,
     work_together,
 )
-from evotune.device.probe import GpuState
+from evotune.backends.cuda.probe import GpuState
 from evotune.device.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem, UsageError
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from evotune.device.cuda import lock, profiles
-from evotune.device.cuda.lock import GpuLock, measuring_alone
+from evotune.backends.cuda import lock, profiles
+from evotune.backends.cuda.lock import GpuLock, measuring_alone
 from evotune.errors import RunLocked
 
 
@@ -31,7 +31,7 @@ def test_a_gpu_is_locked_once_and_free_again_afterwards() -> None:
 
 def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
     code = (
-        "import os, pathlib; from evotune.device.cuda import lock\n"
+        "import os, pathlib; from evotune.backends.cuda import lock\n"
         "lock.FOLDER = pathlib.Path(os.environ['FOLDER'])\n"
         "lock.GpuLock('GPU-1').__enter__(); os.kill(os.getpid(), 9)"
     )

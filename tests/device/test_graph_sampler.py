@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from evotune.device.cuda.graphs import GraphSampler
+from evotune.backends.cuda.graphs import GraphSampler
 
 
 class Event:

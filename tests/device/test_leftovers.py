@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.device.cpu import CpuCompiler
+from evotune.backends.cpu.device import CpuCompiler
 from evotune.device.launch import CompileFailure, CompileJob
 
 HERE = Path(__file__).parent

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from evotune.device import openmp
-from evotune.device.cpu import CpuCompiler, CpuSession
+from evotune.backends.cpu import openmp
+from evotune.backends.cpu.device import CpuCompiler, CpuSession
+from evotune.backends.cpu.libc import file_of
 from evotune.device.launch import Argument, CompileFailure, CompileJob, LaunchPlan
-from evotune.device.libc import file_of
 
 KERNEL = """
 #include <omp.h>

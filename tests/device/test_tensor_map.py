@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.device.cuda import kernel, tensor_maps
+from evotune.backends.cuda import kernel, tensor_maps
 from evotune.device.launch import Argument, Launch, LaunchPlan
 from evotune.device.protocol import LaunchFailure
 from evotune.device.tensor_map import TensorMap
@@ -110,7 +110,7 @@ def test_a_driver_without_the_call_is_a_launch_failure(monkeypatch: pytest.Monke
 
 def test_the_enumerations_are_those_of_the_headers() -> None:
     pytest.importorskip("cupy")
-    from evotune.device.cuda.compiler import include_folders
+    from evotune.backends.cuda.compiler import include_folders
 
     headers = [folder / "cuda.h" for folder in include_folders()]
     text = next((h.read_text() for h in headers if os.path.exists(h)), "")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.device.cuda import profiles
+from evotune.backends.cuda import profiles
 from evotune.device.launch import Binary, CompileFailure, CompileJob
 from evotune.engine.planning import Planner
 from evotune.engine.setup import load_setup

@@ -16,8 +16,8 @@ import pytest
 import torch
 from verify.kernels import PROBLEM, exact, kernel, make_case, plan
 
-from evotune.device.cpu import CpuSampler, CpuSession
-from evotune.device.cuda.faults import classify
+from evotune.backends.cpu.device import CpuSampler, CpuSession
+from evotune.backends.cuda.faults import classify
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import Fault, Sampler

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evotune.execute import sanitizer
-from evotune.execute.sanitized_launch import normal_values
-from evotune.execute.sanitizer import (
+from evotune.backends.cuda import sanitizer
+from evotune.backends.cuda.sanitized_launch import normal_values
+from evotune.backends.cuda.sanitizer import (
     DONE,
     disqualification,
     find_sanitizer,
@@ -171,7 +171,7 @@ print({RACECHECK_HAZARDS!r} if tool == "racecheck" else {MEMCHECK_CLEAN!r})
     assert [check.inputs.split()[-1] for check in checks] == list(sanitizer.TOOLS)
     assert [check.status for check in checks] == ["passed", "passed", "failed"]
     told = sorted((tmp_path / "told").read_text().splitlines())
-    cases = "evotune.execute.sanitized_launch {'cases': [{'binary': 'x'}], 'poison': "
+    cases = "evotune.backends.cuda.sanitized_launch {'cases': [{'binary': 'x'}], 'poison': "
     # To initcheck memory that was filled would look like memory that was written.
     assert told == [
         f"told initcheck {cases}False}}",

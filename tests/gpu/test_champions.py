@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from evotune.device.discover import open_profile
+from evotune.backends.cuda.discover import open_profile
+from evotune.backends.cuda.sanitizer import TOOLS, find_sanitizer
 from evotune.execute.device_worker import open_session
-from evotune.execute.sanitizer import TOOLS, find_sanitizer
 from evotune.trial import Json
 
 pytestmark = pytest.mark.gpu

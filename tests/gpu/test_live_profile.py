@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from evotune.device.cuda import profiles
-from evotune.device.cuda.compiler import NvrtcCompiler
-from evotune.device.cuda.occupancy import occupancy
-from evotune.device.discover import find_gpu
+from evotune.backends.cuda import profiles
+from evotune.backends.cuda.compiler import NvrtcCompiler
+from evotune.backends.cuda.discover import find_gpu
+from evotune.backends.cuda.occupancy import occupancy
 from evotune.device.launch import CompileJob
 from evotune.device.profile import DeviceProfile
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evotune.device.cpu import CpuCompiler, CpuSession
+from evotune.backends.cpu.device import CpuCompiler, CpuSession
 from evotune.device.launch import CompileFailure
 from evotune.device.protocol import Session
 from evotune.engine.planning import Planner
@@ -121,7 +121,7 @@ def methods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AllMethods]:
     torch.set_num_threads(1)  # PyTorch's waiting threads would take the cores of the kernel's
     with pytest.MonkeyPatch.context() as patch:
         # Workers of other tests are children of this process too.
-        patch.setattr("evotune.device.cpu.has_children", lambda: False)
+        patch.setattr("evotune.backends.cpu.device.has_children", lambda: False)
         yield made
     torch.set_num_threads(threads)
 

@@ -18,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from evotune.device.cuda.compiler import NvrtcCompiler
+from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.device.protocol import Session
 from evotune.engine.setup import load_setup
@@ -82,7 +82,7 @@ class CudaMethods:
             failures = [words for words in pool.map(compile_job, compiles.values()) if words]
         assert not failures, failures
         # Only here: what comes with it needs a GPU.
-        from evotune.device.cuda.session import CudaSession
+        from evotune.backends.cuda.session import CudaSession
 
         self._session: Session = CudaSession(profile)
         self._problem = create_problem("attention", "float16")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from evotune.device.cpu import CpuSampler, CpuSession
+from evotune.backends.cpu.device import CpuSampler, CpuSession
 from evotune.device.launch import Argument, LaunchPlan
 from evotune.problems.base import Tensors
 from evotune.problems.user import UserProblem

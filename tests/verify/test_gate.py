@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from evotune.device.cpu import CpuSession
+from evotune.backends.cpu.device import CpuSession
 from evotune.device.launch import LaunchPlan, Workspace
 from evotune.problems.attention import Attention
 from evotune.problems.base import Case

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from evotune.device.cpu import CpuSession
+from evotune.backends.cpu.device import CpuSession
 from evotune.device.protocol import Disturb, LaunchFailure
 from evotune.trial import OutcomeKind
 from evotune.verify.gate import Gate, Subject, Verdict

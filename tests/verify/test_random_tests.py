@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 import torch
 
-from evotune.device.cpu import CpuSession
+from evotune.backends.cpu.device import CpuSession
 from evotune.trial import Check, OutcomeKind
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool

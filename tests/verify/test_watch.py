@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from evotune.device.cpu import CpuSampler, CpuSession
+from evotune.backends.cpu.device import CpuSampler, CpuSession
 from evotune.device.protocol import Intervention, Renewal
 from evotune.trial import OutcomeKind
 from evotune.verify import watch as watch_module

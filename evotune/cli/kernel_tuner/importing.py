@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from evotune.backends.cuda.compiler import OPTIONS_IN_WORDS, is_allowed
 from evotune.cli.kernel_tuner import expression_text as expressions
 from evotune.cli.kernel_tuner.adapter import Adapter
 from evotune.cli.kernel_tuner.arguments import SCALARS, Arguments
@@ -25,7 +26,6 @@ from evotune.cli.kernel_tuner.tunables import (
     read_tunables,
 )
 from evotune.cli.kernel_tuner.values import Array, Leaf, Listed, Nothing, Number, Text
-from evotune.device.cuda.compiler import OPTIONS_IN_WORDS, is_allowed
 from evotune.errors import SpaceError
 from evotune.space.document import parse_space
 from evotune.space.reading.schema import schema_text

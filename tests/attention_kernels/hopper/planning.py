@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.device.cuda import profiles
+from evotune.backends.cuda import profiles
 from evotune.engine import setup
 from evotune.engine.planning import Planner
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from evotune.device.cuda.compiler import NvrtcCompiler
-from evotune.device.cuda.kernel import CudaKernel
+from evotune.backends.cuda.compiler import NvrtcCompiler
+from evotune.backends.cuda.kernel import CudaKernel
 from evotune.device.launch import CompileFailure, CompileJob, Launch
 from evotune.device.protocol import Renewal, Write
 from evotune.errors import EnvironmentProblem

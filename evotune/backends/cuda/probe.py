@@ -1,8 +1,8 @@
 """What the GPU stack says, asked in a process of its own: a hanging driver hangs only that.
 
-`python -m evotune.device.probe` prints one JSON value a line: the GPUs that are present, then,
-if there are any, why they cannot be used (empty when they can), then their profiles. So neither
-torch nor CuPy, nor a CUDA context, enters the process that asks.
+`python -m evotune.backends.cuda.probe` prints one JSON value a line: the GPUs that are present,
+then, if there are any, why they cannot be used (empty when they can), then their profiles. So
+neither torch nor CuPy, nor a CUDA context, enters the process that asks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class GpuState:
     profiles: tuple[DeviceProfile, ...] = field(default=())
 
 
-_SELF = "evotune.device.probe"
+_SELF = "evotune.backends.cuda.probe"
 _PRESENT = "present"
 
 
@@ -99,7 +99,7 @@ def _parse(output: bytes) -> GpuState:
 
 def main() -> None:
     """The child's side."""
-    from evotune.device.discover import cuda_problem, gpus_present
+    from evotune.backends.cuda.discover import cuda_problem, gpus_present
 
     gpus = gpus_present()
     print(json.dumps(gpus), flush=True)
@@ -108,7 +108,7 @@ def main() -> None:
     problem = cuda_problem()
     print(json.dumps(problem), flush=True)
     if not problem:
-        from evotune.device.cuda import live
+        from evotune.backends.cuda import live
 
         print(json.dumps({"profiles": [profile.to_json() for profile in live.profiles()]}))
 

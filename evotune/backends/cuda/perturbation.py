@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from evotune.device.cuda.compiler import NvrtcCompiler
-from evotune.device.cuda.kernel import CudaKernel
+from evotune.backends.cuda.compiler import NvrtcCompiler
+from evotune.backends.cuda.kernel import CudaKernel
 from evotune.device.launch import CompileFailure, CompileJob, Launch
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import Disturb, LaunchFailure

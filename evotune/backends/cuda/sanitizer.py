@@ -61,7 +61,7 @@ def skipped_checks(detail: str) -> list[Check]:
 
 
 def sanitize(cases: Sequence[Json]) -> list[Check]:
-    """One check a tool. `cases` are as `evotune.execute.sanitized_launch` reads them: binary,
+    """One check a tool. `cases` are as `evotune.backends.cuda.sanitized_launch` reads them: binary,
     launch plan and tensors of small shapes."""
     path = find_sanitizer()
     if not path:
@@ -90,7 +90,7 @@ def disqualification(check: Check, *, mbarriers: bool | None) -> OutcomeKind | N
 
 
 def _run(path: str, tool: str, job: Path) -> Check:
-    program = module_command("evotune.execute.sanitized_launch", str(job))
+    program = module_command("evotune.backends.cuda.sanitized_launch", str(job))
     command = [path, "--tool", tool, *_OPTIONS[tool], *program]
     try:
         done = subprocess.run(

@@ -15,22 +15,22 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
 
-from evotune.device import cpu_cores, openmp
-from evotune.device.argument_check import check_text, errs_in_check, mismatch
-from evotune.device.cpp_log import failure, read_log
-from evotune.device.cpu_leftovers import (
+from evotune.backends.cpu import cpu_cores, openmp
+from evotune.backends.cpu.cpp_log import failure, read_log
+from evotune.backends.cpu.cpu_leftovers import (
     BesideBaseline,
     UndisturbedSampler,
     float_environment_changed,
     has_children,
     kept_busy,
 )
-from evotune.device.cpu_sampler import CpuSampler
+from evotune.backends.cpu.cpu_sampler import CpuSampler
+from evotune.backends.cpu.libc import file_of, settle_allocator
+from evotune.backends.cpu.process_state import ProcessState, changed_at_once
+from evotune.device.argument_check import check_text, errs_in_check, mismatch
 from evotune.device.define_checks import checked_end
 from evotune.device.dependencies import LISTING, SEARCH_VARIABLES, foreign_file
 from evotune.device.launch import CompileFailure, CompileJob, LaunchPlan
-from evotune.device.libc import file_of, settle_allocator
-from evotune.device.process_state import ProcessState, changed_at_once
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import Disturb, Fault, LaunchFailure, Sampler
 from evotune.device.scalars import c_value

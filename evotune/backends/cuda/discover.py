@@ -13,10 +13,10 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from evotune.backends.cpu import device as cpu
+from evotune.backends.cuda import profiles
+from evotune.backends.cuda.probe import GpuState, ask_present_gpus
 from evotune.counted import counted
-from evotune.device import cpu
-from evotune.device.cuda import profiles
-from evotune.device.probe import GpuState, ask_present_gpus
 from evotune.device.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem, NoSuchGpu, UsageError
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from evotune.device import openmp
-from evotune.device.libc import function
+from evotune.backends.cpu import openmp
+from evotune.backends.cpu.libc import function
 from evotune.device.protocol import Sampler
 
 _GLANCE_S = 0.0005

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from evotune.device.cuda.tensor_maps import LIBRARY
+from evotune.backends.cuda.tensor_maps import LIBRARY
 from evotune.device.launch import ConstantMemory
 from evotune.device.protocol import LaunchFailure
 

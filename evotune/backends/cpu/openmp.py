@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from evotune.device.libc import file_of
+from evotune.backends.cpu.libc import file_of
 
 _SOFT = 1  # omp_pause_soft: threads end, settings stay
 

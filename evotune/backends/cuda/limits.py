@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from evotune.device.cuda.occupancy import occupancy
+from evotune.backends.cuda.occupancy import occupancy
 from evotune.device.launch import Launch
 from evotune.trial import Json, Value
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evotune.device import libc, openmp
+from evotune.backends.cpu import libc, openmp
 
 _SIGNAL_MASKS = {"SigBlk": "blocked", "SigIgn": "ignored"}
 _GLIBC_SIGNALS = 0b11 << 31  # 32 and 33, which it handles once threads are cancelled

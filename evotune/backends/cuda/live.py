@@ -1,7 +1,6 @@
 """The GPUs of this machine, as the CUDA runtime and the driver's management library tell.
 
-Asking creates no CUDA context, but loads the driver: `evotune.device.probe` asks in a process
-of its own.
+Asking creates no CUDA context, but loads the driver: `probe` asks in a process of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from evotune.device.cuda.profiles import target
+from evotune.backends.cuda.profiles import target
 from evotune.device.profile import DeviceProfile
 from evotune.trial import Value
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evotune.device.cuda.ptxas import read_figures
+from evotune.backends.cuda.ptxas import read_figures
 from evotune.device.launch import (
     DYNAMIC_SHARED_BYTES,
     MBARRIERS,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from evotune.device.cuda.constant_memory import copies
-from evotune.device.cuda.tensor_maps import encode
+from evotune.backends.cuda.constant_memory import copies
+from evotune.backends.cuda.tensor_maps import encode
 from evotune.device.launch import Argument, Launch, LaunchPlan
 from evotune.device.protocol import LaunchFailure
 from evotune.device.scalars import c_value

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from evotune.device.cuda.pieces import Pieces, pieces_of, renewing
+from evotune.backends.cuda.pieces import Pieces, pieces_of, renewing
 from evotune.device.protocol import Intervention, Renewal
 
 _HEAD_START_CYCLES = 60_000

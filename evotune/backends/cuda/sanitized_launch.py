@@ -1,9 +1,9 @@
 """Launches machine code once on each of a few small cases: a program for compute-sanitizer.
 
-`python -m evotune.execute.sanitized_launch JOB.json`. It uses CuPy's driver calls alone, since a
-tool slows every kernel of its process down and PyTorch has many; and each buffer is an allocation
-of exactly its size, so that the first byte past its end belongs to nobody. An alarm ends it where
-whoever started the tool is gone.
+`python -m evotune.backends.cuda.sanitized_launch JOB.json`. It uses CuPy's driver calls alone,
+since a tool slows every kernel of its process down and PyTorch has many; and each buffer is an
+allocation of exactly its size, so that the first byte past its end belongs to nobody. An alarm ends
+it where whoever started the tool is gone.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from evotune.backends.cuda.sanitizer import DONE, LIMIT_S
 from evotune.device.launch import LaunchPlan
-from evotune.execute.sanitizer import DONE, LIMIT_S
 from evotune.trial import Json
 
 _POISON_BYTE = 0xFF
@@ -29,7 +29,7 @@ _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 def main() -> None:
     signal.alarm(round(LIMIT_S))
-    from evotune.device.cuda.kernel import CudaKernel
+    from evotune.backends.cuda.kernel import CudaKernel
 
     job = json.loads(Path(sys.argv[1]).read_text())
     runtime = _open_device()
@@ -53,7 +53,7 @@ def _open_device() -> Any:
 
 def _launch(runtime: Any, kernel: Any, case: Mapping[str, Json], *, poison: bool) -> None:
     """With `poison` what the kernel must write is NaN before, else it is left as it comes."""
-    from evotune.device.cuda.kernel import bind
+    from evotune.backends.cuda.kernel import bind
 
     plan = LaunchPlan.from_json(case["plan"])
     pointers: dict[str, int] = {}

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from evotune.device.argument_check import check_text, errs_in_check, mismatch
-from evotune.device.cuda.include_folders import (
+from evotune.backends.cuda.include_folders import (
     cuda_folders,
     headers_version,
     missing_header,
     search_folders,
 )
-from evotune.device.cuda.ptxas import read_figures
+from evotune.backends.cuda.ptxas import read_figures
+from evotune.device.argument_check import check_text, errs_in_check, mismatch
 from evotune.device.define_checks import checked_end, reason_of, redefined
 from evotune.device.launch import MBARRIERS, CompileFailure, CompileJob, uses_mbarriers
 from evotune.errors import EnvironmentProblem

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from evotune.device.cuda.tensor_maps import LIBRARY
+from evotune.backends.cuda.tensor_maps import LIBRARY
 
 STACK = "stack of a thread"
 _STACK_NUMBER = 0

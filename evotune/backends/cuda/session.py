@@ -13,13 +13,13 @@ from typing import TypeVar
 
 import torch
 
-from evotune.device.cuda.context_limits import STACK, changes, read_limits, restore_stack
-from evotune.device.cuda.eager import EagerSampler
-from evotune.device.cuda.faults import classify
-from evotune.device.cuda.graphs import GraphSampler
-from evotune.device.cuda.kernel import CudaKernel, bind
-from evotune.device.cuda.perturbation import Perturber
-from evotune.device.cuda.state import GpuState
+from evotune.backends.cuda.context_limits import STACK, changes, read_limits, restore_stack
+from evotune.backends.cuda.eager import EagerSampler
+from evotune.backends.cuda.faults import classify
+from evotune.backends.cuda.graphs import GraphSampler
+from evotune.backends.cuda.kernel import CudaKernel, bind
+from evotune.backends.cuda.perturbation import Perturber
+from evotune.backends.cuda.state import GpuState
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import Disturb, Fault, Sampler

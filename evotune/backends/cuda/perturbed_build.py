@@ -1,8 +1,8 @@
 """A champion's CUDA sources once more, built so that races show: delays, and late copies.
 
-Run as `python -m evotune.execute.perturbed_build JOB FOLDER`, where JOB is a CompileJob as JSON: a
-compiler cannot be stopped from within. For each way it writes PTX into the folder, which the
-driver assembles when it is loaded, or a file that says why it cannot.
+Run as `python -m evotune.backends.cuda.perturbed_build JOB FOLDER`, where JOB is a CompileJob as
+JSON: a compiler cannot be stopped from within. For each way it writes PTX into the folder, which
+the driver assembles when it is loaded, or a file that says why it cannot.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from evotune.device.cuda.compiler import NvrtcCompiler
-from evotune.device.cuda.ptx_delays import with_delays
-from evotune.device.cuda.ptx_late_copies import UnknownCopy, with_late_copies
+from evotune.backends.cuda.compiler import NvrtcCompiler
+from evotune.backends.cuda.ptx_delays import with_delays
+from evotune.backends.cuda.ptx_late_copies import UnknownCopy, with_late_copies
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.python_process import module_command
 from evotune.trial import Json
@@ -23,7 +23,7 @@ WAYS = {
     "delays": "with delays before and after barriers",
     "late": "with copies as late as may be",
 }
-_SELF = "evotune.execute.perturbed_build"
+_SELF = "evotune.backends.cuda.perturbed_build"
 _NO_REASON = "the build was given up"
 
 

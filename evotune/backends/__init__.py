@@ -1,0 +1,1 @@
+"""Backends: each folder is one, and holds all that is peculiar to it."""
