@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from carries_over import busy_processes
 
+from evotune.backends import registry
 from evotune.backends.cpu import device as cpu
 from evotune.cli.scaffolding import scaffold
 from evotune.engine.planning import Planner
@@ -36,7 +37,7 @@ from evotune.engine.setup import Setup, load_setup
 from evotune.engine.spaces import find_space
 from evotune.engine.work import open_kernel_executor
 from evotune.execute.local import LocalExecutor
-from evotune.measure.processes import LEAST_HALF_WIDTH, TOO_NOISY, fitness_by_process
+from evotune.measure.processes import TOO_NOISY, fitness_by_process
 from evotune.trial import Outcome
 
 NEW_KERNEL = "new-kernel"
@@ -114,7 +115,7 @@ def _confirmation(executor: LocalExecutor, setup: Setup, number: int) -> Outcome
     assert isinstance(setup.planner, Planner)
     proposal = setup.planner.proposal(number, setup.space.default(), confirm=True)
     run = functools.partial(outcome_of, executor)
-    least = LEAST_HALF_WIDTH["cpu"]
+    least = registry.named("cpu").least_half_width
     outcome = repeated(run, proposal, run(timed_again(proposal)), least_width=least)
     assert outcome.ok, outcome
     return outcome

@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from evotune.backends.registry import named
 from evotune.device.profile import DeviceProfile
 
 _LOOK_S = 0.2
 _BUSY_CORES = 0.3  # less is what a desktop does anyway
-_BUSY_GPU_PERCENT = 5
 _IDLE_FIELDS = (3, 4)  # of a line of /proc/stat: idle, and waiting for a disk
 _GUEST_FIELDS = 8  # from here on what was counted before is counted again
 _WORKER = b"evotune.execute.device_worker"
@@ -20,11 +20,10 @@ _WORKER = b"evotune.execute.device_worker"
 
 def others_at_work(devices: Sequence[DeviceProfile]) -> list[str]:
     """In words, one for each: cores that other processes keep busy, other runs of evotune that
-    measure, GPUs at work. To be asked before this process starts workers; takes 0.2 s."""
+    measure, devices at work. To be asked before this process starts workers; takes 0.2 s."""
     found = [*_busy_cores(), *_other_runs()]
     for device in devices:
-        if device.backend == "cuda":
-            found += _busy_gpu(device)
+        found += named(device.backend).others_at_work(device)
     return found
 
 
@@ -55,24 +54,3 @@ def _other_runs() -> Iterator[str]:
                 parents.add(int(words[words.index(_WORKER) + 1]))
     for parent in sorted(parents - {os.getpid()}):
         yield f"another run of evotune measures (process {parent})"
-
-
-def _busy_gpu(device: DeviceProfile) -> Iterator[str]:
-    """As NVML has it, where it is here and may be asked."""
-    try:
-        import pynvml
-    except ImportError:
-        return
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByUUID(device.id)
-        percent = int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-        if percent > _BUSY_GPU_PERCENT:
-            yield f"{device.name} is {percent}% busy"
-    except pynvml.NVMLError:
-        return
-    finally:
-        pynvml.nvmlShutdown()

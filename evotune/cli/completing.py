@@ -48,9 +48,12 @@ def complete_device(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """The values of `--device`; of the GPUs that may be here, the first two."""
-    from evotune.backends.cuda.profiles import names
+    from evotune.backends import registry
 
-    known = ("auto", "cpu", "cuda:0", "cuda:1", *names())
+    known = [
+        registry.AUTO,
+        *(each for backend in registry.every() for each in backend.completions()),
+    ]
     return [CompletionItem(name) for name in known if name.startswith(incomplete)]
 
 

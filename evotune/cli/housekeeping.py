@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _DAY_S = 86400.0
-_COMPILERS = {"cpp": "a C++ compiler", "cuda": "an NVIDIA GPU", "triton": "an NVIDIA GPU, triton"}
 
 
 @click.command("list", cls=Command, example="evotune list")
@@ -46,10 +45,12 @@ def list_command(terminal: Terminal, *, style: str, output: str) -> int:
 
 
 def _needs(document: SpaceDocument) -> str:
+    from evotune.languages import language
+
     needs = []
     for kernel in document.kernels:
         levels = [str(support) for support in kernel.supports if support.symbol == "arch"]
-        needs.append(", ".join([_COMPILERS[kernel.language], *levels]))
+        needs.append(", ".join([language(kernel.language).needs, *levels]))
     return "; ".join(dict.fromkeys(needs))
 
 

@@ -13,17 +13,17 @@ from evotune.cli.options import Command
 from evotune.cli.terminal import Terminal, pass_terminal
 from evotune.command_line import command_line
 from evotune.errors import UsageError
+from evotune.languages import Template, own_languages
+from evotune.languages import language as known_language
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
-_TEMPLATES = {"cpp": "kernel.cpp", "cuda": "kernel.cu", "triton": "kernel_triton.py"}
-_TAKEN = ("problem", "triton", "torch", "evotune")  # they would hide what is imported
 
 
 @click.command(cls=Command, example="evotune init my-kernel --language cuda")
 @click.argument("name", required=False)
 @click.option(
     "--language",
-    type=click.Choice(list(_TEMPLATES)),
+    type=click.Choice([known.name for known in own_languages() if known.template]),
     help="What the kernel is written in; cpp if not given.",
 )
 @click.option(
@@ -67,15 +67,21 @@ def init(
         raise UsageError("--kernel and --output need --from-kernel-tuner")
     if name is None:
         raise UsageError("say the kernel's name, as in evotune init my-kernel")
-    language = language or "cpp"
+    language = language or next(own_languages()).name
     folder = _new_folder(name)
-    if language == "triton" and name in _TAKEN:
+    if name in _template(language).taken:
         raise UsageError(f"{name}.py would be another file's name; take another one")
     made = scaffold(name, language)
     _write(terminal, folder, {file: text.encode() for file, text in made.items()})
     click.echo(f"cd {name}")
     click.echo(command_line("run", "space.yaml"))
     return 0
+
+
+def _template(language: str) -> Template:
+    template = known_language(language).template
+    assert template is not None
+    return template
 
 
 def _bring_in(
@@ -125,19 +131,17 @@ def scaffold(name: str, language: str) -> dict[str, str]:
     from evotune.space.reading.schema import schema_text
 
     entry = name.replace("-", "_").lower()
-    device = "" if language == "cpp" else ', "--device", "h200"'
-    source = f"{name}{Path(_TEMPLATES[language]).suffix}"
+    own = _template(language)
     templates = {
-        source: _TEMPLATES[language],
-        "problem.py": "problem.py",
-        "space.yaml": f"space_{language}.yaml",
-        f"test_{entry}.py": "test_kernel.py",
+        f"{name}{Path(own.kernel).suffix}": (own.package, own.kernel),
+        "problem.py": ("evotune.cli", "problem.py"),
+        "space.yaml": (own.package, own.space),
+        f"test_{entry}.py": ("evotune.cli", "test_kernel.py"),
     }
-    folder = files("evotune.cli").joinpath("templates")
     made = {}
-    for file, template in templates.items():
-        text = folder.joinpath(template).read_text(encoding="utf-8")
-        for mark, value in (("@NAME@", name), ("@ENTRY@", entry), ("@DEVICE@", device)):
+    for file, (package, template) in templates.items():
+        text = files(package).joinpath("templates", template).read_text(encoding="utf-8")
+        for mark, value in (("@NAME@", name), ("@ENTRY@", entry), ("@DEVICE@", own.arguments)):
             text = text.replace(mark, value)
         made[file] = text
     return {**made, "space.schema.json": schema_text()}

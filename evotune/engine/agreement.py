@@ -7,6 +7,7 @@ from pathlib import Path
 
 from evotune.engine.kernel_sources import source_path
 from evotune.errors import UsageError
+from evotune.languages import language
 from evotune.problems.loading import is_file_reference, problem_source
 from evotune.space.document import SpaceDocument
 from evotune.space.reading.yaml_source import Position
@@ -31,7 +32,7 @@ def require_agreement(
             raise problem.position.error(str(error)) from error
         files[root / name], positions[root / name] = content, problem.position
     for kernel in document.kernels:
-        if kernel.language == "triton" or not compile_only:
+        if language(kernel.language).runs_when_compiled or not compile_only:
             own = source_path(document, kernel)  # named first; the rest it includes
             for name in sorted(sources[kernel.name], key=lambda name: name != own):
                 files[root / name] = sources[kernel.name][name]

@@ -16,16 +16,13 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import evotune
-from evotune.backends.cpu import device as cpu
-from evotune.backends.cuda.discover import find_gpus
-from evotune.backends.cuda.lock import GpuLock
-from evotune.device.profile import DeviceProfile
+from evotune.backends import registry
 from evotune.engine.calibration import calibrate
 from evotune.engine.folder import RunFolder
 from evotune.engine.repetition import timed_again
 from evotune.engine.setup import load_setup
 from evotune.engine.work import open_kernel_executor
-from evotune.errors import EnvironmentProblem, EvotuneError, RunLocked
+from evotune.errors import EnvironmentProblem, EvotuneError
 from evotune.execute.background import BackgroundExecutor
 from evotune.execute.protocol import HELD_OUT, TIMED
 from evotune.regular_file import read_regular
@@ -48,10 +45,7 @@ def describe(payload: Mapping[str, Json]) -> dict[str, Json]:
     if payload["evotune"] != evotune.__version__:
         return {"problem": f"it has evotune {evotune.__version__}, not {payload['evotune']}"}
     try:
-        if payload["backend"] == "cpu":
-            cpu.find_compiler()
-            return {"profile": _cpu_profile().to_json()}
-        return {"profile": find_gpus("auto", 1)[0].to_json()}
+        return {"profile": registry.named(payload["backend"]).offered().to_json()}
     except EvotuneError as error:
         return {"problem": str(error)}
 
@@ -131,7 +125,7 @@ class _Session:
         try:
             run = RunFolder(self._folder)
             _unpack(payload["files"], run.sources)
-            device = self._choose_device(payload)
+            device = registry.named(payload["backend"]).take_device(self._exit)
             self.setup = load_setup(
                 run.sources / payload["space_file"], device, run, secret=payload["secret"]
             )
@@ -143,20 +137,6 @@ class _Session:
             raise
         self.local.name_devices = True
         self.local.fixed_sampling = payload["fixed_sampling"]
-
-    def _choose_device(self, payload: Mapping[str, Json]) -> str:
-        """The first GPU that nobody else measures on, so that each worker of a host has one."""
-        if payload["backend"] == "cpu":
-            return "cpu"
-        taken: RunLocked | None = None
-        for index, profile in enumerate(find_gpus("auto", None)):
-            try:
-                self._exit.enter_context(GpuLock(profile.id))
-            except RunLocked as error:
-                taken = error
-            else:
-                return f"cuda:{index}"
-        raise taken or EnvironmentProblem("this worker sees no GPU")
 
     def _check_model(self, payload: Mapping[str, Json]) -> None:
         mine, expected = self.setup.profile, payload["device"]
@@ -227,7 +207,3 @@ def _unpack(files: Mapping[str, bytes], folder: Path) -> None:
 
 def _own_cores() -> list[int]:
     return [int(core) for core in os.environ.get(CORES_VARIABLE, "").split(",") if core]
-
-
-def _cpu_profile() -> DeviceProfile:
-    return cpu.profile()

@@ -12,30 +12,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import evotune
+from evotune.backends import registry
 from evotune.device.profile import DeviceProfile
 from evotune.errors import StoreError
 from evotune.execute.compile_worker import compiler_for
 from evotune.regular_file import read_regular
 from evotune.trial import Json
 
-PACKAGES = (
+_PACKAGES = (
     "torch",
     "numpy",
     "deap",
     "pandas",
     "pyyaml",
     "pydantic",
-    "cupy-cuda12x",
-    "cupy-cuda13x",
-    "nvidia-ml-py",
-    "triton",
 )
 
 
-def package_versions(names: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """Versions of the installed ones."""
+def package_versions() -> dict[str, str]:
+    """Versions of the installed ones that times may depend on."""
     versions = {}
-    for name in names:
+    for name in (*_PACKAGES, *(name for backend in registry.own() for name in backend.packages)):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

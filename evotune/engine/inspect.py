@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from evotune.backends import registry
 from evotune.engine.setup import Setup, load_setup
 from evotune.engine.spaces import find_space
 from evotune.execute.device_slot import ProblemSource
@@ -53,7 +54,7 @@ def try_problem(setup: Setup) -> None:
     problem = create_problem(spec.name, spec.dtype, root)
     if isinstance(problem, UserProblem):
         source = ProblemSource(spec.name, spec.dtype, root)
-        timed = setup.profile.backend == "cpu"
+        timed = registry.named(setup.profile.backend).times_user_problems
         check_problem(problem, source, setup.cases[TIMED], timed=timed)
 
 

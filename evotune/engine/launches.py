@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from evotune.device.launch import Argument, ConstantMemory, Launch, LaunchPlan, Workspace
 from evotune.device.tensor_map import DTYPE_BYTES, FIRST_ARCH, TensorMap
+from evotune.languages import language
 from evotune.problems.base import Case, TensorSpec
 from evotune.space.bound import Evaluator
 from evotune.space.language.expression import Expression, parse_expression
@@ -19,12 +20,6 @@ from evotune.trial import Value
 
 class Rejected(Exception):
     """Why a configuration need not be compiled."""
-
-
-_TRITONS_SCRATCH = (Argument("int64"), Argument("int64"))
-"""Pointers that Triton's kernels take after their own arguments, to scratch memory that none of
-those that the compiler lets pass has use for. CUDA reads as many arguments as the kernel takes, so
-more than an older Triton has do no harm."""
 
 
 _parsed = functools.lru_cache(parse_expression)
@@ -49,6 +44,8 @@ class CasePlanner:
         self._evaluator = evaluator
         self._tensors = {tensor.name: tensor for tensor in tensors}
         self._arch = arch
+        extra = language(kernel.language).extra_arguments
+        self._extra_arguments = tuple(map(Argument, extra))
         self._constant: dict[int, Argument] = {}  # by their place
 
     def plan(self, known: Environment) -> LaunchPlan:
@@ -77,7 +74,7 @@ class CasePlanner:
                     self._constant.get(place) or self._argument(place, argument, known)
                     for place, argument in enumerate(kernel.arguments)
                 ),
-                *(_TRITONS_SCRATCH if kernel.language == "triton" else ()),
+                *self._extra_arguments,
             ),
             workspaces=workspaces,
             launches=tuple(launches),

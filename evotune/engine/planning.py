@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from evotune.backends.cuda.limits import launch_violation
+from evotune.backends import registry
 from evotune.device.argument_check import POINTER
 from evotune.device.launch import CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
@@ -20,6 +20,7 @@ from evotune.engine.launches import CasePlanner, Rejected
 from evotune.engine.review import BuildReviewer
 from evotune.errors import SpaceError
 from evotune.execute.protocol import EDGE, HELD_OUT, RANDOM, TIMED, CaseJob, Proposal
+from evotune.languages import language
 from evotune.problems.base import Case, Problem, WrongSymbol
 from evotune.space.binding import bind
 from evotune.space.bound import BoundSpace
@@ -80,7 +81,8 @@ class Planner:
         }
         self._edges = {name: self._edge_cases(kept) for name, kept in self._kept.items()}
         self._searched: dict[str, list[_CasePlan]] = {}  # by kernel
-        self._reviewer = BuildReviewer(bound, profile) if profile.backend == "cuda" else None
+        self._limits = registry.named(profile.backend).limits()
+        self._reviewer = BuildReviewer(bound, profile, self._limits) if self._limits else None
         self._refuse_collisions()
         self._refuse_unknown_arguments()
 
@@ -253,9 +255,9 @@ class Planner:
             raise Rejected(
                 f"{case.label}: no launch of kernel {kernel.name} has a 'when' that holds"
             )
-        if self._profile.backend == "cuda":
+        if self._limits is not None:
             for launch in plan.launches:
-                violation = launch_violation(launch, self._profile.attributes)
+                violation = self._limits.violation(launch, self._profile.attributes)
                 if violation:
                     raise Rejected(f"{case.label}: {violation}")
 
@@ -324,7 +326,7 @@ class Planner:
 
     def _typed(self, kernel: KernelSpec, case: Case, plan: LaunchPlan) -> dict[str, Any]:
         """What a compiler must know beforehand of the functions that are called."""
-        if kernel.language != "triton":
+        if not language(kernel.language).one_entry:
             entries = {launch.entry: None for launch in plan.launches} or {kernel.entry: None}
             given = (
                 POINTER if a.type in ("tensor", "workspace") else a.type for a in plan.arguments

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from evotune.backends.cuda.lock import measuring_alone
+from evotune.backends.registry import measuring_alone
 from evotune.engine.folder import RunFolder
 from evotune.engine.planning import Planner
 from evotune.engine.setup import Setup, load_run_setup

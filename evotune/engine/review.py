@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from evotune.backends.cuda.limits import Figures, launch_figures, worst
+from evotune.backends.base import Figures, Limits
 from evotune.device.launch import Binary
 from evotune.device.profile import DeviceProfile
 from evotune.execute.protocol import TIMED, BuildReview, CaseJob, worst_resources
@@ -15,10 +15,11 @@ _Known = dict[tuple[str, str, tuple[int, ...], int], Figures]
 
 
 class BuildReviewer:
-    """For CUDA kernels of one bound space on one device."""
+    """For kernels of one bound space on one device, which has `limits`."""
 
-    def __init__(self, bound: BoundSpace, profile: DeviceProfile) -> None:
+    def __init__(self, bound: BoundSpace, profile: DeviceProfile, limits: Limits) -> None:
         self._bound = bound
+        self._limits = limits
         self._device = profile.attributes
 
     def review(
@@ -31,14 +32,14 @@ class BuildReviewer:
         timed = [(case, figures) for case, figures in found if case.role == TIMED]
         resources = {
             **worst_resources(binaries.values()),
-            **worst(item.values for _, figures in timed for item in figures),
+            **self._limits.worst(item.values for _, figures in timed for item in figures),
         }
         for case, figures in found:
             for item in figures:
                 if item.violation:
                     return BuildReview(resources, f"{case.case.label}: {item.violation}")
         for case, figures in timed:
-            values = worst(item.values for item in figures)
+            values = self._limits.worst(item.values for item in figures)
             violated = self._bound.violated_after_compile(configuration, case.case.symbols, values)
             if violated:
                 return BuildReview(resources, f"after_compile: {violated}")
@@ -50,6 +51,6 @@ class BuildReviewer:
         for launch in case.plan.completed(binary.resources).launches:
             key = (case.compile.key, launch.entry, launch.block, launch.shared_bytes)
             if key not in known:
-                known[key] = launch_figures(launch, binary.resources, self._device)
+                known[key] = self._limits.figures(launch, binary.resources, self._device)
             found.append(known[key])
         return found

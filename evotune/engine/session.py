@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from evotune.backends.cuda.lock import measuring_alone
+from evotune.backends.registry import measuring_alone
 from evotune.command_line import RUNS_DIR
 from evotune.engine import environment
 from evotune.engine.cluster import Cluster, ClusterRequest, connected

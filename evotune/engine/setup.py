@@ -9,15 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from evotune.backends.cpu import cpp_options
-from evotune.backends.cuda import compiler, profiles
-from evotune.backends.cuda.discover import (
-    backend_of,
-    find_gpus,
-    open_profile,
-    same_gpu,
-    work_together,
-)
+from evotune.backends import registry
+from evotune.backends.base import Backend
+from evotune.backends.together import work_together
 from evotune.command_line import command_line
 from evotune.device.profile import DeviceProfile
 from evotune.device.recorded import RecordedSpace, read_named_recording, read_recorded_space
@@ -36,6 +30,7 @@ from evotune.engine.planning import (
 )
 from evotune.engine.spaces import is_recording, shipped_name
 from evotune.errors import NoSuchGpu, UsageError
+from evotune.languages import language
 from evotune.problems import Case, create_problem
 from evotune.problems.base import WrongKey
 from evotune.regular_file import read_regular
@@ -128,26 +123,27 @@ def load_setup(
         return dataclasses.replace(setup, delay_ms=document.recorded.delay_ms)
     if device == "recorded":
         raise UsageError(f"{path} is not a recorded space")
-    backends = {"cpu" if kernel.language == "cpp" else "cuda" for kernel in document.kernels}
+    backends = {registry.speaking(kernel.language) for kernel in document.kernels}
     if len(backends) > 1:
         message = "kernels of one space must all be for the CPU or all for a GPU"
         raise document.kernels[0].position.error(message)
     (backend,) = backends
-    if backend_of(device) not in (None, backend):
-        raise UsageError(f"{path} holds {backend} kernels; they cannot run on --device {device}")
+    if registry.asked_for(device) not in (None, backend):
+        held = f"{path} holds {backend.name} kernels"
+        raise UsageError(f"{held}; they cannot run on --device {device}")
     _refuse_options(document)
     if elsewhere is not None:
-        devices = elsewhere.devices(backend)
+        devices = elsewhere.devices(backend.name)
         profile = work_together(devices, allow_mixed=elsewhere.allow_mixed)
     elif gpus is None:
-        with _offering_to_compile(document, path, run):
-            profile = open_profile(device, backend, compile_only=compile_only)
+        with _offering_to_compile(backend, document, path, run):
+            profile = backend.profile(device, compile_only=compile_only)
         devices = [profile]
-    elif backend != "cuda":
-        raise UsageError(f"{path} holds {backend} kernels; --gpus is for CUDA kernels")
+    elif not backend.several:
+        raise UsageError(f"{path} holds {backend.name} kernels; --gpus is for CUDA kernels")
     else:
-        with _offering_to_compile(document, path, run):
-            devices = find_gpus(device, gpus.count)
+        with _offering_to_compile(backend, document, path, run):
+            devices = backend.profiles(device, gpus.count)
         profile = work_together(devices, allow_mixed=gpus.allow_mixed)
     _refuse_device_of_no_kernel(document, profile)
     sources = {kernel.name: read_kernel_sources(document, kernel) for kernel in document.kernels}
@@ -177,14 +173,14 @@ def load_setup(
 
 @contextlib.contextmanager
 def _offering_to_compile(
-    document: SpaceDocument, path: Path, run: RunFolder | None
+    backend: Backend, document: SpaceDocument, path: Path, run: RunFolder | None
 ) -> Iterator[None]:
     """Where the GPU is missing: how the space is compiled without it."""
     try:
         yield
     except NoSuchGpu as error:
-        models = (error.model,) if error.model else profiles.names()
-        fitting = (name for name in models if not _reasons(document, profiles.named(name)))
+        models = (error.model,) if error.model else backend.models()
+        fitting = (name for name in models if not _reasons(document, backend.model(name)))
         model = next(fitting, None)
         if run is not None or model is None:
             raise
@@ -202,10 +198,9 @@ def load_run_setup(
     for several GPUs."""
     with store.trusting_facts():
         recorded = DeviceProfile.from_json(store.meta("device"))
-        device = {"cpu": "cpu", "recorded": "auto"}.get(recorded.backend)
-        if device is None:
-            here = gpus is None and elsewhere is None
-            device = same_gpu(recorded) if here else "auto"
+        device = registry.AUTO
+        if recorded.backend != _RECORDED_PROFILE.backend and gpus is None and elsewhere is None:
+            device = registry.named(recorded.backend).same_device(recorded)
         secret = str(store.meta("secret", ""))
     return load_setup(
         space_path(run, store),
@@ -222,15 +217,9 @@ def _refuse_options(document: SpaceDocument) -> None:
     for kernel in document.kernels:
         for option in kernel.options:
             for form in _forms(document, kernel, option):
-                if kernel.language == "cpp":
-                    refused, allowed = not cpp_options.is_allowed(form), cpp_options.IN_WORDS
-                elif kernel.language == "triton":
-                    refused = True
-                    allowed = "none in Triton; NUM_WARPS, NUM_STAGES, MAXNREG are genes"
-                else:
-                    refused, allowed = not compiler.is_allowed(form), compiler.OPTIONS_IN_WORDS
-                if refused:
-                    message = f"option {form!r} is not allowed; allowed: {allowed}"
+                known = language(kernel.language)
+                if not known.takes_option(form):
+                    message = f"option {form!r} is not allowed; allowed: {known.options_in_words}"
                     raise kernel.position.error(message)
 
 

@@ -7,12 +7,11 @@ import os
 from pathlib import Path
 
 import evotune
-from evotune.backends.cuda.discover import choose_backend
+from evotune.backends import registry
 from evotune.errors import UsageError
 from evotune.regular_file import open_regular
 
 _PACKAGE = Path(evotune.__file__).parent
-_FLAGSHIPS = {"cpu": "attention-cpu", "cuda": "attention-mma"}
 _RECORDINGS = (".json", ".json.gz", ".t4", ".t4.gz")
 
 
@@ -64,4 +63,7 @@ def is_recording(path: Path) -> bool:
 
 def flagship(device: str) -> Path:
     """The space that `evotune run` tunes when none is named: attention, for the device."""
-    return find_space(_FLAGSHIPS[choose_backend(device)])
+    backend = registry.choose(device)
+    if not backend.flagship:
+        raise UsageError(f"--device {device}: name the space to tune; none is for {backend.name}")
+    return find_space(backend.flagship)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evotune.backends import registry
 from evotune.backends.beside import others_at_work
 from evotune.counted import counted
 from evotune.engine import champions
@@ -38,7 +39,6 @@ from evotune.execute.protocol import (
 )
 from evotune.execute.twins import Twin, Twins
 from evotune.measure.agreement import agreement
-from evotune.measure.processes import LEAST_HALF_WIDTH
 from evotune.objectives import SINGLE
 from evotune.problems import Case
 from evotune.search.catalog import create_strategy
@@ -338,7 +338,7 @@ class RunWork:
                 count=stored_settings(self.store)["champions"],
                 propose=propose,
                 stop=lambda: self._signals.requested,
-                least_width=LEAST_HALF_WIDTH.get(self._setup.profile.backend, 0.0),
+                least_width=registry.named(self._setup.profile.backend).least_half_width,
                 no_time=self._is_over_time,
             ):
                 self.store.confirm(trial.number, outcome, self._elapsed_s)

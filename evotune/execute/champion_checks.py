@@ -6,8 +6,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
-from evotune.backends.cuda.perturbed_build import WAYS, build
-from evotune.backends.cuda.sanitizer import disqualification, sanitize, skipped_checks
+from evotune.backends import registry
 from evotune.device.launch import MBARRIERS
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import LaunchFailure, Session
@@ -38,7 +37,7 @@ class ChampionChecks:
         deterministic: bool,
     ) -> None:
         self._session = session
-        self._profile = profile
+        self._backend = registry.named(profile.backend)
         self._problem = problem
         self._gate = gate
         self._pool = pool
@@ -61,7 +60,8 @@ class ChampionChecks:
         for job in {json.dumps(job): job for job in jobs}.values():
             alike = [s for s, own in zip(timed, jobs, strict=True) if own == job]
             with scratch_folder() as folder:
-                for way, made in build(job, folder, _REBUILD_S).items():
+                found = self._backend.rebuilt(job, folder, _REBUILD_S)
+                for way, made in found.items():
                     try:
                         if isinstance(made, str):
                             raise LaunchFailure(made)
@@ -70,18 +70,14 @@ class ChampionChecks:
                             for s in alike
                         ]
                     except RuntimeError as error:  # the driver's assembler, or no memory for code
-                        skipped = Check(CASE, WAYS[way], "skipped", detail=str(error))
+                        skipped = Check(CASE, way, "skipped", detail=str(error))
                         verdict.checks.append(skipped)
                         continue
-                    limit_s = _PERTURBED_S / len(WAYS)
-                    name = WAYS[way]
-                    launches.check_rebuilt(name, rebuilt, verdict, limit_s=limit_s)
+                    limit_s = _PERTURBED_S / len(found)
+                    launches.check_rebuilt(way, rebuilt, verdict, limit_s=limit_s)
 
     def sanitize(self, cases: Json, verdict: Verdict) -> None:
         """What a tool finds is a failure, or a warning: `disqualification` says which."""
-        if self._profile.backend != "cuda":
-            verdict.checks += skipped_checks("the kernel is no CUDA kernel")
-            return
         tensors = [
             {
                 "binary": item["binary"],
@@ -95,12 +91,12 @@ class ChampionChecks:
             if item["role"] == EDGE
         ]
         self._session.free()  # each tool is a process with a context of its own
-        checks = sanitize(tensors)
+        checks = self._backend.sanitize(tensors)
         verdict.checks += checks
         noted = [item.get(MBARRIERS) for item in cases if item["role"] == EDGE]
         mbarriers = None if None in noted else any(noted)
         for check in checks:
-            kind = disqualification(check, mbarriers=mbarriers)
+            kind = self._backend.disqualification(check, mbarriers=mbarriers)
             if kind is not None and verdict.passed:
                 verdict.kind = kind
                 verdict.reason = f"{check.inputs}, {check.case}: {check.detail}"

@@ -10,9 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from evotune.backends.cpu.device import CpuCompiler
-from evotune.backends.cuda.compiler import NvrtcCompiler
-from evotune.backends.cuda.triton_compiler import TritonCompiler
+from evotune.backends import registry
 from evotune.device.launch import Binary, CompileFailure, CompileJob
 from evotune.device.protocol import Compiler
 from evotune.device.sources import fingerprint, read_sources
@@ -26,13 +24,8 @@ _MEMORY_BYTES = 8 << 30  # a template or constexpr that runs away must not take 
 
 
 def compiler_for(language: str) -> Compiler:
-    if language == "cpp":
-        return CpuCompiler()
-    if language == "cuda":
-        return NvrtcCompiler()
-    if language == "triton":
-        return TritonCompiler()
-    raise ValueError(f"no compiler for language {language}")
+    """KeyError for a language that no backend has."""
+    return registry.speaking(language).compiler(language)
 
 
 def build(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evotune.backends.cuda.sanitizer import LIMIT_S, TOOLS
+from evotune.backends import registry
 from evotune.device.profile import DeviceProfile
 from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem, ProblemMistake
@@ -68,8 +68,9 @@ class ProblemSource:
 class DeviceSlot:
     """One device's worker. At most one request is under way.
 
-    A trial's time limit counts from when the worker has its inputs and references ready. On a
-    GPU the next worker waits, its libraries imported, for the present one to be done. Opening a
+    A trial's time limit counts from when the worker has its inputs and references ready. Where
+    the backend has spare workers, the next one waits, its libraries imported, for the present one
+    to be done. Opening a
     worker takes seconds and blocks nobody: a request waits here until it is ready. A trial
     whose worker died runs once more in a fresh one, since somebody else may have killed it, or one
     of those that it served before may have broken it. Who ends that one too is quarantined. A
@@ -94,6 +95,7 @@ class DeviceSlot:
         self._folder = folder
         self._longest_trial_s = longest_trial_s
         self.profile = profile
+        self._backend = registry.named(profile.backend)
         self._name = name
         self._hello = {
             "profile": profile.to_json(),
@@ -246,8 +248,8 @@ class DeviceSlot:
         """Generous at first, then what trials of this run take that pass, with room."""
         if self._request["confirm"] or self._request["rival"] or self._request["repeat"]:
             cases: int = sum(case["role"] != RANDOM for case in self._request["cases"])
-            sanitizer_s = LIMIT_S * len(TOOLS) if self.profile.backend == "cuda" else 0.0
-            return self._longest_trial_s + _THOROUGH_CASE_S * cases + sanitizer_s
+            thorough_s = _THOROUGH_CASE_S * cases + self._backend.sanitizer_limit_s()
+            return self._longest_trial_s + thorough_s
         if self._answers < _KNOWN_AFTER or not self._slowest_s:
             return self._longest_trial_s
         return min(self._longest_trial_s, max(_LEAST_TIMEOUT_S, 10 * self._slowest_s))
@@ -263,7 +265,7 @@ class DeviceSlot:
     def _opened(self) -> None:
         self._opening = False
         self._failed_starts = 0
-        if self.profile.backend == "cuda" and self._spare is None:
+        if self._backend.spare_worker and self._spare is None:
             self._spare = self._spawn()
         if self.busy:
             self._hand_over()
@@ -286,12 +288,10 @@ class DeviceSlot:
         raise EnvironmentProblem(f"the device worker does not start: {how}{last}")
 
     def _spawn(self) -> Child:
-        environment: dict[str, str] = {}
-        if self.profile.backend != "cpu" and self.profile.id:
-            environment = {"CUDA_VISIBLE_DEVICES": self.profile.id}
+        environment = self._backend.worker_environment(self.profile)
         self._spawned += 1
         # A worker and the spare one share no file: each one's last words must be its own.
-        second = self.profile.backend == "cuda" and self._spawned % 2 == 0
+        second = self._backend.spare_worker and self._spawned % 2 == 0
         log = self._folder / f"{self._name}{'-2' if second else ''}.log"
         return Child("device_worker", log, environment)
 

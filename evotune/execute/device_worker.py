@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from evotune.backends.cpu.device import CpuSession
+from evotune.backends import registry
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import Session
 from evotune.errors import ProblemMistake
@@ -30,13 +30,8 @@ if TYPE_CHECKING:
 
 
 def open_session(profile: DeviceProfile) -> Session:
-    if profile.backend == "cpu":
-        return CpuSession()
-    if profile.backend == "cuda":
-        from evotune.backends.cuda.session import CudaSession
-
-        return CudaSession(profile)
-    raise ValueError(f"no session for backend {profile.backend}")
+    """The device of the profile, in this process."""
+    return registry.named(profile.backend).open_device(profile)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from evotune.backends import registry
 from evotune.device.launch import Binary, CompileFailure, CompileJob
 from evotune.device.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem
@@ -75,7 +76,7 @@ class LocalExecutor:
         for device in self._devices:
             device.open()
         if not self._exclusive:
-            self._pool.warm("cuda")
+            self._pool.warm(registry.named(self.devices[0].backend).languages[0].name)
 
     def submit(self, proposal: Proposal) -> None:
         if proposal.rejection:
@@ -315,7 +316,7 @@ def open_local_executor(
     its own CPU cores, and compilers are as many as fit these. The gate draws what it tries from
     `secret`; checks `without` are left out, to see what each is good for."""
     folder.mkdir(parents=True, exist_ok=True)
-    exclusive = profiles[0].backend == "cpu"
+    exclusive = registry.named(profiles[0].backend).exclusive
     own_cores = {core for each in cores for core in each}
     compilers = compile_processes(0 if exclusive else len(profiles), len(own_cores))
     pool = CompilePool(folder, cache, processes=compilers, timeout_s=compile_timeout_s)

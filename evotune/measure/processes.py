@@ -22,10 +22,6 @@ LEAST, MOST = 3, 6
 either side, and each further one makes little difference."""
 SETTLED = 0.01
 """Half an interval's width at which no further process is started."""
-LEAST_HALF_WIDTH = {"cpu": 0.04}
-"""By backend, how far, in ln, users' programs were seen to be from confirmed figures at most,
-whatever the spread of processes. An interval is no narrower to either side. Six figures of
-`benchmarks/carries_over.py` on quiet machines: 0.8% to 3.7%."""
 NOISY = 0.10
 """How much faster the same code may be in one process than in another."""
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # two-sided, by freedom

@@ -133,7 +133,7 @@ class SupportSpec:
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """A kernel's source, entry point and launches. `language` is `cpp`, `cuda` or `triton`;
+    """A kernel's source, entry point and launches. `language` is one of a backend's;
     `alternative` names a space for devices that it does not support, "" for none."""
 
     name: str

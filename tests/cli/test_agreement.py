@@ -293,7 +293,8 @@ def test_kernels_for_a_gpu_are_executed_only_once_somebody_agreed(
     space = folder / "space.yaml"
     space.write_text(GPU.replace("SOURCE", source).replace("LAUNCH", LAUNCHES[source]))
     monkeypatch.setattr(
-        "evotune.engine.setup.open_profile", lambda *asked, **named: profiles.named("h200")
+        "evotune.backends.cuda.discover.open_profile",
+        lambda *asked, **named: profiles.named("h200"),
     )
     with pytest.raises(SpaceError, match=rf"space\.yaml:6:\d+: .*{source}, which .* add --trust"):
         load_setup(space, "h200")

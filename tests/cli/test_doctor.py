@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from evotune.backends.cuda.probe import GpuState, probe
-from evotune.cli.findings import Finding, Status, examine
+from evotune.backends.finding import Finding, Status
+from evotune.cli import findings
 
 from .conftest import Invoke
 
@@ -20,8 +21,13 @@ def by_name(found: list[Finding]) -> dict[str, Finding]:
     return {finding.name: finding for finding in found}
 
 
-def no_gpu() -> GpuState:
-    return GpuState(())
+NO_GPU = GpuState(())
+
+
+def examine(monkeypatch: pytest.MonkeyPatch, state: GpuState) -> list[Finding]:
+    """What doctor says of a machine whose probe answers `state`."""
+    monkeypatch.setattr("evotune.backends.cuda.doctor.probe", lambda: state)
+    return findings.examine()
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +69,7 @@ def test_a_compiler_that_makes_nothing_is_broken(
     )
     fake.chmod(0o755)
     monkeypatch.setenv("CXX", str(fake))
-    found = by_name(examine(no_gpu))
+    found = by_name(examine(monkeypatch, NO_GPU))
     assert found["C++ compiler"].detail == f"fake 1.0 ({fake})"
     assert found["C++ with OpenMP"].status is Status.BROKEN
     assert "error: no omp.h" in found["C++ with OpenMP"].detail
@@ -71,26 +77,26 @@ def test_a_compiler_that_makes_nothing_is_broken(
 
 def test_a_cache_that_cannot_be_written_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVOTUNE_CACHE_DIR", "/dev/null/cache")
-    found = by_name(examine(no_gpu))
+    found = by_name(examine(monkeypatch, NO_GPU))
     assert found["build cache"].status is Status.BROKEN
     assert "EVOTUNE_CACHE_DIR" in found["build cache"].fix
 
 
-def test_an_unusable_gpu_is_broken_and_says_the_fix() -> None:
+def test_an_unusable_gpu_is_broken_and_says_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     state = GpuState(("NVIDIA L4",), "no usable driver; fix: update the NVIDIA driver")
-    found = by_name(examine(lambda: state))
+    found = by_name(examine(monkeypatch, state))
     assert found["GPU"] == Finding(
         "GPU", Status.BROKEN, "NVIDIA L4: no usable driver", "update the NVIDIA driver"
     )
     assert found["cupy"].status in (Status.MISSING, Status.OK)
 
 
-def test_a_usable_gpu_is_fine() -> None:
-    assert by_name(examine(lambda: GpuState(("NVIDIA L4",))))["GPU"].status is Status.OK
+def test_a_usable_gpu_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert by_name(examine(monkeypatch, GpuState(("NVIDIA L4",))))["GPU"].status is Status.OK
 
 
-def test_no_gpu_at_all_is_fine() -> None:
-    assert by_name(examine(no_gpu))["GPU"].status is Status.ABSENT
+def test_no_gpu_at_all_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert by_name(examine(monkeypatch, NO_GPU))["GPU"].status is Status.ABSENT
 
 
 def test_a_driver_that_hangs_is_given_up_and_keeps_what_was_said() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.cuda import compiler, profiles
+from evotune.backends.cuda import nvrtc_options, profiles
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.errors import EnvironmentProblem
@@ -149,7 +149,7 @@ def test_the_version_names_nvrtc_headers_and_flags() -> None:
     ],
 )
 def test_options_come_from_a_list(option: str, allowed: bool) -> None:
-    assert compiler.is_allowed(option) is allowed
+    assert nvrtc_options.is_allowed(option) is allowed
 
 
 def test_without_cupy_the_fix_is_named() -> None:

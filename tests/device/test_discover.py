@@ -7,18 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.cuda import discover, profiles
-from evotune.backends.cuda.discover import (
-    choose_backend,
-    cuda_problem,
-    find_gpu,
-    find_gpus,
-    gpus_present,
-    open_profile,
-    same_gpu,
-    work_together,
-)
+from evotune.backends import registry
+from evotune.backends.cuda import discover, presence, profiles
+from evotune.backends.cuda.discover import find_gpu, find_gpus, open_profile, same_gpu
+from evotune.backends.cuda.presence import cuda_problem, gpus_present
 from evotune.backends.cuda.probe import GpuState
+from evotune.backends.together import work_together
 from evotune.device.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem, UsageError
 
@@ -26,7 +20,7 @@ from evotune.errors import EnvironmentProblem, UsageError
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A made-up machine without a GPU."""
-    monkeypatch.setattr(discover, "SYSTEM_ROOT", tmp_path)
+    monkeypatch.setattr(presence, "SYSTEM_ROOT", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "bin").mkdir()
@@ -48,8 +42,8 @@ def _nvidia_smi(machine: Path, script: str) -> None:
 
 def test_a_machine_without_a_gpu_uses_the_cpu() -> None:
     assert gpus_present() == []
-    assert choose_backend("auto") == "cpu"
-    assert choose_backend("cpu") == "cpu"
+    assert registry.choose("auto").name == "cpu"
+    assert registry.choose("cpu").name == "cpu"
 
 
 def test_the_driver_names_the_gpus(machine: Path) -> None:
@@ -82,15 +76,15 @@ def test_gpus_that_the_user_hides_do_not_count(
 ) -> None:
     _driver_lists(machine, "NVIDIA L4")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    assert choose_backend("auto") == "cpu"
+    assert registry.choose("auto").name == "cpu"
     with pytest.raises(EnvironmentProblem, match="CUDA_VISIBLE_DEVICES hides all"):
-        choose_backend("cuda")
+        registry.choose("cuda")
 
 
 @pytest.mark.parametrize("request_", ["cuda", "cuda:0"])
 def test_asking_for_a_gpu_that_is_not_there_is_an_error_with_the_fix(request_: str) -> None:
     with pytest.raises(EnvironmentProblem, match=r"no NVIDIA GPU was found; fix: .*--device cpu"):
-        choose_backend(request_)
+        registry.choose(request_)
 
 
 @pytest.mark.parametrize("request_", ["gpu", "cuda:", "cuda:x", "cuda:-1", "L4", "l40", "", "CPU"])
@@ -99,13 +93,13 @@ def test_an_unknown_device_is_a_usage_error(machine: Path, request_: str) -> Non
     with pytest.raises(
         UsageError, match="expected auto, cpu, cuda:N or one of l4, a100, h100, h200, b200"
     ):
-        choose_backend(request_)
+        registry.choose(request_)
 
 
 def test_a_gpu_number_beyond_the_last_is_an_error(machine: Path) -> None:
     _driver_lists(machine, "NVIDIA L4")
     with pytest.raises(EnvironmentProblem, match=r"has 1 GPU, counted from cuda:0"):
-        choose_backend("cuda:1")
+        registry.choose("cuda:1")
 
 
 @pytest.mark.parametrize("request_", ["auto", "cuda"])
@@ -116,7 +110,7 @@ def test_a_gpu_that_torch_cannot_use_is_an_error_of_one_line(machine: Path, requ
         pytest.skip("this machine's GPU works")
     _driver_lists(machine, "NVIDIA L4")
     with pytest.raises(EnvironmentProblem) as caught:
-        choose_backend(request_)
+        registry.choose(request_)
     text = str(caught.value)
     assert caught.value.exit_code == 3
     assert text.startswith("GPU found (NVIDIA L4) but torch ")
@@ -160,7 +154,7 @@ def test_a_model_that_is_not_here_is_an_error_that_names_what_is() -> None:
 
 
 def test_a_model_on_a_machine_without_a_gpu_is_an_error() -> None:
-    for choose in (find_gpu, choose_backend):
+    for choose in (find_gpu, registry.choose):
         with pytest.raises(EnvironmentProblem) as caught:
             choose("l4")
         assert str(caught.value) == (
@@ -177,11 +171,11 @@ def test_a_run_resumes_on_its_own_gpu_or_on_one_of_its_model() -> None:
 
 
 def test_compiling_needs_a_name_and_no_gpu() -> None:
-    assert open_profile("l4", "cuda", compile_only=True) == profiles.named("l4")
+    assert open_profile("l4", compile_only=True) == profiles.named("l4")
     with pytest.raises(EnvironmentProblem, match=r"fix: name one, --device l4\|a100\|h100\|h200"):
-        open_profile("auto", "cuda", compile_only=True)
+        open_profile("auto", compile_only=True)
     with pytest.raises(EnvironmentProblem, match="CUDA kernels need a GPU and no NVIDIA GPU was"):
-        open_profile("auto", "cuda", compile_only=False)
+        open_profile("auto", compile_only=False)
 
 
 @pytest.mark.usefixtures("two_gpus")

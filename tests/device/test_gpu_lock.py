@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from evotune.backends.cuda import lock, profiles
-from evotune.backends.cuda.lock import GpuLock, measuring_alone
+from evotune.backends.cuda.lock import GpuLock
+from evotune.backends.registry import measuring_alone
 from evotune.errors import RunLocked
 
 

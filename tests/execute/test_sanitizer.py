@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from evotune.backends.base import TOOLS, not_sanitized
 from evotune.backends.cuda import sanitizer
 from evotune.backends.cuda.sanitized_launch import normal_values
 from evotune.backends.cuda.sanitizer import (
@@ -16,7 +17,6 @@ from evotune.backends.cuda.sanitizer import (
     find_sanitizer,
     read_findings,
     sanitize,
-    skipped_checks,
 )
 from evotune.trial import OutcomeKind
 
@@ -152,7 +152,7 @@ def test_the_tool_is_found_in_a_toolkit_and_without_it_both_checks_are_skipped(
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nothing"))
     if find_sanitizer():
         pytest.skip("compute-sanitizer is installed in /usr/local/cuda")
-    assert sanitize([{"binary": "x"}]) == skipped_checks("compute-sanitizer is not installed")
+    assert sanitize([{"binary": "x"}]) == not_sanitized("compute-sanitizer is not installed")
 
 
 def test_each_tool_runs_the_launching_program_on_the_cases(
@@ -168,7 +168,7 @@ print({RACECHECK_HAZARDS!r} if tool == "racecheck" else {MEMCHECK_CLEAN!r})
 """
     install(tmp_path, monkeypatch, program)
     checks = sanitize([{"binary": "x"}])
-    assert [check.inputs.split()[-1] for check in checks] == list(sanitizer.TOOLS)
+    assert [check.inputs.split()[-1] for check in checks] == list(TOOLS)
     assert [check.status for check in checks] == ["passed", "passed", "failed"]
     told = sorted((tmp_path / "told").read_text().splitlines())
     cases = "evotune.backends.cuda.sanitized_launch {'cases': [{'binary': 'x'}], 'poison': "
@@ -186,7 +186,7 @@ def test_a_tool_that_hangs_or_cannot_start_is_skipped(
     tool = install(tmp_path, monkeypatch, "import time; time.sleep(60)")
     monkeypatch.setattr(sanitizer, "LIMIT_S", 0.3)
     details = [check.detail for check in sanitize([{"binary": "x"}])]
-    assert details == [f"{name} did not end within 0.3 s" for name in sanitizer.TOOLS]
+    assert details == [f"{name} did not end within 0.3 s" for name in TOOLS]
     tool.write_text("#!/no/such/interpreter\n")
     for check in sanitize([{"binary": "x"}]):
         assert (check.status, "does not start" in check.detail) == ("skipped", True)

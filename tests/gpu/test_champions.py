@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from evotune.backends.base import TOOLS
 from evotune.backends.cuda.discover import open_profile
-from evotune.backends.cuda.sanitizer import TOOLS, find_sanitizer
+from evotune.backends.cuda.sanitizer import find_sanitizer
 from evotune.execute.device_worker import open_session
 from evotune.trial import Json
 
@@ -41,7 +42,7 @@ def champion(runs: list[str]) -> Json:
 
 
 def test_an_eager_sampler_issues_every_call_and_waits_for_the_last() -> None:
-    session = open_session(open_profile("cuda:0", "cuda", compile_only=False))
+    session = open_session(open_profile("cuda:0", compile_only=False))
     x = torch.zeros(1024, device=session.torch_device)
 
     def call() -> object:

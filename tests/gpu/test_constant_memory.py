@@ -29,7 +29,7 @@ extern "C" __global__ void weigh(float* out) { out[threadIdx.x] = 2.0f * c_weigh
 
 
 def test_each_call_copies_the_tensor(tmp_path: Path) -> None:
-    profile = open_profile("cuda:0", "cuda", compile_only=False)
+    profile = open_profile("cuda:0", compile_only=False)
     session = open_session(profile)
     (tmp_path / "weigh.cu").write_text(SOURCE)
     job = CompileJob("cuda", str(tmp_path), "weigh.cu", (), (), profile.arch, "")

@@ -74,12 +74,12 @@ PLAN = LaunchPlan(
 
 @pytest.fixture(scope="module")
 def session() -> Session:
-    return open_session(open_profile("cuda:0", "cuda", compile_only=False))
+    return open_session(open_profile("cuda:0", compile_only=False))
 
 
 def job(folder: Path, fault: int) -> CompileJob:
     (folder / "sums.cu").write_text(SOURCE)
-    arch = open_profile("cuda:0", "cuda", compile_only=False).arch
+    arch = open_profile("cuda:0", compile_only=False).arch
     return CompileJob("cuda", str(folder), "sums.cu", (("FAULT", fault),), (), arch, "")
 
 

@@ -54,7 +54,7 @@ def plan(*launches: Launch) -> LaunchPlan:
 
 
 def test_launches_run_in_order_with_all_the_shared_memory_of_the_device(tmp_path: Path) -> None:
-    profile = open_profile("cuda:0", "cuda", compile_only=False)
+    profile = open_profile("cuda:0", compile_only=False)
     largest = int(profile.attributes["shared_bytes_per_block"])
     session = open_session(profile)
     binary = tmp_path / "add.cubin"
@@ -93,7 +93,7 @@ def test_launches_run_in_order_with_all_the_shared_memory_of_the_device(tmp_path
 
 
 def test_memory_goes_from_eager_calls_to_graphs_and_back_to_the_device() -> None:
-    session = open_session(open_profile("cuda:0", "cuda", compile_only=False))
+    session = open_session(open_profile("cuda:0", compile_only=False))
     free_bytes, _ = torch.cuda.mem_get_info()
     count = free_bytes * 6 // 10
 
@@ -112,7 +112,7 @@ def test_memory_goes_from_eager_calls_to_graphs_and_back_to_the_device() -> None
 
 
 def test_the_copy_bandwidth_is_a_share_of_the_memorys() -> None:
-    profile = open_profile("cuda:0", "cuda", compile_only=False)
+    profile = open_profile("cuda:0", compile_only=False)
     copied = open_session(profile).copy_gbps()
     assert 0.5 * float(profile.attributes["memory_gbps"]) < copied
     assert copied < 1.02 * float(profile.attributes["memory_gbps"])

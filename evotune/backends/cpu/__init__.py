@@ -1,1 +1,64 @@
-"""The CPU backend: C++ kernels."""
+"""The CPU backend: C++ kernels, compiled by the machine's compiler and called in this process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from evotune.backends.base import Backend
+from evotune.backends.cpu import cpp_options
+from evotune.languages import Language, Template
+
+if TYPE_CHECKING:
+    from evotune.backends.finding import Finding
+    from evotune.device.profile import DeviceProfile
+    from evotune.device.protocol import Compiler, Session
+
+_CPP = Language(
+    name="cpp",
+    suffixes=(".cpp", ".cc", ".cxx"),
+    needs="a C++ compiler",
+    takes_option=cpp_options.is_allowed,
+    options_in_words=cpp_options.IN_WORDS,
+    template=Template(__name__, "kernel.cpp", "space_cpp.yaml"),
+)
+
+
+class CpuBackend(Backend):
+    """This machine's processor. Its compilers and its kernels would take each other's cores."""
+
+    name = "cpu"
+    languages = (_CPP,)
+    requests = ("cpu",)
+    flagship = "attention-cpu"
+    times_user_problems = True
+    least_half_width = 0.04
+    """Six figures of `benchmarks/carries_over.py` on quiet machines: 0.8% to 3.7%."""
+
+    def profile(self, request: str, *, compile_only: bool = False) -> DeviceProfile:
+        from evotune.backends.cpu import device
+
+        return device.profile()
+
+    def offered(self) -> DeviceProfile:
+        from evotune.backends.cpu import device
+
+        device.find_compiler()
+        return device.profile()
+
+    def compiler(self, language: str) -> Compiler:
+        from evotune.backends.cpu.device import CpuCompiler
+
+        return CpuCompiler()
+
+    def open_device(self, profile: DeviceProfile) -> Session:
+        from evotune.backends.cpu.device import CpuSession
+
+        return CpuSession()
+
+    def doctor(self) -> tuple[list[Finding], list[Finding]]:
+        from evotune.backends.cpu import doctor
+
+        return [], doctor.examine()
+
+
+ROOM = CpuBackend()

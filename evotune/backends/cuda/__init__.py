@@ -1,1 +1,170 @@
-"""The CUDA backend. The compile side (`compiler`, `profiles`, `occupancy`) needs no GPU."""
+"""The CUDA backend: kernels in CUDA C++ and in Triton, for NVIDIA's GPUs."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from evotune.backends.base import TOOLS, Backend
+from evotune.backends.cuda import nvrtc_options, profiles, triton_language
+from evotune.languages import Language, Template
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager, ExitStack
+    from pathlib import Path
+
+    from evotune.backends.base import Limits
+    from evotune.backends.finding import Finding
+    from evotune.device.profile import DeviceProfile
+    from evotune.device.protocol import Compiler, Session
+    from evotune.trial import Check, Json, OutcomeKind
+
+_REQUEST = re.compile(r"cuda(?::[0-9]{1,3})?")
+_COMPILE = ', "--device", "h200"'
+
+_CUDA = Language(
+    name="cuda",
+    suffixes=(".cu",),
+    needs="an NVIDIA GPU",
+    launched=True,
+    tensor_maps=True,
+    constant_memory=True,
+    takes_option=nvrtc_options.is_allowed,
+    options_in_words=nvrtc_options.IN_WORDS,
+    template=Template(__name__, "kernel.cu", "space_cuda.yaml", _COMPILE),
+)
+_TRITON = Language(
+    name="triton",
+    suffixes=(".py",),
+    needs="an NVIDIA GPU, triton",
+    launched=True,
+    block=triton_language.block_size,
+    decided=triton_language.DECIDED,
+    one_entry=True,
+    extra_arguments=triton_language.EXTRA_ARGUMENTS,
+    runs_when_compiled=True,
+    options_in_words="none in Triton; NUM_WARPS, NUM_STAGES, MAXNREG are genes",
+    template=Template(
+        __name__,
+        "kernel_triton.py",
+        "space_triton.yaml",
+        _COMPILE,
+        taken=("problem", "triton", "torch", "evotune"),  # they would hide what is imported
+    ),
+)
+
+
+class CudaBackend(Backend):
+    """NVIDIA's GPUs. Compilers run beside them, on other cores than their workers'."""
+
+    name = "cuda"
+    languages = (_CUDA, _TRITON)
+    requests = ("cuda:N",)
+    flagship = "attention-mma"
+    preference = 1
+    exclusive = False
+    several = True
+    spare_worker = True
+    packages = ("cupy-cuda12x", "cupy-cuda13x", "nvidia-ml-py", "triton")
+
+    def understands(self, request: str) -> bool:
+        return request in profiles.names() or _REQUEST.fullmatch(request) is not None
+
+    def models(self) -> tuple[str, ...]:
+        return profiles.names()
+
+    def model(self, name: str) -> DeviceProfile:
+        return profiles.named(name)
+
+    def completions(self) -> tuple[str, ...]:
+        """Of the GPUs that may be here, the first two."""
+        return ("cuda:0", "cuda:1", *profiles.names())
+
+    def is_here(self) -> bool:
+        from evotune.backends.cuda.presence import gpus_present
+
+        return bool(gpus_present())
+
+    def profile(self, request: str, *, compile_only: bool = False) -> DeviceProfile:
+        from evotune.backends.cuda import discover
+
+        return discover.open_profile(request, compile_only=compile_only)
+
+    def profiles(self, request: str, count: int | None) -> list[DeviceProfile]:
+        from evotune.backends.cuda import discover
+
+        return discover.find_gpus(request, count)
+
+    def same_device(self, profile: DeviceProfile) -> str:
+        from evotune.backends.cuda import discover
+
+        return discover.same_gpu(profile)
+
+    def measuring_alone(self, profile: DeviceProfile) -> AbstractContextManager[object]:
+        from evotune.backends.cuda.lock import GpuLock
+
+        return GpuLock(profile.id)
+
+    def take_device(self, stack: ExitStack) -> str:
+        from evotune.backends.cuda import discover
+
+        return discover.take_gpu(stack)
+
+    def offered(self) -> DeviceProfile:
+        return self.profiles("auto", 1)[0]
+
+    def others_at_work(self, profile: DeviceProfile) -> Iterator[str]:
+        from evotune.backends.cuda.busy import busy_gpu
+
+        return busy_gpu(profile)
+
+    def compiler(self, language: str) -> Compiler:
+        if language == _CUDA.name:
+            from evotune.backends.cuda.compiler import NvrtcCompiler
+
+            return NvrtcCompiler()
+        from evotune.backends.cuda.triton_compiler import TritonCompiler
+
+        return TritonCompiler()
+
+    def limits(self) -> Limits | None:
+        from evotune.backends.cuda.limits import GpuLimits
+
+        return GpuLimits()
+
+    def open_device(self, profile: DeviceProfile) -> Session:
+        from evotune.backends.cuda.session import CudaSession
+
+        return CudaSession(profile)
+
+    def worker_environment(self, profile: DeviceProfile) -> Mapping[str, str]:
+        return {"CUDA_VISIBLE_DEVICES": profile.id} if profile.id else {}
+
+    def sanitize(self, cases: Sequence[Mapping[str, Json]]) -> list[Check]:
+        from evotune.backends.cuda.sanitizer import sanitize
+
+        return sanitize(cases)
+
+    def sanitizer_limit_s(self) -> float:
+        from evotune.backends.cuda.sanitizer import LIMIT_S
+
+        return LIMIT_S * len(TOOLS)
+
+    def disqualification(self, check: Check, *, mbarriers: bool | None) -> OutcomeKind | None:
+        from evotune.backends.cuda.sanitizer import disqualification
+
+        return disqualification(check, mbarriers=mbarriers)
+
+    def rebuilt(self, job: Json, folder: Path, limit_s: float) -> Mapping[str, Path | str]:
+        from evotune.backends.cuda.perturbed_build import WAYS, build
+
+        return {WAYS[way]: made for way, made in build(job, folder, limit_s).items()}
+
+    def doctor(self) -> tuple[list[Finding], list[Finding]]:
+        from evotune.backends.cuda import doctor
+
+        return doctor.examine()
+
+
+ROOM = CudaBackend()

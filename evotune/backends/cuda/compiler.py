@@ -26,24 +26,11 @@ from evotune.errors import EnvironmentProblem
 from evotune.trial import Json, OutcomeKind
 
 FLAGS = ("--std=c++17", "--ptxas-options=-v")
-_OPTIONS = re.compile(
-    r"--use_fast_math|--extra-device-vectorization|--maxrregcount=[1-9][0-9]{0,2}"
-    r"|--(?:fmad|ftz|prec-div|prec-sqrt)=(?:true|false)"
-)
-OPTIONS_IN_WORDS = (
-    "--use_fast_math, --fmad=, --ftz=, --prec-div=, --prec-sqrt= (true or false), "
-    "--maxrregcount=N, --extra-device-vectorization"
-)
 _LOG_BYTES = 16_384
 _COMPILATION_FAILED = 6  # nvrtcResult: the source's fault; every other error is the compiler's
 _INVALID_OPTION = 5
 _ERROR = re.compile(r"^(.*error\b.*)$", re.MULTILINE | re.IGNORECASE)
 _TOO_MUCH = re.compile(r"uses too much (?:shared|local|parameter|constant) data|too many registers")
-
-
-def is_allowed(option: str) -> bool:
-    """Whether a space may give it under `options:`; nothing that names a file."""
-    return _OPTIONS.fullmatch(option) is not None
 
 
 @functools.cache

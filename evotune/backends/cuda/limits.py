@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
+from evotune.backends.base import Figures
 from evotune.backends.cuda.occupancy import occupancy
 from evotune.device.launch import Launch
 from evotune.trial import Json, Value
@@ -34,15 +34,6 @@ def launch_violation(launch: Launch, device: Mapping[str, Value]) -> str:
     if launch.shared_bytes > most_bytes:
         return f"{launch.shared_bytes} bytes of shared memory, but a block may have {most_bytes}"
     return ""
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Of one launch: what it takes (see `COMPILED_FIGURES` in `space.figures`), and why it
-    cannot run, "" when it can."""
-
-    values: Mapping[str, int | float]
-    violation: str
 
 
 def launch_figures(
@@ -102,3 +93,18 @@ def worst(figures: Iterable[Mapping[str, int | float]]) -> dict[str, int | float
             choose = min if name in _WORST_IS_LEAST else max
             found[name] = choose(value, found.get(name, value))
     return found
+
+
+class GpuLimits:
+    """See `evotune.backends.base.Limits`."""
+
+    def violation(self, launch: Launch, device: Mapping[str, Value]) -> str:
+        return launch_violation(launch, device)
+
+    def figures(
+        self, launch: Launch, resources: Mapping[str, Json], device: Mapping[str, Value]
+    ) -> Figures:
+        return launch_figures(launch, resources, device)
+
+    def worst(self, figures: Iterable[Mapping[str, int | float]]) -> dict[str, int | float]:
+        return worst(figures)

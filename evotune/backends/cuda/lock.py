@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from evotune.device.profile import DeviceProfile
 from evotune.errors import RunLocked
-
-
-@contextlib.contextmanager
-def measuring_alone(profiles: Sequence[DeviceProfile]) -> Iterator[None]:
-    """Holds the locks of all GPUs among the devices; RunLocked when one of them is taken."""
-    with contextlib.ExitStack() as locks:
-        for profile in profiles:
-            if profile.backend == "cuda":
-                locks.enter_context(GpuLock(profile.id))
-        yield
-
 
 FOLDER = Path("/tmp")
 """The same for every user, whatever TMPDIR says; a GPU is shared by all."""

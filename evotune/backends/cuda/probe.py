@@ -99,7 +99,7 @@ def _parse(output: bytes) -> GpuState:
 
 def main() -> None:
     """The child's side."""
-    from evotune.backends.cuda.discover import cuda_problem, gpus_present
+    from evotune.backends.cuda.presence import cuda_problem, gpus_present
 
     gpus = gpus_present()
     print(json.dumps(gpus), flush=True)

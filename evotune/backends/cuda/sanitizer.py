@@ -23,18 +23,17 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from evotune.backends.base import SANITIZER, TOOLS, not_sanitized, sanitizer_check
 from evotune.python_process import module_command
 from evotune.scratch import scratch_folder
 from evotune.trial import Check, Json, OutcomeKind
 
-TOOLS = ("memcheck", "initcheck", "racecheck")
 LIMIT_S = 180.0
 """A tool that runs longer is given up: its check is skipped."""
 
 DONE = "launched every case"
 """The last words of a program under a tool: without them the tool has not seen the kernel."""
 
-_TOOL = "compute-sanitizer"
 _OPTIONS = {"memcheck": ("--report-api-errors", "no"), "initcheck": (), "racecheck": ()}
 _ERROR_SUMMARY = re.compile(r"^=+ ERROR SUMMARY: (\d+) errors?\b", re.MULTILINE)
 _RACECHECK_SUMMARY = re.compile(
@@ -52,12 +51,7 @@ def find_sanitizer() -> str:
     """Its path: on PATH, or in a CUDA toolkit; "" when it is not installed."""
     roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     folders = [f"{root}/bin" for root in roots if root]
-    return shutil.which(_TOOL) or shutil.which(_TOOL, path=os.pathsep.join(folders)) or ""
-
-
-def skipped_checks(detail: str) -> list[Check]:
-    """What is recorded where the tools cannot run."""
-    return [_check(tool, "skipped", detail) for tool in TOOLS]
+    return shutil.which(SANITIZER) or shutil.which(SANITIZER, path=os.pathsep.join(folders)) or ""
 
 
 def sanitize(cases: Sequence[Json]) -> list[Check]:
@@ -65,9 +59,9 @@ def sanitize(cases: Sequence[Json]) -> list[Check]:
     launch plan and tensors of small shapes."""
     path = find_sanitizer()
     if not path:
-        return skipped_checks(f"{_TOOL} is not installed")
+        return not_sanitized(f"{SANITIZER} is not installed")
     if not cases:
-        return skipped_checks("the kernel supports no edge shape")
+        return not_sanitized("the kernel supports no edge shape")
     with scratch_folder() as folder:
         jobs = [folder / f"{tool}.json" for tool in TOOLS]
         for tool, job in zip(TOOLS, jobs, strict=True):
@@ -102,9 +96,9 @@ def _run(path: str, tool: str, job: Path) -> Check:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return _check(tool, "skipped", f"{tool} did not end within {LIMIT_S:g} s")
+        return sanitizer_check(tool, "skipped", f"{tool} did not end within {LIMIT_S:g} s")
     except OSError as error:
-        return _check(tool, "skipped", f"{tool} does not start: {error.strerror}")
+        return sanitizer_check(tool, "skipped", f"{tool} does not start: {error.strerror}")
     return read_findings(tool, done.stdout.decode(errors="replace"))
 
 
@@ -119,13 +113,14 @@ def read_findings(tool: str, output: str) -> Check:
         errors, warnings = map(int, summary.groups()) if summary else (0, 0)
     if errors:
         # Whatever became of the program after: an error is an error.
-        return _check(tool, "failed", f"{_counted(errors, 'error')}: {found or 'see the tool'}")
+        detail = f"{_counted(errors, 'error')}: {found or 'see the tool'}"
+        return sanitizer_check(tool, "failed", detail)
     if summary is None or DONE not in output:
         words = [line for line in map(str.strip, output.splitlines()) if line.strip("= ")]
         last = words[-1][:_WORDS_CHARACTERS] if words else "it said nothing"
-        return _check(tool, "skipped", f"{tool} did not see the launches: {last}")
+        return sanitizer_check(tool, "skipped", f"{tool} did not see the launches: {last}")
     detail = f"{_counted(warnings, 'warning')}: {found}" if warnings else ""
-    return _check(tool, "passed", detail)
+    return sanitizer_check(tool, "passed", detail)
 
 
 def _first_finding(output: str) -> str:
@@ -136,7 +131,3 @@ def _first_finding(output: str) -> str:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def _check(tool: str, status: str, detail: str) -> Check:
-    return Check("edge shapes", f"{_TOOL} {tool}", status, detail=detail)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evotune.backends.cuda.compiler import OPTIONS_IN_WORDS, is_allowed
+from evotune.backends.cuda.nvrtc_options import IN_WORDS, is_allowed
 from evotune.cli.kernel_tuner import expression_text as expressions
 from evotune.cli.kernel_tuner.adapter import Adapter
 from evotune.cli.kernel_tuner.arguments import SCALARS, Arguments
@@ -194,7 +194,7 @@ def _options(call: TuneCall) -> tuple[list[str], list[str]]:
             kept.append(option)
         else:
             words = f"left out the compiler option {item.text[:60]!r}; there are"
-            notes.append(f"{words} {OPTIONS_IN_WORDS}")
+            notes.append(f"{words} {IN_WORDS}")
     return kept, notes
 
 

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+from evotune.languages import Language, all_languages, find_language
 from evotune.space.language.expression import Expression, parse_expression
 from evotune.space.parameters import (
     Boolean,
@@ -27,7 +28,6 @@ from evotune.space.reading.schema import (
     SpaceModelFile,
     TensorMapModel,
 )
-from evotune.space.reading.triton import block_size, refuse_what_triton_decides
 from evotune.space.reading.yaml_source import DataPath, YamlSource
 from evotune.space.specs import (
     ArgumentSpec,
@@ -47,7 +47,6 @@ from evotune.space.tensor_map_limits import L2_PROMOTIONS, MOST_BOX, SWIZZLES
 from evotune.trial import Value
 
 KERNEL = "KERNEL"
-_SUFFIXES = {"cpp": (".cpp", ".cc", ".cxx"), "cuda": (".cu",), "triton": (".py",)}
 
 
 class Converter:
@@ -131,7 +130,7 @@ class Converter:
         kernels = self.model.kernels or {}
         if self.model.after_compile:
             for name, kernel in kernels.items():
-                if self._language(name, kernel) == "cpp":
+                if not self._language(name, kernel).launched:
                     position = self.source.key_position(("after_compile",))
                     raise position.error("'after_compile' needs kernels for a GPU")
         return self._conditions("after_compile", self.model.after_compile)
@@ -152,14 +151,14 @@ class Converter:
     def _kernel(self, name: str, kernel: KernelModel) -> KernelSpec:
         path: DataPath = ("kernels", name)
         language = self._language(name, kernel)
-        if language != "cpp" and not kernel.launches:
+        if language.launched and not kernel.launches:
             raise self.source.position(path).error("a kernel for a GPU needs 'launches'")
         deterministic = kernel.deterministic
         return KernelSpec(
             name=name,
             source=self._source_file(kernel.source, (*path, "source")),
             entry=kernel.entry,
-            language=language,
+            language=language.name,
             supports=self._supports(kernel, path),
             define=tuple(kernel.define),
             define_positions=tuple(
@@ -178,14 +177,16 @@ class Converter:
             position=self.source.position(path),
         )
 
-    def _language(self, name: str, kernel: KernelModel) -> str:
+    def _language(self, name: str, kernel: KernelModel) -> Language:
         """A file of another suffix is no source: a compiler's message about it tells its words."""
-        languages = [kernel.language] if kernel.language else _SUFFIXES
+        stated = find_language(kernel.language) if kernel.language else None
         suffix = PurePosixPath(kernel.source).suffix
-        for language in languages:
-            if suffix in _SUFFIXES[language]:
+        languages: list[Language] = []
+        for language in (stated,) if stated else all_languages():
+            if suffix in language.suffixes:
                 return language
-        *others, last = (suffix for language in languages for suffix in _SUFFIXES[language])
+            languages.append(language)
+        *others, last = (suffix for language in languages for suffix in language.suffixes)
         known = f"{', '.join(others)} or {last}" if others else last
         message = f"expected a {known} file, found '{kernel.source}'"
         raise self.source.position(("kernels", name, "source")).error(message)
@@ -213,7 +214,7 @@ class Converter:
         return tuple(specs)
 
     def _arguments(
-        self, kernel: KernelModel, language: str, path: DataPath
+        self, kernel: KernelModel, language: Language, path: DataPath
     ) -> tuple[ArgumentSpec, ...]:
         specs = []
         for i, argument in enumerate(kernel.arguments):
@@ -222,7 +223,7 @@ class Converter:
             if isinstance(argument, str):
                 specs.append(ArgumentSpec(position, name=argument))
             elif isinstance(argument, TensorMapModel):
-                if language != "cuda":
+                if not language.tensor_maps:
                     raise position.error("a tensor map needs a CUDA kernel")
                 tensor_map = self._tensor_map(argument, place)
                 specs.append(
@@ -265,9 +266,9 @@ class Converter:
         )
 
     def _constant_memory(
-        self, kernel: KernelModel, language: str, path: DataPath
+        self, kernel: KernelModel, language: Language, path: DataPath
     ) -> tuple[ConstantMemorySpec, ...]:
-        if kernel.constant_memory and language != "cuda":
+        if kernel.constant_memory and not language.constant_memory:
             position = self.source.key_position((*path, "constant_memory"))
             raise position.error("'constant_memory' needs a CUDA kernel")
         return tuple(
@@ -278,12 +279,12 @@ class Converter:
         )
 
     def _launch(
-        self, kernel: KernelModel, language: str, launch: LaunchModel, place: DataPath
+        self, kernel: KernelModel, language: Language, launch: LaunchModel, place: DataPath
     ) -> LaunchSpec:
         block, shared_bytes = launch.block, launch.shared_bytes
-        if language == "triton":
-            refuse_what_triton_decides(self.source, kernel, launch, place)
-            block = [block_size(self.model.parameters or {})]
+        self._refuse_decided(kernel, language, launch, place)
+        if language.block is not None:
+            block = [language.block(self.model.parameters or {})]
         elif block is None:
             raise self.source.position(place).error("a launch needs a 'block'")
         grid_sizes, block_sizes = (
@@ -297,6 +298,15 @@ class Converter:
             launch.entry or kernel.entry,
             None if launch.when is None else self._expression(launch.when, (*place, "when")),
         )
+
+    def _refuse_decided(
+        self, kernel: KernelModel, language: Language, launch: LaunchModel, place: DataPath
+    ) -> None:
+        """SpaceError for what the language's compiler decides; the kernel's own entry may stand."""
+        for key, reason in language.decided.items():
+            value = getattr(launch, key)
+            if value is not None and (key != "entry" or value != kernel.entry):
+                raise self.source.key_position((*place, key)).error(reason)
 
     def parameters(self) -> tuple[ParameterSpec, ...]:
         fields = self.model.parameters or {}

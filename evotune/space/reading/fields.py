@@ -11,9 +11,12 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic.annotated_handlers import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from evotune.space.suggest import describe
+from evotune.languages import all_languages, find_language
+from evotune.plugins import BACKENDS
+from evotune.space.suggest import closest, describe
 
 MAX_VALUES = 100_000
 
@@ -48,3 +51,31 @@ SymbolValue = Annotated[
 Symbols: TypeAlias = dict[Identifier, SymbolValue]
 Values = Annotated[list[ParameterValue], Field(min_length=1, max_length=MAX_VALUES)]
 Grid = Annotated[list[ExpressionField], Field(min_length=1, max_length=3)]
+
+
+class _Language:
+    """A language that a backend has. Installed packages are looked at for one that is not ours."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(_known_language)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"enum": [language.name for language in all_languages()], "type": "string"}
+
+
+def _known_language(value: Any) -> str:
+    if isinstance(value, str) and find_language(value) is not None:
+        return value
+    names = [language.name for language in all_languages()]
+    *others, last = (repr(name) for name in names)
+    hint = closest(value, names) if isinstance(value, str) else ""
+    broken = "".join(f"; {line}" for line in BACKENDS.broken())
+    message = f"expected {', '.join(others)} or {last}, found {describe(value)}{hint}{broken}"
+    raise PydanticCustomError("space", "{message}", {"message": message})
+
+
+LanguageName = Annotated[str, _Language]

@@ -25,6 +25,7 @@ from evotune.space.reading.fields import (
     ExpressionField,
     Grid,
     Identifier,
+    LanguageName,
     ParameterName,
     ParameterValue,
     Symbols,
@@ -162,7 +163,7 @@ class KernelModel(SpaceModel):
     """The kernel's file, under the root."""
     entry: Identifier
     """The function to call: `extern "C"`, and `__global__` in CUDA; in Triton `@triton.jit`."""
-    language: Literal["cpp", "cuda", "triton"] | None = None
+    language: LanguageName | None = None
     """cpp, cuda or triton; the suffix (.cpp, .cc, .cxx; .cu; .py) says it as well."""
     supports: dict[Identifier, Support] = {}
     """Symbol -> values it takes, or what must hold of it, as `">= 80"` or `"% 64 == 0"`; other

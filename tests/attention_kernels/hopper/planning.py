@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.cuda import profiles
+from evotune.backends.cuda import discover, profiles
 from evotune.engine import setup
 from evotune.engine.planning import Planner
 
@@ -18,7 +18,7 @@ def planner_on(multiprocessors: int, space: Path) -> Planner:
     attributes = {**profile.attributes, "multiprocessors": multiprocessors}
     profile = dataclasses.replace(profile, attributes=attributes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setup, "open_profile", lambda *_, **__: profile)
+        patch.setattr(discover, "open_profile", lambda *_, **__: profile)
         planner = setup.load_setup(space, "h200", compile_only=True).planner
     assert planner is not None
     return planner

@@ -1,0 +1,84 @@
+"""Backends by name, by a kernel's language and by what `--device` says."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+from evotune.backends.base import Backend
+from evotune.device.profile import DeviceProfile
+from evotune.errors import EnvironmentProblem, UsageError
+from evotune.plugins import BACKENDS
+
+AUTO = "auto"
+"""The request that leaves the device open."""
+
+
+def own() -> list[Backend]:
+    """Evotune's own."""
+    return [cast("Backend", found) for found in BACKENDS.own().values()]
+
+
+def every() -> Iterator[Backend]:
+    """Evotune's own, then those of installed packages, which are looked for only now. A package
+    that is broken is left out."""
+    yield from own()
+    yield from (cast("Backend", found) for _, found in BACKENDS.loadable())
+
+
+def named(name: str) -> Backend:
+    """The backend of a device's profile. EnvironmentProblem where it is not installed."""
+    for backend in every():
+        if backend.name == name:
+            return backend
+    lines = "; ".join(BACKENDS.broken())
+    raise EnvironmentProblem(
+        f"no backend is named {name!r}; fix: install the package that brings it"
+        + (f" ({lines})" if lines else "")
+    )
+
+
+def speaking(language: str) -> Backend:
+    """The backend of a kernel's language; KeyError for one that nobody has."""
+    for backend in every():
+        if any(known.name == language for known in backend.languages):
+            return backend
+    raise KeyError(language)
+
+
+def asked_for(request: str) -> Backend | None:
+    """The backend that `--device` means; None for auto. UsageError for an unknown request."""
+    if request == AUTO:
+        return None
+    for backend in every():
+        if backend.understands(request):
+            return backend
+    known = list(every())
+    forms = ", ".join((AUTO, *(form for backend in known for form in backend.requests)))
+    models = ", ".join(model for backend in known for model in backend.models())
+    raise UsageError(f"unknown device {request!r}; expected {forms} or one of {models}")
+
+
+def choose(request: str) -> Backend:
+    """The backend for a `--device` request that names no kernel.
+
+    `auto` is the GPU when the machine has one, else the CPU. EnvironmentProblem (exit 3)
+    when a device is there, or asked for, and cannot be used.
+    """
+    backend = asked_for(request)
+    if backend is None:
+        able = [known for known in own() if known.flagship]
+        able.sort(key=lambda known: known.preference, reverse=True)
+        backend = next(known for known in able if known.is_here())
+    backend.profile(request)
+    return backend
+
+
+@contextlib.contextmanager
+def measuring_alone(profiles: Sequence[DeviceProfile]) -> Iterator[None]:
+    """Holds the locks of all devices that have one; RunLocked when one of them is taken."""
+    with contextlib.ExitStack() as locks:
+        for profile in profiles:
+            locks.enter_context(named(profile.backend).measuring_alone(profile))
+        yield
