@@ -22,10 +22,10 @@ _MOST_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """`name` in `group`, as the package `package` offers it; `target` is `module:attribute`."""
+    """`name`, as the package `package` offers it; `target` is `module:attribute`."""
 
-    group: str
     name: str
+    kind: str
     package: str
     target: str
 
@@ -46,12 +46,18 @@ class Group:
 
     def names(self) -> tuple[str, ...]:
         """Of the installed packages' ones. None is loaded."""
-        return tuple(plugin.name for plugin in _installed(self._group, tuple(sys.path)))
+        return tuple(plugin.name for plugin in self.plugins())
+
+    def plugins(self) -> tuple[Plugin, ...]:
+        """The installed packages' ones by name; of two of one name the package that is first on
+        the path has it. None is loaded."""
+        entries = _entries(self._group, tuple(sys.path))
+        return tuple(Plugin(name, self._kind, *entries[name]) for name in sorted(entries))
 
     def load(self, name: str) -> object | None:
         """An installed package's; None where there is none of that name. EnvironmentProblem where
         it cannot be loaded."""
-        for plugin in _installed(self._group, tuple(sys.path)):
+        for plugin in self.plugins():
             if plugin.name == name:
                 return self._load(plugin)
         return None
@@ -101,6 +107,11 @@ STRATEGIES = Group("evotune.strategies", "strategy", ("ask", "tell"))
 GROUPS = (BACKENDS, PROBLEMS, STRATEGIES)
 
 
+def installed() -> list[Plugin]:
+    """Plugins of all kinds. None is loaded."""
+    return [plugin for group in GROUPS for plugin in group.plugins()]
+
+
 def broken() -> list[str]:
     """Why installed plugins of any kind cannot be loaded, a line each."""
     return [line for group in GROUPS for line in group.broken()]
@@ -114,13 +125,13 @@ def _own(package: str) -> dict[str, object]:
 
 
 @functools.cache
-def _installed(group: str, path: tuple[str, ...]) -> tuple[Plugin, ...]:
-    """Sorted by name; of two of one name the package that is first on the path has it."""
-    found: dict[str, Plugin] = {}
+def _entries(group: str, path: tuple[str, ...]) -> dict[str, tuple[str, str]]:
+    """Name -> (package, target). `path` is where packages were looked for."""
+    found: dict[str, tuple[str, str]] = {}
     for entry in importlib.metadata.entry_points(group=group):
         package = entry.dist.name if entry.dist is not None else entry.module
-        found.setdefault(entry.name, Plugin(group, entry.name, package, entry.value))
-    return tuple(found[name] for name in sorted(found))
+        found.setdefault(entry.name, (package, entry.value))
+    return found
 
 
 @functools.cache

@@ -61,9 +61,9 @@ def complete_strategy(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """The strategies by name."""
-    from evotune.search.catalog import STRATEGY_NAMES
+    from evotune.search.catalog import strategy_names
 
-    return [CompletionItem(name) for name in STRATEGY_NAMES if name.startswith(incomplete)]
+    return [CompletionItem(name) for name in strategy_names() if name.startswith(incomplete)]
 
 
 def complete_space(

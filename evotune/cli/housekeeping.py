@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,8 @@ from evotune.cli.terminal import Terminal, pass_terminal, write_output
 from evotune.errors import RunLocked
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from evotune.space.document import SpaceDocument
 
 _MIB = 1 << 20
@@ -27,8 +29,12 @@ _DAY_S = 86400.0
 @output_option
 @pass_terminal
 def list_command(terminal: Terminal, *, style: str, output: str) -> int:
-    """List the spaces that ship with evotune, and what each needs."""
-    from evotune.cli.tables import print_tables, text_table
+    """List the spaces that ship with evotune, and what each needs.
+
+    Below them the backends, problems and strategies of installed packages, if there are any.
+    """
+    from evotune import plugins
+    from evotune.cli.tables import print_tables
     from evotune.engine.spaces import shipped_spaces
     from evotune.space.document import load_space
 
@@ -40,8 +46,20 @@ def list_command(terminal: Terminal, *, style: str, output: str) -> int:
         write_output(json.dumps(rows, indent=2) + "\n", output)
         return 0
     cells = [(row["name"], row["needs"], row["about"]) for row in rows]
-    print_tables(terminal, iter([text_table(("space", "needs", "about"), cells)]), output)
+    print_tables(terminal, _tables(cells), output)
+    for line in plugins.broken():
+        terminal.note(line)
     return 0
+
+
+def _tables(cells: Sequence[tuple[str, ...]]) -> Iterator[Table | str]:
+    from evotune.cli.tables import text_table
+    from evotune.plugins import installed
+
+    yield text_table(("space", "needs", "about"), cells)
+    if found := installed():
+        rows = [(plugin.name, plugin.kind, plugin.package) for plugin in found]
+        yield text_table(("installed", "kind", "package"), rows)
 
 
 def _needs(document: SpaceDocument) -> str:

@@ -22,11 +22,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from evotune.errors import SpaceError
+from evotune.languages import all_languages
 from evotune.regular_file import read_regular
 
 _MAX_BYTES = 4 << 20
-_SUFFIXES = {".c", ".cc", ".cpp", ".cxx", ".cu", ".py", ".h", ".hh", ".hpp", ".hxx", ".cuh"}
-_SUFFIXES |= {".def", ".inc", ".inl", ".ipp", ".tcc", ".tpp", ".txx"}
+_INCLUDED = {".c", ".h", ".hh", ".hpp", ".hxx", ".cuh"}  # beside the files of each language
+_INCLUDED |= {".def", ".inc", ".inl", ".ipp", ".tcc", ".tpp", ".txx"}
 
 # Phase 2 of translation joins spliced lines. GCC allows blanks between backslash and line end,
 # NVRTC allows none: a directive of either reading counts.
@@ -54,13 +55,17 @@ _PROBE = re.compile(
 _ASSEMBLER_FILE = re.compile(rb'(?:["(;\r\n]|\\[nt])[ \t]*(\.(?:incbin|include))\b')
 
 
+def _is_code(suffix: str) -> bool:
+    return suffix in _INCLUDED or any(suffix in known.suffixes for known in all_languages())
+
+
 def read_sources(root: Path, source: str) -> dict[str, bytes]:
     """Relative path -> content of `source` and every file of the root it includes, transitively.
 
     SpaceError when a file is missing, too large, outside `root`, no code by its suffix, or not to
     be included.
     """
-    if source.endswith(".py"):  # Triton's; what it imports must be installed
+    if source.endswith(".py"):  # what Python imports must be installed
         return {source: _read(root, source)}
     found: dict[str, bytes] = {}
     queue = [source]
@@ -86,7 +91,7 @@ def _read(root: Path, name: str) -> bytes:
     real = Path(os.path.realpath(path))
     if not real.is_relative_to(os.path.realpath(root)):
         raise SpaceError(f"source {name} lies outside the space's root")
-    if not {path.suffix, real.suffix} <= _SUFFIXES:
+    if not (_is_code(path.suffix) and _is_code(real.suffix)):
         raise SpaceError(f"source {name} has no suffix of code, such as .cpp, .h, .cuh or .inc")
     try:
         content = read_regular(path, _MAX_BYTES + 1)

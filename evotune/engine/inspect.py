@@ -11,7 +11,7 @@ from evotune.execute.device_slot import ProblemSource
 from evotune.execute.problem_check import check_problem
 from evotune.execute.protocol import TIMED
 from evotune.problems import UserProblem, create_problem
-from evotune.search.catalog import STRATEGY_NAMES
+from evotune.search.catalog import STRATEGY_NAMES, strategy_names
 from evotune.space.bound import BoundSpace
 from evotune.space.counting.blame import ConstraintReport
 from evotune.space.parameters import Parameter
@@ -92,9 +92,12 @@ def check_space(space: str, device: str) -> CheckReport:
 
 
 def _require_strategy(search: SearchSpec) -> None:
-    if search.strategy not in STRATEGY_NAMES:
-        hint = did_you_mean(search.strategy, STRATEGY_NAMES)
-        known = ", ".join(STRATEGY_NAMES)
+    if search.strategy in STRATEGY_NAMES:
+        return
+    names = strategy_names()
+    if search.strategy not in names:
+        hint = did_you_mean(search.strategy, names)
+        known = ", ".join(names)
         raise search.position.error(
             f"unknown search strategy {search.strategy!r}{hint}; there are {known}"
         )

@@ -1,31 +1,35 @@
-"""Problems by name, or by the class in a file that a space refers to."""
+"""Problems by name, of evotune or an installed package, or by the class in a file."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
+from evotune.plugins import PROBLEMS
 from evotune.problems.attention import Attention
 from evotune.problems.base import Problem, WrongKey
 from evotune.problems.loading import is_file_reference, load_problem
 
-_PROBLEMS: dict[str, type[Attention]] = {Attention.name: Attention}
+_PROBLEMS: dict[str, type[Problem]] = {Attention.name: Attention}
 
 
 def problem_names() -> tuple[str, ...]:
-    return tuple(sorted(_PROBLEMS))
+    """All there are but those in files."""
+    return tuple(sorted({*_PROBLEMS, *PROBLEMS.names()}))
 
 
 def create_problem(name: str, dtype: str, root: Path = Path()) -> Problem:
-    """The problem `name` in `dtype`; files lie under `root`. WrongKey when either is unknown."""
+    """The problem `name` in `dtype`; files lie under `root`. WrongKey when either is unknown.
+    EnvironmentProblem when an installed package has the name and cannot be loaded."""
     if is_file_reference(name):
         return load_problem(name, dtype, root)
-    if name not in _PROBLEMS:
+    problem = _PROBLEMS.get(name) or cast("type[Problem] | None", PROBLEMS.load(name))
+    if problem is None:
         raise WrongKey(
             f"unknown problem {name!r}; known: {', '.join(problem_names())}, "
             "or path/to/problem.py:ClassName",
             "name",
         )
-    problem = _PROBLEMS[name]
     if dtype not in problem.dtypes:
         known = ", ".join(problem.dtypes)
         raise WrongKey(f"problem {name} has no dtype {dtype!r}; it has {known}", "dtype")

@@ -1,18 +1,27 @@
-"""Strategies by name."""
+"""Strategies by name: evotune's own, and those of installed packages."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, cast
 
 from evotune.errors import UsageError
+from evotune.plugins import STRATEGIES
 from evotune.search.strategy import SearchSettings, Strategy
 from evotune.space.protocol import SearchSpace
 
 STRATEGY_NAMES: Final = ("evolution", "exhaustive", "local", "nsga2", "random")
+"""Evotune's own."""
+
+
+def strategy_names() -> tuple[str, ...]:
+    """All there are."""
+    return (*STRATEGY_NAMES, *STRATEGIES.names())
 
 
 def create_strategy(name: str, space: SearchSpace, settings: SearchSettings) -> Strategy:
-    """A new strategy that was told nothing; UsageError when the name is not one of them."""
+    """A new strategy that was told nothing; UsageError when the name is not one of them.
+    EnvironmentProblem when an installed package has it and cannot be loaded."""
     # Imported on demand: listing names or checking settings must not cost DEAP's import.
     match name:
         case "evolution":
@@ -36,6 +45,8 @@ def create_strategy(name: str, space: SearchSpace, settings: SearchSettings) -> 
 
             return RandomSearch(space, settings)
         case _:
-            raise UsageError(
-                f"unknown search strategy {name!r}; there are {', '.join(STRATEGY_NAMES)}"
-            )
+            found = STRATEGIES.load(name)
+            if found is None:
+                known = ", ".join(strategy_names())
+                raise UsageError(f"unknown search strategy {name!r}; there are {known}")
+            return cast("Callable[[SearchSpace, SearchSettings], Strategy]", found)(space, settings)

@@ -1,0 +1,27 @@
+"""Packages that a test installs: a folder of modules and metadata on the search path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def install(
+    site: Path, name: str, modules: Mapping[str, Path | str], points: Mapping[str, str]
+) -> None:
+    """The package `name` into `site`. `modules`: file name -> file or text; `points`: the group and
+    the name of an entry point, as `backends toy`, -> its target."""
+    for file, source in modules.items():
+        path = site / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source.read_text() if isinstance(source, Path) else source)
+    metadata = site / f"{name}-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    lines = []
+    for point, target in points.items():
+        group, known = point.split()
+        lines += [f"[evotune.{group}]", f"{known} = {target}"]
+    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")

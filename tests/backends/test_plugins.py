@@ -1,0 +1,154 @@
+"""Backends, problems and strategies from outside of evotune need no change in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evotune.trial import Json
+
+from .installed import HERE, install
+
+ROOT = HERE.parents[1]
+KERNEL = """
+import torch
+
+def double(x, out, IN_PLACE):
+    if IN_PLACE:
+        torch.mul(x, 2, out=out)
+    else:
+        out.copy_(x + x)
+"""
+SPACE = """
+name: doubling
+root: .
+problem:
+  name: PROBLEM
+  dtype: float32
+  shapes: [{count: 4096}]
+kernels:
+  double: {source: double.py, entry: double, language: toy, arguments: [x, out, count]}
+parameters:
+  IN_PLACE: {bool: true}
+baseline: torch:best
+search: {strategy: STRATEGY}
+"""
+
+
+class Machine:
+    """Where packages are installed into `site`, and a space lies in the working folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.site = folder / "site"
+        self.work = folder / "work"
+        self.work.mkdir()
+
+    def space(self, problem: str, strategy: str) -> None:
+        text = SPACE.replace("PROBLEM", problem).replace("STRATEGY", strategy)
+        (self.work / "space.yaml").write_text(text)
+        (self.work / "double.py").write_text(KERNEL)
+
+    def evotune(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "evotune", *words],
+            cwd=self.work,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join((str(ROOT), str(self.site))),
+                "EVOTUNE_CACHE_DIR": str(self.folder / "cache"),
+                "CUDA_VISIBLE_DEVICES": "",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def report(self, *limits: str) -> dict[str, Json]:
+        """Of a run of the space within the limits."""
+        done = self.evotune("run", "space.yaml", *limits, "--champions", "1", "--trust")
+        assert done.returncode == 0, done.stdout + done.stderr
+        found: dict[str, Json] = json.loads(
+            self.evotune("report", "latest", "--format", "json").stdout
+        )
+        return found
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_a_backend_in_one_file_needs_no_change_elsewhere(machine: Machine) -> None:
+    install(machine.site, "toy", {"toy.py": HERE / "toy.py"}, {"backends toy": "toy:BACKEND"})
+    (machine.work / "problem.py").write_text((HERE / "outside/problem.py").read_text())
+    machine.space("problem.py:Doubling", "random")
+    checked = machine.evotune("check", "space.yaml", "--trust")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "toy machine" in checked.stdout
+    report = machine.report("--trials", "2")
+    assert [trial["outcome"] for trial in report["trials"]] == ["ok", "ok"]
+
+
+def test_a_package_brings_a_backend_a_problem_and_a_strategy(machine: Machine) -> None:
+    modules: dict[str, Path | str] = {
+        "outside/__init__.py": "",
+        "outside/toy.py": HERE / "toy.py",
+        "outside/problem.py": HERE / "outside/problem.py",
+        "outside/strategy.py": HERE / "outside/strategy.py",
+    }
+    points = {
+        "backends toy": "outside.toy:BACKEND",
+        "problems doubling": "outside.problem:Doubling",
+        "strategies dice": "outside.strategy:Dice",
+    }
+    install(machine.site, "outside", modules, points)
+    machine.space("doubling", "dice")
+    listed = machine.evotune("list").stdout
+    assert [line.split() for line in listed.splitlines() if line.endswith("outside")] == [
+        ["toy", "backend", "outside"],
+        ["doubling", "problem", "outside"],
+        ["dice", "strategy", "outside"],
+    ]
+    checked = machine.evotune("check", "space.yaml", "--trust", "--device", "toy")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    report = machine.report("--minutes", "0.05")
+    assert report["environment"]["device"]["name"] == "toy machine"
+    status = json.loads(machine.evotune("status", "latest", "--format", "json").stdout)
+    assert status["strategy"] == "dice"
+    unknown = machine.evotune("check", "space.yaml", "--device", "toys")
+    assert "expected auto, cpu, cuda:N, toy or one of l4" in unknown.stderr
+
+
+def test_a_broken_package_stops_only_who_needs_it(machine: Machine) -> None:
+    points = {
+        "backends toy": "broken:BACKEND",
+        "problems doubling": "broken:Doubling",
+        "strategies dice": "hollow:Dice",
+    }
+    modules: dict[str, Path | str] = {
+        "broken.py": "raise RuntimeError('cannot be\\nimported')\n",
+        "hollow.py": "class Dice: pass\n",
+    }
+    install(machine.site, "outside", modules, points)
+    why = "of the package outside cannot be loaded: RuntimeError: cannot be imported; fix: mend or"
+    machine.space("doubling", "dice")
+    refused = machine.evotune("check", "space.yaml", "--trust")
+    assert refused.returncode == 2
+    assert "expected 'cpp', 'cuda' or 'triton', found 'toy'" in refused.stderr
+    assert f"the backend 'toy' {why}" in refused.stderr
+    fine = machine.evotune("check", "softmax-cpu")
+    assert (fine.returncode, "outside" in fine.stderr) == (0, False)
+    shipped = machine.evotune("run", "softmax-cpu", "--strategy", "dice", "--trials", "1")
+    assert (shipped.returncode, shipped.stderr.count("\n")) == (3, 1)
+    assert "the strategy 'dice' of the package outside" in shipped.stderr
+    assert "hollow:Dice has no ask, no tell; fix" in shipped.stderr
+    listed = machine.evotune("list")
+    assert listed.returncode == 0
+    assert f"the problem 'doubling' {why}" in listed.stderr
+    assert "softmax-cpu" in listed.stdout
