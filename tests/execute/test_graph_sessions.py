@@ -37,6 +37,7 @@ class GraphSession(CpuSession):
     """Equal buffers at several places, means over several samplers, eager calls, cold inputs."""
 
     warm_bytes = 1 << 18
+    untimed_calls = 0
     in_order = True
     cold_bytes = 1 << 17
 
@@ -144,8 +145,8 @@ class QueueingSession(GraphSession):
         super().__init__(kernels)
         self.queued = False
 
-    def sampler(self, calls: Sequence[Callable[[], object]]) -> CpuSampler:
-        sampler = super().sampler(calls)
+    def sampler(self, calls: Sequence[Callable[[], object]], *, untimed: int = 0) -> CpuSampler:
+        sampler = super().sampler(calls, untimed=untimed)
         run = sampler.run
 
         def queue() -> None:
@@ -200,10 +201,10 @@ class SmallSession(GraphSession):
     def __init__(self) -> None:
         super().__init__({})
 
-    def sampler(self, calls: Sequence[Callable[[], object]]) -> CpuSampler:
+    def sampler(self, calls: Sequence[Callable[[], object]], *, untimed: int = 0) -> CpuSampler:
         if "unfused" in repr(calls[0]):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.00 GiB.")
-        return super().sampler(calls)
+        return super().sampler(calls, untimed=untimed)
 
     def fault(self, error: RuntimeError) -> Fault | None:
         return classify(error, lambda: True)
