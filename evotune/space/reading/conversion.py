@@ -17,6 +17,7 @@ from evotune.space.parameters import (
     PowerOfTwo,
 )
 from evotune.space.reading.fields import MAX_VALUES
+from evotune.space.reading.object_path import DataPath
 from evotune.space.reading.schema import (
     MAX_PARAMETERS,
     ConstraintField,
@@ -28,7 +29,7 @@ from evotune.space.reading.schema import (
     TensorMapModel,
 )
 from evotune.space.reading.triton import block_size, refuse_what_triton_decides
-from evotune.space.reading.yaml_source import DataPath, YamlSource
+from evotune.space.reading.yaml_source import YamlSource
 from evotune.space.specs import (
     ArgumentSpec,
     ConstantMemorySpec,
