@@ -7,6 +7,7 @@ from pathlib import Path
 
 from evotune.device.sources import read_sources
 from evotune.errors import SpaceError, UsageError
+from evotune.problems import UserProblem
 from evotune.problems.loading import is_file_reference, problem_source
 from evotune.regular_file import read_regular
 from evotune.space.objects import Space
@@ -37,7 +38,11 @@ def materialize(space: Space, folder: Path, *, compile_only: bool = False) -> Pa
         _agree(document.root, found, written, kernel.position.error, python_only=compile_only)
         files |= found
     problem = document.problem
-    if problem is not None and is_file_reference(problem.name) and isinstance(space.problem, str):
+    if problem is not None and isinstance(space.problem, type):
+        if not issubclass(space.problem, UserProblem):
+            message = f"{space.problem.__name__} does not derive from evotune.Problem"
+            raise problem.position.error(message)
+    elif problem is not None and is_file_reference(problem.name):
         try:
             name, content = problem_source(problem.name, document.root)
         except UsageError as error:

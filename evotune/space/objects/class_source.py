@@ -18,6 +18,7 @@ from evotune.space.objects.source_lines import Piece
 from evotune.space.reading.yaml_source import Position
 
 _FIRST = "from __future__ import annotations"
+_ANY_NAME = "problem.py"
 
 
 def module_of_class(kind: type, position: Position) -> tuple[str, str]:
@@ -30,27 +31,25 @@ def module_of_class(kind: type, position: Position) -> tuple[str, str]:
         gatherer = Gatherer(kind)
     except Unusable as error:
         raise position.error(str(error)) from error
-    return _file_name(gatherer.pieces), _text(gatherer)
-
-
-def _file_name(pieces: list[Piece]) -> str:
-    """Of the caller's file if there is one; a cell of a notebook has no name to show."""
-    path = Path(pieces[-1].file)
-    usable = path.suffix == ".py" and path.is_file() and path.stem.isidentifier()
-    return path.name if usable else "problem.py"
-
-
-def _text(gatherer: Gatherer) -> str:
-    """The imports and constants in the first line or lines, then the pieces."""
-    first = [_FIRST, *gatherer.statements]
-    pieces = gatherer.pieces
+    first, pieces = [_FIRST, *gatherer.statements], gatherer.pieces
     if len({piece.file for piece in pieces}) == 1:
         pieces = sorted(pieces, key=lambda piece: piece.line)
         if pieces[0].line - pieces[0].is_indented > 1:
-            return _in_place(first, pieces)
-    blocks = ["\n".join(first)]
-    blocks += [f"if True:\n{p.text}" if p.is_indented else p.text for p in pieces]
-    return "\n\n\n".join(blocks) + "\n"
+            return _file_name(pieces[0].file), _in_place(first, pieces)
+    blocks = [f"# {piece.file}:{piece.line}\n{_at_the_margin(piece)}" for piece in pieces]
+    return _ANY_NAME, "\n\n\n".join(["\n".join(first), *blocks]) + "\n"
+
+
+def _file_name(file: str) -> str:
+    """The caller's file's own; a cell of a notebook has no name to show."""
+    path = Path(file)
+    usable = path.suffix == ".py" and path.is_file() and path.stem.isidentifier()
+    return path.name if usable else _ANY_NAME
+
+
+def _at_the_margin(piece: Piece) -> str:
+    """The lines of text inside a string must stay as they are: nothing is moved to the left."""
+    return f"if True:\n{piece.text}" if piece.is_indented else piece.text
 
 
 def _in_place(first: list[str], pieces: list[Piece]) -> str:

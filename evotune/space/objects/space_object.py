@@ -87,8 +87,7 @@ class Space:
     @functools.cached_property
     def document(self) -> SpaceDocument:
         """The space as evotune works with it, checked as far as it can be without a device."""
-        root = str(self._root)
-        text = MADE_OF_OBJECTS + yaml_text({**self._data, "root": root})
+        text = MADE_OF_OBJECTS + yaml_text({**self._data, "root": self._root.as_posix()})
         if len(text.encode()) > MAX_BYTES:
             raise Position(place="Space").error("larger than 1 MiB, which no space should be")
         return parse_space(text, Path("space.yaml"))
@@ -146,7 +145,13 @@ class Space:
 
     @property
     def _root(self) -> Path:
-        return Path() if self.root is None else Path(self.root)
+        if self.root is None:
+            return Path()
+        text = plain(self.root, ("root",), self._place)
+        if not isinstance(text, str):
+            message = f"expected the path of a folder, found {describe(text)}"
+            raise Position(place="Space.root").error(message)
+        return Path(text)
 
     @functools.cached_property
     def _data(self) -> dict[str, Data]:
