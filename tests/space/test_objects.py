@@ -231,7 +231,11 @@ def test_a_source_may_be_a_path_under_the_root_or_text(tmp_path: Path) -> None:
 
 def test_a_recorded_space_brings_its_recording(tmp_path: Path) -> None:
     (tmp_path / "times.json").write_text("{}")
+    (tmp_path / "space.yaml").write_text("name: old\nroot: ..\nrecorded: {file: times.json}\n")
+    file = Space.from_yaml(tmp_path / "space.yaml")
+    assert file.recorded == {"file": f"{tmp_path.name}/times.json"}
     space = Space(name="old", recorded={"file": "times.json", "delay_ms": 2}, root=tmp_path)
+    assert "delay_ms: 2" in space.to_yaml()
     document = load_space(materialize(space, tmp_path / "out"))
     assert document.recorded is not None
     assert document.recorded.file == tmp_path / "out" / "times.json"

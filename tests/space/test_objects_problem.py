@@ -97,14 +97,14 @@ def test_a_class_of_a_module_brings_what_it_uses(
     mine = module(
         "from __future__ import annotations\n"
         + HEAD
-        + "import math\nimport xml.etree.ElementTree\nimport os.path as where\n"
+        + "import functools\nimport math\nimport xml.etree.ElementTree\nimport os.path as where\n"
         + "from collections.abc import Mapping\nfrom helpers import doubled\n\n"
         + "FACTOR_OF = {'a': (1, 1.5), 'inf': float('inf'), 'b': {1, 2}}\nUNUSED = object()\n\n"
         + "def scaled(x: Unknown) -> Mapping[str, float]:\n"
         + "    names = [math.e for math.e in ()]\n"
         + "    xml.etree.ElementTree.Element('a'), where.join('a', 'b'), Mapping\n"
         + "    return doubled(x) * FACTOR_OF['a'][1] if FACTOR_OF['inf'] > 9 else recursive(x)\n\n"
-        + "def recursive(x):\n    return scaled(recursive(x))\n\n"
+        + "@functools.cache\ndef recursive(x):\n    return scaled(recursive(x))\n\n"
         + "class Base(UserProblem):\n    dtypes = ('float32',)\n"
         + SCALE.replace("UserProblem", "Base")
     )

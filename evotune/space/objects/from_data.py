@@ -8,16 +8,13 @@ from typing import Any
 from evotune.space.objects.domains import Constraint, Domain
 from evotune.space.objects.kernel_objects import (
     Argument,
-    CppKernel,
-    CudaKernel,
     Kernel,
     Launch,
     TensorMap,
-    TritonKernel,
     Workspace,
 )
+from evotune.space.reading.object_path import class_name
 
-_KERNELS = {kind.language: kind for kind in (CppKernel, CudaKernel, TritonKernel)}
 _OPTIONS = ("when", "otherwise", "default")
 
 
@@ -31,7 +28,14 @@ def kernel_from_data(name: str, language: str, data: Mapping[str, Any]) -> Kerne
     if "workspace" in given:
         buffers = given["workspace"].items()
         given["workspace"] = {buffer: Workspace(**fields) for buffer, fields in buffers}
-    return _KERNELS[language](name=name, **given)
+    return _kernel_class(language)(name=name, **given)
+
+
+def _kernel_class(language: str) -> type[Kernel]:
+    for kind in Kernel.__subclasses__():
+        if kind.language == language:
+            return kind
+    return type(class_name(language), (Kernel,), {"language": language})
 
 
 def domain_from_data(data: Any) -> Any:

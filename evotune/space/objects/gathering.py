@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib
+import functools
+import inspect
 import math
-import os
-import site
+import subprocess
 import symtable
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -68,8 +68,9 @@ class Gatherer:
             alias = "" if original == name else f" as {name}"
             self._imports.append(f"from {module} import {original}{alias}")
             return
-        if isinstance(value, type | FunctionType):
-            self._define(value, name)
+        inner = inspect.unwrap(value) if callable(value) else value  # its decorators stand with it
+        if isinstance(inner, type | FunctionType):
+            self._define(inner, name)
             return
         text = constant_text(value)
         if text is None:
@@ -90,7 +91,7 @@ class Gatherer:
             )
         if name != value.__name__:
             raise Unusable(f"{value.__qualname__} is used by another name, {name}: use its own")
-        self._known[name] = value
+        self._known.setdefault(name, value)
         scope = _scope(value)
         plain = _without_annotations(piece.node)
         dotted = _dotted_names(plain)
@@ -104,7 +105,7 @@ class Gatherer:
         for chain in sorted(dotted):
             if chain.startswith(f"{name}."):
                 full = module.__name__ + chain.removeprefix(name)
-                while full not in sys.modules:
+                while full and full not in sys.modules:
                     full = full.rpartition(".")[0]
                 if full != module.__name__ and "." in full:
                     self._imports.append(f"import {full}")
@@ -162,42 +163,20 @@ def _importable_from(value: object) -> tuple[str, str] | None:
     return None
 
 
+@functools.cache
 def _is_installed(module: str) -> bool:
     """Whether evotune's processes find it: they import nothing from the script's folder, nor from
     the working folder."""
     top = module.partition(".")[0]
     if top == "evotune" or top in sys.stdlib_module_names:
         return True
-    spec = getattr(sys.modules.get(top) or importlib.import_module(top), "__spec__", None)
-    if spec is None:
-        return False
-    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
-    if not places or places[0] in ("built-in", "frozen"):
-        return bool(places)
-    path = os.path.realpath(places[0])
-    return any(_lies_in(path, folder) for folder in _site_folders()) or not any(
-        _lies_in(path, folder) for folder in _own_folders()
-    )
-
-
-def _site_folders() -> Iterator[str]:
+    file = getattr(sys.modules.get(top), "__file__", None)
     paths = sysconfig.get_paths()
-    yield from (paths["purelib"], paths["platlib"])
-    yield from site.getsitepackages()
-    yield site.getusersitepackages()
-    yield from filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-
-
-def _own_folders() -> Iterator[str]:
-    """The working folder and the script's."""
-    yield os.getcwd()
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    if script:
-        yield str(Path(script).parent)
-
-
-def _lies_in(path: str, folder: str) -> bool:
-    return Path(path).is_relative_to(os.path.realpath(folder))
+    if file and any(Path(file).is_relative_to(paths[key]) for key in ("purelib", "platlib")):
+        return True
+    # It may be installed all the same, by a link to a folder. Such a process knows.
+    find = "import sys, importlib.util as u; sys.exit(u.find_spec(sys.argv[1]) is None)"
+    return subprocess.run([sys.executable, "-P", "-c", find, top], check=False).returncode == 0
 
 
 def _scope(value: type | FunctionType) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -24,7 +25,7 @@ _OF_THE_PROBLEM = ("problem", "dtype", "shapes", "variants", "held_out")
 _OF_THE_KERNELS = ("kernel", "kernels")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Space:
     """A kernel, its tunable parameters and the problem that it solves.
 
@@ -84,13 +85,19 @@ class Space:
     def __post_init__(self) -> None:
         self.document  # noqa: B018 - checks it
 
+    def __repr__(self) -> str:
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        said = (f"{name}={value!r}" for name, value in given.items() if value is not None)
+        return f"Space({', '.join(said)})"
+
     @functools.cached_property
     def document(self) -> SpaceDocument:
         """The space as evotune works with it, checked as far as it can be without a device."""
-        text = MADE_OF_OBJECTS + yaml_text({**self._data, "root": self._root.as_posix()})
+        root = self._root
+        text = MADE_OF_OBJECTS + yaml_text({**self._data, "root": root.as_posix()})
         if len(text.encode()) > MAX_BYTES:
             raise Position(place="Space").error("larger than 1 MiB, which no space should be")
-        return parse_space(text, Path("space.yaml"))
+        return parse_space(text, root / "space.yaml")
 
     def to_yaml(self) -> str:
         """The same space as a space file, to be saved in the folder that is its `root`.
@@ -117,6 +124,9 @@ class Space:
         problem = given.pop("problem", {})
         given |= {"problem": problem["name"], **problem} if problem else {}
         given.pop("name")
+        if document.recorded is not None:  # it may lie beside the file, deeper than the root
+            file = os.path.relpath(document.recorded.file, document.root)
+            given["recorded"] = {**given["recorded"], "file": file}
         kernels = given.pop("kernels", {})
         made = [
             kernel_from_data(spec.name, spec.language, kernels[spec.name])
@@ -143,15 +153,16 @@ class Space:
             files[self._problem_file[0]] = self._problem_file[1].encode()
         return files
 
-    @property
+    @functools.cached_property
     def _root(self) -> Path:
+        """Absolute: the current directory may be another one later."""
         if self.root is None:
-            return Path()
+            return Path.cwd()
         text = plain(self.root, ("root",), self._place)
         if not isinstance(text, str):
             message = f"expected the path of a folder, found {describe(text)}"
             raise Position(place="Space.root").error(message)
-        return Path(text)
+        return Path(text).absolute()
 
     @functools.cached_property
     def _data(self) -> dict[str, Data]:
@@ -217,9 +228,15 @@ class Space:
         """A file's path as seen from the root; one that lies elsewhere as it is, to be refused."""
         if not isinstance(source, str | Path):
             return source
-        path, root = Path(source), self._root.absolute()
-        under = path.is_absolute() and path.is_relative_to(root)
-        return (path.relative_to(root) if under else path).as_posix()
+        path = Path(source)
+        if path.is_absolute():
+            for real, root in (
+                (path, self._root),
+                (path.parent.resolve() / path.name, self._root.resolve()),
+            ):
+                if real.is_relative_to(root):
+                    return real.relative_to(root).as_posix()
+        return path.as_posix()
 
     def _problem_data(self) -> dict[str, object]:
         if not isinstance(self.problem, str | type):
