@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from evotune.engine.setup import load_setup
 from evotune.engine.space_folder import materialize
@@ -286,3 +289,44 @@ def test_a_space_that_is_saved_by_hand_is_told_of_by_lines(tmp_path: Path) -> No
 
 def test_the_head_of_these_tests_is_that_of_the_files() -> None:
     assert parse_space(HEAD + BESIDE).name == space().document.name
+
+
+ANYTHING = st.recursive(
+    st.one_of(
+        st.sampled_from(
+            [None, True, 0, -1, 2.5, "n", "A > 1", "", "\0", b"x", 10**20, object, {1}]
+        ),
+        st.builds(object),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=2),
+        st.tuples(inner),
+        st.dictionaries(st.sampled_from(["A", "n", "expr", "range", "grid", 3]), inner, max_size=2),
+        st.builds(ints, inner, inner),
+        st.builds(Launch, inner, inner),
+        st.builds(Argument, inner, inner),
+        st.builds(Constraint, inner, inner),
+    ),
+    max_leaves=4,
+)
+
+
+def fields_of(kind: type, *left_out: str) -> st.SearchStrategy[dict[str, Any]]:
+    names = [field.name for field in dataclasses.fields(kind) if field.name not in left_out]
+    return st.dictionaries(st.sampled_from(names), ANYTHING, max_size=2)
+
+
+@settings(derandomize=True, max_examples=200)
+@given(fields_of(Space, "problem"), fields_of(CppKernel))
+def test_whatever_is_given_there_is_a_space_or_one_line(
+    given_space: dict[str, Any], given_kernel: dict[str, Any]
+) -> None:
+    good = {"source": "k.cpp", "entry": "f", "name": "k"}
+    common: dict[str, Any] = {"parameters": {"A": [1, 2]}, "problem": "p", "shapes": [{"n": 1}]}
+    message, place = "", "Space"
+    try:
+        Space(**{**common, "kernel": CppKernel(**{**good, **given_kernel}), **given_space})
+    except SpaceError as error:
+        message, place = str(error), error.place
+    assert "\n" not in message
+    assert place
