@@ -179,22 +179,25 @@ def test_a_script_without_a_guard_is_not_run_again(tmp_path: Path) -> None:
     script = tmp_path / "tune.py"
     script.write_text(
         "print('the script runs')\n"
+        "import os\n"
         "from pathlib import Path\n"
         "from evotune.engine.inspect import try_problem\n"
         "from evotune.engine.setup import load_setup\n"
         "from evotune.engine.space_folder import materialize\n"
         "from evotune.space.objects import CppKernel, Space\n" + HEAD + SCALED + SCALE + "\n"
+        "os.chdir('elsewhere')\n"
         "kernel = CppKernel(source_text='// none', entry='f', arguments=['x', 'out', 'n'])\n"
         "space = Space(kernel=kernel, problem=Scale, shapes=[{'n': 8}], parameters={'A': [1]})\n"
         "setup = load_setup(materialize(space, Path('out')), 'cpu')\n"
         "try_problem(setup)  # in a process of its own\n"
         "print(setup.space.size().valid, 'configuration')\n"
     )
+    (tmp_path / "elsewhere").mkdir()
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.stdout == "the script runs\n1 configuration\n", done.stderr
-    assert (tmp_path / "out" / "tune.py").is_file()
+    assert (tmp_path / "elsewhere" / "out" / "tune.py").is_file()
 
 
 def test_a_class_typed_at_a_prompt_is_one_clear_error() -> None:

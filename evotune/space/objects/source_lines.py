@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import FunctionType
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +48,19 @@ def find_source(value: type | FunctionType) -> Piece | None:
 
 
 def _places(value: type | FunctionType) -> Iterator[tuple[str, int]]:
-    """(file, a line inside the definition); 0 for an unknown line."""
-    if isinstance(value, FunctionType):
-        yield value.__code__.co_filename, value.__code__.co_firstlineno
-        return
-    for code in method_codes(value):
-        yield code.co_filename, code.co_firstlineno
-    file = getattr(sys.modules.get(value.__module__), "__file__", None)
-    if file:
-        yield file, 0
+    """(file, a line inside the definition); 0 for an unknown line.
+
+    A script's code names its file as the command line did, which may mean another file by now: so
+    the module's own file comes next.
+    """
+    functions = [value] if isinstance(value, FunctionType) else list(methods(value))
+    lines = [function.__code__.co_firstlineno for function in functions]
+    for function, line in zip(functions, lines, strict=True):
+        file = function.__code__.co_filename
+        yield (os.path.abspath(file) if os.path.exists(file) else file), line
+    whole = getattr(sys.modules.get(value.__module__), "__file__", None)
+    if whole:
+        yield from ((whole, line) for line in lines or [0])
 
 
 def methods(kind: type) -> Iterator[FunctionType]:
@@ -64,10 +69,6 @@ def methods(kind: type) -> Iterator[FunctionType]:
         inner = inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", value)))
         if isinstance(inner, FunctionType) and inner.__qualname__.startswith(kind.__qualname__):
             yield inner
-
-
-def method_codes(kind: type) -> Iterator[CodeType]:
-    return (method.__code__ for method in methods(kind))
 
 
 def _defining(

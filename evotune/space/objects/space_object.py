@@ -29,19 +29,33 @@ _OF_THE_KERNELS = ("kernel", "kernels")
 class Space:
     """A kernel, its tunable parameters and the problem that it solves.
 
-    Each argument says what the key of that name in a space file says (docs/spaces.md); what is not
-    given is as there. It is checked when it is made: a mistake is a `SpaceError` that names the
-    object, as in `Space.parameters["BLOCK"]: expected at least 1 item, found 0`.
+    Each argument says what the key of that name says in a space file (docs/spaces.md), and has its
+    default. A space is checked when it is made: a mistake is a `SpaceError` that names the object,
+    as in `Space.parameters["BLOCK"]: expected at least 1 item, found 0`.
 
+    - `name`: the name in reports; the kernel's if not given. `description`: one line for readers.
     - `kernel`, or `kernels` if there are several: `CudaKernel`, `CppKernel`, `TritonKernel`.
-    - `parameters`: name -> a list of values, `ints`, `powers_of_two`, `choices`, `booleans`.
-    - `constraints`: expressions that must hold, as text or as `Constraint`.
+    - `root`: the folder that holds the kernels' and the problem's files: the current directory
+      unless it is given, not the folder of the calling script.
     - `problem`: the name of a problem that ships with evotune, `path/to/problem.py:ClassName`, or
-      a class derived from `evotune.Problem`. Of a class, the source and whatever it uses of its
-      module are written into a file, which evotune's processes read.
-    - `dtype`, `shapes`, `variants`, `held_out`: what to compute it for.
-    - `root`: the folder that sources and problems are relative to, and that holds them: the
-      current directory unless it is given (not the folder of the calling script).
+      a class derived from `evotune.Problem`. The class may be one of a script or a notebook: its
+      source, and the source of all that it uses there, is written into a file of its own.
+    - `dtype`: float16, bfloat16 or float32, as text or torch's own.
+    - `shapes`: the sizes to tune for, all at once. `variants`: further symbols; each shape is tuned
+      in each variant. `held_out`: shapes that judge the champion alone.
+    - `parameters`: name -> a list of values, `ints`, `powers_of_two`, `choices`, `booleans`.
+    - `let`: name -> expression, for use in all other expressions.
+    - `constraints`: conditions on configurations, as text or as `Constraint`; `after_compile`: the
+      same on the compiler's figures, such as registers.
+    - `baseline`: `torch:NAME`, or `torch:best` for the fastest one.
+    - `objective`: "geomean_speedup", or ["speedup", "error"] for a Pareto front.
+    - `deterministic`: False where two launches of any kernel may differ in bits.
+    - `default`: the configuration that the search starts from; `try_first`: those that follow.
+    - `search`: strategy, population, elites, seed, lookahead.
+    - `budget`: trials, minutes, compiles, speedup. `stop`: no_improvement, in trials.
+    - `timeouts`: compile_s and trial_s, in seconds.
+    - `recorded`: file and delay_ms (milliseconds) of a recording, instead of problem, kernels and
+      parameters.
 
     >>> from evotune.space.objects import CppKernel, Space, ints
     >>> space = Space(
@@ -61,7 +75,7 @@ class Space:
     description: str | None = None
     root: str | Path | None = None
     problem: str | type | None = None
-    dtype: str | None = None
+    dtype: object = None
     shapes: Sequence[Mapping[str, Value]] | None = None
     variants: Sequence[Mapping[str, Value]] | None = None
     held_out: Sequence[Mapping[str, Value]] | None = None
