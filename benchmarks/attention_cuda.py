@@ -2,31 +2,41 @@
 
     python benchmarks/attention_cuda.py [--only NAME ...] [--seed 0] [--trials N] [--again]
         [--ablate] -o benchmarks/results/FILE.json
+    python benchmarks/attention_cuda.py --confirm benchmarks/results/FILE.json [-o OTHER.json]
     python benchmarks/attention_cuda.py --table benchmarks/results/FILE.json
 
 Each job is one `evotune run` (its space, trials and seed are in the record) whose best
 configuration was confirmed in a fresh process. A job's record replaces the one of the same name
 in the file; with --again the search starts from that one's champion. With --ablate the record says
-what each choice of the champion is worth, measured in turn with it. Times are device time by CUDA
-graph replay, warm unless it says cold.
+what each choice of the champion is worth, measured in turn with it. With --confirm nothing is
+searched: the champions of FILE go through today's confirmation, and OTHER says how each ended, in
+how many seconds, and how fast it was; a second call goes on where the first one ended. Times are
+device time by CUDA graph replay, warm unless it says cold.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import statistics
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tuning import champion, derive, environment, told, tune
 
+from evotune.engine.repetition import outcome_of, repeated
+from evotune.engine.setup import load_setup
+from evotune.engine.work import open_kernel_executor
+from evotune.execute.protocol import HELD_OUT, TIMED
 from evotune.problems.attention import Attention
 from evotune.problems.base import Case
+from evotune.trial import Configuration
 
 PROBLEM = Attention("float16")
 Shape = tuple[int, int, int, int, int, int]
@@ -144,6 +154,83 @@ def run(job: Job, seed: int, *, ablate: bool) -> dict[str, Any]:
     }
 
 
+def confirm(job: Job, record: dict[str, Any]) -> dict[str, Any]:
+    """A champion of before through the confirmation of today, as a run confirms its first one."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = derive(job.space, {"problem": job.problem()}, Path(folder) / "space.yaml")
+        setup = load_setup(path, "cuda:0")
+        planner = setup.planner
+        assert planner is not None
+        defaults = setup.space.default()
+        known = record["configuration"]
+        values = Configuration({name: known.get(name, defaults[name]) for name in defaults})
+        executor = open_kernel_executor(setup, Path(folder))
+        try:
+            executor.open_devices()
+            cases = [case for group in setup.cases.values() for case in group]
+            timings = [t for t in executor.time_baselines(cases).timings if t.passed]
+            executor.baselines = {
+                case.label: min(
+                    (t for t in timings if t.case == case.label), key=lambda t: t.time_us
+                ).name
+                for case in setup.cases[TIMED] + setup.cases[HELD_OUT]
+            }
+            started_s = time.monotonic()
+            proposal = planner.proposal(record["trial"], values, confirm=True)
+            run = functools.partial(outcome_of, executor)
+            # Reviewed once: it asks for the binaries of all cases.
+            first = run(proposal)
+            outcome = repeated(run, dataclasses.replace(proposal, review=None), first)
+            seconds = time.monotonic() - started_s
+        finally:
+            executor.close()
+    return {
+        "name": job.name,
+        "outcome": outcome.kind.value,
+        "reason": outcome.reason,
+        "flags": list(outcome.flags),
+        "seconds": round(seconds, 1),
+        "stage_s": {name: round(value, 2) for name, value in outcome.stage_s.items()},
+        "measurements": [
+            {
+                "case": m.case,
+                "cache": m.cache,
+                "held_out": m.held_out,
+                "time_us": m.time_us,
+                "baseline": m.baseline,
+                "baseline_us": m.baseline_us,
+                "speedup": m.speedup,
+                "speedup_low": m.speedup_low,
+                "speedup_high": m.speedup_high,
+                "processes": list(m.processes),
+                "before": (measured_before(record, m.case, m.cache) or {}).get("speedup"),
+            }
+            for m in outcome.measurements
+        ],
+    }
+
+
+def measured_before(record: dict[str, Any], case: str, cache: str) -> dict[str, Any] | None:
+    same = (m for m in record["measurements"] if (m["case"], m["cache"]) == (case, cache))
+    return next(same, None)
+
+
+def confirm_all(records: Records, only: Sequence[str], output: Path | None) -> None:
+    again = output is not None and output.exists()
+    found: list[dict[str, Any]] = json.loads(output.read_text())["confirmed"] if again else []  # type: ignore[union-attr]
+    done = {each["name"] for each in found}
+    for job in JOBS:
+        if job.name not in records or job.name in done or (only and job.name not in only):
+            continue
+        found.append(confirm(job, records[job.name]))
+        about = {name: found[-1][name] for name in ("name", "outcome", "reason", "seconds")}
+        warm = [m for m in found[-1]["measurements"] if m["cache"] == "warm"]
+        speedups = [[round(m["speedup"], 3), m["before"]] for m in warm if not m["held_out"]]
+        print(json.dumps({**about, "speedups": speedups}), flush=True)
+        if output:
+            output.write_text(json.dumps({"confirmed": found}, indent=1) + "\n")
+
+
 def case_of(job: Job, causal: bool) -> Case:
     return PROBLEM.case(job.sizes(), {"causal": causal})
 
@@ -250,8 +337,12 @@ def main() -> None:
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--ablate", action="store_true")
     parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--confirm", type=Path)
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
+    if options.confirm:
+        confirm_all(load(options.confirm), options.only or (), options.output)
+        return
     records = load(options.table or options.output)
     for job in () if options.table else JOBS:
         if options.only and job.name not in options.only:

@@ -1,12 +1,16 @@
-"""Do the intervals of confirmations cover what confirmations come to?
+"""Do the intervals of repeated measurements cover the figure that all of them come to?
 
-    python benchmarks/confirmations.py [--space SPACE] [--count 40] [--busy 0 2] [-o FILE]
+    python benchmarks/confirmations.py [--space SPACE] [--of champion itself] [--count 40]
+        [--busy 0 2] [-o FILE]
 
 The default configuration of a space (the C++ kernel that `evotune init` writes, if none is given)
-is confirmed again and again: its timed cases in as many fresh processes as a champion gets, without
-the checks that a champion passes first. The pooled median is
-that of all processes. `covered` counts the confirmations whose interval has it, of `count`; 95% are
-to be expected, and 36 of 40 demanded. `--busy` runs so many busy processes beside it.
+is measured again and again, each time in as many fresh processes as a run takes, without the checks
+that a champion passes first. `champion` times it against the baseline. `itself` times it against
+itself: `ablate` is the first row of `evotune ablate` (six processes), `remeasure` is
+`compare --remeasure` (as many of the same processes as it would have taken). The pooled median is
+that of all processes. `covered` counts the measurements whose interval has it, of `count`; 95% are
+to be expected, and 36 of 40 demanded. `--busy` runs so many busy processes beside it. FILE is
+written after each measurement.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import math
 import os
@@ -21,6 +26,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,27 +38,31 @@ from evotune.backends import registry
 from evotune.backends.cpu import device as cpu
 from evotune.cli.scaffolding import scaffold
 from evotune.engine.planning import Planner
+from evotune.engine.reopening import against
 from evotune.engine.repetition import outcome_of, repeated, timed_again
 from evotune.engine.setup import Setup, load_setup
 from evotune.engine.spaces import find_space
 from evotune.engine.work import open_kernel_executor
 from evotune.execute.local import LocalExecutor
-from evotune.measure.processes import TOO_NOISY, fitness_by_process
+from evotune.execute.protocol import Proposal
+from evotune.measure.processes import MOST, TOO_NOISY, fitness_by_process
 from evotune.trial import Outcome
 
 NEW_KERNEL = "new-kernel"
+LONG = ("intervals", "in_each_process")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--space")
+    parser.add_argument("--of", nargs="+", choices=[*KINDS], default=["champion"])
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--busy", nargs="+", type=int, default=[0, 2])
     parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
     output = arguments.output and arguments.output.absolute()
-    rows = []
-    for busy in arguments.busy:
+    done: list[dict[str, Any]] = []
+    for kind, busy in itertools.product(arguments.of, arguments.busy):
         # In its folder, as a space of one's own needs no agreement.
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -60,11 +70,14 @@ def main() -> None:
             busy_processes(busy),
         ):
             space = arguments.space or _new_kernel(Path(folder))
-            row = {"busy": busy, **_row(space, Path(folder), arguments.count)}
-        rows.append(row)
-        print(json.dumps({name: row[name] for name in row if name != "confirmations"}), flush=True)
-        if output:
-            _write(output, arguments.space or NEW_KERNEL, rows)
+            rows: list[dict[str, Any]] = []
+            for found in _measured(space, Path(folder), kind, arguments.count):
+                rows = [{"busy": busy, **row} for row in found]
+                if output:
+                    _write(output, arguments.space or NEW_KERNEL, [*done, *rows])
+        done += rows
+        for row in rows:
+            print(json.dumps({name: row[name] for name in row if name not in LONG}), flush=True)
 
 
 def _new_kernel(folder: Path) -> str:
@@ -73,28 +86,42 @@ def _new_kernel(folder: Path) -> str:
     return str(folder / "space.yaml")
 
 
-def _row(space: str, folder: Path, count: int) -> dict[str, Any]:
+def _measured(space: str, folder: Path, kind: str, count: int) -> Iterator[list[dict[str, Any]]]:
+    """The rows as of each measurement."""
     setup = load_setup(find_space(space), "cpu")
     executor = open_kernel_executor(setup, folder)
     try:
         _choose_baselines(executor, setup)
         started_s = time.monotonic()
-        found = [_confirmation(executor, setup, number) for number in range(count)]
-        seconds = time.monotonic() - started_s
+        loads: list[float] = []
+        found: list[Sequence[Outcome]] = []
+        processes: list[float] = []
+        for number in range(count):
+            outcomes, fitnesses = KINDS[kind](executor, setup, number)
+            found.append(outcomes)
+            processes += fitnesses
+            loads.append(os.getloadavg()[0])
+            about = {
+                "seconds_each": round((time.monotonic() - started_s) / len(found), 1),
+                "load": [round(min(loads), 1), round(max(loads), 1)],
+            }
+            columns = zip(NAMES[kind], zip(*found, strict=True), strict=True)
+            yield [{"of": name, **_row(column, processes), **about} for name, column in columns]
     finally:
         executor.close()
-    processes = [value for outcome in found for value in fitness_by_process(outcome)]
+
+
+def _row(found: Sequence[Outcome], processes: Sequence[float]) -> dict[str, Any]:
     pooled = statistics.median(processes)
     return {
         "covered": sum(_low(o) <= pooled <= _high(o) for o in found),
-        "count": count,
+        "count": len(found),
         "too_noisy": sum(TOO_NOISY in outcome.flags for outcome in found),
         "processes": len(processes),
         "pooled_median": round(math.exp(pooled), 4),
         "spread_of_processes": round(math.exp(max(processes) - min(processes)) - 1, 4),
-        "seconds_each": round(seconds / count, 1),
-        "load_at_the_end": round(os.getloadavg()[0], 1),
-        "confirmations": [
+        "in_each_process": [round(math.exp(value), 4) for value in processes],
+        "intervals": [
             [round(math.exp(value), 4) for value in (o.fitness or 0.0, _low(o), _high(o))]
             for o in found
         ],
@@ -111,14 +138,39 @@ def _choose_baselines(executor: LocalExecutor, setup: Setup) -> None:
     }
 
 
-def _confirmation(executor: LocalExecutor, setup: Setup, number: int) -> Outcome:
+Measured = tuple[Sequence[Outcome], Sequence[float]]
+"""An outcome for each name of its kind, and ln speedup in each process."""
+
+
+def _champion(executor: LocalExecutor, setup: Setup, number: int) -> Measured:
     assert isinstance(setup.planner, Planner)
-    proposal = setup.planner.proposal(number, setup.space.default(), confirm=True)
-    run = functools.partial(outcome_of, executor)
+    proposal = timed_again(setup.planner.proposal(number, setup.space.default(), confirm=True))
+    run = functools.partial(_timed, executor)
     least = registry.named("cpu").least_half_width
-    outcome = repeated(run, proposal, run(timed_again(proposal)), least_width=least)
+    outcome = repeated(run, proposal, run(proposal), least_width=least)
+    return (outcome,), fitness_by_process(outcome)
+
+
+def _itself(executor: LocalExecutor, setup: Setup, number: int) -> Measured:
+    assert isinstance(setup.planner, Planner)
+    proposal = timed_again(setup.planner.proposal(number, setup.space.default()))
+    proposal = against(proposal, proposal.cases)
+    outcomes = [_timed(executor, proposal) for _ in range(MOST)]
+    each = [fitness for fitness in (outcome.fitness for outcome in outcomes) if fitness is not None]
+    again = [iter(outcomes), iter(outcomes)]
+    ablate = repeated(lambda _: next(again[0]), proposal, next(again[0]), processes=MOST)
+    remeasure = repeated(lambda _: next(again[1]), proposal, next(again[1]))
+    return (ablate, remeasure), each
+
+
+def _timed(executor: LocalExecutor, proposal: Proposal) -> Outcome:
+    outcome = outcome_of(executor, proposal)
     assert outcome.ok, outcome
     return outcome
+
+
+KINDS = {"champion": _champion, "itself": _itself}
+NAMES = {"champion": ("champion",), "itself": ("ablate", "remeasure")}
 
 
 def _low(outcome: Outcome) -> float:

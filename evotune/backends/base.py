@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+import msgspec
+
 from evotune.backends.finding import Finding
-from evotune.device.launch import Launch
+from evotune.device.launch import CompileJob, Launch, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import Compiler, Session
 from evotune.languages import Language
+from evotune.problems.base import TensorSpec
 from evotune.trial import Check, Json, OutcomeKind, Value
 
 
@@ -30,6 +33,14 @@ class Figures:
 
     values: Mapping[str, int | float]
     violation: str
+
+
+class SanitizedCase(msgspec.Struct, frozen=True):
+    """A small case of a champion, to be launched under tools."""
+
+    binary: str
+    plan: LaunchPlan
+    tensors: tuple[TensorSpec, ...]
 
 
 class Limits(Protocol):
@@ -159,9 +170,8 @@ class Backend(ABC):
         """Environment variables of the device's worker, beside those of this process."""
         return {}
 
-    def sanitize(self, cases: Sequence[Mapping[str, Json]]) -> list[Check]:
-        """What tools find that look for memory errors and races in a champion's machine code.
-        `cases`: of each its `binary`, `plan` and `tensors` (name, shape, dtype, is_output)."""
+    def sanitize(self, cases: Sequence[SanitizedCase]) -> list[Check]:
+        """What tools find that look for memory errors and races in a champion's machine code."""
         return not_sanitized("the kernel is no CUDA kernel")
 
     def sanitizer_limit_s(self) -> float:
@@ -173,9 +183,9 @@ class Backend(ABC):
         `mbarriers`: whether its code uses mbarriers; None where nobody noted it."""
         return None
 
-    def rebuilt(self, job: Json, folder: Path, limit_s: float) -> Mapping[str, Path | str]:
+    def rebuilt(self, job: CompileJob, folder: Path, limit_s: float) -> Mapping[str, Path | str]:
         """A champion's code built anew in `folder` so that it disturbs itself, by what disturbs it:
-        the file to load, or why there is none. `job` is a CompileJob as JSON."""
+        the file to load, or why there is none."""
         return {}
 
     # The user's machine

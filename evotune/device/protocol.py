@@ -107,6 +107,12 @@ class Session(Protocol):
     one copy, and one sampler, is as good as another."""
     allocates: bool
     """Whether a timed call of a baseline allocates its output: then one of a candidate does too."""
+    untimed_calls: int
+    """How many calls come before the timed ones of a warm sample, if the timed ones are as many.
+    The first calls find in the caches whatever ran before them, which differs between the two sides
+    of a pair. On a CPU five calls may make a sample: there the same code came out 6% faster as a
+    candidate than as the baseline, and 3% with one untimed call
+    (`benchmarks/confirmations.py --of itself`)."""
     in_order: bool
     """Whether a launch begins when all that launches before it started has ended."""
 
@@ -128,8 +134,11 @@ class Session(Protocol):
     def free(self) -> None:
         """Gives the device back what tensors and samplers that are gone have left reserved."""
 
-    def sampler(self, calls: Sequence[Callable[[], object]]) -> WatchableSampler:
-        """The calls, each of which ran before, as one thing to time."""
+    def sampler(
+        self, calls: Sequence[Callable[[], object]], *, untimed: int = 0
+    ) -> WatchableSampler:
+        """The calls, each of which ran before, as one thing to time, the first `untimed` of them
+        left out."""
 
     def eager_sampler(self, calls: Sequence[Callable[[], object]]) -> Sampler | None:
         """The calls issued one by one, then waited for together: its time is the clock's on the

@@ -37,8 +37,9 @@ def warm_sampler(
     once_us = min(single.time_us() for _ in range(2))  # one may meet an interruption
     in_a_row = math.ceil(_calls_per_sample(once_us, settings) / len(placed))
     calls = [call for call in placed for _ in range(in_a_row)]
+    untimed = min(session.untimed_calls, in_a_row)
     if graphs == 1 or once_us >= settings.sample_us:  # a slow call does not feel its place
-        return MeanSampler([session.sampler(calls)])
+        return MeanSampler([session.sampler([*[placed[0]] * untimed, *calls], untimed=untimed)])
     # Neighbours are often alike, so every other one is thrown away, but only when all are made.
     samplers = [session.sampler(calls) for _ in range(2 * graphs)][::2]
     return TurnSampler(samplers) if settings.graphs_take_turns else MeanSampler(samplers)

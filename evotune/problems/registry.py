@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 from evotune.plugins import PROBLEMS
 from evotune.problems.attention import Attention
 from evotune.problems.base import Problem, WrongKey
 from evotune.problems.loading import is_file_reference, load_problem
 
-_PROBLEMS: dict[str, type[Problem]] = {Attention.name: Attention}
+_PROBLEMS: dict[str, type[Attention]] = {Attention.name: Attention}
 
 
 def problem_names() -> tuple[str, ...]:
@@ -23,7 +23,7 @@ def create_problem(name: str, dtype: str, root: Path = Path()) -> Problem:
     EnvironmentProblem when an installed package has the name and cannot be loaded."""
     if is_file_reference(name):
         return load_problem(name, dtype, root)
-    problem = _PROBLEMS.get(name) or cast("type[Problem] | None", PROBLEMS.load(name))
+    problem: Any = _PROBLEMS.get(name) or PROBLEMS.load(name)
     if problem is None:
         raise WrongKey(
             f"unknown problem {name!r}; known: {', '.join(problem_names())}, "
@@ -33,4 +33,5 @@ def create_problem(name: str, dtype: str, root: Path = Path()) -> Problem:
     if dtype not in problem.dtypes:
         known = ", ".join(problem.dtypes)
         raise WrongKey(f"problem {name} has no dtype {dtype!r}; it has {known}", "dtype")
-    return problem(dtype)
+    made: Problem = problem(dtype)
+    return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from evotune.problems.lengths import LENGTH_CLASSES, WORD, beyond, near, past_words
+from evotune.problems.lengths import LENGTH_CLASSES, WORD, beyond, last_odd, past_words
 
 Sizes = dict[str, int]
 
@@ -29,7 +29,7 @@ def random_sizes(
     """Without end: what to try, one after the other until it makes sense and is not too large, and
     whether it may be large.
 
-    Each size is once near the longest that the space has, once well beyond it and once past 16
+    Each size is once the longest odd one that the space has, once well beyond it and once past 16
     bits, beside small ones; with these, taking turns, each size goes through all classes of
     lengths, and again and again.
     """
@@ -49,7 +49,7 @@ def random_sizes(
 
 
 _LARGE: tuple[Callable[[random.Random, int], tuple[int, ...]], ...] = (
-    lambda rng, longest: (near(rng, longest),),
+    lambda _, longest: (last_odd(longest),),
     lambda rng, longest: (beyond(rng, longest),),
     lambda rng, longest: (past_words(rng), WORD // 2 + 2 * rng.randint(0, 99) + 1),
 )

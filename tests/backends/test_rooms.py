@@ -22,6 +22,8 @@ EXCEPTIONS = {
     "problems/examination.py": {"cpu"},
     "verify/pool.py": {"cpu"},
     "verify/altered.py": {"cpu"},
+    # Classes of the API that are each for one language.
+    "space/objects/kernel_objects.py": {"cpp", "cuda", "triton", ".cpp", ".cu"},
     # Words of a help text.
     "cli/options.py": {"auto|cpu|cuda:N|NAME"},
 }

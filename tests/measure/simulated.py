@@ -30,12 +30,13 @@ class SimulatedMachine:
         self.samples: list[str] = []
         self.rows: list[list[str]] = []
         self.warm_bytes = 0
+        self.untimed_calls = 0
         self.rests_after = 0  # so many samples
         self.rested = False
 
     def synchronize(self) -> None: ...
 
-    def sampler(self, calls: Sequence[Callable[[], object]]) -> Sampler:
+    def sampler(self, calls: Sequence[Callable[[], object]], *, untimed: int = 0) -> Sampler:
         return SimulatedSampler(self, calls)
 
     def sample(self, names: Sequence[str]) -> float:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import cast
 
 import pytest
 
+from evotune.backends.cpu.device import CpuSession
 from evotune.device.protocol import Session
 from evotune.measure.paired import TimingSettings
 from evotune.measure.samplers import places, rotating_sampler, time_in_turn_us, warm_sampler
@@ -80,3 +82,26 @@ def test_places_stay_warm_together(nbytes: int, warm_bytes: int, count: int) -> 
     machine = SimulatedMachine({})
     machine.warm_bytes = warm_bytes
     assert places(cast(Session, machine), nbytes, 4) == count
+
+
+def test_the_first_calls_on_a_cpu_are_not_timed() -> None:
+    """They meet the caches as whatever ran before left them."""
+    slow_calls = 2
+    made = 0
+
+    def call() -> None:
+        nonlocal made
+        made += 1
+        time.sleep(0.02 if made <= slow_calls else 0.0)
+
+    sampler = CpuSession().sampler([call] * 5, untimed=slow_calls)
+    assert sampler.time_us() < 10_000
+    assert made == sampler.count == 5
+
+
+def test_a_warm_sample_begins_with_untimed_calls_and_no_more_than_timed_ones() -> None:
+    for once_us, row in ((300.0, 2 + 4), (2000.0, 1 + 1)):
+        machine = SimulatedMachine({"candidate": once_us})
+        machine.untimed_calls = 2
+        warm_sampler(cast(Session, machine), [CANDIDATE], TimingSettings()).time_us()
+        assert machine.rows[-1] == ["candidate"] * row

@@ -46,6 +46,7 @@ class CudaPipeline:
         *,
         device: str = "cuda:0",
         without: frozenset[str] = frozenset(),
+        cache: Path | None = None,
     ) -> None:
         setup = load_setup(SPACES / space, device)
         document = setup.document
@@ -55,7 +56,7 @@ class CudaPipeline:
         self._planner = setup.planner
         self._executor = open_local_executor(
             folder=folder / "logs",
-            cache=folder / "cache",
+            cache=cache or folder / "cache",
             profiles=setup.devices,
             problem=document.problem.name,
             dtype=document.problem.dtype,

@@ -1,7 +1,7 @@
 """The red team's CUDA kernels in several seeds, each through search and confirmation, as data.
 
     python -m tests.red_team.run_cuda -o FILE [--seeds 20] [--minutes 10] [--classes shapes,races]
-        [--without CHECK ...] [--search-only]
+        [--without CHECK ...] [--search-only] [--cache FOLDER] [--behaviours a,b]
 
 One process for a class, and compilers beside it. FILE is written after each class and seed, and a
 second call goes on where the first one ended: what FILE has is not done again. What would be done
@@ -97,17 +97,23 @@ def run_class(
     name: str, seeds: int, records: Records, deadline: float, arguments: argparse.Namespace
 ) -> None:
     _, behaviours = values_of(ALL[name].space)
+    wanted = arguments.behaviours.split(",") if arguments.behaviours else behaviours
+    behaviours = [each for each in behaviours if each in wanted]
     missing_any = any(records.missing(name, behaviours, seed) for seed in range(seeds))
     if not missing_any or time.monotonic() > deadline:
         return
     with tempfile.TemporaryDirectory() as folder:
         without = frozenset(arguments.without)
         pipeline = CudaPipeline(
-            Path(folder), ALL[name].space, device=arguments.device, without=without
+            Path(folder),
+            ALL[name].space,
+            device=arguments.device,
+            without=without,
+            cache=arguments.cache,
         )
         try:
             for seed in range(seeds):
-                missing = records.missing(name, pipeline.behaviours, seed)
+                missing = records.missing(name, behaviours, seed)
                 judged = pipeline.judge(missing, seed, confirm=not arguments.search_only)
                 for found in judged:
                     record = records.add(name, found)
@@ -131,6 +137,10 @@ def main() -> None:
     parser.add_argument("--classes", default=",".join(ALL), help="of " + ", ".join(ALL))
     parser.add_argument("--without", action="append", default=[], metavar="CHECK")
     parser.add_argument("--search-only", action="store_true", help="confirm nothing")
+    parser.add_argument("--cache", type=Path, help="keep what was compiled here, for another call")
+    parser.add_argument(
+        "--behaviours", help="only these, for instance those that an earlier call let pass"
+    )
     arguments = parser.parse_args()
     deadline = time.monotonic() + 60 * arguments.minutes
     records = Records(arguments.output, frozenset(arguments.without))

@@ -40,8 +40,8 @@ class Means(UserProblem):
 class RunsWhenMade(CpuSession):
     """Its samplers do what they capture once when they are made, as a GPU's do."""
 
-    def sampler(self, calls: Sequence[Callable[[], object]]) -> CpuSampler:
-        sampler = super().sampler(calls)
+    def sampler(self, calls: Sequence[Callable[[], object]], *, untimed: int = 0) -> CpuSampler:
+        sampler = super().sampler(calls, untimed=untimed)
         sampler.run()
         return sampler
 

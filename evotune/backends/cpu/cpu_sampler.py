@@ -17,11 +17,15 @@ _LONGEST_RENEWING_NS = 30_000_000
 
 
 class CpuSampler:
-    """Calls return when they are done, so the clock around them is the device's time."""
+    """Calls return when they are done, so the clock around them is the device's time. It starts
+    after the first `untimed` of them."""
 
-    def __init__(self, calls: Sequence[Callable[[], object]], before: Callable[[], None]) -> None:
+    def __init__(
+        self, calls: Sequence[Callable[[], object]], before: Callable[[], None], untimed: int = 0
+    ) -> None:
         self._calls = calls
         self._before = before
+        self._untimed = untimed
 
     @property
     def count(self) -> int:
@@ -34,10 +38,13 @@ class CpuSampler:
 
     def time_us(self) -> float:
         self._before()
-        started = time.perf_counter_ns()
-        for call in self._calls:
+        for call in self._calls[: self._untimed]:
             call()
-        return (time.perf_counter_ns() - started) / 1000 / len(self._calls)
+        timed = self._calls[self._untimed :]
+        started = time.perf_counter_ns()
+        for call in timed:
+            call()
+        return (time.perf_counter_ns() - started) / 1000 / len(timed)
 
     def watch(self, interventions: Sequence[Intervention], call_us: float) -> Sequence[bool]:
         """The writes come between calls, one between two where there are enough calls: so the pause

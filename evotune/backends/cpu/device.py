@@ -256,6 +256,7 @@ class CpuSession:
     sample_us = 1000.0  # whatever else runs interrupts for tens of microseconds
     warm_bytes = 0
     allocates = True
+    untimed_calls = 2
     in_order = False  # what threads still write shows only before the next launch
 
     def __init__(self) -> None:
@@ -369,8 +370,8 @@ class CpuSession:
         self._notice()
         openmp.wake()
 
-    def sampler(self, calls: Sequence[Callable[[], object]]) -> CpuSampler:
-        return CpuSampler(calls, self._before_sample)
+    def sampler(self, calls: Sequence[Callable[[], object]], *, untimed: int = 0) -> CpuSampler:
+        return CpuSampler(calls, self._before_sample, untimed)
 
     def perturbations(self) -> Mapping[str, Callable[[], AbstractContextManager[Disturb]]]:
         """None: the system's scheduler disturbs enough."""

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager, ExitStack
     from pathlib import Path
 
-    from evotune.backends.base import Limits
+    from evotune.backends.base import Limits, SanitizedCase
     from evotune.backends.finding import Finding
+    from evotune.device.launch import CompileJob
     from evotune.device.profile import DeviceProfile
     from evotune.device.protocol import Compiler, Session
-    from evotune.trial import Check, Json, OutcomeKind
+    from evotune.trial import Check, OutcomeKind
 
 _REQUEST = re.compile(r"cuda(?::[0-9]{1,3})?")
 _COMPILE = ', "--device", "h200"'
@@ -141,7 +142,7 @@ class CudaBackend(Backend):
     def worker_environment(self, profile: DeviceProfile) -> Mapping[str, str]:
         return {"CUDA_VISIBLE_DEVICES": profile.id} if profile.id else {}
 
-    def sanitize(self, cases: Sequence[Mapping[str, Json]]) -> list[Check]:
+    def sanitize(self, cases: Sequence[SanitizedCase]) -> list[Check]:
         from evotune.backends.cuda.sanitizer import sanitize
 
         return sanitize(cases)
@@ -156,7 +157,7 @@ class CudaBackend(Backend):
 
         return disqualification(check, mbarriers=mbarriers)
 
-    def rebuilt(self, job: Json, folder: Path, limit_s: float) -> Mapping[str, Path | str]:
+    def rebuilt(self, job: CompileJob, folder: Path, limit_s: float) -> Mapping[str, Path | str]:
         from evotune.backends.cuda.perturbed_build import WAYS, build
 
         return {WAYS[way]: made for way, made in build(job, folder, limit_s).items()}

@@ -14,7 +14,6 @@ shown as a warning beside the champion, and a reader who knows the kernel judges
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 import shutil
@@ -23,10 +22,18 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from evotune.backends.base import SANITIZER, TOOLS, not_sanitized, sanitizer_check
+from evotune.backends.base import (
+    SANITIZER,
+    TOOLS,
+    SanitizedCase,
+    not_sanitized,
+    sanitizer_check,
+)
+from evotune.backends.cuda.tool_messages import SanitizedLaunches
+from evotune.device.channel import encode
 from evotune.python_process import module_command
 from evotune.scratch import scratch_folder
-from evotune.trial import Check, Json, OutcomeKind
+from evotune.trial import Check, OutcomeKind
 
 LIMIT_S = 180.0
 """A tool that runs longer is given up: its check is skipped."""
@@ -54,19 +61,18 @@ def find_sanitizer() -> str:
     return shutil.which(SANITIZER) or shutil.which(SANITIZER, path=os.pathsep.join(folders)) or ""
 
 
-def sanitize(cases: Sequence[Json]) -> list[Check]:
-    """One check a tool. `cases` are as `evotune.backends.cuda.sanitized_launch` reads them: binary,
-    launch plan and tensors of small shapes."""
+def sanitize(cases: Sequence[SanitizedCase]) -> list[Check]:
+    """One check a tool, on `cases` of small shapes."""
     path = find_sanitizer()
     if not path:
         return not_sanitized(f"{SANITIZER} is not installed")
     if not cases:
         return not_sanitized("the kernel supports no edge shape")
     with scratch_folder() as folder:
-        jobs = [folder / f"{tool}.json" for tool in TOOLS]
+        jobs = [folder / tool for tool in TOOLS]
         for tool, job in zip(TOOLS, jobs, strict=True):
             # Filled memory counts as written.
-            job.write_text(json.dumps({"cases": list(cases), "poison": tool != "initcheck"}))
+            job.write_bytes(encode(SanitizedLaunches(tuple(cases), poison=tool != "initcheck")))
         with ThreadPoolExecutor(len(TOOLS)) as pool:  # each takes seconds to start
             return list(pool.map(functools.partial(_run, path), TOOLS, jobs))
 
