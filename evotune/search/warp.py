@@ -1,4 +1,4 @@
-"""What the model of times is shown of a fitness: all of it, or a slow half drawn together.
+"""A transformation of fitness for the model of times: it draws the slow half together, or nothing.
 
 Some spaces have a long tail of slow configurations, and a model that has to follow it takes the
 differences among the fast ones for nothing, and is sure where it should not be. On other spaces
