@@ -24,7 +24,7 @@
 //   QUERY_STAGES         1, 2: tiles whose Q (and output) are in shared memory; 2 for a persistent block, whose next Q
 //                        then comes under the work on this tile.
 //   PRODUCER_WARPS       1, or 4: only a whole warpgroup can give registers away (setmaxnreg).
-//   PRODUCER_REGISTERS   24..56, a multiple of 8: registers that each of its threads keeps, with PRODUCER_WARPS 4; consumers get
+//   PRODUCER_REGISTERS   24..56, a multiple of 8: of each of its threads, with PRODUCER_WARPS 4; consumers get
 //                        the rest, up to 240.
 //   OVERLAP              0/1: the next block's scores are issued before this block's values; see wgmma_consumer.cuh.
 //   WEIGHT_SETS          1, 2: sets of registers for packed weights. 2 needs OVERLAP.

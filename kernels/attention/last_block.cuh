@@ -6,7 +6,7 @@
 
 namespace {
 
-// True in the last of `count` blocks that call this for one counter. The other blocks' earlier writes are then visible to
+// True in the last of `count` blocks that call this for one counter. Earlier writes of the others are then visible to
 // all of this block's threads, and the counter is 0 again: the next launch finds it as this one did.
 __device__ __forceinline__ bool last_to_arrive(int* counter, int count) {
   bool last = false;

@@ -31,10 +31,10 @@ __device__ __forceinline__ void pin(float (&values)[COUNT]) {
   for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(values[i])::"memory");
 }
 
-// The code that makes `value`, which is never negative, stays before this. ptxas 12.9 moves a whole softmax behind the wait that
-// follows it in the source, to where no product runs beside it (seen in the SASS: all of its ex2), and neither pin()
-// nor the vote in it keeps it. A store that depends on it does, though it never happens. (A conditional trap does too,
-// but ends the basic block: ptxas then serializes products, C7512.)
+// Keeps the code that makes `value` (never negative) before this place. ptxas 12.9 moves a softmax behind the wait that
+// follows it in the source, to where no MMA runs beside it (seen in the SASS: all of its ex2), and neither pin()
+// nor the vote in it prevents that. A store that depends on it does, though it never happens. (A conditional trap does
+// too, but ends the basic block: ptxas then serializes MMA, C7512.)
 __device__ __forceinline__ void finish_first(float value) {
   asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.f32 [%1], %0;\n}\n" ::"f"(value), "r"(0)
                : "memory");

@@ -77,7 +77,7 @@ __device__ __forceinline__ void load_words(float (&words)[4], unsigned shared) {
 }
 
 // From now on each thread of this warpgroup has so many registers (a multiple of 8): fewer, or more, which waits until
-// another warpgroup has given them away. ptxas obeys only if it knows the block's registers at entry (__launch_bounds__).
+// another warpgroup has given them away. ptxas obeys only if it knows how many there are at entry (__launch_bounds__).
 template <int COUNT>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(COUNT));
