@@ -4,7 +4,7 @@
         [--lookahead 0] [-o FILE]
 
 They show what becomes of the search where a space is unlike those that were recorded. They have
-had a veto (a change that cost score on them was not taken, see "The search" in ARCHITECTURE.md),
+had a veto (a change that cost score on them was not taken, see "The search" in docs/design.md),
 but nothing was fitted to them. Every kind is drawn anew for each instance, from its number.
 Scored as `search_score.py` scores, over `--evaluations` at most: 0 is what random search is
 expected to reach. `ends below random`: runs whose best is worse than that at the end. `random`

@@ -26,9 +26,9 @@ def warm_sampler(
 
     `placed` is one call with its buffers at one or more places in memory: a sample has a row of
     calls for each. With several `graphs` it is the mean over as many samples, or, where these take
-    turns, one of them. For on an H200 the place of the buffers makes a kernel of 4.5 us 3% slower
-    or faster, and the place of the graph SDPA's cuDNN kernel 2% (ARCHITECTURE.md, "Found on the
-    way").
+    turns, one of them. Places matter: on an H200 a kernel of 4.5 us got 3% slower or faster with
+    the place of its buffers, and SDPA's cuDNN kernel 2% with the place of its graph
+    (docs/findings.md, "Found on the way").
     """
     for call in placed:
         call()  # the first call pays for page faults and lazy set-up

@@ -1,5 +1,8 @@
-"""Columns of a large table. Numbers lie in arrays: nine bytes each, whether there is one included,
-and they are put in another order at once."""
+"""Columns of a large table, as arrays.
+
+A number takes eight bytes, and one more says whether the cell has a value. Sorting a table moves
+whole arrays.
+"""
 
 from __future__ import annotations
 

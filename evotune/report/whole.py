@@ -110,7 +110,8 @@ def _ranked(found: _Found) -> Ranked:
 
 
 def _worked(work: Work[_Result], recorded: bool, part: Sequence[_Found]) -> _Result:
-    """In whichever process. What is made of a part does not stay, or goes away with the rest."""
+    """Work on one part, in this process or another. Objects that it makes are not collected
+    meanwhile: they are freed with the part."""
     with without_collecting():
         return work(recorded, list(map(_ranked, part)))
 

@@ -19,9 +19,8 @@ _FINEST: Final = 1024  # places told apart on one axis
 
 
 class Encoder:
-    """Indices are exact. In rows, parameters that can only have one value are left out, and an
-    axis has no more than 1024 places. `axes` are the distances by difference of places, in widths
-    of the axis.
+    """Indices are exact. Rows leave out parameters with a single value, and an axis has at most
+    1024 places. `axes` holds the distance for each difference of places, in widths of the axis.
     """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:

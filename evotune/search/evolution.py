@@ -14,7 +14,7 @@ from evotune.search.streams import stream
 from evotune.space.protocol import SearchSpace
 from evotune.trial import Configuration, Json, Trial
 
-# What a pool is bred from. All are counts, none a share that could be rounded down to nothing
+# Sources of a pool. All are counts: a share could be rounded down to nothing
 # (Helion #3518).
 _PARENTS: Final = 16
 _NEIGHBOURHOODS: Final = 8  # elites whose neighbours are all candidates
@@ -24,16 +24,16 @@ _CHILDREN: Final = 96
 _REPAIRS: Final = 8  # invalid children that are repaired: that can cost milliseconds
 _IMMIGRANTS: Final = 200
 _MATE_CHANCE: Final = 0.6
-_BLIND: Final = 8  # samples, of which a proposal without a model is the one unlike those pending
+_BLIND: Final = 8  # samples for a proposal without a model: the least like the pending ones wins
 
 
 class Evolution(FoldedStrategy):
-    """Breeds far more offspring than can be tried, and tries those that a model of the times and
-    of the failures expects most of (`guide.py`).
+    """Breeds far more offspring than can be tried, and tries the most promising ones by a model
+    of the times and of the failures (`guide.py`).
 
     Parents are the best trials so far, each as soon as it is told; failures never breed. The
-    first proposals are the default and uniform samples; those that are in flight together, and
-    so are blind to each other's outcomes, are spread out.
+    first proposals are the default and uniform samples. Proposals that are in flight together
+    are spread out, since none of them sees the outcomes of the others.
     """
 
     name: ClassVar[str] = "evolution"

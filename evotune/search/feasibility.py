@@ -1,4 +1,4 @@
-"""How likely a configuration is to fail."""
+"""A model of the probability that a configuration fails."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _LEAST_CHANCE: Final = 1e-6
 class Feasibility:
     """The chance of success of every candidate of a pool.
 
-    A Gaussian process of its own, on 1 for a success and 0 for a failure, with a kernel fitted to
-    those: failures hang on other parameters than times do, and on few of them. So they are told
-    apart from slow configurations and teach the model of times nothing wrong.
+    A Gaussian process of its own, on 1 for a success and 0 for a failure, with its own fitted
+    kernel: failures depend on other parameters than times do, and on few of them. So the model
+    of times never sees a failure as a slow configuration.
     """
 
     def __init__(self, kernel: Kernel, rows: Rows, succeeded: Floats, pool: Rows) -> None:
@@ -33,6 +33,6 @@ class Feasibility:
         self.chances: Floats = np.maximum(chances, _LEAST_CHANCE)
 
     def fail(self, row: Rows) -> None:
-        """A failure since: what is like it gets as unlikely as it is alike."""
+        """Add a new failure: similar candidates become less likely to succeed, by similarity."""
         alike = self._kernel.between(row[None, :], self._pool)[0]
         self.chances = np.maximum(self.chances * (1 - alike), _LEAST_CHANCE)

@@ -1,4 +1,4 @@
-"""What every strategy folds outcomes into: what was seen, the elites, the generations."""
+"""The state that every strategy folds outcomes into: seen trials, elites, generations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evotune.trial import Configuration, Json, Trial
 
 
 class FoldedStrategy:
-    """Base of the strategies: all of the protocol but `ask`, and hooks for what one learns on top.
+    """Base of the strategies: all of the protocol but `ask`, and hooks for further learning.
 
     `version` changes whenever the fold does, so that an old snapshot is refused and the
     engine tells the trials again.
@@ -120,13 +120,13 @@ class FoldedStrategy:
         """Hook: a trial succeeded, or failed when None."""
 
     def _forget(self, configuration: Configuration) -> None:
-        """Hook: what was learnt of this configuration is out of date."""
+        """Hook: a configuration is measured again, so forget its earlier outcome."""
 
     def _end_generation(self) -> None:
         """Hook: a generation is complete."""
 
     def _snapshot_learnt(self) -> Json:
-        """Hook: what the other hooks have folded."""
+        """Hook: the state that the other hooks have folded, JSON-able."""
         return None
 
     def _restore_learnt(self, learnt: Json) -> None:

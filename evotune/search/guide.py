@@ -1,9 +1,9 @@
 """The surrogate filter of `evolution`: breeds a pool of candidates, and picks the most promising.
 
 A pool and the model of it are made anew at fixed counts of told trials, ever more seldom, since
-that costs tens of milliseconds; in between every trial is worked in at once, told or pending
+that costs tens of milliseconds. In between, every trial enters the model at once, told or pending
 (`posterior.py`). All of it is a pure function of the settings, the trials told and the pending
-ones: what is kept between calls is a memo.
+ones; the state kept between calls is a memo.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from evotune.trial import Configuration, Json
 _FIRST_MODEL: Final = 3  # trials told before the first model
 _LEAST_FITTED: Final = 3  # successes before the model of times is fitted
 _REFRESH_SHARE: Final = 24  # a pool lives for 1/24 of the trials told so far,
-_IN_FLIGHT_SHARE: Final = 16  # or for 1/16 of those in flight, which it has to take in first,
+_IN_FLIGHT_SHARE: Final = 16  # or for 1/16 of the trials in flight, which enter it first,
 _LONGEST_POOL: Final = 64  # and for so many at most
 _REFIT_GROWTH: Final = 1.4
 _MODEL_ROWS: Final = 448  # trials that a model is built on at most
@@ -44,7 +44,7 @@ Breed: TypeAlias = Callable[[Sequence[Elite], random.Random], list[Configuration
 
 @dataclass(slots=True)
 class _Pool:
-    """One epoch's candidates and what is believed of them."""
+    """One epoch's candidates and the models' predictions for them."""
 
     start: int  # trials that were told when it was made
     candidates: list[Configuration]
@@ -58,8 +58,8 @@ class _Pool:
 
 
 class Guide:
-    """Learns every trial; picks from what `breed` makes of the best `parents` successes, best
-    first. What it learns has been added to `seen` before."""
+    """Learns every trial, and picks from the candidates that `breed` makes of the best `parents`
+    successes, best first. A trial must be in `seen` before it is learnt."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Guide:
         self._told.add(configuration, fitness)
 
     def drop(self, configuration: Configuration) -> None:
-        """Its outcomes so far do not count any more."""
+        """Its earlier outcomes no longer count."""
         self._told.drop(configuration)
         self._forget_memo()
 
@@ -107,7 +107,7 @@ class Guide:
         return {"trials": trials, "kernels": kernels, "warped": self._is_warped}
 
     def restore(self, snapshot: Json) -> None:
-        """ValueError, TypeError or KeyError for what is no snapshot."""
+        """Raises ValueError, TypeError or KeyError if the JSON is no snapshot."""
         self._told.restore(snapshot["trials"])
         self._forget_memo()
         self._advance()
@@ -148,8 +148,8 @@ class Guide:
     def least_alike(
         self, configurations: Sequence[Configuration], pending: Sequence[Configuration]
     ) -> Configuration | None:
-        """The one whose likest among those pending is the least like it, by a kernel that knows no
-        outcome; the first of equals, None of none."""
+        """The candidate that is farthest from its nearest pending neighbour, by a kernel that knows
+        no outcome; the first of equals, None if there is no candidate."""
         if not configurations or not pending:
             return next(iter(configurations), None)
         rows, others = (
@@ -160,7 +160,7 @@ class Guide:
         return configurations[int(np.argmin(likest))]
 
     def _worth(self, pool: _Pool, values: list[float | None]) -> Floats:
-        """ln of the improvement to expect of each candidate, failures taken into account."""
+        """ln of each candidate's expected improvement, weighted by its chance of success."""
         best = max([pool.best, *(v for v in values if v is not None)])
         means = pool.posterior.means(values)
         worth = log_expected_improvement(means, pool.posterior.deviations(), best)
@@ -173,7 +173,7 @@ class Guide:
         return worth + np.log(pool.feasibility.chances)
 
     def _append(self, pool: _Pool, configurations: list[Configuration]) -> None:
-        """Makes `configurations` the trials that the posterior has beyond its first ones."""
+        """Make `configurations` the trials that the posterior has appended to its first ones."""
         same = 0
         while same < min(len(pool.appended), len(configurations)) and _are_same(
             pool.appended[same], configurations[same]
@@ -191,12 +191,12 @@ class Guide:
         self._start = None
         self._next = _FIRST_MODEL
         self._times = self._failures = default_kernel(self._encoder.axes)
-        self._is_warped = False  # what the model of times is shown
+        self._is_warped = False  # whether the model of times sees warped fitness
         self._next_fit = 0
         self._fits = []
 
     def _advance(self) -> None:
-        """Moves to the newest of the fixed counts at which a pool is due."""
+        """Advance to the latest fixed count of trials at which a pool is due."""
         while self._next <= len(self._told):
             self._start = self._next
             if self._start >= self._next_fit:
@@ -206,7 +206,7 @@ class Guide:
             self._next += min(_LONGEST_POOL, lifetime)
 
     def _fit_kernels(self) -> None:
-        """Fits are chains, each starts from the one before; those that are due are made now."""
+        """Make the fits that are due. Fits form a chain: each starts from the one before."""
         for count in self._fits:
             known, fitness = self._told.successes(count)
             if len(known) >= _LEAST_FITTED:
@@ -218,7 +218,7 @@ class Guide:
         self._fits = []
 
     def _fit_times(self, known: Numbers, fitness: Floats, count: int) -> None:
-        """To the fitness as it is and warped: the one that the data make likelier stays."""
+        """Fit to the plain and the warped fitness, and keep the one with the greater likelihood."""
         plain, likely = self._fitted(self._times, known, fitness, count, Warp())
         warp = Warp.of_the_slower_half(fitness)
         warped, likely_warped = self._fitted(self._times, known, fitness, count, warp)
@@ -246,7 +246,7 @@ class Guide:
             return None
         rows = self._encoder.rows([self._encoder.indices(c) for c in candidates])
         used = _most_telling(fitness, _MODEL_ROWS)
-        # What the model of failures is built on: the newest, failed or not.
+        # The model of failures uses the newest trials, failed or not.
         tried, succeeded = self._told.newest(start, _MODEL_ROWS)
         feasibility = None
         if not succeeded.all():
@@ -271,7 +271,7 @@ class Guide:
         ]
 
     def _was_told(self, configuration: Configuration, before: int) -> bool:
-        """Among the first trials: what was told since must not matter."""
+        """Look among the first trials only: trials told since must not matter."""
         if configuration not in self._seen:
             return False
         since = range(before, len(self._told))
@@ -281,8 +281,9 @@ class Guide:
 
 
 def _one_thread() -> AbstractContextManager[object]:
-    """For linear algebra. The threads of a BLAS wait busily: beside compilers that take every core
-    they make it several times slower. And one order of sums is the same on every machine."""
+    """One BLAS thread for linear algebra. Several threads spin while they wait, which makes it
+    several times slower beside compilers on every core. And with one thread the order of sums is
+    the same on every machine."""
     context: AbstractContextManager[object] = _THREADS.limit(limits=1, user_api="blas")
     return context
 
@@ -292,7 +293,7 @@ def _are_same(one: Configuration, other: Configuration) -> bool:
 
 
 def _best(fitness: Floats, count: int) -> Numbers:
-    """Places of the greatest, best first, the earlier one of equals first."""
+    """Indices of the greatest values, best first; of equals, the earlier first."""
     at_least = np.arange(len(fitness))
     if len(fitness) > count:
         at_least = np.flatnonzero(fitness >= np.partition(fitness, -count)[-count])
@@ -301,7 +302,7 @@ def _best(fitness: Floats, count: int) -> Numbers:
 
 
 def _most_telling(fitness: Floats, count: int) -> Numbers:
-    """Places of the best half, and of the newest of the rest, in the order they were told."""
+    """Indices of the best half and of the newest of the rest, in the order of telling."""
     if len(fitness) <= count:
         return np.arange(len(fitness))
     chosen = np.zeros(len(fitness), dtype=np.bool_)

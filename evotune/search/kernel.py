@@ -58,7 +58,7 @@ class Kernel:
 
     @classmethod
     def from_json(cls, data: Json, axes: Sequence[Floats]) -> Kernel:
-        """ValueError or TypeError for what `to_json` did not give."""
+        """Raises ValueError or TypeError if `to_json` did not write it."""
         lengths, categories, noise = data
         tables = (_table(*found) for found in zip(axes, lengths, categories, strict=True))
         return cls(tuple(lengths), tuple(categories), noise + 0.0, tuple(tables))
@@ -84,11 +84,10 @@ def _table(axis: Floats, length: float, category: float) -> Floats:
 def fit_kernel(
     start: Kernel, axes: Sequence[Floats], rows: Rows, values: Floats, rng: np.random.Generator
 ) -> tuple[Kernel, float]:
-    """The most probable of the kernels that a seeded random walk from `start` tries, and the log
-    of how probable it is.
+    """The most probable kernel on a seeded random walk from `start`, and its log probability.
 
-    `values` (higher is better, any scale) belong to `rows`: of many trials, those that
-    `worth_fitting` chooses.
+    `values` (higher is better, any scale) belong to `rows`. Of many trials `worth_fitting`
+    chooses the rows.
     """
     differences = [np.abs(rows[:, i, None] - rows[None, :, i]) for i in range(len(axes))]
     lengths, categories, noise = list(start.lengths), list(start.categories), start.noise
@@ -125,7 +124,7 @@ def fit_kernel(
 
 
 def worth_fitting(values: Floats, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Which of many trials to fit on: half are the best, where the kernel has to be right."""
+    """Choose the trials to fit on: half are the best ones, where the kernel has to be right."""
     if len(values) <= _FIT_ROWS:
         return np.arange(len(values))
     best = np.argsort(-values, kind="stable")
@@ -138,7 +137,7 @@ def _within(value: float, limits: tuple[float, float]) -> float:
 
 
 def _evidence(log_correlations: Floats, noise: float, values: Floats) -> float:
-    """Log marginal likelihood, the best amplitude for each kernel put in."""
+    """Log marginal likelihood of each kernel, with its best amplitude."""
     covariance = np.exp(log_correlations)
     covariance[np.diag_indices_from(covariance)] += noise
     try:
@@ -153,7 +152,7 @@ def _evidence(log_correlations: Floats, noise: float, values: Floats) -> float:
 
 
 def _prior(lengths: Sequence[float], categories: Sequence[float], noise: float) -> float:
-    """Wide, so that few evaluations do not lead to extremes."""
+    """A wide prior, so that a few evaluations do not lead to extremes."""
     odds = (math.log(c / (1 - c)) - _TYPICAL_CATEGORY for c in categories)
     return (
         -0.5 * sum(math.log(length) ** 2 for length in lengths)

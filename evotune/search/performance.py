@@ -22,10 +22,10 @@ MAX_BUDGET: Final = 700
 
 
 class PerformanceScale:
-    """What random search and the optimum reach on one space: the ruler of the score.
+    """Random search and the optimum on one space, between which the score is measured.
 
     `valid_times` are the times of all valid configurations, in any unit. Failed ones are not
-    part of the random baseline; a search pays an evaluation for each that it proposes.
+    part of the random baseline; a search pays one evaluation for each failed proposal.
     """
 
     def __init__(self, valid_times: Iterable[float]) -> None:
@@ -42,7 +42,7 @@ class PerformanceScale:
 
     @property
     def budget(self) -> int:
-        """How many evaluations random search is expected to need for the target, at most 700."""
+        """Expected evaluations of random search to reach the target, at most 700."""
         count = len(self._worst_first)
         index = int(np.argmax(self._worst_first <= self.target))
         return min(MAX_BUDGET, max(1, math.ceil(index / (count + 1 - index))))
@@ -64,9 +64,9 @@ class PerformanceScale:
 
         The mean of (baseline - best so far) / (baseline - optimum) over `evaluations`, the
         budget when None; the mean over runs is the score of their mean curve. A run that has
-        found nothing valid yet stands at the median, where random search starts. A run that
-        ended early keeps its best. Where random search is at the optimum nothing is left to
-        win: 1 for a run that is there too, 0 for the others.
+        found nothing valid yet counts as the median, where random search starts. A run that
+        ended early keeps its best. Once random search has reached the optimum, a run scores 1
+        if it is there too, else 0.
         """
         length = self.budget if evaluations is None else evaluations
         best = self.best_so_far(times, length)
@@ -86,6 +86,6 @@ class PerformanceScale:
     def ends_below_random(
         self, times: Sequence[float | None], evaluations: int | None = None
     ) -> bool:
-        """Whether the run's last best time is worse than what random search is expected to have."""
+        """True if the run's final best time is worse than random search is expected to have."""
         length = self.budget if evaluations is None else evaluations
         return bool(self.best_so_far(times, length)[-1] > self.baseline(length)[-1])

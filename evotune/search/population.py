@@ -44,7 +44,7 @@ class Individual(tuple[Value, ...]):
         return individual
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Individual:
-        return self  # the hall of fame copies what it keeps; nothing here can change
+        return self  # the hall of fame copies its entries; this object cannot change
 
     def to_json(self) -> Json:
         return [self.elite.number, self.elite.fitness, list(self)]
@@ -114,7 +114,7 @@ def _mate(
 def _mutate(
     space: SearchSpace, configuration: Configuration, rng: random.Random
 ) -> dict[str, Value]:
-    """One active gene changes for sure, sometimes another one with it."""
+    """Always change one active gene, sometimes another one with it."""
     values = configuration.to_json()
     active = frozenset(space.active(configuration))
     genes = [parameter for parameter in space.parameters if parameter.name in active]
@@ -142,7 +142,7 @@ def _pair(ranked: list[Compromise], count: int, rng: random.Random) -> list[Comp
 
 
 class Chronicle:
-    """What a search has to show: hall of fame, and statistics and a logbook by generation.
+    """Records of a search: hall of fame, and statistics and a logbook by generation.
 
     A fold over trials: `add` for each, and `close` at the end of a generation.
     """
@@ -158,7 +158,7 @@ class Chronicle:
 
     @property
     def elites(self) -> tuple[Elite, ...]:
-        """Best first, the earlier one of equals first (the hall of fame has it the other way)."""
+        """Best first; of equals, the earlier first (unlike in the hall of fame)."""
         elites = (individual.elite for individual in self.hall)
         return tuple(sorted(elites, key=lambda elite: (-elite.fitness, elite.number)))
 

@@ -1,4 +1,4 @@
-"""What a Gaussian process believes of a pool of candidates, updated trial by trial."""
+"""The posterior of a Gaussian process over a pool of candidates, updated trial by trial."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Posterior:
     """Mean and variance of every candidate, given `rows` with `values` (higher is better).
 
     Further trials are appended in the order of their proposals. One that is pending has no value
-    yet: it lowers the variance around it and leaves the means alone, so that what is asked next
-    lies elsewhere. Its value can be filled in later, and the result is what it would have been
-    had it been known at once. Appending costs rows x candidates, not the cube of the rows.
+    yet: it lowers the variance around it and leaves the means alone, so that the next proposal
+    lies elsewhere. Its value can be filled in later, with the same result as if it had been known
+    at once. Appending costs rows x candidates, not the cube of the rows.
     """
 
     def __init__(self, kernel: Kernel, rows: Rows, values: Floats, pool: Rows) -> None:
         self._kernel = kernel
         self._rows = rows
         self._pool = pool
-        # All tables in one, and where each begins: one row is then compared at a stroke.
+        # All tables in one array with the offset of each, to compare a row in one operation.
         self._tables = np.concatenate([*kernel.tables, np.empty(0)])
         lengths = [0, *(len(table) for table in kernel.tables)]
         self._starts = np.cumsum(lengths[:-1] or [0])[:, None][: len(kernel.tables)]
@@ -72,11 +72,11 @@ class Posterior:
         )
 
     def append(self, row: Rows) -> None:
-        """A further trial; its value is given to `means`."""
+        """Append a trial; `means` gets its value."""
         self._append(row, self._alike(row, self._columns))
 
     def extend(self, rows: Rows) -> None:
-        """The same as appending one after the other, bit by bit, but faster."""
+        """Append many at once: the same bits as one after the other, but faster."""
         if len(rows) == 1:
             self.append(rows[0])
             return
@@ -84,7 +84,7 @@ class Posterior:
             self._append(row, alike)
 
     def _append(self, row: Rows, alike: Floats) -> None:
-        """`alike` is its correlation with everything."""
+        """`alike` holds its correlations with all trials and candidates."""
         count, appended = len(self._rows), len(self._own)
         if appended == len(self._extra):
             self._extra = np.concatenate([self._extra, np.empty_like(self._extra)])
@@ -110,14 +110,14 @@ class Posterior:
         self.variance = np.maximum(self.variance - extra**2, _LEAST_VARIANCE)
 
     def _alike(self, row: Rows, columns: Rows) -> Floats:
-        """Correlations of one row with those in `columns` (axes x rows): those of
-        `Kernel.between`, bit by bit, for which there must be two columns at least."""
+        """Correlations of one row with the rows in `columns` (axes x rows): the same bits as
+        `Kernel.between` gives, which holds for two columns or more."""
         distances = np.abs(columns - row[:, None])
         total: Floats = self._tables.take(distances + self._starts).sum(axis=0)
         return np.exp(total, out=total)
 
     def means(self, values: list[float | None]) -> Floats:
-        """Of all candidates, given the values of the appended trials, None for unknown ones."""
+        """Means of all candidates, given the values of the appended trials (None: unknown)."""
         count = len(self._rows)
         white = np.zeros(count + len(values))
         white[:count] = self._white
@@ -138,8 +138,8 @@ def log_expected_improvement(means: Floats, deviations: Floats, best: float) -> 
     """ln E[max(0, f - best)] where (f - mean) / deviation is distributed as Student's t.
 
     With eight degrees of freedom, for which there is a closed form: the model is at times wrong
-    by far more than it believes to be possible, and a normal distribution would rather try what
-    is all but sure to fail than what it takes to be five deviations too slow.
+    by far more than it believes to be possible. A normal distribution would prefer a candidate
+    that almost surely fails to one that the model puts five deviations too slow.
     """
     z = (means - best) / deviations
     near = np.maximum(z, _FAR)

@@ -11,7 +11,7 @@ from evotune.trial import Configuration
 
 
 class RandomSearch(FoldedStrategy):
-    """Draws until one is new; the last fraction of a percent of a space comes in its order."""
+    """Draws until one is new; the last fraction of a percent of a space follows in order."""
 
     name: ClassVar[str] = "random"
 

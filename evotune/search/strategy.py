@@ -1,8 +1,7 @@
 """The ask/tell protocol of all search strategies.
 
-A search is a fold over outcomes in the order of the proposals. Nothing else may influence
-it: that is what makes a resumed run ask for the very configurations an uninterrupted one
-would have asked for.
+A search is a fold over outcomes in the order of the proposals. Nothing else may influence it, so
+a resumed run asks for the same configurations as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from evotune.trial import Configuration, Json, Trial
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """What fixes a search, next to its space: part of a run's identity.
+    """Settings that, with the space, fix a search: part of a run's identity.
 
     `population` is how many tells make a generation. Proposal n sees the outcomes of the
-    trials before n - `lookahead`; it is the engine that holds to it. `objectives` are names
+    trials before n - `lookahead`; the engine sees to that. `objectives` are names
     from `evotune.objectives`: `nsga2` searches for all, every other strategy for the speedup.
     """
 
@@ -78,19 +77,19 @@ class Strategy(Protocol):
         """
 
     def snapshot(self) -> Json:
-        """All that was learnt, JSON-able: restoring it equals telling everything again."""
+        """The learnt state, JSON-able: restoring it equals telling all trials again."""
 
     def restore(self, snapshot: Json) -> None:
-        """Replace what was learnt; StoreError when the snapshot is of another search or damaged:
-        then nothing is learnt."""
+        """Replace the learnt state. StoreError when the snapshot is damaged or of another search;
+        then the state is empty."""
 
     @property
     def told(self) -> int:
-        """How many trials were told."""
+        """Number of trials told."""
 
     @property
     def generation(self) -> int:
-        """How many generations are complete."""
+        """Number of complete generations."""
 
     @property
     def best(self) -> Elite | None: ...
@@ -101,7 +100,7 @@ class Strategy(Protocol):
 
     @property
     def contender(self) -> float | None:
-        """The fitness that makes an elite; None while any does."""
+        """The least fitness that makes an elite; None while any fitness does."""
 
     @property
     def logbook(self) -> Sequence[Mapping[str, Json]]:

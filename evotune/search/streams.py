@@ -1,4 +1,4 @@
-"""Random streams that are derived from what they are for, so that none has to be stored."""
+"""Random streams derived from their purpose, so that none has to be stored."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class ToldTrials:
         self._recent.pop(number - _KEPT, None)
 
     def drop(self, configuration: Configuration) -> None:
-        """Its trials so far do not count any more."""
+        """Its trials so far no longer count."""
         self._dropped[: self._count] |= self._are(configuration, self._count)
 
     def _are(self, configuration: Configuration, before: int) -> NDArray[np.bool_]:
@@ -66,7 +66,7 @@ class ToldTrials:
         return same
 
     def has(self, configuration: Configuration, before: int) -> bool:
-        """Whether one of the trials below number `before` was of it; reads all of these."""
+        """True if a trial below number `before` had it; reads all of these trials."""
         return bool(self._are(configuration, before).any())
 
     def configuration(self, number: int) -> Configuration:
@@ -87,13 +87,13 @@ class ToldTrials:
         return bool(np.isnan(self._fitness[number]) and not self._dropped[number])
 
     def successes(self, before: int) -> tuple[Numbers, Floats]:
-        """Numbers, in order, and fitness of those below `before` that succeeded and count."""
+        """Numbers, in order, and fitness of trials below `before` that succeeded and count."""
         fitness = self._fitness[:before]
         numbers = np.flatnonzero(~(np.isnan(fitness) | self._dropped[:before]))
         return numbers, fitness[numbers]
 
     def newest(self, before: int, count: int) -> tuple[Numbers, Floats]:
-        """The last `count` below `before` that count, in order, and 1.0 where one succeeded."""
+        """The last `count` trials below `before` that count, in order; 1.0 for a success."""
         numbers = np.flatnonzero(~self._dropped[:before])[-count:]
         return numbers, (~np.isnan(self._fitness[numbers])).astype(np.float64)
 
@@ -109,7 +109,7 @@ class ToldTrials:
         }
 
     def restore(self, snapshot: Json) -> None:
-        """ValueError, TypeError or KeyError for what is no snapshot."""
+        """Raises ValueError, TypeError or KeyError if the JSON is no snapshot."""
         fitness = np.frombuffer(base64.b64decode(snapshot["fitness"], validate=True), "<f8")
         indices = self._encoder.no_indices()
         found = np.frombuffer(base64.b64decode(snapshot["indices"], validate=True), indices.dtype)

@@ -1,4 +1,4 @@
-"""Which configurations were told, and how to find one that was not proposed yet."""
+"""Keeps told configurations, and finds one that was not proposed yet."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SeenConfigurations:
 class UnseenConfigurations:
     """Finds members of a space that are neither told nor pending.
 
-    What it keeps between calls is a memo of the enumeration, dropped as configurations are
+    Between calls it keeps a memo of the enumeration, dropped as configurations are
     told; since they are never untold, the answers do not depend on earlier calls.
     """
 
@@ -55,7 +55,7 @@ class UnseenConfigurations:
         self.forget()
 
     def forget(self) -> None:
-        """Drop the memo: required when what was told is replaced."""
+        """Drop the memo: required when the told configurations are replaced."""
         self._rest: Iterator[Configuration] = self._space.enumerate()
         self._passed: list[Configuration] = []  # enumerated, and not told when last looked at
 

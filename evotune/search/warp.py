@@ -1,8 +1,8 @@
-"""What the model of times is shown of a fitness: all of it, or a slow half drawn together.
+"""A transformation of fitness for the model of times: it compresses the slow half, or nothing.
 
-Some spaces have a long tail of slow configurations, and a model that has to follow it takes the
-differences among the fast ones for nothing, and is sure where it should not be. On other spaces
-the tail is a part of what tells where the fast ones are. The data say which (`Warp.log_slope`).
+Some spaces have a long tail of slow configurations. A model that has to follow it ignores the
+differences among fast configurations, and is too sure of itself. On other spaces the tail helps to
+tell where the fast configurations are. The data decide (`Warp.log_slope`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from evotune.search.encoding import Floats
 
 @dataclass(frozen=True, slots=True)
 class Warp:
-    """A fitness is kept when it is behind `best` by `knee` at most; beyond, what is ever farther
-    behind differs ever less (by the logarithm). The order stays."""
+    """Keeps a fitness that is at most `knee` behind `best`, and compresses larger differences by
+    the logarithm. The order stays."""
 
     best: float = 0.0
     knee: float = math.inf  # keeps everything
@@ -39,7 +39,7 @@ class Warp:
         return np.array([self(value) for value in fitness])
 
     def log_slope(self, fitness: Floats) -> float:
-        """The log of how much it draws these together: added to the log probability of the
-        warped values, it makes that comparable with the one of the values as they are."""
+        """Log of the compression of these values. Added to the log probability of the warped
+        values, it makes that comparable with the log probability of the plain values."""
         behind = np.maximum(self.best - fitness, self.knee)
         return 0.0 if math.isinf(self.knee) else float(np.log(self.knee / behind).sum())

@@ -13,7 +13,7 @@
 //   P = 2^(log2(e)(S-m)) online softmax: when the running maximum m grows, the old sum and O shrink by alpha
 //   O = alpha O + P V    alpha is applied while the O tile is loaded into registers, so it costs no pass of its own
 // Both products are one register-tiled routine (`multiply`): per step of the depth it loads a few vectors of B,
-// broadcasts a few scalars of A, and updates ROWS x COLS accumulators. What A and B are is the first tunable:
+// broadcasts a few scalars of A, and updates ROWS x COLS accumulators. The first tunable chooses A and B:
 //
 // Tunables
 //   K_LAYOUT    rows: A = K as it lies in memory, B = Q transposed. Vector lanes are queries, S is stored transposed
@@ -195,7 +195,7 @@ inline void softmax_lanes_are_rows(const Scratch& t, const Step& s) {
   }
 }
 
-// S is STEP_M x BLOCK_N, lanes are keys. What is no key of this row becomes -inf up to the last whole vector.
+// S is STEP_M x BLOCK_N, lanes are keys. Columns that are no key of this row become -inf up to the last whole vector.
 inline void softmax_lanes_are_keys(const Scratch& t, const Step& s) {
   constexpr int L = lanes_for(BLOCK_N);
   const int width = (s.keys + L - 1) / L * L;

@@ -66,8 +66,8 @@
 // Workspace    with SPLIT_KV > 1, else unused: MERGE counter or kernel: partials float[tiles * SPLIT_KV * BLOCK_M *
 //              (HEAD_DIM + 2)], any content; counter: counter int[tiles], zero once: every launch leaves zeros.
 // Archs        sm_80 and later.
-// Adds to attention_scalar.cu: tensor cores, asynchronous multi-stage copies, swizzled shared memory, masked and whole
-//              blocks apart, splits of the keys over warps and over blocks.
+// Adds to attention_wmma.cu: fragments whose layout is known (mma.sync), so scores and weights stay in registers; XOR
+//              swizzles; masked and whole blocks apart; splits of the keys over blocks; tiles packed with GQA heads.
 // References   FlashAttention-2, Dao 2023; PTX ISA: mma.m16n8k16, ldmatrix, cp.async; see the helpers.
 #include "choices.cuh"
 #include "last_block.cuh"
@@ -195,7 +195,7 @@ __device__ __forceinline__ void merge_warps(const Worker& worker, int split,
       wait_for_open_inboxes();
       send_part<WarpParts, SPLIT_KV>(worker.part, worker.shared + kPartsAt, split * WARPS_KV + worker.warp_kv, split,
                                      inbox, row_tile, worker.tile.valid_rows());
-      __syncthreads();  // what stays in this block is there, and Q and the stages were read by all
+      __syncthreads();  // this block's own part is there, and Q and the stages were read by all
       wait_for_inbox(inbox);
     } else {
       __syncthreads();  // the stages were read by all

@@ -7,6 +7,7 @@
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       float32. HEAD_DIM and CAUSAL are compiled in.
 // Archs       any. Workspace: none.
+// Adds        nothing: the first rung. It explains the algorithm that all others share.
 //
 // Online softmax. Softmax needs the maximum m and the sum of a whole row before it can weigh the first value. Read the
 // row in blocks instead, and correct: with the maximum so far m, the sum l = sum exp(s - m) and the output

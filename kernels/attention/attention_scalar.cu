@@ -9,11 +9,11 @@
 // Problem     HEAD_DIM (multiple of 32, up to 128), CAUSAL, DTYPE.
 //
 // How it works. WARPS rows of one head share a block of threads, and with it the BLOCK_N keys and values that lie in
-// shared memory at a time. What a lane holds changes within a step:
+// shared memory at a time. A lane's share changes within a step:
 //   scores    a lane has whole keys (lane, lane + 32, ...): its dot product needs no other lane
 //   softmax   maximum and sum go through the warp; the weights 2^(s - m) go to shared memory
 //   output    a lane has columns (lane, lane + 32, ...): it walks over the weights and adds its columns of V
-// When a block raises the row's maximum from m to m', what was summed so far is too large by 2^(m' - m), and is scaled
+// When a block raises the row's maximum from m to m', the sums so far are too large by 2^(m' - m), and are scaled
 // down: the online softmax of attention_scalar.cpp, there explained. Scores are kept times log2(e), so that 2^x serves.
 //
 // Tunables
@@ -26,6 +26,7 @@
 // Shared bytes 2 * BLOCK_N * (2 * HEAD_DIM + VEC_WIDTH) + 4 * WARPS * (HEAD_DIM + BLOCK_N)
 // Workspace    none.
 // Archs        sm_80 and later.
+// Adds to attention_scalar.cpp: a warp for each row, keys and values in shared memory, 16-bit types.
 // References   Milakov & Gimelshein 2018, "Online normalizer calculation for softmax"; PTX ISA, "cvt".
 #include "element.cuh"
 
@@ -98,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   for (int d = lane; d < HEAD_DIM; d += 32) query[d] = scale * to_float<kBfloat16>(q[row_at + d]);
 
   const int last_row = min(first_row + WARPS, seq_len_q) - 1;
-  const int block_keys = CAUSAL ? min(seq_len_k, last_row + 1) : seq_len_k;  // what some row of the block sees
+  const int block_keys = CAUSAL ? min(seq_len_k, last_row + 1) : seq_len_k;  // keys that some row of the block sees
   const int row_keys = CAUSAL ? min(seq_len_k, row + 1) : seq_len_k;
   float maximum = kLowest, sum = 0.0f, output[kLaneColumns] = {};
 

@@ -1,4 +1,4 @@
-// Fused attention forward for Hopper: wgmma, the copy engine, specialised warps. The FlashAttention-3 class.
+// Fused attention forward for Hopper: wgmma, TMA, specialised warps. The FlashAttention-3 class.
 //
 //   out = softmax(softmax_scale * q k^T) v, a block of BLOCK_N keys at a time, scores, weights and sums in registers.
 //
@@ -8,14 +8,14 @@
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32. softmax_scale > 0.
 // Problem     HEAD_DIM (32, 64, 96, 128), CAUSAL, DTYPE.
 //
-// How it works. A tile is 64 * CONSUMER_WARPGROUPS rows of one head. One thread of the producer warps asks the copy
-// engine for Q, and for K and V in blocks of BLOCK_N keys, STAGES deep, the last block first; it is ahead of the others
-// by as many blocks as there is room for, over the ends of tiles too. Each consumer warpgroup has 64 rows:
+// How it works. A tile is 64 * CONSUMER_WARPGROUPS rows of one head. One thread of the producer warps loads Q, and K
+// and V in blocks of BLOCK_N keys, by TMA, STAGES deep, the last block first. It runs ahead of the consumers by as many
+// blocks as there is room for, across tiles too. Each consumer warpgroup has 64 rows:
 //   S = Q K^T            wgmma, both from shared memory as they were loaded (Q from registers with Q_IN_REGS)
 //   P = 2^(c (S - m))    c = softmax_scale log2(e); masks only in blocks that not all the warpgroup's rows see whole
 //   O = alpha O + P V    wgmma: P from registers, V from shared memory as it was loaded
-// Then O / l goes through Q's shared memory and out by the copy engine, which leaves out rows that do not exist. Keys
-// that do not exist arrive as zeros, and are masked.
+// Then O / l goes through Q's shared memory and out by TMA, which leaves out rows that do not exist. Keys that do not
+// exist arrive as zeros, and are masked.
 //
 // Tunables
 //   CONSUMER_WARPGROUPS  1, 2, 3: BLOCK_M = 64 * CONSUMER_WARPGROUPS rows a tile.
@@ -24,16 +24,16 @@
 //   QUERY_STAGES         1, 2: tiles whose Q (and output) are in shared memory; 2 for a persistent block, whose next Q
 //                        then comes under the work on this tile.
 //   PRODUCER_WARPS       1, or 4: only a whole warpgroup can give registers away (setmaxnreg).
-//   PRODUCER_REGISTERS   24..56, a multiple of 8: what each of its threads keeps, with PRODUCER_WARPS 4; consumers get
+//   PRODUCER_REGISTERS   24..56, a multiple of 8: of each of its threads, with PRODUCER_WARPS 4; consumers get
 //                        the rest, up to 240.
 //   OVERLAP              0/1: the next block's scores are issued before this block's values; see wgmma_consumer.cuh.
 //   WEIGHT_SETS          1, 2: sets of registers for packed weights. 2 needs OVERLAP.
 //   PING_PONG            0/1: warpgroups take turns in issuing products. Needs CONSUMER_WARPGROUPS > 1.
 //   Q_IN_REGS            0/1: Q's fragments stay in registers, which saves a third of what products of 128 keys read.
-//   EXP2_FMA_SHARE       sixteenths of the weights by multiply-adds, not the special-function unit (0..16).
+//   EXP2_FMA_SHARE       sixteenths of the weights by multiply-adds, not by MUFU (0..16).
 //   RESCALE_LOG2         0: O is rescaled for every block. 4, 8: only when some row's maximum grew by more than 2^that;
 //                        until then weights exceed 1, which float16 (up to 65504) and the float32 sums can hold.
-//   STORE                bulk: through shared memory and the copy engine; direct: from registers, 4 bytes a lane.
+//   STORE                bulk: through shared memory and TMA; direct: from registers, 4 bytes a lane.
 //   SPLIT_KV             1, 2, 4, 8: so many blocks, a cluster, share the keys of a tile, in whole blocks of keys, and
 //                        merge their sums over distributed shared memory: see wgmma_merge.cuh. For grids of few tiles.
 //   PACK_GQA             0/1: the rows of a tile are those of several heads of a group, so that few queries fill it.
@@ -67,8 +67,8 @@
 // Shared bytes 2 * HEAD_DIM * (QUERY_STAGES * BLOCK_M + 2 * STAGES * BLOCK_N) + 16 * (QUERY_STAGES + 2 * STAGES)
 //              SPLIT_KV > 1: + 8 + 32 * BLOCK_M * (SPLIT_KV - 1) * (HEAD_DIM / 8 / SPLIT_KV + 1)
 // Archs        sm_90a: for others attention_mma.cu.
-// Adds to attention_mma.cu: products that run on their own, a copy engine, a producer that only loads, registers moved
-//              from it to consumers, warpgroups that take turns, exponentials by multiply-adds.
+// Adds to attention_mma.cu: asynchronous MMA (wgmma), TMA, a producer that only loads, registers moved from it to
+//              consumers, warpgroups that take turns, exponentials by multiply-adds, clusters with multicast.
 // References   FlashAttention-3, Shah et al. 2024; PTX ISA: see the helpers. Lab book: attention_wgmma.md.
 #include "cluster_multicast.cuh"
 #include "mma_sync.cuh"
@@ -248,7 +248,7 @@ struct Place {
 
   __device__ __forceinline__ bool is_empty() const { return SPLIT_KV > 1 && first_step == end_step; }
 
-  // This block's number among those that have tiles side by side.
+  // This block's number among the blocks whose tiles are side by side.
   static __device__ __forceinline__ int number_in_cluster() { return CLUSTER > 1 ? blockIdx.x % CLUSTER : 0; }
 
   // Where row 0 .. 63 of a warpgroup's rows is: they are one packed head after the other.
@@ -309,7 +309,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(kThreads, MIN_CTAS)
     if (threadIdx.x == 128 * CONSUMER_WARPGROUPS) Producer(problem).run();
     if constexpr (SPLIT_KV > 1) {
       __syncwarp();
-      wait_for_open_inboxes();  // whoever arrived at the cluster's barrier waits there too
+      wait_for_open_inboxes();  // every thread that arrived at the cluster's barrier waits there too
     }
   } else {
     if constexpr (kMoveRegisters) take_registers<kConsumerRegisters>();

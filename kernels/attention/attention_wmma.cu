@@ -59,7 +59,7 @@ namespace {
 
 constexpr bool kBfloat16 = DTYPE == DTYPE_BFLOAT16;
 #if DTYPE == DTYPE_BFLOAT16
-using Number = __nv_bfloat16;  // what WMMA calls an Element
+using Number = __nv_bfloat16;  // WMMA's type for an Element
 #else
 using Number = __half;
 #endif
@@ -150,7 +150,7 @@ struct Walk {
 
 namespace {
 
-// What the multiplying warps do.
+// The work of the multiplying warps.
 template <class Ring>
 __device__ __forceinline__ void attend(const Problem& problem, unsigned shared, float scale_log2) {
   Ring ring(problem, shared);

@@ -1,4 +1,7 @@
-// Choices that a space may leave out: they become 0, which no choice is, for a space's own count from 1.
+// Choices of attention_mma.cu that a space may leave out. Here they become 0. A space numbers its choices from 1, so
+// no choice has that value.
+//
+// Archs      any.
 #pragma once
 
 #ifndef V_WAIT_EARLY

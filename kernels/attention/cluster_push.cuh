@@ -1,4 +1,4 @@
-// Sending to the shared memory of the other blocks of a cluster, and waiting for what they send.
+// Sending to the shared memory of the other blocks of a cluster, and waiting for the data they send.
 //
 // A receiver's mbarrier counts the bytes that arrive. It must be ready before the first is sent: open_inbox() at the
 // start, and a wait for the cluster before sending. Nobody waits at the end: a block that has all its bytes may leave.
@@ -41,7 +41,7 @@ __device__ __forceinline__ void wait_for_inbox(unsigned inbox) {
 #endif
 }
 
-// The address in block `rank` of what is at `shared` in this block.
+// The address in block `rank` that corresponds to `shared` in this block.
 __device__ __forceinline__ unsigned in_block(unsigned shared, unsigned rank) {
   unsigned there = shared;
 #if __CUDA_ARCH__ >= 900

@@ -1,4 +1,4 @@
-// What a ring of asynchronous copies needs beside async_copy.cuh: narrow copies, and barriers between parts of a block.
+// Parts of a ring of asynchronous copies beside async_copy.cuh: narrow copies, and barriers between parts of a block.
 //
 // A producer that copies for others does not wait for its copies: arrive_when_copied() lets an mbarrier in shared
 // memory count them as they land, and those who compute wait for the mbarrier. Its phases have parities 0, 1, 0, ...:

@@ -1,4 +1,4 @@
-// Which of several blocks is the last to have written, without waiting for any of them.
+// Finds the last of several blocks to have written, without waiting for any of them: MERGE counter of attention_mma.cu.
 //
 // Archs      sm_80 and later.
 // Reference  PTX ISA, "Memory Consistency Model" (fence.acq_rel).
@@ -6,7 +6,7 @@
 
 namespace {
 
-// True in the last of `count` blocks that call this for one counter. What the others wrote before is then visible to
+// True in the last of `count` blocks that call this for one counter. Earlier writes of the others are then visible to
 // all of this block's threads, and the counter is 0 again: the next launch finds it as this one did.
 __device__ __forceinline__ bool last_to_arrive(int* counter, int count) {
   bool last = false;

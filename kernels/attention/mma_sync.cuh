@@ -1,4 +1,4 @@
-// Tensor core products of one warp: fragments from shared memory, 16 x 8 x 16 multiply-adds, and their types.
+// Synchronous MMA of one warp: fragments from shared memory, 16 x 8 x 16 multiply-adds, and their types.
 //
 // A fragment spreads over the 32 lanes. With g = lane / 4 and t = lane % 4, an accumulator tile (16 x 8) gives a lane
 // c[0], c[1] = columns 2t, 2t + 1 of row g, and c[2], c[3] = the same columns of row g + 8. Two such tiles side by

@@ -4,8 +4,8 @@
 // weighted by v, o. Parts merge like the blocks of online softmax: M = max m, weights w = 2^(scale (m - M)),
 // l = sum w l, o = sum w o. The parts are added in their order, so the result does not depend on who finished first.
 //
-// Parts of warps, in shared memory: the fragments of o as float4 [16-row tile of BLOCK_M][8-column tile][lane] (whoever
-// reads has the same lane, so that a warp moves 512 bytes at once), then float2 {m, l} [BLOCK_M].
+// Parts of warps, in shared memory: the fragments of o as float4 [16-row tile of BLOCK_M][8-column tile][lane] (the
+// reader has the same lane, so that a warp moves 512 bytes at once), then float2 {m, l} [BLOCK_M].
 // In a cluster (sm_90) each block merges some columns, and the others send it theirs: of the rows that exist.
 // Parts of splits, in global memory: see split_merge.cuh.
 //
@@ -26,14 +26,14 @@ struct PartLayout {
     return ((row_tile * (COLUMNS / 8) + column_tile) * 32 + lane) * 4;
   }
   __device__ static __forceinline__ int statistics(int row) { return ROWS * COLUMNS + 2 * row; }
-  // What send_part sends of a part, of which the first `rows` rows exist: a lane's rows g and g + 8 go together.
+  // The bytes that send_part sends of a part, whose first `rows` rows exist: a lane's rows g and g + 8 go together.
   __device__ static __forceinline__ int sent_bytes(int rows) {
     const int pairs = rows >= ROWS ? ROWS / 2 : rows / 16 * 8 + min(rows % 16, 8);
     return pairs * 8 * (COLUMNS + 2);
   }
 };
 
-// Rows g and g + 8 of ROW_TILES tiles, TILES column tiles each: what a lane holds of its warp's part.
+// Rows g and g + 8 of ROW_TILES tiles, TILES column tiles each: a lane's registers of its warp's part.
 template <int ROW_TILES, int TILES>
 struct PartFragments {
   float output[ROW_TILES][TILES][4];

@@ -1,6 +1,7 @@
 // C = A B (+ alpha C) for cache-sized blocks: ROWS x COLS accumulators in registers per step of the depth.
 //
 // Per step it loads a few vectors of B, broadcasts a few scalars of A, and updates every accumulator.
+// Archs      any that simd.h has vectors for.
 // Tunables   ROWS and COLS (template arguments), UNROLL, PARTS, PREFETCH. See attention_cpu.cpp.
 // Reference  Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"; BLIS.
 #pragma once

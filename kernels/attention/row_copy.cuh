@@ -2,6 +2,8 @@
 //
 // A thread copies one chunk of its first row, and the same chunk of every kRows-th row from there: within a block of
 // rows the addresses differ by constants. Where THREADS is no multiple of CHUNKS, the threads left over do nothing.
+//
+// Archs      sm_80 and later.
 #pragma once
 
 #include "async_copy.cuh"
@@ -20,7 +22,7 @@ struct RowCopy {
   __device__ __forceinline__ RowCopy()
       : row(threadIdx.x / CHUNKS), chunk(threadIdx.x % CHUNKS), at(Layout::offset(row, chunk)) {}
 
-  // In elements, from the first of the rows to what this thread copies of them.
+  // In elements, from the first of the rows to this thread's first chunk.
   __device__ __forceinline__ int start() const { return row * kElements + chunk * 8; }
 
   __device__ __forceinline__ bool has(int i, int rows) const {

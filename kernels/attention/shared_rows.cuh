@@ -5,7 +5,10 @@
 //   none  as it is: conflicts of 2 to 8 ways
 //   xor   chunk c of row r lies where chunk c ^ f(r) would: no conflicts, no memory; f(r) repeats after eight rows
 //   pad   one more chunk a row: no conflicts, more memory, plain sums as addresses
-// The base of a tile must be a multiple of 256 bytes, for along() replaces bits of an address.
+// The base of a tile must be a multiple of 256 bytes, since along() replaces bits of an address.
+//
+// Archs      sm_80 and later.
+// Reference  PTX ISA, "ldmatrix".
 #pragma once
 
 namespace {

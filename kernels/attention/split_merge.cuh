@@ -2,7 +2,7 @@
 //
 // A split's part of a tile: o as float [ROWS][COLUMNS], then float2 {m, l} [ROWS]; see part_merge.cuh for m, l, o and
 // for how they merge. Rows that do not exist are neither written nor read: a tile of decode has few. The merging
-// threads share the rows' cells of four columns among them, whoever computed these. All loads of a cell are under way
+// threads share the rows' cells of four columns among them. All loads of a cell are under way
 // together, for each takes as long as the whole merge should. The parts are added in their order.
 //
 // Archs      sm_80 and later.

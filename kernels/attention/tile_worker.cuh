@@ -1,6 +1,6 @@
-// One warp's work on a tile of attention: what it copies, multiplies and weighs, block of keys by block of keys.
+// One warp's work on a tile of attention: it copies, multiplies and weighs, block of keys by block of keys.
 //
-// Included by attention_mma.cu, behind its constants, Problem and Tile; there stands how the pieces fit together.
+// attention_mma.cu includes this file after its constants, Problem and Tile, and explains how the pieces fit together.
 //
 // Archs      sm_80 and later.
 // References Milakov & Gimelshein 2018 (online softmax); FlashAttention-2, Dao 2023.
@@ -263,7 +263,7 @@ struct Worker {
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
 
-  // All blocks of one split; those that every row sees whole need no mask.
+  // All blocks of one split; blocks that every row sees whole need no mask.
   __device__ __forceinline__ void attend_all(int split) {
     const int count = (tile.keys_seen(tile.last_row()) + BLOCK_N - 1) / BLOCK_N;
     first_block = count * split / SPLIT_KV;

@@ -4,8 +4,8 @@
 // OVERLAP 1: the next block's scores and this block's weighted values are issued together; while the tensor cores sum
 // the values, the softmax of the next block begins.
 //
-// WEIGHT_SETS 2: the weights of a block are packed into other registers than those that the last block's values are
-// being multiplied with, so before that product is done. Steps then go by twos.
+// WEIGHT_SETS 2: two sets of registers for weights. A block's weights are packed into one set while the other is still
+// an operand of the MMA with the last block's values. Steps then go by twos.
 //
 // PING_PONG: warpgroups take turns in issuing their products, by a named barrier each: a warpgroup that waits for its
 // turn waits for the one before it to have issued, so that one's products run under the other's softmax. The first turn
@@ -13,6 +13,9 @@
 //
 // SPLIT_KV: the sums of the cluster's blocks are merged at the end, see wgmma_merge.cuh. SHARE_TAIL: the sums over a
 // part of a tile's keys go to global memory, see wgmma_tail.cuh.
+//
+// Archs      sm_90a.
+// References FlashAttention-3, Shah et al. 2024 (overlap, turns).
 #pragma once
 
 #include "wgmma_merge.cuh"

@@ -6,7 +6,7 @@
 // shares merge like blocks of keys: M = max m, weights w = 2^(scale (m - M)), l = sum w l, o = sum w o. A share without
 // keys, or of masked keys only, has the lowest maximum and sums of 0. The order of adding is fixed.
 //
-// What arrives has its own place in shared memory, SPLIT_KV - 1 parts that the copy engine never touches: float4
+// Arriving parts have their own place in shared memory, SPLIT_KV - 1 parts that TMA never touches: float4
 // [warp][1 + column tiles][lane], {m, m', l, l'} first. Warps none of whose rows exist neither send nor wait.
 //
 // Archs      sm_90 and later.
@@ -21,7 +21,7 @@ __device__ __forceinline__ unsigned part_at(unsigned number) {
   return shared_at(kPartsAt) + number * kPartBytes + threadIdx.x / 32 * kWarpPartBytes + threadIdx.x % 32 * 16;
 }
 
-// What arrives in a block of the tile at `place`.
+// The bytes that arrive in a block of the tile at `place`.
 __device__ __forceinline__ unsigned inbox_bytes(const Place& place) {
   unsigned warps = 0;
 #pragma unroll

@@ -1,4 +1,4 @@
-// Tiles in shared memory as the copy engine leaves them and wgmma reads them: swizzled panels.
+// Tiles in shared memory as TMA writes them and wgmma reads them: swizzled panels.
 //
 // A tile of some rows and HEAD_DIM columns lies there as panels of kPanel columns, one after the other. A panel's row
 // is kRowBytes = 2 kPanel bytes, 128 (64 where HEAD_DIM is no multiple of 64); rows follow each other without a gap.

@@ -1,9 +1,12 @@
-// The thread that loads: of each tile Q, then its blocks of keys and values, the last block first.
+// The thread that loads by TMA: of each tile Q, then its blocks of keys and values, the last block first.
 //
 // A stage is loaded when all consumer warps have given it back (`empty`), and handed over when its bytes are there
 // (`full`). The n-th use of a ring of S stages waits for the phase n / S - 1 of `empty` to be over, so with the other
 // parity than the consumers wait for: the first S uses find it over at once. With CLUSTER, the consumers of all blocks
 // give back a stage, since it is loaded in all of them; bytes may arrive before this block's thread expects them.
+//
+// Archs      sm_90 and later.
+// References PTX ISA: "mbarrier", "cp.async.bulk.tensor".
 #pragma once
 
 namespace {

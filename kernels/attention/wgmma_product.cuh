@@ -1,4 +1,4 @@
-// Tensor core products of a warpgroup (128 threads): wgmma m64nNk16, sums in registers.
+// Asynchronous MMA of a warpgroup (128 threads): wgmma m64nNk16, sums in registers.
 //
 // B (N x 16) is in shared memory, and A (64 x 16) there or in registers. Warp w has rows 16 w .. 16 w + 15, spread over
 // its lanes as in mma.m16n8k16: with g = lane / 4 and t = lane % 4, register 4 i + 2 h + e of the sums is row g + 8 h,
@@ -8,7 +8,7 @@
 // Products run on their own. fence_products() comes before the first product after other instructions touched its
 // registers; close_products() makes those issued since the last one a group; wait_products<N>() waits until at most the
 // latest N groups are under way. Only then may sums be read, A's registers written, or shared memory given back. The
-// compiler takes sums for there as soon as the product was issued: what uses them stays behind pin().
+// compiler believes that sums are ready as soon as the product is issued: pin() keeps their uses behind the wait.
 //
 // Archs      sm_90a.
 // References PTX ISA: "wgmma.mma_async", "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group", "Register Fragments
@@ -31,10 +31,10 @@ __device__ __forceinline__ void pin(float (&values)[COUNT]) {
   for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(values[i])::"memory");
 }
 
-// What makes `value`, which is never negative, stays before this. ptxas 12.9 moves a whole softmax behind the wait that
-// follows it in the source, to where no product runs beside it (seen in the SASS: all of its ex2), and neither pin()
-// nor the vote in it keeps it. A store that depends on it does, though it never happens. (A conditional trap does too,
-// but ends the basic block: ptxas then serializes products, C7512.)
+// Keeps the code that makes `value` (never negative) before this place. ptxas 12.9 moves a softmax behind the wait that
+// follows it in the source, to where no MMA runs beside it (seen in the SASS: all of its ex2), and neither pin()
+// nor the vote in it prevents that. A store that depends on it does, though it never happens. (A conditional trap does
+// too, but ends the basic block: ptxas then serializes MMA, C7512.)
 __device__ __forceinline__ void finish_first(float value) {
   asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.f32 [%1], %0;\n}\n" ::"f"(value), "r"(0)
                : "memory");

@@ -1,4 +1,4 @@
-// Which tile of the problem comes when: the order of all tiles, a block's walk over them, and the last ones shared out.
+// The order of the problem's tiles, a block's walk over them, and the sharing of the last ones.
 //
 // A tile is BLOCK_M rows of one head (PACK_GQA: of several), or, counted here, the CLUSTER such tiles side by side that
 // the blocks of a cluster have. Heads come in sections of HEAD_SECTION: all rows of a section's heads before the
@@ -8,10 +8,13 @@
 // blocks, the one that had the longest tile of a round has the shortest of the next). The SPLIT_KV blocks of a cluster
 // have one tile together, and no other.
 //
-// SHARE_TAIL: tiles are walked as long as every block gets one. What is left of them, the tail, is a list of steps (a
+// SHARE_TAIL: tiles are walked as long as every block gets one. The tiles left over, the tail, are a list of steps (a
 // block of keys of a tile each), of which every block gets an equal part: of one tile, or the end of one and the
 // beginning of the next, since a part has no more steps than a tile. So all blocks end at the same time. Sums over a
 // part of a tile's keys are merged by a second launch: see wgmma_tail.cuh.
+//
+// Archs      sm_90 and later.
+// Reference  Osama et al. 2023, "Stream-K".
 #pragma once
 
 namespace {
@@ -33,7 +36,7 @@ struct Tiles {
   }
 };
 
-// What of the tiles is shared out. Blocks are numbered as blockIdx.x, steps over all tiles of the tail.
+// The tiles that are shared out. Blocks are numbered as blockIdx.x, steps over all tiles of the tail.
 struct Tail {
   int rounds, first, tiles;  // whole rounds before it, number of its first tile, how many it has
   int tile_steps;

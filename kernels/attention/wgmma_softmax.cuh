@@ -1,13 +1,16 @@
-// The online softmax of a block of scores, in the registers that a product left them in.
+// The online softmax of a block of scores, in the accumulator registers of the MMA.
 //
 // Of a row a thread has a quarter of the columns, and two rows: `half` 0 and 1. The other three quarters are in the
 // lanes next to it. The running sum stays spread over the four until the end.
 //
-// 2^x is the special-function unit's, 16 results a clock and multiprocessor: with head_dim 64 as slow as the tensor
-// cores' products. So EXP2_FMA_SHARE sixteenths of the unmasked weights are computed by multiply-adds. n = round(x) and
+// MUFU computes 2^x, 16 results a clock and multiprocessor: with head_dim 64 as slow as the tensor cores' MMA. So
+// EXP2_FMA_SHARE sixteenths of the unmasked weights are computed by multiply-adds. n = round(x) and
 // f = x - n in [-1/2, 1/2]: 2^x = 2^n p(f); adding 1.5 * 2^23 rounds, and leaves n in the low bits, from where a
 // shift takes it to the exponent. p has degree 3: its relative error is at most 7.5e-5, an eighth of a float16 weight's
 // rounding (2^-11). The sum gets the very same weights, so that the error does not shift the mean.
+//
+// Archs      sm_80 and later.
+// Reference  Milakov & Gimelshein 2018 (online softmax).
 #pragma once
 
 namespace {
@@ -29,7 +32,7 @@ __device__ __forceinline__ constexpr bool by_polynomial(int i) {
 
 struct Softmax {
   float maximum[2], sum[2];
-  float alpha[2];  // what the sums so far must be multiplied with, if `moved`
+  float alpha[2];  // factor of the sums so far, if `moved`
   bool moved;      // for any row of the warp
 
   __device__ __forceinline__ void begin() {

@@ -1,9 +1,10 @@
-// Merging the parts of tiles whose keys several blocks shared (SHARE_TAIL; who has which: wgmma_schedule.cuh).
+// Merging the parts of tiles whose keys several blocks shared (SHARE_TAIL; wgmma_schedule.cuh deals them out).
 //
 // A block that has a part of a tile's keys leaves its sums in global memory, and a second launch of as many blocks
 // merges them, in the order of the steps, so that the same bits come out twice. A tile all of whose keys one block has
 // is no part: that block stores it as ever.
 //
+// Archs      sm_80 and later.
 // Reference  Osama et al. 2023, "Stream-K".
 #pragma once
 
@@ -32,7 +33,7 @@ __device__ __forceinline__ void store_tail_part(float* part, int first_row, cons
   store_split_part<TailPart>(sums, part, first_row / 16, 0, exists);
 }
 
-// By all threads of all blocks: each merges four columns of a row, and the next that are nobody else's.
+// By all threads of all blocks: each merges four columns of a row, then goes on a grid's width further.
 __device__ __forceinline__ void merge_tail(const Problem& problem) {
   const Tail& tail = problem.tail;
   const int threads = gridDim.x * kMergeThreads;

@@ -1,12 +1,12 @@
-// Tensor copies by the copy engine (TMA), the barriers they complete on, and registers that change hands.
+// Tensor copies by TMA, the mbarriers they complete on, and registers that change hands (setmaxnreg).
 //
 // A tensor map says where a tensor lies and which box of it one copy moves. The harness encodes it and passes it by
 // value; one thread issues the copy of a whole box. Coordinates count elements, the innermost dimension first: column,
-// row, head, batch. What lies outside the tensor arrives as zeros (and counts as arrived), and is left out of a store:
+// row, head, batch. Elements outside the tensor arrive as zeros (and count as arrived), and are left out of a store:
 // so rows past the end of a head need no other code. A load completes on an mbarrier, which counts its bytes.
 //
-// The copy engine and the tensor cores use another proxy than loads and stores do: what threads wrote to shared memory
-// is seen by it only after share_with_engines() in each of these threads and a barrier after that.
+// TMA and the tensor cores use another proxy (the async proxy) than loads and stores do. They see the writes of threads
+// to shared memory only after share_with_engines() in each of these threads and a barrier after that.
 //
 // Archs      sm_90 and later.
 // References PTX ISA: "Tensors", "cp.async.bulk.tensor", "cp.async.bulk.commit_group", "cp.async.bulk.wait_group",
@@ -17,7 +17,7 @@
 
 namespace {
 
-// What cuTensorMapEncodeTiled writes: 128 bytes, aligned to 64.
+// Written by cuTensorMapEncodeTiled: 128 bytes, aligned to 64.
 struct __align__(64) TensorMap {
   unsigned long long opaque[16];
 };
@@ -59,7 +59,7 @@ __device__ __forceinline__ void expect_bytes(unsigned full, unsigned bytes) {
 
 __device__ __forceinline__ void share_with_engines() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
-// By the thread that started the mbarriers, before the block's barrier: the copy engine sees them.
+// By the thread that started the mbarriers, before the block's barrier: TMA sees them then.
 __device__ __forceinline__ void publish_mbarriers() {
   asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
   share_with_engines();
@@ -77,7 +77,7 @@ __device__ __forceinline__ void load_words(float (&words)[4], unsigned shared) {
 }
 
 // From now on each thread of this warpgroup has so many registers (a multiple of 8): fewer, or more, which waits until
-// another warpgroup has given them away. ptxas obeys only if it knows what the block has at entry (__launch_bounds__).
+// another warpgroup has given them away. ptxas obeys only if it knows how many there are at entry (__launch_bounds__).
 template <int COUNT>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(COUNT));
@@ -88,7 +88,7 @@ __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(COUNT));
 }
 
-// Named barriers whose number is known at run time. `threads` counts those that sync and those that only arrive.
+// Named barriers whose number is known at run time. `threads` counts threads that sync and threads that only arrive.
 __device__ __forceinline__ void sync_named(int number, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(number), "r"(threads) : "memory");
 }

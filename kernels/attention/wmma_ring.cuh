@@ -1,8 +1,11 @@
-// The ring of stages through which K and V reach the warps that multiply, and its two ways of being filled.
+// The ring of stages through which K and V reach the warps that multiply, and the two ways to fill it.
 //
-// Included by attention_wmma.cu, behind its constants, Problem, Tile and Walk. A stage holds K_TILE rows, of K or of V;
-// they come in the order of Walk. Whoever multiplies says acquire(), works on the stage that it names, and says
+// attention_wmma.cu includes this file after its constants, Problem, Tile and Walk. A stage holds K_TILE rows, of K or
+// of V, in the order of Walk. A multiplying warp calls acquire(), works on the stage that it returns, and calls
 // release(). start_tile() waits for the tile's rows of Q, release_query() gives up their place.
+//
+// Archs      sm_80 and later.
+// References PTX ISA: "cp.async", "mbarrier".
 #pragma once
 
 #include "wmma_rows.cuh"
@@ -107,7 +110,7 @@ struct Position {
   }
 };
 
-// What the producer warps do; `thread` counts among them.
+// The work of the producer warps; `thread` counts among them.
 __device__ __forceinline__ void produce(const Problem& problem, unsigned shared, int thread) {
   Position at;
   unsigned tile_parity = 0;

@@ -3,7 +3,7 @@
 // load_matrix_sync takes a 16 x 16 tile as one address and one distance between its rows (the leading dimension). The
 // compiler makes it an ldmatrix: eight rows at a time, 16 bytes of each, without bank conflicts if they lie in eight
 // different places modulo 128 bytes. A XOR swizzle moves chunks within a row differently from row to row: its tiles
-// have no leading dimension, so WMMA cannot load them. What it can load:
+// have no leading dimension, so WMMA cannot load them. WMMA can load:
 //   none  rows as they are: eight rows of 64, 128, 192 or 256 bytes share one or two places; conflicts of 4 or 8 ways
 //   pad   16 bytes more a row: no conflicts, more memory
 //   tile  every 16 x 16 tile for itself, 512 bytes, rows 32 bytes apart: conflicts of 2 ways, no more memory

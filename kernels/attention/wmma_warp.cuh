@@ -1,6 +1,6 @@
 // One multiplying warp's work on a tile of attention: Q K^T, softmax and P V of its rows and its keys.
 //
-// Included by attention_wmma.cu, behind its constants and Tile; there stands how the pieces fit together. A warp's
+// attention_wmma.cu includes this file after its constants and Tile, and explains how the pieces fit together. A warp's
 // scores and weights lie in an area of shared memory of its own, so that __syncwarp() is all it needs between them.
 //
 // Archs      sm_80 and later.
@@ -102,7 +102,7 @@ struct Warp {
     float* to = scores + column_of_stage(stage_of_block);
 #pragma unroll
     for (int own = 0; own < kOwnTiles; own += kGroup) {
-      if (!sees(key + 16 * tile_of_stage(own))) return;  // what is not written will be masked
+      if (!sees(key + 16 * tile_of_stage(own))) return;  // scores that are not written will be masked
       Accumulator products[kRowTiles][kGroup];
 #pragma unroll
       for (int i = 0; i < kRowTiles * kGroup; ++i) wmma::fill_fragment(products[i / kGroup][i % kGroup], 0.0f);
@@ -234,7 +234,7 @@ struct Warp {
       sync_rows<Q + 1>();
   }
 
-  // What each part of a row is to be multiplied by.
+  // The factor of each part of a row.
   __device__ __forceinline__ void merge_row(int row, float (&factors)[kWarpsKv]) const {
     float top = kLowest, total = 0.0f;
 #pragma unroll

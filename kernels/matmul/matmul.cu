@@ -39,7 +39,7 @@ __device__ void read(float (&to)[kTile], const float* from, int thread, int thre
   }
 }
 
-// What one thread carries of the next parts of a and b on their way to shared memory.
+// One thread's share of the next parts of a and b, on its way to shared memory.
 struct Carried {
   float a[kLoadsA], b[kLoadsB];
 
@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_CTAS)
     }
     if (!more) break;
     if (STAGES == 1) {
-      __syncthreads();  // nobody reads the part any more
+      __syncthreads();  // all threads have read the part
       carried.load(a, b, row, column, first + BLOCK_K, thread, m, n, k);
     } else {
       stage ^= 1;  // read before the last barrier, free since then

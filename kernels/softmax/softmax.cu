@@ -3,7 +3,7 @@
 // Shapes    x, out (rows, columns), contiguous, float32; any sizes >= 1.
 // Tunables  WARPS     warps of a block (1..32)
 //           KEPT      elements that a thread keeps in registers between the passes (0..32): a row of up to
-//                     32 * WARPS * KEPT is read once; what lies beyond is read three times
+//                     32 * WARPS * KEPT is read once; columns beyond are read three times
 // Launch    grid (rows), block (32 * WARPS). Shared memory: static. Workspace: none.
 // Archs     sm_80 and later.
 

@@ -85,7 +85,7 @@ def test_every_command_line_in_the_documentation_exists() -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in (*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "ARCHITECTURE.md"):
+    for page in (*DOCS.glob("*.md"), *ROOT.glob("*.md"), *(ROOT / "kernels").rglob("*.md")):
         for target, place in re.findall(r"\]\(([^)#:]*)(#[^)]*)?\)", page.read_text()):
             found = page.parent / target if target else page
             assert found.exists(), f"{page.name}: {target}"

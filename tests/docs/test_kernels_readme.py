@@ -1,0 +1,37 @@
+"""The reading guide of kernels/attention names every file and every space of that folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "kernels" / "attention"
+GUIDE = (FOLDER / "README.md").read_text()
+KERNELS = sorted(path for path in FOLDER.glob("attention_*") if path.suffix != ".md")
+FILES = sorted(path.name for path in FOLDER.iterdir() if path.name != "README.md")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_is_in_the_guide(name: str) -> None:
+    assert f"`{name}`" in GUIDE, "the guide names every file of its folder"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "search_spaces").glob("attention_*.yaml")))
+def test_every_space_is_in_the_guide(path: Path) -> None:
+    assert f"`{path.stem.replace('_', '-')}`" in GUIDE
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.name)
+@pytest.mark.parametrize("part", ["Shapes", "Tunables", "Launch|SCHEDULE", "Archs", "Adds"])
+def test_a_kernel_header_has_all_parts(path: Path, part: str) -> None:
+    header = re.split(r"^(?:#include|import|from) ", path.read_text(), maxsplit=1, flags=re.M)[0]
+    assert re.search(rf"^(?://)? *(?:{part})\b", header, re.M), f"{path.name}: no {part}"
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.cuh")), ids=lambda path: path.name)
+def test_a_device_header_says_its_architectures(path: Path) -> None:
+    header = path.read_text().partition("#pragma once")[0]
+    assert "// Archs " in header
