@@ -67,6 +67,8 @@ class CudaBackend(Backend):
     exclusive = False
     several = True
     spare_worker = True
+    least_half_width = 0.01
+    """Two figures of `benchmarks/carries_over.py` on an H200: 0.5% and 0.7%."""
     packages = ("cupy-cuda12x", "cupy-cuda13x", "nvidia-ml-py", "triton")
 
     def understands(self, request: str) -> bool:
