@@ -1,35 +1,11 @@
-"""`completion`: what a shell needs to complete evotune's commands, options, runs and spaces."""
+"""Values that a shell offers for options and arguments."""
 
 from __future__ import annotations
 
-import sys
-
 import click
-from click.shell_completion import CompletionItem, get_completion_class
+from click.shell_completion import CompletionItem
 
-from evotune.cli.options import Command
 from evotune.command_line import RUNS_DIR
-
-_VARIABLE = "_EVOTUNE_COMPLETE"
-
-
-@click.command(cls=Command, example="evotune completion bash >> ~/.bashrc")
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> int:
-    """Print the completion script of a SHELL.
-
-    bash and zsh: evaluate it in the shell's start-up file. fish: save it as
-    ~/.config/fish/completions/evotune.fish.
-    """
-    from evotune.cli.main import application
-
-    kind = get_completion_class(shell)
-    assert kind is not None
-    made = kind(application, {}, "evotune", _VARIABLE)
-    # Not `source()`: for bash it runs bash to ask its version, and any since 2009 will do.
-    text = made.source_template % made.source_vars()
-    sys.stdout.write(text.strip() + "\n")
-    return 0
 
 
 def complete_run(

@@ -39,7 +39,7 @@ _COMMANDS = {
     "rm": "evotune.cli.housekeeping:rm",
     "cache": "evotune.cli.housekeeping:cache",
     "schema": "evotune.cli.inspection:schema",
-    "completion": "evotune.cli.completing:completion",
+    "completion": "evotune.cli.completion:completion",
     "doctor": "evotune.cli.doctor:doctor",
 }
 _INTERNAL_ERROR = 70  # EX_SOFTWARE
