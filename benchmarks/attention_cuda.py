@@ -30,6 +30,7 @@ from typing import Any
 
 from tuning import champion, derive, environment, told, tune
 
+from evotune.backends.cuda import CudaBackend
 from evotune.engine.repetition import outcome_of, repeated
 from evotune.engine.setup import load_setup
 from evotune.engine.work import open_kernel_executor
@@ -178,9 +179,9 @@ def confirm(job: Job, record: dict[str, Any]) -> dict[str, Any]:
             started_s = time.monotonic()
             proposal = planner.proposal(record["trial"], values, confirm=True)
             run = functools.partial(outcome_of, executor)
-            # Reviewed once: it asks for the binaries of all cases.
-            first = run(proposal)
-            outcome = repeated(run, dataclasses.replace(proposal, review=None), first)
+            outcome = repeated(
+                run, proposal, run(proposal), least_width=CudaBackend.least_half_width
+            )
             seconds = time.monotonic() - started_s
         finally:
             executor.close()

@@ -70,7 +70,7 @@ def repeat(device: str, backend: str, processes: int, folder: Path) -> dict[str,
             for case in timed
         }
         for number in range(processes):
-            executor.submit(dataclasses.replace(proposal, number=number, cases=timed, review=None))
+            executor.submit(dataclasses.replace(proposal, number=number, cases=timed))
             done: list[Any] = []
             while not done:
                 done = executor.poll(0.5)

@@ -105,7 +105,7 @@ class Planner:
         cases = tuple(job for job in jobs if confirm or job.role != HELD_OUT)
         review = None
         if self._reviewer is not None:
-            review = functools.partial(self._reviewer.review, configuration, cases)
+            review = functools.partial(self._reviewer.review, configuration)
         return Proposal(
             number, configuration, cases, confirm=confirm, skipped=tuple(skipped), review=review
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -52,9 +52,9 @@ class Proposal:
     and cannot be. With `repeat`, what was found correct is timed once more, in a fresh process;
     only the timed launches are checked. `rival` are the timed cases of another configuration,
     known to be correct: the candidate is then timed against that one instead of the baselines,
-    thoroughly. `review`, if there is one, is asked once all binaries (by compile key) are there.
-    `device` is the only one of the executor's devices that may take it, whatever is known of its
-    code already.
+    thoroughly. `review`, if there is one, is asked of its cases once all their binaries (by compile
+    key) are there. `device` is the only one of the executor's devices that may take it, whatever is
+    known of its code already.
     """
 
     number: int
@@ -67,7 +67,7 @@ class Proposal:
     skipped: tuple[Check, ...] = ()
     rival: tuple[CaseJob, ...] = ()
     device: int | None = None
-    review: Callable[[Mapping[str, Binary]], BuildReview] | None = field(
+    review: Callable[[Sequence[CaseJob], Mapping[str, Binary]], BuildReview] | None = field(
         default=None, compare=False
     )
 
@@ -81,7 +81,7 @@ class Proposal:
         own = {case.compile.key: binaries[case.compile.key] for case in self.cases}
         if self.review is None:
             return BuildReview(worst_resources(own.values()))
-        return self.review(own)
+        return self.review(self.cases, own)
 
 
 def worst_resources(binaries: Iterable[Binary]) -> dict[str, Json]:

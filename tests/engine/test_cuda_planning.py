@@ -8,14 +8,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
-from evotune.device.launch import Launch
+from evotune.device.launch import Binary, Launch
 from evotune.engine.planning import Planner
+from evotune.engine.repetition import timed_again
 from evotune.engine.setup import load_setup
 from evotune.errors import EnvironmentProblem, SpaceError, UsageError
 from evotune.execute.protocol import HELD_OUT, Proposal
 from evotune.trial import Configuration, Value
 
+SHIPPED = Path(__file__).parents[2] / "search_spaces"
 SPACE = Path(__file__).parents[1] / "data" / "cuda" / "cuda.yaml"
 
 
@@ -145,3 +148,21 @@ def test_a_name_compiles_but_does_not_run_without_that_gpu(monkeypatch: pytest.M
 def test_plans_that_differ_only_in_the_entry_differ() -> None:
     launch = Launch((1,), (32,), 0, "one")
     assert launch != msgspec.structs.replace(launch, entry="two")
+
+
+def test_timing_a_champion_again_needs_the_binaries_of_its_timed_cases_alone(
+    tmp_path: Path,
+) -> None:
+    """The other mask is compiled in, and only checked."""
+    document = yaml.safe_load((SHIPPED / "attention_mma.yaml").read_text())
+    document["root"] = str(SHIPPED.parent)
+    document["problem"]["variants"] = [{"causal": False}]
+    path = tmp_path / "full.yaml"
+    path.write_text(yaml.safe_dump(document))
+    made = load_setup(path, "l4", compile_only=True)
+    assert made.planner is not None
+    whole = made.planner.proposal(0, made.space.default(), confirm=True)
+    again = timed_again(whole)
+    assert len(again.compile_jobs) < len(whole.compile_jobs)
+    binary = Binary("", "", {"registers": 40}, 0.0)
+    assert not again.examine(dict.fromkeys(again.compile_jobs, binary)).violation
