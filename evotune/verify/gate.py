@@ -197,8 +197,8 @@ class Gate:
     ) -> None:
         """Run a row of launches on one timed buffer, which holds the inputs of this seed. Before
         each launch a part of an input changes; outputs are not cleared. Each launch must be right:
-        a kernel fails that rests every few launches, or skips work when its outputs are written. The
-        inputs are restored. `draw` numbers the random draws.
+        a kernel fails that rests every few launches, or skips work when its outputs are written.
+        The inputs are restored. `draw` numbers the random draws.
         """
         if not verdict.passed:
             return
@@ -289,8 +289,8 @@ class Gate:
         inputs: Sequence[InputSet],
     ) -> Evidence:
         """Take the evidence of launches. Where they may leave threads at work, outputs were
-        poisoned when the launches had returned. Later writes are then a failure, as far as they show once
-        the errors have been computed."""
+        poisoned when the launches had returned. Later writes are then a failure, as far as they
+        show once the errors have been computed."""
         if len(inputs) == 1:
             expected = _each(inputs[0].expected)  # a copy of a large case costs too much memory
         else:

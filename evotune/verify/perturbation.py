@@ -108,7 +108,7 @@ class PerturbedLaunches:
         enter: Callable[[], AbstractContextManager[Disturb]],
         deadline: float,
     ) -> list[int]:
-        """Number of elements unlike an undisturbed launch's, for each launch before the deadline."""
+        """Number of elements that differ from an undisturbed launch, for each launch in time."""
         inputs = self._pool.get(subject.case, _INPUTS, self._seed)
         buffers = self._gate.buffers(subject, [inputs])
         launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers())
