@@ -1,1 +1,1 @@
-"""The timing protocol: paired, interleaved samples and what they say."""
+"""The timing protocol: paired, interleaved samples and their statistics."""

@@ -1,6 +1,6 @@
-"""How far devices that share a run are apart, by what their calibration found.
+"""Compares the devices that share a run, by their calibrations.
 
-A calibration is what `engine/calibration.py` keeps of a device: its id and model, the baselines'
+`engine/calibration.py` keeps a calibration of each device: its id and model, the baselines'
 times in microseconds by case, and the reference configuration's speedup with its interval.
 """
 
@@ -16,8 +16,8 @@ _AGREE: Final = 0.02
 
 
 def spread(devices: Sequence[Mapping[str, Json]], model: str) -> float | None:
-    """By what share the devices of a model are apart on the reference configuration; None when it
-    has no speedup on one of them."""
+    """Relative difference of one model's devices on the reference configuration; None when it has
+    no speedup on one of them."""
     speedups = [device["speedup"] for device in devices if device["model"] == model]
     if None in speedups:
         return None
@@ -39,8 +39,8 @@ def agreement(devices: Sequence[Mapping[str, Json]]) -> str:
 
 
 def baseline_factor(device: Mapping[str, Json], first: Mapping[str, Json]) -> float | None:
-    """How many times as fast as `first` the device runs the baselines (geometric mean over the
-    cases that both timed); None without such a case."""
+    """Speed of the device relative to `first` on the baselines: geometric mean over the cases that
+    both timed, None without such a case."""
     ratios = [
         math.log(first["baseline_us"][case] / time_us)
         for case, time_us in device["baseline_us"].items()

@@ -1,11 +1,12 @@
 """Paired timing of a candidate against its baseline, interleaved ABBA in one process.
 
 One round is candidate, baseline, baseline, candidate, so that a drift of the machine within
-the round cancels in its ratio. Before it the candidate runs once untimed, since the first sample
-after a pause meets cooler caches and resting threads, so that each side has one sample after itself
-and one after the other. Rounds go on until the ratio is known well enough, or it is clear that the
-candidate is no contender; a champion's go on further where noise leaves open which one is the best.
-What was taken while the device slowed down is taken again, a bounded number of times.
+the round cancels in its ratio. Before each round the candidate runs once untimed, since the first
+sample after a pause meets cold caches and resting threads. So each side has one sample after itself
+and one after the other side. Rounds go on until the ratio is known well enough, or until the
+candidate is surely no contender. A champion gets further rounds while noise leaves open which
+champion is the best. Rounds during which the device slowed down are repeated, a bounded number of
+times.
 """
 
 from __future__ import annotations
@@ -34,12 +35,19 @@ _REST_S = 1.0  # for a hot device, before each retake
 
 @dataclass(frozen=True, slots=True)
 class TimingSettings:
-    """When to stop sampling: at `max_rounds`; after a multiple of `min_rounds` when the interval
-    is within `half_width` of the median; or, past `min_rounds`, after `max_seconds`. While the
-    interval is wider than `doubt` to either side, which is looked at after multiples of
-    `max_rounds`, there are up to `extra_rounds` more. A sample lasts `sample_us` or longer and
-    visits up to `places` copies of the buffers; where the place of a graph matters, it is the mean
-    over `graphs`, or `baseline_graphs`; or these take turns, one a round."""
+    """Rules for stopping, and the shape of a sample.
+
+    Sampling stops
+    - at `max_rounds`;
+    - after a multiple of `min_rounds`, when the interval is within `half_width` of the median;
+    - past `min_rounds`, after `max_seconds`.
+
+    While the interval is wider than `doubt` to either side (checked after multiples of
+    `max_rounds`), up to `extra_rounds` more follow.
+
+    A sample lasts `sample_us` or longer and visits up to `places` copies of the buffers. Where the
+    place of a graph matters, a sample is the mean over `graphs` (of a baseline: over
+    `baseline_graphs`), or the graphs take turns, one a round."""
 
     min_rounds: int = 5
     max_rounds: int = 25
@@ -55,12 +63,12 @@ class TimingSettings:
 
     @classmethod
     def fixed(cls) -> TimingSettings:
-        """As many samples of each candidate as racing gives those in question."""
+        """Every candidate gets as many samples as racing gives a contender."""
         return cls(min_rounds=25)
 
     @classmethod
     def thorough(cls) -> TimingSettings:
-        """For what is reported of champions, and for comparing two configurations."""
+        """Settings for a champion's reported figures, and for comparing two configurations."""
         return cls(
             min_rounds=20,
             max_rounds=60,
@@ -74,13 +82,13 @@ class TimingSettings:
 
     @classmethod
     def repeated(cls) -> TimingSettings:
-        """For the further processes of what is reported: processes differ more than samples."""
+        """Settings for a champion's further processes: processes differ more than samples."""
         return dataclasses.replace(cls.thorough(), max_rounds=40)
 
     @classmethod
     def deciding(cls, cases: int) -> TimingSettings:
-        """For a case that decides which champion is the best: the mean over so many of them is to
-        be known to 1%, which is the difference that matters, and each of them has its share."""
+        """Settings for one of `cases` that decide which champion is the best. Their mean is to be
+        known to 1%, the least difference that matters, and each case has its share of it."""
         return dataclasses.replace(cls.thorough(), extra_rounds=180, doubt=0.01 * math.sqrt(cases))
 
 
@@ -103,9 +111,11 @@ def measure_paired(
     device's, read before the first sample and right after the last one.
 
     Stops early once the speedup is surely below `contender_speedup`; past the usual rounds, once
-    it is surely no more than `settings.doubt` above `leader_speedup`. Taken again, at most twice,
-    when the device was slowed down by heat or hardware meanwhile, after a `rest` (in s) if it still
-    is; the last take is kept, marked `throttled` if that one was slowed down too."""
+    it is surely no more than `settings.doubt` above `leader_speedup`.
+
+    The measurement is repeated, at most twice, when heat or hardware slowed the device down
+    meanwhile, after a `rest` (in s) if it is still slow. The last one is kept, marked `throttled`
+    if the device was slow during that one too."""
     retakes = -1
     throttled = True
     after: Mapping[str, Json] = {}
@@ -131,10 +141,10 @@ def measure_paired(
 
 
 def slowed_down(before: Mapping[str, Json], after: Mapping[str, Json]) -> bool:
-    """Whether heat or hardware slowed the device down, or its SM clocks changed, in between.
+    """True if heat or hardware slowed the device down, or its SM clocks changed, in between.
 
-    A software power cap alone is none: a small GPU lives at its cap, and clocks that follow it
-    hit candidate and baseline alike."""
+    A software power cap alone does not count: a small GPU lives at its cap, and clocks that
+    follow it hit candidate and baseline alike."""
     reasons = {*before.get("throttled_by", ()), *after.get("throttled_by", ())}
     if reasons & _SLOWDOWNS:
         return True
@@ -158,7 +168,7 @@ def _take(
     rivals: _Rivals,
     before_sample: Callable[[], None],
 ) -> Measurement:
-    """One row of rounds; what it is of is left for the caller to say."""
+    """Run one row of rounds; the caller fills in the case and the baseline's name."""
     candidate_us: list[float] = []
     baseline_us: list[float] = []
     ratios: list[float] = []
@@ -176,7 +186,7 @@ def _take(
         ratios.append((reference_1 + reference_2) / (first + second))
         rounds = len(ratios)
         usual = rounds <= settings.max_rounds
-        # Whoever looks after every round stops at the first interval that is narrow by chance.
+        # Checking after every round would stop at the first interval that is narrow by chance.
         looking = rounds % (settings.min_rounds if usual else settings.max_rounds) == 0
         spent = time.monotonic() - started > settings.max_seconds
         # Past the usual rounds an interval takes milliseconds.
@@ -202,7 +212,7 @@ def _take(
 
 
 def _is_in_doubt(interval: Interval, settings: TimingSettings, rivals: _Rivals) -> bool:
-    """Whether more rounds may change which champion is to be chosen."""
+    """True if more rounds may change the choice of the champion."""
     matters = interval.high > rivals.leader_speedup * (1 + settings.doubt)
     return matters and interval.relative_half_width > settings.doubt
 

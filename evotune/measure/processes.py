@@ -1,9 +1,9 @@
 """One figure from several processes: the same code differs from process to process.
 
-Where the operating system puts a process's memory and threads stays as it is while it lives, and
-moves times by more than samples within the process show. So what is reported of a champion comes
-from several processes, and its interval is that of their mean: Student's t over the processes
-(the t distribution needs few of them), never narrower than what the samples within leave open.
+The operating system places a process's memory and threads once, and that place moves times by more
+than samples within the process show. So a champion's reported figures come from several processes.
+The interval is that of their mean, by Student's t over the processes (which needs few of them), and
+never narrower than the intervals within them allow.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import msgspec
 from evotune.trial import Measurement, Outcome
 
 LEAST, MOST = 3, 6
-"""Processes: an interval needs three; with six of them it is 1.05 standard deviations wide to
-either side, and each further one makes little difference."""
+"""Number of processes. An interval needs three. With six it is 1.05 standard deviations wide to
+either side, and each further process makes little difference."""
 SETTLED = 0.01
-"""Half an interval's width at which no further process is started."""
+"""Half-width of an interval at which no further process is started."""
 NOISY = 0.10
-"""How much faster the same code may be in one process than in another."""
+"""Allowed relative difference between processes of the same code; more is flagged."""
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # two-sided, by freedom
 
 
@@ -41,8 +41,8 @@ class LogInterval:
 
 
 def interval_of(logs: Sequence[float], within: Sequence[float], least: float = 0.0) -> LogInterval:
-    """Of ln speedup in each process; `within` is half the width of each one's own interval, and
-    `least` half the width that it has at least."""
+    """The interval of the mean of ln speedups, one for each process. `within` holds the half-width
+    of each process's own interval; `least` is the least half-width of the result."""
     count = len(logs)
     mean = statistics.fmean(logs)
     alone = math.sqrt(statistics.fmean([half * half for half in within]) / count)
@@ -54,19 +54,19 @@ def interval_of(logs: Sequence[float], within: Sequence[float], least: float = 0
 
 
 def fitness_by_process(outcome: Outcome) -> list[float]:
-    """Of an outcome that several processes came to; empty of one."""
+    """Mean ln speedup in each process of an outcome; empty when there was one process."""
     rows = [[math.log(s) for s in m.processes] for m in outcome.measurements if m.counts]
     return [statistics.fmean(each) for each in zip(*rows, strict=True)]
 
 
 def spread_factor(fitnesses: Sequence[float]) -> float:
-    """How far, in ln, a figure of one more process may be from their mean; 95% are nearer."""
+    """Half-width, in ln, of the 95% interval for a figure of one more process."""
     return _T95[len(fitnesses) - 2] * statistics.stdev(fitnesses)
 
 
 def widened(outcome: Outcome, fitnesses: Sequence[float], least: float = 0.0) -> Outcome:
-    """Of one process, with the interval that the spread of other processes makes likely, which ran
-    code like its own and came to `fitnesses`: its cases' too. `least` is as for `interval_of`."""
+    """The outcome of one process, its intervals (of fitness and cases) widened by the spread of
+    other processes. These ran similar code and reached `fitnesses`. `least`: see `interval_of`."""
     if len(fitnesses) < 2:
         return outcome
     factor = max(least, spread_factor(fitnesses))
@@ -95,8 +95,8 @@ def _widened(measured: Measurement, factor: float) -> Measurement:
 
 
 def combined(outcomes: Sequence[Outcome], least: float = 0.0) -> Outcome:
-    """The first one's outcome with the figures of all: each case's speedup and the fitness, with
-    intervals that cover the spread between processes, and `least` to either side. All are `ok`."""
+    """The first outcome with the figures of all (each case's speedup, and the fitness). Intervals
+    cover the spread between processes, and `least` to either side. All outcomes must be `ok`."""
     first = outcomes[0]
     if len(outcomes) == 1:
         return first
@@ -124,11 +124,11 @@ def combined(outcomes: Sequence[Outcome], least: float = 0.0) -> Outcome:
 
 
 TOO_NOISY = "too_noisy"
-"""Flag of an outcome: the same code differed so much between processes that nothing is certain."""
+"""Flag of an outcome: the same code differed too much between processes to be certain."""
 
 
 def spread(fitnesses: Sequence[float]) -> float:
-    """By what share the best process's speedup was above the worst one's; 0 of one process."""
+    """Relative difference of the best and the worst process's speedup; 0 for one process."""
     return math.exp(max(fitnesses) - min(fitnesses)) - 1 if fitnesses else 0.0
 
 

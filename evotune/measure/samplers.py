@@ -11,7 +11,7 @@ from evotune.measure.paired import TimingSettings
 
 
 def places(session: Session, nbytes: int, most: int) -> int:
-    """At how many places a call with buffers of `nbytes` in all is to be timed."""
+    """Number of places in memory at which to time a call with buffers of `nbytes` in all."""
     return max(1, min(most, session.warm_bytes // max(1, nbytes)))
 
 
@@ -22,11 +22,11 @@ def warm_sampler(
     *,
     graphs: int = 1,
 ) -> MeanSampler | TurnSampler:
-    """The call on the same buffers, as often in a row as fills a sample.
+    """A sampler of the call on the same buffers, repeated until a sample is long enough.
 
     `placed` is one call with its buffers at one or more places in memory: a sample has a row of
-    calls for each. With several `graphs` it is the mean over as many samples, or, where these take
-    turns, one of them. Places matter: on an H200 a kernel of 4.5 us got 3% slower or faster with
+    calls for each place. With several `graphs`, a sample is the mean over as many graphs, or the
+    graphs take turns. Places matter: on an H200 a kernel of 4.5 us got 3% slower or faster with
     the place of its buffers, and SDPA's cuDNN kernel 2% with the place of its graph
     (docs/findings.md, "Found on the way").
     """
@@ -38,9 +38,9 @@ def warm_sampler(
     in_a_row = math.ceil(_calls_per_sample(once_us, settings) / len(placed))
     calls = [call for call in placed for _ in range(in_a_row)]
     untimed = min(session.untimed_calls, in_a_row)
-    if graphs == 1 or once_us >= settings.sample_us:  # a slow call does not feel its place
+    if graphs == 1 or once_us >= settings.sample_us:  # the place makes no difference to a slow call
         return MeanSampler([session.sampler([*[placed[0]] * untimed, *calls], untimed=untimed)])
-    # Neighbours are often alike, so every other one is thrown away, but only when all are made.
+    # Neighbouring graphs often behave alike, so every other one is dropped once all are made.
     samplers = [session.sampler(calls) for _ in range(2 * graphs)][::2]
     return TurnSampler(samplers) if settings.graphs_take_turns else MeanSampler(samplers)
 
@@ -61,8 +61,8 @@ class MeanSampler:
 
 
 class TurnSampler:
-    """Several samplers as one: each is timed twice, which is a round of its side, then the next.
-    What they differ by is in the spread of the rounds, at the cost of one sampler."""
+    """Several samplers as one: each is timed twice (its side of a round), then the next one is.
+    Their differences show as spread between rounds, at the cost of one sampler."""
 
     def __init__(self, samplers: Sequence[WatchableSampler]) -> None:
         self._turns = itertools.cycle([each for each in samplers for _ in range(2)])
@@ -91,7 +91,7 @@ def rotating_sampler(
 def time_in_turn_us(samplers: Mapping[str, Sampler], rounds: int = 9) -> dict[str, float]:
     """Shortest time per call of each, all sampled in turn: ranks baselines, claims no speedup.
 
-    The minimum, since whatever else the machine does can only add time.
+    It is the minimum, since other work on the machine can only add time.
     """
     times_us = dict.fromkeys(samplers, math.inf)
     for _ in range(rounds):
@@ -103,7 +103,7 @@ def time_in_turn_us(samplers: Mapping[str, Sampler], rounds: int = 9) -> dict[st
 def eager_sampler(
     session: Session, call: Callable[[], object], settings: TimingSettings
 ) -> Sampler | None:
-    """As `warm_sampler`, but of calls as Python issues them; None where that is the same."""
+    """Like `warm_sampler`, but for calls as Python issues them; None where that is the same."""
     single = session.eager_sampler([call])
     if single is None:
         return None

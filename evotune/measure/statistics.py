@@ -39,9 +39,9 @@ def median_interval(samples: Sequence[float]) -> Interval:
 
 @functools.lru_cache(maxsize=256)
 def _middle_ranks(size: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Ranks, from 0 on, of the two middle samples (of an odd number the same twice) of each
-    resample of `size`: which ranks are drawn has nothing to do with the samples, and racing asks
-    after every round."""
+    """Ranks, from 0, of the two middle samples of each resample of `size` (for an odd size, the
+    same rank twice). The ranks do not depend on the samples, so they are drawn once: racing needs
+    them after every round."""
     draws = np.random.default_rng(0).integers(0, size, (_RESAMPLES, size))
     draws.sort(axis=1)
     return draws[:, (size - 1) // 2].copy(), draws[:, size // 2].copy()

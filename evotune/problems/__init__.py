@@ -1,4 +1,4 @@
-"""What is computed: inputs, reference, tolerances, baselines, FLOPs and bytes of a problem."""
+"""Problems that kernels solve: inputs, reference, tolerances, baselines, FLOPs and bytes."""
 
 from evotune.problems.base import Case, Problem, TensorSpec
 from evotune.problems.registry import create_problem, problem_names

@@ -20,7 +20,7 @@ _SHAPE_NAMES = (
     *("batch", "heads", "kv_heads", "seq_len", "seq_len_q", "seq_len_k", "head_dim", "scale"),
 )
 _SIZES = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k", "head_dim")
-_LONG = 1200  # from here on one key among many hardly shows on normal inputs
+_LONG = 1200  # from this length on, one key hardly shows on normal inputs
 
 
 class Attention:
@@ -79,7 +79,7 @@ class Attention:
         return size * sum(math.prod(spec.shape) for spec in self.tensors(case))
 
     def edge_cases(self, case: Case, kept: Collection[str] = ()) -> Sequence[Case]:
-        """`edge_shapes` with the case's head_dim and mask, and its scale but once."""
+        """`edge_shapes` with the case's head_dim and mask, and all but once its scale."""
         shapes = edge_shapes(
             causal=bool(case.symbols["causal"]),
             usual_scale=float(case.symbols["softmax_scale"]),
@@ -96,7 +96,7 @@ class Attention:
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
     ) -> Iterator[Case]:
-        """`random_shapes`, in turn like each of the cases that differ in what is kept."""
+        """`random_shapes` for each group of cases with the same kept symbols, in turn."""
         rng = random.Random(seed)
         longest = max(int(c.symbols[n]) for c in cases for n in ("seq_len_q", "seq_len_k"))
         names = {"head_dim", "causal", "softmax_scale", *kept}
@@ -119,7 +119,7 @@ class Attention:
                 yield self._like(like, next(shapes), kept)
 
     def random_kinds(self, case: Case, number: int) -> Sequence[str]:
-        """One, in turn; of a long case the needle, as another hardly shows one key."""
+        """One kind, in turn; for a long case the needle, since others hardly show one key."""
         longest = max(int(case.symbols[name]) for name in ("seq_len_q", "seq_len_k"))
         if longest > _LONG:
             return ("needle",)

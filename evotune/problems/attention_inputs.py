@@ -1,4 +1,4 @@
-"""Seeded inputs of attention, made to show what a kernel does wrong.
+"""Seeded inputs of attention, made to show a kernel's errors.
 
 Some kinds give the rows of q traits in turn, from a place drawn by the seed: each trait meets each
 head, and shapes of one row meet all of them over the seeds. Rows may differ in scale by any amount:
@@ -81,7 +81,7 @@ def _ramp(
     q = q * _unit(case)
     if q.shape[3] < 4:
         return q, k, v
-    # In the middle half: in whichever order a kernel goes, it meets many keys after the sink.
+    # In the middle half: a kernel meets many keys after the sink in either order of keys.
     sink = keys // 4 + seed // 64 % max(1, (keys + 1) // 2)
     v[:, :, sink] = 0.0
     one, other = _specials(k)
@@ -128,7 +128,7 @@ def _specials(k: torch.Tensor) -> tuple[int, int]:
 
 
 def _turns(q: torch.Tensor, seed: int, traits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each row the number of its trait, and how often its head had that trait before."""
+    """For each row its trait's number, and how often its head had that trait before."""
     batch, heads, queries = q.shape[:3]
     batches = torch.arange(batch, device=q.device)[:, None, None]
     head = torch.arange(heads, device=q.device)[:, None]
@@ -151,11 +151,11 @@ def _scale(case: Case) -> float:
 
 
 def _unit(case: Case) -> float:
-    """What queries of N(0, 1) are multiplied with, so that scores are N(0, 1)."""
+    """Factor for queries of N(0, 1) that makes scores N(0, 1)."""
     unit = 1.0 / (abs(_scale(case)) * math.sqrt(int(case.symbols["head_dim"])))
     return 1.0 if abs(unit - 1.0) < 1e-6 else unit
 
 
 def _size(case: Case) -> float:
-    """Of q's special component, for a score of 1."""
+    """Value of q's special component for a score of 1."""
     return 1.0 / (_scale(case) * _SPECIAL)

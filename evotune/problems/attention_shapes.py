@@ -1,4 +1,4 @@
-"""Which shapes attention is checked on beside those of a space.
+"""Shapes that attention is checked on beside the shapes of a space.
 
 A shape here lacks its head size, since binaries are made for one; `scale` is the softmax's.
 """
@@ -54,8 +54,8 @@ def edge_shapes(*, causal: bool, usual_scale: float, kept: Mapping[str, int]) ->
 def random_shapes(
     rng: random.Random, *, longest: int, causal: bool, usual_scale: float, kept: Mapping[str, int]
 ) -> Iterator[Shape]:
-    """Without end. The first 36 hold every class, the large ones among the first 24; numbers and
-    places are drawn. Every second has another scale than the usual one.
+    """Endless. The first 36 hold every class, the large ones among the first 24; numbers and
+    places are random. Every second shape has another scale than the usual one.
 
     `longest` is the space's largest length; `kept` are sizes that no shape may change.
     """
@@ -90,8 +90,8 @@ class _Drawn:
     most_scores: int = _ORDINARY_SCORES
 
     def fitted(self, kept: Mapping[str, int], rng: random.Random) -> Shape | None:
-        """With the sizes that are kept, and the others less as far as the limit asks for it; None
-        where that is not enough."""
+        """The shape with the kept sizes, and the others reduced to fit the limit; None where that
+        is not enough."""
         if "heads" in kept:
             heads = kept["heads"]
             divisors = [n for n in range(1, heads + 1) if heads % n == 0]

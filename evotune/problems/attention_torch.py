@@ -24,7 +24,7 @@ _UNIT = 2.0**-24  # of float32: the most that one rounding is off, relative to t
 _MANY = 3.0
 """Standard deviations of a sum's rounding errors, where each is about 0.4 units."""
 _FEW = 8.0
-"""Units in the last place that exponentials, products and quotients make up."""
+"""Errors of exponentials, products and quotients, in units in the last place."""
 _LOST = 4 * _UNIT
 """Weights below it may leave a sum as it is, all of them."""
 _ROUNDED = 4.0
@@ -45,21 +45,21 @@ def reference(case: Case, inputs: Tensors) -> Tensors:
 
 
 def tolerances(case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
-    """Of each element of the output the error that a right kernel may have.
+    """The error that a right kernel may have in each element of the output.
 
-    Right is: sums in float32 in any order, exponentials a few units in the last place off, any
-    float that weights are relative to as long as none overflows, in half precision weights that are
+    A right kernel has sums in float32 in any order, exponentials a few units in the last place off,
+    weights relative to any float as long as none overflows, in half precision weights that are
     rounded once before they meet V, and results that are rounded once. Rounding errors are taken
-    for independent, as they nearly are: those of a sum of n terms make up sqrt(n) units of its
+    as independent, as they nearly are: the errors of a sum of n terms make up sqrt(n) units of its
     magnitude (Higham and Mary, A New Approach to Probabilistic Rounding Error Analysis, 2019),
-    times what covers the worst of millions of elements. For out = sum p v with weights p of a row,
-    whose sum is 1:
+    times a factor for the worst of millions of elements. For out = sum p v with weights p of a
+    row, whose sum is 1:
 
     - the sums over the keys: sqrt(n) units of sqrt(sum p v^2), which is at least sum p |v|;
-    - what no rounding error is independent of: weights of less than a few units, which a sum that
-      is near 1 may lose, with the largest |v|; and these units of it, for a running mean;
-    - the scores: an error e of a score is a relative error of its weight, and what the weights of a
-      row have in common cancels out: by Cauchy and Schwarz the rest changes out by
+    - dependent errors: weights of less than a few units, which a sum near 1 may lose, times the
+      largest |v|; and as many units of it, for a running mean;
+    - the scores: an error e of a score is a relative error of its weight. The common part of a
+      row's errors cancels out; by Cauchy and Schwarz the rest changes out by
       sqrt(sum p e^2) sqrt(sum p (v - out)^2) at most;
     - weights that are normalised by exp(score - logsumexp): a unit of the largest score;
     - weights in half precision: its units of sqrt(sum p^2 v^2), of the small ones in float16
@@ -115,7 +115,7 @@ def _tiles(q: torch.Tensor, k: torch.Tensor) -> Iterator[slice]:
 
 
 def _seen(case: Case, rows: slice, k: torch.Tensor) -> torch.Tensor:
-    """How many keys each of the rows sees."""
+    """Number of keys that each row sees."""
     keys = k.shape[2]
     row = torch.arange(rows.start, rows.stop, device=k.device)
     return (row + 1).clamp(max=keys) if case.symbols["causal"] else torch.full_like(row, keys)

@@ -38,15 +38,15 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a case lies among those that a kernel may be asked for: what only some values make
-    sense of (a dtype, a mask, a size that is compiled in), and what varies over ranges."""
+    """A case's place among all cases of a kernel: values that are fixed (a dtype, a mask, a size
+    that is compiled in), and quantities that vary over ranges."""
 
     fixed: Mapping[str, Value]
     ranged: Mapping[str, int | float]
 
 
 class WrongKey(UsageError):
-    """A problem that cannot be had because of what the space says under `key`."""
+    """A problem that cannot be made because of the space's value under `key`."""
 
     def __init__(self, message: str, key: str) -> None:
         super().__init__(message)
@@ -62,7 +62,7 @@ class WrongSymbol(ValueError):
 
 
 class Problem(Protocol):
-    """What a kernel must compute, and what it is compared with.
+    """A computation that kernels must do, with its reference and its baselines.
 
     Built in the main process (torch-free: `case`, `tensors`, `flops`, `bytes_moved`,
     `edge_cases`, `siblings`, `random_cases`, `random_kinds`, `place`) and again in the worker,
@@ -92,24 +92,24 @@ class Problem(Protocol):
         """Bytes that must cross memory at least once: inputs read, outputs written."""
 
     def edge_cases(self, case: Case, kept: Collection[str] = ()) -> Sequence[Case]:
-        """Small awkward shapes that need no other binary: same head size, same variant, and the
-        case's own values of the symbols `kept`."""
+        """Small awkward shapes for the same binary: same head size, same variant, and the case's
+        own values of the symbols `kept`."""
 
     def siblings(self, case: Case) -> Sequence[Case]:
-        """The case's shape in every variant there is, its own too: what a finalist must master."""
+        """The case's shape in every variant, its own too; a finalist must pass all."""
 
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
     ) -> Iterator[Case]:
-        """Seeded shapes, without end or until none is found, spread over the variants of `cases`;
-        no other binary is needed for them than for `cases`, if that is made for no more symbols
-        than those `kept`. Each kind of shape comes early, a few large ones too."""
+        """Seeded shapes, spread over the variants of `cases`; endless, or until none is found.
+        They need no other binary than `cases`, if a binary fixes no symbols but `kept`. Each kind
+        of shape comes early, a few large ones too."""
 
     def random_kinds(self, case: Case, number: int) -> Sequence[str]:
         """The input kinds of random test `number`, which is on that case."""
 
     def place(self, case: Case) -> Place:
-        """What a domain says of the case."""
+        """The case's place in a domain."""
 
     def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
         """Seeded tensors of one input kind; other values on another kind of device."""
@@ -118,7 +118,7 @@ class Problem(Protocol):
         """Outputs in float64 from the rounded inputs, by a separate, tiled path."""
 
     def tolerances(self, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
-        """Of each element of the outputs, in float64, how far a right kernel may be off."""
+        """The error allowed to a right kernel in each element of the outputs, in float64."""
 
     def baselines(
         self, case: Case, inputs: Tensors, only: str = ""

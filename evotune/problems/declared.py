@@ -13,7 +13,7 @@ DTYPES = ("float16", "bfloat16", "float32")
 
 
 def check_declarations(kind: Any, file: ProblemFile) -> None:
-    """ProblemMistake, at the line where the class says it, for the first that makes no sense."""
+    """ProblemMistake for the first wrong class variable, with its line."""
 
     def wrong(name: str, message: str) -> ProblemMistake:
         return file.at(file.line_of(kind, name), message)

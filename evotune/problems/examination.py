@@ -24,10 +24,10 @@ def tiny_case(problem: UserProblem, cases: Sequence[Case]) -> Case:
 
 
 def examine(problem: UserProblem, case: Case, device: str = "cpu", *, timed: bool = True) -> None:
-    """Calls all that the user wrote, on `case`; ProblemMistake for the first that is wrong.
+    """Call all methods of the user's on `case`; ProblemMistake for the first that is wrong.
 
-    Without `timed`, `device` is not the one that will be measured on: what PyTorch refuses there,
-    half precision for example, is no mistake, and no baseline is called.
+    Without `timed`, `device` is not the device of the measurements: an operation that PyTorch
+    refuses there, half precision for example, is no mistake, and no baseline is called.
     """
     inputs = problem.make_inputs(case, "normal", 0, device)
     reference = problem.checked_reference(case, inputs)

@@ -1,4 +1,4 @@
-"""Sizes that kernels get wrong: one off a tile, odd, long, past what 16 bits count."""
+"""Sizes that kernels get wrong: one off a tile, odd, long, past the range of 16 bits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 WORD = 1 << 16
-"""What an index of 16 bits cannot count; half of it, what a signed one cannot."""
+"""The least value out of the range of 16 bits; half of it is out of a signed range."""
 
 _LEAST_BEYOND = 2048
 
@@ -37,12 +37,12 @@ def near(rng: random.Random, longest: int) -> int:
 
 
 def beyond(rng: random.Random, longest: int) -> int:
-    """Odd, and more than twice the longest that a space has; more than 2,048."""
+    """Odd, more than twice the space's longest, and more than 2,048."""
     return 2 * max(longest, _LEAST_BEYOND // 2) + 2 * rng.randint(0, 99) + 1
 
 
 def past_words(rng: random.Random) -> int:
-    """Odd, and just more than 16 bits count."""
+    """Odd, and just out of the range of 16 bits."""
     return WORD + 2 * rng.randint(0, 99) + 1
 
 

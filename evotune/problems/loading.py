@@ -25,7 +25,7 @@ _MOST_BYTES = 1 << 20
 
 
 def is_file_reference(name: str) -> bool:
-    """Whether a problem's name means a class in a file rather than a built-in problem."""
+    """True if a problem's name means a class in a file, not a built-in problem."""
     return ".py" in name or ":" in name
 
 
@@ -53,7 +53,7 @@ def problem_source(name: str, root: Path) -> tuple[str, bytes]:
 
 def load_problem(name: str, dtype: str, root: Path) -> UserProblem:
     """An instance of the class. UsageError when the file has no such class; ProblemMistake for
-    whatever is wrong in the file, with its line."""
+    a mistake in the file, with its line."""
     relative, content = problem_source(name, root)
     sha256 = hashlib.sha256(content).hexdigest()
     trust.require({root.absolute() / relative: content})

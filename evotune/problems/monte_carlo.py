@@ -1,9 +1,9 @@
-"""How far rounding in float32 may move the results of a computation written with PyTorch.
+"""Estimates the effect of rounding in float32 on a computation written with PyTorch.
 
 The computation runs several times in float64, each time with every result of an operation moved by
 a random amount, as float32 might round it (Monte Carlo arithmetic: Parker, Pierce and Eggert,
-Computing in Science and Engineering, 2000). Sums are moved by what an addition in any order may
-lose: sqrt(n) units of the sum of the magnitudes. Inputs are moved by a unit too: a kernel may be
+Computing in Science and Engineering, 2000). Sums are moved by the error of an addition in any
+order: sqrt(n) units of the sum of the magnitudes. Inputs are moved by a unit too: a kernel may be
 right for inputs that float32 cannot tell from these. And a softmax may be exp(x - logsumexp(x)),
 whose error is a unit of the largest |x|.
 """
@@ -68,7 +68,7 @@ _IN_PARTS = {
     _ATEN._scaled_dot_product_flash_attention_for_cpu,
     *(_ATEN.gelu, _ATEN.silu, _ATEN.mish, _ATEN.softplus, _ATEN.log_sigmoid_forward, _ATEN.elu),
 }
-"""What has several roundings inside, and is taken apart first."""
+"""Operations with several roundings inside, which are decomposed first."""
 
 
 class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -111,8 +111,8 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _lost_in_sums(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
-        """sqrt(n) units of the sum of n magnitudes; None where nothing is added up. Times what
-        makes uniform numbers as wide as rounding errors."""
+        """sqrt(n) units of the sum of n magnitudes; None where nothing is added up. Includes the
+        factor that makes uniform numbers as wide as rounding errors."""
         packet = func.overloadpacket
         if packet in _MATRICES:
             count = args[_MATRICES[packet]].shape[-1]
@@ -135,8 +135,8 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def rounding_errors(
     compute: Callable[..., Tensors], inputs: Mapping[str, torch.Tensor], reference: Tensors
 ) -> Tensors:
-    """The standard deviation of each element of the outputs, in float64; of one whose few runs
-    happen to agree that of the lower quarter of its row."""
+    """The standard deviation of each element of the outputs, in float64. Where an element's few
+    runs agree by chance, it is that of the lower quarter of its row."""
     runs = _RUNS if max(each.numel() for each in reference.values()) <= _MANY else _RUNS_OF_MANY
     squares = {name: torch.zeros_like(value) for name, value in reference.items()}
     for run in range(runs):
@@ -176,7 +176,7 @@ def _absolute(value: Any) -> Any:
 
 
 def _is_view(func: Any) -> bool:
-    """Whether it gives other names for the same elements, and writes none."""
+    """True for a view: it renames the same elements, and writes none."""
     return any(
         each.alias_info is not None and not each.alias_info.is_write
         for each in func._schema.returns

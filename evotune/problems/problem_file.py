@@ -1,4 +1,4 @@
-"""The Python file that a problem comes from: which of its lines is to blame for a mistake."""
+"""The Python file of a problem, and the line of it that is to blame for a mistake."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class ProblemFile:
 
     @contextlib.contextmanager
     def running(self, line: int, hint: str = "") -> Iterator[None]:
-        """Around code of the file. It prints to stderr. Whatever it raises, SystemExit too, becomes
-        a ProblemMistake at the line that raised it; where it has raised nothing itself, at `line`,
+        """A context for code of the file. Its prints go to stderr. Any exception, SystemExit too,
+        becomes a ProblemMistake at the line that raised it; if no line of the file did, at `line`,
         with `hint`. A key press is no mistake."""
         try:
             with contextlib.redirect_stdout(sys.stderr):
@@ -44,8 +44,8 @@ class ProblemFile:
             raise mistake from error
 
     def mistake(self, error: BaseException, line: int = 0, hint: str = "") -> ProblemMistake | None:
-        """The mistake behind an exception; None when it is none of the file's: a key press, an
-        error of evotune's own, and, without `line`, what no code of the file had a part in."""
+        """The mistake behind an exception; None when the file is not to blame: a key press, an
+        error of evotune's own, and, without `line`, an exception without code of the file in it."""
         if isinstance(error, ProblemMistake):
             return error
         if isinstance(error, SyntaxError) and error.filename == self._path:
@@ -70,7 +70,7 @@ class ProblemFile:
         return kind(f"{self._name}:{line}: {message}" if self._name else message)
 
     def line_of(self, kind: type, attribute: str = "") -> int:
-        """Where the class, or one that it derives from, says `attribute`; else where it begins."""
+        """Line where the class or a base class sets `attribute`; else the class's first line."""
         for each in kind.__mro__:
             statement = self._classes.get(each.__name__)
             if statement is None or each.__module__ != kind.__module__:
@@ -109,7 +109,7 @@ def _names_of(statement: ast.stmt) -> list[str]:
 
 
 def _raises(place: TracebackType) -> bool:
-    """Whether a `raise` of that very line raised. A key press interrupts between instructions."""
+    """True if a `raise` on that line raised. A key press interrupts between instructions."""
     instruction = place.tb_frame.f_code.co_code[place.tb_lasti]
     return place.tb_next is None and instruction == _RAISE
 

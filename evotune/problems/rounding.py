@@ -1,4 +1,4 @@
-"""What rounding a result to its type may change."""
+"""The error of rounding a result to its type."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import torch
 
 
 def rounding_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Of each element two roundings to `dtype`, about a unit in the last place; and the numbers so
-    small that processors take them for zero (of float16 none does: a unit of the smallest)."""
+    """Two roundings of each element to `dtype`, about a unit in the last place. Plus the smallest
+    normal number, since processors may flush smaller ones to zero (in float16 none does: plus a
+    unit of the smallest)."""
     return values.abs() * torch.finfo(dtype).eps + _smallest(dtype)
 
 

@@ -19,8 +19,8 @@
             return {"out": x.softmax(dim=-1)}
 
 `compute` is written with PyTorch and serves three times: on float64 copies of the inputs it is the
-reference, what rounding to float32 may do to it is what candidates may be off (where its result in
-the problem's own dtype is off by more, twice that), and as `torch:eager` it is a baseline. Import
+reference, its rounding errors in float32 are the candidates' tolerance (where its result in the
+problem's own dtype is off by more, twice that), and as `torch:eager` it is a baseline. Import
 torch inside the methods: the process of `evotune run` reads the file too, and does not need torch.
 """
 
@@ -50,7 +50,7 @@ _LARGE_COST = (1 << 31, 5 << 26)
 _MOST_REFUSED = 100
 _LONG = 1200
 _DEVIATIONS = 12.0
-"""What a right kernel may be off, in standard deviations of rounding errors."""
+"""Tolerance of a right kernel, in standard deviations of rounding errors."""
 _SMALLER, _TIMES = 0.25, 4
 
 
@@ -59,11 +59,11 @@ class _Refused(ValueError):
 
 
 class UserProblem(abc.ABC):
-    """Derive from it, say what the class variables below ask for, and write the four methods.
+    """Base class of a problem: set the class variables below, and write the four methods.
 
     Sizes reach the methods by name, tensors reach `compute` and `baselines_of` by name; all are
-    contiguous and row-major. Whatever raises here, or gives something else than is said here, ends
-    the command with its line in the file. What is printed goes to stderr.
+    contiguous and row-major. A method that raises, or returns another type than is said here, ends
+    the command with its line in the file. Prints go to stderr.
     """
 
     name: ClassVar[str] = "user"
@@ -71,19 +71,19 @@ class UserProblem(abc.ABC):
     input_kinds: ClassVar[tuple[str, ...]] = ("normal", "large", "ramp", "spike")
 
     sizes: ClassVar[tuple[str, ...]] = ()
-    """What each shape of the space must give: integers of at least 1."""
+    """Names of the sizes that each shape of the space must give: integers of at least 1."""
     fixed: ClassVar[tuple[str, ...]] = ()
     """Sizes that edge and random shapes keep, as they are compiled in or the kernel depends on."""
     constants: ClassVar[Mapping[str, float]] = {}
     """Further names for expressions and arguments: `eps`, …"""
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    """Which of the constants a kernel must be right for in a whole range, from the least to the
-    most: edge and random cases draw them (evenly in the logarithm where both are positive) if the
-    kernel is told them. `compute`, `baselines_of` and `yardstick_of` get these by name beside the
+    """Constants for which a kernel must be right in a whole range, as (least, most). If the kernel
+    is told them, edge and random cases draw them (evenly in the logarithm where both are
+    positive). `compute`, `baselines_of` and `yardstick_of` get these by name beside the
     tensors. A shape of the space may set them too."""
 
     problem_file = ProblemFile("", "", b"")
-    """Where the class stands: set by who reads the file."""
+    """The file of the class; the reader of the file sets it."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
@@ -109,7 +109,7 @@ class UserProblem(abc.ABC):
     # --- may be written ----------------------------------------------------------------------
 
     def baselines_of(self, **inputs: torch.Tensor) -> Mapping[str, Callable[[], Tensors]]:
-        """What to beat: functions without arguments, by `torch:NAME`. Each must be correct."""
+        """Baselines: functions without arguments, by `torch:NAME`. Each must be correct."""
         return {"torch:eager": lambda: self.compute(**inputs)}
 
     def yardstick_of(self, **inputs: torch.Tensor) -> Tensors:
@@ -135,7 +135,7 @@ class UserProblem(abc.ABC):
 
         return user_inputs.input_values(shape, kind, generator)
 
-    # --- what evotune makes of it: `evotune.problems.base.Problem` -----------------------------
+    # --- for evotune: implements `evotune.problems.base.Problem` --------------------------------
 
     def case(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> Case:
         """ValueError, one line, when the shape makes no sense."""
@@ -185,8 +185,8 @@ class UserProblem(abc.ABC):
         return tuple(self.ranges)
 
     def edge_cases(self, case: Case, kept: Collection[str] = ()) -> Sequence[Case]:
-        """Small and odd sizes, the `fixed` ones as in the case; at the last two, what has a range
-        is at its ends."""
+        """Small and odd sizes, the `fixed` ones as in the case. In the last two, constants with a
+        range are at its ends."""
         found = []
         for number, candidates in enumerate(edge_sizes(self._free(kept))):
             constants = {
@@ -204,8 +204,8 @@ class UserProblem(abc.ABC):
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
     ) -> Iterator[Case]:
-        """`random_sizes`; those that are `fixed` or kept as in one of the cases. They end when a
-        hundred in a row make no sense, or none can differ."""
+        """Cases of `random_sizes`; sizes that are `fixed` or kept are those of one of the cases.
+        They end when a hundred in a row make no sense, or none can differ."""
         rng = random.Random(seed)
         free = self._free(kept)
         longest = {name: max(int(case.symbols[name]) for case in cases) for name in free}
@@ -227,7 +227,7 @@ class UserProblem(abc.ABC):
                 return
 
     def random_kinds(self, case: Case, number: int) -> Sequence[str]:
-        """One, in turn; of a long case the spike, as others hardly show one element."""
+        """One kind, in turn; for a long case the spike, since others hardly show one element."""
         long = any(size > _LONG for size in self._sizes(case).values())
         if long and "spike" in self.input_kinds:
             return ("spike",)
@@ -245,8 +245,8 @@ class UserProblem(abc.ABC):
         )
 
     def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
-        """Where `compute` gives no number for them, or none that fits the dtype, they are made
-        smaller, and in the end normal ones."""
+        """Seeded inputs. Where `compute` gives no number for them, or none that fits the dtype,
+        they are made smaller, and in the end normal."""
         import torch
 
         dtype: torch.dtype = getattr(torch, self.dtype)
@@ -278,8 +278,8 @@ class UserProblem(abc.ABC):
         return self.written.tensors("compute", arguments, self._outputs(case), torch.float64)
 
     def tolerances(self, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
-        """One rounding to the dtype, what rounding to float32 may do in `compute`, and in a row
-        where `yardstick_of` is off by more than that, twice its largest error beyond."""
+        """One rounding to the dtype plus the rounding errors of `compute` in float32. In a row
+        where `yardstick_of` is off by more, plus twice its largest error beyond."""
         import torch
 
         from evotune.problems.monte_carlo import rounding_errors
@@ -341,7 +341,7 @@ class UserProblem(abc.ABC):
         return tuple(name for name in self.sizes if name not in {*self.fixed, *kept})
 
     def _constants(self, shape: Mapping[str, Value]) -> dict[str, float]:
-        """What the shape says of those that have a range."""
+        """The shape's values of constants with a range."""
         found = {}
         for name in self.ranges:
             value = shape.get(name, self.constants[name])
@@ -358,8 +358,8 @@ class UserProblem(abc.ABC):
         kept: Collection[str],
         cost: tuple[int, int],
     ) -> Case | None:
-        """A case of the first candidates that make sense and cost no more operations and bytes;
-        where sizes are given, no more than the case that it is like."""
+        """A case of the first candidate that makes sense and costs no more operations and bytes
+        than allowed; where sizes are given, no more than the case that it is like."""
         operations, nbytes = cost
         if self.fixed or kept:
             operations = max(operations, self.flops(like))

@@ -1,4 +1,4 @@
-"""Which sizes a problem of a user's own is checked on beside those of a space."""
+"""Sizes that a user's own problem is checked on beside the sizes of a space."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ATTEMPTS = 16
 
 
 def edge_sizes(names: Sequence[str]) -> Iterator[list[Sizes]]:
-    """Small and odd ones, four times: what is wanted, then what to take if that is too large."""
+    """Small and odd sizes, four times: the wanted ones, then replacements if they are too large."""
     for wanted in _EDGES:
         others = _IF_TOO_LARGE if wanted == _EDGES[-1] else ()
         yield [_cycled(names, numbers) for numbers in (wanted, *others)]
@@ -26,12 +26,12 @@ def edge_sizes(names: Sequence[str]) -> Iterator[list[Sizes]]:
 def random_sizes(
     rng: random.Random, names: Sequence[str], longest: Mapping[str, int]
 ) -> Iterator[tuple[list[Sizes], bool]]:
-    """Without end: what to try, one after the other until it makes sense and is not too large, and
-    whether it may be large.
+    """Endless: candidates to try one after the other until one makes sense and is not too large,
+    and True if it may be large.
 
     Each size is once the longest odd one that the space has, once well beyond it and once past 16
-    bits, beside small ones; with these, taking turns, each size goes through all classes of
-    lengths, and again and again.
+    bits, beside small ones. In turn with these, each size goes through all classes of lengths,
+    repeatedly.
     """
     large = [
         [_beside(rng, names, name, size) for size in sizes(rng, longest[name])]
@@ -73,7 +73,7 @@ def _less_and_less(sizes: Sizes) -> list[Sizes]:
 
 
 def _multiples(sizes: Sizes) -> list[Sizes]:
-    """The sizes, and the next multiples of 8 and 64 for those who take no others."""
+    """The sizes, and the next multiples of 8 and 64 for kernels that take only those."""
     return [{name: -(-size // m) * m for name, size in sizes.items()} for m in _MULTIPLES]
 
 

@@ -20,8 +20,8 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class Written:
-    """Calls a problem's own methods. Whatever they raise is a ProblemMistake at the line that
-    raised it; an answer of a wrong type is one at the line of the method's `def`."""
+    """Calls a problem's own methods. An exception becomes a ProblemMistake at the line that raised
+    it; an answer of a wrong type becomes one at the line of the method's `def`."""
 
     def __init__(self, problem: object, file: ProblemFile) -> None:
         self._problem = problem
@@ -86,7 +86,7 @@ class Written:
         dtype: torch.dtype | None,
         of: str = "",
     ) -> Tensors:
-        """What was found if it is the tensors that are wanted; `of` names a baseline."""
+        """The result if it holds the wanted tensors; `of` names a baseline."""
         teller = of or method
         if not isinstance(found, Mapping):
             raise self._wrong(method, found, "a dict, name -> tensor", of)

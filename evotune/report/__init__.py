@@ -1,1 +1,1 @@
-"""What a run found, for people and scripts. Reads a run's folder; never torch, never a device."""
+"""Reports of a run, for people and scripts. Reads a run's folder; never torch, never a device."""

@@ -1,4 +1,4 @@
-"""How a row of a stored ablation reads: see `evotune.engine.ablation.AblationRow`."""
+"""Rows of a stored ablation in words: see `evotune.engine.ablation.AblationRow`."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ CHECK_NUMERIC = (False, False, False, True, True, True, True)
 
 
 def check_cells(check: Check) -> tuple[str, ...]:
-    """In the order of CHECK_COLUMNS; what else there is to say is `check_details`."""
+    """Cells in the order of CHECK_COLUMNS; `check_details` has further lines."""
     figures = (check.max_error, check.max_limit, check.rms_error, check.rms_limit)
     errors = (
         wording.NONE if figure is None or check.rounding else f"{figure:.1e}" for figure in figures
@@ -42,7 +42,7 @@ def checks_text(outcome: Outcome) -> str:
 def verification_record(
     number: int | None, configuration: Mapping[str, Value], outcome: Outcome, *, passed: bool
 ) -> dict[str, Json]:
-    """What `verify --format json` tells of one configuration."""
+    """The record of one configuration in `verify --format json`."""
     return {
         "number": number,
         "configuration": dict(configuration),

@@ -21,8 +21,8 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The cells of one column. `values` are int64 where all cells that exist are whole numbers (no
-    booleans), float64 where all are floats, else objects; `missing` tells which do not exist."""
+    """The cells of one column. `values` are int64 if all present cells are whole numbers (no
+    booleans), float64 if all are floats, else objects. `missing` marks absent cells."""
 
     values: Array
     missing: Array
@@ -50,7 +50,7 @@ class Column:
 
     @classmethod
     def empty(cls, count: int) -> Column:
-        """Of that many cells none exists."""
+        """A column of absent cells."""
         return cls(np.full(count, None, dtype=object), np.ones(count, dtype=bool))
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ def joined(parts: Iterable[Mapping[str, Column]]) -> dict[str, Column]:
 
 
 def _joined(parts: Sequence[tuple[int, Column]], count: int) -> Column:
-    """Of columns and the rows that they begin in."""
+    """Make one column of columns and their first rows."""
     whole = Column.empty(count)
     kinds = {part.kind for _, part in parts if not part.missing.all()}
     numbers = len(kinds) == 1 and "O" not in kinds

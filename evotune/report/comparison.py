@@ -23,7 +23,7 @@ from evotune.trial import Configuration, Json, Measurement, Outcome
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two: a trial of a run with its deciding outcome, None where it was not tried."""
+    """One side: a trial of a run with its deciding outcome, None if it was not tried."""
 
     data: RunData
     number: int | None
@@ -58,7 +58,7 @@ class Comparison:
     first: Side
     second: Side
     facts: Sequence[tuple[str, str, str]]
-    """(what, in the first, in the second) of everything that differs, configuration last."""
+    """(name, first value, second value) of every difference, the configuration last."""
     basis: str
     cases: Sequence[CaseRatio]
 
@@ -72,7 +72,7 @@ class Comparison:
         )
 
     def slowdowns(self) -> dict[str, float]:
-        """What `--fail-if` may ask about: see `evotune.report.fail_if`."""
+        """Figures for `--fail-if`: see `evotune.report.fail_if`."""
         mean, _, high = self.mean
         each = [case.slowdown for case in self.cases]
         found = {"median": statistics.median(each), "mean": 1 / mean - 1, "worst": max(each)}
@@ -185,7 +185,7 @@ def _facts(first: Side, second: Side) -> Iterator[tuple[str, str, str]]:
 
 
 def _described(data: RunData) -> dict[str, Json]:
-    """What the times of a run depend on, beside the configuration."""
+    """Conditions of a run, beside the configuration, on which its times depend."""
     environment = data.environment
     problem: Mapping[str, Json] = data.meta.get("problem") or {}
     packages: Mapping[str, Json] = environment.get("packages") or {}

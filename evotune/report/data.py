@@ -1,4 +1,4 @@
-"""What a report needs from a run's folder, read once: all of it, or a leaderboard's head."""
+"""Data for reports, read once from a run's folder: all, or those of a leaderboard's head."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _HEAD_ROWS = 20  # of the leaderboard, which a page shows
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What is known of all trials of a run, of those too that were not loaded.
+    """Figures over all trials of a run, also over trials that were not loaded.
 
     `outcomes` are counts by kind, `in_order`. `stage_s` are the seconds of each stage, of every
-    trial that went through it. `unloaded_rows` is how many rows of the leaderboard were left
-    where they are. `elapsed_s` is the time at work, of which `searched_s` is the search's: see
+    trial that went through it. `unloaded_rows` is the number of leaderboard rows that were not
+    loaded. `elapsed_s` is the time at work, of which `searched_s` is the search's: see
     `RunStore`.
     """
 
@@ -49,9 +49,9 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Which trials of a large run are there: the first `leaders` rows of the leaderboard, all
-    that were the best so far, the space's default, and every trial whose number is a multiple of
-    `every`."""
+    """The choice of trials from a large run: the first `leaders` rows of the leaderboard, all
+    trials that were the best so far, the space's default, and every trial whose number is a
+    multiple of `every`."""
 
     every: int
     leaders: int
@@ -61,9 +61,8 @@ class Sample:
 class RunData:
     """A run as its folder describes it, finished or not.
 
-    `meta` holds the facts the engine stored, absent ones left out; `confirmations` only those
-    of stored trials. `finish_times_s` are seconds of searching. `holder`
-    is the process that works on the run, if any.
+    `meta` holds the facts that the engine stored. `confirmations` has stored trials only.
+    `finish_times_s` are seconds of searching. `holder` is the process that works on the run, if any.
     """
 
     id: str
@@ -76,13 +75,13 @@ class RunData:
     totals: Totals
     holder: int | None = None
     store: RunStore | None = None
-    """Open, where `trials` are only some of them: `evotune.report.whole` has all."""
+    """Open where `trials` holds a part of the trials: `evotune.report.whole` reads all."""
     sample: Sample | None = None
 
     @classmethod
     @contextlib.contextmanager
     def opened(cls, run: RunFolder) -> Iterator[RunData]:
-        """For reading trial by trial, all as they are at this moment; the errors of `load`."""
+        """Open a run to read it trial by trial, as it is at this moment. Raises as `load` does."""
         with RunStore.open_for_reading(run.store) as store, store.at_one_moment():
             head = cls._read(run, store, _HEAD_ROWS)
             if len(head.trials) == head.totals.trials:
@@ -94,8 +93,8 @@ class RunData:
     @classmethod
     @contextlib.contextmanager
     def thinned(cls, run: RunFolder, most: int) -> Iterator[RunData]:
-        """All trials where these are `most` at most; else a `Sample`, and the store. The errors of
-        `load`."""
+        """All trials if there are at most `most`; else a `Sample` and the open store. Raises as
+        `load` does."""
         with RunStore.open_for_reading(run.store) as store, store.at_one_moment():
             count = store.count()
             if count <= most:
@@ -111,7 +110,7 @@ class RunData:
 
     @classmethod
     def load(cls, run: RunFolder, rows: int | None = None) -> RunData:
-        """With `rows`, only the trials that so many first rows of the leaderboard hang on.
+        """With `rows`, loads only the trials that the first so many rows of the leaderboard need.
 
         StoreError when the store is missing, damaged or from a newer evotune.
         """
@@ -168,7 +167,7 @@ class RunData:
 
     @property
     def calibrations(self) -> tuple[Mapping[str, Json], ...]:
-        """Of each device, where the run had several: see `evotune.measure.agreement`."""
+        """Calibration of each device, if the run had several: see `evotune.measure.agreement`."""
         return tuple(self.meta.get("devices") or ())
 
     @property
@@ -188,8 +187,8 @@ class RunData:
 
     @property
     def beside(self) -> Mapping[int, Sequence[str]]:
-        """Other work that was seen on the machine when a session began, by the number of trials
-        stored until then; nothing in a run of an evotune that did not look."""
+        """Other work seen on the machine when a session began, by the number of trials stored until
+        then; empty in a run of an evotune that did not look."""
         found = self.meta.get("beside") or {}
         return dict(sorted((int(trials), work) for trials, work in found.items()))
 
@@ -237,7 +236,7 @@ def _trials(
     confirmations: Mapping[int, Outcome],
     more: Collection[int],
 ) -> tuple[tuple[Trial, ...], int]:
-    """The trials of the first `rows` and those of `more`, and how many rows are left out."""
+    """Trials of the first `rows` and of `more`, and the number of rows left out."""
     if rows is not None:
         numbers, left = deciding(store, rows, confirmations.keys())
         if numbers or more:
@@ -264,8 +263,8 @@ def _totals(store: RunStore, unloaded_rows: int) -> Totals:
 
 @contextlib.contextmanager
 def without_collecting() -> Iterator[None]:
-    """While a million objects are made, which stay or go one by one, the collector would only look
-    on."""
+    """Switch off the garbage collector while a million objects are made: it would find nothing,
+    since reference counts free them."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -276,7 +275,7 @@ def without_collecting() -> Iterator[None]:
 
 
 def _environment(run: RunFolder, kept: Json) -> Mapping[str, Json]:
-    """environment.json; a report is worth having without it, so its loss is stated, not raised."""
+    """environment.json. A report is useful without it, so its loss is stated, not raised."""
     try:
         found = json.loads(read_regular(run.environment))
     except (OSError, ValueError) as error:

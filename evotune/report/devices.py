@@ -1,4 +1,4 @@
-"""The devices of a run that had several, held against each other before they shared its search."""
+"""Devices of a run with several, compared with each other before they shared its search."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MEANING = (
 
 
 def devices_table(devices: Sequence[Mapping[str, Json]]) -> TextTable | None:
-    """Factor and reference of each; None where there are not several."""
+    """Factor and reference of each device; None for a run on one device."""
     if len(devices) < 2:
         return None
     return TextTable(

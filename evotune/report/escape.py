@@ -16,7 +16,7 @@ _DROPPED_CATEGORIES = frozenset({"Cc", "Cf", "Cs"})
 
 
 def printable(text: str) -> str:
-    """One line without anything a terminal would obey; line breaks and tabs become spaces."""
+    """One line without terminal control sequences; line breaks and tabs become spaces."""
     line = text.translate(_SPACES)
     if line.isascii() and line.isprintable():
         return line
@@ -24,7 +24,7 @@ def printable(text: str) -> str:
 
 
 def csv_text(text: str) -> str:
-    """`printable`, and a text that a spreadsheet would take for a formula gets a leading `'`."""
+    """`printable`, with a leading `'` where a spreadsheet would read a formula."""
     line = printable(text)
     return f"'{line}" if line.lstrip().startswith(_FORMULA_STARTS) else line
 

@@ -1,4 +1,4 @@
-"""What is known about each trial once confirmations and duplicates are taken into account.
+"""The deciding outcome of each trial, given confirmations and duplicates.
 
 A confirmation, made in a fresh process on unseen inputs, overrules the search's own outcome.
 Duplicates are the same machine code launched the same way, so one verdict holds for all.
@@ -36,7 +36,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def disqualified(self) -> bool:
-        """The search found it valid and the confirmation did not."""
+        """True if the search found it valid and the confirmation did not."""
         return self.confirmation and not self.outcome.ok
 
     @property
@@ -76,8 +76,8 @@ def weigh(data: RunData) -> dict[int, Evidence]:
 def verdicts_by_twin(
     confirmations: Mapping[int, Outcome], twins: Mapping[int, int]
 ) -> dict[int, Outcome]:
-    """The confirmation that holds for all trials of a machine code, by its first trial. Who is
-    not in `twins` is alone."""
+    """The confirmation that holds for all trials of a machine code, by its first trial. A trial
+    that is not in `twins` has no duplicate."""
     verdicts: dict[int, Outcome] = {}
     for number, outcome in sorted(confirmations.items()):
         twin = twins.get(number, number)

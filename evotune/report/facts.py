@@ -79,7 +79,7 @@ _FACTS: Mapping[str, type] = {
 
 
 def read_facts(store: RunStore) -> dict[str, Json]:
-    """The stored facts, as they are; ValueError when one is not what the engine stores."""
+    """The stored facts; ValueError when one has another shape than the engine stores."""
     facts = {name: value for name in _FACTS if (value := store.meta(name)) is not None}
     for name, value in facts.items():
         msgspec.convert(value, _FACTS[name], str_keys=True)

@@ -28,7 +28,7 @@ class Condition:
     text: str
 
     def holds(self, slowdowns: Mapping[str, float]) -> bool:
-        """UsageError when the figure is not known: without intervals nothing is sure."""
+        """UsageError when the figure is unknown: `sure` needs intervals."""
         if self.figure not in slowdowns:
             raise UsageError(
                 f"--fail-if {self.text}: these figures have no interval; add --remeasure"
@@ -38,7 +38,7 @@ class Condition:
 
 
 def parse_condition(text: str) -> Condition:
-    """UsageError that says what was expected."""
+    """A UsageError that names the expected form."""
     found = _FORM.fullmatch(text)
     if found is None or found[1] not in FIGURES:
         raise UsageError(

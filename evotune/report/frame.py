@@ -89,7 +89,7 @@ def csv_lines(columns: Columns) -> Iterator[str]:
 
 
 def _csv_cells(column: Column, whole: bool, safe: Callable[[str], str]) -> Iterable[Json]:
-    """As the CSV has them: booleans among whole numbers as 0 and 1, NaN as no value."""
+    """Cells for CSV: booleans among whole numbers as 0 and 1, NaN as no value."""
     if column.kind == "f":
         return Column(column.values, column.missing | np.isnan(column.values)).cells()
     cells = column.cells()
@@ -108,7 +108,7 @@ def _csv_cells(column: Column, whole: bool, safe: Callable[[str], str]) -> Itera
 def to_parquet(columns: Columns) -> bytes:
     """Parquet with the same columns, typed: missing values are nulls, parameters keep their type.
 
-    They are taken out of `columns`, so that memory holds only one of them twice.
+    Takes each column out of `columns`, so that memory holds two copies of one column only.
     EnvironmentProblem without pyarrow."""
     try:
         import pyarrow  # noqa: F401
@@ -126,7 +126,7 @@ def to_parquet(columns: Columns) -> bytes:
 
 
 def _typed(column: Column, whole: bool) -> pd.Series[Any]:
-    """With a type that knows nulls; cells of several types become texts."""
+    """An array of a nullable type; cells of several types become texts."""
     import pandas as pd
 
     if column.kind == "i":
@@ -157,7 +157,7 @@ def _part(recorded: bool, items: Sequence[Ranked]) -> Columns:
 
 
 def _columns(data: RunData, parts: Iterable[Columns]) -> Columns:
-    """Of all parts, with the columns that every table has."""
+    """Join all parts, with the columns that every table has."""
     found = joined(itertools.chain([_part(data.recorded, [])], parts))
     count = len(found["trial"])
     labels = dict.fromkeys((*data.cases, *data.held_out_cases))
@@ -171,7 +171,7 @@ def _columns(data: RunData, parts: Iterable[Columns]) -> Columns:
     several = [[n for n in found if n.startswith(f"{group}.")] for group in ("stage_s", "resource")]
     parameters = [f"param.{name}" for name in data.parameters]
     names = [*_FIXED, *itertools.chain(*several), *cases, *parameters]
-    # A case that only failed trials were measured on comes after those of the leaders.
+    # A case measured on failed trials alone comes after the leaders' cases.
     names += [name for name in found if name not in names]
     return {name: found.get(name) or Column.empty(count) for name in names}
 
@@ -197,7 +197,7 @@ def _whole(columns: Columns) -> list[str]:
 
 
 def _is_whole(column: Column) -> bool:
-    """Whether its cells are whole numbers or booleans."""
+    """True if its cells are whole numbers or booleans."""
     if column.kind == "O":
         return all(isinstance(cell, int) for cell in column.cells() if cell is not None)
     return column.kind == "i"

@@ -21,7 +21,7 @@ MEANING = (
 
 @dataclass(frozen=True, slots=True)
 class Compromise:
-    """A trial of the front, as the search saw it: confirmations check more, so their errors do
+    """A trial of the front with the search's figures: confirmations check more, so their errors do
     not compare. `error` is the largest error as a share of its limit."""
 
     number: int
@@ -60,7 +60,7 @@ def pareto_front(
 def _first_front(
     ranked: Iterable[tuple[tuple[float, ...], Evidence]],
 ) -> Iterable[tuple[tuple[float, ...], Evidence]]:
-    """Of pairs in falling order of speedup: those more accurate than all before them."""
+    """The pairs, in falling order of speedup, that are more accurate than all before."""
     best = -math.inf
     for figures, item in ranked:
         if figures[1] > best:

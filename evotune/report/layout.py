@@ -19,7 +19,7 @@ _LEAST_TEXT = 20  # columns a paragraph keeps beside its indent, however narrow 
 
 
 class Role(enum.StrEnum):
-    """What a piece of text is; whoever shows it decides on a colour."""
+    """Role of a piece of text; the medium decides on a colour."""
 
     PLAIN = "plain"
     TITLE = "title"

@@ -25,7 +25,7 @@ class Row:
     figures: Figures
     duplicates: tuple[int, ...] = ()
     model: str = ""
-    """Of the device, where the run was on several models: ranks count within one."""
+    """Model of the device, if the run had several: ranks count within a model."""
 
     @property
     def place(self) -> str:
@@ -55,8 +55,8 @@ class Leaderboard:
 def rank(data: RunData, evidence: Mapping[int, Evidence] | None = None) -> Leaderboard:
     """Confirmed rows by the lower bound of their interval, then the others by fitness.
 
-    Rows share a rank while their interval overlaps that of the row which leads the group. What
-    different models of devices measured is ranked apart, the run's first device first.
+    Rows share a rank while their interval overlaps the interval of the group's first row. Each
+    model of device has its own ranks, the run's first device first.
     """
     known = weigh(data) if evidence is None else evidence
     groups: dict[int, list[Evidence]] = {}
@@ -108,12 +108,12 @@ def _order(item: Evidence) -> tuple[bool, float, float, int]:
 def sort_key(
     confirmed: bool, fitness: float, low: float, number: int
 ) -> tuple[bool, float, float, int]:
-    """In this order the rows stand; `low` is the lower bound of the fitness."""
+    """Sort key of the rows; `low` is the lower bound of the fitness."""
     return (not confirmed, -low if confirmed else -fitness, -fitness, number)
 
 
 def ranks_of(intervals: Iterable[tuple[float, float]]) -> list[int]:
-    """Of fitness intervals in the rows' order, as in sport: two firsts are followed by a third."""
+    """Ranks of fitness intervals in the rows' order, as in sport: a third follows two firsts."""
     ranks: list[int] = []
     leader = (math.nan, math.nan)  # overlaps nothing
     for place, (low, high) in enumerate(intervals, start=1):

@@ -25,11 +25,11 @@ from evotune.trial import Json
 
 _SHOWN_ROWS = 20
 _SHOWN_REASONS = 10
-_COMPILER_CHARACTERS = 160  # its flags and the CPU's go on for lines; JSON has them all
+_COMPILER_CHARACTERS = 160  # its flags and the CPU's fill lines; JSON has them all
 
 
 def page(data: RunData) -> str:
-    """Facts, baselines, the leaderboard's head, outcomes and why trials failed."""
+    """Facts, baselines, the leaderboard's head, outcomes and reasons of failures."""
     board = rank(data)
     summary = summarize(data, board)
     blocks = [

@@ -16,14 +16,14 @@ from evotune.errors import EnvironmentProblem
 from evotune.execute.entry import die_with_parent
 from evotune.python_process import started_by_a_library
 
-_MOST = 8  # this one has the parts to read and the results to write, and cannot feed any number
-_WAITING = 2  # parts for each process that are in memory beside those in work
+_MOST = 8  # this process reads parts and writes results, and cannot feed any number of others
+_WAITING = 2  # parts in memory for each process beside the part in work
 _Part = TypeVar("_Part")
 _Result = TypeVar("_Result")
 
 
 def available() -> int:
-    """How many processes there are cores for, among those that this one may use."""
+    """Number of processes for the cores that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(cores or 1, _MOST)
 
@@ -31,10 +31,10 @@ def available() -> int:
 def mapped(
     work: Callable[[_Part], _Result], parts: Iterable[_Part], processes: int
 ) -> Iterator[_Result]:
-    """`map(work, parts)`, in that order, with a few parts in memory; whatever `work` raises.
+    """`map(work, parts)`, in that order, with a few parts in memory. Raises any error of `work`.
 
-    With less than two `processes` this one does all. Else `work`, the parts and the results are
-    pickled, by this process and its own children for each other: no file is ever unpickled.
+    With less than two `processes` this process does all. Else `work`, the parts and the results
+    are pickled between this process and its own children: no file is ever unpickled.
     EnvironmentProblem when a process dies."""
     if processes < 2:
         yield from map(work, parts)
@@ -67,8 +67,8 @@ def mapped(
 
 @contextlib.contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """Around what may start a process, which keeps the mask: a Ctrl-C is for this one, that ends
-    the others."""
+    """Blocks Ctrl-C while a process may start, since the child inherits the mask: Ctrl-C is for
+    this process, which ends the children."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,4 +1,4 @@
-"""Why trials failed: reasons that differ only in their numbers are one, with an example."""
+"""Reasons of failures: reasons that differ only in their numbers are one, with an example."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NUMBER = re.compile(r"\d+(\.\d+)?([eE][+-]?\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """So many trials ended in `kind` for a reason like `example`, which the first of them gave."""
+    """`count` trials ended in `kind` for a reason like `example`, the first one's."""
 
     kind: str
     example: str
@@ -20,7 +20,7 @@ class Reason:
 
 
 def alike_reasons(failures: Iterable[tuple[str, str]]) -> list[Reason]:
-    """From (kind, reason) of each failed trial; the most frequent first."""
+    """Group (kind, reason) of each failed trial; the most frequent first."""
     counts: Counter[tuple[str, str]] = Counter()
     examples: dict[tuple[str, str], str] = {}
     for (kind, reason), count in Counter(failures).items():

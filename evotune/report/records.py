@@ -3,16 +3,16 @@
 A trial's record, times in microseconds, seconds where the name says so, null for no value:
 
     number configuration     which proposal, and the value of every parameter
-    outcome reason           what became of it: the confirmation's verdict where there is one
+    outcome reason           kind of outcome: the confirmation's verdict where there is one
     rank confirmed           place on the leaderboard (ties share one); confirmed afresh and valid
     speedup _low _high       geometric mean over the timed cases, and its 95% interval
     time_us                  geometric mean over the timed cases (or the recorded time)
     error error_limit        maximum error of the check nearest its limit, and that limit
     flags duplicate_of       remarks; the trial with the same machine code
-    stage_s resources        seconds per stage; what the compiler reported
+    stage_s resources        seconds per stage; the compiler's report
     measurements checks      per case: times, baseline, speedup; the correctness checks kept
     domain                   of a champion: the cases it was checked on (`evotune.trial.Domain`)
-    search_outcome search_speedup   what the search itself saw, before any confirmation
+    search_outcome search_speedup   of the search itself, before any confirmation
     finished_s log           seconds of searching until then; the compiler's or worker's words
 """
 

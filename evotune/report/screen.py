@@ -1,7 +1,7 @@
-"""The leaderboard as it reads on a screen of a given width.
+"""The leaderboard on a screen of a given width.
 
-What the run did and what its figures mean, the table, what it leaves out or may hide, and the
-configurations: the leader's in full, of the others only what differs from it.
+It has a summary of the run and the meaning of its figures, the table, notes on rows left out or
+doubtful, and the configurations: the leader's in full, of the others the differences from it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _meaning(data: RunData, board: Leaderboard) -> str:
 
 
 def _baselines(leader: Row, numbers: Mapping[str, int]) -> str:
-    """Name and time of each case's baseline, as it ran interleaved with the leader."""
+    """Name and time of each case's baseline, measured interleaved with the leader."""
     timed = (
         f"{m.baseline} {wording.time_text(m.baseline_us)} for "
         + (f"case {numbers[m.case]}, {m.case}" if m.case in numbers else m.case)
@@ -158,7 +158,7 @@ def _compiled(row: Row) -> str:
 
 
 def _same_code(row: Row) -> str:
-    """The other trials that came to the same machine code."""
+    """The other trials with the same machine code."""
     if not row.duplicates:
         return ""
     named = [str(number) for number in row.duplicates[:_NAMED_DUPLICATES]]
@@ -181,7 +181,7 @@ def _without_rows(data: RunData, board: Leaderboard, width: int) -> Iterator[Lin
 
 
 def _near_its_limit(outcome: Outcome) -> bool:
-    """Wrong by so little that it may be rounding alone."""
+    """True if the error is so small that it may be rounding alone."""
     return outcome.kind is OutcomeKind.WRONG_RESULT and any(
         check.status == "failed"
         and check.max_error is not None

@@ -1,7 +1,7 @@
 """The leaderboard's columns for the width at hand.
 
-A column per case where they fit, with its label over two lines; then with the cases numbered;
-else their geometric mean alone.
+If they fit there is a column per case, with its label over two lines. Else the cases are numbered,
+or the geometric mean stands alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from evotune.report.leaderboard import Row
 
 @dataclass(frozen=True, slots=True)
 class Standings:
-    """`numbers` say which case is which where the columns only number them."""
+    """`numbers` explains the columns' numbers of cases, where they have no labels."""
 
     columns: tuple[Column, ...]
     numbers: Mapping[str, int]
@@ -100,7 +100,7 @@ def _heading(case: str) -> tuple[str, str]:
 
 
 def _verdict(figures: Figures) -> Role:
-    """Faster or slower than the baseline beyond the interval."""
+    """Role of a speedup: faster or slower than the baseline beyond the interval."""
     if figures.speedup_low is not None and figures.speedup_low > 1:
         return Role.GOOD
     if figures.speedup_high is not None and figures.speedup_high < 1:

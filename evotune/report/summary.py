@@ -1,4 +1,4 @@
-"""Where a run stands: counts by outcome, the best so far, pace, and where the time went."""
+"""The state of a run: counts by outcome, the best so far, pace, and time by stage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evotune.trial import Json, Outcome
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """Seconds of one stage over all trials (or confirmations) that went through it; they overlap
+    """Seconds of one stage over all trials (or confirmations) that went through it. Stages overlap
     in time."""
 
     stage: str
@@ -27,7 +27,7 @@ _STAGES = ("stages", "confirmation_stages")
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """`outcomes` count what the search saw; `holder` is the process that works on it now.
+    """`outcomes` counts the search's outcomes; `holder` is the process that works on the run now.
     `elapsed_s` is `RunStore.elapsed_s`, `trials_per_minute` are of searching."""
 
     id: str
@@ -51,7 +51,7 @@ class RunSummary:
     stages: tuple[StageTime, ...]
     confirmation_stages: tuple[StageTime, ...]
     devices: tuple[Mapping[str, Json], ...] = ()
-    """The calibration of each, in a run that had several."""
+    """The calibration of each device, in a run with several."""
     beside: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """As `RunData.beside` has it."""
 

@@ -1,7 +1,7 @@
 """A run as T4, the auto-tuning community's results format, version 1.0.0.
 
 The schema: `kernel_tuner/schema/T4/1.0.0/results-schema.json` in github.com/KernelTuner. Every
-trial is a result, failed ones too; each holds what evotune knows in T4's words:
+trial is a result, failed ones too; each holds evotune's figures in T4's words:
 
     invalidity    correct, constraints (also a limit of the device), compile, runtime, timeout or
                   correctness

@@ -1,4 +1,4 @@
-"""The leaderboard as text cells, a line a row: what Markdown shows."""
+"""The leaderboard as text cells, a line a row, for Markdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.leaderboard import Row
 
-_MOST_CASES = 4  # a column each; with more only their geometric mean has one
+_MOST_CASES = 4  # a column each; with more cases only their geometric mean has one
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Trials of one machine code and launch, and which of them are enough for a leaderboard's head."""
+"""Trials of one machine code and launch, and the choice of trials for a leaderboard's head."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def leaders(
 ) -> dict[int, int]:
     """Trial -> the first stored trial of its machine code, for all of `links`.
 
-    `links` are trials and what they are duplicates of. `stored`: trials besides those of `links`
-    that there are; a twin may not be stored yet, or lost with a killed run.
+    `links` maps a trial to its twin. `stored` has further trials that exist; a twin may not be
+    stored yet, or it was lost with a killed run.
     """
     found: dict[int, int] = {}
     for number in links:
@@ -31,16 +31,16 @@ def leaders(
 
 
 def stored_leaders(store: RunStore) -> dict[int, int]:
-    """`leaders` of the stored duplicates; whatever is not among them is its own."""
+    """`leaders` of the stored duplicates; any other trial is its own leader."""
     links = store.duplicates()
     return leaders(links, store.known(set(links.values())))
 
 
 def deciding(store: RunStore, rows: int, confirmed: Collection[int]) -> tuple[set[int], int]:
-    """Trials that a leaderboard's first `rows` hang on, and how many rows there are besides.
+    """Trials that decide a leaderboard's first `rows`, and the number of further rows.
 
-    These are all of the `confirmed` trials' groups, and those of the next best and one more, which
-    shows whether the last row shares its rank. None at all when nobody but confirmed ones leads.
+    These are the groups of the `confirmed` trials, of the next best ones, and of one more, which
+    shows whether the last row shares its rank. Empty when only confirmed trials lead.
     """
     known = stored_leaders(store)
     followers = {number for number, leader in known.items() if leader != number}

@@ -1,7 +1,6 @@
 """All trials of a run one after the other, and their ranks: a million need no objects at once.
 
-Both come from what the run's data hold, or from the run's store where that was opened with them
-(`RunData.opened`).
+Both come from the run's data, or from its store if that was opened with them (`RunData.opened`).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _Result = TypeVar("_Result")
 Ranked: TypeAlias = tuple[Evidence, int | None]
 """A trial and its rank, None where it has none."""
 Work: TypeAlias = Callable[[bool, Sequence[Ranked]], _Result]
-"""Of whether the run is a recorded one, and some trials."""
+"""A function of (is the run a recorded one, some trials)."""
 
 
 def ranks(data: RunData) -> dict[int, int]:
@@ -65,10 +64,10 @@ def in_proposal_order(data: RunData) -> Iterator[Evidence]:
 
 
 def each_part(data: RunData, work: Work[_Result], ranks: Mapping[int, int]) -> Iterator[_Result]:
-    """What `work` makes of all trials, in proposal order, some a time; `ranks` by trial number.
+    """Results of `work` on all trials, in proposal order, part by part; `ranks` by trial number.
 
-    Of many trials other processes do it: see `evotune.report.processes.mapped`, whose errors are
-    raised, and StoreError when an outcome is damaged.
+    For many trials other processes do the work: see `evotune.report.processes.mapped`. Raises its
+    errors, and StoreError when an outcome is damaged.
     """
     if data.store is None:
         items = ((item, ranks.get(number)) for number, item in weigh(data).items())
@@ -129,7 +128,7 @@ _Standing = tuple[int, float, float]
 def _standings(
     data: RunData, store: RunStore, twins: Mapping[int, int], verdicts: Mapping[int, Outcome]
 ) -> Iterable[list[_Standing]]:
-    """Of every row of the leaderboard, the fittest first; those of each model of device apart."""
+    """Every row of the leaderboard, the fittest first, by model of device."""
     own = str(data.device.get("name", ""))
     by_model: dict[str, list[_Standing]] = {own: []}
     for number, _, low, high, model in survey.standings(store):

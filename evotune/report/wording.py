@@ -1,4 +1,4 @@
-"""How figures are written for people, the same in tables, Markdown and progress lines."""
+"""Figures in words for people, the same in tables, Markdown and progress lines."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def value_text(value: Value) -> str:
 
 
 def difference_text(configuration: Mapping[str, Value], reference: Mapping[str, Value]) -> str:
-    """`configuration_text` of the parameters whose value is another than in `reference`."""
+    """`configuration_text` of the parameters whose value differs from `reference`."""
     return configuration_text(difference(configuration, reference))
 
 
 def difference(
     configuration: Mapping[str, Value], reference: Mapping[str, Value]
 ) -> dict[str, Value]:
-    """The parameters of `configuration` whose value is another than in `reference`."""
+    """The parameters of `configuration` whose value differs from `reference`."""
     return {
         name: value
         for name, value in configuration.items()
@@ -54,14 +54,14 @@ def speedup_text(figures: Figures) -> str:
 
 
 def result_text(figures: Figures) -> str:
-    """The speedup, or the time where a recording holds nothing to compare with."""
+    """The speedup, or the time for a recording, which has no baseline."""
     if figures.speedup is None:
         return f"{time_ms_text(figures.time_us)} ms"
     return speedup_text(figures)
 
 
 def noise_text(outcome: Outcome) -> str:
-    """Why the figures of an outcome say nothing; "" when they do."""
+    """The reason why an outcome's figures are uncertain; "" if they are not."""
     if TOO_NOISY not in outcome.flags:
         return ""
     share = spread(fitness_by_process(outcome))
@@ -82,7 +82,7 @@ def time_ms_text(time_us: float | None) -> str:
 
 
 def time_text(time_us: float) -> str:
-    """A time on its own, three digits and the unit that suits it: `5.12 ms`, `87.0 µs`."""
+    """A time with three digits and a suitable unit: `5.12 ms`, `87.0 µs`."""
     units = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
     size, unit = next((known for known in units if time_us >= known[0]), units[-1])
     figure = time_us / size
@@ -92,8 +92,8 @@ def time_text(time_us: float) -> str:
 
 
 def error_share_text(figures: Figures) -> str:
-    """The error as a share of its limit, `31%`; the bare error where nothing limits it, nothing
-    where both are no more than rounding."""
+    """The error as a share of its limit, `31%`; the bare error if it has no limit; nothing if both
+    are no more than rounding."""
     if figures.error is None or figures.rounding:
         return NONE
     if figures.error == 0:

@@ -1,4 +1,4 @@
-"""What a run leaves on disk: one SQLite file, append-only outcomes."""
+"""The store of a run on disk: one SQLite file, append-only outcomes."""
 
 from evotune.store.queries import AROUND_SEARCH
 from evotune.store.sqlite import RunStore

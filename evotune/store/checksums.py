@@ -31,7 +31,7 @@ def row_sum(values: Sequence[Json], before: int) -> int:
 
 
 def table_sum(rows: Iterable[Sequence[Json]]) -> tuple[int, int]:
-    """How many rows these are, and one checksum over all of them."""
+    """Number of rows, and one checksum over all of them."""
     count, found = 0, FIRST
     for row in rows:
         found = row_sum(row, found)
@@ -40,7 +40,7 @@ def table_sum(rows: Iterable[Sequence[Json]]) -> tuple[int, int]:
 
 
 def keep_table_sum(connection: sqlite3.Connection, table: str) -> None:
-    """After a change of a small table, in the same transaction."""
+    """Update the checksum of a small table after a change, in the same transaction."""
     keep_tail(connection, table, *table_sum(connection.execute(SMALL_TABLES[table])))
 
 
@@ -49,7 +49,7 @@ def keep_tail(connection: sqlite3.Connection, table: str, rows: int, found: int)
 
 
 def tail(connection: sqlite3.Connection, table: str) -> tuple[int, int]:
-    """How many rows the table has, and the checksum of the last one."""
+    """Number of rows of the table, and the checksum of the last one."""
     found = connection.execute("SELECT rows, sum FROM tails WHERE name = ?", (table,)).fetchone()
     if found is None:
         raise sqlite3.DatabaseError(f"the checksum of {table} is missing")

@@ -13,7 +13,7 @@ from evotune.store.schema import APPLICATION_ID, newest_version
 
 _LEAST_BYTES = 512  # SQLite's smallest page
 WRONG_SHAPE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-"""What is raised by reading JSON that is cut, nested absurdly, or not what was written."""
+"""Errors from reading JSON that is cut, nested too deeply, or of another shape than was written."""
 
 _NOT_DAMAGE = frozenset(
     {
@@ -30,15 +30,15 @@ _NOT_DAMAGE = frozenset(
 def opened_read_only(path: Path) -> contextlib.AbstractContextManager[sqlite3.Connection]:
     uri = f"{path.resolve().as_uri()}?mode=ro"
     if not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
-        uri += "&immutable=1"  # no place for the index that WAL readers share
+        uri += "&immutable=1"  # a folder without room for the index that WAL readers share
     return opening(path, uri)
 
 
 def require(path: Path) -> None:
-    """StoreError for what is surely no store, before SQLite touches it."""
+    """Raise StoreError for a file that is surely no store, before SQLite touches it."""
     if not path.is_file():
         raise StoreError(f"{path} is missing: this folder holds no run, or its store was deleted")
-    # SQLite throws away the log of a file that is shorter than a page: all that there is.
+    # SQLite discards the log of a file that is shorter than a page, and so all data.
     if path.stat().st_size < _LEAST_BYTES:
         raise _foreign(path)
 
@@ -82,7 +82,7 @@ def _foreign(path: Path) -> StoreError:
 
 
 def damaged(path: Path, error: Exception) -> StoreError:
-    """What the error means for the store, in a sentence that says what to do."""
+    """Describe the error in a sentence that says how to go on."""
     code = getattr(error, "sqlite_errorcode", None)
     # Extended codes hold the plain one in their lowest byte.
     if isinstance(code, int) and code & 0xFF in _NOT_DAMAGE:

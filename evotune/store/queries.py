@@ -1,4 +1,4 @@
-"""What is asked of a run's store: facts, outcomes, confirmations, snapshots."""
+"""Queries of a run's store: facts, outcomes, confirmations, snapshots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evotune.store.opening import WRONG_SHAPE, damaged
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
 
 AROUND_SEARCH = "around_search_s"
-"""The fact that has the seconds at work outside of searching."""
+"""Name of the fact that holds the seconds of work outside the search."""
 _CHOSEN = "(SELECT value FROM json_each(?))"
 _TRIAL = "SELECT number, configuration, outcome FROM outcomes"
 Row: TypeAlias = tuple[int, str, str, float]
@@ -37,7 +37,7 @@ class StoreQueries:
 
     @contextlib.contextmanager
     def trusting_facts(self) -> Iterator[None]:
-        """Around what is made of stored JSON: another shape than was stored is damage."""
+        """Turn an error while stored JSON is read into StoreError: another shape is damage."""
         try:
             yield
         except WRONG_SHAPE as error:
@@ -56,12 +56,12 @@ class StoreQueries:
         return self.each_row(query)
 
     def trials_of(self, numbers: Iterable[int]) -> list[Trial]:
-        """Those of `numbers` that are stored, in proposal order."""
+        """The stored trials among `numbers`, in proposal order."""
         query = f"{_TRIAL} WHERE number IN {_CHOSEN} ORDER BY number"
         return [self.trial_of(*row) for row in self.each_row(query, (json.dumps(list(numbers)),))]
 
     def known(self, numbers: Iterable[int]) -> dict[int, bool]:
-        """Those of `numbers` that are stored, and whether they have a fitness."""
+        """The stored trials among `numbers`, each with True if it has a fitness."""
         query = f"SELECT number, fitness IS NOT NULL FROM outcomes WHERE number IN {_CHOSEN}"
         return {n: bool(ok) for n, ok in self.each_row(query, (json.dumps(list(numbers)),))}
 
@@ -92,7 +92,7 @@ class StoreQueries:
             yield self.trial_of(*row)
 
     def trial_of(self, number: int, configuration: str, outcome: str) -> Trial:
-        """Of a row's texts; StoreError when they are not what `append` writes."""
+        """Make a trial of a row's texts; StoreError when `append` did not write them."""
         try:
             found = Configuration.from_key(configuration)
         except WRONG_SHAPE as error:
@@ -107,13 +107,13 @@ class StoreQueries:
             return {number: _finite(seconds) for number, seconds in rows}
 
     def elapsed_s(self) -> float:
-        """Time at work over all sessions: timing the baselines, searching, confirming. As far as it
-        is stored: a run that is killed loses what came after its last outcome."""
+        """Seconds of work over all sessions: timing the baselines, searching, confirming. A
+        killed run has lost the time after its last outcome."""
         with self.trusting_facts():
             return self.searched_s() + _finite(self.meta(AROUND_SEARCH, 0.0))
 
     def searched_s(self) -> float:
-        """Of that the searching alone: when the last trial finished."""
+        """Seconds of searching alone, up to the end of the last trial."""
         ((latest,),) = self._read("SELECT coalesce(max(finished_s), 0) FROM outcomes")
         with self.trusting_facts():
             return _finite(latest)
@@ -128,7 +128,7 @@ class StoreQueries:
         return seconds
 
     def kinds(self) -> dict[OutcomeKind, int]:
-        """How many trials ended as what."""
+        """Number of trials by kind of outcome."""
         rows = self._read("SELECT kind, count(*) FROM outcomes GROUP BY kind")
         try:
             return {OutcomeKind(kind): count for kind, count in rows}
@@ -139,7 +139,7 @@ class StoreQueries:
         return int(self._read("SELECT count(*) FROM outcomes")[0][0])
 
     def count_ok(self) -> int:
-        """Outcomes with a fitness."""
+        """Number of outcomes with a fitness."""
         return int(self._read("SELECT count(*) FROM outcomes WHERE fitness IS NOT NULL")[0][0])
 
     def first_missing(self) -> int:
@@ -163,7 +163,7 @@ class StoreQueries:
         return self.trial_of(*rows[0]) if rows else None
 
     def history_digest(self) -> str:
-        """SHA-256 over (number, configuration) of every stored trial: what was tried, in order."""
+        """SHA-256 over (number, configuration) of every stored trial, in order."""
         digest = hashlib.sha256()
         for number, key in self.each_row(
             "SELECT number, configuration FROM outcomes ORDER BY number"
@@ -173,7 +173,7 @@ class StoreQueries:
 
     @contextlib.contextmanager
     def at_one_moment(self) -> Iterator[None]:
-        """All that is read in the block is of one moment, whatever a writer does meanwhile."""
+        """Everything read in the block is of one moment, even if a writer works meanwhile."""
         self._read("BEGIN")
         try:
             yield
@@ -225,8 +225,8 @@ class StoreQueries:
 
 
 def read_row(row: Row) -> tuple[Trial, float]:
-    """The trial, and when it finished, in seconds of the run's own time; one of `WRONG_SHAPE` when
-    that is not what `append` writes."""
+    """The trial, and when it finished, in seconds of the run's own time. Raises one of
+    `WRONG_SHAPE` when `append` did not write the row."""
     number, configuration, outcome, finished_s = row
     trial = Trial(number, Configuration.from_key(configuration), Outcome.from_text(outcome))
     return trial, _finite(finished_s)

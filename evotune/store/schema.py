@@ -29,7 +29,7 @@ def _version_1(connection: sqlite3.Connection) -> None:
 
 
 def _version_2(connection: sqlite3.Connection) -> None:
-    """Columns of what `top`, `status` and `resume` look for, so that they need not read it all."""
+    """Columns that `top`, `status` and `resume` look for, so that they need not read all JSON."""
     for column in (
         *("kind TEXT NOT NULL DEFAULT ''", "fitness REAL", "duplicate_of INTEGER"),
         *("binary TEXT", "stage_s TEXT"),
@@ -65,12 +65,12 @@ def outcome_columns(outcome: Mapping[str, Json]) -> tuple[Json, ...]:
 
 
 def real(number: float) -> float:
-    """As SQLite gives it back: neither an integer nor a negative zero."""
+    """The float as SQLite returns it: neither an integer nor a negative zero."""
     return float(number) + 0.0
 
 
 def columns_of_text(text: str) -> tuple[Json, ...]:
-    """Of a damaged record nothing: who reads it will say so."""
+    """No columns for a damaged record: reading it will raise the error."""
     try:
         outcome = json.loads(text)
     except (ValueError, RecursionError):

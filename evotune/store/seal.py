@@ -1,7 +1,7 @@
 """The seal of a store that nobody writes: the SHA-256 of its file, as `sha256sum -c` reads it.
 
-A reader that finds the seal unbroken knows that every byte is as the writer left it, and need not
-check row by row. A store without a seal (its writer was killed, or is still at work) or with a
+A reader that finds the seal unbroken knows that no byte has changed since, and need not check row
+by row. A store without a seal (its writer was killed, or is still at work) or with a
 broken one is checked in full: see `evotune.store.verification`.
 """
 
@@ -18,7 +18,7 @@ _MOST_BYTES = 1000
 
 
 def is_sealed(store: Path) -> bool:
-    """Whether the file is, byte by byte, what its last writer left."""
+    """True if the file has the bytes that its last writer left."""
     try:
         text = read_regular(_seal_of(store), _MOST_BYTES).decode()
         return not _has_log(store) and text == _line(store)
@@ -27,7 +27,7 @@ def is_sealed(store: Path) -> bool:
 
 
 def make_seal(store: Path) -> None:
-    """For a writer that has closed the store. Where it cannot be written, readers take longer."""
+    """Write the seal, after the store is closed. Where that fails, readers take longer."""
     if _has_log(store):  # a reader held it open: part of the store is in the log
         return
     with contextlib.suppress(OSError):
@@ -37,7 +37,7 @@ def make_seal(store: Path) -> None:
 
 
 def break_seal(store: Path) -> None:
-    """For a writer, before it changes anything."""
+    """Remove the seal; a writer does so before it changes anything."""
     _seal_of(store).unlink(missing_ok=True)
 
 

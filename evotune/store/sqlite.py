@@ -3,7 +3,7 @@
 Guarantees: an outcome that `append` returned from survives the death of this process; a power
 cut loses at most the last second (`synchronous=NORMAL`, with a full fsync at least that often, by
 `append` or in quiet moments by `sync`) and never consistency. Outcomes are never changed or
-deleted. Whatever is not as it was written is refused when the store is opened.
+deleted. Opening a store refuses one that is not as it was written.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from evotune.trial import Json, Outcome, Trial
 
 _SYNC_EVERY_S = 1.0
 _FEW = 20_000
-"""Outcomes that are checked in a fraction of a second."""
+"""Number of outcomes that can be checked in a fraction of a second."""
 _CHECKED_EVERY_S = 1e-3
-"""Of many outcomes, each is checked when the store was open that long for each of them. A check
-takes less than 1e-5 s an outcome, so less than 1% of the time."""
+"""Seconds the store must have been open, for each outcome, before a writer checks a store of many
+outcomes. A check takes less than 1e-5 s an outcome, so less than 1% of the time."""
 
 
 class RunStore(StoreQueries):
@@ -47,7 +47,7 @@ class RunStore(StoreQueries):
     def __init__(
         self, path: Path, connection: sqlite3.Connection, file: os.stat_result | None = None
     ) -> None:
-        """`file` is the one that a writer has open, None for a reader."""
+        """`file` is the writer's open file, None for a reader."""
         super().__init__(path, connection)
         self._file = file
         self._opened_s = self._synced_s = time.monotonic()
@@ -74,7 +74,7 @@ class RunStore(StoreQueries):
     def open_for_writing(cls, path: Path) -> RunStore:
         """An existing store, brought to the newest version first; a damaged one stays as it is."""
         require(path)
-        # A writer that closes moves the log into the main file, whatever state that is in.
+        # A closing writer moves the log into the main file, even into a damaged one.
         with opened_read_only(path) as connection:
             _check(path, connection, check_version(path, connection))
             connection.close()
@@ -82,7 +82,7 @@ class RunStore(StoreQueries):
 
     @classmethod
     def open_for_reading(cls, path: Path, *, checked: bool = False) -> RunStore:
-        """Reads a store that may be in use; writes nothing into it, whatever its version.
+        """Read a store that may be in use. Writes nothing into it, even if its version is older.
 
         `checked`: this process has found it whole before.
         """
@@ -126,14 +126,14 @@ class RunStore(StoreQueries):
         self.close()
 
     def close(self) -> None:
-        """A writer that leaves a whole store seals it, so that readers need not check it again."""
+        """Close. A writer seals an undamaged store, so that readers need not check it again."""
         whole = self._file is not None and self._is_whole()
         self._connection.close()
         if whole:
             make_seal(self.path)
 
     def _is_whole(self) -> bool:
-        """As far as there is time to look: it was when it was opened."""
+        """True if no damage is found, where there is time to check: it was whole when opened."""
         try:
             count, _ = tail(self._connection, "outcomes")
             enough_s = 0.0 if count <= _FEW else count * _CHECKED_EVERY_S
@@ -199,7 +199,7 @@ class RunStore(StoreQueries):
     # --- durability ------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """For quiet moments: what was appended survives a power cut from now on, if that is due."""
+        """Sync if that is due, in a quiet moment: appended outcomes then survive a power cut."""
         if not (self._unsynced and self._sync_is_due()):
             return
         try:
@@ -237,7 +237,7 @@ class RunStore(StoreQueries):
             raise damaged(self.path, error) from error
 
     def _require_file(self) -> None:
-        """A deleted file takes what is written as before, and nobody would ever read it."""
+        """StoreError if the file was deleted: SQLite would write into it without an error."""
         try:
             there = self._file is None or os.path.samestat(os.stat(self.path), self._file)
         except OSError:

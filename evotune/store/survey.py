@@ -1,4 +1,4 @@
-"""What reports ask of a whole store, column by column: a million trials need no objects."""
+"""Queries of a whole store, column by column: reports on a million trials need no objects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from evotune.store.queries import StoreQueries
 from evotune.trial import Configuration, Outcome, Value, parse_json
 
-# Read from end to end: by the index on fitness a row would be fetched here, the next one there.
+# A scan from end to end: the index on fitness would fetch rows from all over the file.
 _WITH_FITNESS = "FROM outcomes NOT INDEXED WHERE fitness IS NOT NULL"
 
 

@@ -1,4 +1,4 @@
-"""Whether a store holds what was written into it: its schema, its pages, its rows.
+"""Verification that a store is as it was written: its schema, its pages, its rows.
 
 Damage that SQLite does not see (a digit changed inside a text, pages swapped, an older page in
 place of a newer one) breaks a checksum, the order of the rows or their number.
@@ -18,10 +18,10 @@ from evotune.trial import Json
 
 
 def verify(connection: sqlite3.Connection, version: int) -> None:
-    """sqlite3.Error or one of `WRONG_SHAPE` when anything is not as it was written.
+    """Raise sqlite3.Error or one of `WRONG_SHAPE` when anything is not as it was written.
 
-    All of it is read, at one moment. Stores before version 3 have no checksums: their schema and
-    their pages are checked, and that each outcome's columns repeat its text.
+    Reads the whole store, at one moment. Stores before version 3 have no checksums: there the
+    schema and the pages are checked, and that each outcome's columns repeat its text.
     """
     check_schema(connection, version)
     connection.execute("BEGIN")
@@ -41,7 +41,7 @@ def verify(connection: sqlite3.Connection, version: int) -> None:
 
 def check_schema(connection: sqlite3.Connection, version: int) -> None:
     """sqlite3.DatabaseError when the store holds another table, index, view or trigger than a
-    store of that version: SQL of somebody else would run while it is read."""
+    store of that version: foreign SQL would run while it is read."""
     _require(schema_of(connection) == _expected_schema(version), "its tables are not a run's")
 
 

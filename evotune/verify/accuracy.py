@@ -1,9 +1,9 @@
-"""Errors against the float64 reference, each element's as a share of what it may be off.
+"""Errors against the float64 reference, each element's as a share of its tolerance.
 
 A problem says for each element of its outputs how far a right kernel may be off (`Problem`'s
-`tolerances`). So rows and columns of any size stand side by side in one output, and none hides the
-errors of others. What was computed is compared with the reference and the tolerances as one tensor,
-the *expected* one: -reference / tolerance and 1 / tolerance. Then an error takes one multiply-add.
+`tolerances`). So one output may mix rows and columns of any size, and none hides the errors of
+others. An output is compared with one tensor, *expected*, that holds -reference / tolerance and
+1 / tolerance: an error then takes one multiply-add.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SLACK = 1.01
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Of an output: the largest and the root-mean-square error, as shares of the tolerances."""
+    """The largest and the root-mean-square error of an output, as shares of the tolerances."""
 
     max: float
     rms: float
@@ -30,7 +30,7 @@ class Errors:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Errors a correct kernel stays within."""
+    """Limits of the errors of a correct kernel."""
 
     max: float
     rms: float
@@ -48,16 +48,16 @@ LIMITS = Limits(1.0, _RMS_LIMIT)
 
 
 def expected(reference: torch.Tensor, tolerance: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """See above; the two tensors, one after the other. Of outputs in half precision float32 is
-    exact enough."""
+    """The *expected* tensor (see above): its two parts one after the other. For outputs in half
+    precision float32 is exact enough."""
     inverse = tolerance.reciprocal()
     both = torch.stack([-reference * inverse, inverse])
     return both if dtype == torch.float32 else both.float()
 
 
 def is_rounding(expected: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether no element may be off by more, but for 1%, than rounding it to `dtype` takes twice:
-    then an error that is one rounding tells nothing of a kernel."""
+    """True if all elements but 1% have a tolerance of at most two roundings to `dtype`. Then an
+    error of one rounding says nothing about a kernel."""
     least = rounding_share(expected[0], expected[1], dtype).amin() if expected.numel() else 0.0
     return bool(least >= 1.0 / _SLACK)
 
@@ -72,13 +72,13 @@ def reference_of(expected: torch.Tensor) -> torch.Tensor:
 
 
 def as_rows(values: torch.Tensor) -> torch.Tensor:
-    """All that belongs to each index of the first dimension as a row."""
+    """The tensor with one row for each index of the first dimension."""
     return values.flatten(1) if values.dim() > 1 else values[:, None]
 
 
 def error_terms(output: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What `errors_of` needs of several outputs, the first dimension, on their device. Infinities
-    and NaN in an output give it infinite or NaN errors."""
+    """Terms for `errors_of`, on the device, for several outputs (the first dimension). Infinities
+    and NaN in an output give infinite or NaN errors."""
     shares = as_rows(torch.addcmul(expected[:, 0], output, expected[:, 1]))
     norm = torch.linalg.vector_norm
     return norm(shares, math.inf, dim=1), norm(shares, dim=1)
@@ -97,7 +97,7 @@ def errors_against(output: torch.Tensor, expected: torch.Tensor) -> Errors:
 
 
 def worst_element(output: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
-    """Of the element that is off by most of its tolerance: by how much, and by how much it may."""
+    """Error and tolerance of the element with the largest share of its tolerance."""
     shares = torch.addcmul(expected[0], output, expected[1]).flatten().abs()
     place = int(shares.argmax())
     tolerance = 1.0 / float(expected[1].flatten()[place])

@@ -1,4 +1,4 @@
-"""A row of launches with other inputs before each, whose outputs are all looked at."""
+"""A row of launches with changed inputs before each; all their outputs are checked."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def altered_outputs(
     buffers: BufferSets,
     sets: Sequence[InputSet],
 ) -> Tensors:
-    """Copies of the outputs of one launch on each of `sets` in turn: the first and the last one are
-    what is in the inputs before and after, the others variants of it. Outputs stay as the launch
-    before left them. The row may be run more than once."""
+    """Copies of the outputs of one launch on each of `sets` in turn. The first and the last set are
+    the inputs before and after the row, the others are variants of them. Outputs are not cleared
+    between launches. The row may be run more than once."""
     outputs = buffers.outputs()
     copies = {
         name: torch.empty((len(sets), *value.shape[1:]), dtype=value.dtype, device=value.device)
@@ -51,8 +51,9 @@ def altered_outputs(
 
 
 def _writing(value: torch.Tensor, target: torch.Tensor) -> Callable[[], object]:
-    """Both must outlive the call. On a GPU by a kernel: in a CUDA graph, a copy of a few bytes
-    takes longer. On a CPU not by torch, which takes so long that launches are no longer close."""
+    """Copy; both tensors must outlive the call. On a GPU a kernel copies, since a graph's copy node
+    takes longer for a few bytes. On a CPU torch would take so long that launches are no
+    longer close to each other."""
     if target.device.type == "cpu":
         return functools.partial(ctypes.memmove, target.data_ptr(), value.data_ptr(), target.nbytes)
     return functools.partial(torch.mul, value, 1, out=target)

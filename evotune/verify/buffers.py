@@ -21,23 +21,23 @@ from evotune.problems.base import Tensors, TensorSpec
 _GUARD_BYTES = 128 << 10
 _GUARD_WORD = 0x7FFA
 """Guard bands repeat these 16 bits, from even addresses on: a NaN in float16, bfloat16, float32 and
-float64, so that even a product of what is read there with zero shows. Not the poison."""
+float64. So a read beyond a buffer shows even when it is multiplied by zero. Not the poison."""
 POISON_BYTE = 0xFF  # all ones is a NaN in float16, bfloat16, float32 and float64
 _ALIGNMENT = 256
 _STAGGER_BYTES = 5 * _ALIGNMENT
-"""Each band is longer than the one before by this: payloads of 2^n bytes at distances of 2^m would
-meet in the same sets of a cache."""
+"""Each band is longer than the one before by this many bytes: otherwise payloads of 2^n bytes would
+lie at distances of 2^m and share the same sets of a cache."""
 SPOT_BYTES = 4096
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Its elements as integers: equal bits, equal numbers."""
+    """The tensor's elements as integers: equal bits, equal numbers."""
     return tensor.view(_INTEGERS[tensor.element_size()])
 
 
 def unwritten(output: torch.Tensor) -> torch.Tensor:
-    """Which elements of `output` still hold the poison."""
+    """A mask of the elements of `output` that still hold the poison."""
     return bits(output) == -1
 
 
@@ -52,9 +52,9 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Of one set, `nbytes` to the next. What must stay as it is (inputs, zero_once workspaces, and
-    the guard bands around them) comes first, `kept_bytes`, so that one comparison is enough; then
-    what is written."""
+    """Layout of one set; the next set begins `nbytes` further. The first `kept_bytes` must stay as
+    they are (inputs, zero_once workspaces, and the guard bands around them), so that one
+    comparison is enough. Written memory follows."""
 
     specs: Mapping[str, TensorSpec]
     inputs: tuple[str, ...]
@@ -102,9 +102,9 @@ def _layout(specs: tuple[TensorSpec, ...], workspaces: tuple[Workspace, ...]) ->
 
 
 class Inspection:
-    """Whether launches touched what they must not, as it was when this was taken. `flags` are two
-    rows of bools on the device, one of each set: reading them costs more than taking them, so that
-    many are read at once."""
+    """Forbidden writes of launches, as found when this was taken. `flags` are two rows of bools on
+    the device, one bool for each set. Reading them costs more than taking them, so many
+    inspections are read at once."""
 
     def __init__(self, buffers: BufferSets, changed: torch.Tensor, outside: torch.Tensor) -> None:
         self._buffers = buffers
@@ -113,12 +113,12 @@ class Inspection:
         self.flags = (changed.any(dim=1), outside.any(dim=1))
 
     def damage(self, number: int = 0) -> str:
-        """What the kernel touched in that set, in words; "" when nothing, or a zero_once workspace
-        alone."""
+        """The kernel's forbidden writes in that set, in words; "" when there are none, or only to a
+        zero_once workspace."""
         return self._buffers._damage(self._wrong(number))
 
     def not_zeroed(self, number: int = 0) -> str:
-        """A zero_once workspace that the launch did not leave zero; "" when there is none."""
+        """Name of a zero_once workspace that the launch did not leave zero; "" if there is none."""
         return self._buffers._not_zeroed(self._wrong(number))
 
     def _wrong(self, number: int) -> torch.Tensor:
@@ -173,14 +173,14 @@ class BufferSets:
         return len(self._rows)
 
     def only(self, number: int) -> BufferSets:
-        """That set alone, in the same memory."""
+        """A view of that set alone, in the same memory."""
         made = object.__new__(BufferSets)
         made._lay(self._layout, self._rows[number : number + 1])
         made._expected = self._expected[number : number + 1]
         return made
 
     def room(self) -> BufferSets:
-        """As much memory, not yet filled, that is held to the same: for `copy` of each set."""
+        """Unfilled memory of the same size and checks: the target of `copy` for each set."""
         made = object.__new__(BufferSets)
         made._lay(self._layout, torch.empty_like(self._rows))
         made._expected = self._expected
@@ -199,7 +199,7 @@ class BufferSets:
         return rows[:, segment.start : segment.end]
 
     def _view(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        """Of the sets, or of what they should hold: a tensor in its shape, a workspace in bytes."""
+        """A tensor in its shape or a workspace in bytes, of the sets or their expected content."""
         payload = self._payload(name, rows)
         spec = self._layout.specs.get(name)
         if spec is None:
@@ -254,7 +254,7 @@ class BufferSets:
         return {name: value.clone() for name, value in self.outputs().items()}
 
     def inspect(self) -> Inspection:
-        """Compares all that launches must leave alone with what it should hold, bit by bit."""
+        """Compare all memory that launches must not touch with its expected content, bit by bit."""
         changed = torch.ne(self._kept, self._expected)
         bands = self._bands or [self._rows[:, :0]]
         outside = torch.ne(torch.cat(bands, dim=1) if len(bands) > 1 else bands[0], _GUARD_WORD)
@@ -264,7 +264,7 @@ class BufferSets:
         return Inspection(self, changed, outside)
 
     def _wrong(self, changed: torch.Tensor, outside: torch.Tensor) -> torch.Tensor:
-        """For each byte of one set whether it is other than it must be."""
+        """A mask of the bytes of one set that differ from the expected content."""
         wrong = torch.zeros(self._layout.nbytes, dtype=torch.bool, device=changed.device)
         wrong[: changed.numel()] = changed
         at = 0
@@ -285,7 +285,7 @@ class BufferSets:
             places = wrong[start:end].nonzero()
             if not len(places):
                 continue
-            # The neighbour whose end is nearer is the one that was left.
+            # The kernel ran over the end of the nearer neighbour.
             is_after = after and end - int(places[-1]) - start < int(places[0])
             near = after if before is None or is_after else before
             return f"wrote outside {near.name}" if near else "wrote outside all"

@@ -1,4 +1,4 @@
-"""For which cases a champion may be trusted: those between the ones that it was checked on."""
+"""A champion's domain: the cases between the ones on which it was checked."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from evotune.trial import Domain, Region
 def checked_domain(
     problem: Problem, checked: Iterable[tuple[str, Case]], profile: DeviceProfile
 ) -> Domain:
-    """Of the cases that passed, each with its binary: two binaries share no region, as nothing is
-    known of the cases between them."""
+    """The domain of the cases that passed, each with its binary. Two binaries share no region,
+    since no case between them was checked."""
     places: dict[tuple[str, str], list[Place]] = {}
     for binary, case in checked:
         place = problem.place(case)

@@ -1,7 +1,7 @@
-"""What launches left behind: looked at on the device, read together, judged later.
+"""Evidence of launches: computed on the device, read together, judged later.
 
-Reading takes longer than looking, as the device must first catch up with all that was queued; so
-the looks of many launches are read at once.
+Reading takes longer than computing it, since the device must first finish all queued work. So the
+evidence of many launches is read at once.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from evotune.verify.buffers import Inspection
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Of one launch or row of launches on each of several sets of buffers: what they touched,
-    copies of the `outputs` and the terms of their errors (see `error_terms`), and further `flags`,
-    a bool a set; all on the device. Without an `inspection`, nobody asks what they touched."""
+    """Evidence of one launch, or of one row of launches, on each of several sets of buffers.
+
+    All of it is on the device: the `inspection` of their writes (None: not wanted), copies of the
+    `outputs`, the terms of their errors (see `error_terms`), and further `flags`, a bool a set."""
 
     inspection: Inspection | None
     outputs: Tensors = field(default_factory=dict)
@@ -36,8 +37,8 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What `evidence` says of set `number`. Whether something is `damaged`: `damage` and
-    `not_zeroed` tell what (see `Inspection`)."""
+    """The evidence of set `number`, read. `damaged`: there were forbidden writes; `damage` and
+    `not_zeroed` describe them (see `Inspection`)."""
 
     evidence: Evidence
     number: int
@@ -60,14 +61,14 @@ class Findings:
 def gather(
     inspection: Inspection | None, outputs: Tensors, expected: Mapping[str, torch.Tensor]
 ) -> Evidence:
-    """With copies of what the launches had written then; what is `expected` of each set, or of all
-    (one): see `accuracy`."""
+    """Evidence with copies of the outputs as they are now. `expected` has one row for each set, or
+    one for all: see `accuracy`."""
     terms = {name: error_terms(value, expected[name]) for name, value in outputs.items()}
     return Evidence(inspection, outputs, terms)
 
 
 def read(evidence: Sequence[Evidence]) -> list[list[Findings]]:
-    """Of each its sets. Waits for the device, once for all of it."""
+    """Read the findings: for each evidence, its sets. Waits for the device once."""
     rows: list[torch.Tensor] = []
     for each in evidence:
         rows += [*(each.inspection.flags if each.inspection else ()), *each.flags.values()]

@@ -27,7 +27,7 @@ from evotune.verify.pool import SHORT_CHANGES, InputPool, InputSet
 from evotune.verify.watch import Watch, Watched
 
 _TOGETHER_BYTES = 64 << 20
-"""Inputs and outputs that are examined together; of larger ones each has work enough."""
+"""Bytes of inputs and outputs that are examined together; a larger set is examined alone."""
 _LEAST_ALTERED, _MOST_ALTERED = 4, 12  # launches in a row, each on other inputs
 _AUDITED_RUNS, _AUDIT_S, _READ_AFTER, _REUSE_ASKED = 200, 4.0, 20, 5
 _LATER, _SECOND = " after its launch had returned", " in its second launch"
@@ -74,8 +74,8 @@ class Gate:
         self._latest: BufferSets | None = None
 
     def examine(self, subject: Subject, kinds: Sequence[str], seed: int, verdict: Verdict) -> None:
-        """Input sets in fresh memory: launched, looked at, launched again, compared. Several small
-        ones together, where a launch begins when the one before has ended, with all it started."""
+        """Examine input sets in fresh memory: launch, check, launch again, compare. Several small
+        sets go together on devices where launches are in order."""
         case = subject.case
         nbytes = self._pool.set_bytes(case) + sum(w.bytes for w in subject.plan.workspaces)
         together = max(1, _TOGETHER_BYTES // max(1, nbytes)) if self._session.in_order else 1
@@ -105,7 +105,7 @@ class Gate:
         flags = {name: as_rows(elements).any(dim=1) for name, elements in differing.items()}
         evidence.append(Evidence(buffers.inspect(), flags=flags))
         found, found_again = read(evidence)
-        # What is wrong comes first: on inputs of the launch before, memory looks like chance.
+        # Wrong results come first: with inputs of the launch before, memory looks random.
         self._judge_first(case, kinds, found, inputs, verdict)
         for number, (kind, again) in enumerate(zip(kinds, found_again, strict=True)):
             self._judge_damage(case, kind, again, verdict, when=_SECOND)
@@ -119,12 +119,12 @@ class Gate:
     def _launch_each(
         self, buffers: BufferSets, launches: Sequence[Callable[[], object]]
     ) -> tuple[Tensors, Inspection]:
-        """On poisoned outputs: copies of these and what else was touched, then poisoned again. If
-        two equal launches are to be compared and are in order, the second is there as well."""
-        if len(launches) == 1:  # it may be large: a copy of its inputs and scratch is a burden
+        """Launch on poisoned outputs, keep their copies and the forbidden writes, and poison them
+        again. Where launches are in order, an equal second launch follows for comparison."""
+        if len(launches) == 1:  # it may be too large for another copy of its inputs and scratch
             self._launch(launches[0])
             outputs = buffers.snapshot()
-            buffers.poison()  # at once: what is written from here on shows
+            buffers.poison()  # at once, so that later writes show
             inspection = buffers.inspect()
             self._launch_again(launches[0])
             return outputs, inspection
@@ -133,7 +133,7 @@ class Gate:
             self._launch(launch)
             copies.copy(buffers, number)
             buffers.poison(number)
-            # Two equal ones are neighbours: those that work by turns, of any number, differ then.
+            # Equal launches are neighbours: there a kernel that works by turns differs.
             self._launch_again(launch)
         return copies.outputs(), copies.inspect()
 
@@ -149,7 +149,7 @@ class Gate:
         inputs: Sequence[InputSet],
         verdict: Verdict,
     ) -> None:
-        """Of each kind the first launch: its result, and whether it wrote when it had returned."""
+        """Judge the first launch of each kind: its result, and writes after it had returned."""
         for kind, each, values in zip(kinds, found, inputs, strict=True):
             self._judge(case, kind, each, values, verdict)
             late = next((name for name, intact in each.flags.items() if not intact), "")
@@ -168,8 +168,8 @@ class Gate:
         *,
         how: str = "replayed",
     ) -> None:
-        """After timing: new inputs in the same memory, poisoned outputs, what was timed again.
-        `placed` are all the buffers that it was timed on, `how` it was is for the record."""
+        """After timing: put new inputs into the same memory, poison the outputs, run the sampler
+        again. `placed` are all timed buffers; `how` describes the timing for the record."""
         if not verdict.passed:
             return
         case = subject.case
@@ -195,10 +195,10 @@ class Gate:
         *,
         draw: int = 0,
     ) -> None:
-        """On one of the buffers that were timed, which hold the inputs of this seed: a row of
-        launches with part of an input changed before each and the outputs left as they are. Each
-        must be right: a kernel that rests every few launches fails, and one that skips work when it
-        finds its outputs written. The inputs are left as found. `draw` numbers what is drawn.
+        """Run a row of launches on one timed buffer, which holds the inputs of this seed. Before
+        each launch a part of an input changes; outputs are not cleared. Each launch must be right:
+        a kernel fails that rests every few launches, or skips work when its outputs are written.
+        The inputs are restored. `draw` numbers the random draws.
         """
         if not verdict.passed:
             return
@@ -222,9 +222,9 @@ class Gate:
             self._judge(case, "altered in place", found, inputs, verdict)
 
     def _altered_row(self, case: Case, seed: int, count: int, rng: random.Random) -> list[InputSet]:
-        """The normal set last, and no two neighbours that rounding could make look the same: one of
-        them has a long row of other elements. Of each input that alone changes, if there is room:
-        a kernel may look at it again only when another one has changed."""
+        """Order the sets: the normal one last, and no two neighbours that rounding could make look
+        the same (one of them has a long row of other elements). If there is room, each input also
+        changes alone: a kernel may reread it only when another one has changed."""
         normal, changed = self._pool.get(case, "normal", seed), self._pool.changed(case, seed)
         long, short = changed[:-SHORT_CHANGES], changed[-SHORT_CHANGES:]
         row = [each for one in rng.sample(long, len(long)) for each in (one, normal)]
@@ -233,7 +233,7 @@ class Gate:
         return [*row[: count - 1 - count % 2], normal]
 
     def judge_watched(self, case: Case, watched: Sequence[Watched], verdict: Verdict) -> None:
-        """What watched runs of what is timed left."""
+        """Judge the evidence of watched runs."""
         if not (watched and verdict.passed):
             return
         for each, found in zip(watched, read([each.evidence for each in watched]), strict=True):
@@ -241,8 +241,8 @@ class Gate:
                 self._judge(case, "watched", row, inputs, verdict)
 
     def audit(self, case: Case, watch: Watch, verdict: Verdict) -> None:
-        """For a time that is hard to believe: far more watched runs, as many as there is time for,
-        and the question of `reuse` again and again."""
+        """Examine a time that is hard to believe: as many watched runs as there is time for, and
+        repeated checks of `reuse`."""
         deadline = time.monotonic() + _AUDIT_S
         runs = 0
         while verdict.passed and runs < _AUDITED_RUNS and time.monotonic() < deadline:
@@ -259,8 +259,8 @@ class Gate:
             verdict.checks.append(Check(case.label, "audited", "passed", detail=detail))
 
     def reuse(self, case: Case, watch: Watch, verdict: Verdict) -> None:
-        """Whether launches take longer while their inputs change. Only a time that matters need be
-        asked."""
+        """Check whether launches take longer while their inputs change. Needed only for times that
+        matter."""
         reused = watch.reuse() if verdict.passed else ""
         if reused:
             check = Check(case.label, "changing", "failed", detail=f"a launch {reused}")
@@ -274,7 +274,7 @@ class Gate:
         self._session.settle()
 
     def buffers(self, subject: Subject, inputs: Sequence[InputSet]) -> BufferSets:
-        """Fresh memory for each of them, at other addresses than the sets before."""
+        """Allocate fresh memory for each set, at other addresses than the sets before."""
         specs = self._problem.tensors(subject.case)
         device = self._session.torch_device
         # The sets before are still held: the allocator cannot hand out their addresses again.
@@ -288,11 +288,11 @@ class Gate:
         inspection: Inspection,
         inputs: Sequence[InputSet],
     ) -> Evidence:
-        """What launches left. Where these may leave something at work, outputs were poisoned when
-        they had returned: nobody may write them now, as far as can be seen after the errors have
-        been worked out."""
+        """Take the evidence of launches. Where they may leave threads at work, outputs were
+        poisoned when the launches had returned. Later writes are then a failure, as far as they
+        show once the errors have been computed."""
         if len(inputs) == 1:
-            expected = _each(inputs[0].expected)  # of a large case a copy is a burden
+            expected = _each(inputs[0].expected)  # a copy of a large case costs too much memory
         else:
             expected = {
                 name: torch.stack([each.expected[name] for each in inputs]) for name in outputs
@@ -308,7 +308,7 @@ class Gate:
     def _judge(
         self, case: Case, kind: str, found: Findings, inputs: InputSet, verdict: Verdict
     ) -> None:
-        """Guards and inputs intact, all written, no NaN, errors within the limits."""
+        """Require intact guards and inputs, full outputs, no NaN, errors within the limits."""
         self._judge_damage(case, kind, found, verdict)
         for name, errors in found.errors.items():
             if not verdict.passed:
@@ -323,7 +323,7 @@ class Gate:
                 rms_limit=LIMITS.rms,
                 rounding=name in inputs.rounded and is_one_rounding(errors.max),
             )
-            # Finite errors say as much of the output, without asking the device.
+            # Finite errors imply a finite output, without another read from the device.
             output = found.output(name)
             finite = math.isfinite(errors.max) and math.isfinite(errors.rms)
             bad = 0 if finite else int((~torch.isfinite(output)).sum())

@@ -1,8 +1,8 @@
-"""Launches of a champion that is disturbed: each must leave the bits that others leave.
+"""Disturbed launches of a champion: all must leave the same bits.
 
-Races need not show: warps and blocks that start together stay close, and hardware is fast. What
-runs beside a kernel, or was left in shared memory before it, changes when its parts run and what
-they find there, and a right result cannot depend on either.
+Races need not show: warps and blocks that start together stay close, and hardware is fast. Other
+work beside a kernel changes the times at which its parts run; other data left in shared memory
+changes the values that they find there. A right result depends on neither.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
 
 CASE = "disturbed"
-"""What checks of disturbed launches name as their case."""
+"""The name of the case in checks of disturbed launches."""
 _LAUNCHES = 50  # of each case
 _A_LOOK = 10  # launches between two looks at the clock
 _INPUTS = "normal"
@@ -46,8 +46,8 @@ class PerturbedLaunches:
     def check_rebuilt(
         self, name: str, subjects: Sequence[Subject], verdict: Verdict, *, limit_s: float
     ) -> None:
-        """Of the same kernels built so that they disturb themselves: right, and always the same.
-        One that needs more than the device has is no fault of the kernel's."""
+        """Check builds of the same kernels that disturb themselves: right results, always equal. A
+        build that needs more than the device has is skipped."""
         if not verdict.passed:
             return
         made = Verdict()
@@ -108,7 +108,7 @@ class PerturbedLaunches:
         enter: Callable[[], AbstractContextManager[Disturb]],
         deadline: float,
     ) -> list[int]:
-        """Of each launch before the deadline how many elements differ from an undisturbed one's."""
+        """Number of elements that differ from an undisturbed launch, for each launch in time."""
         inputs = self._pool.get(subject.case, _INPUTS, self._seed)
         buffers = self._gate.buffers(subject, [inputs])
         launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers())

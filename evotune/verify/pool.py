@@ -1,4 +1,4 @@
-"""Seeded input sets with what is expected of them, made once per worker."""
+"""Seeded input sets with their expected outputs, made once per worker."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _MOST_CHANGED = 6  # changed sets of a problem with many inputs; each changes se
 SHORT_CHANGES = 2  # of them, the last ones
 _LONGEST_ROW = 1 << 14  # elements
 _FEW = 16
-"""Of an input a long row of elements changes, or up to so many, or one. Rounding in half precision
-cannot hide the first; a probe of some words misses the last."""
+"""Changes of an input: a long row of elements, up to this many, or one. Rounding in half precision
+cannot hide the first; a kernel that probes a few words misses the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class InputSet:
     rounded: frozenset[str] = frozenset()
 
     def intact(self) -> bool:
-        """Whether nobody wrote into it since it was made."""
+        """True if its memory is unchanged since it was made."""
         return self.checksum == _checksum(self.inputs, self.expected, self.alterations)
 
     @property
@@ -88,7 +88,7 @@ class InputPool:
         return sum(map(_nbytes, self._problem.tensors(case)))
 
     def trial_bytes(self, case: Case) -> int:
-        """Of all sets that a trial takes: each kind, new values for the replay, and changed ones
+        """The bytes of all sets of a trial: each kind, new values for the replay, and changed sets
         with their new elements."""
         changed = self._changed_sets(case)
         sets = len(self._problem.input_kinds) + 1 + changed
@@ -97,7 +97,7 @@ class InputPool:
         return sets * self.set_bytes(case) + elements * _nbytes(TensorSpec("", (), "float32"))
 
     def intact(self) -> bool:
-        """Whether nobody wrote into any set: a candidate's stray write may land there."""
+        """True if all sets are unchanged: a candidate's stray write may land there."""
         return all(inputs.intact() for inputs in self._sets.values())
 
     def stream(self, case: Case, what: str, seed: int) -> int:
@@ -109,8 +109,8 @@ class InputPool:
         return sum(inputs.nbytes for inputs in self._sets.values())
 
     def changed(self, case: Case, seed: int) -> list[InputSet]:
-        """Variants of the normal set of that seed. In one for each input a long row of its elements
-        has changed; in one a few elements of every input have, in one a single one of each."""
+        """Variants of the normal set of that seed: for each input one with a long row of changed
+        elements, then one with a few in every input, and one with a single one in each."""
         numbers = range(self._changed_sets(case))
         return [self.get(case, f"{_CHANGED} {number}", seed) for number in numbers]
 
@@ -144,7 +144,7 @@ class InputPool:
         return InputSet(inputs, wanted, alterations, checksum, rounded)
 
     def _alterations(self, case: Case, number: int, seed: int) -> tuple[Alteration, ...]:
-        """See `changed`: the sets with few and with single elements are the last ones."""
+        """Alterations for `changed`; the sets with few and with single elements come last."""
         normal = self.get(case, "normal", seed).inputs
         names = list(normal)
         sets = self._changed_sets(case)
@@ -162,8 +162,8 @@ class InputPool:
         return tuple(made)
 
     def _single(self, case: Case, name: str, seed: int, rng: random.Random) -> Alteration:
-        """One element gets the value farthest from its own that the problem's kinds of inputs have:
-        among thousands it must show in the output."""
+        """Give one element the value farthest from its own among the problem's kinds of inputs: it
+        must show in the output among thousands."""
         flat = self.get(case, "normal", seed).inputs[name].view(-1)
         place = rng.randrange(len(flat))
         kinds = self._problem.input_kinds
@@ -189,7 +189,7 @@ def _checksum(
     wanted: Mapping[str, torch.Tensor],
     alterations: Sequence[Alteration],
 ) -> int:
-    """Finds any one changed value, on the tensors' own device."""
+    """A checksum that shows any single changed value; computed on the tensors' device."""
     words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     values = (each.values for each in alterations)
     tensors = (*inputs.values(), *wanted.values(), *values)
@@ -197,7 +197,7 @@ def _checksum(
 
 
 def elements_of(source: InputSet, each: Alteration) -> torch.Tensor:
-    """The values that `source` has where `each` changes some."""
+    """The values of `source` at the places of `each` alteration."""
     return source.inputs[each.name].view(-1)[each.place : each.place + len(each.values)]
 
 

@@ -1,4 +1,4 @@
-"""Many shapes, each on one kind of inputs: what a champion meets beside its own shapes."""
+"""Random tests of a champion: many further shapes, each on one kind of inputs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def run_random_tests(
     *,
     limit_s: float,
 ) -> int:
-    """How many passed. Adds one check for all: the one nearest its limit stands for them.
+    """Run the tests and return how many passed. Adds one check for all: the nearest to its limit.
 
-    `kinds` says on which inputs a case, the test of that number, is tested. After `limit_s` no
-    further test starts, and the check says how many were made. The first that fails is the
-    verdict's, in detail, and ends them.
+    `kinds` gives the input kinds of a test, by its number and case. After `limit_s` no further
+    test starts, and the check says how many were made. The first failure ends them and goes into
+    the verdict in detail.
     """
     if not (subjects and verdict.passed):
         return 0

@@ -1,4 +1,4 @@
-"""Which of many checks a trial's record keeps."""
+"""The checks, of many, that a trial's record keeps."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Collection, Sequence
 from evotune.trial import Check
 
 ALL_KINDS = "all"
-"""What a check that stands for several kinds of inputs names as its inputs."""
+"""The name of the inputs in a check that stands for several kinds of inputs."""
 
 
 def worth_keeping(checks: Sequence[Check], measured: Collection[str]) -> tuple[Check, ...]:
-    """Of the comparisons that passed, the one nearest its limit for each measured case, and one
-    for all edge shapes; and every other check: summaries, skipped ones, findings of tools."""
+    """The passed comparison nearest its limit for each measured case, and one for all edge shapes.
+    All other checks stay: summaries, skipped ones, findings of tools."""
     compared = [check for check in checks if _compared(check)]
     groups: dict[str, list[Check]] = {}
     for check in compared:
@@ -22,12 +22,12 @@ def worth_keeping(checks: Sequence[Check], measured: Collection[str]) -> tuple[C
 
 
 def nearest_limit(checks: Sequence[Check]) -> Check:
-    """The one that used the largest share of its error limits."""
+    """The check that used the largest share of its error limits."""
     return max(checks, key=_closeness)
 
 
 def _compared(check: Check) -> bool:
-    """Whether it is an output compared with a reference, on inputs of one kind."""
+    """True if the check compares an output with a reference, on inputs of one kind."""
     return check.status == "passed" and check.max_error is not None and check.inputs != ALL_KINDS
 
 

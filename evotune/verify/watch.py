@@ -1,13 +1,13 @@
 """Checks of the very launches that are timed.
 
-A kernel that knows when it is looked at may rest when it is not. So runs of what is timed are
-watched, at times drawn at random among the timed ones: inputs change and outputs are poisoned while
-the calls follow each other as closely as in a timed run, and then the outputs must be right. A call
-can learn of it only by reading what was written. Some watched runs stop after a call drawn at
-random, so that no call knows itself to be the last one.
+A kernel that recognises a check may skip work in all other launches. So watched runs come at
+random among the timed ones. In a watched run inputs change and outputs are poisoned while the calls
+follow each other as closely as in a timed run; then the outputs must be right. A call can recognise
+it only by reading the changed memory. Some watched runs stop after a random call, so that no call
+can know that it is the last one.
 
-A kernel that does read all its inputs at each call, and keeps its results while they are as they
-were, is right each time. Its time tells: see `Watch.reuse`.
+A kernel that reads all its inputs at each call, and keeps its results while they stay the same, is
+right each time. Its time tells: see `Watch.reuse`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _RUNS_OF_A_ROUND = 3  # of a candidate, the first of them untimed
 _LATE_CALLS = 6  # half of the writes come so many calls before the last, or fewer
 _PENDING_BYTES = 256 << 20
 _RATIO = 1.15
-"""What calls on inputs that change may take longer than calls on inputs that do not."""
+"""Allowed ratio of the times of calls on changing inputs to calls on constant inputs."""
 _LEAST_ROUNDS = 3
-# Where the machine is so busy that every run is interrupted, one of two alike takes 1.3 times as
-# long as the other in two rounds of five: a share of the rounds must be beyond what that makes
-# likely. Nearly all, soon; more than half, after many.
+# On a machine so busy that every run is interrupted, one of two equal runs takes 1.3 times as long
+# as the other in two rounds of five. So the share of slow rounds must exceed chance: nearly all of
+# a few rounds, more than half of many.
 _SOON = (30, 0.8)
 _AT_LAST = (100, 0.6)
 _REST_S = 0.002
@@ -43,7 +43,7 @@ _CHANGING = 8  # elements of each input that change while calls are timed
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What watched runs left: the evidence, and the input set that each of its rows is held to."""
+    """Evidence of watched runs, and the input set that each of its rows is compared with."""
 
     evidence: Evidence
     inputs: Sequence[InputSet]
@@ -69,7 +69,7 @@ class Watch:
         samplers: Sequence[WatchableSampler],
         draw: int = 0,
     ) -> None:
-        """`draw` numbers what is drawn for one candidate."""
+        """`draw` numbers the random draws for one candidate."""
         self._session = session
         self._sets = [pool.get(case, "normal", seed), *pool.changed(case, seed)]
         self._other = pool.get(case, "normal", seed + 1)
@@ -88,11 +88,11 @@ class Watch:
             ]
             for one in self._sets
         ]
-        """Of each set, where it differs from the first one: a row for each place."""
+        """For each set its differences from the first one: a row for each place."""
         self._now = 0
         """The number of the set that is in the inputs of all places."""
         self._used: set[int] = set()
-        """Sets that differ from the first one where the inputs now may."""
+        """Sets whose differences from the first one cover those of the present inputs."""
         self._call_us = 0.0
         self._pending: list[Watched] = []
         self._pending_bytes = 0
@@ -100,7 +100,7 @@ class Watch:
     # --- before each sample ------------------------------------------------------------------
 
     def change(self) -> None:
-        """Another set, or the same again, in all places, and a spot of each output poisoned."""
+        """Write a set, maybe the same again, to all places, and poison a spot of each output."""
         number = self._rng.randrange(len(self._sets))
         if number != self._now:
             self.settle()
@@ -114,7 +114,7 @@ class Watch:
         return self._rng.randrange(turns)
 
     def took(self, call_us: float) -> None:
-        """How long a timed call took: the shortest was interrupted the least."""
+        """Duration of a timed call: the shortest, which was interrupted the least."""
         self._call_us = min(self._call_us or call_us, call_us)
 
     def settle(self) -> None:
@@ -149,7 +149,7 @@ class Watch:
             changed.append(place)
         settled = sampler.watch(interventions, self._call_us)
         self._session.settle()
-        # Where the writes may have come too late, nobody knows what is right.
+        # Where the writes may have come too late, the right result is unknown.
         doubtful = {
             place for place, is_settled in zip(changed, settled, strict=True) if not is_settled
         }
@@ -157,7 +157,7 @@ class Watch:
         self.settle()
 
     def _draw(self) -> WatchableSampler:
-        """One of those that are timed, or one that stops early."""
+        """One of the timed samplers, or one that stops early."""
         if len(self._calls) == 1 or self._rng.random() < 0.5:
             return self._rng.choice(self._samplers)
         place = self._rng.randrange(len(self._buffers))
@@ -204,20 +204,20 @@ class Watch:
 
     @property
     def is_full(self) -> bool:
-        """Whether what was kept should be read before more is."""
+        """True if kept evidence should be read before more is kept."""
         return self._pending_bytes > _PENDING_BYTES
 
     def take(self) -> list[Watched]:
-        """All that was kept since the last time."""
+        """All evidence kept since the last time."""
         taken, self._pending, self._pending_bytes = self._pending, [], 0
         return taken
 
     # --- the time of calls whose inputs change -----------------------------------------------
 
     def reuse(self) -> str:
-        """That calls take longer while their inputs change, in words; "" when they do not.
+        """A sentence if calls take longer while their inputs change; "" if they do not.
 
-        The writes go on all the while, to each input in turn in all places, or, for comparison, to
+        Writes go on all the while: to each input in turn in all places or, for comparison, to
         memory that no call reads. Honest kernels nearly always pass after three rounds."""
         base = self._sets[0].inputs
         chosen = [
@@ -249,8 +249,8 @@ class Watch:
         )
 
     def _times_us(self, *sides: Sequence[Renewal]) -> tuple[list[float], ...]:
-        """Of calls while the elements on the one side are renewed, and on the other. An element of
-        each input is at each turn."""
+        """Times of calls while elements of the inputs are renewed, and while other memory is. Each
+        turn renews an element of each input."""
         fresh_us: list[float] = []
         familiar_us: list[float] = []
         rounds = [
@@ -262,7 +262,7 @@ class Watch:
             for renewals, times_us in rounds:
                 if len(times_us) >= _LEAST_ROUNDS:
                     # Two runs in a fixed order can fall into step with the time slices of a busy
-                    # machine: one is always interrupted. One that was asleep is not.
+                    # machine, so that one is always interrupted. A run after a sleep is not.
                     time.sleep(_REST_S)
                 turn = self._rng.randrange(_MOST_TURNS)
                 times_us.append(self._samplers[0].time_while_renewing(renewals, turn))
@@ -275,8 +275,8 @@ class Watch:
 
 
 class WatchedSampler:
-    """A candidate's sampler as it is timed: once in each round, before a run drawn at random, a
-    watched run comes first. `watched` gets what is to be read before more is kept."""
+    """A candidate's timed sampler with one watched run in each round, before a random timed run.
+    `watched` gets evidence that must be read before more is kept."""
 
     def __init__(
         self, timed: Sampler, watch: Watch, watched: Callable[[Sequence[Watched]], None]
@@ -287,7 +287,7 @@ class WatchedSampler:
         self._wait = 0
 
     def run(self) -> None:
-        """The untimed run that a round begins with."""
+        """The untimed run at the beginning of a round."""
         self._wait = self._watch.draw_turn(_RUNS_OF_A_ROUND)
         self._look()
         self._timed.run()

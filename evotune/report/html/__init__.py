@@ -7,4 +7,4 @@ from evotune.report.html.page import html_page
 __all__ = ["MOST_TRIALS", "html_page"]
 
 MOST_TRIALS: Final = 20_000
-"""Of a run of more a page holds a sample: a browser takes seconds for a hundred thousand."""
+"""Most trials on a page; of a longer run it holds a sample. A browser takes seconds for 100,000."""

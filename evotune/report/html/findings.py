@@ -1,4 +1,4 @@
-"""What the champion's choices are worth: against the default, and gene by gene."""
+"""The worth of the champion's choices: against the default, and gene by gene."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page's script is given of a run: columns of numbers, texts once, and words.
+"""Data of a run for the page's script: columns of numbers, texts once, and words.
 
 Ten thousand trials must stay a small part of the page, so figures keep five digits, reasons and
 values are numbers into lists of texts, and the measurements of single cases are there for the
@@ -43,7 +43,7 @@ def run_payload(data: RunData) -> dict[str, Json]:
     """A JSON value; every text in it is `printable`."""
     evidence = weigh(data)
     board = rank(data, evidence)
-    if data.sample is not None:  # what follows was not all there to be ranked
+    if data.sample is not None:  # further trials are a sample and have no rank
         board = dataclasses.replace(board, rows=board.rows[: data.sample.leaders])
     summary = summarize(data, board)
     leader = board.rows[0] if board.rows else None
@@ -98,7 +98,7 @@ def printable_json(value: Json) -> Json:
 
 
 def short(figure: float | None) -> float | None:
-    """Five significant digits: what a chart or a table can show."""
+    """Five significant digits, as many as a chart or a table can show."""
     if figure is None or not math.isfinite(figure):
         return None
     return float(f"{figure:.5g}")
@@ -250,7 +250,7 @@ def _is_rounding(item: Evidence) -> bool:
 
 
 def _seen(data: RunData, trial: Trial) -> list[float | None] | None:
-    """What the search itself measured: [speedup, low, high], or [time_us] of a recording."""
+    """The search's own measurement: [speedup, low, high], or [time_us] of a recording."""
     outcome = trial.outcome
     if outcome.fitness is None:
         return None
