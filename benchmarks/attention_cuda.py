@@ -10,8 +10,8 @@ configuration was confirmed in a fresh process. A job's record replaces the one 
 in the file; with --again the search starts from that one's champion. With --ablate the record says
 what each choice of the champion is worth, measured in turn with it. With --confirm nothing is
 searched: the champions of FILE go through today's confirmation, and OTHER says how each ended, in
-how many seconds, and how fast it was; a second call goes on where the first one ended. Times are device time by CUDA
-graph replay, warm unless it says cold.
+how many seconds, and how fast it was; a second call goes on where the first one ended. Times are
+device time by CUDA graph replay, warm unless it says cold.
 """
 
 from __future__ import annotations
@@ -178,7 +178,9 @@ def confirm(job: Job, record: dict[str, Any]) -> dict[str, Any]:
             started_s = time.monotonic()
             proposal = planner.proposal(record["trial"], values, confirm=True)
             run = functools.partial(outcome_of, executor)
-            outcome = repeated(run, proposal, run(proposal))
+            # Reviewed once: it asks for the binaries of all cases.
+            first = run(proposal)
+            outcome = repeated(run, dataclasses.replace(proposal, review=None), first)
             seconds = time.monotonic() - started_s
         finally:
             executor.close()

@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from evotune.device.cpu import CpuCompiler
@@ -120,7 +121,7 @@ def _row(
             "symbols": dict(job.case.symbols),
             "arguments": [[a.type, a.name, a.value] for a in job.plan.arguments],
             "workspaces": [[w.name, w.bytes] for w in job.plan.workspaces],
-            "launches": [launch.to_json() for launch in job.plan.launches],
+            "launches": msgspec.to_builtins(job.plan.launches),
             "baseline": measured.baseline,
         }
     )

@@ -14,7 +14,6 @@ change is slower. "Same sources" is the same code in other graphs: noise.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import random
@@ -29,6 +28,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from attention_cuda import JOBS_BY_NAME, Job
 from tuning import ROOT, derive
 
@@ -114,7 +114,7 @@ def compare(session: Session, subject: Subject, now: Path, changed: Path) -> dic
 def rows(chosen: Sequence[Subject], changed: Path) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         jobs = [
-            dataclasses.replace(subject.timed.compile, root=str(root))
+            msgspec.structs.replace(subject.timed.compile, root=str(root))
             for subject in chosen
             for root in (ROOT, changed)
         ]

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import random
 import sys
 import time
+from collections.abc import Callable
 
 from evotune.device.launch import Binary
 from evotune.execute.channel import BlockingChannel
-from evotune.trial import Check, Json, Measurement, Outcome, OutcomeKind
+from evotune.execute.messages import (
+    COMPILE_WORKER,
+    DEVICE_WORKER,
+    Compile,
+    FromCompileWorker,
+    FromDeviceWorker,
+    Hello,
+    Opened,
+    Prepared,
+    ToCompileWorker,
+    ToDeviceWorker,
+    TrialDone,
+    TrialRequest,
+)
+from evotune.trial import Check, Measurement, Outcome, OutcomeKind
 
 SPREAD = 0.4  # sigma of ln(time)
 RESOURCES = {"registers": 128, "shared_bytes": 0, "spill_bytes": 0, "local_bytes": 0}
@@ -28,7 +42,6 @@ STATE = {
 
 def pretend(role: str, mean_s: float) -> None:
     """The child's side: says what a worker of that role would say, after as long."""
-    channel = BlockingChannel(os.dup(0), os.dup(1))
     rng = random.Random(os.getpid())
 
     def work() -> float:
@@ -36,30 +49,45 @@ def pretend(role: str, mean_s: float) -> None:
         time.sleep(seconds)
         return seconds
 
-    while (message := channel.receive()) is not None:
-        if role == "compile_worker":
-            if "job" in message:
-                sha256 = hashlib.sha256(json.dumps(message["job"]).encode()).hexdigest()
-                channel.send({"binary": Binary(sha256, "none", RESOURCES, work()).to_json()})
-        elif "token" not in message:
-            channel.send({"ready": True, "state": {}})
-        else:
-            token = {"token": message["token"]}
-            channel.send({**token, "prepared": True})
+    if role == "compile_worker":
+        _compile(work)
+    else:
+        _measure(work, rng)
+
+
+def _compile(work: Callable[[], float]) -> None:
+    channel = BlockingChannel[ToCompileWorker, FromCompileWorker](
+        os.dup(0), os.dup(1), COMPILE_WORKER.to_worker
+    )
+    while (told := channel.receive()) is not None:
+        if isinstance(told, Compile):
+            sha256 = hashlib.sha256(told.job.key.encode()).hexdigest()
+            channel.send(Binary(sha256, "none", RESOURCES, work()))
+
+
+def _measure(work: Callable[[], float], rng: random.Random) -> None:
+    channel = BlockingChannel[ToDeviceWorker, FromDeviceWorker](
+        os.dup(0), os.dup(1), DEVICE_WORKER.to_worker
+    )
+    while (told := channel.receive()) is not None:
+        if isinstance(told, Hello):
+            channel.send(Opened(token=told.token))
+        elif isinstance(told, TrialRequest):
+            channel.send(Prepared(token=told.token))
             seconds = work()
-            outcome = _outcome(message, rng, seconds)
-            channel.send({**token, "outcome": outcome.to_json(), "retire": False})
+            channel.send(TrialDone(token=told.token, outcome=_outcome(told, rng, seconds)))
 
 
-def _outcome(message: Json, rng: random.Random, seconds: float) -> Outcome:
+def _outcome(told: TrialRequest, rng: random.Random, seconds: float) -> Outcome:
     measurements = []
-    for case in message["cases"]:
-        if case["role"] == "timed":
+    for item in told.cases:
+        if item.role == "timed":
             speedup = rng.lognormvariate(0.0, 0.3)
             figures = (speedup, speedup * 0.99, speedup * 1.01)
-            label = str(case["label"])
             times = (9.0 / speedup, 9.0 / speedup, "sdpa:cudnn", 9.0)
-            measurements.append(Measurement(label, *times, *figures, samples=5, state=STATE))
+            measurements.append(
+                Measurement(item.case.label, *times, *figures, samples=5, state=STATE)
+            )
     checks = [
         Check(f"(1,{i},67,64) causal", "normal", "passed", 1e-3 * rng.random(), 3e-3, 1e-4, 3e-4)
         for i in range(CHECKS)

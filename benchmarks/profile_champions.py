@@ -30,7 +30,9 @@ from tuning import derive
 from evotune.device.launch import Binary
 from evotune.engine.setup import load_setup
 from evotune.execute.build_cache import BuildCache, default_cache_dir
+from evotune.execute.channel import encode
 from evotune.execute.compile_worker import build
+from evotune.execute.messages import SanitizedCase, SanitizedLaunches
 from evotune.execute.protocol import TIMED
 from evotune.trial import Configuration
 
@@ -67,14 +69,10 @@ def launch_file(job: Job, configuration: Mapping[str, Any], folder: Path) -> Pat
             continue
         binary = build(item.compile, cache, folder, 120.0)
         assert isinstance(binary, Binary), binary
-        tensors = [
-            [spec.name, spec.shape, spec.dtype, spec.is_output]
-            for spec in PROBLEM.tensors(item.case)
-        ]
-        plan = item.plan.completed(binary.resources).to_json()
-        cases.append({"binary": binary.path, "plan": plan, "tensors": tensors})
-    path = folder / "job.json"
-    path.write_text(json.dumps({"cases": cases}))
+        plan = item.plan.completed(binary.resources)
+        cases.append(SanitizedCase(binary.path, plan, tuple(PROBLEM.tensors(item.case))))
+    path = folder / "job"
+    path.write_bytes(encode(SanitizedLaunches(tuple(cases), poison=False)))
     return path
 
 

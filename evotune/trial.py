@@ -22,6 +22,17 @@ _decode = msgspec.json.Decoder().decode
 _decode_values = msgspec.json.Decoder(dict[str, Value]).decode
 
 
+def plain(value: object) -> Json:
+    """A hook for msgspec's encoders: a number of NumPy's as the number of Python's that it also is,
+    any mapping as a dict. TypeError for what is neither."""
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a {type(value).__name__} cannot be encoded")
+
+
 def parse_json(text: str) -> Json:
     """`json.loads`, at a fraction of its price, as a store holds millions of texts."""
     try:
@@ -208,29 +219,30 @@ class Domain(msgspec.Struct, frozen=True):
         return found
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     """What became of one trial.
 
     `fitness` (higher is better) is the mean over cases of ln(speedup), or -ln(time) on a
     recorded space; None unless `kind` is OK. `reason` is one line for people, `log` the
     tail of the compiler's or worker's own words. `stage_s` are seconds per stage.
     `resources` holds what the compiler reported (registers, shared bytes, spills, ...).
-    `domain` is that of a confirmation that passed.
+    `domain` is that of a confirmation that passed. Its fields stand in the order in which they
+    are stored.
     """
 
     kind: OutcomeKind
     fitness: float | None = None
     fitness_low: float | None = None
     fitness_high: float | None = None
+    duplicate_of: int | None = None
     reason: str = ""
     log: str = ""
+    binary: str = ""  # SHA-256 of machine code and launches, "" when it was not to be launched
     flags: tuple[str, ...] = ()
-    duplicate_of: int | None = None
     measurements: tuple[Measurement, ...] = ()
     checks: tuple[Check, ...] = ()
     stage_s: Mapping[str, float] = msgspec.field(default_factory=dict)
     resources: Mapping[str, Json] = msgspec.field(default_factory=dict)
-    binary: str = ""  # SHA-256 of machine code and launches, "" when it was not to be launched
     domain: Domain | None = None
 
     def __post_init__(self) -> None:
@@ -249,27 +261,10 @@ class Outcome(msgspec.Struct, frozen=True):
         return str(device.get("model", "")) if isinstance(device, Mapping) else ""
 
     def to_json(self) -> dict[str, Json]:
-        """Only the fields that differ from their defaults, so that failures stay small."""
-        data: dict[str, Json] = {"kind": self.kind.value}
-        for name in ("fitness", "fitness_low", "fitness_high", "duplicate_of"):
-            if getattr(self, name) is not None:
-                data[name] = getattr(self, name)
-        for name in ("reason", "log", "binary"):
-            if getattr(self, name):
-                data[name] = getattr(self, name)
-        if self.flags:
-            data["flags"] = list(self.flags)
-        if self.measurements:
-            data["measurements"] = [m.to_json() for m in self.measurements]
-        if self.checks:
-            data["checks"] = [c.to_json() for c in self.checks]
-        if self.stage_s:
-            data["stage_s"] = dict(self.stage_s)
-        if self.resources:
-            data["resources"] = dict(self.resources)
-        if self.domain is not None:
-            data["domain"] = self.domain.to_json()
-        return data
+        """As it is stored: only the fields that differ from their defaults, so that failures stay
+        small."""
+        fields: dict[str, Json] = msgspec.to_builtins(self, enc_hook=plain)
+        return fields
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Outcome:

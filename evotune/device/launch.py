@@ -1,4 +1,4 @@
-"""How one candidate is compiled and launched, as plain data that crosses processes as JSON."""
+"""How one candidate is compiled and launched, as plain data that crosses processes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+
+import msgspec
 
 from evotune.device.tensor_map import TensorMap
 from evotune.trial import Json, OutcomeKind
@@ -29,8 +30,7 @@ def uses_mbarriers(ptx: str) -> int:
     return int(re.search(r"\bmbarrier\.", ptx) is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(msgspec.Struct, frozen=True, array_like=True):
     """One kernel argument: a `tensor` or `workspace` by name, a scalar by value, or by value a
     `tensor_map` of the tensor `name`."""
 
@@ -39,42 +39,24 @@ class Argument:
     value: int | float = 0
     tensor_map: TensorMap | None = None
 
-    def to_json(self) -> list[Json]:
-        shared = [self.type, self.name, self.value]
-        return shared if self.tensor_map is None else [*shared, self.tensor_map.to_json()]
 
-    @classmethod
-    def from_json(cls, data: Sequence[Json]) -> Argument:
-        kind, name, value, *tensor_maps = data
-        return cls(kind, name, value, *map(TensorMap.from_json, tensor_maps))
-
-
-@dataclass(frozen=True, slots=True)
-class Workspace:
+class Workspace(msgspec.Struct, frozen=True, array_like=True):
     """Scratch memory the harness allocates. `init`: poison (every launch) or zero_once."""
 
     name: str
     bytes: int
     init: str = "poison"
 
-    def to_json(self) -> list[Json]:
-        return [self.name, self.bytes, self.init]
 
-
-@dataclass(frozen=True, slots=True)
-class ConstantMemory:
+class ConstantMemory(msgspec.Struct, frozen=True, array_like=True):
     """The `__constant__` variable `symbol` gets the `bytes` of the tensor `tensor`."""
 
     symbol: str
     tensor: str
     bytes: int
 
-    def to_json(self) -> list[Json]:
-        return [self.symbol, self.tensor, self.bytes]
 
-
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(msgspec.Struct, frozen=True, array_like=True):
     """One launch of the function `entry` with the plan's arguments.
 
     Grid in blocks, block in threads (both empty on the CPU), dynamic shared memory in bytes.
@@ -90,12 +72,8 @@ class Launch:
         """Threads of one block."""
         return math.prod(self.block)
 
-    def to_json(self) -> list[Json]:
-        return [list(self.grid), list(self.block), self.shared_bytes, self.entry]
 
-
-@dataclass(frozen=True, slots=True)
-class LaunchPlan:
+class LaunchPlan(msgspec.Struct, frozen=True):
     """Everything needed to call a compiled kernel on one case.
 
     `entry` is the kernel's (what the CPU calls); `launches` run in order on one stream, and all
@@ -108,41 +86,18 @@ class LaunchPlan:
     launches: tuple[Launch, ...]
     constant_memory: tuple[ConstantMemory, ...] = ()
 
-    def to_json(self) -> dict[str, Json]:
-        return {
-            "entry": self.entry,
-            "arguments": [a.to_json() for a in self.arguments],
-            "workspaces": [w.to_json() for w in self.workspaces],
-            "launches": [item.to_json() for item in self.launches],
-            "constant_memory": [item.to_json() for item in self.constant_memory],
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Json]) -> LaunchPlan:
-        return cls(
-            entry=data["entry"],
-            arguments=tuple(Argument.from_json(a) for a in data["arguments"]),
-            workspaces=tuple(Workspace(*w) for w in data["workspaces"]),
-            launches=tuple(
-                Launch(tuple(grid), tuple(block), shared_bytes, entry)
-                for grid, block, shared_bytes, entry in data["launches"]
-            ),
-            constant_memory=tuple(
-                ConstantMemory(*item) for item in data.get("constant_memory", ())
-            ),
-        )
-
     def completed(self, resources: Mapping[str, Json]) -> LaunchPlan:
         """With what only the compiler knows of a launch: how much shared memory Triton uses."""
         if DYNAMIC_SHARED_BYTES not in resources:
             return self
         shared_bytes = int(resources[DYNAMIC_SHARED_BYTES])
-        launches = (replace(launch, shared_bytes=shared_bytes) for launch in self.launches)
-        return replace(self, launches=tuple(launches))
+        launches = (
+            msgspec.structs.replace(launch, shared_bytes=shared_bytes) for launch in self.launches
+        )
+        return msgspec.structs.replace(self, launches=tuple(launches))
 
 
-@dataclass(frozen=True)
-class CompileJob:
+class CompileJob(msgspec.Struct, frozen=True, dict=True):
     """One compiler run. Configuration values reach the source only as `defines`.
 
     `sources_sha256` covers the source and everything it includes from `root`. Triton compiles one
@@ -178,21 +133,8 @@ class CompileJob:
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
-    def to_json(self) -> dict[str, Json]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Json]) -> CompileJob:
-        fields = dict(data)
-        fields["defines"] = tuple((name, value) for name, value in fields["defines"])
-        fields["options"] = tuple(fields["options"])
-        fields["signature"] = tuple(fields["signature"])
-        fields["entries"] = tuple(fields["entries"])
-        return cls(**fields)
-
-
-@dataclass(frozen=True, slots=True)
-class Binary:
+class Binary(msgspec.Struct, frozen=True, tag=True):
     """A compiled kernel in the build cache."""
 
     sha256: str
@@ -201,30 +143,11 @@ class Binary:
     seconds: float
     cached: bool = False
 
-    def to_json(self) -> dict[str, Json]:
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        fields["resources"] = dict(self.resources)
-        return fields
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Json]) -> Binary:
-        return cls(**data)
-
-
-@dataclass(frozen=True, slots=True)
-class CompileFailure:
+class CompileFailure(msgspec.Struct, frozen=True, tag=True):
     """Why a job has no binary; `kind` is one of the compile outcomes."""
 
     kind: OutcomeKind
     reason: str
     log: str
     seconds: float
-
-    def to_json(self) -> dict[str, Json]:
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        fields["kind"] = self.kind.value
-        return fields
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Json]) -> CompileFailure:
-        return cls(**{**data, "kind": OutcomeKind(data["kind"])})

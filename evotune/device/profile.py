@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from evotune.trial import Json, Value
 
 
@@ -26,16 +28,11 @@ class DeviceProfile:
     driver: str = ""
 
     def to_json(self) -> dict[str, Json]:
-        return {
-            "name": self.name,
-            "backend": self.backend,
-            "arch": self.arch,
-            "attributes": dict(self.attributes),
-            "peak_gflops": self.peak_gflops,
-            "id": self.id,
-            "driver": self.driver,
-        }
+        """As it is stored."""
+        fields: dict[str, Json] = msgspec.to_builtins(self)
+        return fields
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> DeviceProfile:
-        return cls(**data)
+        """ValueError when a value has another type than its field."""
+        return msgspec.convert(data, cls)

@@ -6,11 +6,11 @@ Limits: CUDA driver API, "Tensor Map Object Management", `cuTensorMapEncodeTiled
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+
+import msgspec
 
 from evotune.space.tensor_map_limits import L2_PROMOTIONS, MOST_BOX, MOST_DIMENSIONS, SWIZZLES
-from evotune.trial import Json
 
 DTYPE_BYTES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 FIRST_ARCH = 90
@@ -19,8 +19,7 @@ _MOST_EXTENT = 1 << 32
 _MOST_STRIDE_BYTES = 1 << 40
 
 
-@dataclass(frozen=True, slots=True)
-class TensorMap:
+class TensorMap(msgspec.Struct, frozen=True, array_like=True):
     """Boxes of a contiguous, row-major tensor. `extents` and `box` count elements, the outermost
     dimension first; `swizzle_bytes` and `l2_promotion_bytes` are 0 for none.
 
@@ -83,17 +82,3 @@ class TensorMap:
             yield f"a box row of {row_bytes} bytes, which is no multiple of {_UNIT_BYTES}"
         if self.swizzle_bytes and row_bytes > self.swizzle_bytes:
             yield f"a box row of {row_bytes} bytes, more than the swizzle of {self.swizzle_bytes}"
-
-    def to_json(self) -> list[Json]:
-        return [
-            self.dtype,
-            list(self.extents),
-            list(self.box),
-            self.swizzle_bytes,
-            self.l2_promotion_bytes,
-        ]
-
-    @classmethod
-    def from_json(cls, data: Sequence[Json]) -> TensorMap:
-        dtype, extents, box, swizzle_bytes, l2_promotion_bytes = data
-        return cls(dtype, tuple(extents), tuple(box), swizzle_bytes, l2_promotion_bytes)

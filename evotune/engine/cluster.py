@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 import evotune
 from evotune.counted import counted
 from evotune.device.profile import DeviceProfile
@@ -21,7 +23,18 @@ from evotune.engine.setup import Setup
 from evotune.engine.stop_signal import interruptible
 from evotune.errors import EnvironmentProblem, UsageError
 from evotune.execute.cluster import ClusterExecutor, ask_each, workers_of
-from evotune.execute.protocol import BaselineReport, BaselineTiming
+from evotune.execute.messages import (
+    Calibrate,
+    Calibrated,
+    ClusterRun,
+    DescribeDevice,
+    DeviceFound,
+    FromClusterWorker,
+    Refused,
+    TimeBaselines,
+    ToClusterWorker,
+)
+from evotune.execute.protocol import BaselineReport
 from evotune.execute.twins import Twins
 from evotune.python_process import started_by_a_library
 from evotune.trial import Json
@@ -50,14 +63,18 @@ class Cluster:
 
     def devices(self, backend: str) -> list[DeviceProfile]:
         """One for each worker that has one now. EnvironmentProblem when none has."""
-        payload = {"backend": backend, "evotune": evotune.__version__}
-        answers = ask_each(self._client, cluster_worker.describe, payload)
-        found = [answer["profile"] for answer in answers.values() if "profile" in answer]
+        answers = self._ask(DescribeDevice(backend, evotune.__version__))
+        found = [each.profile for each in answers.values() if isinstance(each, DeviceFound)]
         if not found:
-            problems = [answer["problem"] for answer in answers.values()]
             workers = counted(len(answers), "worker")
-            raise EnvironmentProblem(f"of {workers} of the cluster none can measure: {problems[0]}")
-        return [DeviceProfile.from_json(profile) for profile in found]
+            problem = _refusals(answers)[0]
+            raise EnvironmentProblem(f"of {workers} of the cluster none can measure: {problem}")
+        return found
+
+    def _ask(
+        self, message: ToClusterWorker, workers: Sequence[str] | None = None
+    ) -> dict[str, FromClusterWorker]:
+        return ask_each(self._client, cluster_worker.answer, message, workers)
 
     def executor(
         self,
@@ -68,43 +85,47 @@ class Cluster:
         fixed_sampling: bool,
         twins: Twins,
         choose: Callable[[Callable[[], BaselineReport]], Mapping[str, str]],
-    ) -> tuple[ClusterExecutor, list[dict[str, Json]]]:
+    ) -> tuple[ClusterExecutor, list[Mapping[str, Json]]]:
         """The executor, and the calibration of every worker that is there now. `choose` names the
         baseline of each case; it may ask for the baselines to be timed."""
-        payload: dict[str, Json] = {
-            "session": uuid.uuid4().hex,
-            "files": cluster_worker.pack(run),
-            "space_file": space_file,
-            "backend": setup.profile.backend,
-            "device": {"name": setup.profile.name, "arch": setup.profile.arch},
-            "allow_mixed": self.allow_mixed,
-            "fixed_sampling": fixed_sampling,
-            "secret": setup.secret,
-            "baselines": {},
-        }
-        payload["baselines"] = dict(choose(lambda: self._time_baselines(payload)))
-        answers = ask_each(self._client, cluster_worker.calibrate_here, payload)
+        told = ClusterRun(
+            session=uuid.uuid4().hex,
+            files=cluster_worker.pack(run),
+            space_file=space_file,
+            backend=setup.profile.backend,
+            device_name=setup.profile.name,
+            device_arch=setup.profile.arch,
+            allow_mixed=self.allow_mixed,
+            fixed_sampling=fixed_sampling,
+            secret=setup.secret,
+        )
+        baselines = choose(lambda: self._time_baselines(told))
+        told = msgspec.structs.replace(told, baselines=dict(baselines))
+        answers = self._ask(Calibrate(told))
         _refuse_if_all_refuse(answers)
-        devices = [entry for a in answers.values() for entry in a.get("devices", ())]
-        executor = ClusterExecutor(self._client, cluster_worker.run_trial, payload, twins=twins)
-        return executor, devices
+        calibrated = [each for each in answers.values() if isinstance(each, Calibrated)]
+        executor = ClusterExecutor(self._client, cluster_worker.answer, told, twins=twins)
+        return executor, [device for each in calibrated for device in each.devices]
 
-    def _time_baselines(self, payload: Mapping[str, Json]) -> BaselineReport:
+    def _time_baselines(self, run: ClusterRun) -> BaselineReport:
         """On the first worker that can."""
-        answers: dict[str, Mapping[str, Json]] = {}
+        answers: dict[str, FromClusterWorker] = {}
         for address in workers_of(self._client):
-            asked = ask_each(self._client, cluster_worker.time_baselines, payload, [address])
+            asked = self._ask(TimeBaselines(run), [address])
             for answer in asked.values():
-                if "timings" in answer:
-                    timings = tuple(map(BaselineTiming.from_json, answer["timings"]))
-                    return BaselineReport(timings, answer["copy_gbps"])
+                if isinstance(answer, BaselineReport):
+                    return answer
             answers |= asked
         _refuse_if_all_refuse(answers)
         raise EnvironmentProblem("the cluster's workers have gone; start some, then try again")
 
 
-def _refuse_if_all_refuse(answers: Mapping[str, Mapping[str, Json]]) -> None:
-    reasons = [answer["refused"] for answer in answers.values() if "refused" in answer]
+def _refusals(answers: Mapping[str, FromClusterWorker]) -> list[str]:
+    return [answer.reason for answer in answers.values() if isinstance(answer, Refused)]
+
+
+def _refuse_if_all_refuse(answers: Mapping[str, FromClusterWorker]) -> None:
+    reasons = _refusals(answers)
     if reasons and len(reasons) == len(answers):
         raise EnvironmentProblem(f"no worker of the cluster can work for this run: {reasons[0]}")
 

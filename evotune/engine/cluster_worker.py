@@ -11,7 +11,7 @@ import hashlib
 import os
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -27,10 +27,25 @@ from evotune.engine.setup import load_setup
 from evotune.engine.work import open_kernel_executor
 from evotune.errors import EnvironmentProblem, EvotuneError, RunLocked
 from evotune.execute.background import BackgroundExecutor
-from evotune.execute.protocol import HELD_OUT, TIMED
+from evotune.execute.channel import decode, encode
+from evotune.execute.messages import (
+    TO_CLUSTER_WORKER,
+    Calibrate,
+    Calibrated,
+    ClusterRun,
+    ClusterTrial,
+    ClusterTrialDone,
+    DescribeDevice,
+    DeviceFound,
+    FromClusterWorker,
+    Refused,
+    TimeBaselines,
+    ToClusterWorker,
+)
+from evotune.execute.protocol import HELD_OUT, TIMED, BaselineReport
 from evotune.regular_file import read_regular
 from evotune.scratch import scratch_folder
-from evotune.trial import Configuration, Json, Outcome
+from evotune.trial import Configuration, Outcome
 from evotune.user_code import trust
 
 CORES_VARIABLE = "EVOTUNE_WORKER_CORES"
@@ -43,85 +58,63 @@ def pack(run: RunFolder) -> dict[str, bytes]:
     return {str(path.relative_to(run.sources)): zlib.compress(read_regular(path)) for path in files}
 
 
-def describe(payload: Mapping[str, Json]) -> dict[str, Json]:
-    """The device that this worker would measure on, or its `problem`."""
-    if payload["evotune"] != evotune.__version__:
-        return {"problem": f"it has evotune {evotune.__version__}, not {payload['evotune']}"}
+def answer(message: bytes) -> bytes:
+    """The task that Dask calls, from as many threads as it may have trials in flight. What cannot
+    be read raises UnreadableMessage, which Dask tells the coordinator."""
+    return encode(_answer(decode(TO_CLUSTER_WORKER, message)))
+
+
+def _answer(told: ToClusterWorker) -> FromClusterWorker:
     try:
-        if payload["backend"] == "cpu":
-            cpu.find_compiler()
-            return {"profile": _cpu_profile().to_json()}
-        return {"profile": find_gpus("auto", 1)[0].to_json()}
+        if isinstance(told, DescribeDevice):
+            return _describe(told)
+        session = _open(told.run)
+        if isinstance(told, TimeBaselines):
+            return session.time_baselines()
+        if isinstance(told, Calibrate):
+            return session.calibrate(told.run.baselines)
+        return ClusterTrialDone(session.trial(told))
     except EvotuneError as error:
-        return {"problem": str(error)}
+        return Refused(str(error), _own_address())
 
 
-def time_baselines(payload: Mapping[str, Json]) -> dict[str, Json]:
-    """All baselines on this worker's device."""
-
-    def work(session: _Session) -> dict[str, Json]:
-        cases = [*session.setup.cases[TIMED], *session.setup.cases[HELD_OUT]]
-        found = session.local.time_baselines(cases)
-        timings = [timing.to_json() for timing in found.timings]
-        return {"timings": timings, "copy_gbps": found.copy_gbps}
-
-    return _with_session(payload, work)
+def _describe(told: DescribeDevice) -> DeviceFound:
+    """The device that this worker would measure on."""
+    if told.evotune != evotune.__version__:
+        raise EnvironmentProblem(f"it has evotune {evotune.__version__}, not {told.evotune}")
+    if told.backend == "cpu":
+        cpu.find_compiler()
+        return DeviceFound(_cpu_profile())
+    return DeviceFound(find_gpus("auto", 1)[0])
 
 
-def calibrate_here(payload: Mapping[str, Json]) -> dict[str, Json]:
-    """This worker's device against the chosen baselines and the space's default."""
+def _own_address() -> str:
+    from distributed import get_worker
 
-    def work(session: _Session) -> dict[str, Json]:
-        planner = session.setup.planner
-        assert planner is not None
-        session.local.baselines = payload["baselines"]
-        reference = planner.proposal(0, session.setup.space.default())
-        from distributed import get_worker
-
-        found = calibrate(session.local, reference, session.setup.cases[TIMED])
-        # A CPU has no id of its own.
-        return {"devices": [{**d, "id": d["id"] or get_worker().address} for d in found]}
-
-    return _with_session(payload, work)
-
-
-def run_trial(payload: Mapping[str, Json]) -> dict[str, Json]:
-    """One trial, to its outcome; Dask calls this from as many threads as it may have in flight."""
-    return _with_session(payload, lambda session: {"outcome": session.trial(payload).to_json()})
-
-
-def _with_session(
-    payload: Mapping[str, Json], work: Callable[[_Session], dict[str, Json]]
-) -> dict[str, Json]:
-    try:
-        return work(_open(payload))
-    except EvotuneError as error:
-        from distributed import get_worker
-
-        return {"refused": str(error), "worker": get_worker().address}
+    return str(get_worker().address)
 
 
 _lock = threading.Lock()
 _session: _Session | None = None
 
 
-def _open(payload: Mapping[str, Json]) -> _Session:
-    """The session that the payload belongs to; one of another run, or a broken one, is closed."""
+def _open(run: ClusterRun) -> _Session:
+    """The session of the run; one of another run, or a broken one, is closed."""
     global _session  # noqa: PLW0603 (a Dask worker is a process, and tasks are functions)
     with _lock:
-        if _session is not None and (_session.id != payload["session"] or _session.broken):
+        if _session is not None and (_session.id != run.session or _session.broken):
             _session.close()
             _session = None
         if _session is None:
-            _session = _Session(payload)
+            _session = _Session(run)
         return _session
 
 
 class _Session:
     """This worker's device, for one session of one run."""
 
-    def __init__(self, payload: Mapping[str, Json]) -> None:
-        self.id = payload["session"]
+    def __init__(self, told: ClusterRun) -> None:
+        self.id = told.session
         self.broken = False
         self._exit = contextlib.ExitStack()
         self._folder = self._exit.enter_context(scratch_folder())
@@ -130,23 +123,21 @@ class _Session:
         self._background: BackgroundExecutor | None = None
         try:
             run = RunFolder(self._folder)
-            _unpack(payload["files"], run.sources)
-            device = self._choose_device(payload)
-            self.setup = load_setup(
-                run.sources / payload["space_file"], device, run, secret=payload["secret"]
-            )
-            self._check_model(payload)
+            _unpack(told.files, run.sources)
+            device = self._choose_device(told.backend)
+            self.setup = load_setup(run.sources / told.space_file, device, run, secret=told.secret)
+            self._check_model(told)
             cores = [_own_cores()] if _own_cores() else []
             self.local = open_kernel_executor(self.setup, run.logs, cores=cores)
         except BaseException:
             self._exit.close()
             raise
         self.local.name_devices = True
-        self.local.fixed_sampling = payload["fixed_sampling"]
+        self.local.fixed_sampling = told.fixed_sampling
 
-    def _choose_device(self, payload: Mapping[str, Json]) -> str:
+    def _choose_device(self, backend: str) -> str:
         """The first GPU that nobody else measures on, so that each worker of a host has one."""
-        if payload["backend"] == "cpu":
+        if backend == "cpu":
             return "cpu"
         taken: RunLocked | None = None
         for index, profile in enumerate(find_gpus("auto", None)):
@@ -158,36 +149,47 @@ class _Session:
                 return f"cuda:{index}"
         raise taken or EnvironmentProblem("this worker sees no GPU")
 
-    def _check_model(self, payload: Mapping[str, Json]) -> None:
-        mine, expected = self.setup.profile, payload["device"]
-        if mine.arch != expected["arch"] or not (
-            payload["allow_mixed"] or mine.name == expected["name"]
-        ):
+    def _check_model(self, told: ClusterRun) -> None:
+        mine = self.setup.profile
+        if mine.arch != told.device_arch or not (told.allow_mixed or mine.name == told.device_name):
             raise EnvironmentProblem(
                 f"its device ({mine.name}, {mine.arch}) is not the run's "
-                f"({expected['name']}, {expected['arch']}); --allow-mixed ranks models apart "
+                f"({told.device_name}, {told.device_arch}); --allow-mixed ranks models apart "
                 "where they run the same machine code"
             )
 
-    def trial(self, payload: Mapping[str, Json]) -> Outcome:
+    def time_baselines(self) -> BaselineReport:
+        cases = self.setup.cases
+        return self.local.time_baselines([*cases[TIMED], *cases[HELD_OUT]])
+
+    def calibrate(self, baselines: Mapping[str, str]) -> Calibrated:
+        """This worker's device against the chosen baselines and the space's default."""
+        planner = self.setup.planner
+        assert planner is not None
+        self.local.baselines = baselines
+        reference = planner.proposal(0, self.setup.space.default())
+        found = calibrate(self.local, reference, self.setup.cases[TIMED])
+        # A CPU has no id of its own.
+        return Calibrated(tuple({**d, "id": d["id"] or _own_address()} for d in found))
+
+    def trial(self, told: ClusterTrial) -> Outcome:
         """A trial that is asked for again while it is under way is one trial."""
         planner = self.setup.planner
         assert planner is not None
-        number, repeat = payload["number"], payload["repeat"]
-        key = (number, payload["confirm"], repeat)
+        key = (told.number, told.confirm, told.repeat)
         with self._lock:
             if self._background is None:
-                self.local.baselines = payload["baselines"]
+                self.local.baselines = told.run.baselines
                 self._background = BackgroundExecutor(self.local)
                 threading.Thread(target=self._dispatch, daemon=True).start()
             waiting = self._waiting.get(key)
             if waiting is None:
                 waiting = self._waiting[key] = Future()
-                configuration = Configuration(payload["configuration"])
-                thorough = repeat or payload["confirm"]
-                proposal = planner.proposal(number, configuration, confirm=thorough)
-                proposal = timed_again(proposal) if repeat else proposal
-                self._background.set_contender(payload["contender"])
+                configuration = Configuration(told.configuration)
+                thorough = told.repeat or told.confirm
+                proposal = planner.proposal(told.number, configuration, confirm=thorough)
+                proposal = timed_again(proposal) if told.repeat else proposal
+                self._background.set_contender(told.contender)
                 self._background.submit(proposal)
         return waiting.result()
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from evotune.counted import counted
 from evotune.device.beside import others_at_work
 from evotune.engine import champions
@@ -246,7 +248,7 @@ class RunWork:
             case.label: _choose(document, case, found.timings) for case in self._measured_cases()
         }
         record = {
-            "timings": [timing.to_json() for timing in found.timings],
+            "timings": msgspec.to_builtins(found.timings),
             "chosen": chosen,
             "copy_gbps": found.copy_gbps,
         }

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 
-from evotune.device.launch import MBARRIERS
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import LaunchFailure, Session
+from evotune.execute.messages import SanitizedCase, TrialCase
 from evotune.execute.perturbed_build import WAYS, build
 from evotune.execute.protocol import EDGE, TIMED
 from evotune.execute.sanitizer import disqualification, sanitize, skipped_checks
-from evotune.problems.base import Case, Problem
+from evotune.problems.base import Problem
 from evotune.scratch import scratch_folder
-from evotune.trial import Check, Json
+from evotune.trial import Check
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.perturbation import CASE, PerturbedLaunches
 from evotune.verify.pool import InputPool
@@ -25,7 +24,7 @@ _REBUILD_S = 10.0
 
 
 class ChampionChecks:
-    """Of the champions of one worker. `cases` are a job's, as the worker is told them."""
+    """Of the champions of one worker."""
 
     def __init__(
         self,
@@ -44,7 +43,13 @@ class ChampionChecks:
         self._pool = pool
         self._deterministic = deterministic
 
-    def disturb(self, timed: Sequence[Subject], cases: Json, seed: int, verdict: Verdict) -> None:
+    def disturb(
+        self,
+        timed: Sequence[Subject],
+        cases: Sequence[TrialCase],
+        seed: int,
+        verdict: Verdict,
+    ) -> None:
         """Launches of the timed cases disturbed in every way that the session has, and of the same
         kernels built anew so that they disturb themselves."""
         if not self._session.perturbations():
@@ -55,10 +60,12 @@ class ChampionChecks:
             return
         launches = PerturbedLaunches(self._session, self._gate, self._pool, seed)
         launches.check(timed, verdict, limit_s=_PERTURBED_S)
-        jobs = [item.get("compile") for item in cases if item["role"] == TIMED]
-        if not verdict.passed or None in jobs:
+        jobs = [item.compile for item in cases if item.role == TIMED]
+        if not verdict.passed:
             return
-        for job in {json.dumps(job): job for job in jobs}.values():
+        for job in dict.fromkeys(jobs):
+            if job is None:
+                continue
             alike = [s for s, own in zip(timed, jobs, strict=True) if own == job]
             with scratch_folder() as folder:
                 for way, made in build(job, folder, _REBUILD_S).items():
@@ -77,27 +84,20 @@ class ChampionChecks:
                     name = WAYS[way]
                     launches.check_rebuilt(name, rebuilt, verdict, limit_s=limit_s)
 
-    def sanitize(self, cases: Json, verdict: Verdict) -> None:
+    def sanitize(self, cases: Sequence[TrialCase], verdict: Verdict) -> None:
         """What a tool finds is a failure, or a warning: `disqualification` says which."""
         if self._profile.backend != "cuda":
             verdict.checks += skipped_checks("the kernel is no CUDA kernel")
             return
-        tensors = [
-            {
-                "binary": item["binary"],
-                "plan": item["plan"],
-                "tensors": [
-                    [spec.name, spec.shape, spec.dtype, spec.is_output]
-                    for spec in self._problem.tensors(Case(item["label"], item["symbols"]))
-                ],
-            }
-            for item in cases
-            if item["role"] == EDGE
+        edges = [item for item in cases if item.role == EDGE]
+        launched = [
+            SanitizedCase(item.binary, item.plan, tuple(self._problem.tensors(item.case)))
+            for item in edges
         ]
         self._session.free()  # each tool is a process with a context of its own
-        checks = sanitize(tensors)
+        checks = sanitize(launched)
         verdict.checks += checks
-        noted = [item.get(MBARRIERS) for item in cases if item["role"] == EDGE]
+        noted = [item.mbarriers for item in edges]
         mbarriers = None if None in noted else any(noted)
         for check in checks:
             kind = disqualification(check, mbarriers=mbarriers)

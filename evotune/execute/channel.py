@@ -1,73 +1,116 @@
-"""Messages between evotune and its child processes: 4-byte length, then that much JSON."""
+"""The way of messages between processes: 4-byte length, then that much MessagePack.
+
+MessagePack, as JSON has neither bytes nor the infinities and NaN that figures may be.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import struct
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from evotune.trial import Json
+import msgspec
+
+from evotune.trial import plain
+
+ToWorker = TypeVar("ToWorker")
+FromWorker = TypeVar("FromWorker")
+Message = TypeVar("Message")
+Received = TypeVar("Received")
+Sent = TypeVar("Sent")
 
 _HEADER = struct.Struct(">I")
 _MAX_BYTES = 64 << 20
-# json.dumps makes an encoder each time.
-_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_MOST_WORDS = 200  # characters of a decoder's words, which may quote what came
+_encoder = msgspec.msgpack.Encoder(enc_hook=plain)
 
 
-class GarbledMessage(Exception):
-    """The other side sent something that is not a message."""
+class UnreadableMessage(Exception):
+    """The other side sent something that is none of its messages."""
+
+    def __init__(self, words: object) -> None:
+        text = " ".join(str(words).split())[:_MOST_WORDS]
+        super().__init__("".join(each if each.isprintable() else "?" for each in text))
 
 
-def encode(message: Json) -> bytes:
-    body = _encode(message).encode()
-    return _HEADER.pack(len(body)) + body
+@dataclass(frozen=True, slots=True)
+class Wire(Generic[ToWorker, FromWorker]):
+    """What the worker `python -m evotune.execute.<role>` is told, and what it answers. `worker`
+    is the process in words."""
+
+    role: str
+    worker: str
+    to_worker: msgspec.msgpack.Decoder[ToWorker]
+    from_worker: msgspec.msgpack.Decoder[FromWorker]
 
 
-class Decoder:
+def encode(message: msgspec.Struct) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode(decoder: msgspec.msgpack.Decoder[Message], body: bytes) -> Message:
+    """Raises UnreadableMessage."""
+    try:
+        return decoder.decode(body)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableMessage(error) from error
+
+
+def framed(message: msgspec.Struct) -> bytearray:
+    """The message with its length before it."""
+    data = bytearray(_HEADER.size)
+    _encoder.encode_into(message, data, _HEADER.size)
+    _HEADER.pack_into(data, 0, len(data) - _HEADER.size)
+    return data
+
+
+class Reader(Generic[Message]):
     """Takes bytes as they come, gives whole messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, decoder: msgspec.msgpack.Decoder[Message]) -> None:
+        self._decoder = decoder
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[Json]:
-        """Raises GarbledMessage on a length or a body that makes no sense."""
+    def feed(self, data: bytes) -> list[Message]:
+        """Raises UnreadableMessage."""
         self._buffer += data
         messages = []
         while len(self._buffer) >= _HEADER.size:
             (length,) = _HEADER.unpack_from(self._buffer)
             if length > _MAX_BYTES:
-                raise GarbledMessage(f"a message of {length} bytes")
+                raise UnreadableMessage(f"it would be {length} bytes long")
             end = _HEADER.size + length
             if len(self._buffer) < end:
                 break
             body = bytes(self._buffer[_HEADER.size : end])
             del self._buffer[:end]
-            try:
-                messages.append(json.loads(body))
-            except (ValueError, RecursionError) as error:
-                raise GarbledMessage(str(error)) from error
+            messages.append(decode(self._decoder, body))
         return messages
 
 
-class BlockingChannel:
-    """The child's side: one message at a time over two file descriptors."""
+class BlockingChannel(Generic[Received, Sent]):
+    """The worker's side: one message at a time over two file descriptors."""
 
-    def __init__(self, read_fd: int, write_fd: int) -> None:
+    def __init__(
+        self, read_fd: int, write_fd: int, decoder: msgspec.msgpack.Decoder[Received]
+    ) -> None:
         self._read_fd = read_fd
         self._write_fd = write_fd
-        self._decoder = Decoder()
-        self._ready: list[Json] = []
+        self._reader = Reader(decoder)
+        self._ready: list[Received] = []
 
-    def receive(self) -> Json | None:
-        """The next message; None when the parent has gone."""
+    def receive(self) -> Received | None:
+        """The next message; None when the parent has gone. Raises UnreadableMessage."""
         while not self._ready:
             data = os.read(self._read_fd, 1 << 16)
             if not data:
                 return None
-            self._ready += self._decoder.feed(data)
+            self._ready += self._reader.feed(data)
         return self._ready.pop(0)
 
-    def send(self, message: Json) -> None:
-        data = memoryview(encode(message))
+    def send(self, message: Sent) -> None:
+        assert isinstance(message, msgspec.Struct)
+        data = memoryview(framed(message))
         while data:
             data = data[os.write(self._write_fd, data) :]

@@ -9,32 +9,38 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Generic
 
+import msgspec
+
+from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem
-from evotune.execute.channel import Decoder, GarbledMessage, encode
+from evotune.execute.channel import FromWorker, Reader, ToWorker, UnreadableMessage, Wire, framed
 from evotune.python_process import module_command
-from evotune.trial import Json
 
 _KILL_TIMEOUT_S = 60.0  # a GPU's memory and a running kernel take their time to be cleared
 
 
-class Child:
+class Child(Generic[ToWorker, FromWorker]):
     """The parent's side of `python -m evotune.execute.<role>`.
 
     Its own words (stderr and anything native code prints) go to `log`. It dies with its
     parent: see `evotune.execute.entry`.
     """
 
-    def __init__(self, role: str, log: Path, environment: Mapping[str, str]) -> None:
-        self.role = role
+    def __init__(
+        self, wire: Wire[ToWorker, FromWorker], log: Path, environment: Mapping[str, str]
+    ) -> None:
+        self._wire = wire
         self._log = log
-        self._decoder = Decoder()
+        self._reader = Reader(wire.from_worker)
         self._ended = False
-        self.garbled = False
+        self.unreadable = ""
+        """Why `receive` could not read what the child sent; "" when that never happened."""
         with log.open("ab") as file:
             self._log_start = file.tell()
             self._process = subprocess.Popen(
-                module_command(f"evotune.execute.{role}", str(os.getpid())),
+                module_command(f"evotune.execute.{wire.role}", str(os.getpid())),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
@@ -52,15 +58,17 @@ class Child:
     def fileno(self) -> int:
         return self._fd
 
-    def send(self, message: Json) -> None:
+    def send(self, message: ToWorker) -> None:
         """A broken pipe is not an error here: `receive` will tell that the child is gone."""
+        assert isinstance(message, msgspec.Struct)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(encode(message))
+            self._process.stdin.write(framed(message))
             self._process.stdin.flush()
 
-    def receive(self) -> list[Json] | None:
-        """Messages that have arrived; None when the child is gone or talks nonsense."""
+    def receive(self) -> list[FromWorker] | None:
+        """Messages that have arrived; None when the child is gone, or what it sent is
+        `unreadable`."""
         try:
             data = os.read(self._fd, 1 << 18)
         except BlockingIOError:
@@ -68,9 +76,9 @@ class Child:
         if not data:
             return None
         try:
-            return self._decoder.feed(data)
-        except GarbledMessage:
-            self.garbled = True
+            return self._reader.feed(data)
+        except UnreadableMessage as error:
+            self.unreadable = str(error)
             return None
 
     def kill(self) -> int:
@@ -83,7 +91,8 @@ class Child:
                 self._process.wait(_KILL_TIMEOUT_S)
             except subprocess.TimeoutExpired as error:
                 raise EnvironmentProblem(
-                    f"{self.role} does not die: it hangs in a driver or a file system; fix: reboot"
+                    f"{self._wire.worker} does not die: it hangs in a driver or a file system; "
+                    "fix: reboot"
                 ) from error
             self._close_pipes()
             self._ended = True
@@ -91,7 +100,7 @@ class Child:
 
     def reap(self, grace_s: float = 2.0) -> int:
         """Exit status of a child that `receive` gave up; what is left of its group is killed."""
-        deadline = time.monotonic() + (0.0 if self.garbled else grace_s)
+        deadline = time.monotonic() + (0.0 if self.unreadable else grace_s)
         dead = os.WEXITED | os.WNOHANG | os.WNOWAIT  # seen, but not reaped: see `kill`
         while not self._ended and os.waitid(os.P_PID, self._process.pid, dead) is None:
             if time.monotonic() > deadline:
@@ -105,6 +114,12 @@ class Child:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
+
+    def end_in_words(self, status: int) -> str:
+        """How it ended, as a sentence that follows from `reap`'s status and what it sent."""
+        if self.unreadable:
+            return f"{self._wire.worker} sent a message that cannot be read: {self.unreadable}"
+        return f"{self._wire.worker} {describe_status(status)}"
 
     def log_tail(self, limit: int = 4096) -> str:
         """The last words of this child (not of one before it that shared the log)."""

@@ -12,17 +12,27 @@ import dataclasses
 import queue
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
 import msgspec
 
 from evotune.errors import EnvironmentProblem
+from evotune.execute.channel import UnreadableMessage, decode, encode
 from evotune.execute.in_flight import speaks_for_its_code
+from evotune.execute.messages import (
+    FROM_CLUSTER_WORKER,
+    ClusterRun,
+    ClusterTrial,
+    ClusterTrialDone,
+    FromClusterWorker,
+    Refused,
+    ToClusterWorker,
+)
 from evotune.execute.protocol import Proposal
 from evotune.execute.twins import Twins
-from evotune.trial import Json, Outcome, OutcomeKind
+from evotune.trial import Outcome, OutcomeKind
 
 _MOST_LOSSES = 3
 """So many times Dask may say that workers died of a trial; it says so after several of them."""
@@ -31,7 +41,8 @@ _ANSWER_S = 900.0  # as long as baselines may take
 _SCHEDULER_GONE_S = 30.0
 _WORKERS_GONE_S = 60.0  # with none left but those that refused
 
-Task = Callable[[Mapping[str, Json]], Mapping[str, Json]]
+Task = Callable[[bytes], bytes]
+"""Runs on a worker: takes a message to a cluster worker, gives its answer."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,22 +58,20 @@ class _Sent:
 class ClusterExecutor:
     """See `evotune.execute.protocol.Executor`.
 
-    `task` runs on a worker: it gets `payload` and what differs from trial to trial, and answers
-    with an `outcome`, or with why this worker cannot work for the run (`refused`, `worker`).
-    `twins`: as for the local executor.
+    `task` gets trials of `run`. `twins`: as for the local executor.
     """
 
     def __init__(
         self,
         client: Any,
         task: Task,
-        payload: Mapping[str, Json],
+        run: ClusterRun,
         *,
         twins: Twins,
     ) -> None:
         self._client = client
         self._task = task
-        self._payload = payload
+        self._run = run
         self._twins = twins
         self._contender = float("-inf")
         self._refused: dict[str, str] = {}
@@ -116,14 +125,16 @@ class ClusterExecutor:
         key = f"evotune-{proposal.number}-{uuid.uuid4().hex}"
         future = self._client.submit(
             self._task,
-            {
-                **self._payload,
-                "number": proposal.number,
-                "configuration": proposal.configuration.to_json(),
-                "confirm": proposal.confirm,
-                "repeat": proposal.repeat,
-                "contender": self._contender,
-            },
+            encode(
+                ClusterTrial(
+                    run=self._run,
+                    number=proposal.number,
+                    configuration=proposal.configuration.to_json(),
+                    confirm=proposal.confirm,
+                    repeat=proposal.repeat,
+                    contender=self._contender,
+                )
+            ),
             key=key,
             pure=False,
             workers=workers,
@@ -138,17 +149,19 @@ class ClusterExecutor:
         future, proposal, losses = sent.future, sent.proposal, sent.losses
         if future.status == "finished":
             try:
-                answer = future.result(timeout=_FETCH_S)
+                answer = _read(future.result(timeout=_FETCH_S))
             except (TimeoutError, CancelledError):
                 # The worker died with the answer; Dask would wait for it to be made again.
                 self._client.cancel([future], force=True)
                 self._send(proposal, losses)
                 return
-            if "refused" in answer:
-                self._refused[answer["worker"]] = answer["refused"]
+            if isinstance(answer, Refused):
+                self._refused[answer.worker] = answer.reason
                 self._send(proposal, losses)
+            elif isinstance(answer, ClusterTrialDone):
+                self._finish(proposal, answer.outcome)
             else:
-                self._finish(proposal, Outcome.from_json(answer["outcome"]))
+                raise _cannot_read(f"a trial was answered with {type(answer).__name__}")
         elif future.status == "error":
             self._failed(proposal, losses, future.exception())
         elif self._client.status == "running":  # lost with whatever held it
@@ -212,19 +225,19 @@ class ClusterExecutor:
 
 
 def ask_each(
-    client: Any, task: Task, payload: Mapping[str, Json], workers: Sequence[str] | None = None
-) -> dict[str, Mapping[str, Json]]:
-    """The task's answers by address, from all workers that are there now or from those named.
+    client: Any, task: Task, message: ToClusterWorker, workers: Sequence[str] | None = None
+) -> dict[str, FromClusterWorker]:
+    """The answers by address, from all workers that are there now or from those named.
 
     Without those that die meanwhile. EnvironmentProblem when one cannot run the task, or none is
     left.
     """
     addresses = workers_of(client) if workers is None else workers
     futures = {
-        address: client.submit(task, dict(payload), workers=[address], pure=False)
+        address: client.submit(task, encode(message), workers=[address], pure=False)
         for address in addresses
     }
-    answers: dict[str, Mapping[str, Json]] = {}
+    answers: dict[str, FromClusterWorker] = {}
     deadline = time.monotonic() + _ANSWER_S
     for address, future in futures.items():
         error: BaseException | None = None
@@ -237,11 +250,27 @@ def ask_each(
                 raise _cannot_run(error)
         elif future.status == "finished":
             with contextlib.suppress(TimeoutError, CancelledError):
-                answers[address] = future.result(timeout=_FETCH_S)
+                answers[address] = _read(future.result(timeout=_FETCH_S))
     client.cancel(list(futures.values()), force=True)
     if not answers:
         raise EnvironmentProblem("the cluster's workers have gone; start some, then try again")
     return answers
+
+
+def _read(answer: object) -> FromClusterWorker:
+    try:
+        if isinstance(answer, bytes):
+            return decode(FROM_CLUSTER_WORKER, answer)
+        raise UnreadableMessage(f"a {type(answer).__name__}")
+    except UnreadableMessage as error:
+        raise _cannot_read(error) from error
+
+
+def _cannot_read(why: object) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        f"a worker of the cluster sent a message that cannot be read: {why}; "
+        "fix: install the same evotune there"
+    )
 
 
 def _cannot_run(error: BaseException | None) -> EnvironmentProblem:

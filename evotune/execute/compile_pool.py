@@ -12,16 +12,28 @@ import shutil
 import time
 from collections import Counter, deque
 from pathlib import Path
+from typing import TypeAlias
 
 from evotune.device.launch import Binary, CompileFailure, CompileJob
 from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem
 from evotune.execute.child import Child
-from evotune.trial import Json, OutcomeKind
+from evotune.execute.messages import (
+    COMPILE_WORKER,
+    Compile,
+    FromCompileWorker,
+    LoadCompiler,
+    MachineProblem,
+    Started,
+    ToCompileWorker,
+)
+from evotune.trial import OutcomeKind
+
+Worker: TypeAlias = Child[ToCompileWorker, FromCompileWorker]
+Compiled: TypeAlias = Binary | CompileFailure | MachineProblem
 
 _TOO_MANY_EXCEPTIONS = 3
 _MOST_STARTS = 3
-_READY = {"ready": True}
 _GRACE_S = 5.0  # the child enforces the time-out itself; past this it hangs as well
 
 
@@ -38,12 +50,12 @@ class CompilePool:
         self._scratch.mkdir(parents=True)
         self._timeout_s = timeout_s
         self._limit = processes or len(os.sched_getaffinity(0))
-        self._idle: list[Child] = []
-        self._busy: dict[Child, tuple[CompileJob, float]] = {}
+        self._idle: list[Worker] = []
+        self._busy: dict[Worker, tuple[CompileJob, float]] = {}
         self._queue: deque[CompileJob] = deque()
         self._known: set[str] = set()
         self._exceptions = 0
-        self._starting: set[Child] = set()
+        self._starting: set[Worker] = set()
         self._losses: Counter[str] = Counter()  # processes lost over a job, by its key
 
     @property
@@ -54,7 +66,7 @@ class CompilePool:
     def queued(self) -> int:
         return len(self._queue)
 
-    def children(self) -> list[Child]:
+    def children(self) -> list[Worker]:
         return list(self._busy)
 
     def submit(self, job: CompileJob) -> None:
@@ -67,24 +79,17 @@ class CompilePool:
         """Starts all processes and has them load the compiler, before there is work."""
         while len(self._idle) + len(self._busy) < self._limit:
             child = self._spawn()
-            child.send({"warm": language})
+            child.send(LoadCompiler(language))
             self._idle.append(child)
 
     def start_queued(self) -> None:
         while self._queue and len(self._busy) < self._limit:
             child = self._free_child()
             job = self._queue.popleft()
-            child.send(
-                {
-                    "job": job.to_json(),
-                    "cache": str(self._cache),
-                    "scratch": str(self._scratch),
-                    "timeout_s": self._timeout_s,
-                }
-            )
+            child.send(Compile(job, str(self._cache), str(self._scratch), self._timeout_s))
             self._busy[child] = (job, time.monotonic() + self._timeout_s + _GRACE_S)
 
-    def _free_child(self) -> Child:
+    def _free_child(self) -> Worker:
         """One that waits and lives, else a new one."""
         while self._idle:
             child = self._idle.pop()
@@ -93,15 +98,15 @@ class CompilePool:
             child.reap()
         return self._spawn()
 
-    def _messages(self, child: Child) -> list[Json] | None:
+    def _messages(self, child: Worker) -> list[Compiled] | None:
         """As `Child.receive`, without the one that says that it has started."""
         messages = child.receive()
-        if messages and messages[0] == _READY:
+        if messages:
             self._starting.discard(child)
-            return messages[1:]
-        return messages
+            return [message for message in messages if not isinstance(message, Started)]
+        return None if messages is None else []
 
-    def handle(self, child: Child) -> list[tuple[CompileJob, Binary | CompileFailure]]:
+    def handle(self, child: Worker) -> list[tuple[CompileJob, Binary | CompileFailure]]:
         """Results a readable child has for us; a child that died twice over a job fails it.
 
         EnvironmentProblem when it is the machine that fails, so that no other job could succeed.
@@ -117,19 +122,16 @@ class CompilePool:
         self._idle.append(child)
         self._forget(job)
         self._exceptions = 0
-        message = messages[0]
-        if "problem" in message:
-            raise EnvironmentProblem(message["problem"])
-        if "binary" in message:
-            return [(job, Binary.from_json(message["binary"]))]
-        failure = CompileFailure.from_json(message["failure"])
-        if failure.kind is OutcomeKind.COMPILE_TIMEOUT:  # parts of the compiler may still run
-            self._idle.remove(child)
+        result = messages[0]
+        if isinstance(result, MachineProblem):
+            raise EnvironmentProblem(result.problem)
+        if isinstance(result, CompileFailure) and result.kind is OutcomeKind.COMPILE_TIMEOUT:
+            self._idle.remove(child)  # parts of the compiler may still run
             child.kill()
-        return [(job, failure)]
+        return [(job, result)]
 
     def _died(
-        self, child: Child, job: CompileJob
+        self, child: Worker, job: CompileJob
     ) -> list[tuple[CompileJob, Binary | CompileFailure]]:
         """Queues its job again, as the next one, or fails it."""
         status = child.reap()
@@ -138,20 +140,23 @@ class CompilePool:
             self._starting.discard(child)
             if self._losses[job.key] >= _MOST_STARTS:
                 how = f"one {describe_status(status)}: {_last_line(child)}"
+                if child.unreadable:
+                    how = child.end_in_words(status)
                 raise EnvironmentProblem(f"the compile processes do not start: {how}")
         else:
             self._count_exception(status, child)
             if status > 0 or self._losses[job.key] > 1:
-                reason = f"the compile process {describe_status(status)}"
+                reason = child.end_in_words(status)
                 return [(job, self._lost(job, OutcomeKind.COMPILE_CRASH, reason, child))]
         self._queue.appendleft(job)
         return []
 
-    def _count_exception(self, status: int, child: Child) -> None:
+    def _count_exception(self, status: int, child: Worker) -> None:
         """A compile process that raises time after time is broken itself."""
-        self._exceptions += status > 0
+        self._exceptions += status > 0 or bool(child.unreadable)
         if self._exceptions >= _TOO_MANY_EXCEPTIONS:
-            raise EnvironmentProblem(f"the compile processes do not work: {_last_line(child)}")
+            last = child.end_in_words(status) if child.unreadable else _last_line(child)
+            raise EnvironmentProblem(f"the compile processes do not work: {last}")
 
     def expire(self) -> list[tuple[CompileJob, Binary | CompileFailure]]:
         """Kills children past their deadline. To be asked after `handle`: this process may have
@@ -167,7 +172,7 @@ class CompilePool:
         return results
 
     def _lost(
-        self, job: CompileJob, kind: OutcomeKind, reason: str, child: Child
+        self, job: CompileJob, kind: OutcomeKind, reason: str, child: Worker
     ) -> CompileFailure:
         self._forget(job)
         return CompileFailure(kind, reason, child.log_tail(), 0.0)
@@ -202,14 +207,14 @@ class CompilePool:
         self._idle.clear()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _spawn(self) -> Child:
+    def _spawn(self) -> Worker:
         # CuPy is imported there, and a compiler has no business on a GPU.
         # What NVRTC finds in the driver's cache comes without the log that says its registers.
         environment = {"CUDA_VISIBLE_DEVICES": "", "CUDA_CACHE_DISABLE": "1"}
-        child = Child("compile_worker", self._folder / "compile.log", environment)
+        child = Child(COMPILE_WORKER, self._folder / "compile.log", environment)
         self._starting.add(child)
         return child
 
 
-def _last_line(child: Child) -> str:
+def _last_line(child: Worker) -> str:
     return (child.log_tail() or "it said nothing").splitlines()[-1]

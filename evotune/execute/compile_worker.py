@@ -19,7 +19,14 @@ from evotune.device.sources import fingerprint, read_sources
 from evotune.errors import EnvironmentProblem, SpaceError
 from evotune.execute.build_cache import BuildCache
 from evotune.execute.entry import lower_limit, open_channel
-from evotune.trial import Json, OutcomeKind
+from evotune.execute.messages import (
+    COMPILE_WORKER,
+    Compile,
+    LoadCompiler,
+    MachineProblem,
+    Started,
+)
+from evotune.trial import OutcomeKind
 
 _BESIDE_DEVICES = 5
 _MEMORY_BYTES = 8 << 30  # a template or constexpr that runs away must not take the machine along
@@ -66,14 +73,14 @@ def _sources_unchanged(job: CompileJob) -> bool:
 
 
 def main() -> None:
-    channel = open_channel(owns_processes=True)
-    lower_limit(resource.RLIMIT_AS, _MEMORY_BYTES)
-    channel.send({"ready": True})
-    while (message := channel.receive()) is not None:
-        if "warm" in message:
-            _warm(message["warm"])
-        else:
-            channel.send(_answer(message))
+    with open_channel(COMPILE_WORKER, owns_processes=True) as channel:
+        lower_limit(resource.RLIMIT_AS, _MEMORY_BYTES)
+        channel.send(Started())
+        while (message := channel.receive()) is not None:
+            if isinstance(message, LoadCompiler):
+                _warm(message.language)
+            else:
+                channel.send(_answer(message))
 
 
 def _warm(language: str) -> None:
@@ -83,22 +90,13 @@ def _warm(language: str) -> None:
         compiler_for(language).version()
 
 
-def _answer(message: Json) -> Json:
-    """A `binary`, a `failure` of the job, or a `problem` of the machine, which every job has."""
-    job = CompileJob.from_json(message["job"])
+def _answer(told: Compile) -> Binary | CompileFailure | MachineProblem:
     try:
-        result = build(
-            job,
-            BuildCache(Path(message["cache"])),
-            Path(message["scratch"]),
-            message["timeout_s"],
-        )
+        return build(told.job, BuildCache(Path(told.cache)), Path(told.scratch), told.timeout_s)
     except EnvironmentProblem as error:
-        return {"problem": str(error)}
+        return MachineProblem(str(error))
     except OSError as error:  # a full disk, a cache that cannot be written
-        return {"problem": f"cannot compile: {error}; mend it, then resume the run"}
-    kind = "binary" if isinstance(result, Binary) else "failure"
-    return {kind: result.to_json()}
+        return MachineProblem(f"cannot compile: {error}; mend it, then resume the run")
 
 
 if __name__ == "__main__":

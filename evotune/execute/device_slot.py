@@ -9,17 +9,40 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
 
 from evotune.device.profile import DeviceProfile
 from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem, ProblemMistake
 from evotune.execute.child import Child
+from evotune.execute.entry import cannot_read
+from evotune.execute.messages import (
+    DEVICE_WORKER,
+    Answer,
+    BaselinesTimed,
+    FromDeviceWorker,
+    GateSettings,
+    Hello,
+    Mistaken,
+    Opened,
+    Prepared,
+    ProblemToLoad,
+    Request,
+    ToDeviceWorker,
+    TrialDone,
+    TrialRequest,
+)
 from evotune.execute.protocol import RANDOM
 from evotune.execute.sanitizer import LIMIT_S, TOOLS
 from evotune.problems.loading import is_file_reference, problem_source
-from evotune.trial import QUARANTINED, Json, Outcome, OutcomeKind
+from evotune.trial import QUARANTINED, Outcome, OutcomeKind
 from evotune.user_code import trust
 
+Worker: TypeAlias = Child[ToDeviceWorker, FromDeviceWorker]
+
+_WHOLE_GATE = GateSettings()
 _OPEN_TIMEOUT_S = 120.0
 _HARNESS_TIMEOUT_S = 900.0  # references and baselines: our work, and PyTorch's
 _LEAST_HARNESS_TIMEOUT_S = 60.0
@@ -50,19 +73,14 @@ class ProblemSource:
     dtype: str
     root: Path
 
-    def to_json(self) -> Json:
+    def told(self) -> ProblemToLoad:
         """With the hash of the file that somebody agreed to: the worker runs no other."""
         sha256 = ""
         if is_file_reference(self.name):
             path, content = problem_source(self.name, self.root)
             trust.require({self.root.absolute() / path: content})
             sha256 = hashlib.sha256(content).hexdigest()
-        return {
-            "problem": self.name,
-            "dtype": self.dtype,
-            "root": str(self.root),
-            "problem_sha256": sha256,
-        }
+        return ProblemToLoad(self.name, self.dtype, str(self.root), sha256)
 
 
 class DeviceSlot:
@@ -87,7 +105,7 @@ class DeviceSlot:
         longest_trial_s: float = 120.0,
         cores: Sequence[int] = (),
         name: str = "device",
-        gate: Json = None,
+        gate: GateSettings = _WHOLE_GATE,
     ) -> None:
         """`cores`: the CPU cores that the worker is bound to, if not all; `name` begins the names
         of its logs."""
@@ -95,15 +113,15 @@ class DeviceSlot:
         self._longest_trial_s = longest_trial_s
         self.profile = profile
         self._name = name
-        self._hello = {
-            "profile": profile.to_json(),
-            **problem.to_json(),
-            "deterministic": deterministic,
-            "cores": list(cores),
-            "gate": gate or {"secret": "", "without": []},
-        }
-        self._child: Child | None = None
-        self._spare: Child | None = None
+        self._hello = Hello(
+            profile=profile,
+            problem=problem.told(),
+            deterministic=deterministic,
+            cores=tuple(cores),
+            gate=gate,
+        )
+        self._child: Worker | None = None
+        self._spare: Worker | None = None
         self._was_spare = False
         self._opening = False
         self._failed_starts = 0  # in a row
@@ -111,7 +129,8 @@ class DeviceSlot:
         self._deadline = 0.0
         self._limit_s = 0.0
         self._sent = 0.0
-        self._request: Json = None
+        self._token = ""  # of the last message
+        self._request: Request | None = None
         self._exceptions = 0
         self._deaths = 0
         self._served = 0
@@ -126,7 +145,7 @@ class DeviceSlot:
         return self._served <= 1
 
     @property
-    def child(self) -> Child | None:
+    def child(self) -> Worker | None:
         """The worker, while something is expected of it."""
         return self._child if self.busy or self._opening else None
 
@@ -135,68 +154,86 @@ class DeviceSlot:
         if self._child is None:
             self._open()
 
-    def start(self, request: Json) -> None:
+    def start(self, request: Request) -> None:
         """Sends a request, opening (or renewing) the worker first if need be."""
         self._deaths = 0
         self._send(request)
 
-    def _send(self, request: Json) -> None:
+    def _send(self, request: Request) -> None:
         if self._served >= _TRIALS_PER_WORKER:
             self.renew()
-        # Native code in the worker may write to its pipe; it does not know what to say there.
-        self._request = {**request, "token": secrets.token_hex(16)}
+        self._request = request
         self._served += 1
         self.busy = True
         self.open()
         if not self._opening:
             self._hand_over()
 
-    def _refuse_mistake(self, message: Json) -> None:
-        if "mistake" in message:
-            self.close()
-            raise ProblemMistake(message["mistake"])
+    def _tell(self, message: ToDeviceWorker) -> None:
+        assert self._child is not None
+        self._token = secrets.token_hex(16)
+        self._child.send(msgspec.structs.replace(message, token=self._token))
 
     def _hand_over(self) -> None:
-        assert self._child is not None
-        self._child.send(self._request)
+        assert self._request is not None
+        self._tell(self._request)
         self._start_clock(self._harness_limit_s())
 
-    def handle(self) -> Json | Outcome | None:
+    def handle(self) -> Answer | Outcome | None:
         """The answer, or an Outcome that says how the worker was lost; None: not yet."""
         assert self._child is not None
         messages = self._child.receive()
         if messages is None:
             return self._lost()
         for message in messages:
-            if self._opening:
-                self._refuse_mistake(message)
-                self._opened()
-                continue
-            if not isinstance(message, dict) or message.get("token") != self._request["token"]:
-                self._child.garbled = True
+            if message.token != self._token or not isinstance(message, self._expected()):
+                self._child.unreadable = "it answers nothing that was asked"
                 return self._lost()
-            if "mistake" in message and not self.alone:  # a candidate before may have caused it
-                self.renew()
-                self._send(self._request)
+            if isinstance(message, Mistaken):
+                self._refuse(message)
                 return None
-            self._refuse_mistake(message)
-            if "prepared" in message:
-                if self._is_search_trial():
-                    seconds = time.monotonic() - self._sent
-                    self._slowest_preparation_s = max(self._slowest_preparation_s, seconds)
-                self._start_clock(self._trial_limit_s())
-                continue
-            self.busy = False
-            self._exceptions = 0
+            if isinstance(message, Opened):
+                self._opened()
+            elif isinstance(message, Prepared):
+                self._prepared()
+            else:
+                return self._answered(message)
+        return None
+
+    def _expected(self) -> tuple[type[FromDeviceWorker], ...]:
+        if self._opening:
+            return (Opened, Mistaken)
+        if isinstance(self._request, TrialRequest):
+            return (Prepared, TrialDone, Mistaken)
+        return (BaselinesTimed, Mistaken)
+
+    def _refuse(self, message: Mistaken) -> None:
+        """Asks a fresh worker where a candidate before may have caused it."""
+        if self._request is not None and not (self._opening or self.alone):
+            self.renew()
+            self._send(self._request)
+            return
+        self.close()
+        raise ProblemMistake(message.mistake)
+
+    def _prepared(self) -> None:
+        if self._is_search_trial():
+            seconds = time.monotonic() - self._sent
+            self._slowest_preparation_s = max(self._slowest_preparation_s, seconds)
+        self._start_clock(self._trial_limit_s())
+
+    def _answered(self, answer: Answer) -> Answer:
+        self.busy = False
+        self._exceptions = 0
+        if isinstance(answer, TrialDone):
             if self._is_search_trial():
                 self._answers += 1
                 # A candidate that fails early says nothing of how long measuring takes.
-                if message["outcome"]["kind"] == OutcomeKind.OK:
+                if answer.outcome.ok:
                     self._slowest_s = max(self._slowest_s, time.monotonic() - self._sent)
-            if message.get("retire"):
+            if answer.retire:
                 self.renew()
-            return message
-        return None
+        return answer
 
     def expire(self) -> Outcome | None:
         """Kills a worker past its deadline."""
@@ -231,8 +268,7 @@ class DeviceSlot:
         self._deadline = self._sent + limit_s
 
     def _is_search_trial(self) -> bool:
-        thorough = self._request.get("confirm") or self._request.get("repeat")
-        return self._request["request"] == "trial" and not thorough
+        return isinstance(self._request, TrialRequest) and not self._request.thorough
 
     def _harness_limit_s(self) -> float:
         """For the inputs and references of a trial: as long as it may take at first, then with
@@ -244,8 +280,10 @@ class DeviceSlot:
 
     def _trial_limit_s(self) -> float:
         """Generous at first, then what trials of this run take that pass, with room."""
-        if self._request["confirm"] or self._request["rival"] or self._request["repeat"]:
-            cases: int = sum(case["role"] != RANDOM for case in self._request["cases"])
+        request = self._request
+        assert isinstance(request, TrialRequest)
+        if request.thorough or request.rival:
+            cases = sum(case.role != RANDOM for case in request.cases)
             sanitizer_s = LIMIT_S * len(TOOLS) if self.profile.backend == "cuda" else 0.0
             return self._longest_trial_s + _THOROUGH_CASE_S * cases + sanitizer_s
         if self._answers < _KNOWN_AFTER or not self._slowest_s:
@@ -256,7 +294,7 @@ class DeviceSlot:
         spare, self._spare = self._spare, None
         self._was_spare = spare is not None
         self._child = spare or self._spawn()
-        self._child.send(self._hello)
+        self._tell(self._hello)
         self._opening = True
         self._start_clock(_OPEN_TIMEOUT_S)
 
@@ -274,18 +312,19 @@ class DeviceSlot:
         assert self._child is not None
         status = self._child.kill() if hung else self._child.reap()
         log = self._child.log_tail(1 << 16)
-        raised = _raised(status, log)
+        raised = self._child.unreadable or _raised(status, log)
         self._failed_starts += 1
         again = self._was_spare or not (hung or raised)
         if again and self._failed_starts < _MOST_STARTS:
             self._open()
             return
+        unreadable = self._child.unreadable and self._child.end_in_words(status)
         self.close()
-        last = _last_words(log) or "it said nothing"
+        last = unreadable or _last_words(log) or "it said nothing"
         how = "" if hung or raised else f"it {describe_status(status)}: "
         raise EnvironmentProblem(f"the device worker does not start: {how}{last}")
 
-    def _spawn(self) -> Child:
+    def _spawn(self) -> Worker:
         environment: dict[str, str] = {}
         if self.profile.backend != "cpu" and self.profile.id:
             environment = {"CUDA_VISIBLE_DEVICES": self.profile.id}
@@ -293,24 +332,25 @@ class DeviceSlot:
         # A worker and the spare one share no file: each one's last words must be its own.
         second = self.profile.backend == "cuda" and self._spawned % 2 == 0
         log = self._folder / f"{self._name}{'-2' if second else ''}.log"
-        return Child("device_worker", log, environment)
+        return Child(DEVICE_WORKER, log, environment)
 
     def _lost(self) -> Outcome | None:
         assert self._child is not None
         if self._opening:
             self._start_failed()
             return None
-        garbled = self._child.garbled
         status = self._child.reap()
+        unreadable, reason = self._child.unreadable, self._child.end_in_words(status)
         log = self._child.log_tail()
         long_log = self._child.log_tail(1 << 16)
         raised = _raised(status, long_log)
         alone = self._served == 1
         self.renew()
         last = _last_words(long_log)
-        kind = None if garbled else _crash_kind(status, log)
+        kind = None if unreadable else _crash_kind(status, log)
         if not (self._deaths or (alone and (raised or kind is not None))):
             self._deaths += 1
+            assert self._request is not None
             self._send(self._request)
             return None
         self._exceptions = self._exceptions + 1 if raised else 0
@@ -319,11 +359,8 @@ class DeviceSlot:
             raise EnvironmentProblem(
                 f"the device worker failed {self._exceptions} times in a row: {last}"
             )
-        reason = f"the device worker {describe_status(status)}"
-        if garbled:
-            reason = "the device worker's answer was garbled"
         # After a crash by memory access the log's end belongs to whoever wrote last.
-        elif last and status != -signal.SIGSEGV:
+        if last and not unreadable and status != -signal.SIGSEGV:
             reason += f": {last}"
         return Outcome(
             kind or OutcomeKind.WORKER_LOST,
@@ -334,8 +371,8 @@ class DeviceSlot:
 
 
 def _raised(status: int, log: str) -> bool:
-    """Whether a worker ended with an exception of Python."""
-    return status == 1 and _TRACEBACK in log
+    """Whether a worker ended with an exception of Python, or could not read what it was told."""
+    return (status == 1 and _TRACEBACK in log) or cannot_read(status, log)
 
 
 def _last_words(log: str) -> str:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -20,13 +20,28 @@ from evotune.device.protocol import Session
 from evotune.errors import ProblemMistake
 from evotune.execute.channel import BlockingChannel
 from evotune.execute.entry import open_channel
+from evotune.execute.messages import (
+    DEVICE_WORKER,
+    BaselinesRequest,
+    BaselinesTimed,
+    FromDeviceWorker,
+    Hello,
+    Mistaken,
+    Opened,
+    Prepared,
+    ToDeviceWorker,
+    TrialDone,
+    TrialRequest,
+)
+from evotune.execute.protocol import BaselineReport
 from evotune.problems import Case, Problem, UserProblem, create_problem
 from evotune.problems.examination import examine, mistake_of, tiny_case
-from evotune.trial import Json
 from evotune.user_code import trust
 
 if TYPE_CHECKING:
     from evotune.execute.trial_runner import TrialRunner
+
+Channel: TypeAlias = BlockingChannel[ToDeviceWorker, FromDeviceWorker]
 
 
 def open_session(profile: DeviceProfile) -> Session:
@@ -40,52 +55,53 @@ def open_session(profile: DeviceProfile) -> Session:
 
 
 def main() -> None:
-    channel = open_channel(owns_processes=False)
+    with open_channel(DEVICE_WORKER, owns_processes=False) as channel:
+        hello = channel.receive()
+        if isinstance(hello, Hello):
+            _serve(channel, hello)
+
+
+def _serve(channel: Channel, hello: Hello) -> None:
     # Only now: PyTorch takes seconds to import, and the parent may die meanwhile.
     from evotune.execute.trial_runner import TrialRunner
 
     warnings.simplefilter("ignore")  # PyTorch explains refused backends at length
-    hello = channel.receive()
-    if hello is None:
-        return
-    if hello["cores"]:
-        os.sched_setaffinity(0, hello["cores"])
-    profile = DeviceProfile.from_json(hello["profile"])
-    if hello["problem_sha256"]:
-        trust.agree(hello["problem_sha256"])  # somebody agreed to it in the parent
+    if hello.cores:
+        os.sched_setaffinity(0, hello.cores)
+    told = hello.problem
+    if told.sha256:
+        trust.agree(told.sha256)  # somebody agreed to it in the parent
     try:
-        problem = create_problem(hello["problem"], hello["dtype"], Path(hello["root"]))
+        problem = create_problem(told.name, told.dtype, Path(told.root))
     except ProblemMistake as mistake:
-        channel.send({"mistake": str(mistake)})
+        channel.send(Mistaken(token=hello.token, mistake=str(mistake)))
         return
-    session = open_session(profile)
+    session = open_session(hello.profile)
     runner = TrialRunner(
         session,
-        profile,
+        hello.profile,
         problem,
-        deterministic=hello["deterministic"],
-        secret=hello["gate"]["secret"],
-        without=frozenset(hello["gate"]["without"]),
+        deterministic=hello.deterministic,
+        secret=hello.gate.secret,
+        without=hello.gate.without,
     )
-    channel.send({"ready": True, "state": dict(session.state())})
+    channel.send(Opened(token=hello.token))
     blaming = functools.partial(_blaming, problem, session)
-    while (message := channel.receive()) is not None:
-        token = {"token": message["token"]}
+    while (request := channel.receive()) is not None:
         try:
-            if message["request"] == "time_baselines":
-                cases = [Case(item["label"], item["symbols"]) for item in message["cases"]]
+            if isinstance(request, BaselinesRequest):
                 with blaming():
-                    _examine(problem, cases, session)
-                    timings = runner.time_baselines(cases)
-                answer = [timing.to_json() for timing in timings]
-                channel.send({**token, "baselines": answer, "copy_gbps": runner.copy_gbps()})
-            else:
-                _run_trial(channel, runner, message, token, blaming)
-        except _Mistaken as error:
-            channel.send({**token, "mistake": str(error)})
+                    _examine(problem, request.cases, session)
+                    timings = runner.time_baselines(request.cases)
+                report = BaselineReport(tuple(timings), runner.copy_gbps())
+                channel.send(BaselinesTimed(token=request.token, report=report))
+            elif isinstance(request, TrialRequest):
+                _run_trial(channel, runner, request, blaming)
+        except _ProblemMistaken as error:
+            channel.send(Mistaken(token=request.token, mistake=str(error)))
 
 
-class _Mistaken(Exception):
+class _ProblemMistaken(Exception):
     """The problem's file is to blame: nothing of the request's candidate was loaded yet."""
 
 
@@ -98,7 +114,7 @@ def _blaming(problem: Problem, session: Session) -> Iterator[None]:
         mistake = mistake_of(problem, error)
         if mistake is None or (isinstance(error, RuntimeError) and session.fault(error)):
             raise
-        raise _Mistaken(str(mistake)) from error
+        raise _ProblemMistaken(str(mistake)) from error
 
 
 def _examine(problem: Problem, cases: Sequence[Case], session: Session) -> None:
@@ -107,21 +123,23 @@ def _examine(problem: Problem, cases: Sequence[Case], session: Session) -> None:
 
 
 def _run_trial(
-    channel: BlockingChannel,
+    channel: Channel,
     runner: TrialRunner,
-    message: Json,
-    token: dict[str, str],
+    request: TrialRequest,
     blaming: Callable[[], AbstractContextManager[None]],
 ) -> None:
     started = time.monotonic()
     with blaming():
-        runner.prepare(message)
+        runner.prepare(request)
     prepare_s = time.monotonic() - started
-    channel.send({**token, "prepared": True})
-    outcome = runner.run(message)
+    channel.send(Prepared(token=request.token))
+    outcome = runner.run(request)
     outcome = msgspec.structs.replace(outcome, stage_s={"prepare": prepare_s, **outcome.stage_s})
-    about = {"retire": runner.tainted, "doubtful": runner.doubtful}
-    channel.send({**token, "outcome": outcome.to_json(), **about})
+    channel.send(
+        TrialDone(
+            token=request.token, outcome=outcome, retire=runner.tainted, doubtful=runner.doubtful
+        )
+    )
 
 
 if __name__ == "__main__":

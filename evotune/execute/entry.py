@@ -8,20 +8,34 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Iterator
 from types import FrameType
 
-from evotune.execute.channel import BlockingChannel
+from evotune.execute.channel import (
+    BlockingChannel,
+    FromWorker,
+    ToWorker,
+    UnreadableMessage,
+    Wire,
+)
+
+CANNOT_READ = 3
+"""A worker's exit status where it cannot read what it is told; its last line says why."""
 
 _PR_SET_PDEATHSIG = 1
 _LARGEST_FILE_BYTES = 1 << 30
 
 
-def open_channel(*, owns_processes: bool) -> BlockingChannel:
+@contextlib.contextmanager
+def open_channel(
+    wire: Wire[ToWorker, FromWorker], *, owns_processes: bool
+) -> Iterator[BlockingChannel[ToWorker, FromWorker]]:
     """Called first thing in a child whose only argument is its parent's pid.
 
     When the parent dies, the kernel signals this process: SIGKILL, or, if it starts processes
     of its own, SIGTERM, on which it kills its whole group. The channel gets private
-    descriptors; what native code prints to stdout goes to stderr instead.
+    descriptors; what native code prints to stdout goes to stderr instead. A message that cannot be
+    read ends the process with `CANNOT_READ`.
     """
     if owns_processes:
         signal.signal(signal.SIGTERM, _kill_group)
@@ -32,7 +46,16 @@ def open_channel(*, owns_processes: bool) -> BlockingChannel:
     with open(os.devnull, "rb") as null:
         os.dup2(null.fileno(), 0)
     os.dup2(2, 1)
-    return BlockingChannel(read_fd, write_fd)
+    try:
+        yield BlockingChannel(read_fd, write_fd, wire.to_worker)
+    except UnreadableMessage as error:
+        print(f"{wire.worker} cannot read a message: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(CANNOT_READ) from error
+
+
+def cannot_read(status: int, log: str) -> bool:
+    """Whether a worker with that exit status and log ended over a message that it cannot read."""
+    return status == CANNOT_READ and "cannot read a message" in log
 
 
 def die_with_parent(parent: int, death_signal: signal.Signals = signal.SIGKILL) -> None:

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from evotune.device.launch import MBARRIERS, Binary, CompileFailure
+from evotune.device.launch import MBARRIERS, Binary, CompileFailure, LaunchPlan
+from evotune.execute.messages import TrialCase, TrialRequest
 from evotune.execute.protocol import TIMED, CaseJob, Proposal
 from evotune.execute.twins import Twin
-from evotune.trial import QUARANTINED, Json, Outcome, OutcomeKind
+from evotune.trial import QUARANTINED, Json, Outcome, OutcomeKind, plain
 
 _encode = json.JSONEncoder(check_circular=False).encode
 _NOT_ITS_FAULT = frozenset({OutcomeKind.WORKER_LOST, OutcomeKind.DEVICE_LOST})
@@ -34,7 +35,6 @@ class InFlight:
     fingerprint: str = ""
     twin: Twin | None = None  # what came of the same code before
     again: bool = False  # measured a second time, in a fresh worker
-    plans: list[Json] = dataclasses.field(default_factory=list)  # of the proposal's cases, as JSON
 
     @property
     def missing(self) -> int:
@@ -51,40 +51,42 @@ class InFlight:
         """Takes stock of the binaries; why they must not be launched, "" when they may."""
         review = self.proposal.examine(self.binaries)
         self.resources = review.resources
-        cases = self.proposal.cases
-        self.plans = [case.plan.to_json() for case in cases]
         parts = [
-            [case.case.label, self.binaries[case.compile.key].sha256, plan]
-            for case, plan in zip(cases, self.plans, strict=True)
+            [case.case.label, self.binaries[case.compile.key].sha256, _parts(case.plan)]
+            for case in self.proposal.cases
         ]
         self.fingerprint = hashlib.sha256(_encode(parts).encode()).hexdigest()
         return review.violation
 
-    def request(self) -> dict[str, Json]:
+    def request(
+        self, *, contender: float, fixed_sampling: bool, baselines: Mapping[str, str]
+    ) -> TrialRequest:
         """What the device worker is told of it."""
-        return {
-            "request": "trial",
-            "number": self.proposal.number,
-            "confirm": self.proposal.confirm,
-            "audit": self.proposal.audit,
-            "repeat": self.proposal.repeat,
-            "skipped": [check.to_json() for check in self.proposal.skipped],
-            "cases": list(map(self._with_binary, self.proposal.cases, self.plans)),
-            "rival": [self._with_binary(case, case.plan.to_json()) for case in self.proposal.rival],
-        }
+        proposal = self.proposal
+        return TrialRequest(
+            number=proposal.number,
+            cases=tuple(map(self._compiled, proposal.cases)),
+            confirm=proposal.confirm,
+            audit=proposal.audit,
+            repeat=proposal.repeat,
+            skipped=proposal.skipped,
+            rival=tuple(map(self._compiled, proposal.rival)),
+            contender=contender,
+            fixed_sampling=fixed_sampling,
+            baselines=baselines,
+        )
 
-    def _with_binary(self, case: CaseJob, plan: Json) -> Json:
-        """`plan` is the case's as JSON, as far as it was known before compiling."""
-        binary = self.binaries[case.compile.key]
-        completed = case.plan.completed(binary.resources)
-        if completed is not case.plan:
-            plan = completed.to_json()
-        told = {**case.with_plan(plan), "binary": binary.path}
-        if self.proposal.confirm:
-            # What checks of champions alone ask for; None: the binary is of an older evotune's.
-            told[MBARRIERS] = binary.resources.get(MBARRIERS)
-            told["compile"] = case.compile.to_json() if case.role == TIMED else None
-        return told
+    def _compiled(self, job: CaseJob) -> TrialCase:
+        binary = self.binaries[job.compile.key]
+        return TrialCase(
+            case=job.case,
+            role=job.role,
+            plan=job.plan.completed(binary.resources),
+            flops=job.flops,
+            binary=binary.path,
+            mbarriers=binary.resources.get(MBARRIERS),
+            compile=job.compile if self.proposal.confirm and job.role == TIMED else None,
+        )
 
     def with_build(self, outcome: Outcome) -> Outcome:
         """The outcome with compile time, compiler figures and fingerprint added."""
@@ -116,3 +118,13 @@ def failed_to_compile(failure: CompileFailure) -> Outcome:
         log=failure.log,
         stage_s={"compile": failure.seconds},
     )
+
+
+def _parts(plan: LaunchPlan) -> Json:
+    """The plan as it is in every fingerprint, those of older runs too: before there were tensor
+    maps, an argument had three parts."""
+    parts = msgspec.to_builtins(plan, enc_hook=plain)
+    for argument in parts["arguments"]:
+        if argument[-1] is None:
+            del argument[-1]
+    return parts

@@ -14,22 +14,33 @@ import select
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from evotune.device.launch import Binary, CompileFailure, CompileJob
 from evotune.device.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem
-from evotune.execute.child import Child
 from evotune.execute.compile_pool import CompilePool
 from evotune.execute.device_slot import DeviceSlot, ProblemSource
 from evotune.execute.in_flight import InFlight, failed_to_compile, speaks_for_its_code
-from evotune.execute.protocol import BaselineReport, BaselineTiming, Proposal
+from evotune.execute.messages import (
+    Answer,
+    BaselinesRequest,
+    BaselinesTimed,
+    GateSettings,
+    TrialDone,
+)
+from evotune.execute.protocol import BaselineReport, Proposal
 from evotune.execute.twins import Twins
 from evotune.problems.base import Case
-from evotune.trial import Json, Outcome, OutcomeKind
+from evotune.trial import Outcome, OutcomeKind
 
 _TURN_S = 0.2
+
+
+class _Readable(Protocol):
+    def fileno(self) -> int: ...
 
 
 class LocalExecutor:
@@ -130,14 +141,9 @@ class LocalExecutor:
     def time_baselines(self, cases: Sequence[Case], index: int = 0) -> BaselineReport:
         """All baselines on all cases on one device; nothing else may be running."""
         device = self._devices[index]
-        device.start(
-            {
-                "request": "time_baselines",
-                "cases": [{"label": c.label, "symbols": dict(c.symbols)} for c in cases],
-            }
-        )
+        device.start(BaselinesRequest(cases=tuple(cases)))
         while True:
-            answer = None
+            answer: Answer | Outcome | None = None
             if device.child is not None:
                 select.select([device.child], [], [], _TURN_S)
                 answer = device.handle()
@@ -145,9 +151,8 @@ class LocalExecutor:
                 answer = device.expire()
             if isinstance(answer, Outcome):
                 raise EnvironmentProblem(f"the baselines could not be timed: {answer.reason}")
-            if answer is not None:
-                timings = tuple(map(BaselineTiming.from_json, answer["baselines"]))
-                return BaselineReport(timings, answer["copy_gbps"])
+            if isinstance(answer, BaselinesTimed):
+                return answer.report
 
     # --- the scheduler ---------------------------------------------------------------------------
 
@@ -196,12 +201,11 @@ class LocalExecutor:
             return
         self._measuring[index] = item
         self._devices[index].start(
-            {
-                **item.request(),
-                "contender": float("-inf") if self.fixed_sampling else self._contender,
-                "fixed_sampling": self.fixed_sampling,
-                "baselines": dict(self.baselines),
-            }
+            item.request(
+                contender=float("-inf") if self.fixed_sampling else self._contender,
+                fixed_sampling=self.fixed_sampling,
+                baselines=self.baselines,
+            )
         )
 
     def _wait(self, deadline: float) -> None:
@@ -211,16 +215,16 @@ class LocalExecutor:
         }
         compilers = self._pool.children()
         timeout_s = min(_TURN_S, max(0.0, deadline - time.monotonic()))
-        sources: list[Child | int] = [*compilers, *workers, self._wake_fd]
-        readable, _, _ = select.select(sources, [], [], timeout_s)
-        answered = [workers[child] for child in readable if child in workers]
+        waiting: list[_Readable | int] = [*compilers, *workers, self._wake_fd]
+        readable, _, _ = select.select(waiting, [], [], timeout_s)
+        answered = [index for child, index in workers.items() if child in readable]
         for index in answered:
             self._device_answered(index, self._devices[index].handle())
         if answered:
             self._advance()  # before all else: a device waits
         results: list[tuple[CompileJob, Binary | CompileFailure]] = []
-        for child in readable:
-            if isinstance(child, Child) and child not in workers:
+        for child in compilers:
+            if child in readable:
                 results += self._pool.handle(child)
         results += self._pool.expire()
         for job, result in results:
@@ -228,18 +232,18 @@ class LocalExecutor:
         for index, device in enumerate(self._devices):
             self._device_answered(index, device.expire())
 
-    def _device_answered(self, index: int, answer: Json | Outcome | None) -> None:
-        if answer is None or index not in self._measuring:
+    def _device_answered(self, index: int, answer: Answer | Outcome | None) -> None:
+        """`answer`: what the device's slot says of the trial that is measured there."""
+        if not isinstance(answer, TrialDone | Outcome) or index not in self._measuring:
             return
         item, device = self._measuring.pop(index), self._devices[index]
-        outcome = answer if isinstance(answer, Outcome) else Outcome.from_json(answer["outcome"])
-        outcome = item.with_build(outcome)
+        done = TrialDone(outcome=answer) if isinstance(answer, Outcome) else answer
+        outcome = item.with_build(done.outcome)
         if self.name_devices:
             state = {**outcome.resources.get("device", {}), **_identity(device.profile)}
             resources = {**outcome.resources, "device": state}
             outcome = msgspec.structs.replace(outcome, resources=resources)
-        doubtful = not isinstance(answer, Outcome) and answer.get("doubtful", False)
-        if doubtful and not (device.alone or item.again):
+        if done.doubtful and not (device.alone or item.again):
             # A candidate before may have written into inputs or references, or left no memory.
             item.again = True
             device.renew()
@@ -279,7 +283,7 @@ class LocalExecutor:
         self._done.append((item.proposal.number, outcome))
 
 
-def _identity(profile: DeviceProfile) -> dict[str, Json]:
+def _identity(profile: DeviceProfile) -> dict[str, str]:
     return {"model": profile.name, "id": profile.id}
 
 
@@ -328,7 +332,7 @@ def open_local_executor(
             deterministic=deterministic,
             longest_trial_s=trial_timeout_s,
             cores=cores[index] if cores else (),
-            gate={"secret": secret, "without": sorted(without)},
+            gate=GateSettings(secret, frozenset(without)),
             name=f"device-gpu{index}" if index else "device",
         )
         for index, profile in enumerate(profiles)

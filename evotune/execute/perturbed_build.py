@@ -1,13 +1,12 @@
 """A champion's CUDA sources once more, built so that races show: delays, and late copies.
 
-Run as `python -m evotune.execute.perturbed_build JOB FOLDER`, where JOB is a CompileJob as JSON: a
-compiler cannot be stopped from within. For each way it writes PTX into the folder, which the
+Run as `python -m evotune.execute.perturbed_build JOB FOLDER`, where the file JOB has a CompileJob:
+a compiler cannot be stopped from within. For each way it writes PTX into the folder, which the
 driver assembles when it is loaded, or a file that says why it cannot.
 """
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,23 +15,25 @@ from evotune.device.cuda.compiler import NvrtcCompiler
 from evotune.device.cuda.ptx_delays import with_delays
 from evotune.device.cuda.ptx_late_copies import UnknownCopy, with_late_copies
 from evotune.device.launch import CompileFailure, CompileJob
+from evotune.execute.channel import UnreadableMessage, decode, encode
+from evotune.execute.messages import PERTURBED_BUILD
 from evotune.python_process import module_command
-from evotune.trial import Json
 
 WAYS = {
     "delays": "with delays before and after barriers",
     "late": "with copies as late as may be",
 }
+_JOB = "job"
 _SELF = "evotune.execute.perturbed_build"
 _NO_REASON = "the build was given up"
 
 
-def build(job: Json, folder: Path, limit_s: float) -> dict[str, Path | str]:
+def build(job: CompileJob, folder: Path, limit_s: float) -> dict[str, Path | str]:
     """By way: the file to load, or why there is none. In a process of its own."""
-    (folder / "job.json").write_text(json.dumps(job))
+    (folder / _JOB).write_bytes(encode(job))
     try:
         subprocess.run(
-            module_command(_SELF, str(folder / "job.json"), str(folder)),
+            module_command(_SELF, str(folder / _JOB), str(folder)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -53,7 +54,11 @@ def _found(folder: Path, way: str) -> Path | str:
 
 def main() -> None:
     job_file, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    job = CompileJob.from_json(json.loads(job_file.read_text()))
+    try:
+        job = decode(PERTURBED_BUILD, job_file.read_bytes())
+    except UnreadableMessage as error:
+        _write(folder, dict.fromkeys(WAYS, f"the job cannot be read: {error}"))
+        return
     ptx: str | CompileFailure
     if job.language == "cuda":
         ptx = NvrtcCompiler().ptx(job)

@@ -10,6 +10,8 @@ from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem, ProblemMistake
 from evotune.execute.child import Child
 from evotune.execute.device_slot import ProblemSource
+from evotune.execute.entry import cannot_read
+from evotune.execute.messages import PROBLEM_WORKER, Tried, TryProblem
 from evotune.problems.base import Case
 from evotune.problems.examination import tiny_case
 from evotune.problems.user import UserProblem
@@ -27,10 +29,9 @@ def check_problem(
     goes to stderr."""
     case = tiny_case(problem, cases)
     with scratch_folder() as folder:
-        child = Child("problem_worker", folder / "problem.log", {})
+        child = Child(PROBLEM_WORKER, folder / "problem.log", {})
         try:
-            request = {"case": {"label": case.label, "symbols": dict(case.symbols)}, "timed": timed}
-            child.send({**source.to_json(), **request})
+            child.send(TryProblem(source.told(), case, timed))
             mistake = _answer(child, source)
             sys.stderr.write(child.log_tail(1 << 16))
         finally:
@@ -39,14 +40,16 @@ def check_problem(
         raise ProblemMistake(mistake)
 
 
-def _answer(child: Child, source: ProblemSource) -> str:
+def _answer(child: Child[TryProblem, Tried], source: ProblemSource) -> str:
     if not select.select([child], [], [], _LIMIT_S)[0]:
         return f"{source.name} gave no answer within {_LIMIT_S:g} s on a tiny shape"
     messages = child.receive()
     if messages:
-        return str(messages[0]["mistake"])
+        return messages[0].mistake
     status = child.reap()
     log = child.log_tail()
-    if status == _RAISED and "Traceback" in log:
+    if (status == _RAISED and "Traceback" in log) or cannot_read(status, log):
         raise EnvironmentProblem(f"the problem cannot be tried: {log.splitlines()[-1]}")
+    if child.unreadable:
+        return f"{source.name}: {child.end_in_words(status)}"
     return f"the process that tried {source.name} {describe_status(status)}"

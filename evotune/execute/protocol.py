@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from evotune.device.launch import Binary, CompileJob, LaunchPlan
 from evotune.problems.base import Case
 from evotune.trial import Check, Configuration, Json, Outcome
@@ -30,16 +32,6 @@ class CaseJob:
     compile: CompileJob
     plan: LaunchPlan
     flops: int
-
-    def with_plan(self, plan: Json) -> dict[str, Json]:
-        """What a device worker is told of it, `plan` in the place of its own."""
-        return {
-            "label": self.case.label,
-            "symbols": dict(self.case.symbols),
-            "role": self.role,
-            "plan": plan,
-            "flops": self.flops,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +94,7 @@ def worst_resources(binaries: Iterable[Binary]) -> dict[str, Json]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class BaselineTiming:
+class BaselineTiming(msgspec.Struct, frozen=True):
     """One baseline on one case: its time alone in µs, and whether it passed the gate itself."""
 
     case: str
@@ -111,16 +102,8 @@ class BaselineTiming:
     time_us: float
     passed: bool
 
-    def to_json(self) -> dict[str, Json]:
-        return {name: getattr(self, name) for name in self.__slots__}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Json]) -> BaselineTiming:
-        return cls(**data)
-
-
-@dataclass(frozen=True, slots=True)
-class BaselineReport:
+class BaselineReport(msgspec.Struct, frozen=True, tag=True):
     """Every baseline on every case, and the bandwidth of a large copy (0: not measured)."""
 
     timings: tuple[BaselineTiming, ...]

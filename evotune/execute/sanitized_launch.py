@@ -1,6 +1,6 @@
 """Launches machine code once on each of a few small cases: a program for compute-sanitizer.
 
-`python -m evotune.execute.sanitized_launch JOB.json`. It uses CuPy's driver calls alone, since a
+`python -m evotune.execute.sanitized_launch JOB`. It uses CuPy's driver calls alone, since a
 tool slows every kernel of its process down and PyTorch has many; and each buffer is an allocation
 of exactly its size, so that the first byte past its end belongs to nobody. An alarm ends it where
 whoever started the tool is gone.
@@ -8,20 +8,18 @@ whoever started the tool is gone.
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from evotune.device.launch import LaunchPlan
+from evotune.execute.channel import UnreadableMessage, decode
+from evotune.execute.messages import SANITIZED_LAUNCHES, SanitizedCase
 from evotune.execute.sanitizer import DONE, LIMIT_S
-from evotune.trial import Json
 
 _POISON_BYTE = 0xFF
 _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
@@ -31,14 +29,16 @@ def main() -> None:
     signal.alarm(round(LIMIT_S))
     from evotune.device.cuda.kernel import CudaKernel
 
-    job = json.loads(Path(sys.argv[1]).read_text())
+    try:
+        job = decode(SANITIZED_LAUNCHES, Path(sys.argv[1]).read_bytes())
+    except UnreadableMessage as error:
+        sys.exit(f"the job cannot be read: {error}")
     runtime = _open_device()
     kernels: dict[str, CudaKernel] = {}
-    for case in job["cases"]:
-        path = case["binary"]
-        if path not in kernels:
-            kernels[path] = CudaKernel(Path(path))
-        _launch(runtime, kernels[path], case, poison=job["poison"])
+    for case in job.cases:
+        if case.binary not in kernels:
+            kernels[case.binary] = CudaKernel(Path(case.binary))
+        _launch(runtime, kernels[case.binary], case, poison=job.poison)
     print(DONE, flush=True)
 
 
@@ -51,29 +51,28 @@ def _open_device() -> Any:
     return runtime
 
 
-def _launch(runtime: Any, kernel: Any, case: Mapping[str, Json], *, poison: bool) -> None:
+def _launch(runtime: Any, kernel: Any, case: SanitizedCase, *, poison: bool) -> None:
     """With `poison` what the kernel must write is NaN before, else it is left as it comes."""
     from evotune.device.cuda.kernel import bind
 
-    plan = LaunchPlan.from_json(case["plan"])
     pointers: dict[str, int] = {}
-    for name, shape, dtype, is_output in case["tensors"]:
-        count = math.prod(shape)
-        pointers[name] = runtime.malloc(count * _BYTES[dtype])
-        if is_output and poison:
-            runtime.memset(pointers[name], _POISON_BYTE, count * _BYTES[dtype])
-        elif not is_output:
-            values = normal_values(count, dtype)
+    for spec in case.tensors:
+        count = math.prod(spec.shape)
+        pointer = pointers[spec.name] = runtime.malloc(count * _BYTES[spec.dtype])
+        if spec.is_output and poison:
+            runtime.memset(pointer, _POISON_BYTE, count * _BYTES[spec.dtype])
+        elif not spec.is_output:
+            values = normal_values(count, spec.dtype)
             kind = runtime.memcpyHostToDevice
-            runtime.memcpy(pointers[name], values.ctypes.data, values.nbytes, kind)
-    for workspace in plan.workspaces:
+            runtime.memcpy(pointer, values.ctypes.data, values.nbytes, kind)
+    for workspace in case.plan.workspaces:
         # A kernel may have use for none; an allocation of nothing has no address.
         pointers[workspace.name] = runtime.malloc(max(1, workspace.bytes))
         zero = workspace.init == "zero_once"
         if zero or poison:
             byte = 0 if zero else _POISON_BYTE
             runtime.memset(pointers[workspace.name], byte, workspace.bytes)
-    bind(kernel, plan, pointers, lambda: 0)()
+    bind(kernel, case.plan, pointers, lambda: 0)()
     runtime.deviceSynchronize()
     for pointer in pointers.values():
         runtime.free(pointer)

@@ -14,7 +14,6 @@ shown as a warning beside the champion, and a reader who knows the kernel judges
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 import shutil
@@ -23,9 +22,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from evotune.execute.channel import encode
+from evotune.execute.messages import SanitizedCase, SanitizedLaunches
 from evotune.python_process import module_command
 from evotune.scratch import scratch_folder
-from evotune.trial import Check, Json, OutcomeKind
+from evotune.trial import Check, OutcomeKind
 
 TOOLS = ("memcheck", "initcheck", "racecheck")
 LIMIT_S = 180.0
@@ -60,19 +61,18 @@ def skipped_checks(detail: str) -> list[Check]:
     return [_check(tool, "skipped", detail) for tool in TOOLS]
 
 
-def sanitize(cases: Sequence[Json]) -> list[Check]:
-    """One check a tool. `cases` are as `evotune.execute.sanitized_launch` reads them: binary,
-    launch plan and tensors of small shapes."""
+def sanitize(cases: Sequence[SanitizedCase]) -> list[Check]:
+    """One check a tool, on `cases` of small shapes."""
     path = find_sanitizer()
     if not path:
         return skipped_checks(f"{_TOOL} is not installed")
     if not cases:
         return skipped_checks("the kernel supports no edge shape")
     with scratch_folder() as folder:
-        jobs = [folder / f"{tool}.json" for tool in TOOLS]
+        jobs = [folder / tool for tool in TOOLS]
         for tool, job in zip(TOOLS, jobs, strict=True):
             # Filled memory counts as written.
-            job.write_text(json.dumps({"cases": list(cases), "poison": tool != "initcheck"}))
+            job.write_bytes(encode(SanitizedLaunches(tuple(cases), poison=tool != "initcheck")))
         with ThreadPoolExecutor(len(TOOLS)) as pool:  # each takes seconds to start
             return list(pool.map(functools.partial(_run, path), TOOLS, jobs))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from evotune.trial import Json, Measurement, Outcome, OutcomeKind
 from evotune.verify.gate import Verdict
@@ -27,7 +27,10 @@ def needed_speedup(contender: float, timed: int, measured: Sequence[Measurement]
 
 
 def outcome_of(
-    verdict: Verdict, measurements: list[Measurement], stage_s: dict[str, float], state: Json
+    verdict: Verdict,
+    measurements: list[Measurement],
+    stage_s: dict[str, float],
+    state: Mapping[str, Json],
 ) -> Outcome:
     resources = {"device": dict(state)}
     if verdict.kind is not None:

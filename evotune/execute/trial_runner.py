@@ -12,26 +12,29 @@ import functools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
-from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import LaunchFailure, Sampler, Session
 from evotune.execute.champion_checks import ChampionChecks
+from evotune.execute.messages import TrialCase, TrialRequest
 from evotune.execute.protocol import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTiming
 from evotune.execute.scoring import is_suspicious, needed_speedup, outcome_of
 from evotune.execute.timer import BaselineSamplers, CaseTimer
 from evotune.measure.paired import TimingSettings
 from evotune.measure.samplers import time_in_turn_us, warm_sampler
 from evotune.problems.base import Case, Problem, Tensors
-from evotune.trial import Check, Domain, Json, Measurement, Outcome, OutcomeKind
+from evotune.trial import Domain, Measurement, Outcome, OutcomeKind
 from evotune.verify.accuracy import LIMITS, errors_against
 from evotune.verify.domain import checked_domain
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool, InputSet
 from evotune.verify.random_tests import run_random_tests
 from evotune.verify.summary import worth_keeping
+
+Loaded: TypeAlias = tuple[TrialCase, Subject]
 
 _POOL_SEEDS = 4
 _CONFIRM_SEED = 1_000_000  # champions see inputs the search never saw
@@ -106,24 +109,24 @@ class TrialRunner:
         """Bandwidth of a large copy on this device, measured now; 0 where it is not."""
         return self._session.copy_gbps()
 
-    def prepare(self, job: Json) -> None:
+    def prepare(self, job: TrialRequest) -> None:
         """Makes the trial's inputs, references and limits: work that is not the candidate's."""
         seed = self._seed(job)
-        for item in job["cases"]:
-            case = Case(item["label"], item["symbols"])
-            if item["role"] == RANDOM:
+        for item in job.cases:
+            case = item.case
+            if item.role == RANDOM:
                 continue
-            for kind in ("normal",) if job["repeat"] else self._problem.input_kinds:
+            for kind in ("normal",) if job.repeat else self._problem.input_kinds:
                 self._pool.get(case, kind, seed)
-            if item["role"] != EDGE:
+            if item.role != EDGE:
                 self._pool.get(case, "normal", seed + 1)
                 self._pool.changed(case, seed)
 
-    def run(self, job: Json) -> Outcome:
+    def run(self, job: TrialRequest) -> Outcome:
         """The whole gate, then the timing; a failure is an Outcome."""
         self.doubtful = False
         stage_s: dict[str, float] = {}
-        verdict = Verdict([Check.from_json(check) for check in job["skipped"]])
+        verdict = Verdict(list(job.skipped))
         measurements: list[Measurement] = []
         seed = self._seed(job)
         if changed := self._session.take_stock():
@@ -133,20 +136,20 @@ class TrialRunner:
         random_tests = 0
         try:
             with _timed(stage_s, "load"):
-                subjects = self._load(job["cases"])
-                rivals = {subject.case.label: subject for _, _, subject in self._load(job["rival"])}
-            if not job["repeat"]:
+                subjects = self._load(job.cases)
+                rivals = {item.case.label: subject for item, subject in self._load(job.rival)}
+            if not job.repeat:
                 with _timed(stage_s, "verify"):
                     self._verify(subjects, seed, verdict)
                     self._check_quiet(verdict)
-            if job["confirm"]:
+            if job.confirm:
                 random_tests = self._check_champion(subjects, job, seed, verdict, stage_s)
             if verdict.passed:
                 with _timed(stage_s, "measure"):
                     measurements = self._measure(subjects, rivals, job, seed, verdict)
-            if job["confirm"] and verdict.passed and "sanitizer" not in self._without:
+            if job.confirm and verdict.passed and "sanitizer" not in self._without:
                 with _timed(stage_s, "sanitizer"):
-                    self._champions.sanitize(job["cases"], verdict)
+                    self._champions.sanitize(job.cases, verdict)
         except LaunchFailure as error:
             return Outcome(OutcomeKind.LAUNCH_ERROR, reason=str(error), stage_s=stage_s)
         except RuntimeError as error:
@@ -158,18 +161,18 @@ class TrialRunner:
             return Outcome(fault.kind, reason=fault.reason, stage_s=stage_s)
         if verdict.kind in (OutcomeKind.WRONG_RESULT, OutcomeKind.NAN, OutcomeKind.OUT_OF_BOUNDS):
             self.doubtful = not self._pool.intact()
-        if not job["audit"] and verdict.passed:
+        if not job.audit and verdict.passed:
             verdict.checks = list(worth_keeping(verdict.checks, {m.case for m in measurements}))
         outcome = outcome_of(verdict, measurements, stage_s, self._session.state())
-        if job["confirm"] and verdict.passed:
-            domain = self._domain(job["cases"], random_tests)
+        if job.confirm and verdict.passed:
+            domain = self._domain(job.cases, random_tests)
             outcome = msgspec.structs.replace(outcome, domain=domain)
         return outcome
 
     def _check_champion(
         self,
-        subjects: Sequence[tuple[str, int, Subject]],
-        job: Json,
+        subjects: Sequence[Loaded],
+        job: TrialRequest,
         seed: int,
         verdict: Verdict,
         stage_s: dict[str, float],
@@ -181,53 +184,44 @@ class TrialRunner:
                 random_tests = self._test_randomly(subjects, seed, verdict)
         if "perturbation" not in self._without:
             with _timed(stage_s, "perturbation"):
-                timed = [subject for role, _, subject in subjects if role == TIMED]
-                self._champions.disturb(timed, job["cases"], seed, verdict)
+                timed = [subject for item, subject in subjects if item.role == TIMED]
+                self._champions.disturb(timed, job.cases, seed, verdict)
         return random_tests
 
-    def _domain(self, cases: Json, random_tests: int) -> Domain:
+    def _domain(self, cases: Sequence[TrialCase], random_tests: int) -> Domain:
         """Of all that was checked: the cases, and as many random ones as there was time for."""
-        items = [item for item in cases if item["role"] != RANDOM]
-        items += [item for item in cases if item["role"] == RANDOM][:random_tests]
-        checked = [(item["binary"], Case(item["label"], item["symbols"])) for item in items]
+        items = [item for item in cases if item.role != RANDOM]
+        items += [item for item in cases if item.role == RANDOM][:random_tests]
+        checked = [(item.binary, item.case) for item in items]
         return checked_domain(self._problem, checked, self._profile)
 
-    def _seed(self, job: Json) -> int:
+    def _seed(self, job: TrialRequest) -> int:
         """Of the trial's inputs: one of a few in the search, as many as the pool can hold."""
-        if job["confirm"] or job["repeat"]:
-            return int(_CONFIRM_SEED + job["number"])
-        cases = (Case(item["label"], item["symbols"]) for item in job["cases"])
-        trial_bytes = sum(map(self._pool.trial_bytes, cases))
-        return int(
-            job["number"] % max(1, min(_POOL_SEEDS, self._session.pool_bytes // trial_bytes))
-        )
+        if job.thorough:
+            return _CONFIRM_SEED + job.number
+        trial_bytes = sum(self._pool.trial_bytes(item.case) for item in job.cases)
+        return job.number % max(1, min(_POOL_SEEDS, self._session.pool_bytes // trial_bytes))
 
-    def _load(self, cases: Json) -> list[tuple[str, int, Subject]]:
-        """(role, FLOPs, subject) for each case; a binary shared by cases is loaded once."""
+    def _load(self, cases: Sequence[TrialCase]) -> list[Loaded]:
+        """A binary shared by cases is loaded once."""
         kernels: dict[tuple[str, str], Callable[..., object]] = {}
         subjects = []
         for item in cases:
-            plan = LaunchPlan.from_json(item["plan"])
-            key = (item["binary"], plan.entry)
+            key = (item.binary, item.plan.entry)
             if key not in kernels:
-                kernels[key] = self._session.load(Path(item["binary"]), plan)
-            case = Case(item["label"], item["symbols"])
-            subjects.append((item["role"], item["flops"], Subject(case, plan, kernels[key])))
+                kernels[key] = self._session.load(Path(item.binary), item.plan)
+            subjects.append((item, Subject(item.case, item.plan, kernels[key])))
         return subjects
 
-    def _verify(
-        self, subjects: Sequence[tuple[str, int, Subject]], seed: int, verdict: Verdict
-    ) -> None:
+    def _verify(self, subjects: Sequence[Loaded], seed: int, verdict: Verdict) -> None:
         for role in (TIMED, EDGE, HELD_OUT):
-            for mine, _, subject in subjects:
-                if mine == role and role not in self._without:
+            for item, subject in subjects:
+                if item.role == role and role not in self._without:
                     self._gate.examine(subject, self._kinds, seed, verdict)
 
-    def _test_randomly(
-        self, subjects: Sequence[tuple[str, int, Subject]], seed: int, verdict: Verdict
-    ) -> int:
+    def _test_randomly(self, subjects: Sequence[Loaded], seed: int, verdict: Verdict) -> int:
         """How many passed."""
-        chosen = [subject for role, _, subject in subjects if role == RANDOM]
+        chosen = [subject for item, subject in subjects if item.role == RANDOM]
         made = run_random_tests(
             self._gate,
             chosen,
@@ -245,21 +239,22 @@ class TrialRunner:
 
     def _measure(
         self,
-        subjects: Sequence[tuple[str, int, Subject]],
+        subjects: Sequence[Loaded],
         rivals: Mapping[str, Subject],
-        job: Json,
+        job: TrialRequest,
         seed: int,
         verdict: Verdict,
     ) -> list[Measurement]:
-        repeat = bool(job["repeat"])
-        thorough = (job["confirm"] and not job["audit"]) or repeat
+        repeat = job.repeat
+        thorough = (job.confirm and not job.audit) or repeat
         settings = TimingSettings.repeated() if repeat else TimingSettings.thorough()
         if not (thorough or rivals):
-            racing = TimingSettings.fixed() if job["fixed_sampling"] else TimingSettings()
+            racing = TimingSettings.fixed() if job.fixed_sampling else TimingSettings()
             settings = dataclasses.replace(racing, sample_us=self._session.sample_us)
-        timed = sum(role == TIMED for role, _, _ in subjects)
+        timed = sum(item.role == TIMED for item, _ in subjects)
         measurements: list[Measurement] = []
-        for role, flops, subject in subjects:
+        for item, subject in subjects:
+            role, flops = item.role, item.flops
             if role not in (TIMED, HELD_OUT) or not verdict.passed:
                 continue
             deciding = thorough and role == TIMED and not repeat
@@ -271,23 +266,21 @@ class TrialRunner:
                 self._baselines,
                 seed,
                 watching="watch" not in self._without,
-                draw=job["number"],
+                draw=job.number,
             )
             candidate = timer.place(self._gate, subject, own)
             rival = rivals.get(subject.case.label)
-            needed = needed_speedup(job["contender"], timed, measurements)
+            needed = needed_speedup(job.contender, timed, measurements)
             measurement = timer.measure(
                 candidate,
-                timer.place(self._gate, rival, own)
-                if rival
-                else job["baselines"][subject.case.label],
+                timer.place(self._gate, rival, own) if rival else job.baselines[subject.case.label],
                 contender_speedup=0.0 if thorough else needed,
                 leader_speedup=needed,
                 held_out=role == HELD_OUT,
                 watched=functools.partial(self._gate.judge_watched, subject.case, verdict=verdict),
             )
             if "alter" not in self._without:
-                self._gate.alter(subject, candidate.buffers, seed, verdict, draw=job["number"])
+                self._gate.alter(subject, candidate.buffers, seed, verdict, draw=job.number)
             if candidate.watch and thorough and self._is_suspicious(measurement, flops):
                 self._gate.audit(subject.case, candidate.watch, verdict)
             # In the search a slow one gains nothing by reusing results.

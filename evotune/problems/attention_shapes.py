@@ -14,6 +14,7 @@ from evotune.problems.lengths import (
     LENGTH_CLASSES,
     WORD,
     beyond,
+    last_odd,
     near,
     other_scalar,
     past_words,
@@ -160,8 +161,9 @@ def _long(rng: random.Random) -> list[_Drawn]:
 
 
 def _large(rng: random.Random, longest: int, causal: bool) -> list[_Drawn]:
-    """Lengths near the space's longest, well beyond it and past 16 bits, and so many rows. Where
-    a mask hides the keys behind a query, many keys need as many queries."""
+    """As many keys as the space's longest odd length, well beyond it and past 16 bits, and so many
+    queries or about as many; and so many rows. Where a mask hides the keys behind a query, many
+    keys need as many queries."""
 
     def drawn(batch: int, heads: int, queries: int, keys: int) -> _Drawn:
         return _Drawn(batch, heads, 1, queries, keys, _LARGE_SCORES)
@@ -170,13 +172,12 @@ def _large(rng: random.Random, longest: int, causal: bool) -> list[_Drawn]:
         return rng.randint(16, most)
 
     found = []
-    lengths = [near(rng, longest), beyond(rng, longest)]
-    if causal:
-        most = near(rng, math.isqrt(_LARGE_SCORES))
-        lengths = [min(length, most) for length in lengths]
-    for length in lengths:
-        found.append(drawn(1, 1, length if causal else few(64), length))
-        found.append(drawn(1, 1, length, few(64)))
+    far = beyond(rng, longest)
+    most = near(rng, math.isqrt(_LARGE_SCORES)) if causal else far
+    for pair in ((last_odd(longest), near(rng, longest)), (far, far)):
+        keys, queries = (min(length, most) for length in pair)
+        found.append(drawn(1, 1, keys if causal else few(64), keys))
+        found.append(drawn(1, 1, queries, few(64)))
     found.append(drawn(1, 1, past_words(rng), few()))
     if not causal:
         found.append(drawn(1, 1, few(), past_words(rng)))

@@ -26,10 +26,14 @@ LENGTH_CLASSES: tuple[Callable[[random.Random], int], ...] = (
 """Ordinary lengths, each of a kind: draw from all of them in turn."""
 
 
+def last_odd(longest: int) -> int:
+    """The space's longest odd length."""
+    return max(1, longest - 1 + longest % 2)
+
+
 def near(rng: random.Random, longest: int) -> int:
-    """Odd, and less than 96 below the space's longest; mostly the last odd one."""
-    length = longest if rng.random() < 0.75 else rng.randint(max(1, longest - 95), longest)
-    return length - 1 if length % 2 == 0 else length
+    """Odd, and less than 96 below the space's longest."""
+    return last_odd(rng.randint(max(1, longest - 95), longest))
 
 
 def beyond(rng: random.Random, longest: int) -> int:

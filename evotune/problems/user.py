@@ -125,8 +125,9 @@ class UserProblem(abc.ABC):
     ) -> torch.Tensor:
         """float32 values of one input, on the generator's device.
 
-        normal: N(0, 1). large: rows in turn 32 times that, 150 to 250 above and below zero, rising
-        and falling by 240 to 300, so that an exponential overflows or vanishes. ramp: values that
+        normal: N(0, 1). large: rows in turn 32 times that, 150 to 300 above and below zero, rising
+        and falling by 240 to 300, so that an exponential overflows or vanishes, and a square in
+        half precision. ramp: values that
         count, so that a misplaced one shows; every fifth row is zero, another fifth begins with a
         zero. spike: one value of 6.5 to 13 in each row of small ones.
         """

@@ -35,7 +35,7 @@ def input_values(shape: tuple[int, ...], kind: str, generator: torch.Generator) 
 
 def _large(rows: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
     trait, part = turn % _TRAITS, turn // _TRAITS % _TRAITS / (_TRAITS - 1)
-    shift = ((trait == 1).float() - (trait == 2).float()) * (150.0 + 100.0 * part)
+    shift = ((trait == 1).float() - (trait == 2).float()) * (150.0 + 150.0 * part)
     slope = ((trait == 3).float() - (trait == 4).float()) * (120.0 + 30.0 * part)
     along = torch.linspace(-1.0, 1.0, rows.shape[1], device=rows.device)
     spread = torch.where(trait == 0, 32.0, 1.0)

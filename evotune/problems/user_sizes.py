@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from evotune.problems.lengths import LENGTH_CLASSES, WORD, beyond, near, past_words
+from evotune.problems.lengths import LENGTH_CLASSES, WORD, beyond, last_odd, past_words
 
 Sizes = dict[str, int]
 
@@ -29,9 +29,8 @@ def random_sizes(
     """Endless: candidates to try one after the other until one makes sense and is not too large,
     and True if it may be large.
 
-    Each size is once near the longest that the space has, once well beyond it and once past 16
-    bits, beside small ones. In turn with these, each size goes through all classes of
-    lengths, repeatedly.
+    Each size is once the space's longest odd one, once well beyond it and once past 16 bits, beside
+    small ones. In turn with these, each size goes through all classes of lengths, repeatedly.
     """
     large = [
         [_beside(rng, names, name, size) for size in sizes(rng, longest[name])]
@@ -49,7 +48,7 @@ def random_sizes(
 
 
 _LARGE: tuple[Callable[[random.Random, int], tuple[int, ...]], ...] = (
-    lambda rng, longest: (near(rng, longest),),
+    lambda _, longest: (last_odd(longest),),
     lambda rng, longest: (beyond(rng, longest),),
     lambda rng, longest: (past_words(rng), WORD // 2 + 2 * rng.randint(0, 99) + 1),
 )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import random
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 
@@ -137,7 +137,7 @@ def test_every_head_dimension_and_type_compiles(
     planner, bound = planner_for(space, "l4")
     for job in planner.compile_jobs(bound.default()):
         defines = {**dict(job.defines), "HEAD_DIM": head_dim, "DTYPE": dtype}
-        job = dataclasses.replace(job, defines=tuple(defines.items()))  # noqa: PLW2901
+        job = msgspec.structs.replace(job, defines=tuple(defines.items()))  # noqa: PLW2901
         assert compiled(job, tmp_path)["spill_store_bytes"] == 0
 
 
@@ -149,7 +149,7 @@ def test_the_hopper_kernel_compiles_for_every_head_dimension_and_type(
     configuration = repaired(bound, CONSUMER_WARPGROUPS=2, PRODUCER_REGISTERS=24, PING_PONG=True)
     job = planner.compile_jobs(configuration)[-1]
     defines = {**dict(job.defines), "HEAD_DIM": head_dim, "DTYPE": dtype}
-    job = dataclasses.replace(job, defines=tuple(defines.items()))
+    job = msgspec.structs.replace(job, defines=tuple(defines.items()))
     assert compiled(job, tmp_path)["spill_store_bytes"] == 0
 
 
@@ -227,5 +227,5 @@ def test_products_that_ptxas_serializes_are_a_figure(tmp_path: Path) -> None:
     job = planner.compile_jobs(bound.default())[0]
     assert compiled(job, tmp_path)["serialized"] == 0
     crowded = tuple((dict(job.defines) | {"BLOCK_N": 160}).items())
-    figures = compiled(dataclasses.replace(job, defines=crowded), tmp_path)
+    figures = compiled(msgspec.structs.replace(job, defines=crowded), tmp_path)
     assert figures["serialized"] == figures["entries"]["attention_forward"]["serialized"] == 1

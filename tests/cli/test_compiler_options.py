@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from evotune.device.cpp_options import is_allowed
@@ -155,7 +155,7 @@ def test_a_kernel_for_fast_math_leaves_the_process_its_denormals(
     (tmp_path / "k.cpp").write_text('extern "C" double half(double x) { return x / 2; }\n')
     job = CompileJob("cpp", str(tmp_path), "k.cpp", (), (), "native", "")
     library = tmp_path / "k.so"
-    made = CpuCompiler().compile(dataclasses.replace(job, options=(option,)), library, 60)
+    made = CpuCompiler().compile(msgspec.structs.replace(job, options=(option,)), library, 60)
     assert not isinstance(made, CompileFailure), made
     command = [sys.executable, "-c", LOADED, str(sys.float_info.min), str(library)]
     loaded = subprocess.run(command, check=False, capture_output=True, text=True)

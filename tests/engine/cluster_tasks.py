@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
-from evotune.device.recorded import read_recorded_space
-from evotune.trial import Configuration, Json
+from evotune.device.recorded import RecordedSpace, read_recorded_space
+from evotune.execute.channel import decode, encode
+from evotune.execute.messages import (
+    TO_CLUSTER_WORKER,
+    ClusterRun,
+    ClusterTrial,
+    ClusterTrialDone,
+    Refused,
+)
+from evotune.trial import Configuration
 
 RECORDING = Path(__file__).parents[1] / "data" / "synthetic_recording.json.gz"
-_recordings: list[Json] = []
+_recordings: list[RecordedSpace] = []
+
+RUN = ClusterRun(
+    session="s",
+    files={"space.yaml": b"x"},
+    space_file="space.yaml",
+    backend="cpu",
+    device_name="cpu",
+    device_arch="",
+    allow_mixed=False,
+    fixed_sampling=False,
+    secret="",
+)
 
 
-def trial(payload: Mapping[str, Json]) -> dict[str, Json]:
-    """Takes a moment; a worker whose address is in `refuse` has no device."""
+def trial(message: bytes, *, journal: str, takes_s: float, refuse: str) -> bytes:
+    """Takes a moment, and notes it in the journal; the worker named `refuse` has no device."""
     from distributed import get_worker
 
-    if get_worker().name == payload["refuse"]:
-        return {"refused": "it has no device", "worker": get_worker().address}
+    told = decode(TO_CLUSTER_WORKER, message)
+    assert isinstance(told, ClusterTrial)
+    if get_worker().name == refuse:
+        return encode(Refused("it has no device", get_worker().address))
     if not _recordings:
         _recordings.append(read_recorded_space(RECORDING))
-    time.sleep(payload["takes_s"])
-    with open(payload["journal"], "a") as journal:
-        journal.write(f"{payload['number']}\n")
-    outcome = _recordings[0].outcome(Configuration(payload["configuration"]))
-    return {"outcome": outcome.to_json()}
+    time.sleep(takes_s)
+    with open(journal, "a") as file:
+        file.write(f"{told.number}\n")
+    outcome = _recordings[0].outcome(Configuration(told.configuration))
+    return encode(ClusterTrialDone(outcome))

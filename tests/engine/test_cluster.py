@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import signal
@@ -22,10 +23,11 @@ from evotune.errors import EnvironmentProblem, UsageError
 from evotune.execute import cluster as cluster_executor
 from evotune.execute.cluster import ClusterExecutor
 from evotune.execute.inline import InlineExecutor
+from evotune.execute.twins import Twins
 from evotune.store import RunStore
 from evotune.user_code import trust
 
-from .cluster_tasks import trial
+from .cluster_tasks import RUN, trial
 from .dask_processes import Dask
 from .runs import RECORDING, evotune, history
 from .test_cpu_run import SPACE, replayed
@@ -59,7 +61,7 @@ def test_workers_that_die_refuse_or_join_late_change_nothing(
     )
     journal = tmp_path / "journal"
     first, refusing = dask.add_worker(), dask.add_worker()
-    payload = {"journal": str(journal), "takes_s": 0.02, "refuse": refusing}
+    task = functools.partial(trial, journal=str(journal), takes_s=0.02, refuse=refusing)
 
     def trouble() -> None:
         while not journal.exists() or len(journal.read_text().split()) < 20:
@@ -71,7 +73,7 @@ def test_workers_that_die_refuse_or_join_late_change_nothing(
         client.wait_for_workers(2, timeout=300)
         troublemaker = threading.Thread(target=trouble)
         troublemaker.start()
-        executor = ClusterExecutor(client, trial, payload, twins={})
+        executor = ClusterExecutor(client, task, RUN, twins=Twins())
         trials = search(
             tmp_path / "cluster.sqlite", executor, recording.space, trials=60, lookahead=12
         )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from evotune.device.launch import ConstantMemory, LaunchPlan
@@ -43,7 +43,7 @@ def plan(folder: Path, old: str = "", new: str = "") -> LaunchPlan:
 def test_a_plan_says_how_many_bytes_go_where(tmp_path: Path) -> None:
     found = plan(tmp_path)
     assert found.constant_memory == (ConstantMemory("c_keys", "k", 2 * 4 * 100 * 64 * 2),)
-    assert LaunchPlan.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=LaunchPlan) == found
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -60,7 +60,7 @@ def test_a_plan_has_the_maps_of_its_shape(tmp_path: Path) -> None:
     assert (keys.type, keys.name, out.type) == ("tensor_map", "k", "tensor")
     assert keys.tensor_map == TensorMap("bfloat16", (2, 2, 100, 64), (1, 1, 64, 32), 128, 0)
     assert queries.tensor_map == TensorMap("bfloat16", (2, 4, 100, 64), (1, 1, 8, 8), 0, 256)
-    assert LaunchPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=LaunchPlan) == plan
 
 
 def test_what_the_driver_would_refuse_is_rejected_before_compiling(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from report.runs import make_run, ok
 
 from evotune.device.launch import Argument, CompileJob, Workspace
@@ -111,7 +112,7 @@ class FaultyKernels:
         for case in made.cases:
             if case.role == TIMED:
                 extra = Argument("int32", value=number)
-                plan = dataclasses.replace(
+                plan = msgspec.structs.replace(
                     case.plan,
                     arguments=(*case.plan.arguments, extra),
                     workspaces=(*case.plan.workspaces, *workspaces),

@@ -6,11 +6,31 @@ from typing import Any
 
 import pytest
 
+from evotune.engine.cluster_worker import answer
+from evotune.execute.channel import decode, encode
 from evotune.execute.cluster import ClusterExecutor
+from evotune.execute.messages import (
+    TO_CLUSTER_WORKER,
+    ClusterRun,
+    ClusterTrial,
+    ClusterTrialDone,
+    ToClusterWorker,
+)
 from evotune.execute.protocol import Proposal
 from evotune.execute.twins import Twins
 from evotune.trial import Configuration, Outcome, OutcomeKind
 
+RUN = ClusterRun(
+    session="s",
+    files={},
+    space_file="space.yaml",
+    backend="cpu",
+    device_name="cpu",
+    device_arch="",
+    allow_mixed=False,
+    fixed_sampling=False,
+    secret="",
+)
 SEARCHED = Outcome(OutcomeKind.OK, fitness=0.9, binary="b" * 64)
 TIMED_AGAIN = Outcome(OutcomeKind.OK, fitness=0.5, binary="b" * 64)
 
@@ -23,8 +43,8 @@ class Done:
     def __init__(self, key: str) -> None:
         self.key = key
 
-    def result(self, timeout: float) -> dict[str, Any]:
-        return {"outcome": TIMED_AGAIN.to_json()}
+    def result(self, timeout: float) -> bytes:
+        return encode(ClusterTrialDone(TIMED_AGAIN))
 
     def add_done_callback(self, call: Any) -> None:
         call(self)
@@ -36,10 +56,10 @@ class Client:
     status = "running"
 
     def __init__(self) -> None:
-        self.payloads: list[dict[str, Any]] = []
+        self.told: list[ToClusterWorker] = []
 
-    def submit(self, task: Any, payload: dict[str, Any], *, key: str, **rest: object) -> Done:
-        self.payloads.append(payload)
+    def submit(self, task: Any, message: bytes, *, key: str, **rest: object) -> Done:
+        self.told.append(decode(TO_CLUSTER_WORKER, message))
         return Done(key)
 
     def cancel(self, futures: object, force: bool = False) -> None: ...
@@ -53,8 +73,10 @@ def test_its_worker_is_told_and_its_figures_are_its_own(repeat: bool) -> None:
     client = Client()
     twins = Twins()
     twins.remember(3, SEARCHED)
-    executor = ClusterExecutor(client, print, {}, twins=twins)
+    executor = ClusterExecutor(client, answer, RUN, twins=twins)
     executor.submit(Proposal(3, Configuration({"N": 1}), repeat=repeat))
     ((number, outcome),) = executor.poll(5.0)
-    assert (number, client.payloads[0]["repeat"]) == (3, repeat)
+    (told,) = client.told
+    assert isinstance(told, ClusterTrial)
+    assert (number, told.repeat) == (3, repeat)
     assert outcome.fitness == (TIMED_AGAIN if repeat else SEARCHED).fitness

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import select
 import shutil
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from evotune.device.launch import Binary, CompileFailure, CompileJob
@@ -210,11 +210,11 @@ def test_compile_processes_that_raise_time_after_time_end_the_run(
     job = compile_job("none")
     try:
         for language in ("fortran", "basic"):
-            failure = pool.compile(dataclasses.replace(job, language=language))
+            failure = pool.compile(msgspec.structs.replace(job, language=language))
             assert isinstance(failure, CompileFailure)
             assert failure.kind is OutcomeKind.COMPILE_CRASH
         with pytest.raises(EnvironmentProblem, match="no compiler for language lisp"):
-            pool.compile(dataclasses.replace(job, language="lisp"))
+            pool.compile(msgspec.structs.replace(job, language="lisp"))
     finally:
         pool.close()
 

@@ -10,8 +10,9 @@ from evotune.execute.compile_pool import CompilePool
 from evotune.execute.device_slot import DeviceSlot
 from evotune.execute.in_flight import InFlight
 from evotune.execute.local import LocalExecutor
+from evotune.execute.messages import TrialDone
 from evotune.execute.protocol import Proposal
-from evotune.trial import Configuration, Json, Outcome, OutcomeKind
+from evotune.trial import Configuration, Outcome, OutcomeKind
 
 WRONG = Outcome(OutcomeKind.WRONG_RESULT, reason="off")
 RIGHT = Outcome(OutcomeKind.OK, fitness=0.5)
@@ -47,7 +48,7 @@ class Device:
     def alone(self) -> bool:
         return self._served <= 1
 
-    def start(self, request: Json) -> None:
+    def start(self, request: object) -> None:
         self._served += 1
         self.requests += 1
         self.busy = True
@@ -56,10 +57,10 @@ class Device:
         self._served = 0
         self.busy = False
 
-    def expire(self) -> Json:
+    def expire(self) -> TrialDone:
         self.busy = False
         outcome = self._answers.pop(0)
-        return {"outcome": outcome.to_json(), "doubtful": self._doubtful and not outcome.ok}
+        return TrialDone(outcome=outcome, doubtful=self._doubtful and not outcome.ok)
 
 
 def tried(device: Device) -> Outcome:

@@ -24,7 +24,7 @@ MORE_FAULTS = {
     "abort": (OutcomeKind.LAUNCH_ERROR, "SIGABRT"),
     "divide_trap": (OutcomeKind.LAUNCH_ERROR, "SIGFPE"),
     "illegal_instruction": (OutcomeKind.LAUNCH_ERROR, "SIGILL"),
-    "answers_nonsense": (OutcomeKind.WORKER_LOST, "answer was garbled"),
+    "answers_nonsense": (OutcomeKind.WORKER_LOST, "sent a message that cannot be read"),
     "slow_compile": (OutcomeKind.COMPILE_TIMEOUT, "ran longer than"),
     "compiler_crash": (OutcomeKind.COMPILE_CRASH, "SIGSEGV"),
     "compiler_oom": (OutcomeKind.COMPILE_CRASH, "memory"),

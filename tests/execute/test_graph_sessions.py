@@ -22,10 +22,11 @@ from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import Fault, Sampler
 from evotune.execute import champion_checks, scoring, timer
+from evotune.execute.messages import TrialCase, TrialRequest
 from evotune.execute.protocol import HELD_OUT, TIMED
 from evotune.execute.trial_runner import TrialRunner
 from evotune.measure.paired import TimingSettings, measure_paired
-from evotune.trial import Json, Measurement, Outcome, OutcomeKind
+from evotune.trial import Measurement, Outcome, OutcomeKind
 from evotune.verify import gate as gate_module
 from evotune.verify.gate import Gate
 
@@ -61,30 +62,20 @@ class GraphSession(CpuSession):
         return CpuSampler(calls, lambda: None)
 
 
-def job(role: str, **fields: Json) -> Json:
-    cases = [
-        {
-            "label": case.label,
-            "symbols": dict(case.symbols),
-            "role": TIMED if case is CASES[0] else role,
-            "plan": plan().to_json(),
-            "flops": PROBLEM.flops(case),
-            "binary": case.label,
-        }
+def job(role: str, **fields: Any) -> TrialRequest:
+    cases = tuple(
+        TrialCase(
+            case,
+            TIMED if case is CASES[0] else role,
+            plan(),
+            PROBLEM.flops(case),
+            binary=case.label,
+        )
         for case in CASES
-    ]
-    # Of this number, the buffers that are altered are those that the eager calls are replayed on.
-    common = {
-        "number": 0,
-        "audit": False,
-        "repeat": False,
-        "skipped": [],
-        "rival": [],
-        "fixed_sampling": False,
-    }
+    )
     chosen = {case.label: "sdpa:math" for case in CASES}
-    more = {"contender": float("-inf"), "baselines": chosen}
-    return {**common, **more, "cases": cases, **fields}
+    # Of this number, the buffers that are altered are those that the eager calls are replayed on.
+    return TrialRequest(number=0, cases=cases, baselines=chosen, **fields)
 
 
 @pytest.fixture(autouse=True)

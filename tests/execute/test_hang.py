@@ -9,14 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.execute.device_slot import DeviceSlot, ProblemSource
+from evotune.execute.messages import BaselinesRequest, Request, TrialCase, TrialRequest
 from evotune.execute.protocol import RANDOM, TIMED
+from evotune.problems.base import Case
 from evotune.trial import OutcomeKind
 
 from .faulty import FaultyKernels
 
 REPEATS = 20
+TRIAL = TrialRequest(number=0, cases=())
 PROBLEM = ProblemSource("attention", "float32", Path())
 
 
@@ -36,7 +40,7 @@ def test_time_outs_follow_what_trials_of_this_run_take(
 ) -> None:
     profile = DeviceProfile("cpu", "cpu", "", {"threads": 1})
     slot = DeviceSlot(tmp_path, profile, PROBLEM, deterministic=True, longest_trial_s=120.0)
-    slot._request = {"request": "trial", "confirm": False, "repeat": False, "rival": []}
+    slot._request = TrialRequest(number=0, cases=())
     slot._slowest_s, slot._answers = slowest_s, answers
     assert slot._trial_limit_s() == limit_s
 
@@ -44,29 +48,35 @@ def test_time_outs_follow_what_trials_of_this_run_take(
 def test_what_is_timed_thoroughly_has_time_for_every_case(tmp_path: Path) -> None:
     profile = DeviceProfile("cpu", "cpu", "", {"threads": 1})
     slot = DeviceSlot(tmp_path, profile, PROBLEM, deterministic=True, longest_trial_s=120.0)
-    cases = [{"role": role} for role in (TIMED, TIMED, RANDOM)]
+    plan = LaunchPlan("f", (), (), ())
+    cases = tuple(
+        TrialCase(Case("case", {}), role, plan, 1, "f.bin") for role in (TIMED, TIMED, RANDOM)
+    )
     slot._slowest_s, slot._answers = 3.0, 5
-    for kind in ({"confirm": True, "rival": []}, {"confirm": False, "rival": cases[:2]}):
-        slot._request = {"request": "trial", "cases": cases, **kind}
+    for request in (
+        TrialRequest(number=0, cases=cases, confirm=True),
+        TrialRequest(number=0, cases=cases, rival=cases[:2]),
+    ):
+        slot._request = request
         assert slot._trial_limit_s() == 180.0
 
 
 @pytest.mark.parametrize(
-    ("request_", "slowest_s", "answers", "limit_s"),
+    ("asked", "slowest_s", "answers", "limit_s"),
     [
-        ("trial", 0.0, 4, 900.0),
-        ("trial", 0.1, 5, 60.0),
-        ("trial", 10.0, 5, 200.0),
-        ("trial", 100.0, 5, 900.0),
-        ("time_baselines", 0.1, 5, 900.0),
+        (TRIAL, 0.0, 4, 900.0),
+        (TRIAL, 0.1, 5, 60.0),
+        (TRIAL, 10.0, 5, 200.0),
+        (TRIAL, 100.0, 5, 900.0),
+        (BaselinesRequest(cases=()), 0.1, 5, 900.0),
     ],
 )
 def test_a_worker_that_stops_before_its_trial_is_not_waited_for_without_end(
-    tmp_path: Path, request_: str, slowest_s: float, answers: int, limit_s: float
+    tmp_path: Path, asked: Request, slowest_s: float, answers: int, limit_s: float
 ) -> None:
     profile = DeviceProfile("cpu", "cpu", "", {"threads": 1})
     slot = DeviceSlot(tmp_path, profile, PROBLEM, deterministic=True)
-    slot._request = {"request": request_, "confirm": False}
+    slot._request = asked
     slot._slowest_preparation_s, slot._answers = slowest_s, answers
     assert slot._harness_limit_s() == limit_s
 

@@ -10,6 +10,7 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from evotune.device.launch import Argument, Workspace
@@ -33,7 +34,7 @@ FAULTS = {
     "segfault": (OutcomeKind.ILLEGAL_ACCESS, "SIGSEGV"),
     "throw": (OutcomeKind.LAUNCH_ERROR, "thrown by the kernel"),
     "misaligned": (OutcomeKind.ILLEGAL_ACCESS, "SIGBUS"),
-    "garbles": (OutcomeKind.WORKER_LOST, "answer was garbled"),
+    "garbles": (OutcomeKind.WORKER_LOST, "sent a message that cannot be read"),
     "exit": (OutcomeKind.WORKER_LOST, "ended with status 7"),
     "kill": (OutcomeKind.WORKER_LOST, "SIGKILL"),
     "wrong_scale": (OutcomeKind.WRONG_RESULT, "out is off by"),
@@ -376,7 +377,7 @@ def _with_argument(kernels: FaultyKernels, argument: Argument) -> Proposal:
     cases = [
         dataclasses.replace(
             case,
-            plan=dataclasses.replace(case.plan, arguments=(*case.plan.arguments, argument)),
+            plan=msgspec.structs.replace(case.plan, arguments=(*case.plan.arguments, argument)),
         )
         for case in proposal.cases
     ]
@@ -387,7 +388,8 @@ def _with_workspace(kernels: FaultyKernels, nbytes: int) -> Proposal:
     proposal = kernels.proposal("none")
     cases = [
         dataclasses.replace(
-            case, plan=dataclasses.replace(case.plan, workspaces=(Workspace("scratch", nbytes),))
+            case,
+            plan=msgspec.structs.replace(case.plan, workspaces=(Workspace("scratch", nbytes),)),
         )
         for case in proposal.cases
     ]

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from evotune.device.launch import LaunchPlan
 from evotune.execute import sanitizer
+from evotune.execute.messages import SanitizedCase
 from evotune.execute.sanitized_launch import normal_values
 from evotune.execute.sanitizer import (
     DONE,
@@ -18,8 +20,10 @@ from evotune.execute.sanitizer import (
     sanitize,
     skipped_checks,
 )
+from evotune.problems.base import TensorSpec
 from evotune.trial import OutcomeKind
 
+CASE = SanitizedCase("x.bin", LaunchPlan("f", (), (), ()), (TensorSpec("q", (4,), "float16"),))
 MEMCHECK_CLEAN = f"""\
 ========= COMPUTE-SANITIZER
 {DONE}
@@ -152,31 +156,33 @@ def test_the_tool_is_found_in_a_toolkit_and_without_it_both_checks_are_skipped(
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nothing"))
     if find_sanitizer():
         pytest.skip("compute-sanitizer is installed in /usr/local/cuda")
-    assert sanitize([{"binary": "x"}]) == skipped_checks("compute-sanitizer is not installed")
+    assert sanitize([CASE]) == skipped_checks("compute-sanitizer is not installed")
 
 
 def test_each_tool_runs_the_launching_program_on_the_cases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = f"""
-import json, sys
+import msgspec, sys
 tool = sys.argv[sys.argv.index("--tool") + 1]
 module, job = sys.argv[-2:]
 assert sys.argv[-3] == "-m"
-print("told", tool, module, json.load(open(job)), file=open({str(tmp_path / "told")!r}, "a"))
+job = msgspec.msgpack.decode(open(job, "rb").read())
+words = ("told", tool, module, job["cases"][0]["binary"], job["poison"])
+print(*words, file=open({str(tmp_path / "told")!r}, "a"))
 print({RACECHECK_HAZARDS!r} if tool == "racecheck" else {MEMCHECK_CLEAN!r})
 """
     install(tmp_path, monkeypatch, program)
-    checks = sanitize([{"binary": "x"}])
+    checks = sanitize([CASE])
     assert [check.inputs.split()[-1] for check in checks] == list(sanitizer.TOOLS)
     assert [check.status for check in checks] == ["passed", "passed", "failed"]
     told = sorted((tmp_path / "told").read_text().splitlines())
-    cases = "evotune.execute.sanitized_launch {'cases': [{'binary': 'x'}], 'poison': "
+    cases = "evotune.execute.sanitized_launch x.bin"
     # To initcheck memory that was filled would look like memory that was written.
     assert told == [
-        f"told initcheck {cases}False}}",
-        f"told memcheck {cases}True}}",
-        f"told racecheck {cases}True}}",
+        f"told initcheck {cases} False",
+        f"told memcheck {cases} True",
+        f"told racecheck {cases} True",
     ]
 
 
@@ -185,10 +191,10 @@ def test_a_tool_that_hangs_or_cannot_start_is_skipped(
 ) -> None:
     tool = install(tmp_path, monkeypatch, "import time; time.sleep(60)")
     monkeypatch.setattr(sanitizer, "LIMIT_S", 0.3)
-    details = [check.detail for check in sanitize([{"binary": "x"}])]
+    details = [check.detail for check in sanitize([CASE])]
     assert details == [f"{name} did not end within 0.3 s" for name in sanitizer.TOOLS]
     tool.write_text("#!/no/such/interpreter\n")
-    for check in sanitize([{"binary": "x"}]):
+    for check in sanitize([CASE]):
         assert (check.status, "does not start" in check.detail) == ("skipped", True)
 
 

@@ -14,6 +14,7 @@ from evotune.device.profile import DeviceProfile
 from evotune.execute.compile_pool import CompilePool
 from evotune.execute.device_slot import DeviceSlot
 from evotune.execute.local import LocalExecutor, compile_processes, open_local_executor
+from evotune.execute.messages import TrialDone, TrialRequest
 from evotune.execute.protocol import TIMED, CaseJob, Proposal
 from evotune.problems.base import Case
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind
@@ -63,11 +64,11 @@ class Device:
 
     def __init__(self, id: str) -> None:
         self.profile = DeviceProfile("GPU", "cuda", "sm_90a", {}, id=id)
-        self.requests: list[Json] = []
+        self.requests: list[TrialRequest] = []
         self.renewals = 0
         self._answer: Outcome | None = None
 
-    def start(self, request: Json) -> None:
+    def start(self, request: TrialRequest) -> None:
         self.requests.append(request)
 
     def renew(self) -> None:
@@ -76,13 +77,13 @@ class Device:
     def answer(self, fitness: float) -> None:
         self._answer = Outcome(OutcomeKind.OK, fitness=fitness)
 
-    def expire(self) -> Json:
+    def expire(self) -> TrialDone | None:
         answer, self._answer = self._answer, None
-        return None if answer is None else {"outcome": answer.to_json()}
+        return None if answer is None else TrialDone(outcome=answer)
 
     @property
     def numbers(self) -> list[int]:
-        return [request["number"] for request in self.requests]
+        return [request.number for request in self.requests]
 
 
 class Machine:

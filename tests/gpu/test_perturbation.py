@@ -98,7 +98,7 @@ class Tried:
         for name, enter in session.perturbations().items():
             with enter() as disturb:
                 self.wrong[name] = self._count(folder / "sums.cubin", disturb)
-        for way, found in build(job(folder, fault).to_json(), folder, 60.0).items():
+        for way, found in build(job(folder, fault), folder, 60.0).items():
             assert isinstance(found, Path), found
             self.wrong[way] = self._count(found, lambda seed: None)
         print(fault, self.wrong)

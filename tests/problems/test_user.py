@@ -148,7 +148,7 @@ SIZES: dict[str, Callable[[int], bool]] = {
     "a multiple of 128": lambda size: size % 128 == 0,
     "more than 300": lambda size: 300 < size <= 600,
     "more than 600": lambda size: 600 < size <= 1200,
-    "odd, near the longest": lambda size: 4001 <= size <= 4095 and size % 2 == 1,
+    "the longest odd one": lambda size: size == 4095,
     "odd, well beyond the longest": lambda size: 8192 < size < 9000 and size % 2 == 1,
     "past 16 bits": lambda size: size > 1 << 16,
 }
@@ -178,7 +178,7 @@ def test_sizes_that_must_be_multiples_are_found_and_costly_problems_stay_small(
     base = problem.case({"rows": 512, "columns": 512}, {})
     found = list(islice(problem.random_cases([base], 0), 100))
     assert len({case.symbols["rows"] for case in found}) >= 3
-    assert len({case.symbols["columns"] for case in found}) > 20
+    assert len({case.symbols["columns"] for case in found}) > 15
     assert max(problem.flops(case) for case in found) <= 1 << 31
     assert problem.edge_cases(base) == []
 
@@ -448,6 +448,14 @@ def test_large_inputs_are_made_smaller_where_results_would_not_fit_the_dtype() -
         inputs = problem.make_inputs(case, "large", seed)
         assert problem.reference(case, inputs)["out"].abs().max() < 65504
         assert inputs["a"].abs().max() > 8
+
+
+def test_squares_of_large_inputs_are_more_than_half_precision_holds() -> None:
+    problem = _shipped("softmax", "float16")
+    case = problem.case({"rows": 64, "columns": 33}, {})
+    for seed in range(20):
+        inputs = problem.make_inputs(case, "large", seed)
+        assert inputs["x"].square().isinf().any(), seed
 
 
 def test_inputs_that_have_no_result_are_replaced_by_normal_ones(folder: Path) -> None:

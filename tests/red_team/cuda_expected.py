@@ -187,7 +187,7 @@ RMS_NORM = {
     "eps_of_1e_3": _OFF,
     "no_eps": _OFF,
     "sum_up_to_300_columns": _OFF,
-    "half_squares": _OFF_AT_LAST,
+    "half_squares": _OFF,
     "half_sum": _OFF,
     "values_clamped_at_30": _OFF,
     "mean_of_one_less": _OFF,

@@ -104,7 +104,7 @@ EXPECTED: dict[str, tuple[OutcomeKind | tuple[OutcomeKind, ...], str]] = {
     # Attacks the worker
     "exit": (OutcomeKind.WORKER_LOST, "ended with status 0"),
     "huge_stack": (OutcomeKind.ILLEGAL_ACCESS, "SIGSEGV"),
-    "forges_an_answer": (OutcomeKind.WORKER_LOST, "answer was garbled"),
+    "forges_an_answer": (OutcomeKind.WORKER_LOST, "it answers nothing that was asked"),
     "endless": (OutcomeKind.TIMEOUT, "no answer within 6 s; killed"),
 }
 

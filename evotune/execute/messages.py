@@ -1,0 +1,299 @@
+"""Every message between evotune's processes: who tells whom, and with which fields.
+
+Workers of one machine hear and answer through a channel (a `Wire` each: device, compile and problem
+workers), tasks of a Dask cluster take and give single messages, and short-lived processes read one
+from a file. A message that is none of those expected is unreadable: see `channel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import msgspec
+from msgspec.msgpack import Decoder
+
+from evotune.device.launch import Binary, CompileFailure, CompileJob, LaunchPlan
+from evotune.device.profile import DeviceProfile
+from evotune.execute.channel import Wire
+from evotune.execute.protocol import BaselineReport
+from evotune.problems.base import Case, TensorSpec
+from evotune.trial import Check, Outcome, Value
+
+
+class ProblemToLoad(msgspec.Struct, frozen=True):
+    """A problem's name and dtype. Of one from a file: the folder that the file's name starts from,
+    and the hash of the bytes that somebody agreed to; the worker runs no others."""
+
+    name: str
+    dtype: str
+    root: str
+    sha256: str = ""
+
+
+# --- the device worker ----------------------------------------------------------------------------
+
+
+class _OfDevice(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Each message has a token, which its answers repeat. Native code in the worker may write to
+    its pipe; it does not know what to say there."""
+
+    token: str = ""
+
+
+class GateSettings(msgspec.Struct, frozen=True):
+    """The gate draws what it tries from `secret`, and leaves out the checks `without`."""
+
+    secret: str = ""
+    without: frozenset[str] = frozenset()
+
+
+class Hello(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """The first message. The worker is bound to the CPU `cores`, if there are any."""
+
+    profile: DeviceProfile
+    problem: ProblemToLoad
+    deterministic: bool
+    cores: tuple[int, ...]
+    gate: GateSettings
+
+
+class BaselinesRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """Time all baselines on these cases."""
+
+    cases: tuple[Case, ...]
+
+
+class TrialCase(msgspec.Struct, frozen=True):
+    """One case of a trial as its worker needs it: compiled, and ready to be launched.
+
+    `mbarriers` says whether the binary uses mbarriers, None where an older evotune compiled it.
+    With `compile` a champion's binary is built anew, disturbed.
+    """
+
+    case: Case
+    role: str
+    plan: LaunchPlan
+    flops: int
+    binary: str
+    mbarriers: int | None = None
+    compile: CompileJob | None = None
+
+
+class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """One trial; `confirm`, `audit`, `repeat`, `skipped` and `rival` are a Proposal's.
+
+    A candidate surely below the fitness `contender` needs no further samples, unless sampling is
+    fixed. `baselines` names the baseline of each case by its label.
+    """
+
+    number: int
+    cases: tuple[TrialCase, ...]
+    confirm: bool = False
+    audit: bool = False
+    repeat: bool = False
+    skipped: tuple[Check, ...] = ()
+    rival: tuple[TrialCase, ...] = ()
+    contender: float = float("-inf")
+    fixed_sampling: bool = False
+    baselines: Mapping[str, str] = {}
+
+    @property
+    def thorough(self) -> bool:
+        """Whether it is of a champion, which has all the time that it takes."""
+        return self.confirm or self.repeat
+
+
+class Opened(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """The device is open, the problem loaded: requests may come."""
+
+
+class Mistaken(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """The problem's file is to blame."""
+
+    mistake: str
+
+
+class Prepared(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """A trial's inputs and references are ready: from now on time counts as the candidate's."""
+
+
+class TrialDone(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """With `retire` this process must measure nothing more. A `doubtful` outcome may be owed to
+    candidates before this one."""
+
+    outcome: Outcome
+    retire: bool = False
+    doubtful: bool = False
+
+
+class BaselinesTimed(_OfDevice, frozen=True, tag=True, kw_only=True):
+    report: BaselineReport
+
+
+Request: TypeAlias = TrialRequest | BaselinesRequest
+Answer: TypeAlias = TrialDone | BaselinesTimed
+ToDeviceWorker: TypeAlias = Hello | TrialRequest | BaselinesRequest
+FromDeviceWorker: TypeAlias = Opened | Mistaken | Prepared | TrialDone | BaselinesTimed
+
+DEVICE_WORKER: Wire[ToDeviceWorker, FromDeviceWorker] = Wire(
+    "device_worker", "the device worker", Decoder(ToDeviceWorker), Decoder(FromDeviceWorker)
+)
+
+
+# --- the compile worker ---------------------------------------------------------------------------
+
+
+class LoadCompiler(msgspec.Struct, frozen=True, tag=True):
+    """Load the compiler of a language, ahead of the first job."""
+
+    language: str
+
+
+class Compile(msgspec.Struct, frozen=True, tag=True):
+    """Compile a job, in a folder under `scratch`, unless its binary is in the `cache`."""
+
+    job: CompileJob
+    cache: str
+    scratch: str
+    timeout_s: float
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The worker's first message."""
+
+
+class MachineProblem(msgspec.Struct, frozen=True, tag=True):
+    """No job can be compiled here: a problem of the machine."""
+
+    problem: str
+
+
+ToCompileWorker: TypeAlias = LoadCompiler | Compile
+FromCompileWorker: TypeAlias = Started | Binary | CompileFailure | MachineProblem
+
+COMPILE_WORKER: Wire[ToCompileWorker, FromCompileWorker] = Wire(
+    "compile_worker", "the compile process", Decoder(ToCompileWorker), Decoder(FromCompileWorker)
+)
+
+
+# --- the problem worker ---------------------------------------------------------------------------
+
+
+class TryProblem(msgspec.Struct, frozen=True, tag=True):
+    """Call all that the user wrote on one case; `timed`: candidates are measured on the CPU."""
+
+    problem: ProblemToLoad
+    case: Case
+    timed: bool
+
+
+class Tried(msgspec.Struct, frozen=True, tag=True):
+    """The first `mistake` in the problem's file, "" when there is none."""
+
+    mistake: str
+
+
+PROBLEM_WORKER: Wire[TryProblem, Tried] = Wire(
+    "problem_worker", "the process that tried it", Decoder(TryProblem), Decoder(Tried)
+)
+
+
+# --- processes that read one message from a file --------------------------------------------------
+
+
+PERTURBED_BUILD: Decoder[CompileJob] = Decoder(CompileJob)
+
+
+class SanitizedCase(msgspec.Struct, frozen=True):
+    binary: str
+    plan: LaunchPlan
+    tensors: tuple[TensorSpec, ...]
+
+
+class SanitizedLaunches(msgspec.Struct, frozen=True, tag=True):
+    """Launch each case once. With `poison` what a kernel must write is NaN before."""
+
+    cases: tuple[SanitizedCase, ...]
+    poison: bool
+
+
+SANITIZED_LAUNCHES: Decoder[SanitizedLaunches] = Decoder(SanitizedLaunches)
+
+
+# --- tasks of a cluster ---------------------------------------------------------------------------
+
+
+class ClusterRun(msgspec.Struct, frozen=True):
+    """A run as its workers must know it: a worker may join late, and shares no folder with anybody.
+
+    `files` are the run's own copies by path, compressed; `device_name` and `device_arch` are those
+    of the device that the run began on.
+    """
+
+    session: str
+    files: Mapping[str, bytes]
+    space_file: str
+    backend: str
+    device_name: str
+    device_arch: str
+    allow_mixed: bool
+    fixed_sampling: bool
+    secret: str
+    baselines: Mapping[str, str] = {}
+
+
+class DescribeDevice(msgspec.Struct, frozen=True, tag=True):
+    """Which device of this backend would you measure on? `evotune` is the version that asks."""
+
+    backend: str
+    evotune: str
+
+
+class TimeBaselines(msgspec.Struct, frozen=True, tag=True):
+    run: ClusterRun
+
+
+class Calibrate(msgspec.Struct, frozen=True, tag=True):
+    """Measure the space's default against the chosen baselines."""
+
+    run: ClusterRun
+
+
+class ClusterTrial(msgspec.Struct, frozen=True, tag=True):
+    run: ClusterRun
+    number: int
+    configuration: Mapping[str, Value]
+    confirm: bool
+    repeat: bool
+    contender: float
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """Why the worker at an address cannot work for the run."""
+
+    reason: str
+    worker: str
+
+
+class DeviceFound(msgspec.Struct, frozen=True, tag=True):
+    profile: DeviceProfile
+
+
+class Calibrated(msgspec.Struct, frozen=True, tag=True):
+    """One entry a device, as a run keeps it."""
+
+    devices: tuple[Mapping[str, str | float | Mapping[str, float] | None], ...]
+
+
+class ClusterTrialDone(msgspec.Struct, frozen=True, tag=True):
+    outcome: Outcome
+
+
+ToClusterWorker: TypeAlias = DescribeDevice | TimeBaselines | Calibrate | ClusterTrial
+FromClusterWorker: TypeAlias = (
+    Refused | DeviceFound | BaselineReport | Calibrated | ClusterTrialDone
+)
+
+TO_CLUSTER_WORKER: Decoder[ToClusterWorker] = Decoder(ToClusterWorker)
+FROM_CLUSTER_WORKER: Decoder[FromClusterWorker] = Decoder(FromClusterWorker)
