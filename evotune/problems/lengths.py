@@ -27,12 +27,12 @@ LENGTH_CLASSES: tuple[Callable[[random.Random], int], ...] = (
 
 
 def last_odd(longest: int) -> int:
-    """The longest odd length that a space has."""
+    """The space's longest odd length."""
     return max(1, longest - 1 + longest % 2)
 
 
 def near(rng: random.Random, longest: int) -> int:
-    """Odd, and less than 96 below the longest that a space has."""
+    """Odd, and less than 96 below the space's longest."""
     return last_odd(rng.randint(max(1, longest - 95), longest))
 
 

@@ -29,9 +29,8 @@ def random_sizes(
     """Endless: candidates to try one after the other until one makes sense and is not too large,
     and True if it may be large.
 
-    Each size is once the longest odd one that the space has, once well beyond it and once past 16
-    bits, beside small ones. In turn with these, each size goes through all classes of lengths,
-    repeatedly.
+    Each size is once the space's longest odd one, once well beyond it and once past 16 bits, beside
+    small ones. In turn with these, each size goes through all classes of lengths, repeatedly.
     """
     large = [
         [_beside(rng, names, name, size) for size in sizes(rng, longest[name])]

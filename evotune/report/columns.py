@@ -29,7 +29,7 @@ class Column:
 
     @classmethod
     def of(cls, cells: Sequence[Json]) -> Column:
-        """None for those that do not exist."""
+        """A column of `cells`, of which None are absent."""
         kinds = set(map(type, cells))
         if kinds <= {NoneType}:
             return cls.empty(len(cells))
@@ -62,7 +62,7 @@ class Column:
         return self.values.dtype.kind
 
     def cells(self) -> list[Json]:
-        """None for those that do not exist."""
+        """The cells' values, None for absent cells."""
         values = self.values
         if self.kind != "O" and self.missing.any():
             values = values.astype(object)

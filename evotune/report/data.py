@@ -62,8 +62,7 @@ class RunData:
     """A run as its folder describes it, finished or not.
 
     `meta` holds the facts that the engine stored. `confirmations` has stored trials only.
-    `finish_times_s` are seconds of searching. `holder` is the process that works on the run, if
-    any.
+    `finish_times_s` are seconds of searching. `holder` is the process that works on the run.
     """
 
     id: str

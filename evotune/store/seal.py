@@ -1,4 +1,4 @@
-"""The seal of a store that nobody writes: the SHA-256 of its file, as `sha256sum -c` reads it.
+"""The seal of a store without a writer: the SHA-256 of its file, as `sha256sum -c` reads it.
 
 A reader that finds the seal unbroken knows that no byte has changed since, and need not check row
 by row. A store without a seal (its writer was killed, or is still at work) or with a

@@ -167,7 +167,7 @@ class BufferSets:
         self._bands = [words[:, (end + 1) // 2 : start // 2] for end, start in bounds]
         """Behind each payload that is written."""
         self._odd = [rows[:, end : end + 1] for end in ends if end % 2]
-        """The first bytes of those that begin in the middle of a word."""
+        """First bytes of guard bands that begin in the middle of a word."""
 
     def __len__(self) -> int:
         return len(self._rows)
