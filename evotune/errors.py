@@ -1,7 +1,7 @@
 """Every error evotune raises on purpose, and the exit code each one ends a command with.
 
     EvotuneError                1   no valid candidate, regression found
-    ├── SpaceError              2   bad space file (carries file:line:column)
+    ├── SpaceError              2   bad space (carries file:line:column, or an object's path)
     ├── UsageError              2   bad argument or an unknown run
     ├── ProblemMistake          2   a mistake in the Python file of a problem (names its line)
     ├── EnvironmentProblem      3   missing compiler, GPU or package (carries the fix)
@@ -23,19 +23,23 @@ class EvotuneError(Exception):
 
 
 class SpaceError(EvotuneError):
-    """A space file that cannot be used, with its position when one is known.
+    """A space that cannot be used, with its position when one is known.
 
-    `line` and `column` count from 1, as editors do; 0 means the position is unknown.
+    `line` and `column` count from 1, as editors do; 0 means the position is unknown. A space made
+    of Python objects has a `place` instead: `Space.parameters["BLOCK"]`.
     """
 
     exit_code = 2
 
-    def __init__(self, message: str, *, file: str = "", line: int = 0, column: int = 0) -> None:
+    def __init__(
+        self, message: str, *, file: str = "", line: int = 0, column: int = 0, place: str = ""
+    ) -> None:
         self.message = message
         self.file = file
         self.line = line
         self.column = column
-        position = file
+        self.place = place
+        position = place or file
         if line:
             position += f":{line}:{column}"
         super().__init__(f"{position}: {message}" if position else message)

@@ -20,6 +20,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 from evotune.errors import SpaceError
 from evotune.regular_file import read_regular
@@ -54,21 +55,24 @@ _PROBE = re.compile(
 _ASSEMBLER_FILE = re.compile(rb'(?:["(;\r\n]|\\[nt])[ \t]*(\.(?:incbin|include))\b')
 
 
-def read_sources(root: Path, source: str) -> dict[str, bytes]:
+def read_sources(
+    root: Path, source: str, written: Mapping[str, bytes] = MappingProxyType({})
+) -> dict[str, bytes]:
     """Relative path -> content of `source` and every file of the root it includes, transitively.
 
+    The files `written` need not lie under the root yet: their contents are given.
     SpaceError when a file is missing, too large, outside `root`, no code by its suffix, or not to
     be included.
     """
     if source.endswith(".py"):  # Triton's; what it imports must be installed
-        return {source: _read(root, source)}
+        return {source: _read(root, source, written)}
     found: dict[str, bytes] = {}
     queue = [source]
     while queue:
         name = queue.pop()
         if name not in found:
-            found[name] = _read(root, name)
-            queue += _includes(root, name, found[name])
+            found[name] = _read(root, name, written)
+            queue += _includes(root, name, found[name], written)
     return dict(sorted(found.items()))
 
 
@@ -81,7 +85,9 @@ def fingerprint(sources: Mapping[str, bytes]) -> str:
     return digest.hexdigest()
 
 
-def _read(root: Path, name: str) -> bytes:
+def _read(root: Path, name: str, written: Mapping[str, bytes]) -> bytes:
+    if name in written:
+        return written[name]
     path = root / name
     real = Path(os.path.realpath(path))
     if not real.is_relative_to(os.path.realpath(root)):
@@ -99,7 +105,7 @@ def _read(root: Path, name: str) -> bytes:
     return content
 
 
-def _includes(root: Path, name: str, content: bytes) -> list[str]:
+def _includes(root: Path, name: str, content: bytes, written: Mapping[str, bytes]) -> list[str]:
     """Root-relative names of the quoted includes that exist; the rest is the compiler's matter."""
     targets: set[str] = set()
     for text in {splice.sub(b"", content) for splice in _SPLICES}:
@@ -111,7 +117,7 @@ def _includes(root: Path, name: str, content: bytes) -> list[str]:
                         f"{name}: {word} may name a file that is not one of the kernel's"
                     )
         targets.update(_targets(name, text))
-    located = (_locate(root, name, target) for target in sorted(targets))
+    located = (_locate(root, name, target, written) for target in sorted(targets))
     return [target for target in located if target is not None]
 
 
@@ -147,7 +153,7 @@ def _operand(name: str, directive: str, text: bytes, position: int) -> Iterator[
             raise SpaceError(f"{name}: an include's name is not UTF-8") from None
 
 
-def _locate(root: Path, includer: str, target: str) -> str | None:
+def _locate(root: Path, includer: str, target: str, written: Mapping[str, bytes]) -> str | None:
     """Root-relative path of a quoted include; None when there is no such file."""
     outside = SpaceError(f"{includer}: include {target} lies outside the space's root")
     if target.startswith("/"):
@@ -164,11 +170,11 @@ def _locate(root: Path, includer: str, target: str) -> str | None:
         raise SpaceError(f"{includer}: include {target!r} names no file")
     name = "/".join(parts)
     # The compiler opens the name as written: with `..` past a symbolic link, another file.
-    written = os.path.realpath((root / includer).parent / os.path.dirname(target))
-    if written != os.path.realpath((root / name).parent) and os.path.isdir(written):
+    folder = os.path.realpath((root / includer).parent / os.path.dirname(target))
+    if folder != os.path.realpath((root / name).parent) and os.path.isdir(folder):
         raise SpaceError(f"{includer}: include {target} goes through a symbolic link")
     if os.path.lexists(root / f"{name}.gch"):
         raise SpaceError(
             f"{includer}: {name}.gch, a precompiled header, would be read for {target}"
         )
-    return name if os.path.exists(root / name) else None
+    return name if name in written or os.path.exists(root / name) else None

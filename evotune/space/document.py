@@ -12,8 +12,9 @@ import pydantic
 from evotune.objectives import SINGLE
 from evotune.space.language.expression import Expression
 from evotune.space.reading.conversion import Converter
+from evotune.space.reading.object_path import DataPath
 from evotune.space.reading.schema import SpaceModelFile
-from evotune.space.reading.yaml_source import DataPath, Position, YamlSource, parse_yaml, read_yaml
+from evotune.space.reading.yaml_source import Position, YamlSource, parse_yaml, read_yaml
 from evotune.space.specs import (
     BudgetSpec,
     ConstraintSpec,

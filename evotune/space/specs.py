@@ -9,7 +9,8 @@ from pathlib import Path
 
 from evotune.space.language.expression import Expression
 from evotune.space.parameters import Parameter
-from evotune.space.reading.yaml_source import DataPath, Position
+from evotune.space.reading.object_path import DataPath
+from evotune.space.reading.yaml_source import Position
 from evotune.trial import Value
 
 _LEAST_ARCH = re.compile(r"arch\s*>=\s*(\d+)")

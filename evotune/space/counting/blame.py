@@ -209,7 +209,7 @@ def _nodes(constraints: Iterable[BoundConstraint]) -> list[Node]:
 
 
 def _listed(expressions: Iterable[Expression]) -> str:
-    return _and_more([f"`{e.text}` (line {e.position.line})" for e in expressions])
+    return _and_more([f"`{e.text}` ({e.position})" for e in expressions])
 
 
 def _and_more(words: Sequence[str]) -> str:

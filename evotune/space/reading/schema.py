@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Discriminator,
     Field,
@@ -32,7 +31,13 @@ from evotune.space.reading.fields import (
     Text,
     Values,
 )
-from evotune.space.suggest import did_you_mean
+from evotune.space.reading.search_schema import (
+    BudgetModel,
+    SearchModel,
+    StopModel,
+    TimeoutsModel,
+)
+from evotune.space.reading.strict_model import SpaceModel, at_key
 from evotune.space.tensor_map_limits import MOST_DIMENSIONS
 
 MAX_PARAMETERS = 64
@@ -44,32 +49,6 @@ def _form(value: object) -> str:
     if isinstance(value, dict):
         return "mapping"
     return "list" if isinstance(value, list) else "text"
-
-
-class SpaceModel(BaseModel):
-    """Strict types, no unknown keys. `what` names it in messages."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
-    )
-    what: ClassVar[str] = "this mapping"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            for key, value in data.items():
-                if key not in cls.model_fields:
-                    hint = did_you_mean(key, cls.model_fields)
-                    raise _at(key, f"unknown key '{key}' in {cls.what}{hint}")
-                if value is None:
-                    raise _at(key, f"'{key}' has no value; leave the key out or give it one")
-        return data
-
-
-def _at(key: str, message: str) -> PydanticCustomError:
-    """An error at the key `key` of the mapping being validated."""
-    return PydanticCustomError("space", "{message}", {"message": message, "key": key})
 
 
 class ProblemModel(SpaceModel):
@@ -220,9 +199,9 @@ class ParameterModel(SpaceModel):
                 "space", "expected one of {forms}", {"forms": ", ".join(cls.forms)}
             )
         if len(given) > 1:
-            raise _at(given[1], f"'{given[0]}' and '{given[1]}' exclude each other")
+            raise at_key(given[1], f"'{given[0]}' and '{given[1]}' exclude each other")
         if "otherwise" in data and "when" not in data:
-            raise _at("otherwise", "'otherwise' needs a 'when'")
+            raise at_key("otherwise", "'otherwise' needs a 'when'")
         return data
 
 
@@ -258,55 +237,6 @@ ObjectiveField = Annotated[
     Annotated[Literal["geomean_speedup"], Tag("text")] | Annotated[ObjectiveList, Tag("list")],
     Discriminator(lambda value: "list" if _form(value) == "list" else "text"),
 ]
-
-
-class SearchModel(SpaceModel):
-    what = "search"
-
-    strategy: Text | None = None
-    """evolution, local, random, exhaustive or nsga2. If not given: evolution, or nsga2 where there
-    are several objectives (the others look at the speedup alone)."""
-    population: Annotated[int, Field(ge=2, le=100_000)] = 32
-    """Trials of a generation."""
-    elites: Annotated[int, Field(ge=1, le=100_000)] = 8
-    """How many of the best are kept."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Decides every random choice."""
-    lookahead: Annotated[int, Field(ge=0, le=10_000)] = 16
-    """Proposals that are made ahead of the outcomes; fixed in a run."""
-
-
-class BudgetModel(SpaceModel):
-    what = "budget"
-
-    trials: Annotated[int, Field(ge=1, le=10**9)] = 1000
-    """The run ends after so many trials."""
-    minutes: Annotated[float, Field(gt=0, le=10**6)] | None = None
-    """The run ends after so many minutes of work."""
-    compiles: Annotated[int, Field(ge=1, le=10**9)] | None = None
-    """The run ends after so many compilations."""
-    speedup: Annotated[float, Field(gt=0, le=10**6)] | None = None
-    """The run ends when a candidate is so many times as fast as the baseline."""
-
-
-class StopModel(SpaceModel):
-    """When to give up before the budget is spent."""
-
-    what = "stop"
-
-    no_improvement: Annotated[int, Field(ge=1, le=10**9)] | None = None
-    """The run ends when so many trials in a row found nothing better."""
-
-
-class TimeoutsModel(SpaceModel):
-    """Seconds after which a compiler or a whole trial on the device is killed."""
-
-    what = "timeouts"
-
-    compile_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
-    """For one run of the compiler."""
-    trial_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
-    """For a trial on the device, its references left out."""
 
 
 class RecordedModel(SpaceModel):
@@ -388,7 +318,7 @@ class SpaceModelFile(SpaceModel):
         if "recorded" in data:
             for key in cls.only_full:
                 if key in data:
-                    raise _at(key, f"a recorded space has no '{key}'")
+                    raise at_key(key, f"a recorded space has no '{key}'")
             return data
         missing = [key for key in cls.full_form if key not in data]
         if missing:

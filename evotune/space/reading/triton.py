@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+from evotune.space.reading.object_path import DataPath
 from evotune.space.reading.schema import KernelModel, LaunchModel
-from evotune.space.reading.yaml_source import DataPath, YamlSource
+from evotune.space.reading.yaml_source import YamlSource
 
 _NUM_WARPS = "NUM_WARPS"  # Triton's own name for it, and its own value where nobody says another
 _DEFAULT_WARPS = 4

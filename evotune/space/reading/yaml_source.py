@@ -11,14 +11,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import yaml
 
 from evotune.errors import SpaceError
 from evotune.regular_file import read_regular
+from evotune.space.reading.object_path import Data, DataPath, Scalar, object_path
 from evotune.space.suggest import shorten
 
 MAX_BYTES = 1 << 20
@@ -26,9 +27,10 @@ MAX_DEPTH = 20
 MAX_INTEGER_DIGITS = 18
 MAX_MESSAGE = 400
 
-Scalar: TypeAlias = bool | int | float | str | None
-Data: TypeAlias = "Scalar | list[Data] | dict[str, Data]"
-DataPath: TypeAlias = tuple[str | int, ...]
+MADE_OF_OBJECTS = (
+    "# made of Python objects, which messages name in place of lines: see evotune.Space\n"
+)
+"""The first line of a file that `evotune.space.objects` wrote for a run."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # and surrogates
 _DECIMAL = re.compile(r"[-+]?[0-9]+")
@@ -54,18 +56,27 @@ class Position:
     """A place in a space file, counted from 1; `line` 0 means the text came from no file.
 
     When `inline`, the scalar's text stands in the file character for character from here,
-    so that an offset into it is an offset in the line.
+    so that an offset into it is an offset in the line. In a space made of Python objects, `place`
+    is the object's path, and messages name it instead of file, line and column.
     """
 
     file: str = ""
     line: int = 0
     column: int = 0
     inline: bool = False
+    place: str = ""
 
     def error(self, message: str, offset: int = 0) -> SpaceError:
-        shift = offset if self.inline else 0
         message = shorten(message, MAX_MESSAGE)
+        if self.place:
+            place = f"{self.place}, character {offset + 1}" if offset else self.place
+            return SpaceError(message, place=place)
+        shift = offset if self.inline else 0
         return SpaceError(message, file=self.file, line=self.line, column=self.column + shift)
+
+    def __str__(self) -> str:
+        """For a message about several places of one space."""
+        return self.place or f"line {self.line}"
 
 
 @dataclass(slots=True)
@@ -132,7 +143,17 @@ def parse_yaml(text: str, file: str = "") -> YamlSource:
         ) from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: "\\UFFFFFFFF"
         raise SpaceError(f"not valid YAML: {shorten(str(error), 160)}", file=file) from error
+    if text.startswith(MADE_OF_OBJECTS):
+        _name_objects(source)
     return source
+
+
+def _name_objects(source: YamlSource) -> None:
+    """Gives every position the path of the object that said what stands there."""
+    for positions in (source.values, source.keys):
+        for path, position in positions.items():
+            place = object_path(path, source.data)
+            positions[path] = replace(position, inline=False, place=place)
 
 
 def _line_and_column(before: str) -> tuple[int, int]:
@@ -236,17 +257,31 @@ def _text_position(event: yaml.ScalarEvent, position: Position) -> Position:
 
 def _scalar(event: yaml.ScalarEvent, tag: str | None, position: Position) -> Scalar:
     text: str = event.value
-    if _CONTROL.search(text):
-        raise position.error("control characters are not allowed")
+    check_text(text, position)
     if tag == "str" or (tag is None and event.style is not None):
         return text
-    value = _core_value(text, position)
+    value = plain_value(text, position)
     if tag is not None and type(value) not in _TAG_TYPES.get(tag, ()):
         raise position.error(f"{text!r} does not fit its tag !!{tag}")
     return value
 
 
-def _core_value(text: str, position: Position) -> Scalar:
+def check_text(text: str, position: Position) -> None:
+    """SpaceError for a control character, a line's end and a tab apart."""
+    if _CONTROL.search(text):
+        raise position.error("control characters are not allowed")
+
+
+def check_number(number: float, position: Position, text: str = "") -> None:
+    """SpaceError for one that no expression can use; `text` says how the file spells it."""
+    if isinstance(number, int):
+        if abs(number) >= 10**MAX_INTEGER_DIGITS:
+            raise position.error(f"an integer has at most {MAX_INTEGER_DIGITS} digits")
+    elif not math.isfinite(number):
+        raise position.error(f"expected a finite number, found {shorten(text or str(number))}")
+
+
+def plain_value(text: str, position: Position) -> Scalar:
     """What a plain scalar means under YAML 1.2's core schema."""
     if text in _LITERALS:
         return _LITERALS[text]
@@ -259,14 +294,12 @@ def _core_value(text: str, position: Position) -> Scalar:
         return int(text)
     if _PREFIXED.fullmatch(text):
         value = int(text[:200], 0)
-        if value >= 10**MAX_INTEGER_DIGITS:
-            raise position.error(f"an integer has at most {MAX_INTEGER_DIGITS} digits")
+        check_number(value, position)
         return value
     if _NOT_FINITE.fullmatch(text):
         raise position.error(f"expected a finite number, found {text}")
     if _FLOAT.fullmatch(text):
         number = float(text)
-        if not math.isfinite(number):
-            raise position.error(f"expected a finite number, found {shorten(text)}")
+        check_number(number, position, text)
         return number
     return text

@@ -1,0 +1,237 @@
+"""Everything of a module that a class uses, found from its source: `Gatherer`."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import inspect
+import math
+import subprocess
+import symtable
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from evotune.space.objects.source_lines import Piece, find_source, methods
+from evotune.space.suggest import describe
+
+_IMPLICIT = {"__name__", "__file__", "__doc__", "__class__", "__module__", "__qualname__"}
+
+
+class Unusable(Exception):
+    """A class of which no module can be made; the message names the reason."""
+
+
+class Gatherer:
+    """`pieces` are the definitions, each after those that it uses, and the class itself the last.
+    `statements` are the imports and constants."""
+
+    def __init__(self, kind: type) -> None:
+        self.pieces: list[Piece] = []
+        self._kind = kind
+        self._known: dict[str, object] = {}
+        self._imports: list[str] = []
+        self._constants: list[str] = []
+        self._define(kind, kind.__name__)
+
+    @property
+    def statements(self) -> list[str]:
+        return [*dict.fromkeys(self._imports), *self._constants]
+
+    def _take(self, name: str, value: object, user: str, dotted: set[str]) -> None:
+        """Makes the module say what `name` is, a global of `user`."""
+        if isinstance(value, ModuleType):
+            self._import_submodules(name, value, dotted)
+        if name in self._known:
+            if self._known[name] is not value and not _same(self._known[name], value):
+                raise Unusable(
+                    f"{self._kind.__name__} uses two different globals of the name {name}, "
+                    "of two modules: rename one"
+                )
+            return
+        self._known[name] = value
+        if isinstance(value, ModuleType):
+            if not _is_installed(value.__name__):
+                raise Unusable(
+                    f"{user} uses the module {value.__name__}, which is not installed: only beside "
+                    "the script is it found. Import its functions and classes by name instead"
+                )
+            self._imports.append(_import_of(name, value.__name__))
+            return
+        origin = _importable_from(value)
+        if origin is not None:
+            module, original = origin
+            alias = "" if original == name else f" as {name}"
+            self._imports.append(f"from {module} import {original}{alias}")
+            return
+        inner = inspect.unwrap(value) if callable(value) else value  # its decorators stand with it
+        if isinstance(inner, type | FunctionType):
+            self._define(inner, name)
+            return
+        text = constant_text(value)
+        if text is None:
+            raise Unusable(
+                f"{user} uses the global {name}, {describe(value)}: only modules, functions, "
+                "classes and constants can be handed to evotune's processes"
+            )
+        self._constants.append(f"{name} = {text}")
+
+    def _define(self, value: type | FunctionType, name: str) -> None:
+        """Adds the source of a class or a function, after all that it uses."""
+        piece = find_source(value)
+        if piece is None:
+            raise Unusable(
+                f"the source of {value.__qualname__} cannot be read: it stands in no file and in "
+                'no cell of a notebook. Put it into a file, and say problem="problem.py:'
+                f'{self._kind.__name__}"'
+            )
+        if name != value.__name__:
+            raise Unusable(f"{value.__qualname__} is used by another name, {name}: use its own")
+        self._known.setdefault(name, value)
+        scope = _scope(value)
+        plain = _without_annotations(piece.node)
+        dotted = _dotted_names(plain)
+        for used in sorted(_globals_of(plain)):
+            if used in scope and used not in _IMPLICIT:
+                self._take(used, scope[used], value.__qualname__, dotted)
+        self.pieces.append(piece)
+
+    def _import_submodules(self, name: str, module: ModuleType, dotted: set[str]) -> None:
+        """`xml` alone does not bring `xml.etree.ElementTree`, which somebody else imported."""
+        for chain in sorted(dotted):
+            if chain.startswith(f"{name}."):
+                full = module.__name__ + chain.removeprefix(name)
+                while full and full not in sys.modules:
+                    full = full.rpartition(".")[0]
+                if full != module.__name__ and "." in full:
+                    self._imports.append(f"import {full}")
+
+
+def constant_text(value: object) -> str | None:
+    """Python text that gives an equal value; None for what is no plain constant."""
+    try:
+        return _constant(value)
+    except TypeError:
+        return None
+
+
+def _constant(value: Any) -> str:
+    """TypeError for what is no plain constant."""
+    kind = type(value)
+    if value is None or value is Ellipsis or kind in (bool, int, str, bytes):
+        return repr(value)
+    if kind is float:
+        return repr(value) if math.isfinite(value) else f"float({str(value)!r})"
+    if kind is dict:
+        pairs = (f"{_constant(key)}: {_constant(item)}" for key, item in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if kind in (tuple, list, set, frozenset):
+        texts = [_constant(item) for item in value]
+        if kind in (set, frozenset):
+            texts.sort()
+        listed = f"[{', '.join(texts)}]"
+        return listed if kind is list else f"{kind.__name__}({listed})"
+    raise TypeError
+
+
+def _same(first: object, second: object) -> bool:
+    text = constant_text(first)
+    return text is not None and text == constant_text(second)
+
+
+def _import_of(name: str, module: str) -> str:
+    return f"import {module}" if name == module else f"import {module} as {name}"
+
+
+def _importable_from(value: object) -> tuple[str, str] | None:
+    """(module, name) of something that an installed module defines, by its shortest way."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    name = name or getattr(value, "__name__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or "." in name:
+        return None
+    if module == "__main__" or module not in sys.modules or not _is_installed(module):
+        return None
+    parts = module.split(".")
+    for length in range(1, len(parts) + 1):
+        place = ".".join(parts[:length])
+        if getattr(sys.modules.get(place), name, None) is value:
+            return place, name
+    return None
+
+
+@functools.cache
+def _is_installed(module: str) -> bool:
+    """Whether evotune's processes find it: they import nothing from the script's folder, nor from
+    the working folder."""
+    top = module.partition(".")[0]
+    if top == "evotune" or top in sys.stdlib_module_names:
+        return True
+    file = getattr(sys.modules.get(top), "__file__", None)
+    paths = sysconfig.get_paths()
+    if file and any(Path(file).is_relative_to(paths[key]) for key in ("purelib", "platlib")):
+        return True
+    # It may be installed all the same, by a link to a folder. Such a process knows.
+    find = "import sys, importlib.util as u; sys.exit(u.find_spec(sys.argv[1]) is None)"
+    return subprocess.run([sys.executable, "-P", "-c", find, top], check=False).returncode == 0
+
+
+def _scope(value: type | FunctionType) -> Mapping[str, Any]:
+    """The names that its code can use: those of functions around it, and of its module."""
+    functions = [value] if isinstance(value, FunctionType) else list(methods(value))
+    names: dict[str, Any] = {}
+    if isinstance(value, type):
+        names.update(getattr(sys.modules.get(value.__module__), "__dict__", {}))
+    for function in functions:
+        names.update(function.__globals__)
+    for function in functions:
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            with contextlib.suppress(ValueError):  # nothing is in it yet
+                names[name] = cell.cell_contents
+    return names
+
+
+def _without_annotations(node: ast.stmt) -> ast.Module:
+    """A copy. Nobody evaluates annotations: the module begins with the future import."""
+    copy = ast.parse(ast.unparse(node))
+    for each in ast.walk(copy):
+        if isinstance(each, ast.arg):
+            each.annotation = None
+        elif isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+            each.returns = None
+        elif isinstance(each, ast.AnnAssign):
+            each.annotation = ast.Constant(None)
+    return ast.fix_missing_locations(copy)
+
+
+def _globals_of(tree: ast.Module) -> set[str]:
+    """The names that the code takes from its module, builtins apart unless they are hidden."""
+    found: set[str] = set()
+    tables = [symtable.symtable(ast.unparse(tree), "<class>", "exec")]
+    top = tables[0]
+    while tables:
+        table = tables.pop()
+        for symbol in table.get_symbols():
+            if symbol.is_global() or (table is top and symbol.is_referenced()):
+                found.add(symbol.get_name())
+        tables += table.get_children()
+    defined = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    return found - defined
+
+
+def _dotted_names(tree: ast.Module) -> set[str]:
+    """`xml.etree.ElementTree` wherever the code says so."""
+    return {ast.unparse(node) for node in ast.walk(tree) if _is_dotted(node)}
+
+
+def _is_dotted(node: ast.AST) -> bool:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+        if isinstance(node, ast.Name):
+            return True
+    return False

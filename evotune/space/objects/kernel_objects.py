@@ -1,0 +1,193 @@
+"""A kernel as Python objects: its source, its arguments and its launches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from pathlib import Path
+from typing import ClassVar
+
+from evotune.space.objects.plain_data import Described, Expression
+from evotune.trial import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Argument(Described):
+    """A number that the function takes: an expression, passed as the C type `type` (int32, int64,
+    float32 or float64). Tensors, workspaces and symbols are passed by their names alone.
+
+    >>> Argument("rows * columns", type="int64").type
+    'int64'
+    """
+
+    value: Expression
+    type: str
+
+    def to_data(self) -> Mapping[str, object]:
+        return {"value": self.value, "type": self.type}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap(Described):
+    """CUDA: a TMA descriptor (CUtensorMap) of a tensor, passed by value.
+
+    `box` is the box of one copy, in elements, outermost dimension first. `swizzle` is the width of
+    the swizzle in bytes: 0, 32, 64 or 128. `l2_promotion` is in bytes: 0, 64, 128 or 256.
+
+    >>> TensorMap("q", box=[1, 64, 64], swizzle=128).tensor
+    'q'
+    """
+
+    tensor: str
+    box: Sequence[Expression]
+    swizzle: Expression | None = None
+    l2_promotion: Expression | None = None
+
+    def to_data(self) -> Mapping[str, object]:
+        return {
+            "tensor_map": self.tensor,
+            "box": self.box,
+            "swizzle": self.swizzle,
+            "l2_promotion": self.l2_promotion,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace(Described):
+    """A buffer of scratch memory; `bytes` is its size. `init` is `poison` (filled with NaN before
+    every launch) or `zero_once` (zeroed once, and every launch must leave it zero).
+
+    >>> Workspace(bytes="4 * rows").bytes
+    '4 * rows'
+    """
+
+    bytes: Expression
+    init: str | None = None
+
+    def to_data(self) -> Mapping[str, object]:
+        return {"bytes": self.bytes, "init": self.init}
+
+
+@dataclass(frozen=True, slots=True)
+class Launch(Described):
+    """A launch on a GPU: `grid` blocks of `block` threads, each in x, y and z.
+
+    `shared_bytes` is the dynamic shared memory of a block, `entry` another function of the same
+    source, `when` a condition without which the launch is left out. Triton decides `block` and
+    `shared_bytes` itself.
+
+    >>> Launch(grid=["ceil_div(n, BLOCK)"], block=["BLOCK"]).block
+    ['BLOCK']
+    """
+
+    grid: Sequence[Expression]
+    block: Sequence[Expression] | None = None
+    shared_bytes: Expression | None = None
+    entry: str | None = None
+    when: Expression | None = None
+
+    def to_data(self) -> Mapping[str, object]:
+        return {
+            "entry": self.entry,
+            "when": self.when,
+            "grid": self.grid,
+            "block": self.block,
+            "shared_bytes": self.shared_bytes,
+        }
+
+
+@dataclass(frozen=True)
+class Kernel(Described):
+    """A function that is compiled for each configuration: `CudaKernel`, `CppKernel`, ….
+
+    - `source`: the file, relative to the space's `root`, which is the current directory unless it
+      is given. With `source_text`, the name that messages call that text.
+    - `entry`: the function to call.
+    - `arguments`: the function's arguments, in order: names of tensors, workspaces and symbols,
+      `Argument` and `TensorMap`.
+    - `launches`: `Launch` objects, one after the other, all with the same arguments.
+    - `name`: the kernel's name in reports and in the parameter KERNEL; `entry` if not given.
+    - `source_text`: the source itself, instead of a file. It includes files relative to the root.
+    - `supports`: symbol -> the values it may have, or the condition that it must meet (`">= 80"`).
+    - `define`: symbols that are compiled in instead of passed.
+    - `workspace`: scratch buffers by name.
+    - `constant_memory`: CUDA: `__constant__` variable -> the input tensor that it is a copy of.
+    - `options`: compiler options; `-O{LEVEL}` holds a parameter's value.
+    - `deterministic`: False where two launches may differ in bits.
+    - `alternative`: the name of a space for devices that this kernel does not support.
+    """
+
+    language: ClassVar[str] = ""
+    suffix: ClassVar[str] = ""
+
+    source: str | Path | None = None
+    entry: str | None = None
+    arguments: Sequence[str | Argument | TensorMap | Mapping[str, object]] = ()
+    launches: Sequence[Launch | Mapping[str, object]] = ()
+    _: KW_ONLY
+    name: str | None = None
+    source_text: str | None = None
+    supports: Mapping[str, str | Sequence[Value]] | None = None
+    define: Sequence[str] = ()
+    workspace: Mapping[str, Workspace | Mapping[str, object]] | None = None
+    constant_memory: Mapping[str, str] | None = None
+    options: Sequence[str] = ()
+    deterministic: bool | None = None
+    alternative: str | None = None
+
+    def to_data(self) -> Mapping[str, object]:
+        """`source` is as given: the space knows its root."""
+        source = self.source
+        if source is None and self.source_text is not None:
+            source = f"{self.name or self.entry}{self.suffix}"
+        data: dict[str, object] = {"source": source, "language": self.language}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name not in ("source", "name", "source_text") and value != ():
+                data[field.name] = value
+        return data
+
+
+@dataclass(frozen=True)
+class CppKernel(Kernel):
+    """A C++ function for the CPU, declared `extern "C"`.
+
+    >>> kernel = CppKernel("softmax.cpp", "softmax", ["x", "out", "rows", "columns"])
+    >>> kernel.language
+    'cpp'
+    """
+
+    language: ClassVar[str] = "cpp"
+    suffix: ClassVar[str] = ".cpp"
+
+
+@dataclass(frozen=True)
+class CudaKernel(Kernel):
+    """A CUDA function, declared `extern "C" __global__`.
+
+    >>> kernel = CudaKernel(
+    ...     "k.cu",
+    ...     entry="scale",
+    ...     arguments=["x", "out", "n"],
+    ...     launches=[Launch(grid=["ceil_div(n, BLOCK)"], block=["BLOCK"])],
+    ... )
+    >>> kernel.language
+    'cuda'
+    """
+
+    language: ClassVar[str] = "cuda"
+    suffix: ClassVar[str] = ".cu"
+
+
+@dataclass(frozen=True)
+class TritonKernel(Kernel):
+    """A Triton function, `@triton.jit`. The parameters NUM_WARPS, NUM_STAGES and MAXNREG are
+    Triton's own options.
+
+    >>> kernel = TritonKernel("k.py", "scale", ["x", "out", "n"], [Launch(grid=["n // BLOCK"])])
+    >>> kernel.language
+    'triton'
+    """
+
+    language: ClassVar[str] = "triton"
+    suffix: ClassVar[str] = ".py"
