@@ -1,3 +1,112 @@
-"""evotune: an evolutionary kernel autotuner that checks before it measures."""
+"""evotune: an evolutionary kernel autotuner that checks before it measures.
 
-__version__ = "0.1.0"
+    import evotune
+
+    run = evotune.tune("softmax-cpu", trials=60)
+    print(run.best.configuration, run.best.speedup)
+    softmax = run.best.kernel()                  # a function of torch tensors
+
+`tune` searches a space, given as a file or as objects (`Space`, `CudaKernel`, …), and `open_run`
+opens an earlier run; both give a `Run`. `check`, `compile`, `gate` and `replay` do what the
+commands of these names do. Nothing is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from evotune.version import __version__
+
+if TYPE_CHECKING:
+    from evotune.api.run import Candidate, Run, open_run
+    from evotune.api.tuning import tune
+    from evotune.errors import EvotuneError
+    from evotune.problems.user import UserProblem as Problem
+    from evotune.search.own import AskTell as Strategy
+    from evotune.space.objects import (
+        Argument,
+        Constraint,
+        CppKernel,
+        CudaKernel,
+        Launch,
+        Space,
+        TensorMap,
+        TritonKernel,
+        Workspace,
+        booleans,
+        choices,
+        ints,
+        powers_of_two,
+        values,
+    )
+    from evotune.trial import Configuration, Outcome, Trial
+
+_OBJECTS = "evotune.space.objects"
+_PLACES = {
+    "Candidate": "evotune.api.run",
+    "Run": "evotune.api.run",
+    "open_run": "evotune.api.run",
+    "tune": "evotune.api.tuning",
+    "EvotuneError": "evotune.errors",
+    "Problem": "evotune.problems.user:UserProblem",
+    "Strategy": "evotune.search.own:AskTell",
+    "Argument": _OBJECTS,
+    "Constraint": _OBJECTS,
+    "CppKernel": _OBJECTS,
+    "CudaKernel": _OBJECTS,
+    "Launch": _OBJECTS,
+    "Space": _OBJECTS,
+    "TensorMap": _OBJECTS,
+    "TritonKernel": _OBJECTS,
+    "Workspace": _OBJECTS,
+    "booleans": _OBJECTS,
+    "choices": _OBJECTS,
+    "ints": _OBJECTS,
+    "powers_of_two": _OBJECTS,
+    "values": _OBJECTS,
+    "Configuration": "evotune.trial",
+    "Outcome": "evotune.trial",
+    "Trial": "evotune.trial",
+}
+
+__all__ = [
+    "Argument",
+    "Candidate",
+    "Configuration",
+    "Constraint",
+    "CppKernel",
+    "CudaKernel",
+    "EvotuneError",
+    "Launch",
+    "Outcome",
+    "Problem",
+    "Run",
+    "Space",
+    "Strategy",
+    "TensorMap",
+    "Trial",
+    "TritonKernel",
+    "Workspace",
+    "__version__",
+    "booleans",
+    "choices",
+    "ints",
+    "open_run",
+    "powers_of_two",
+    "tune",
+    "values",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'evotune' has no attribute {name!r}")
+    module, _, original = _PLACES[name].partition(":")
+    found: object = getattr(importlib.import_module(module), original or name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

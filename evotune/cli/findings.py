@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import evotune
 from evotune.cli import packages
 from evotune.device import cpu
 from evotune.device.cuda import compiler as cuda
@@ -22,6 +21,7 @@ from evotune.errors import EnvironmentProblem
 from evotune.execute.build_cache import default_cache_dir
 from evotune.execute.sanitizer import find_sanitizer
 from evotune.scratch import scratch_folder
+from evotune.version import __version__
 
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 _TEST_TIMEOUT_S = 60.0
@@ -71,7 +71,7 @@ def examine(ask_gpus: Callable[[], GpuState] = probe) -> list[Finding]:
     state = ask_gpus()
     return [
         Finding("python", Status.OK, f"{platform.python_version()} ({sys.executable})"),
-        Finding("evotune", Status.OK, evotune.__version__),
+        Finding("evotune", Status.OK, __version__),
         *(_package(name) for name in packages.REQUIRED),
         _optional("pyarrow", "parquet", "only `report --format parquet` needs it"),
         _optional("triton", "triton", "only Triton kernels need it"),

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import evotune
 from evotune.counted import counted
 from evotune.device.profile import DeviceProfile
 from evotune.engine import cluster_worker
@@ -25,6 +24,7 @@ from evotune.execute.protocol import BaselineReport, BaselineTiming
 from evotune.execute.twins import Twins
 from evotune.python_process import started_by_a_library
 from evotune.trial import Json
+from evotune.version import __version__
 
 _CONNECT_S = 15
 _WORKER_S = 60
@@ -50,7 +50,7 @@ class Cluster:
 
     def devices(self, backend: str) -> list[DeviceProfile]:
         """One for each worker that has one now. EnvironmentProblem when none has."""
-        payload = {"backend": backend, "evotune": evotune.__version__}
+        payload = {"backend": backend, "evotune": __version__}
         answers = ask_each(self._client, cluster_worker.describe, payload)
         found = [answer["profile"] for answer in answers.values() if "profile" in answer]
         if not found:

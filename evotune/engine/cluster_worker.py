@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
-import evotune
 from evotune.device import cpu
 from evotune.device.cuda.lock import GpuLock
 from evotune.device.discover import find_gpus
@@ -32,6 +31,7 @@ from evotune.regular_file import read_regular
 from evotune.scratch import scratch_folder
 from evotune.trial import Configuration, Json, Outcome
 from evotune.user_code import trust
+from evotune.version import __version__
 
 CORES_VARIABLE = "EVOTUNE_WORKER_CORES"
 """The CPU cores of a worker of `--cluster local:N`, which shares its machine with the others."""
@@ -45,8 +45,8 @@ def pack(run: RunFolder) -> dict[str, bytes]:
 
 def describe(payload: Mapping[str, Json]) -> dict[str, Json]:
     """The device that this worker would measure on, or its `problem`."""
-    if payload["evotune"] != evotune.__version__:
-        return {"problem": f"it has evotune {evotune.__version__}, not {payload['evotune']}"}
+    if payload["evotune"] != __version__:
+        return {"problem": f"it has evotune {__version__}, not {payload['evotune']}"}
     try:
         if payload["backend"] == "cpu":
             cpu.find_compiler()

@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from evotune.errors import UsageError
 from evotune.search.strategy import SearchSettings, Strategy
 from evotune.space.protocol import SearchSpace
 
+if TYPE_CHECKING:
+    from evotune.search.own import StrategyMaker
+
 STRATEGY_NAMES: Final = ("evolution", "exhaustive", "local", "nsga2", "random")
 
 
-def create_strategy(name: str, space: SearchSpace, settings: SearchSettings) -> Strategy:
-    """A new strategy that was told nothing; UsageError when the name is not one of them."""
+def strategy_name(strategy: str | StrategyMaker) -> str:
+    """As a run's settings have it: `module:Class` of a user's own."""
+    if isinstance(strategy, str):
+        return strategy
+    from evotune.search.own import maker_name
+
+    return maker_name(strategy)
+
+
+def same_strategy(name: str, given: str | StrategyMaker | None) -> str | StrategyMaker:
+    """What goes on with a search by the strategy `name`. UsageError where that is a user's own
+    and was not given, and where another one is given."""
+    if given is not None and strategy_name(given) != name:
+        raise UsageError(f"the run searches by {name}, not by {strategy_name(given)}")
+    if given is None and ":" in name:
+        raise UsageError(
+            f"the run searches by {name}, a strategy of your own: go on from Python, with "
+            f"evotune.open_run(...).resume(strategy={name.rpartition(':')[2]})"
+        )
+    return name if given is None else given
+
+
+def create_strategy(
+    name: str | StrategyMaker, space: SearchSpace, settings: SearchSettings
+) -> Strategy:
+    """A new strategy that was told nothing, by its name or made by a user's class; UsageError for
+    a name that is not one of them."""
+    if not isinstance(name, str):
+        from evotune.search.own import OwnStrategy
+
+        return OwnStrategy(space, settings, name)
     # Imported on demand: listing names or checking settings must not cost DEAP's import.
     match name:
         case "evolution":
