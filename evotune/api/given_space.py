@@ -19,7 +19,8 @@ from evotune.user_code import trust
 
 AnySpace: TypeAlias = "str | Path | Space | Kernel"
 """The path of a space file, the name of a shipped space, a `Space`, or a kernel: `CppKernel`,
-`CudaKernel`, `TritonKernel`. A kernel needs the other arguments of `Space` as keywords."""
+`CudaKernel`, `TritonKernel`. A kernel needs the other arguments of `Space` as keywords; with a
+problem of your own its baseline is `torch:best`, if you name no other."""
 
 
 class SpaceKeywords(TypedDict, total=False):
@@ -57,7 +58,9 @@ def space_file(
     UsageError for what is no space; SpaceError for a mistake in one.
     """
     if isinstance(space, Kernel):
-        space = Space(kernel=space, **keywords)
+        usual = {} if keywords.get("problem") == "attention" else {"baseline": "torch:best"}
+        given: dict[str, Any] = {**usual, **keywords}
+        space = Space(kernel=space, **given)
     elif keywords:
         names = ", ".join(keywords)
         raise UsageError(f"{names}: only for a kernel; a whole space says it itself")

@@ -98,7 +98,7 @@ def test_a_strategy_of_ones_own_searches_and_is_needed_to_go_on(space: Path) -> 
     resumed = tuned(space, strategy=Backwards, trials=3)
     with pytest.raises(UsageError, match=r"test_runs:Backwards, a strategy of your own: go on"):
         resumed.resume(trials=5)
-    with pytest.raises(UsageError, match="searches by .*Backwards, not by .*Guessing"):
+    with pytest.raises(UsageError, match=r"searches by .*Backwards, not by .*Guessing"):
         resumed.resume(trials=5, strategy=Guessing)
     assert resumed.resume(trials=5, strategy=Backwards).trials == run.trials
     assert len({trial.configuration for trial in run.trials}) == 5
