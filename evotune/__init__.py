@@ -11,14 +11,15 @@ opens an earlier run; both give a `Run`. `check`, `compile`, `gate` and `replay`
 commands of these names do. Nothing is imported before it is used.
 """
 
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING
-
+# No module of Python's own is imported here: `python -m evotune` begins with this file, and a file
+# of the working folder could still stand in for one.
 from evotune.version import __version__
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from evotune.api.gating import Verdict, gate
+    from evotune.api.looking import check, compile
+    from evotune.api.replaying import replay
     from evotune.api.run import Candidate, Run, open_run
     from evotune.api.tuning import tune
     from evotune.errors import EvotuneError
@@ -44,6 +45,11 @@ if TYPE_CHECKING:
 
 _OBJECTS = "evotune.space.objects"
 _PLACES = {
+    "Verdict": "evotune.api.gating",
+    "gate": "evotune.api.gating",
+    "check": "evotune.api.looking",
+    "compile": "evotune.api.looking",
+    "replay": "evotune.api.replaying",
     "Candidate": "evotune.api.run",
     "Run": "evotune.api.run",
     "open_run": "evotune.api.run",
@@ -87,13 +93,18 @@ __all__ = [
     "TensorMap",
     "Trial",
     "TritonKernel",
+    "Verdict",
     "Workspace",
     "__version__",
     "booleans",
+    "check",
     "choices",
+    "compile",
+    "gate",
     "ints",
     "open_run",
     "powers_of_two",
+    "replay",
     "tune",
     "values",
 ]
@@ -102,6 +113,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _PLACES:
         raise AttributeError(f"module 'evotune' has no attribute {name!r}")
+    import importlib
+
     module, _, original = _PLACES[name].partition(":")
     found: object = getattr(importlib.import_module(module), original or name)
     globals()[name] = found

@@ -1,5 +1,3 @@
-"""The version of evotune that runs store and pages say."""
+"""The version of evotune that runs, stores and pages say. Imports nothing: see `evotune`."""
 
-from typing import Final
-
-__version__: Final = "0.1.0"
+__version__ = "0.1.0"
