@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -169,7 +168,6 @@ class Run:
         allow_mixed: bool = False,
         trust: bool = False,
         on_trial: Callable[[Trial], object] | None = None,
-        progress: bool = False,
     ) -> Run:
         """Goes on with the run; `trials` and `minutes` are new totals. Returns this run.
 
@@ -183,10 +181,10 @@ class Run:
         from evotune.engine.session import resume_run
         from evotune.engine.setup import GpuRequest
 
-        with trusting(trust), watching(on_trial, progress=progress) as observer:
+        with trusting(trust):
             resume_run(
                 self.folder,
-                observer,
+                watching(on_trial),
                 trials=trials,
                 minutes=minutes,
                 strategy=strategy,
@@ -271,9 +269,6 @@ class _Calls(SilentObserver):
             self._on_trial(trial)
 
 
-@contextlib.contextmanager
-def watching(
-    on_trial: Callable[[Trial], object] | None, *, progress: bool = False
-) -> Iterator[Observer]:
-    """The observer of a run that calls `on_trial`, and shows progress on stderr if asked to."""
-    yield SilentObserver() if on_trial is None else _Calls(on_trial)
+def watching(on_trial: Callable[[Trial], object] | None) -> Observer:
+    """The observer of a run that calls `on_trial`."""
+    return SilentObserver() if on_trial is None else _Calls(on_trial)

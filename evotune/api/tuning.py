@@ -39,7 +39,6 @@ def tune(
     allow_mixed: bool = False,
     trust: bool = False,
     on_trial: Callable[[Trial], object] | None = None,
-    progress: bool = False,
     **space_keywords: Unpack[SpaceKeywords],
 ) -> Run:
     """Searches a space for the fastest correct configuration; the finished run.
@@ -61,7 +60,6 @@ def tune(
     - `trust`: execute kernels and problems though they lie outside the working folder.
     - `on_trial` is called with each finished trial (number, configuration, outcome), while the
       next ones go on; what it raises ends the run, which can be resumed.
-    - `progress`: says on stderr how the run goes on, as the command line does.
 
     Ctrl-C ends the run tidily (in the main thread): its state is then "interrupted". Nothing else
     of the caller's process is changed, and its script is not run again by others: no `__main__`
@@ -83,7 +81,6 @@ def tune(
     with (
         trusting(trust),
         space_file(space, space_keywords) as file,
-        watching(on_trial, progress=progress) as observer,
     ):
         request = RunRequest(
             space=file,
@@ -103,4 +100,4 @@ def tune(
             gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),
             cluster=cluster_request(cluster, device, gpus, allow_mixed=allow_mixed),
         )
-        return Run(start_run(request, observer).run)
+        return Run(start_run(request, watching(on_trial)).run)
