@@ -1,3 +1,125 @@
-"""evotune: an evolutionary kernel autotuner that checks before it measures."""
+"""evotune: an evolutionary kernel autotuner that checks before it measures.
 
-__version__ = "0.1.0"
+    import evotune
+
+    run = evotune.tune("softmax-cpu", trials=60)
+    print(run.best.configuration, run.best.speedup)
+    softmax = run.best.kernel()                  # a function of torch tensors
+
+`tune` searches a space, given as a file or as objects (`Space`, `CudaKernel`, …), and `open_run`
+opens an earlier run; both give a `Run`. `check`, `compile`, `gate` and `replay` do what the
+commands of these names do. Nothing is imported before it is used.
+"""
+
+# No module of Python's own is imported here: `python -m evotune` begins with this file, and a file
+# of the working folder could still stand in for one.
+from evotune.version import __version__
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from evotune.api.gating import Verdict, gate
+    from evotune.api.looking import check, compile
+    from evotune.api.replaying import replay
+    from evotune.api.run import Candidate, Run, open_run
+    from evotune.api.tuning import tune
+    from evotune.errors import EvotuneError
+    from evotune.problems.user import UserProblem as Problem
+    from evotune.search.own import AskTell as Strategy
+    from evotune.space.objects import (
+        Argument,
+        Constraint,
+        CppKernel,
+        CudaKernel,
+        Launch,
+        Space,
+        TensorMap,
+        TritonKernel,
+        Workspace,
+        booleans,
+        choices,
+        ints,
+        powers_of_two,
+        values,
+    )
+    from evotune.trial import Configuration, Outcome, Trial
+
+_OBJECTS = "evotune.space.objects"
+_PLACES = {
+    "Verdict": "evotune.api.gating",
+    "gate": "evotune.api.gating",
+    "check": "evotune.api.looking",
+    "compile": "evotune.api.looking",
+    "replay": "evotune.api.replaying",
+    "Candidate": "evotune.api.run",
+    "Run": "evotune.api.run",
+    "open_run": "evotune.api.run",
+    "tune": "evotune.api.tuning",
+    "EvotuneError": "evotune.errors",
+    "Problem": "evotune.problems.user:UserProblem",
+    "Strategy": "evotune.search.own:AskTell",
+    "Argument": _OBJECTS,
+    "Constraint": _OBJECTS,
+    "CppKernel": _OBJECTS,
+    "CudaKernel": _OBJECTS,
+    "Launch": _OBJECTS,
+    "Space": _OBJECTS,
+    "TensorMap": _OBJECTS,
+    "TritonKernel": _OBJECTS,
+    "Workspace": _OBJECTS,
+    "booleans": _OBJECTS,
+    "choices": _OBJECTS,
+    "ints": _OBJECTS,
+    "powers_of_two": _OBJECTS,
+    "values": _OBJECTS,
+    "Configuration": "evotune.trial",
+    "Outcome": "evotune.trial",
+    "Trial": "evotune.trial",
+}
+
+__all__ = [
+    "Argument",
+    "Candidate",
+    "Configuration",
+    "Constraint",
+    "CppKernel",
+    "CudaKernel",
+    "EvotuneError",
+    "Launch",
+    "Outcome",
+    "Problem",
+    "Run",
+    "Space",
+    "Strategy",
+    "TensorMap",
+    "Trial",
+    "TritonKernel",
+    "Verdict",
+    "Workspace",
+    "__version__",
+    "booleans",
+    "check",
+    "choices",
+    "compile",
+    "gate",
+    "ints",
+    "open_run",
+    "powers_of_two",
+    "replay",
+    "tune",
+    "values",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'evotune' has no attribute {name!r}")
+    import importlib
+
+    module, _, original = _PLACES[name].partition(":")
+    found: object = getattr(importlib.import_module(module), original or name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

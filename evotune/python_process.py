@@ -15,9 +15,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-import evotune
-
-_FOLDER = os.path.dirname(os.path.dirname(os.path.realpath(evotune.__file__)))
+_FOLDER = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 _SAFE_PATH = "PYTHONSAFEPATH"
 

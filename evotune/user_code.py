@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
-import evotune
 from evotune import agreed_hashes
 from evotune.errors import UsageError
 
@@ -113,7 +112,7 @@ def _came_with_a_run(path: Path) -> bool:
 @functools.cache
 def _shipped() -> frozenset[str]:
     """The kernels and problems that ship with evotune, by content: a run has copies of them."""
-    package = Path(evotune.__file__).parent
+    package = Path(__file__).parent
     # The first in an installed package, the second beside it in a working tree.
     places = (package / "shipped" / "kernels", package.parent / "kernels")
     place = next((place for place in places if place.is_dir()), package / "shipped")

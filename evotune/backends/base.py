@@ -17,10 +17,12 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
+from evotune.backends.calling import Caller
 from evotune.backends.finding import Finding
 from evotune.device.launch import CompileJob, Launch, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import Compiler, Session
+from evotune.errors import EvotuneError
 from evotune.languages import Language
 from evotune.problems.base import TensorSpec
 from evotune.trial import Check, Json, OutcomeKind, Value
@@ -165,6 +167,10 @@ class Backend(ABC):
     @abstractmethod
     def open_device(self, profile: DeviceProfile) -> Session:
         """In a worker process."""
+
+    def caller(self, profile: DeviceProfile) -> Caller:
+        """Of its kernels, in the user's own process. EvotuneError where they cannot be called."""
+        raise EvotuneError(f"kernels for {profile.name} cannot be called from Python")
 
     def worker_environment(self, profile: DeviceProfile) -> Mapping[str, str]:
         """Environment variables of the device's worker, beside those of this process."""

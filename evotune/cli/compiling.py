@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+import evotune
 from evotune.cli.options import (
     Command,
     compile_device_option,
@@ -90,15 +91,13 @@ def _compile(
     sample: int | None,
     seed: int,
 ) -> CompileSummary:
-    from evotune.engine.compiling import compile_space
-
     notes = ProgressNotes(terminal)
 
     def on_row(row: CompileRow, summary: CompileSummary) -> None:
         keep(row)
         notes.on_row(row, summary)
 
-    return compile_space(space, device, sample=sample, seed=seed, on_row=on_row)
+    return evotune.compile(space, device=device, sample=sample, seed=seed, on_row=on_row)
 
 
 class ProgressNotes:

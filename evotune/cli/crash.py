@@ -12,8 +12,8 @@ from pathlib import Path
 
 import click
 
-import evotune
 from evotune.cli.terminal import Terminal, say
+from evotune.version import __version__
 
 
 def report(error: BaseException, terminal: Terminal) -> None:
@@ -35,7 +35,7 @@ def _write(text: str, terminal: Terminal) -> Path | None:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / name
-            path.write_text(f"evotune {evotune.__version__}\n{text}", encoding="utf-8")
+            path.write_text(f"evotune {__version__}\n{text}", encoding="utf-8")
             return path
     return None
 

@@ -6,13 +6,13 @@ import platform
 import sys
 import tempfile
 
-import evotune
 from evotune import plugins
 from evotune.backends import registry
 from evotune.backends.finding import Finding, Status, optional
 from evotune.cli import packages
 from evotune.engine.stop_signal import interruptible
 from evotune.execute.build_cache import default_cache_dir
+from evotune.version import __version__
 
 
 def examine() -> list[Finding]:
@@ -21,7 +21,7 @@ def examine() -> list[Finding]:
         found = [backend.doctor() for backend in registry.every()]
     return [
         Finding("python", Status.OK, f"{platform.python_version()} ({sys.executable})"),
-        Finding("evotune", Status.OK, evotune.__version__),
+        Finding("evotune", Status.OK, __version__),
         *(_package(name) for name in packages.REQUIRED),
         optional("pyarrow", "parquet", "only `report --format parquet` needs it"),
         *(finding for needed, _ in found for finding in needed),

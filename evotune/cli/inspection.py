@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+import evotune
 from evotune.cli.options import (
     Command,
     compile_device_option,
@@ -43,17 +44,14 @@ def check(terminal: Terminal, *, space: str, device: str, no_compile: bool) -> i
     """
     from evotune.cli.compiling import ProgressNotes, failure_parts
     from evotune.cli.tables import print_tables
-    from evotune.engine.compiling import compile_space
-    from evotune.engine.inspect import check_space
 
-    found = check_space(space, device)
+    found = evotune.check(space, device=device)
     print_tables(terminal, _check_parts(found))
     if no_compile or not found.kernels:
         return 0
     terminal.note(f"compiling a sample of {_SAMPLE}")
-    summary = compile_space(
-        space, device, sample=_SAMPLE, seed=0, on_row=ProgressNotes(terminal).on_row
-    )
+    on_row = ProgressNotes(terminal).on_row
+    summary = evotune.compile(space, device=device, sample=_SAMPLE, on_row=on_row)
     print_tables(terminal, failure_parts(summary))
     return 0
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import click
 
-import evotune
 from evotune.cli import packages
 from evotune.cli.options import global_options
 from evotune.cli.terminal import Terminal, say
 from evotune.errors import EvotuneError, Interrupted
 from evotune.space.suggest import did_you_mean
+from evotune.version import __version__
 
 _COMMANDS = {
     "run": "evotune.cli.search:run",
@@ -129,7 +129,7 @@ def _discard_stdout() -> None:
 
 def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        click.echo(f"evotune {evotune.__version__}")
+        click.echo(f"evotune {__version__}")
         ctx.exit()
 
 

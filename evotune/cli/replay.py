@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+import evotune
 from evotune.cli.options import (
     STRATEGIES,
     Command,
@@ -22,8 +22,8 @@ from evotune.cli.options import (
 from evotune.cli.terminal import Terminal, opened_output, pass_terminal
 
 if TYPE_CHECKING:
-    from evotune.device.recorded import RecordedSpace
-    from evotune.engine.replay import Evaluation, Repeat
+    from evotune.api.replaying import Replay
+    from evotune.engine.replay import Evaluation
 
 
 @click.command(cls=Command, example="evotune replay cache.json.gz --strategy local --repeats 20")
@@ -87,48 +87,30 @@ def replay(
     once. The jsonl form is one line an evaluation: {"repeat", "eval", "config", "time_ms"}, null
     for a failure.
     """
+    from evotune.api.replaying import budget, find_recording, replaying
     from evotune.cli.tables import print_tables, text_table
-    from evotune.engine.replay import Repeat
-    from evotune.engine.replay import replay as run
     from evotune.report.records import to_jsonl
-    from evotune.search.performance import PerformanceScale
-    from evotune.search.strategy import SearchSettings
-
-    recording = _recording(cache, runs_dir)
-    if max_evals is None:
-        max_evals = PerformanceScale(recording.times_ms.values()).budget
-
-    def evaluations() -> Iterator[Evaluation]:
-        for repeat in range(repeats):
-            settings = SearchSettings(seed=seed + repeat, lookahead=lookahead)
-            yield from run(recording, strategy, settings, max_evals, repeat)
 
     if style == "jsonl":
+        recording = find_recording(cache, runs_dir)
+        count = budget(recording) if max_evals is None else max_evals
+        options = {"seed": seed, "lookahead": lookahead}
         with opened_output(output) as write:
-            for evaluation in evaluations():
+            for evaluation in replaying(recording, strategy, count, repeats, **options):
                 write(to_jsonl([_record(evaluation)]))
         return 0
-    found = [Repeat() for _ in range(repeats)]
-    for evaluation in evaluations():
-        found[evaluation.repeat].add(evaluation)
-    facts = list(_facts(recording, strategy, found, max_evals))
-    print_tables(terminal, [text_table(("space", recording.name), facts)], output)
+    found = evotune.replay(
+        cache,
+        strategy=strategy,
+        evaluations=max_evals,
+        repeats=repeats,
+        seed=seed,
+        lookahead=lookahead,
+        runs_dir=runs_dir,
+    )
+    facts = list(_facts(found, strategy))
+    print_tables(terminal, [text_table(("space", found.recording.name), facts)], output)
     return 0
-
-
-def _recording(cache: Path, runs_dir: Path) -> RecordedSpace:
-    """From a file; what is none and has no suffix is a run."""
-    from evotune.device.recorded import recorded_space
-    from evotune.engine.folder import find_run
-    from evotune.engine.replay import load_recording
-    from evotune.report.data import RunData
-    from evotune.report.records import document
-
-    if (os.path.lexists(cache) or cache.suffix) and not cache.is_dir():
-        return load_recording(cache)
-    run = find_run(str(cache), runs_dir)
-    with RunData.opened(run) as data:
-        return recorded_space("".join(document(data)), run.id)
 
 
 def _record(evaluation: Evaluation) -> dict[str, object]:
@@ -140,20 +122,17 @@ def _record(evaluation: Evaluation) -> dict[str, object]:
     }
 
 
-def _facts(
-    recording: RecordedSpace, strategy: str, repeats: list[Repeat], evaluations: int
-) -> Iterator[tuple[str, str]]:
-    from evotune.engine.replay import Score
+def _facts(found: Replay, strategy: str) -> Iterator[tuple[str, str]]:
     from evotune.search.performance import PerformanceScale
 
+    recording, repeats = found.recording, found.repeats
     unfinished = "" if recording.complete else ", unfinished"
     yield "device", recording.device_name or "unnamed"
     size, valid = len(recording.space), len(recording.times_ms)
     yield "configurations", f"{size}, {valid} of them valid{unfinished}"
-    yield "strategy", f"{strategy}, {len(repeats)} repeats of {evaluations} evaluations"
-    if recording.times_ms:
+    yield "strategy", f"{strategy}, {len(repeats)} repeats of {found.evaluations} evaluations"
+    if (score := found.score) is not None:
         scale = PerformanceScale(recording.times_ms.values())
-        score = Score.of(scale, repeats, evaluations)
         error = "" if score.standard_error is None else f" ± {score.standard_error:.3f}"
         yield "budget of the score", f"{scale.budget} evaluations"
         yield "score", f"{score.mean:.3f}{error} (0 random search, 1 the optimum at once)"

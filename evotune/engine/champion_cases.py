@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from evotune.errors import SpaceError
 from evotune.problems.base import Case
@@ -21,15 +21,18 @@ def obstacle(
     configuration: Configuration,
     case: Case,
     sibling: Case,
+    *,
+    names: Collection[str] | None = None,
 ) -> str:
     """Why the kernel, as this configuration has it, cannot be asked for another variant of a case
-    that it is tuned on; "" when it can."""
+    that it is tuned on; "" when it can. `names`: the symbols that it must be told where they
+    differ, None for all."""
     unsupported = kernel.unsupported(sibling.symbols)
     if unsupported is not None:
         return unsupported
     differing = [n for n, value in sibling.symbols.items() if case.symbols.get(n) != value]
     told = _symbols_told(bound.document, kernel)
-    untold = [name for name in differing if name not in told]
+    untold = [n for n in differing if n not in told and (names is None or n in names)]
     if untold:
         return f"kernel {kernel.name} is not told {', '.join(untold)}"
     for spec in bound.document.constraints:
@@ -40,6 +43,20 @@ def obstacle(
         if not holds:
             return f"the configuration is not valid for it: {spec}"
     return ""
+
+
+def refusal(  # noqa: PLR0917
+    bound: BoundSpace,
+    kernel: KernelSpec,
+    configuration: Configuration,
+    case: Case,
+    tuned: Iterable[Case],
+    names: Collection[str],
+) -> str:
+    """`obstacle` against every case that the kernel is tuned on; "" where there is none against
+    one of them."""
+    reasons = [obstacle(bound, kernel, configuration, like, case, names=names) for like in tuned]
+    return reasons[0] if all(reasons) else ""
 
 
 def symbols_kept(document: SpaceDocument, kernel: KernelSpec, scalars: Iterable[str]) -> set[str]:

@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-import evotune
 from evotune.counted import counted
 from evotune.device.profile import DeviceProfile
 from evotune.engine import cluster_worker
@@ -38,6 +37,7 @@ from evotune.execute.protocol import BaselineReport
 from evotune.execute.twins import Twins
 from evotune.python_process import started_by_a_library
 from evotune.trial import Json
+from evotune.version import __version__
 
 _CONNECT_S = 15
 _WORKER_S = 60
@@ -63,7 +63,7 @@ class Cluster:
 
     def devices(self, backend: str) -> list[DeviceProfile]:
         """One for each worker that has one now. EnvironmentProblem when none has."""
-        answers = self._ask(DescribeDevice(backend, evotune.__version__))
+        answers = self._ask(DescribeDevice(backend, __version__))
         found = [each.profile for each in answers.values() if isinstance(each, DeviceFound)]
         if not found:
             workers = counted(len(answers), "worker")

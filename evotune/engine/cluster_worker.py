@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
-import evotune
 from evotune.backends import registry
 from evotune.device.channel import decode, encode
 from evotune.engine.calibration import calibrate
@@ -44,6 +43,7 @@ from evotune.regular_file import read_regular
 from evotune.scratch import scratch_folder
 from evotune.trial import Configuration, Outcome
 from evotune.user_code import trust
+from evotune.version import __version__
 
 CORES_VARIABLE = "EVOTUNE_WORKER_CORES"
 """The CPU cores of a worker of `--cluster local:N`, which shares its machine with the others."""
@@ -77,8 +77,8 @@ def _answer(told: ToClusterWorker) -> FromClusterWorker:
 
 def _describe(told: DescribeDevice) -> DeviceFound:
     """The device that this worker would measure on."""
-    if told.evotune != evotune.__version__:
-        raise EnvironmentProblem(f"it has evotune {evotune.__version__}, not {told.evotune}")
+    if told.evotune != __version__:
+        raise EnvironmentProblem(f"it has evotune {__version__}, not {told.evotune}")
     return DeviceFound(registry.named(told.backend).offered())
 
 

@@ -109,7 +109,7 @@ def compile_space(
     *,
     sample: int | None,
     seed: int,
-    on_row: Callable[[CompileRow, CompileSummary], None],
+    on_row: Callable[[CompileRow, CompileSummary], object],
 ) -> CompileSummary:
     """Compiles every valid configuration, or `sample` distinct ones, on all cores.
 

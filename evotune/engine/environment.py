@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import evotune
 from evotune.backends import registry
 from evotune.device.profile import DeviceProfile
 from evotune.errors import StoreError
 from evotune.execute.compile_worker import compiler_for
 from evotune.regular_file import read_regular
 from evotune.trial import Json
+from evotune.version import __version__
 
 _PACKAGES = (
     "torch",
@@ -45,7 +45,7 @@ def describe(
 ) -> dict[str, Json]:
     """A JSON record; it names no user and no host. `languages` are those of the kernels."""
     record: dict[str, Json] = {
-        "evotune": evotune.__version__,
+        "evotune": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": package_versions(),

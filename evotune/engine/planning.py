@@ -14,7 +14,7 @@ from evotune.device.argument_check import POINTER
 from evotune.device.launch import CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.sources import fingerprint
-from evotune.engine.champion_cases import obstacle, scalars_skipped, symbols_kept
+from evotune.engine.champion_cases import obstacle, refusal, scalars_skipped, symbols_kept
 from evotune.engine.kernel_sources import source_path
 from evotune.engine.launches import CasePlanner, Rejected
 from evotune.engine.review import BuildReviewer
@@ -67,14 +67,14 @@ class Planner:
         self._secret = secret
         self.bound = bound
         self._document = document
-        self._problem = problem
+        self.problem = problem
         self._cases = cases
         self._profile = profile
-        kernels = document.kernels
         self._sources = {name: fingerprint(files) for name, files in sources.items()}
         self._choices = _choice_constants(document)
         self._architecture = architecture(profile)
         self._root = str(document.root.absolute())
+        kernels = document.kernels
         self._source_paths = {kernel.name: source_path(document, kernel) for kernel in kernels}
         self._kept = {
             kernel.name: symbols_kept(document, kernel, problem.scalars) for kernel in kernels
@@ -101,7 +101,7 @@ class Planner:
         if confirm:
             jobs += self._random_jobs(kernel, configuration, compile_jobs, number, skipped)
             jobs += self._sibling_jobs(kernel, configuration, compile_jobs, skipped)
-            skipped += scalars_skipped(self._document, kernel, self._problem.scalars)
+            skipped += scalars_skipped(self._document, kernel, self.problem.scalars)
         cases = tuple(job for job in jobs if confirm or job.role != HELD_OUT)
         review = None
         if self._reviewer is not None:
@@ -109,6 +109,14 @@ class Planner:
         return Proposal(
             number, configuration, cases, confirm=confirm, skipped=tuple(skipped), review=review
         )
+
+    def case_job(self, configuration: Configuration, case: Case) -> CaseJob:
+        """For a case beside the space's own; Rejected or SpaceError where none can be made."""
+        kernel = self._kernel(configuration)
+        names = {*self.problem.scalars, *self.problem.place(case).fixed}
+        if why := refusal(self.bound, kernel, configuration, case, self._cases[TIMED], names):
+            raise Rejected(why)
+        return self._case_job(kernel, configuration, case, TIMED, {})
 
     def _case_jobs(
         self, kernel: KernelSpec, configuration: Configuration, compile_jobs: _CompileJobs
@@ -145,15 +153,15 @@ class Planner:
         edges = {
             edge.label: edge
             for case in self._cases[TIMED]
-            for edge in self._problem.edge_cases(case, kept)
+            for edge in self.problem.edge_cases(case, kept)
         }
         return [edge for label, edge in edges.items() if label not in timed]
 
     def _case_plan(self, kernel: KernelSpec, case: Case, role: str) -> _CasePlan:
         arch = int(self._profile.attributes.get("arch", 0))
         evaluator = self.bound.evaluator(case.symbols)
-        launches = CasePlanner(kernel, case, evaluator, self._problem.tensors(case), arch)
-        flops = self._problem.flops(case)
+        launches = CasePlanner(kernel, case, evaluator, self.problem.tensors(case), arch)
+        flops = self.problem.flops(case)
         return _CasePlan(case, role, _compiled_in(kernel, case), flops, launches)
 
     def _case_job(
@@ -164,9 +172,8 @@ class Planner:
         role: str,
         compile_jobs: _CompileJobs,
     ) -> CaseJob:
-        known = configuration.to_json()
-        case_plan = self._case_plan(kernel, case, role)
-        return self._planned_job(kernel, configuration, known, case_plan, compile_jobs)
+        plan = self._case_plan(kernel, case, role)
+        return self._planned_job(kernel, configuration, configuration.to_json(), plan, compile_jobs)
 
     def _planned_job(
         self,
@@ -198,7 +205,7 @@ class Planner:
         kept = self._kept[kernel.name]
         jobs = []
         for case in self._cases[TIMED]:
-            for sibling in self._problem.siblings(case):
+            for sibling in self.problem.siblings(case):
                 if sibling.label in tuned:
                     continue
                 why = obstacle(self.bound, kernel, configuration, case, sibling)
@@ -207,7 +214,7 @@ class Planner:
                         Check(f"edge shapes of {sibling.label}", ALL_KINDS, "skipped", detail=why)
                     )
                     continue
-                for edge in self._problem.edge_cases(sibling, kept):
+                for edge in self.problem.edge_cases(sibling, kept):
                     if edge.label not in known and kernel.unsupported(edge.symbols) is None:
                         known.add(edge.label)
                         try:
@@ -229,10 +236,10 @@ class Planner:
     ) -> list[CaseJob]:
         """Random shapes that the kernel supports and can be launched on with the binaries that
         the other cases need."""
-        digest = hashlib.sha256(f"{self._secret}/shapes/{seed}".encode()).digest()
-        draw = int.from_bytes(digest[:6], "big")
+        text = f"{self._secret}/shapes/{seed}".encode()
+        draw = int.from_bytes(hashlib.sha256(text).digest()[:6], "big")
         jobs: list[CaseJob] = []
-        drawn = self._problem.random_cases(self._cases[TIMED], draw, self._kept[kernel.name])
+        drawn = self.problem.random_cases(self._cases[TIMED], draw, self._kept[kernel.name])
         known = {case.label for case in self._cases[TIMED]}
         for case in islice(drawn, _RANDOM_SHAPES):
             if len(jobs) == _RANDOM_TESTS:
@@ -268,7 +275,7 @@ class Planner:
 
     def _refuse_collisions(self) -> None:
         """Two things that would become one -D name are an error where the second one stands."""
-        taken = {f"DTYPE_{dtype.upper()}" for dtype in self._problem.dtypes} | {"DTYPE"}
+        taken = {f"DTYPE_{dtype.upper()}" for dtype in self.problem.dtypes} | {"DTYPE"}
         for kernel in self._document.kernels:
             taken |= {name.upper() for name in kernel.define}
         for spec in self._document.parameters:
@@ -283,7 +290,7 @@ class Planner:
                 taken.add(name)
 
     def _refuse_unknown_arguments(self) -> None:
-        buffers = {spec.name for spec in self._problem.tensors(self._cases[TIMED][0])}
+        buffers = {spec.name for spec in self.problem.tensors(self._cases[TIMED][0])}
         for kernel in self._document.kernels:
             for workspace in kernel.workspace:
                 if workspace.name in buffers:
@@ -307,9 +314,9 @@ class Planner:
         for name, value in configuration.items():
             if name != "KERNEL":
                 defines[name] = _as_integer(name, value, defines)
-        for index, dtype in enumerate(self._problem.dtypes, start=1):
+        for index, dtype in enumerate(self.problem.dtypes, start=1):
             defines[f"DTYPE_{dtype.upper()}"] = index
-        defines["DTYPE"] = defines[f"DTYPE_{self._problem.dtype.upper()}"]
+        defines["DTYPE"] = defines[f"DTYPE_{self.problem.dtype.upper()}"]
         for name in kernel.define:
             if name != "dtype":
                 defines[name.upper()] = _as_integer(name, case.symbols[name], defines)
@@ -332,7 +339,7 @@ class Planner:
                 POINTER if a.type in ("tensor", "workspace") else a.type for a in plan.arguments
             )
             return {"entries": tuple(entries), "signature": tuple(given)}
-        pointees = {spec.name: f"*{spec.dtype}" for spec in self._problem.tensors(case)}
+        pointees = {spec.name: f"*{spec.dtype}" for spec in self.problem.tensors(case)}
         pointees |= {workspace.name: "*byte" for workspace in kernel.workspace}
         own = plan.arguments[: len(kernel.arguments)]
         types = (pointees[a.name] if a.type in ("tensor", "workspace") else a.type for a in own)
@@ -383,7 +390,7 @@ def _choice_constants(document: SpaceDocument) -> dict[str, int]:
     for spec in document.parameters:
         if spec.name == "KERNEL":
             continue
-        words = [value for value in (*spec.parameter.values, spec.otherwise)]
+        words = (*spec.parameter.values, spec.otherwise)
         identifiers = list(dict.fromkeys(word for word in words if isinstance(word, str)))
         for index, word in enumerate(identifiers, start=1):
             constants[f"{spec.name}_{word.upper()}"] = index

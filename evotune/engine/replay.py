@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evotune.device.recorded import RecordedSpace, read_named_recording, read_recorded_space
 from evotune.engine.spaces import is_recording
@@ -17,6 +18,9 @@ from evotune.search.performance import PerformanceScale
 from evotune.search.strategy import SearchSettings
 from evotune.space.document import load_space
 from evotune.trial import Configuration, Trial
+
+if TYPE_CHECKING:
+    from evotune.search.own import StrategyMaker
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,11 @@ def load_recording(path: Path) -> RecordedSpace:
 
 
 def replay(
-    recording: RecordedSpace, strategy: str, settings: SearchSettings, evaluations: int, repeat: int
+    recording: RecordedSpace,
+    strategy: str | StrategyMaker,
+    settings: SearchSettings,
+    evaluations: int,
+    repeat: int,
 ) -> Iterator[Evaluation]:
     """One run of a strategy, as the engine would drive it: proposal n sees the outcomes of the
     trials before n - lookahead. Ends early when the space is exhausted."""

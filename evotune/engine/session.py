@@ -8,6 +8,7 @@ import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evotune.backends.registry import measuring_alone
 from evotune.command_line import RUNS_DIR
@@ -23,10 +24,13 @@ from evotune.engine.stop_signal import interruptible
 from evotune.engine.warm_start import warm_starts
 from evotune.engine.work import RunWork, search_settings
 from evotune.errors import EnvironmentProblem, EvotuneError, SpaceError, UsageError
-from evotune.search.catalog import create_strategy
+from evotune.search.catalog import create_strategy, same_strategy, strategy_name
 from evotune.search.strategy import SearchSettings
 from evotune.store import RunStore
 from evotune.trial import Json
+
+if TYPE_CHECKING:
+    from evotune.search.own import StrategyMaker
 
 _CHAMPIONS = 3
 LOOKAHEAD_PER_DEVICE = 16
@@ -43,7 +47,7 @@ class RunRequest:
     trials: int | None = None
     minutes: float | None = None
     seed: int | None = None
-    strategy: str | None = None
+    strategy: str | StrategyMaker | None = None
     racing: bool = True
     compiles: int | None = None
     speedup: float | None = None
@@ -87,7 +91,8 @@ def _start_on(
     # Nobody's wish but a default is each strategy's own matter: random search has no use for it.
     if request.warm_start is not None or (setup.document and setup.document.try_first):
         settings["starts"] = [configuration.to_json() for configuration in starts]
-    create_strategy(settings["strategy"], setup.space, search_settings(settings))
+    strategy = settings["strategy"] if request.strategy is None else request.strategy
+    create_strategy(strategy, setup.space, search_settings(settings))
     setup.space.size()  # refuses a space without a valid configuration
     described = environment.describe(setup.profile, request.command, setup.languages)
     with measuring_alone(() if cluster else setup.devices), interruptible():
@@ -179,7 +184,7 @@ def _begin(
             secret=secret,
         )
         try:
-            return _finish(RunWork(run, store, own, observer, cluster))
+            return _finish(RunWork(run, store, own, observer, cluster, strategy=request.strategy))
         except SpaceError as error:
             if error.file != str(run.sources / space_file):
                 raise
@@ -195,18 +200,20 @@ def resume_run(
     *,
     trials: int | None = None,
     minutes: float | None = None,
+    strategy: str | StrategyMaker | None = None,
     allow_mixed: bool = False,
     gpus: GpuRequest | None = None,
     cluster: ClusterRequest | None = None,
 ) -> RunResult:
     """Goes on with a run, on as many GPUs as are asked for now; `trials` and `minutes` are new
-    totals."""
+    totals. `strategy`: the maker of the strategy of a user's own that the run has."""
     with (
         run.locked(),
         RunStore.open_for_writing(run.store) as store,
         connected(cluster) as elsewhere,
     ):
         settings = stored_settings(store)
+        same_strategy(settings["strategy"], strategy)
         done = store.count()
         if trials is not None and trials < done:
             raise UsageError(f"run {run.id} has {done} trials already; ask for more than that")
@@ -228,7 +235,7 @@ def resume_run(
             )
         with measuring_alone(() if elsewhere else setup.devices):
             store.set_facts({"settings": settings, "state": "running"})
-            return _finish(RunWork(run, store, setup, observer, elsewhere))
+            return _finish(RunWork(run, store, setup, observer, elsewhere, strategy=strategy))
 
 
 def _settings(setup: Setup, request: RunRequest) -> dict[str, Json]:
@@ -253,6 +260,7 @@ def _settings(setup: Setup, request: RunRequest) -> dict[str, Json]:
         value = getattr(request, name)
         if value is not None:
             settings[name] = value
+    settings["strategy"] = strategy_name(settings["strategy"])
     if request.lookahead is None and len(setup.devices) > 1:
         enough = LOOKAHEAD_PER_DEVICE * len(setup.devices)
         settings["lookahead"] = max(settings["lookahead"], enough)

@@ -6,12 +6,11 @@ import difflib
 import os
 from pathlib import Path
 
-import evotune
 from evotune.backends import registry
 from evotune.errors import UsageError
 from evotune.regular_file import open_regular
 
-_PACKAGE = Path(evotune.__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 _RECORDINGS = (".json", ".json.gz", ".t4", ".t4.gz")
 
 

@@ -1,12 +1,15 @@
 """Ctrl-C and SIGTERM: the first asks a run to end tidily, the second ends it at once.
 
 Work that leaves something behind if its process just ended is `interruptible`.
+Only the main thread may say what becomes of a signal. Work in another thread leaves signals alone:
+they are the program's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 
@@ -23,7 +26,7 @@ class StopSignal:
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> StopSignal:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM) if _may_handle() else ():
             self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -46,9 +49,9 @@ class StopSignal:
 def interruptible() -> Iterator[None]:
     """Within it Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, so that the work is cleaned up.
 
-    A signal that the process ignores is ignored further. For the main thread.
+    A signal that the process ignores is ignored further.
     """
-    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _may_handle() else ()
     previous = {number: signal.getsignal(number) for number in wanted}
     for number, handler in previous.items():
         if handler is not signal.SIG_IGN:
@@ -59,6 +62,10 @@ def interruptible() -> Iterator[None]:
         for number, handler in previous.items():
             if handler is not None:  # one that Python cannot name
                 signal.signal(number, handler)
+
+
+def _may_handle() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

@@ -43,7 +43,7 @@ from evotune.execute.twins import Twin, Twins
 from evotune.measure.agreement import agreement
 from evotune.objectives import SINGLE
 from evotune.problems import Case
-from evotune.search.catalog import create_strategy
+from evotune.search.catalog import create_strategy, same_strategy
 from evotune.search.strategy import SearchSettings
 from evotune.space.document import SpaceDocument
 from evotune.store import AROUND_SEARCH, RunStore
@@ -51,6 +51,7 @@ from evotune.trial import Configuration, Json, Trial
 
 if TYPE_CHECKING:
     from evotune.engine.cluster import Cluster
+    from evotune.search.own import StrategyMaker
 
 
 _SEARCH_SHARE = 0.7
@@ -107,11 +108,15 @@ class RunWork:
         setup: Setup,
         observer: Observer,
         cluster: Cluster | None = None,
+        *,
+        strategy: str | StrategyMaker | None = None,
     ) -> None:
+        """`strategy`: of a user's own, which the store holds by name alone."""
         self.run = run
         self.store = store
         self._setup = setup
         self._cluster = cluster
+        self._strategy = strategy
         self._observer = observer
         self._signals = StopSignal()
         self._began_s = time.monotonic() - store.elapsed_s()  # had it been one session
@@ -264,7 +269,9 @@ class RunWork:
             seconds *= _SEARCH_SHARE
         loop = SearchLoop(
             self.store,
-            create_strategy(settings["strategy"], self._setup.space, chosen),
+            create_strategy(
+                same_strategy(settings["strategy"], self._strategy), self._setup.space, chosen
+            ),
             executor,
             propose,
             lookahead=chosen.lookahead,

@@ -125,6 +125,29 @@ class Attention:
             return ("needle",)
         return (self.input_kinds[number % len(self.input_kinds)],)
 
+    def called_case(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        options: Mapping[str, Value],
+        tuned: Sequence[Case],
+    ) -> Case:
+        """`causal` as in all the cases, where they agree; the scale is the usual one."""
+        if any(len(shapes[name]) != 4 for name in ("q", "k", "v")):
+            raise ValueError("expected q, k and v of four dimensions: batch, heads, length, head")
+        (batch, heads, seq_len_q, head_dim), (_, kv_heads, seq_len_k, _) = shapes["q"], shapes["k"]
+        masks = {bool(case.symbols["causal"]) for case in tuned}
+        causal = options.get("causal", next(iter(masks)) if len(masks) == 1 else None)
+        if causal is None:
+            raise ValueError("the cases differ in causal: say causal=True or causal=False")
+        sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+        sizes |= {"seq_len_q": seq_len_q, "seq_len_k": seq_len_k}
+        others = {name: value for name, value in options.items() if name != "causal"}
+        if others.get("scale", 0) is None:  # as PyTorch has it
+            del others["scale"]
+        if unknown := [name for name in others if name != "scale"]:
+            raise ValueError(f"unknown argument {unknown[0]!r}; known: causal, scale")
+        return self.case({**sizes, **others}, {"causal": causal})
+
     def place(self, case: Case) -> Place:
         s = _integers(case)
         names = ("batch", "heads", "seq_len_q", "seq_len_k")

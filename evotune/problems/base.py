@@ -108,6 +108,16 @@ class Problem(Protocol):
     def random_kinds(self, case: Case, number: int) -> Sequence[str]:
         """The input kinds of random test `number`, which is on that case."""
 
+    def called_case(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        options: Mapping[str, Value],
+        tuned: Sequence[Case],
+    ) -> Case:
+        """The case that inputs of these shapes mean, with `options` for what shapes do not tell.
+        What neither says is as in all the cases `tuned`. ValueError, one line, when it makes no
+        sense, or when something is left open."""
+
     def place(self, case: Case) -> Place:
         """The case's place in a domain."""
 

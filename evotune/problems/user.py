@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from evotune.problems.base import Case, Place, Tensors, TensorSpec, WrongSymbol
 from evotune.problems.lengths import significant
 from evotune.problems.problem_file import ProblemFile
+from evotune.problems.solving import Shapes, solved_case
 from evotune.problems.user_sizes import Sizes, edge_sizes, random_sizes
 from evotune.problems.written import Written
 from evotune.trial import Value
@@ -232,6 +233,12 @@ class UserProblem(abc.ABC):
         if long and "spike" in self.input_kinds:
             return ("spike",)
         return (self.input_kinds[number % len(self.input_kinds)],)
+
+    def called_case(
+        self, shapes: Shapes, options: Mapping[str, Value], tuned: Sequence[Case]
+    ) -> Case:
+        """The sizes are solved for."""
+        return solved_case(self, shapes, options, tuned)
 
     def place(self, case: Case) -> Place:
         sizes = self._sizes(case)

@@ -116,13 +116,20 @@ def to_parquet(columns: Columns) -> bytes:
         raise EnvironmentProblem(
             "parquet needs pyarrow; get it with: pip install 'evotune[parquet]'"
         ) from error
+    buffer = io.BytesIO()
+    to_pandas(columns).to_parquet(buffer, engine="pyarrow", index=False)
+    return buffer.getvalue()
+
+
+def to_pandas(columns: Columns) -> pd.DataFrame:
+    """The same columns, typed: missing values are NA, parameters keep their type.
+
+    They are taken out of `columns`, so that memory holds only one of them twice."""
     import pandas as pd
 
     whole = _whole(columns)
     typed = {name: _typed(columns.pop(name), name in whole) for name in list(columns)}
-    buffer = io.BytesIO()
-    pd.DataFrame(typed, copy=False).to_parquet(buffer, engine="pyarrow", index=False)
-    return buffer.getvalue()
+    return pd.DataFrame(typed, copy=False)
 
 
 def _typed(column: Column, whole: bool) -> pd.Series[Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from evotune.errors import UsageError
 from evotune.plugins import STRATEGIES
 from evotune.search.strategy import SearchSettings, Strategy
 from evotune.space.protocol import SearchSpace
+
+if TYPE_CHECKING:
+    from evotune.search.own import StrategyMaker
 
 STRATEGY_NAMES: Final = ("evolution", "exhaustive", "local", "nsga2", "random")
 """Evotune's own."""
@@ -19,9 +21,34 @@ def strategy_names() -> tuple[str, ...]:
     return (*STRATEGY_NAMES, *STRATEGIES.names())
 
 
-def create_strategy(name: str, space: SearchSpace, settings: SearchSettings) -> Strategy:
-    """A new strategy that was told nothing; UsageError when the name is not one of them.
-    EnvironmentProblem when an installed package has it and cannot be loaded."""
+def strategy_name(strategy: str | StrategyMaker) -> str:
+    """As a run's settings have it: `module:Class` of a user's own."""
+    if isinstance(strategy, str):
+        return strategy
+    from evotune.search.own import maker_name
+
+    return maker_name(strategy)
+
+
+def same_strategy(name: str, given: str | StrategyMaker | None) -> str | StrategyMaker:
+    """What goes on with a search by the strategy `name`. UsageError where that is a user's own
+    and was not given, and where another one is given."""
+    if given is not None and strategy_name(given) != name:
+        raise UsageError(f"the run searches by {name}, not by {strategy_name(given)}")
+    if given is None and ":" in name:
+        raise UsageError(
+            f"the run searches by {name}, a strategy of your own: go on from Python, with "
+            f"evotune.open_run(...).resume(strategy={name.rpartition(':')[2]})"
+        )
+    return name if given is None else given
+
+
+def create_strategy(
+    name: str | StrategyMaker, space: SearchSpace, settings: SearchSettings
+) -> Strategy:
+    """A new strategy that was told nothing, by its name or made by a user's class; UsageError for
+    a name that is not one of them. EnvironmentProblem when an installed package has it and cannot
+    be loaded."""
     # Imported on demand: listing names or checking settings must not cost DEAP's import.
     match name:
         case "evolution":
@@ -45,8 +72,17 @@ def create_strategy(name: str, space: SearchSpace, settings: SearchSettings) -> 
 
             return RandomSearch(space, settings)
         case _:
-            found = STRATEGIES.load(name)
-            if found is None:
-                known = ", ".join(strategy_names())
-                raise UsageError(f"unknown search strategy {name!r}; there are {known}")
-            return cast("Callable[[SearchSpace, SearchSettings], Strategy]", found)(space, settings)
+            from evotune.search.own import OwnStrategy
+
+            maker = _of_a_package(name) if isinstance(name, str) else name
+            return OwnStrategy(space, settings, maker)
+
+
+def _of_a_package(name: str) -> StrategyMaker:
+    """EnvironmentProblem when an installed package has it and cannot be loaded."""
+    found = STRATEGIES.load(name)
+    if found is None:
+        raise UsageError(
+            f"unknown search strategy {name!r}; there are {', '.join(strategy_names())}"
+        )
+    return cast("StrategyMaker", found)

@@ -105,22 +105,22 @@ def test_a_package_brings_a_backend_a_problem_and_a_strategy(machine: Machine) -
     points = {
         "backends toy": "outside.toy:BACKEND",
         "problems doubling": "outside.problem:Doubling",
-        "strategies dice": "outside.strategy:Dice",
+        "strategies flood": "outside.strategy:Flood",
     }
     install(machine.site, "outside", modules, points)
-    machine.space("doubling", "dice")
+    machine.space("doubling", "flood")
     listed = machine.evotune("list").stdout
     assert [line.split() for line in listed.splitlines() if line.endswith("outside")] == [
         ["toy", "backend", "outside"],
         ["doubling", "problem", "outside"],
-        ["dice", "strategy", "outside"],
+        ["flood", "strategy", "outside"],
     ]
     checked = machine.evotune("check", "space.yaml", "--trust", "--device", "toy")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     report = machine.report("--minutes", "0.05")
     assert report["environment"]["device"]["name"] == "toy machine"
     status = json.loads(machine.evotune("status", "latest", "--format", "json").stdout)
-    assert status["strategy"] == "dice"
+    assert status["strategy"] == "flood"
     unknown = machine.evotune("check", "space.yaml", "--device", "toys")
     assert "expected auto, cpu, cuda:N, toy or one of l4" in unknown.stderr
 
@@ -129,25 +129,25 @@ def test_a_broken_package_stops_only_who_needs_it(machine: Machine) -> None:
     points = {
         "backends toy": "broken:BACKEND",
         "problems doubling": "broken:Doubling",
-        "strategies dice": "hollow:Dice",
+        "strategies flood": "hollow:Flood",
     }
     modules: dict[str, Path | str] = {
         "broken.py": "raise RuntimeError('cannot be\\nimported')\n",
-        "hollow.py": "class Dice: pass\n",
+        "hollow.py": "class Flood: pass\n",
     }
     install(machine.site, "outside", modules, points)
     why = "of the package outside cannot be loaded: RuntimeError: cannot be imported; fix: mend or"
-    machine.space("doubling", "dice")
+    machine.space("doubling", "flood")
     refused = machine.evotune("check", "space.yaml", "--trust")
     assert refused.returncode == 2
     assert "expected 'cpp', 'cuda' or 'triton', found 'toy'" in refused.stderr
     assert f"the backend 'toy' {why}" in refused.stderr
     fine = machine.evotune("check", "softmax-cpu")
     assert (fine.returncode, "outside" in fine.stderr) == (0, False)
-    shipped = machine.evotune("run", "softmax-cpu", "--strategy", "dice", "--trials", "1")
+    shipped = machine.evotune("run", "softmax-cpu", "--strategy", "flood", "--trials", "1")
     assert (shipped.returncode, shipped.stderr.count("\n")) == (3, 1)
-    assert "the strategy 'dice' of the package outside" in shipped.stderr
-    assert "hollow:Dice has no ask, no tell; fix" in shipped.stderr
+    assert "the strategy 'flood' of the package outside" in shipped.stderr
+    assert "hollow:Flood has no ask, no tell; fix" in shipped.stderr
     listed = machine.evotune("list")
     assert listed.returncode == 0
     assert f"the problem 'doubling' {why}" in listed.stderr

@@ -9,6 +9,7 @@ from evotune.backends.cpu import cpp_options
 from evotune.languages import Language, Template
 
 if TYPE_CHECKING:
+    from evotune.backends.calling import Caller
     from evotune.backends.finding import Finding
     from evotune.device.profile import DeviceProfile
     from evotune.device.protocol import Compiler, Session
@@ -54,6 +55,11 @@ class CpuBackend(Backend):
         from evotune.backends.cpu.device import CpuSession
 
         return CpuSession()
+
+    def caller(self, profile: DeviceProfile) -> Caller:
+        from evotune.backends.cpu.caller import CpuCaller
+
+        return CpuCaller(profile)
 
     def doctor(self) -> tuple[list[Finding], list[Finding]]:
         from evotune.backends.cpu import doctor

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from evotune.backends.base import Limits, SanitizedCase
+    from evotune.backends.calling import Caller
     from evotune.backends.finding import Finding
     from evotune.device.launch import CompileJob
     from evotune.device.profile import DeviceProfile
@@ -140,6 +141,11 @@ class CudaBackend(Backend):
         from evotune.backends.cuda.session import CudaSession
 
         return CudaSession(profile)
+
+    def caller(self, profile: DeviceProfile) -> Caller:
+        from evotune.backends.cuda.caller import CudaCaller
+
+        return CudaCaller(profile)
 
     def worker_environment(self, profile: DeviceProfile) -> Mapping[str, str]:
         return {"CUDA_VISIBLE_DEVICES": profile.id} if profile.id else {}

@@ -15,11 +15,11 @@ import json
 from collections.abc import Sequence
 from importlib.resources import files
 
-import evotune
 from evotune.report.data import RunData
 from evotune.report.html.payload import run_payload
 from evotune.report.records import finite
 from evotune.trial import Json
+from evotune.version import __version__
 
 _SCRIPTS = (
     "elements.js",
@@ -37,7 +37,7 @@ def html_page(runs: Sequence[RunData]) -> str:
     """One page of one or more runs; about 5 MB of it are plotly."""
     from plotly.offline import get_plotlyjs
 
-    data = {"evotune": evotune.__version__, "runs": [run_payload(run) for run in runs]}
+    data = {"evotune": __version__, "runs": [run_payload(run) for run in runs]}
     plotly = get_plotlyjs()
     script = "'use strict';\n" + "\n".join(_asset(name) for name in _SCRIPTS)
     names = ", ".join(dict.fromkeys(run.space or "run" for run in runs))

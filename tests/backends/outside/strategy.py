@@ -1,9 +1,24 @@
-"""A strategy of an installed package: random search by another name."""
+"""A strategy of an installed package: the space's default, then all neighbours of what was told."""
 
 from __future__ import annotations
 
-from evotune.search.random_search import RandomSearch
+from collections.abc import Sequence
+
+from evotune import Configuration, Trial
+from evotune.search.strategy import SearchSettings
+from evotune.space.protocol import SearchSpace
 
 
-class Dice(RandomSearch):
-    name = "dice"
+class Flood:
+    def __init__(self, space: SearchSpace, settings: SearchSettings) -> None:
+        self._space = space
+        self._waiting = [space.default()]
+        self._known = set(self._waiting)
+
+    def ask(self, number: int, pending: Sequence[Configuration]) -> Configuration | None:
+        return self._waiting.pop(0) if self._waiting else None
+
+    def tell(self, trial: Trial) -> None:
+        near = [c for c in self._space.neighbours(trial.configuration) if c not in self._known]
+        self._waiting += near
+        self._known.update(near)

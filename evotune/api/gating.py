@@ -1,0 +1,135 @@
+"""`gate`: one kernel, checked and timed as a champion is."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from evotune.api.given_space import AnySpace, SpaceKeywords
+from evotune.api.tuning import tune
+from evotune.errors import UsageError
+from evotune.report.data import RunData
+from evotune.report.evidence import Evidence, Figures, figures, weigh
+from evotune.report.records import trial_record
+from evotune.scratch import scratch_folder
+from evotune.space.objects import Kernel
+from evotune.trial import Check, Configuration, Json, Outcome, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from evotune.search.strategy import SearchSettings
+    from evotune.space.protocol import SearchSpace
+    from evotune.trial import Trial
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the gate found of one configuration. `record` is the trial as reports have it."""
+
+    configuration: Configuration
+    outcome: Outcome
+    record: Mapping[str, Json]
+    _figures: Figures
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed; what was skipped stands among `checks`."""
+        return self.outcome.ok
+
+    @property
+    def reason(self) -> str:
+        """Why it did not pass, in one line; "" when it did."""
+        return self.outcome.reason
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        return self.outcome.checks
+
+    @property
+    def speedup(self) -> float | None:
+        """Baseline time / kernel time, geometric mean over the shapes; None when it failed."""
+        return self._figures.speedup
+
+    @property
+    def speedup_low(self) -> float | None:
+        """The lower bound of the 95% interval."""
+        return self._figures.speedup_low
+
+    @property
+    def speedup_high(self) -> float | None:
+        return self._figures.speedup_high
+
+    @property
+    def time_us(self) -> float | None:
+        """Microseconds, geometric mean over the shapes."""
+        return self._figures.time_us
+
+    def to_json(self) -> dict[str, Json]:
+        """{passed, …}: the record of a trial as `report --format json` has it."""
+        return {"passed": self.passed, **self.record}
+
+
+def gate(
+    candidate: AnySpace,
+    *,
+    configuration: Mapping[str, Value] | None = None,
+    device: str = "auto",
+    trust: bool = False,
+    **space_keywords: Unpack[SpaceKeywords],
+) -> Verdict:
+    """Compiles one kernel, checks it as a champion is checked, and times it in turn with the
+    baseline: a verdict with `passed`, `checks` and `speedup`.
+
+    `candidate` is a kernel, with `problem` and `shapes` as `Space` has them, or a whole space.
+    `configuration`: values of its parameters; None: its default. Nothing is left on the disk.
+    A kernel that fails is a verdict; the errors are those of `tune`.
+
+    UsageError for a recorded space, and for a configuration that is none of the space's.
+    """
+    if isinstance(candidate, Kernel) and "parameters" not in space_keywords:
+        space_keywords["parameters"] = {"GATED": [1]}  # a space has one at least
+    given: dict[str, Any] = dict(space_keywords)
+    with scratch_folder() as folder:
+        run = tune(
+            candidate,
+            trials=1,
+            champions=1,
+            strategy=functools.partial(_Only, configuration),
+            device=device,
+            runs_dir=Path(folder) / "runs",
+            trust=trust,
+            racing=False,
+            **given,
+        )
+        data = RunData.load(run.folder)
+        if data.recorded:
+            raise UsageError("a recorded space holds times alone: there is no kernel to check")
+        (evidence,) = weigh(data).values()
+    return _verdict(evidence)
+
+
+def _verdict(found: Evidence) -> Verdict:
+    record = trial_record(False, found, 1 if found.outcome.ok else None)
+    return Verdict(found.trial.configuration, found.outcome, record, figures(found.outcome))
+
+
+class _Only:
+    """A search that tries one configuration."""
+
+    def __init__(
+        self,
+        wanted: Mapping[str, Value] | None,
+        space: SearchSpace,
+        settings: SearchSettings,
+    ) -> None:
+        self._wanted = space.default() if wanted is None else wanted
+
+    def ask(self, number: int, pending: Sequence[Configuration]) -> Mapping[str, Value]:
+        return self._wanted
+
+    def tell(self, trial: Trial) -> None:
+        """There is nothing to learn."""

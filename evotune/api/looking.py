@@ -1,0 +1,68 @@
+"""`check` and `compile`: a space looked at, on a machine with or without the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Unpack
+
+from evotune.api.given_space import AnySpace, SpaceKeywords, space_file, trusting
+from evotune.engine.compiling import CompileRow, CompileSummary, compile_space
+from evotune.engine.inspect import CheckReport, check_space
+
+SAMPLE = 16
+
+
+def check(
+    space: AnySpace,
+    *,
+    device: str = "auto",
+    trust: bool = False,
+    **space_keywords: Unpack[SpaceKeywords],
+) -> CheckReport:
+    """Validates a space for a device and counts it: `size.valid`, `parameters`, `constraints` with
+    what each removes, `cases`. Nothing is compiled. A GPU's name (l4, h100, …) needs no GPU.
+
+    `space`, `trust` and the keywords are those of `tune`. SpaceError or ProblemMistake at the first
+    mistake.
+
+    >>> import evotune
+    >>> found = evotune.check("softmax-cpu")
+    >>> found.name, found.size.valid, found.kernels[0].language
+    ('softmax-cpu', 288, 'cpp')
+    """
+    with (
+        trusting(trust),
+        space_file(space, space_keywords, compile_only=True) as file,
+    ):
+        return check_space(file, device)
+
+
+def compile(
+    space: AnySpace,
+    *,
+    device: str = "auto",
+    sample: int | None = SAMPLE,
+    seed: int = 0,
+    trust: bool = False,
+    on_row: Callable[[CompileRow, CompileSummary], object] | None = None,
+    **space_keywords: Unpack[SpaceKeywords],
+) -> CompileSummary:
+    """Compiles `sample` random configurations of a space, or all for None, on all cores.
+
+    Nothing is run, so a GPU's name (l4, h100, …) needs no GPU. The answer counts: `tried`,
+    `compiled`, `failed`, `all_compile`, `reasons`. `on_row` gets each configuration's result as it
+    finishes (outcome, resources, seconds), with the counts so far; results are not kept.
+
+    The other arguments are those of `tune`. UsageError for a recorded space.
+
+    >>> import evotune
+    >>> evotune.compile("softmax-cpu", sample=1).all_compile
+    True
+    """
+    with (
+        trusting(trust),
+        space_file(space, space_keywords, compile_only=True) as file,
+    ):
+        return compile_space(
+            file, device, sample=sample, seed=seed, on_row=on_row or (lambda row, summary: None)
+        )

@@ -1,0 +1,97 @@
+"""`replay`: a search strategy on a space that was measured before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evotune.command_line import RUNS_DIR
+from evotune.device.recorded import RecordedSpace, recorded_space
+from evotune.engine import replay as engine
+from evotune.engine.folder import find_run
+from evotune.engine.replay import Evaluation, Repeat, Score
+from evotune.report.data import RunData
+from evotune.report.records import document
+from evotune.search.performance import PerformanceScale
+from evotune.search.strategy import SearchSettings
+
+if TYPE_CHECKING:
+    from evotune.search.own import StrategyMaker
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What the repeats saw, in order. `score`: 0 is random search, 1 the optimum at once; None
+    where nothing on record is valid."""
+
+    recording: RecordedSpace
+    evaluations: int
+    repeats: list[Repeat]
+    score: Score | None
+
+
+def replay(
+    cache: str | Path,
+    *,
+    strategy: str | StrategyMaker = "evolution",
+    evaluations: int | None = None,
+    repeats: int = 1,
+    seed: int = 0,
+    lookahead: int = 0,
+    runs_dir: str | Path = RUNS_DIR,
+) -> Replay:
+    """Runs a search strategy on a recorded space; no device is needed.
+
+    `cache` is a Kernel Tuner cache, T4 results, an evotune run or its JSON report, or a space file
+    with `recorded:`. `evaluations` a repeat: the budget of the published score for None. Repeats
+    have the seeds `seed`, `seed` + 1, …; `lookahead` proposals are in flight.
+
+    UsageError for what is no recording, and for an unknown strategy.
+    """
+    recording = find_recording(Path(cache), Path(runs_dir))
+    count = budget(recording) if evaluations is None else evaluations
+    found = [Repeat() for _ in range(repeats)]
+    for evaluation in replaying(
+        recording, strategy, count, repeats, seed=seed, lookahead=lookahead
+    ):
+        found[evaluation.repeat].add(evaluation)
+    return Replay(recording, count, found, score(recording, found, count))
+
+
+def replaying(
+    recording: RecordedSpace,
+    strategy: str | StrategyMaker,
+    evaluations: int,
+    repeats: int,
+    *,
+    seed: int,
+    lookahead: int,
+) -> Iterator[Evaluation]:
+    """`replay`, each evaluation as soon as it was made."""
+    for repeat in range(repeats):
+        settings = SearchSettings(seed=seed + repeat, lookahead=lookahead)
+        yield from engine.replay(recording, strategy, settings, evaluations, repeat)
+
+
+def find_recording(cache: Path, runs_dir: Path) -> RecordedSpace:
+    """From a file; what is none and has no suffix is a run."""
+    if (os.path.lexists(cache) or cache.suffix) and not cache.is_dir():
+        return engine.load_recording(cache)
+    run = find_run(str(cache), runs_dir)
+    with RunData.opened(run) as data:
+        return recorded_space("".join(document(data)), run.id)
+
+
+def budget(recording: RecordedSpace) -> int:
+    """Evaluations of the published score."""
+    return PerformanceScale(recording.times_ms.values()).budget
+
+
+def score(recording: RecordedSpace, repeats: list[Repeat], evaluations: int) -> Score | None:
+    """None where nothing on record is valid."""
+    if not recording.times_ms:
+        return None
+    return Score.of(PerformanceScale(recording.times_ms.values()), repeats, evaluations)

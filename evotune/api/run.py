@@ -1,0 +1,274 @@
+"""`Run`: what a run's folder holds, and what can be done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evotune.command_line import RUNS_DIR
+from evotune.engine.folder import RunFolder, find_run
+from evotune.engine.observer import Observer, Progress, RunInfo, SilentObserver
+from evotune.errors import UsageError
+from evotune.report.data import RunData
+from evotune.report.leaderboard import Row, rank
+from evotune.trial import Check, Configuration, Measurement, Outcome, Trial, Value
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from evotune.api.kernel import CallableKernel
+    from evotune.engine.ablation import AblationRow
+    from evotune.engine.verifying import Verified
+    from evotune.search.own import StrategyMaker
+
+
+class Candidate:
+    """One row of a run's leaderboard. Times in microseconds.
+
+    `speedup` is baseline time / candidate time, the geometric mean over the timed cases, with the
+    95% interval `speedup_low` to `speedup_high`; None in a run on a recorded space. `outcome` is
+    that of the confirmation where there is one (`confirmed`), else that of the search.
+    """
+
+    def __init__(self, run: Run, row: Row) -> None:
+        self._run = run
+        self._row = row
+
+    @property
+    def number(self) -> int:
+        """Of the trial."""
+        return self._row.number
+
+    @property
+    def configuration(self) -> Configuration:
+        return self._row.configuration
+
+    @property
+    def outcome(self) -> Outcome:
+        return self._row.outcome
+
+    @property
+    def rank(self) -> int:
+        """1 is the best; rows whose intervals overlap share a rank."""
+        return self._row.rank
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether a fresh process has measured and checked it again."""
+        return self._row.confirmed
+
+    @property
+    def speedup(self) -> float | None:
+        return self._row.figures.speedup
+
+    @property
+    def speedup_low(self) -> float | None:
+        return self._row.figures.speedup_low
+
+    @property
+    def speedup_high(self) -> float | None:
+        return self._row.figures.speedup_high
+
+    @property
+    def time_us(self) -> float | None:
+        """Geometric mean over the timed cases."""
+        return self._row.figures.time_us
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        return self.outcome.checks
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """Of each case: times, baseline, speedup."""
+        return self.outcome.measurements
+
+    def kernel(self) -> CallableKernel:
+        """The kernel as a function of torch tensors, in this process: see `CallableKernel`."""
+        from evotune.api.kernel import CallableKernel
+
+        return CallableKernel(self._run.folder, self.configuration)
+
+    def __repr__(self) -> str:
+        figures = self._row.figures
+        values = " ".join(f"{name}={value}" for name, value in self.configuration.items())
+        gain = "" if figures.speedup is None else f"{figures.speedup:.3f}x, "
+        time = "" if figures.time_us is None else f"{figures.time_us:.4g} µs, "
+        return f"<trial {self.number}: {gain}{time}{values}>"
+
+
+class Run:
+    """A run in its folder, finished or not. Everything is read from the folder when it is asked
+    for: a run that goes on meanwhile shows its new trials."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        """Where its files are."""
+
+    @property
+    def id(self) -> str:
+        return self.folder.id
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @property
+    def state(self) -> str:
+        """`finished:REASON` (trials, minutes, …), `interrupted`, `running`, or `killed`."""
+        return RunData.load(self.folder, 1).state
+
+    @property
+    def best(self) -> Candidate:
+        """The first of the leaderboard. UsageError when no candidate is valid."""
+        rows = self.leaderboard(1)
+        if not rows:
+            raise UsageError(f"run {self.id} has no valid candidate")
+        return rows[0]
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """All trials, failed ones too, in the order of their numbers, as the search saw them."""
+        return RunData.load(self.folder).trials
+
+    def leaderboard(self, count: int = 10) -> list[Candidate]:
+        """The first `count` rows: confirmed champions first, duplicates folded into one row."""
+        rows = rank(RunData.load(self.folder, count)).rows[:count]
+        return [Candidate(self, row) for row in rows]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A row for each trial, the leaderboard first: the columns of `evotune.report.frame`.
+
+        Missing values are NA; parameters are in columns `param.NAME`.
+        """
+        from evotune.report.frame import run_columns, to_pandas
+
+        with RunData.opened(self.folder) as data:
+            return to_pandas(run_columns(data))
+
+    def report(self, path: str | Path, style: str | None = None) -> Path:
+        """Writes the run to a file: html (a page that opens offline), md, csv, json, jsonl, parquet
+        or t4, by the file's suffix where `style` is not given. Returns the path.
+
+        UsageError for another suffix, or a file that cannot be written.
+        """
+        from evotune.api.reporting import write_report
+
+        return write_report(self.folder, Path(path), style)
+
+    def resume(
+        self,
+        *,
+        trials: int | None = None,
+        minutes: float | None = None,
+        strategy: StrategyMaker | None = None,
+        gpus: int | str | None = None,
+        cluster: str | None = None,
+        allow_mixed: bool = False,
+        trust: bool = False,
+        on_trial: Callable[[Trial], object] | None = None,
+    ) -> Run:
+        """Goes on with the run; `trials` and `minutes` are new totals. Returns this run.
+
+        A run with a strategy of your own needs it again as `strategy`. The other arguments are
+        those of `tune`; `allow_mixed` also goes on with another device or driver.
+        EnvironmentProblem where the run was made elsewhere, RunLocked while another process works
+        on it, UsageError for less trials than there are.
+        """
+        from evotune.api.given_space import trusting
+        from evotune.engine.cluster import cluster_request
+        from evotune.engine.session import resume_run
+        from evotune.engine.setup import GpuRequest
+
+        with trusting(trust):
+            resume_run(
+                self.folder,
+                watching(on_trial),
+                trials=trials,
+                minutes=minutes,
+                strategy=strategy,
+                allow_mixed=allow_mixed,
+                gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),
+                cluster=cluster_request(cluster, "auto", gpus, allow_mixed=allow_mixed),
+            )
+        return self
+
+    def verify(
+        self, configuration: Mapping[str, Value] | None = None, *, top: int = 1
+    ) -> list[Verified]:
+        """All checks of a champion again, in a fresh process, for `configuration` or for the first
+        `top` of the leaderboard. Each answer has `passed` and `outcome.checks`. The run is left as
+        it is.
+
+        UsageError where there is no valid candidate, or the space does not hold the configuration.
+        """
+        return list(self.verifying(configuration, top=top))
+
+    def verifying(
+        self, configuration: Mapping[str, Value] | None = None, *, top: int = 1
+    ) -> Iterator[Verified]:
+        """`verify`, each answer as soon as it is there."""
+        from evotune.engine.verifying import verify_run
+
+        wanted: list[Mapping[str, Value]] = [configuration] if configuration is not None else []
+        if configuration is None:
+            wanted += [row.configuration for row in self.leaderboard(top)]
+        if not wanted:
+            raise UsageError(f"run {self.id} has no valid candidate; name one with --config")
+        return verify_run(self.folder, wanted)
+
+    def ablate(self, number: int | None = None) -> list[AblationRow]:
+        """What each choice of the best candidate (or of trial `number`) is worth: one parameter at
+        a time set to the default or to a neighbouring value, timed in turn with the candidate.
+
+        The rows are stored in the run; the first is the candidate against itself. UsageError where
+        there is no such candidate.
+        """
+        return list(self.ablating(self.candidate(number)))
+
+    def ablating(self, candidate: Candidate) -> Iterator[AblationRow]:
+        """`ablate`, each row as soon as it is there."""
+        from evotune.engine.ablation import ablate_run
+
+        return ablate_run(self.folder, candidate.number, candidate.configuration)
+
+    def candidate(self, number: int | None = None) -> Candidate:
+        """The leaderboard's row of trial `number`, or its first. UsageError where there is none."""
+        rows = rank(RunData.load(self.folder, 1 if number is None else None)).rows
+        chosen = next((row for row in rows if number in (None, row.number)), None)
+        if chosen is None:
+            no = "candidate" if number is None else f"trial {number} of its own code"
+            raise UsageError(f"run {self.id} has no valid {no}")
+        return Candidate(self, chosen)
+
+    def __repr__(self) -> str:
+        return f"<evotune run {self.id}: {self.state}>"
+
+
+def open_run(run: str | Path = "latest", runs_dir: str | Path = RUNS_DIR) -> Run:
+    """A run by its id, a unique beginning of one, its path, or `latest`: the newest one.
+
+    UsageError where there is none.
+    """
+    return Run(find_run(str(run), Path(runs_dir)))
+
+
+class _Calls(SilentObserver):
+    """Calls `on_trial` with each trial that was not stored before this session."""
+
+    def __init__(self, on_trial: Callable[[Trial], object]) -> None:
+        self._on_trial = on_trial
+        self._known = 0
+
+    def started(self, info: RunInfo) -> None:
+        self._known = info.already_done
+
+    def told(self, trial: Trial, progress: Progress) -> None:
+        if progress.told > self._known:
+            self._on_trial(trial)
+
+
+def watching(on_trial: Callable[[Trial], object] | None) -> Observer:
+    """The observer of a run that calls `on_trial`."""
+    return SilentObserver() if on_trial is None else _Calls(on_trial)

@@ -1,0 +1,103 @@
+"""`tune`: a new run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from evotune.api.given_space import AnySpace, SpaceKeywords, space_file, trusting
+from evotune.api.run import Run, open_run, watching
+from evotune.command_line import RUNS_DIR
+from evotune.engine.cluster import cluster_request
+from evotune.engine.session import RunRequest, start_run
+from evotune.engine.setup import GpuRequest
+from evotune.trial import Trial
+
+if TYPE_CHECKING:
+    from evotune.search.own import StrategyMaker
+
+
+def tune(
+    space: AnySpace,
+    *,
+    trials: int | None = None,
+    minutes: float | None = None,
+    compiles: int | None = None,
+    speedup: float | None = None,
+    no_improvement: int | None = None,
+    seed: int | None = None,
+    strategy: str | StrategyMaker | None = None,
+    device: str = "auto",
+    runs_dir: str | Path = RUNS_DIR,
+    warm_start: Run | str | Path | None = None,
+    champions: int | None = None,
+    racing: bool = True,
+    lookahead: int | None = None,
+    gpus: int | str | None = None,
+    cluster: str | None = None,
+    allow_mixed: bool = False,
+    trust: bool = False,
+    on_trial: Callable[[Trial], object] | None = None,
+    **space_keywords: Unpack[SpaceKeywords],
+) -> Run:
+    """Searches a space for the fastest correct configuration; the finished run.
+
+    `space` is the path of a space file, the name of a shipped space, an `evotune.Space`, or a
+    kernel with the other arguments of `Space` as keywords.
+
+    - `trials`, `minutes`, `compiles`, `speedup`, `no_improvement` (in trials) end the run; None:
+      as the space says.
+    - `strategy`: evolution, local, random, exhaustive, nsga2, or a class with `ask` and `tell`
+      (`evotune.Strategy`).
+    - `device`: auto, cpu, cuda:N, or a GPU's name (l4, h100, …), which demands that model.
+    - `runs_dir`: the folder in which the run gets its own.
+    - `warm_start`: a run whose best configurations are tried first.
+    - `champions`: so many of the best are confirmed in fresh processes (3). `racing`: fewer
+      samples of candidates that cannot win. `lookahead`: trials in flight.
+    - `gpus`: "all" or a number; `cluster`: tcp://HOST:PORT or local:N; `allow_mixed`: GPUs of
+      several models together.
+    - `trust`: execute kernels and problems though they lie outside the working folder.
+    - `on_trial` is called with each finished trial (number, configuration, outcome), while the
+      next ones go on; what it raises ends the run, which can be resumed.
+
+    Ctrl-C ends the run tidily (in the main thread): its state is then "interrupted". Nothing else
+    of the caller's process is changed, and its script is not run again by others: no `__main__`
+    guard is needed.
+
+    SpaceError, ProblemMistake and UsageError for what is wrong with the space or the arguments,
+    EnvironmentProblem for what this machine lacks.
+
+    >>> import evotune, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> run = evotune.tune("softmax-cpu", trials=1, champions=0, runs_dir=folder)
+    >>> run.state, len(run.trials)
+    ('finished:trials', 1)
+    """
+    earlier = None
+    if warm_start is not None:
+        known = warm_start if isinstance(warm_start, Run) else open_run(warm_start, runs_dir)
+        earlier = known.folder
+    with (
+        trusting(trust),
+        space_file(space, space_keywords) as file,
+    ):
+        request = RunRequest(
+            space=file,
+            device=device,
+            runs_dir=Path(runs_dir),
+            trials=trials,
+            minutes=minutes,
+            seed=seed,
+            strategy=strategy,
+            racing=racing,
+            compiles=compiles,
+            speedup=speedup,
+            no_improvement=no_improvement,
+            warm_start=earlier,
+            lookahead=lookahead,
+            champions=champions,
+            gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),
+            cluster=cluster_request(cluster, device, gpus, allow_mixed=allow_mixed),
+        )
+        return Run(start_run(request, watching(on_trial)).run)

@@ -1,0 +1,108 @@
+"""Strategies that users write: classes with `ask` and `tell`, made into whole ones."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Protocol, TypeAlias
+
+from evotune.errors import StoreError, UsageError
+from evotune.search.folded import FoldedStrategy
+from evotune.search.population import Individual
+from evotune.search.strategy import SearchSettings
+from evotune.space.protocol import SearchSpace
+from evotune.space.suggest import shorten
+from evotune.trial import Configuration, Json, Trial, Value
+
+
+class AskTell(Protocol):
+    """What a strategy of your own is: `tune(strategy=Mine)` calls `Mine(space, settings)`.
+
+    Its answers must depend on nothing but the space, the settings (`settings.seed`) and the trials
+    told: a run that is resumed makes a new one and tells it all trials again.
+
+    >>> import evotune
+    >>> class Descent:
+    ...     def __init__(self, space, settings):
+    ...         self.waiting = [space.default()]
+    ...         self.known = set(self.waiting)
+    ...         self.space, self.best = space, None
+    ...
+    ...     def ask(self, number, pending):
+    ...         return self.waiting.pop(0) if self.waiting else None
+    ...
+    ...     def tell(self, trial):
+    ...         fitness = trial.outcome.fitness
+    ...         if fitness is not None and (self.best is None or fitness > self.best):
+    ...             self.best = fitness
+    ...             near = self.space.neighbours(trial.configuration)
+    ...             self.waiting += [c for c in near if c not in self.known]
+    ...             self.known.update(near)
+    """
+
+    def ask(
+        self, number: int, pending: Sequence[Configuration]
+    ) -> Configuration | Mapping[str, Value] | None:
+        """Proposal `number`: a member of the space that was neither told nor is in `pending`, the
+        proposals that were not told yet. None ends the search."""
+
+    def tell(self, trial: Trial) -> None:
+        """One outcome, in the order of the trials' numbers; `trial.outcome.fitness` is None for a
+        failed one, else the higher the better."""
+
+
+StrategyMaker: TypeAlias = Callable[[SearchSpace, SearchSettings], AskTell]
+"""A class with `ask` and `tell`, or a function that returns an object with both."""
+
+
+def maker_name(maker: StrategyMaker) -> str:
+    """`module:qualified name`, as a run's store keeps it. UsageError for what is no maker."""
+    inner: object = maker
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    if not callable(inner):
+        raise UsageError(
+            f"strategy: expected a name, a class with ask and tell, or a function of (space, "
+            f"settings), found a {type(inner).__name__}"
+        )
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    return f"{getattr(inner, '__module__', None) or '?'}:{name}"
+
+
+class OwnStrategy(FoldedStrategy):
+    """The whole protocol around an object that a user's class made; what it asks is checked."""
+
+    name: ClassVar[str] = "own"
+
+    def __init__(self, space: SearchSpace, settings: SearchSettings, maker: StrategyMaker) -> None:
+        super().__init__(space, settings)
+        self._title = maker_name(maker)
+        self._own = maker(space, settings)
+        missing = [name for name in ("ask", "tell") if not callable(getattr(self._own, name, None))]
+        if missing:
+            raise UsageError(f"the strategy {self._title} lacks {' and '.join(missing)}")
+
+    def ask(self, number: int, pending: Sequence[Configuration]) -> Configuration | None:
+        found = self._own.ask(number, pending)
+        if found is None:
+            return None
+        what = f"the strategy {self._title} asked for {shorten(str(found), 200)}"
+        if not isinstance(found, Mapping) or set(found) != set(self._names):
+            raise UsageError(f"{what}: expected a value for each of {', '.join(self._names)}")
+        configuration = Configuration({name: found[name] for name in self._names})
+        if not self._space.is_valid(configuration):
+            raise UsageError(f"{what}, which is not in the space")
+        if configuration in self._seen or configuration in pending:
+            raise UsageError(f"{what}, which it asked for before")
+        return configuration
+
+    def _learn(self, trial: Trial, individual: Individual | None) -> None:
+        self._own.tell(trial)
+
+    def snapshot(self) -> Json:
+        """Nothing: what the user's object has learnt is its own affair."""
+        return None
+
+    def restore(self, snapshot: Json) -> None:
+        """StoreError: it is told all trials again."""
+        raise StoreError(f"the strategy {self._title} has no snapshot")

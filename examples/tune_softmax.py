@@ -1,0 +1,15 @@
+"""Tunes softmax on the CPU and uses what was found: `python examples/tune_softmax.py [TRIALS]`."""
+
+import sys
+
+import torch
+
+import evotune
+
+trials = int(sys.argv[1]) if len(sys.argv) > 1 else 30
+run = evotune.tune("softmax-cpu", trials=trials, champions=1 if trials > 5 else 0)
+print(run.best)
+softmax = run.best.kernel()
+x = torch.randn(64, 1000)
+print("largest difference:", (softmax(x) - x.softmax(dim=-1)).abs().max().item())
+print("report:", run.report("softmax.html"))

@@ -1,0 +1,79 @@
+"""`check`, `compile`, `replay` and `gate`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import evotune
+from evotune.engine.compiling import CompileRow
+from tests.api.small import SOURCE, kernel, keywords
+from tests.engine.runs import RECORDING
+
+
+def test_check_counts_a_space() -> None:
+    found = evotune.check(kernel(), **keywords(constraints=["UNUSED < 2"]))
+    assert (found.size.valid, found.size.cartesian) == (1, 2)
+    assert found.cases == ("(8,64)",)
+    with pytest.raises(evotune.EvotuneError, match=r"Space.shapes\[0\]: the shape lacks rows"):
+        evotune.check(kernel(), **keywords(shapes=[{"columns": 3}]))
+
+
+def test_compile_counts_what_compiles() -> None:
+    rows: list[CompileRow] = []
+    found = evotune.compile(
+        kernel(), sample=None, on_row=lambda row, counts: rows.append(row), **keywords()
+    )
+    assert (found.tried, found.compiled, found.all_compile) == (2, 2, True)
+    assert sorted(row.configuration["UNUSED"] for row in rows) == [1, 2]
+    broken = evotune.compile(kernel("no C++"), **keywords())
+    assert (broken.compiled, broken.all_compile) == (0, False)
+
+
+def test_replay_scores_a_strategy() -> None:
+    found = evotune.replay(RECORDING, strategy="random", evaluations=30, repeats=2)
+    assert [len(repeat.times_ms) for repeat in found.repeats] == [30, 30]
+    assert found.score is not None
+    assert found.repeats[0].times_ms != found.repeats[1].times_ms
+
+
+class First:
+    def __init__(self, space: Any, settings: Any) -> None:
+        self._all = space.enumerate()
+
+    def ask(self, number: int, pending: Any) -> Any:
+        return next(self._all)
+
+    def tell(self, trial: Any) -> None: ...
+
+
+def test_replay_takes_a_strategy_of_ones_own() -> None:
+    found = evotune.replay(RECORDING, strategy=First, evaluations=5)
+    listed = found.recording.space.enumerate()
+    assert found.repeats[0].times_ms == [
+        found.recording.times_ms.get(next(listed)) for _ in range(5)
+    ]
+
+
+def test_gate_passes_a_right_kernel_and_says_how_fast_it_is() -> None:
+    given = keywords()
+    del given["parameters"]
+    verdict = evotune.gate(kernel(), **given)
+    assert verdict.passed, verdict.reason
+    assert {check.status for check in verdict.checks} <= {"passed", "skipped"}
+    assert verdict.speedup_low is not None
+    assert verdict.speedup is not None
+    assert verdict.speedup_low <= verdict.speedup
+    assert json.loads(json.dumps(verdict.to_json()))["passed"] is True
+
+
+def test_gate_fails_a_wrong_kernel_with_a_reason() -> None:
+    wrong = SOURCE.replace("+ y[column]", "- y[column]")
+    verdict = evotune.gate(kernel(wrong), configuration={"UNUSED": 2}, **keywords())
+    assert not verdict.passed
+    assert verdict.configuration["UNUSED"] == 2
+    assert verdict.outcome.kind == "wrong_result"
+    assert verdict.reason
+    assert (verdict.speedup, verdict.to_json()["passed"]) == (None, False)
