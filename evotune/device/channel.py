@@ -71,21 +71,39 @@ class Reader(Generic[Message]):
     def __init__(self, decoder: msgspec.msgpack.Decoder[Message]) -> None:
         self._decoder = decoder
         self._buffer = bytearray()
+        self._error: UnreadableMessage | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether an unreadable message has come: the next `feed` raises."""
+        return self._error is not None
 
     def feed(self, data: bytes) -> list[Message]:
-        """Raises UnreadableMessage."""
-        self._buffer += data
-        messages = []
+        """Raises UnreadableMessage, once the messages before the unreadable one were given."""
+        if self._error is None:
+            self._buffer += data
+            messages = self._whole_messages()
+            if messages or self._error is None:
+                return messages
+        raise self._error
+
+    def _whole_messages(self) -> list[Message]:
+        messages: list[Message] = []
         while len(self._buffer) >= _HEADER.size:
             (length,) = _HEADER.unpack_from(self._buffer)
             if length > _MAX_BYTES:
-                raise UnreadableMessage(f"it would be {length} bytes long")
+                self._error = UnreadableMessage(f"it would be {length} bytes long")
+                break
             end = _HEADER.size + length
             if len(self._buffer) < end:
                 break
             body = bytes(self._buffer[_HEADER.size : end])
             del self._buffer[:end]
-            messages.append(decode(self._decoder, body))
+            try:
+                messages.append(decode(self._decoder, body))
+            except UnreadableMessage as error:
+                self._error = error
+                break
         return messages
 
 
@@ -103,8 +121,8 @@ class BlockingChannel(Generic[Received, Sent]):
     def receive(self) -> Received | None:
         """The next message; None when the parent has gone. Raises UnreadableMessage."""
         while not self._ready:
-            data = os.read(self._read_fd, 1 << 16)
-            if not data:
+            data = b"" if self._reader.failed else os.read(self._read_fd, 1 << 16)
+            if not data and not self._reader.failed:
                 return None
             self._ready += self._reader.feed(data)
         return self._ready.pop(0)

@@ -73,20 +73,26 @@ class Child(Generic[ToWorker, FromWorker]):
             data = os.read(self._fd, 1 << 18)
         except BlockingIOError:
             return []
-        if not data:
+        if not data and not self._reader.failed:
             return None
         try:
-            return self._reader.feed(data)
+            messages = self._reader.feed(data)
         except UnreadableMessage as error:
             self.unreadable = str(error)
             return None
+        if self._reader.failed:
+            self._signal_group()  # ends its pipe: the next call, which says so, comes at once
+        return messages
+
+    def _signal_group(self) -> None:
+        # Until the child is reaped, its process id, and so its group's, is nobody else's.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def kill(self) -> int:
         """Kills the whole group, reaps the child, closes its pipes; its exit status."""
         if not self._ended:
-            # Until it is reaped, its process id, and so its group's, is nobody else's.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._signal_group()
             try:
                 self._process.wait(_KILL_TIMEOUT_S)
             except subprocess.TimeoutExpired as error:

@@ -13,13 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from evotune.backends.cuda import perturbed_build
 from evotune.device.channel import UnreadableMessage, Wire
 from evotune.device.launch import CompileFailure
 from evotune.device.profile import DeviceProfile
 from evotune.engine import cluster_worker
 from evotune.errors import EnvironmentProblem
 from evotune.execute import child as child_module
-from evotune.execute import device_slot, perturbed_build, problem_check
+from evotune.execute import device_slot, problem_check
 from evotune.execute.child import Child
 from evotune.execute.cluster import ask_each
 from evotune.execute.compile_pool import CompilePool
@@ -198,6 +199,21 @@ def test_a_compile_process_that_sends_one_fails_its_job(
     assert found.reason.startswith("the compile process sent a message that cannot be read: ")
     if how != "truncated":
         assert words in found.reason
+
+
+def test_a_readable_message_that_comes_along_with_one_counts(tmp_path: Path, lying: Liar) -> None:
+    together = "".join(
+        f"struct.pack('>I', {len(part)}) + {part!r} + "
+        for part in (msgspec.msgpack.encode(Started()), body([1]))
+    )
+    lying(b"", f"os.write(1, {together}b'')\nhear()\nhear()")
+    pool = pool_in(tmp_path)
+    try:
+        found = compiled(pool)
+    finally:
+        pool.close()
+    assert isinstance(found, CompileFailure)
+    assert found.reason.startswith("the compile process sent a message that cannot be read: ")
 
 
 def test_compile_processes_that_start_with_one_end_the_run(tmp_path: Path, lying: Liar) -> None:
