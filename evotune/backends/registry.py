@@ -40,11 +40,11 @@ def named(name: str) -> Backend:
 
 
 def speaking(language: str) -> Backend:
-    """The backend of a kernel's language; KeyError for one that nobody has."""
+    """The backend of a kernel's language; ValueError for one that nobody has."""
     for backend in every():
         if any(known.name == language for known in backend.languages):
             return backend
-    raise KeyError(language)
+    raise ValueError(f"no compiler for language {language}")
 
 
 def asked_for(request: str) -> Backend | None:

@@ -31,7 +31,7 @@ _MEMORY_BYTES = 8 << 30  # a template or constexpr that runs away must not take 
 
 
 def compiler_for(language: str) -> Compiler:
-    """KeyError for a language that no backend has."""
+    """ValueError for a language that no backend has."""
     return registry.speaking(language).compiler(language)
 
 

@@ -6,7 +6,6 @@ tried here without one.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,12 +15,13 @@ import pytest
 import torch
 from verify.kernels import PROBLEM, exact, kernel, make_case, plan
 
+from evotune.backends import registry
 from evotune.backends.cpu.device import CpuSampler, CpuSession
 from evotune.backends.cuda.faults import classify
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import Fault, Sampler
-from evotune.execute import champion_checks, scoring, timer
+from evotune.execute import scoring, timer
 from evotune.execute.messages import TrialCase, TrialRequest
 from evotune.execute.protocol import HELD_OUT, TIMED
 from evotune.execute.trial_runner import TrialRunner
@@ -216,12 +216,9 @@ def test_the_sanitizer_finds_memory_that_the_worker_needs_no_more(
 ) -> None:
     session = GraphSession({case.label: kernel(case, exact) for case in CASES})
     freed: list[int] = []
-    monkeypatch.setattr(
-        champion_checks, "sanitize", lambda cases: freed.append(session.freed) or []
-    )
-    runner = TrialRunner(
-        session, dataclasses.replace(PROFILE, backend="cuda"), PROBLEM, deterministic=True
-    )
+    backend = type(registry.named(PROFILE.backend))
+    monkeypatch.setattr(backend, "sanitize", lambda _, cases: freed.append(session.freed) or [])
+    runner = TrialRunner(session, PROFILE, PROBLEM, deterministic=True)
     outcome = runner.run(job(HELD_OUT, confirm=True, audit=True))
     assert outcome.kind is OutcomeKind.OK, outcome.reason
     assert freed == [1]
