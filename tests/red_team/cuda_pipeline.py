@@ -80,6 +80,11 @@ class CudaPipeline:
         passed = sorted((t for t in timings if t.passed), key=lambda t: -t.time_us)
         self._executor.baselines = {timing.case: timing.name for timing in passed}
 
+    def roles(self, behaviour: str) -> dict[str, str]:
+        """Of the cases that a confirmation looks at, by label."""
+        proposal = self._proposal(behaviour, 0, confirm=True)
+        return {each.case.label: each.role for each in proposal.cases}
+
     def judge(
         self, behaviours: Sequence[str], seed: int, *, confirm: bool = True
     ) -> Iterator[Judgement]:
