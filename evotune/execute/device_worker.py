@@ -51,13 +51,16 @@ def open_session(profile: DeviceProfile) -> Session:
 
 def main() -> None:
     with open_channel(DEVICE_WORKER, owns_processes=False) as channel:
+        # PyTorch takes seconds to import. The parent, which may die meanwhile, is watched by now; a
+        # spare worker has it behind it when it is needed.
+        import evotune.execute.trial_runner  # noqa: F401
+
         hello = channel.receive()
         if isinstance(hello, Hello):
             _serve(channel, hello)
 
 
 def _serve(channel: Channel, hello: Hello) -> None:
-    # Only now: PyTorch takes seconds to import, and the parent may die meanwhile.
     from evotune.execute.trial_runner import TrialRunner
 
     warnings.simplefilter("ignore")  # PyTorch explains refused backends at length

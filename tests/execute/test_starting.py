@@ -13,8 +13,10 @@ import pytest
 
 from evotune.device.launch import Binary, CompileFailure, CompileJob
 from evotune.errors import EnvironmentProblem
+from evotune.execute.child import Child
 from evotune.execute.compile_pool import CompilePool
 from evotune.execute.local import LocalExecutor
+from evotune.execute.messages import DEVICE_WORKER
 from evotune.trial import Configuration, OutcomeKind
 
 from .faulty import SPACE, FaultyKernels, compile_job, naming, planner
@@ -195,3 +197,16 @@ def test_a_job_whose_compile_process_was_killed_is_compiled_once_more(
         pool.close()
     assert not list(naming(str(tmp_path / "logs")))
     assert SPACE.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_device_worker_that_waits_to_be_told_has_its_libraries_loaded(tmp_path: Path) -> None:
+    """A spare worker saves nobody any time otherwise."""
+    worker = Child(DEVICE_WORKER, tmp_path / "log", {})
+    try:
+        deadline = time.monotonic() + 120
+        while "libtorch" not in Path(f"/proc/{worker.pid}/maps").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        worker.kill()

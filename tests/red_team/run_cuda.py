@@ -99,7 +99,8 @@ def run_class(
     _, behaviours = values_of(ALL[name].space)
     wanted = arguments.behaviours.split(",") if arguments.behaviours else behaviours
     behaviours = [each for each in behaviours if each in wanted]
-    missing_any = any(records.missing(name, behaviours, seed) for seed in range(seeds))
+    all_seeds = range(arguments.first_seed, seeds)
+    missing_any = any(records.missing(name, behaviours, seed) for seed in all_seeds)
     if not missing_any or time.monotonic() > deadline:
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -112,7 +113,7 @@ def run_class(
             cache=arguments.cache,
         )
         try:
-            for seed in range(seeds):
+            for seed in all_seeds:
                 missing = records.missing(name, behaviours, seed)
                 judged = pipeline.judge(missing, seed, confirm=not arguments.search_only)
                 for found in judged:
@@ -133,6 +134,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first-seed", type=int, default=0, help="where --seeds begin")
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--classes", default=",".join(ALL), help="of " + ", ".join(ALL))
     parser.add_argument("--without", action="append", default=[], metavar="CHECK")
