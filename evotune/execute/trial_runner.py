@@ -40,6 +40,7 @@ _POOL_SEEDS = 4
 _CONFIRM_SEED = 1_000_000  # champions see inputs the search never saw
 _NEAR_PEAK = 0.85  # of the device's peak
 _CACHED = 2.0  # an L2 cache that is no LRU cache still holds some of a rotation
+_START_S = 1.0
 _RANDOM_TESTS_S = 10.0  # a GPU makes a hundred in a second; a CPU as many as it can
 
 
@@ -138,6 +139,7 @@ class TrialRunner:
             with _timed(stage_s, "load"):
                 subjects = self._load(job.cases)
                 rivals = {item.case.label: subject for item, subject in self._load(job.rival)}
+            self._check_start(subjects, job, seed, verdict, stage_s)
             if not job.repeat:
                 with _timed(stage_s, "verify"):
                     self._verify(subjects, seed, verdict)
@@ -218,6 +220,22 @@ class TrialRunner:
             for item, subject in subjects:
                 if item.role == role and role not in self._without:
                     self._gate.examine(subject, self._kinds, seed, verdict)
+
+    def _check_start(
+        self,
+        subjects: Sequence[Loaded],
+        job: TrialRequest,
+        seed: int,
+        verdict: Verdict,
+        stage_s: dict[str, float],
+    ) -> None:
+        """Of a champion, before all else: its fresh process has launched nothing."""
+        if not job.confirm or "start" in self._without:
+            return
+        with _timed(stage_s, "start"):
+            for item, subject in subjects:
+                if item.role == TIMED:
+                    self._gate.start(subject, seed, verdict, limit_s=_START_S, draw=job.number)
 
     def _test_randomly(self, subjects: Sequence[Loaded], seed: int, verdict: Verdict) -> int:
         """How many passed."""

@@ -122,26 +122,28 @@ class _Drawn:
 
 
 def _drawn(rng: random.Random, longest: int, causal: bool) -> Iterator[_Drawn]:
-    classes = (_large(rng, longest, causal), _wide(rng), _long(rng))
+    classes = (_large(rng, longest, causal), _wide(rng, least=2), _long(rng))
     while any(classes):
         yield from (some.pop() for some in classes if some)
     while True:
-        yield from _wide(rng)[:1]
+        yield from _wide(rng, least=1)[:1]
         yield from _long(rng)[:2]
 
 
-def _wide(rng: random.Random) -> list[_Drawn]:
-    """Many batches, heads and heads a group, with short lengths."""
+def _wide(rng: random.Random, *, least: int) -> list[_Drawn]:
+    """Many batches, heads and heads a group, with short lengths. With `least` 2 each group shows a
+    kernel that takes another group's keys, or one key too few: it has two heads of keys and two
+    keys."""
     heads = iter(_HEADS)
     found = []
     groups = [group or rng.randint(9, 15) for group in _GROUPS]
     for group, batch in zip(groups, rng.sample(_BATCHES, len(_BATCHES)), strict=True):
-        kv_heads = rng.randint(1, min(5, _MOST_HEADS // group))
+        kv_heads = rng.randint(least, min(5, _MOST_HEADS // group))
         if group == 1:
             kv_heads = rng.randint(*next(heads))
         longest = math.isqrt(_WIDE_SCORES // (batch * group * kv_heads))
         lengths = [rng.choice(_SHORT), rng.randint(2, 130)]
-        queries, keys = (min(rng.choice(lengths), longest) for _ in range(2))
+        queries, keys = (max(least, min(rng.choice(lengths), longest)) for _ in range(2))
         found.append(_Drawn(batch, kv_heads, group, queries, keys))
     rng.shuffle(found)
     return found

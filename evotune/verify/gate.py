@@ -20,7 +20,7 @@ from evotune.device.protocol import Sampler, Session
 from evotune.problems.base import Case, Problem, Tensors
 from evotune.trial import Check, OutcomeKind
 from evotune.verify.accuracy import LIMITS, as_rows, is_one_rounding, worst_element
-from evotune.verify.altered import altered_outputs
+from evotune.verify.altered import AlteredRow
 from evotune.verify.buffers import BufferSets, Inspection, bits, unwritten
 from evotune.verify.evidence import Evidence, Findings, gather, read
 from evotune.verify.pool import SHORT_CHANGES, InputPool, InputSet
@@ -29,6 +29,8 @@ from evotune.verify.watch import Watch, Watched
 _TOGETHER_BYTES = 64 << 20
 """Bytes of inputs and outputs that are examined together; a larger set is examined alone."""
 _LEAST_ALTERED, _MOST_ALTERED = 4, 12  # launches in a row, each on other inputs
+_AT_START = (512, 2048)
+"""Launches of a champion that are all looked at before anything else is: between these."""
 _AUDITED_RUNS, _AUDIT_S, _READ_AFTER, _REUSE_ASKED = 200, 4.0, 20, 5
 _LATER, _SECOND = " after its launch had returned", " in its second launch"
 _TIMED = " while it was timed"
@@ -202,26 +204,44 @@ class Gate:
         """
         if not verdict.passed:
             return
-        case, rng = subject.case, random.Random(self._pool.stream(subject.case, "alter", draw))
+        rng = self._draws(subject.case, "alter", draw)
         number = rng.randrange(len(placed))
+        timed_so_far = Evidence(placed.inspect())
+        row = self._altered_row(subject, placed, number, seed, rng)
+        self._judge_row(subject.case, row, verdict, "altered in place", timed_so_far)
+
+    def start(
+        self, subject: Subject, seed: int, verdict: Verdict, *, limit_s: float, draw: int = 0
+    ) -> None:
+        """Check each of the first launches of a fresh process, as many as a draw says: an input
+        changes before it, and outputs are not cleared. A kernel fails that counts its launches, and
+        rests in some that nothing else looks at so closely."""
+        if not verdict.passed:
+            return
+        case, rng = subject.case, self._draws(subject.case, "start", draw)
+        buffers = self.buffers(subject, [self._pool.get(case, "normal", seed)])
+        row = self._altered_row(subject, buffers, 0, seed, rng)
+        left = rng.randint(*_AT_START)
+        deadline = time.monotonic() + limit_s
+        while left > 0 and verdict.passed and time.monotonic() < deadline:
+            self._judge_row(case, row, verdict, "altered from the start")
+            left -= len(row.sets)
+
+    def _draws(self, case: Case, purpose: str, draw: int) -> random.Random:
+        return random.Random(self._pool.stream(case, purpose, draw))
+
+    def _altered_row(
+        self, subject: Subject, placed: BufferSets, number: int, seed: int, rng: random.Random
+    ) -> AlteredRow:
         buffers, launch = placed.only(number), self._bind(subject, placed, number)
         output_bytes = sum(value.nbytes for value in buffers.outputs().values())
         count = max(_LEAST_ALTERED, min(_MOST_ALTERED, _TOGETHER_BYTES // output_bytes))
-        row = self._altered_row(case, seed, count, rng)
-        timed_so_far = Evidence(placed.inspect())
-        outputs = altered_outputs(self._session, launch, buffers, row)
-        self._session.settle()
-        wanted = {name: torch.stack([each.expected[name] for each in row]) for name in outputs}
-        before, after, evidence = read(
-            [timed_so_far, Evidence(buffers.inspect()), gather(None, outputs, wanted)]
-        )
-        for found in before:
-            self._judge_damage(case, "normal", found, verdict, when=_TIMED)
-        self._judge_damage(case, "altered in place", after[0], verdict)
-        for inputs, found in zip(row, evidence, strict=True):
-            self._judge(case, "altered in place", found, inputs, verdict)
+        sets = self._altered_sets(subject.case, seed, count, rng)
+        return AlteredRow(self._session, launch, buffers, sets)
 
-    def _altered_row(self, case: Case, seed: int, count: int, rng: random.Random) -> list[InputSet]:
+    def _altered_sets(
+        self, case: Case, seed: int, count: int, rng: random.Random
+    ) -> list[InputSet]:
         """Order the sets: the normal one last, and no two neighbours that rounding could make look
         the same (one of them has a long row of other elements). If there is room, each input also
         changes alone: a kernel may reread it only when another one has changed."""
@@ -231,6 +251,21 @@ class Gate:
         while len(row) < count:
             row += [rng.choice(long), rng.choice([normal, *short])]
         return [*row[: count - 1 - count % 2], normal]
+
+    def _judge_row(
+        self, case: Case, row: AlteredRow, verdict: Verdict, kind: str, *earlier: Evidence
+    ) -> None:
+        """Run it and judge each launch. `earlier`: evidence of the launches that were timed."""
+        outputs = row.run()
+        self._session.settle()
+        wanted = {name: torch.stack([e.expected[name] for e in row.sets]) for name in outputs}
+        found = read([*earlier, Evidence(row.buffers.inspect()), gather(None, outputs, wanted)])
+        *before, after, evidence = found
+        for damage in (each for findings in before for each in findings):
+            self._judge_damage(case, "normal", damage, verdict, when=_TIMED)
+        self._judge_damage(case, kind, after[0], verdict)
+        for inputs, each in zip(row.sets, evidence, strict=True):
+            self._judge(case, kind, each, inputs, verdict)
 
     def judge_watched(self, case: Case, watched: Sequence[Watched], verdict: Verdict) -> None:
         """Judge the evidence of watched runs."""

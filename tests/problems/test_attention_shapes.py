@@ -42,6 +42,11 @@ CLASSES: dict[str, Callable[[Sizes], bool]] = {
     "heads from the ninth on": lambda s: s["heads"] >= 9 and s["group"] == 1,
     "more than 32 heads": lambda s: s["heads"] > 32,
     **{f"groups of {n}": lambda s, n=n: s["group"] == n for n in (1, 2, 3, 4, 5, 6, 7, 8, 16)},
+    **{
+        f"groups of {n} that show another's keys": lambda s, n=n: s["group"] == n
+        and min(s["kv_heads"], s["seq_len_q"], s["seq_len_k"]) > 1
+        for n in (2, 3, 4, 5, 6, 7, 8, 16)
+    },
     "groups of 9 to 15": lambda s: 9 <= s["group"] <= 15,
     "groups with several key heads": lambda s: s["group"] > 1 and s["kv_heads"] > 1,
     "one query or key": lambda s: 1 in (s["seq_len_q"], s["seq_len_k"]),

@@ -26,8 +26,13 @@ from .cuda_pipeline import CudaPipeline, Judgement
 
 BASIC = "basic"
 """What cannot be left out."""
-_HOW_TIMED = ("watched", "altered in place", "changing", "replayed")
-_NAMES = {"watched": "watch", "altered in place": "alter", "changing": "reuse"}
+_NAMES = {
+    "watched": "watch",
+    "altered in place": "alter",
+    "altered from the start": "start",
+    "changing": "reuse",
+    "replayed": "replay",
+}
 _SEED = 0
 
 
@@ -38,13 +43,13 @@ def refusing_check(outcome: Outcome, roles: dict[str, str]) -> str:
 
 
 def _name(check: Check, roles: dict[str, str]) -> str:
-    how = next((how for how in _HOW_TIMED if check.inputs.startswith(how)), "")
-    role = roles.get(check.case, TIMED)
+    how = next((how for how in _NAMES if check.inputs.startswith(how)), "")
+    role = roles.get(check.case, RANDOM)  # whose cases are each trial's own
     kind = BASIC if check.inputs == "normal" else check.inputs
     alternatives = {
         "sanitizer": "sanitizer" in check.inputs,
         "perturbation": check.case == DISTURBED,
-        _NAMES.get(how, "replay"): bool(how),
+        _NAMES.get(how, ""): bool(how),
         RANDOM: role == RANDOM,
         "second launch": "differ between two equal launches" in check.detail,
         role: role != TIMED,

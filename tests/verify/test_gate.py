@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable
 
 import pytest
@@ -248,6 +249,32 @@ def test_a_kernel_that_rests_at_times_is_found(pool: InputPool, period: int, pha
     gate.alter(subject, buffers, 0, verdict)
     assert verdict.kind in (OutcomeKind.WRONG_RESULT, OutcomeKind.NAN)
     assert "altered in place inputs" in verdict.reason
+
+
+@pytest.mark.parametrize("first", [0, 100, 400])
+def test_a_kernel_that_rests_in_some_of_its_first_launches_is_found(
+    pool: InputPool, first: int
+) -> None:
+    """Where outputs are cleared it works."""
+    honest = kernel(SHORT, exact)
+    calls: list[int] = []
+
+    def lazy(*pointers: ctypes.c_void_p) -> None:
+        calls.append(1)
+        assert pointers[3].value is not None
+        poisoned = math.isnan(ctypes.c_float.from_address(pointers[3].value).value)
+        if poisoned or not first <= len(calls) < first + 100:
+            honest(*pointers)
+
+    gate = Gate(CpuSession(), PROBLEM, pool, deterministic=True)
+    late, verdict = Verdict(), Verdict()
+    gate.start(Subject(SHORT, plan(), lazy), 0, verdict, limit_s=60.0)
+    assert "altered from the start inputs: out is off" in verdict.reason
+    assert len(calls) < first + 100
+    calls += [1] * 1000
+    gate.start(Subject(SHORT, plan(), lazy), 0, late, limit_s=60.0)
+    assert late.passed
+    assert len(calls) - 1000 - first > 500
 
 
 def test_an_altered_place_can_be_replayed_again(pool: InputPool) -> None:
