@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -102,11 +104,13 @@ def test_a_package_brings_a_backend_a_problem_and_a_strategy(machine: Machine) -
         "outside/problem.py": HERE / "outside/problem.py",
         "outside/strategy.py": HERE / "outside/strategy.py",
     }
+    (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
     points = {
-        "backends toy": "outside.toy:BACKEND",
-        "problems doubling": "outside.problem:Doubling",
-        "strategies flood": "outside.strategy:Flood",
+        f"{group.removeprefix('evotune.')} {name}": target
+        for group, named in tomllib.loads(block)["project"]["entry-points"].items()
+        for name, target in named.items()
     }
+    assert len(points) == 3
     install(machine.site, "outside", modules, points)
     machine.space("doubling", "flood")
     listed = machine.evotune("list").stdout
