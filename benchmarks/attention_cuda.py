@@ -31,9 +31,9 @@ from typing import Any
 from tuning import champion, derive, environment, told, tune
 
 from evotune.backends.cuda import CudaBackend
+from evotune.engine.kernel_executor import open_kernel_executor
 from evotune.engine.repetition import outcome_of, repeated
-from evotune.engine.setup import load_setup
-from evotune.engine.work import open_kernel_executor
+from evotune.engine.setup import load_kernel_setup
 from evotune.execute.protocol import HELD_OUT, TIMED
 from evotune.problems.attention import Attention
 from evotune.problems.base import Case
@@ -159,9 +159,8 @@ def confirm(job: Job, record: dict[str, Any]) -> dict[str, Any]:
     """A champion of before through the confirmation of today, as a run confirms its first one."""
     with tempfile.TemporaryDirectory() as folder:
         path = derive(job.space, {"problem": job.problem()}, Path(folder) / "space.yaml")
-        setup = load_setup(path, "cuda:0")
+        setup = load_kernel_setup(path, "cuda:0")
         planner = setup.planner
-        assert planner is not None
         defaults = setup.space.default()
         known = record["configuration"]
         values = Configuration({name: known.get(name, defaults[name]) for name in defaults})

@@ -35,7 +35,7 @@ from tuning import ROOT, derive
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.device.profile import DeviceProfile
 from evotune.device.protocol import Session
-from evotune.engine.setup import load_setup
+from evotune.engine.setup import load_kernel_setup
 from evotune.execute.compile_worker import compiler_for
 from evotune.execute.device_worker import open_session
 from evotune.execute.protocol import TIMED, CaseJob
@@ -66,11 +66,8 @@ class Subject:
 def subjects(job: Job, champion: Mapping[str, Any], count: int, device: str) -> Iterator[Subject]:
     with tempfile.TemporaryDirectory() as folder:
         path = derive(job.space, {"problem": job.problem()}, Path(folder) / "space.yaml")
-        setup = load_setup(path, device)
-    assert setup.planner is not None
-    assert setup.document is not None
-    assert setup.document.problem is not None
-    problem = create_problem(setup.document.problem.name, setup.document.problem.dtype)
+        setup = load_kernel_setup(path, device)
+    problem = create_problem(setup.problem_spec.name, setup.problem_spec.dtype)
     generator = random.Random(SEED)
     drawn = [setup.space.sample(generator) for _ in range(count)]
     for configuration in (Configuration(champion), *drawn):

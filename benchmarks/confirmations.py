@@ -37,12 +37,11 @@ from carries_over import busy_processes
 from evotune.backends import registry
 from evotune.backends.cpu import device as cpu
 from evotune.cli.scaffolding import scaffold
-from evotune.engine.planning import Planner
+from evotune.engine.kernel_executor import open_kernel_executor
 from evotune.engine.reopening import against
 from evotune.engine.repetition import outcome_of, repeated, timed_again
-from evotune.engine.setup import Setup, load_setup
+from evotune.engine.setup import KernelSetup, load_kernel_setup
 from evotune.engine.spaces import find_space
-from evotune.engine.work import open_kernel_executor
 from evotune.execute.local import LocalExecutor
 from evotune.execute.protocol import Proposal
 from evotune.measure.processes import MOST, TOO_NOISY, fitness_by_process
@@ -88,7 +87,7 @@ def _new_kernel(folder: Path) -> str:
 
 def _measured(space: str, folder: Path, kind: str, count: int) -> Iterator[list[dict[str, Any]]]:
     """The rows as of each measurement."""
-    setup = load_setup(find_space(space), "cpu")
+    setup = load_kernel_setup(find_space(space), "cpu")
     executor = open_kernel_executor(setup, folder)
     try:
         _choose_baselines(executor, setup)
@@ -128,7 +127,7 @@ def _row(found: Sequence[Outcome], processes: Sequence[float]) -> dict[str, Any]
     }
 
 
-def _choose_baselines(executor: LocalExecutor, setup: Setup) -> None:
+def _choose_baselines(executor: LocalExecutor, setup: KernelSetup) -> None:
     """The fastest of each case, as a run would choose once."""
     cases = [case for group in setup.cases.values() for case in group]
     timings = [t for t in executor.time_baselines(cases).timings if t.passed]
@@ -142,8 +141,7 @@ Measured = tuple[Sequence[Outcome], Sequence[float]]
 """An outcome for each name of its kind, and ln speedup in each process."""
 
 
-def _champion(executor: LocalExecutor, setup: Setup, number: int) -> Measured:
-    assert isinstance(setup.planner, Planner)
+def _champion(executor: LocalExecutor, setup: KernelSetup, number: int) -> Measured:
     proposal = timed_again(setup.planner.proposal(number, setup.space.default(), confirm=True))
     run = functools.partial(_timed, executor)
     least = registry.named("cpu").least_half_width
@@ -151,8 +149,7 @@ def _champion(executor: LocalExecutor, setup: Setup, number: int) -> Measured:
     return (outcome,), fitness_by_process(outcome)
 
 
-def _itself(executor: LocalExecutor, setup: Setup, number: int) -> Measured:
-    assert isinstance(setup.planner, Planner)
+def _itself(executor: LocalExecutor, setup: KernelSetup, number: int) -> Measured:
     proposal = timed_again(setup.planner.proposal(number, setup.space.default()))
     proposal = against(proposal, proposal.cases)
     outcomes = [_timed(executor, proposal) for _ in range(MOST)]

@@ -23,11 +23,11 @@ from pathlib import Path
 
 from evotune.device.recorded import RecordedSpace
 from evotune.engine.observer import SilentObserver
-from evotune.engine.search_loop import Budget, SearchLoop
+from evotune.engine.search_loop import SearchLoop
 from evotune.execute.inline import InlineExecutor
 from evotune.execute.protocol import Proposal
+from evotune.run_options import RunOptions
 from evotune.search.catalog import create_strategy
-from evotune.search.strategy import SearchSettings
 from evotune.space.explicit import ExplicitSpace
 from evotune.space.parameters import OrderedParameter
 from evotune.store import RunStore
@@ -63,18 +63,17 @@ def measure(
         duration_s=lambda proposal: trial_s * rng.lognormvariate(-0.125, 0.5),
     )
     lookahead = 2 * workers
-    settings = SearchSettings(lookahead=lookahead)
+    options = RunOptions(lookahead=lookahead, trials=trials)
     with (
         tempfile.TemporaryDirectory() as folder,
         RunStore.create(Path(folder) / "store.sqlite") as store,
     ):
         loop = SearchLoop(
             store,
-            create_strategy(strategy, recorded.space, settings),
+            create_strategy(strategy, recorded.space, options),
             executor,
             Proposal,
-            lookahead=lookahead,
-            budget=Budget(trials, None),
+            options=options,
             searched_s=0.0,
             stop=lambda: False,
             observer=SilentObserver(),

@@ -31,9 +31,8 @@ from pathlib import Path
 from evotune.device.recorded import RecordedSpace
 from evotune.engine.folder import RunFolder, list_runs
 from evotune.engine.observer import SilentObserver
-from evotune.engine.session import RunRequest, start_run
-from evotune.engine.setup import load_run_setup
-from evotune.engine.work import search_settings
+from evotune.engine.setup import RecordedSetup, load_run_setup
+from evotune.engine.starting import RunRequest, start_run, stored_options
 from evotune.search.catalog import create_strategy
 from evotune.store import RunStore
 from evotune.trial import Configuration, Trial
@@ -112,13 +111,15 @@ def _make_run(folder: Path, runs_dir: Path, trials: int, strategy: str) -> None:
     recording = folder / f"recording-{trials}.json"
     if not recording.exists():
         write_recording(recording, trials)
-    request = RunRequest(str(recording), runs_dir=runs_dir, trials=1, strategy=strategy)
+    request = RunRequest(
+        str(recording), runs_dir=runs_dir, options={"trials": 1}, strategy=strategy
+    )
     run = start_run(request, SilentObserver()).run
     with RunStore.open_for_writing(run.store) as store:
         setup = load_run_setup(run, store)
-        assert setup.recording is not None
-        settings = {**store.meta("settings"), "trials": trials}
-        search = create_strategy(strategy, setup.space, search_settings(settings))
+        assert isinstance(setup, RecordedSetup)
+        options = stored_options(store).replaced({"trials": trials})
+        search = create_strategy(strategy, setup.space, options)
         (first,) = store.trials()
         search.tell(first)
         for trial in _others(setup.recording, first.configuration, trials):
@@ -126,7 +127,7 @@ def _make_run(folder: Path, runs_dir: Path, trials: int, strategy: str) -> None:
             search.tell(trial)
             if search.told % SNAPSHOT_EVERY == 0 and search.told + 2 * SNAPSHOT_EVERY > trials:
                 store.save_snapshot(search.told, search.snapshot())
-        store.set_meta("settings", settings)
+        store.set_meta("settings", options.to_json())
 
 
 def _others(recording: RecordedSpace, first: Configuration, trials: int) -> Iterator[Trial]:

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from evotune.device.recorded import read_recorded_space
 from evotune.engine.observer import SilentObserver
-from evotune.engine.search_loop import Budget, SearchLoop
+from evotune.engine.search_loop import SearchLoop
 from evotune.execute.protocol import Proposal
+from evotune.run_options import RunOptions
 from evotune.search.catalog import create_strategy
-from evotune.search.strategy import SearchSettings
 from evotune.store import RunStore
 from evotune.trial import Outcome, OutcomeKind
 
@@ -83,18 +83,17 @@ def used_share(gpus: int, lookahead: int, options: argparse.Namespace) -> float:
     processes = options.processes or CORES_PER_GPU * gpus
     pipeline = VirtualPipeline(processes, gpus, options.compile_s, options.device_s)
     space = read_recorded_space(RECORDING).space
-    settings = SearchSettings(lookahead=lookahead)
+    how = RunOptions(lookahead=lookahead, trials=options.trials)
     with (
         tempfile.TemporaryDirectory() as folder,
         RunStore.create(Path(folder) / "store.sqlite") as store,
     ):
         SearchLoop(
             store,
-            create_strategy("random", space, settings),
+            create_strategy("random", space, how),
             pipeline,
             Proposal,
-            lookahead=lookahead,
-            budget=Budget(options.trials, None),
+            options=how,
             searched_s=0.0,
             stop=lambda: False,
             observer=SilentObserver(),

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from evotune.engine.observer import Progress, SilentObserver
-from evotune.engine.session import RunRequest, start_run
+from evotune.engine.starting import RunRequest, start_run
 from evotune.search.catalog import STRATEGY_NAMES
 from evotune.trial import Trial
 
@@ -45,7 +45,7 @@ def per_trial_us(strategy: str, trials: int) -> tuple[float, float]:
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         request = RunRequest(
-            str(RECORDING), runs_dir=Path(folder), trials=trials, strategy=strategy
+            str(RECORDING), runs_dir=Path(folder), options={"trials": trials}, strategy=strategy
         )
         start_run(request, clock)
     steps = [

@@ -25,15 +25,15 @@ from pathlib import Path
 from typing import Any
 
 from evotune.engine.observer import SilentObserver
-from evotune.engine.search_loop import Budget, SearchLoop
-from evotune.engine.setup import load_setup
+from evotune.engine.search_loop import SearchLoop
+from evotune.engine.setup import load_kernel_setup
 from evotune.execute import child
 from evotune.execute.background import BackgroundExecutor
 from evotune.execute.compile_pool import CompilePool
 from evotune.execute.device_slot import DeviceSlot, ProblemSource
 from evotune.execute.local import LocalExecutor
+from evotune.run_options import RunOptions
 from evotune.search.catalog import create_strategy
-from evotune.search.strategy import SearchSettings
 from evotune.store import RunStore
 
 SPACE = Path(__file__).parents[1] / "search_spaces" / "attention_mma.yaml"
@@ -58,8 +58,7 @@ class _Pretenders:
 def measure(devices: int, options: argparse.Namespace) -> dict[str, float]:
     mean_s = {"compile_worker": options.compile_s, "device_worker": options.device_s}
     child.subprocess = _Pretenders(mean_s)  # type: ignore[assignment]
-    setup = load_setup(SPACE, "h200", compile_only=True)
-    assert setup.planner is not None
+    setup = load_kernel_setup(SPACE, "h200", compile_only=True)
     lookahead = options.lookahead_per_device * devices
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -76,14 +75,14 @@ def measure(devices: int, options: argparse.Namespace) -> dict[str, float]:
         executor.open_devices()
         time.sleep(0.1 * compilers)
         background = BackgroundExecutor(executor)
+        how = RunOptions(lookahead=lookahead, trials=options.trials * devices)
         with RunStore.create(folder / "run.sqlite") as store:
             loop = SearchLoop(
                 store,
-                create_strategy("evolution", setup.space, SearchSettings(lookahead=lookahead)),
+                create_strategy("evolution", setup.space, how),
                 background,
                 setup.planner.proposal,
-                lookahead=lookahead,
-                budget=Budget(options.trials * devices, None),
+                options=how,
                 searched_s=0.0,
                 stop=lambda: False,
                 observer=SilentObserver(),

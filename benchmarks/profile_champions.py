@@ -31,7 +31,7 @@ from evotune.backends.base import SanitizedCase
 from evotune.backends.cuda.tool_messages import SanitizedLaunches
 from evotune.device.channel import encode
 from evotune.device.launch import Binary
-from evotune.engine.setup import load_setup
+from evotune.engine.setup import load_kernel_setup
 from evotune.execute.build_cache import BuildCache, default_cache_dir
 from evotune.execute.compile_worker import build
 from evotune.execute.protocol import TIMED
@@ -58,8 +58,7 @@ _LIMIT_S = 120.0
 def launch_file(job: Job, configuration: Mapping[str, Any], folder: Path) -> Path:
     """What `evotune.backends.cuda.sanitized_launch` needs to launch it on its timed cases."""
     space = derive(job.space, {"problem": job.problem()}, folder / "space.yaml")
-    setup = load_setup(space, "cuda:0")
-    assert setup.planner is not None
+    setup = load_kernel_setup(space, "cuda:0")
     # Genes that came after the champion have no effect as they are by default.
     values = {**setup.planner.bound.default(), **configuration}
     proposal = setup.planner.proposal(0, Configuration(values))

@@ -31,7 +31,7 @@ from tuning import derive
 
 from evotune.device.launch import CompileFailure
 from evotune.device.protocol import Sampler, Session
-from evotune.engine.setup import load_setup
+from evotune.engine.setup import load_kernel_setup
 from evotune.execute.compile_worker import compiler_for
 from evotune.execute.device_worker import open_session
 from evotune.execute.protocol import TIMED
@@ -55,10 +55,7 @@ def measure(job: Job, device: str, rounds: int) -> dict[str, Any]:
         changes = {} if device == "cpu" else {"problem": job.problem()}
         if device != "cpu" and job.start:
             changes["default"] = job.start
-        setup = load_setup(derive(space, changes, folder / "space.yaml"), device)
-        assert setup.planner is not None
-        assert setup.document is not None
-        assert setup.document.problem is not None
+        setup = load_kernel_setup(derive(space, changes, folder / "space.yaml"), device)
         proposal = setup.planner.proposal(0, setup.space.default())
         timed = next(case for case in proposal.cases if case.role == TIMED)
         binary = folder / "kernel.bin"
@@ -66,7 +63,7 @@ def measure(job: Job, device: str, rounds: int) -> dict[str, Any]:
         assert not isinstance(built, CompileFailure), built
         session = open_session(setup.profile)
         kernel = session.load(binary, timed.plan)
-    problem = create_problem(setup.document.problem.name, setup.document.problem.dtype)
+    problem = create_problem(setup.problem_spec.name, setup.problem_spec.dtype)
     pool = InputPool(problem, session.torch_device)
     inputs = dict(pool.get(timed.case, "normal", SEED).inputs)
     buffers = BufferSets(problem.tensors(timed.case), timed.plan, [inputs], session.torch_device)

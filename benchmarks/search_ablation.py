@@ -24,9 +24,9 @@ import numpy as np
 
 from evotune.device.recorded import read_recorded_space
 from evotune.engine.replay import replay
+from evotune.run_options import SearchSettings
 from evotune.search import evolution, feasibility, guide, kernel, warp
 from evotune.search.performance import PerformanceScale
-from evotune.search.strategy import SearchSettings
 
 FOLDER = Path(__file__).parents[2] / "shared" / "recorded_spaces"
 SMALLEST_BUDGET = 25

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
+from evotune.run_options import SearchSettings
 from evotune.search.catalog import create_strategy
-from evotune.search.strategy import SearchSettings
 from evotune.space.protocol import SearchSpace
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 

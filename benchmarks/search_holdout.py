@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 
 from evotune.device.recorded import RecordedSpace
 from evotune.engine.replay import replay
+from evotune.run_options import SearchSettings
 from evotune.search.performance import PerformanceScale
-from evotune.search.strategy import SearchSettings
 from evotune.space.explicit import ExplicitSpace
 from evotune.space.parameters import Boolean, Categorical, OrderedParameter, Parameter
 from evotune.trial import Configuration

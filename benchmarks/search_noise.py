@@ -39,9 +39,10 @@ from numpy.typing import NDArray
 
 from evotune.device.recorded import RecordedSpace, read_recorded_space
 from evotune.measure.paired import TimingSettings, measure_paired
+from evotune.run_options import SearchSettings
 from evotune.search.catalog import create_strategy
 from evotune.search.performance import PerformanceScale
-from evotune.search.strategy import SearchSettings, Strategy
+from evotune.search.strategy import Strategy
 from evotune.trial import Configuration, Measurement, Outcome, OutcomeKind, Trial
 
 FOLDER = Path(__file__).parents[2] / "shared" / "recorded_spaces"

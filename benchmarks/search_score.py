@@ -29,8 +29,8 @@ from search_peers import PEERS, Times, peer_runs
 
 from evotune.device.recorded import RecordedSpace, read_recorded_space
 from evotune.engine.replay import replay
+from evotune.run_options import SearchSettings
 from evotune.search.performance import PerformanceScale
-from evotune.search.strategy import SearchSettings
 
 RESULTS = Path(__file__).parent / "results" / "search_score.json"
 FOLDER = Path(__file__).parents[2] / "shared" / "recorded_spaces"

@@ -42,8 +42,8 @@ from tuning import derive
 
 from evotune.engine import environment
 from evotune.engine.observer import Progress, SilentObserver
-from evotune.engine.session import RunRequest, start_run
 from evotune.engine.setup import GpuRequest
+from evotune.engine.starting import RunRequest, start_run
 from evotune.execute.local import compile_processes
 from evotune.store import RunStore
 from evotune.trial import Trial
@@ -117,10 +117,8 @@ def search(space: Path, options: argparse.Namespace, **more: Any) -> dict[str, A
             device="auto" if gpus else options.device,
             runs_dir=Path(folder) / "runs",
             gpus=gpus,
-            lookahead=options.lookahead,
-            champions=1,
+            options={"lookahead": options.lookahead, "champions": 1, **more},
             command=("python", "benchmarks/throughput.py"),
-            **more,
         )
         children.start()
         result = start_run(request, clock)

@@ -19,7 +19,7 @@ import yaml
 
 from evotune.backends.cuda.compiler import include_folders
 from evotune.device.launch import LaunchPlan
-from evotune.engine.setup import load_setup
+from evotune.engine.setup import load_kernel_setup
 from evotune.execute.protocol import TIMED, CaseJob
 
 _SHIPPED = yaml.safe_load(
@@ -39,8 +39,7 @@ def measure(space: Path, device: str, count: int, iterations: int) -> dict[str, 
     os.environ["CUDA_CACHE_DISABLE"] = "1"
     import kernel_tuner
 
-    setup = load_setup(space, device)
-    assert setup.planner is not None
+    setup = load_kernel_setup(space, device)
     rng = random.Random(0)
     bound = setup.planner.bound
     jobs: list[CaseJob] = []

@@ -31,8 +31,8 @@ from tuning import derive, environment, shipped, tune
 from evotune.backends.cpu.device import CpuSession
 from evotune.backends.cuda.session import CudaSession
 from evotune.engine.folder import list_runs
-from evotune.engine.setup import load_setup
-from evotune.engine.work import open_kernel_executor
+from evotune.engine.kernel_executor import open_kernel_executor
+from evotune.engine.setup import load_kernel_setup
 from evotune.execute.protocol import TIMED
 from evotune.store import RunStore
 from evotune.trial import Configuration, Measurement
@@ -50,8 +50,7 @@ def space(backend: str, folder: Path) -> Path:
 
 
 def repeat(device: str, backend: str, processes: int, folder: Path) -> dict[str, Any]:
-    setup = load_setup(space(backend, folder), device)
-    assert setup.planner is not None
+    setup = load_kernel_setup(space(backend, folder), device)
     values = shipped("attention_mma" if backend == "cuda" else "attention_cpu")["default"]
     default = setup.planner.bound.default()
     configuration = Configuration({**default, **values})

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 from evotune.cli.progress import LiveProgress  # noqa: E402
 from evotune.cli.standing import Standing  # noqa: E402
 from evotune.engine.observer import Progress  # noqa: E402
-from evotune.engine.session import RunRequest, start_run  # noqa: E402
+from evotune.engine.starting import RunRequest, start_run  # noqa: E402
 from evotune.report.data import RunData  # noqa: E402
 from evotune.report.html import html_page  # noqa: E402
 from evotune.trial import Trial  # noqa: E402
@@ -72,7 +72,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = ("evotune", "run", options.space, "--trials", str(options.trials))
         request = RunRequest(
-            options.space, "cpu", Path(folder) / "runs", options.trials, command=command
+            options.space,
+            "cpu",
+            Path(folder) / "runs",
+            options={"trials": options.trials},
+            command=command,
         )
         run = start_run(request, observer).run
         page = Path(folder) / "report.html"

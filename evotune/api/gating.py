@@ -21,7 +21,7 @@ from evotune.trial import Check, Configuration, Json, Outcome, Value
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from evotune.search.strategy import SearchSettings
+    from evotune.run_options import SearchSettings
     from evotune.space.protocol import SearchSpace
     from evotune.trial import Trial
 

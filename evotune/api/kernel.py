@@ -174,10 +174,8 @@ class CallableKernel:
 
 def _compiled(job: CompileJob, reopened: ReopenedRun) -> Binary:
     """From the build cache, or compiled now. ValueError when it does not compile."""
-    document = reopened.setup.document
-    assert document is not None
     with scratch_folder() as folder:
-        timeout_s = document.timeouts.compile_s
+        timeout_s = reopened.setup.document.timeouts.compile_s
         pool = CompilePool(folder, writable_cache_dir(), processes=1, timeout_s=timeout_s)
         try:
             pool.submit(job)

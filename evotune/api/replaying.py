@@ -15,8 +15,8 @@ from evotune.engine.folder import find_run
 from evotune.engine.replay import Evaluation, Repeat, Score
 from evotune.report.data import RunData
 from evotune.report.records import document
+from evotune.run_options import SearchSettings
 from evotune.search.performance import PerformanceScale
-from evotune.search.strategy import SearchSettings
 
 if TYPE_CHECKING:
     from evotune.search.own import StrategyMaker

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from evotune.api.kernel import CallableKernel
     from evotune.engine.ablation import AblationRow
-    from evotune.engine.verifying import Verified
+    from evotune.engine.reopening import Verified
     from evotune.search.own import StrategyMaker
 
 
@@ -178,8 +178,8 @@ class Run:
         """
         from evotune.api.given_space import trusting
         from evotune.engine.cluster import cluster_request
-        from evotune.engine.session import resume_run
         from evotune.engine.setup import GpuRequest
+        from evotune.engine.starting import resume_run
 
         with trusting(trust):
             resume_run(
@@ -209,7 +209,7 @@ class Run:
         self, configuration: Mapping[str, Value] | None = None, *, top: int = 1
     ) -> Iterator[Verified]:
         """`verify`, each answer as soon as it is there."""
-        from evotune.engine.verifying import verify_run
+        from evotune.engine.reopening import verify_run
 
         wanted: list[Mapping[str, Value]] = [configuration] if configuration is not None else []
         if configuration is None:

@@ -10,8 +10,8 @@ from evotune.api.given_space import AnySpace, SpaceKeywords, space_file, trustin
 from evotune.api.run import Run, open_run, watching
 from evotune.command_line import RUNS_DIR
 from evotune.engine.cluster import cluster_request
-from evotune.engine.session import RunRequest, start_run
 from evotune.engine.setup import GpuRequest
+from evotune.engine.starting import RunRequest, start_run
 from evotune.trial import Trial
 
 if TYPE_CHECKING:
@@ -86,17 +86,19 @@ def tune(
             space=file,
             device=device,
             runs_dir=Path(runs_dir),
-            trials=trials,
-            minutes=minutes,
-            seed=seed,
+            options={
+                "trials": trials,
+                "minutes": minutes,
+                "compiles": compiles,
+                "speedup": speedup,
+                "no_improvement": no_improvement,
+                "seed": seed,
+                "champions": champions,
+                "racing": racing,
+                "lookahead": lookahead,
+            },
             strategy=strategy,
-            racing=racing,
-            compiles=compiles,
-            speedup=speedup,
-            no_improvement=no_improvement,
             warm_start=earlier,
-            lookahead=lookahead,
-            champions=champions,
             gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),
             cluster=cluster_request(cluster, device, gpus, allow_mixed=allow_mixed),
         )

@@ -137,7 +137,7 @@ def _side(text: str, runs_dir: Path) -> tuple[RunFolder, Side]:
 def _measured(
     first: tuple[RunFolder, Side], second: tuple[RunFolder, Side], terminal: Terminal
 ) -> Outcome:
-    from evotune.engine.remeasuring import remeasure
+    from evotune.engine.reopening import remeasure
 
     terminal.note(f"measuring {second[1].name} in turn with {first[1].name}")
     outcome = remeasure((first[0], first[1].configuration), (second[0], second[1].configuration))

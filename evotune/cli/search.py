@@ -27,7 +27,7 @@ from evotune.cli.terminal import Terminal, pass_terminal
 from evotune.command_line import run_command
 
 if TYPE_CHECKING:
-    from evotune.engine.session import RunResult
+    from evotune.engine.starting import RunResult
     from evotune.trial import Json
 
 _SHOWN_ROWS = 5
@@ -85,24 +85,17 @@ _INTERRUPTED = 130
 @pass_terminal
 def run(
     terminal: Terminal,
+    /,
     *,
     space: str | None,
-    trials: int | None,
-    minutes: float | None,
-    compiles: int | None,
-    speedup: float | None,
-    no_improvement: int | None,
     warm_start: str | None,
-    seed: int | None,
     strategy: str | None,
-    racing: bool,
-    lookahead: int | None,
-    champions: int | None,
     gpus: int | str | None,
     cluster: str | None,
     allow_mixed: bool,
     device: str,
     runs_dir: Path,
+    **options: bool | float | None,
 ) -> int:
     """Search SPACE for the fastest correct configuration.
 
@@ -112,24 +105,16 @@ def run(
     from evotune.cli.progress import show_progress
     from evotune.engine.cluster import cluster_request
     from evotune.engine.folder import find_run
-    from evotune.engine.session import RunRequest, start_run
     from evotune.engine.setup import GpuRequest
+    from evotune.engine.starting import RunRequest, start_run
 
     request = RunRequest(
         space=space,
         device=device,
         runs_dir=runs_dir,
-        trials=trials,
-        minutes=minutes,
-        compiles=compiles,
-        speedup=speedup,
-        no_improvement=no_improvement,
-        warm_start=None if warm_start is None else find_run(warm_start, runs_dir),
-        seed=seed,
+        options=options,
         strategy=strategy,
-        racing=racing,
-        lookahead=lookahead,
-        champions=champions,
+        warm_start=None if warm_start is None else find_run(warm_start, runs_dir),
         gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),
         cluster=cluster_request(cluster, device, gpus, allow_mixed=allow_mixed),
         command=("evotune", *sys.argv[1:]),
@@ -169,8 +154,8 @@ def resume(
     from evotune.cli.progress import show_progress
     from evotune.engine.cluster import cluster_request
     from evotune.engine.folder import find_run
-    from evotune.engine.session import resume_run
     from evotune.engine.setup import GpuRequest
+    from evotune.engine.starting import resume_run
 
     folder = find_run(run, runs_dir)
     terminal.crash_folder = folder.logs

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from evotune.engine.folder import RunFolder
-    from evotune.engine.verifying import Verified
+    from evotune.engine.reopening import Verified
 
 _FAILED = 1
 
@@ -68,7 +68,7 @@ def verify(
     Exit code 1 when a check fails; what is skipped is shown as skipped.
     """
     from evotune.engine.folder import find_run
-    from evotune.engine.verifying import verify_run
+    from evotune.engine.reopening import verify_run
 
     if config is not None and count is not None:
         raise UsageError("--config and --top exclude each other")

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from evotune.counted import counted
 from evotune.device.profile import DeviceProfile
 from evotune.engine import cluster_worker
 from evotune.engine.folder import RunFolder
-from evotune.engine.setup import Setup
+from evotune.engine.setup import KernelSetup
 from evotune.engine.stop_signal import interruptible
 from evotune.errors import EnvironmentProblem, UsageError
 from evotune.execute.cluster import ClusterExecutor, ask_each, workers_of
@@ -58,12 +58,12 @@ class Cluster:
     """Connected, with at least one worker."""
 
     def __init__(self, client: Any, *, allow_mixed: bool) -> None:
-        self._client = client
+        self.client = client
         self.allow_mixed = allow_mixed
 
     def devices(self, backend: str) -> list[DeviceProfile]:
         """One for each worker that has one now. EnvironmentProblem when none has."""
-        answers = self._ask(DescribeDevice(backend, __version__))
+        answers = self.ask(DescribeDevice(backend, __version__))
         found = [each.profile for each in answers.values() if isinstance(each, DeviceFound)]
         if not found:
             workers = counted(len(answers), "worker")
@@ -71,27 +71,14 @@ class Cluster:
             raise EnvironmentProblem(f"of {workers} of the cluster none can measure: {problem}")
         return found
 
-    def _ask(
-        self, message: ToClusterWorker, workers: Sequence[str] | None = None
-    ) -> dict[str, FromClusterWorker]:
-        return ask_each(self._client, cluster_worker.answer, message, workers)
-
-    def executor(
-        self,
-        run: RunFolder,
-        setup: Setup,
-        space_file: str,
-        *,
-        fixed_sampling: bool,
-        twins: Twins,
-        choose: Callable[[Callable[[], BaselineReport]], Mapping[str, str]],
-    ) -> tuple[ClusterExecutor, list[Mapping[str, Json]]]:
-        """The executor, and the calibration of every worker that is there now. `choose` names the
-        baseline of each case; it may ask for the baselines to be timed."""
+    def workers_of(
+        self, run: RunFolder, setup: KernelSetup, *, fixed_sampling: bool
+    ) -> ClusterRunWorkers:
+        """The workers, told of a run whose files lie in its folder."""
         told = ClusterRun(
-            session=uuid.uuid4().hex,
+            part=uuid.uuid4().hex,
             files=cluster_worker.pack(run),
-            space_file=space_file,
+            space_file=setup.space_file,
             backend=setup.profile.backend,
             device_name=setup.profile.name,
             device_arch=setup.profile.arch,
@@ -99,25 +86,45 @@ class Cluster:
             fixed_sampling=fixed_sampling,
             secret=setup.secret,
         )
-        baselines = choose(lambda: self._time_baselines(told))
-        told = msgspec.structs.replace(told, baselines=dict(baselines))
-        answers = self._ask(Calibrate(told))
-        _refuse_if_all_refuse(answers)
-        calibrated = [each for each in answers.values() if isinstance(each, Calibrated)]
-        executor = ClusterExecutor(self._client, cluster_worker.answer, told, twins=twins)
-        return executor, [device for each in calibrated for device in each.devices]
+        return ClusterRunWorkers(self, told)
 
-    def _time_baselines(self, run: ClusterRun) -> BaselineReport:
+    def ask(
+        self, message: ToClusterWorker, workers: Sequence[str] | None = None
+    ) -> dict[str, FromClusterWorker]:
+        """The answers by worker; of all workers if none are named."""
+        return ask_each(self.client, cluster_worker.answer, message, workers)
+
+
+class ClusterRunWorkers:
+    """The cluster's workers, for one run."""
+
+    def __init__(self, cluster: Cluster, told: ClusterRun) -> None:
+        self._cluster = cluster
+        self._told = told
+
+    def time_baselines(self) -> BaselineReport:
         """On the first worker that can."""
         answers: dict[str, FromClusterWorker] = {}
-        for address in workers_of(self._client):
-            asked = self._ask(TimeBaselines(run), [address])
+        for address in workers_of(self._cluster.client):
+            asked = self._cluster.ask(TimeBaselines(self._told), [address])
             for answer in asked.values():
                 if isinstance(answer, BaselineReport):
                     return answer
             answers |= asked
         _refuse_if_all_refuse(answers)
         raise EnvironmentProblem("the cluster's workers have gone; start some, then try again")
+
+    def executor(
+        self, baselines: Mapping[str, str], twins: Twins
+    ) -> tuple[ClusterExecutor, list[Mapping[str, Json]]]:
+        """The executor, and the calibration of every worker that is there now, against the
+        `baselines` by case."""
+        told = msgspec.structs.replace(self._told, baselines=dict(baselines))
+        answers = self._cluster.ask(Calibrate(told))
+        _refuse_if_all_refuse(answers)
+        calibrated = [each for each in answers.values() if isinstance(each, Calibrated)]
+        executor = ClusterExecutor(self._cluster.client, cluster_worker.answer, told, twins=twins)
+        return executor, [device for each in calibrated for device in each.devices]
 
 
 def _refusals(answers: Mapping[str, FromClusterWorker]) -> list[str]:

@@ -19,9 +19,9 @@ from evotune.backends import registry
 from evotune.device.channel import decode, encode
 from evotune.engine.calibration import calibrate
 from evotune.engine.folder import RunFolder
+from evotune.engine.kernel_executor import open_kernel_executor
 from evotune.engine.repetition import timed_again
-from evotune.engine.setup import load_setup
-from evotune.engine.work import open_kernel_executor
+from evotune.engine.setup import load_kernel_setup
 from evotune.errors import EnvironmentProblem, EvotuneError
 from evotune.execute.background import BackgroundExecutor
 from evotune.execute.messages import (
@@ -65,12 +65,12 @@ def _answer(told: ToClusterWorker) -> FromClusterWorker:
     try:
         if isinstance(told, DescribeDevice):
             return _describe(told)
-        session = _open(told.run)
+        here = _open(told.run)
         if isinstance(told, TimeBaselines):
-            return session.time_baselines()
+            return here.time_baselines()
         if isinstance(told, Calibrate):
-            return session.calibrate(told.run.baselines)
-        return ClusterTrialDone(session.trial(told))
+            return here.calibrate(told.run.baselines)
+        return ClusterTrialDone(here.trial(told))
     except EvotuneError as error:
         return Refused(str(error), _own_address())
 
@@ -89,26 +89,26 @@ def _own_address() -> str:
 
 
 _lock = threading.Lock()
-_session: _Session | None = None
+_here: _RunHere | None = None
 
 
-def _open(run: ClusterRun) -> _Session:
-    """The session of the run; one of another run, or a broken one, is closed."""
-    global _session  # noqa: PLW0603 (a Dask worker is a process, and tasks are functions)
+def _open(run: ClusterRun) -> _RunHere:
+    """This worker's part in the run; its part in another run, or a broken one, is closed."""
+    global _here  # noqa: PLW0603 (a Dask worker is a process, and tasks are functions)
     with _lock:
-        if _session is not None and (_session.id != run.session or _session.broken):
-            _session.close()
-            _session = None
-        if _session is None:
-            _session = _Session(run)
-        return _session
+        if _here is not None and (_here.id != run.part or _here.broken):
+            _here.close()
+            _here = None
+        if _here is None:
+            _here = _RunHere(run)
+        return _here
 
 
-class _Session:
-    """This worker's device, for one session of one run."""
+class _RunHere:
+    """This worker's device, for one part of one run: from a start or a resumption to its end."""
 
     def __init__(self, told: ClusterRun) -> None:
-        self.id = told.session
+        self.id = told.part
         self.broken = False
         self._exit = contextlib.ExitStack()
         self._folder = self._exit.enter_context(scratch_folder())
@@ -119,7 +119,9 @@ class _Session:
             run = RunFolder(self._folder)
             _unpack(told.files, run.sources)
             device = registry.named(told.backend).take_device(self._exit)
-            self.setup = load_setup(run.sources / told.space_file, device, run, secret=told.secret)
+            self.setup = load_kernel_setup(
+                run.sources / told.space_file, device, run, secret=told.secret
+            )
             self._check_model(told)
             cores = [_own_cores()] if _own_cores() else []
             self.local = open_kernel_executor(self.setup, run.logs, cores=cores)
@@ -145,7 +147,6 @@ class _Session:
     def calibrate(self, baselines: Mapping[str, str]) -> Calibrated:
         """This worker's device against the chosen baselines and the space's default."""
         planner = self.setup.planner
-        assert planner is not None
         self.local.baselines = baselines
         reference = planner.proposal(0, self.setup.space.default())
         found = calibrate(self.local, reference, self.setup.cases[TIMED])
@@ -155,7 +156,6 @@ class _Session:
     def trial(self, told: ClusterTrial) -> Outcome:
         """A trial that is asked for again while it is under way is one trial."""
         planner = self.setup.planner
-        assert planner is not None
         key = (told.number, told.confirm, told.repeat)
         with self._lock:
             if self._background is None:

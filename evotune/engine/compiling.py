@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from evotune.device.launch import Binary, CompileFailure
 from evotune.engine.planning import Planner
-from evotune.engine.setup import load_setup
+from evotune.engine.setup import load_kernel_setup
 from evotune.engine.spaces import find_space
 from evotune.engine.stop_signal import interruptible
 from evotune.errors import UsageError
@@ -117,9 +117,7 @@ def compile_space(
     kept, so a space may be of any size.
     """
     started = time.monotonic()
-    setup = load_setup(find_space(space), device, compile_only=True)
-    if setup.planner is None:
-        raise UsageError(f"{space} is a recorded space: there is nothing to compile")
+    setup = load_kernel_setup(find_space(space), device, compile_only=True)
     size = setup.space.size()
     if sample is None and size.valid > _MOST_COMPILED:
         raise UsageError(
@@ -129,9 +127,8 @@ def compile_space(
     summary = CompileSummary(setup.profile.name, size.valid if size.exact else None)
     configurations: Iterable[Configuration] = setup.space.enumerate()
     if sample is not None:
-        chosen = distinct_samples(setup.planner.bound, sample, seed)
+        chosen = distinct_samples(setup.space, sample, seed)
         configurations, summary.expected = chosen, len(chosen)
-    assert setup.document is not None
     timeout_s = setup.document.timeouts.compile_s
     with interruptible(), scratch_folder() as folder:
         pool = CompilePool(folder, writable_cache_dir(), timeout_s=timeout_s)

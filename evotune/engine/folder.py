@@ -14,11 +14,21 @@ import contextlib
 import fcntl
 import os
 import re
+import shlex
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 from evotune.errors import RunLocked, UsageError
+from evotune.trial import Trial
+
+_SCRIPT = """\
+#!/bin/sh
+# Trial {number} ({kind}) ended two workers, the second one all by itself.
+# This tries its configuration alone, in a fresh process, and leaves the run as it is.
+cd "$(dirname "$0")/.." && exec {python} -P -m evotune verify . --config {configuration}
+"""
 
 
 class RunFolder:
@@ -130,3 +140,20 @@ def find_run(text: str, runs_dir: Path) -> RunFolder:
 def list_runs(runs_dir: Path) -> list[RunFolder]:
     """All runs of a folder, oldest first."""
     return [RunFolder(path.parent) for path in sorted(runs_dir.glob("*/store.sqlite"))]
+
+
+def quarantine(run: RunFolder, trial: Trial) -> None:
+    """Writes `quarantine/trial-N.sh` into the run's folder.
+
+    The words of the kernel or its worker do not get in: they are not ours, and it is executed.
+    """
+    run.quarantine.mkdir(exist_ok=True)
+    script = run.quarantine / f"trial-{trial.number}.sh"
+    script.write_text(
+        _SCRIPT.format(
+            number=trial.number,
+            kind=trial.outcome.kind,
+            python=shlex.quote(sys.executable),
+            configuration=shlex.quote(trial.configuration.key),
+        )
+    )

@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evotune.backends import registry
-from evotune.engine.setup import Setup, load_setup
+from evotune.engine.setup import KernelSetup, RecordedSetup, Setup, load_setup
 from evotune.engine.spaces import find_space
 from evotune.execute.device_slot import ProblemSource
 from evotune.execute.problem_check import check_problem
 from evotune.execute.protocol import TIMED
 from evotune.problems import UserProblem, create_problem
-from evotune.search.catalog import STRATEGY_NAMES, strategy_names
-from evotune.space.bound import BoundSpace
+from evotune.search.catalog import strategy_names
 from evotune.space.counting.blame import ConstraintReport
 from evotune.space.parameters import Parameter
 from evotune.space.protocol import SpaceSize
-from evotune.space.specs import SearchSpec
+from evotune.space.reading.yaml_source import Position
 from evotune.space.suggest import did_you_mean
 
 
@@ -47,10 +46,9 @@ class CheckReport:
 
 def try_problem(setup: Setup) -> None:
     """Calls all that the user wrote in a problem's file once; ProblemMistake if it is wrong."""
-    document = setup.document
-    if document is None or document.problem is None:
+    if isinstance(setup, RecordedSetup):
         return
-    spec, root = document.problem, document.root.absolute()
+    spec, root = setup.problem_spec, setup.root
     problem = create_problem(spec.name, spec.dtype, root)
     if isinstance(problem, UserProblem):
         source = ProblemSource(spec.name, spec.dtype, root)
@@ -67,7 +65,7 @@ def check_space(space: str, device: str) -> CheckReport:
     try_problem(setup)
     document = setup.document
     if document is not None:
-        _require_strategy(document.search)
+        _require_strategy(document.options.strategy, document.search_position)
     return CheckReport(
         name=setup.name,
         path=str(path),
@@ -75,7 +73,7 @@ def check_space(space: str, device: str) -> CheckReport:
         size=size,
         parameters=setup.space.parameters,
         constraints=tuple(setup.space.constraint_report())
-        if isinstance(setup.space, BoundSpace)
+        if isinstance(setup, KernelSetup)
         else (),
         after_compile=tuple(str(spec) for spec in document.after_compile) if document else (),
         kernels=tuple(
@@ -87,17 +85,15 @@ def check_space(space: str, device: str) -> CheckReport:
             )
             for kernel in (document.kernels if document else ())
         ),
-        cases=tuple(case.label for cases in setup.cases.values() for case in cases),
+        cases=tuple(case.label for cases in setup.cases.values() for case in cases)
+        if isinstance(setup, KernelSetup)
+        else (),
     )
 
 
-def _require_strategy(search: SearchSpec) -> None:
-    if search.strategy in STRATEGY_NAMES:
-        return
+def _require_strategy(strategy: str, position: Position) -> None:
     names = strategy_names()
-    if search.strategy not in names:
-        hint = did_you_mean(search.strategy, names)
+    if strategy not in names:
+        hint = did_you_mean(strategy, names)
         known = ", ".join(names)
-        raise search.position.error(
-            f"unknown search strategy {search.strategy!r}{hint}; there are {known}"
-        )
+        raise position.error(f"unknown search strategy {strategy!r}{hint}; there are {known}")

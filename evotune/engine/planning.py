@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from evotune.backends import registry
@@ -15,9 +17,9 @@ from evotune.device.launch import CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.sources import fingerprint
 from evotune.engine.champion_cases import obstacle, refusal, scalars_skipped, symbols_kept
-from evotune.engine.kernel_sources import source_path
 from evotune.engine.launches import CasePlanner, Rejected
 from evotune.engine.review import BuildReviewer
+from evotune.engine.space_files import source_path
 from evotune.errors import SpaceError
 from evotune.execute.protocol import EDGE, HELD_OUT, RANDOM, TIMED, CaseJob, Proposal
 from evotune.languages import language
@@ -85,6 +87,12 @@ class Planner:
         self._reviewer = BuildReviewer(bound, profile, self._limits) if self._limits else None
         self._refuse_collisions()
         self._refuse_unknown_arguments()
+
+    def at(self, root: Path) -> Planner:
+        """The same planner; compilers read the sources under another root."""
+        moved = copy.copy(self)
+        moved._root = str(root.absolute())
+        return moved
 
     def proposal(
         self, number: int, configuration: Configuration, *, confirm: bool = False
@@ -356,11 +364,9 @@ def architecture(profile: DeviceProfile) -> dict[str, Value]:
 
 
 def bind_space(
-    document: SpaceDocument, problem: Problem, profile: DeviceProfile
+    document: SpaceDocument, spec: ProblemSpec, problem: Problem, profile: DeviceProfile
 ) -> tuple[BoundSpace, dict[str, list[Case]]]:
     """The bound space and its cases by role; every mistake is a SpaceError with a position."""
-    spec = document.problem
-    assert spec is not None
     timed, held_out = (_cases(spec, problem, group) for group in ("shapes", "held_out"))
     bound = bind(document, [dict(case.symbols) for case in timed], dict(profile.attributes))
     return bound, {TIMED: timed, HELD_OUT: held_out}

@@ -1,18 +1,20 @@
-"""Working on a finished run's configurations again: its space, its sources, its device."""
+"""A finished run's configurations, compiled and launched again: `verify`, `compare --remeasure`."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from evotune.backends.registry import measuring_alone
 from evotune.engine.folder import RunFolder
+from evotune.engine.kernel_executor import open_kernel_executor
 from evotune.engine.planning import Planner
-from evotune.engine.setup import Setup, load_run_setup
+from evotune.engine.repetition import outcome_of, repeated
+from evotune.engine.setup import KernelSetup, load_run_setup
 from evotune.engine.stop_signal import interruptible
-from evotune.engine.work import open_kernel_executor
 from evotune.errors import UsageError
 from evotune.execute.local import LocalExecutor
 from evotune.execute.protocol import TIMED, CaseJob, Proposal
@@ -20,7 +22,7 @@ from evotune.scratch import scratch_folder
 from evotune.space.bound import BoundSpace
 from evotune.space.suggest import did_you_mean
 from evotune.store import RunStore
-from evotune.trial import Configuration, Json, Value
+from evotune.trial import Configuration, Json, Outcome, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class ReopenedRun:
     """A run of kernels, ready to compile and to launch what its space holds."""
 
     run: RunFolder
-    setup: Setup
+    setup: KernelSetup
     baselines: Mapping[str, str]
     numbers: Mapping[Configuration, int]
     """The first trial of each configuration that was tried."""
@@ -43,6 +45,7 @@ class ReopenedRun:
             if baselines is None:
                 raise UsageError(f"run {run.id} ended before its first trial: nothing was tried")
             setup = load_run_setup(run, store)
+            assert isinstance(setup, KernelSetup), "its store says so"
             numbers: dict[Configuration, int] = {}
             for trial in store.trials():
                 numbers.setdefault(trial.configuration, trial.number)
@@ -50,12 +53,10 @@ class ReopenedRun:
 
     @property
     def space(self) -> BoundSpace:
-        assert isinstance(self.setup.space, BoundSpace)
         return self.setup.space
 
     @property
     def planner(self) -> Planner:
-        assert self.setup.planner is not None
         return self.setup.planner
 
     def seed_of(self, configuration: Configuration) -> int:
@@ -116,3 +117,61 @@ def _member(name: str, space: BoundSpace, values: Mapping[str, Json]) -> Configu
         why = why or "a parameter that does not apply has another value than its default"
         raise UsageError(f"the configuration is not valid for {name}: {why}")
     return configuration
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What the gate found; `outcome` holds every check. `number` is the trial's, None for a
+    configuration that the run did not try."""
+
+    number: int | None
+    configuration: Configuration
+    outcome: Outcome
+
+    @property
+    def passed(self) -> bool:
+        """As a run judges it: what racecheck found is a warning, what was skipped is neither."""
+        return self.outcome.ok
+
+
+def verify_run(run: RunFolder, configurations: Sequence[Mapping[str, Value]]) -> Iterator[Verified]:
+    """Everything a champion gets, from the run's own sources, each in a fresh process.
+
+    Reads the run and changes nothing in it. Each is timed as briefly as a trial of the search,
+    since the gate ends by replaying what was timed. UsageError for a configuration that the
+    space does not hold, before anything is compiled.
+    """
+    reopened = ReopenedRun.load(run)
+    wanted = [reopened.configuration(values) for values in configurations]
+    with reopened.executor() as executor:
+        for configuration in wanted:
+            seed = reopened.seed_of(configuration)  # the inputs of its confirmation again
+            proposal = reopened.planner.proposal(seed, configuration, confirm=True)
+            outcome = outcome_of(executor, dataclasses.replace(proposal, audit=True))
+            yield Verified(reopened.numbers.get(configuration), configuration, outcome)
+
+
+def remeasure(
+    first: tuple[RunFolder, Mapping[str, Value]], second: tuple[RunFolder, Mapping[str, Value]]
+) -> Outcome:
+    """The second configuration through the search's checks, then timed against the first one.
+
+    Each is made from its own run's sources. The outcome's measurements have the first one in the
+    baseline's place: `speedup` above 1 says that the second one is faster. UsageError when the two
+    runs do not solve the same problem, or have no timed case in common.
+    """
+    one, other = ReopenedRun.load(first[0]), ReopenedRun.load(second[0])
+    problems = [reopened.setup.problem_spec for reopened in (one, other)]
+    named = [(problem.name, problem.dtype) for problem in problems]
+    if named[0] != named[1]:
+        words = " and ".join(" ".join(pair) for pair in named)
+        raise UsageError(f"the runs solve different problems: {words}")
+    before, after = one.configuration(first[1]), other.configuration(second[1])
+    rival = one.rival_jobs(before)
+    known = {job.case.label for job in rival}
+    if known.isdisjoint(job.case.label for job in other.rival_jobs(after)):
+        raise UsageError("the runs have no timed case in common")
+    proposal = against(other.planner.proposal(other.seed_of(after), after), rival)
+    with other.executor() as executor:
+        run = functools.partial(outcome_of, executor)
+        return repeated(run, proposal, run(proposal))

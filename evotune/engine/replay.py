@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from evotune.device.recorded import RecordedSpace, read_named_recording, read_recorded_space
 from evotune.engine.spaces import is_recording
 from evotune.errors import UsageError
+from evotune.run_options import SearchSettings
 from evotune.search.catalog import create_strategy
 from evotune.search.performance import PerformanceScale
-from evotune.search.strategy import SearchSettings
 from evotune.space.document import load_space
 from evotune.trial import Configuration, Trial
 

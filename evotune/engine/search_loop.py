@@ -1,6 +1,6 @@
 """The loop of a run: ask, execute, store, tell. Deterministic and yet never idle.
 
-Proposal n is asked exactly when the outcomes of the trials before n - LOOKAHEAD have been
+Proposal n is asked exactly when the outcomes of the trials before n - `lookahead` have been
 told, however early or late the later ones arrive. So what is asked depends only on the seed
 and the outcomes, and a run that was killed asks for the same configurations again.
 """
@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from evotune.engine.observer import Observer, Progress
 from evotune.errors import StoreError
 from evotune.execute.protocol import Executor, Proposal
+from evotune.run_options import RunOptions
 from evotune.search.strategy import Strategy
 from evotune.store import RunStore
 from evotune.trial import QUARANTINED, Configuration, Json, Outcome, Trial
@@ -25,26 +25,16 @@ _POLL_S = 0.5
 _FINISH_S = 8.0
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """When to stop: proposals in all, and seconds of searching in all (over all sessions).
-
-    The others look only at what was told, so they end equal runs at equal trials: `compiles`
-    trials that reached a compiler, a `fitness` to reach, `no_improvement` for so many trials.
-    """
-
-    trials: int
-    seconds: float | None
-    compiles: int | None = None
-    fitness: float | None = None
-    no_improvement: int | None = None
-
-
 class SearchLoop:
-    """One session of a run. `stop` is asked between events: True ends the session early.
+    """Asks, executes, stores and tells until the run's options say that it is enough.
 
-    `quarantine` is told of each quarantined trial before its outcome is stored.
-    `starts` are distinct, and proposed before the strategy is asked; it learns their outcomes.
+    - `options` that look only at told trials end equal runs at equal trials: `compiles`, `speedup`,
+      `no_improvement`.
+    - `seconds`: of searching in all, over all parts of the run.
+    - `stop` is asked between events: True ends this part of the run early.
+    - `quarantine` is told of each quarantined trial before its outcome is stored.
+
+    The strategy learns the outcomes of the options' `starts`, although it did not ask for them.
     """
 
     def __init__(
@@ -54,10 +44,9 @@ class SearchLoop:
         executor: Executor,
         propose: Callable[[int, Configuration], Proposal],
         *,
-        lookahead: int,
-        budget: Budget,
+        options: RunOptions,
+        seconds: float | None = None,
         searched_s: float,
-        starts: Sequence[Configuration] = (),
         stop: Callable[[], bool],
         observer: Observer,
         quarantine: Callable[[Trial], None] = lambda trial: None,
@@ -66,9 +55,11 @@ class SearchLoop:
         self._strategy = strategy
         self._executor = executor
         self._propose = propose
-        self._lookahead = lookahead
-        self._budget = budget
-        self._starts = starts
+        self._options = options
+        self._lookahead = options.lookahead
+        self._seconds = seconds
+        self._fitness = None if options.speedup is None else math.log(options.speedup)
+        self._starts = [Configuration(values) for values in options.starts]
         self._stop = stop
         self._observer = observer
         self._quarantine = quarantine
@@ -105,27 +96,28 @@ class SearchLoop:
             self._collect(_POLL_S)
 
     def _end_of_asking(self) -> str:
-        """Why no further proposal is asked for; "" while one is. What is in flight is told yet."""
-        budget = self._budget
+        """Why no further proposal is asked for; "" while the loop may ask. Proposals in flight are
+        still told."""
+        options = self._options
         fitness = self._best.outcome.fitness if self._best is not None else None
         if self._exhausted:
             return "exhausted"
-        if self._asked >= budget.trials:
+        if self._asked >= options.trials:
             return "trials"
-        if budget.fitness is not None and fitness is not None and fitness >= budget.fitness:
+        if self._fitness is not None and fitness is not None and fitness >= self._fitness:
             return "speedup"
-        if budget.compiles is not None and self._compiles >= budget.compiles:
+        if options.compiles is not None and self._compiles >= options.compiles:
             return "compiles"
-        if budget.no_improvement is not None:
-            stale = self._best is not None and self._told - self._improved >= budget.no_improvement
+        if options.no_improvement is not None:
+            stale = self._best is not None and self._told - self._improved >= options.no_improvement
             return "no_improvement" if stale else ""
         return ""
 
     def _stop_reason(self) -> str:
         if self._stop():
             return "interrupted"
-        seconds = self._budget.seconds
-        return "minutes" if seconds is not None and self.searched_s >= seconds else ""
+        over = self._seconds is not None and self.searched_s >= self._seconds
+        return "minutes" if over else ""
 
     def _restore(self) -> None:
         """Takes up the newest snapshot that still lets every missing proposal be asked in turn."""

@@ -1,13 +1,13 @@
-"""A space made ready to search, and its copy in a run's folder."""
+"""A space made ready to search: read, checked, and bound to the devices that it will run on."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol, TypeAlias
 
 from evotune.backends import registry
 from evotune.backends.base import Backend
@@ -15,61 +15,143 @@ from evotune.backends.together import work_together
 from evotune.command_line import command_line
 from evotune.device.profile import DeviceProfile
 from evotune.device.recorded import RecordedSpace, read_named_recording, read_recorded_space
-from evotune.engine.agreement import require_agreement
-from evotune.engine.folder import RunFolder, write_durably
-from evotune.engine.kept_files import space_path
-from evotune.engine.kernel_sources import (
+from evotune.engine.folder import RunFolder
+from evotune.engine.planning import Planner, architecture, bind_space
+from evotune.engine.space_files import (
+    problem_file,
     read_kernel_sources,
-    source_files,
+    require_agreement,
     space_file_name,
-)
-from evotune.engine.planning import (
-    Planner,
-    architecture,
-    bind_space,
+    space_path,
 )
 from evotune.engine.spaces import is_recording, shipped_name
 from evotune.errors import NoSuchGpu, UsageError
 from evotune.languages import language
-from evotune.problems import Case, create_problem
+from evotune.problems import Case, Problem, create_problem
 from evotune.problems.base import WrongKey
 from evotune.regular_file import read_regular
+from evotune.run_options import RunOptions
+from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument, load_space
 from evotune.space.kernel_options import filled, parameters_in
 from evotune.space.protocol import SearchSpace
-from evotune.space.specs import KernelSpec
+from evotune.space.specs import KernelSpec, ProblemSpec
 from evotune.space.suggest import did_you_mean
 from evotune.store import RunStore
 
-_RECORDED_PROFILE = DeviceProfile("recorded", "recorded", "", {})
+_RECORDED = DeviceProfile("recorded", "recorded", "", {})
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """A space ready to search: what `start_run` and `resume_run` share.
+class KernelSetup:
+    """A space of kernels, ready to be measured.
 
-    `planner` is None for a recorded space, `recording` for every other one.
+    - `problem_spec`: the problem as the space file has it.
+    - `root`: the folder under which the kernels and the problem are read by compilers and workers.
+    - `space_file`: the space file's path under the root; `files`: the content of it and of all
+      sources, by their paths.
+    - `devices`: the devices to measure on; `profile` holds on each of them.
+    - `secret`: the gate draws inputs, places and shapes from it. It is drawn when a run begins and
+      kept in its store, so that nobody who writes a kernel knows it and yet the run repeats.
     """
 
-    name: str
-    space: SearchSpace
+    kind: ClassVar[str] = "kernel"
+
+    document: SpaceDocument
+    problem_spec: ProblemSpec
+    space: BoundSpace
+    cases: Mapping[str, list[Case]]
+    planner: Planner
     profile: DeviceProfile
-    document: SpaceDocument | None
-    planner: Planner | None
-    recording: RecordedSpace | None
-    cases: dict[str, list[Case]]
-    delay_ms: float = 0.0
-    devices: tuple[DeviceProfile, ...] = ()
-    """The devices to measure on; `profile` is what holds on each of them."""
-    secret: str = ""
-    """What the gate's inputs, places and shapes are drawn from. It is drawn when a run begins and
-    kept in its store, so that nobody who writes a kernel knows it and yet the run repeats."""
+    devices: tuple[DeviceProfile, ...]
+    root: Path
+    space_file: str
+    files: Mapping[str, bytes]
+    secret: str
+
+    @property
+    def name(self) -> str:
+        return self.document.name
+
+    @property
+    def options(self) -> RunOptions:
+        return self.document.options
+
+    @property
+    def tries_first(self) -> bool:
+        """Whether the space file names configurations to be tried first."""
+        return bool(self.document.try_first)
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """Of the kernels, each once, sorted."""
-        kernels = self.document.kernels if self.document is not None else ()
-        return tuple(sorted({kernel.language for kernel in kernels}))
+        """The kernels' languages, each once, sorted."""
+        return tuple(sorted({kernel.language for kernel in self.document.kernels}))
+
+    @property
+    def problem_facts(self) -> dict[str, str]:
+        """The problem, as a run's store describes it."""
+        return {"name": self.problem_spec.name, "dtype": self.problem_spec.dtype}
+
+    def at(self, root: Path) -> KernelSetup:
+        """The same setup, with its files read under another root, which has copies of them."""
+        return dataclasses.replace(self, root=root, planner=self.planner.at(root))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSetup:
+    """A recorded space: outcomes are looked up, after a pause of `delay_ms` each."""
+
+    kind: ClassVar[str] = "recorded"
+    devices: ClassVar[tuple[DeviceProfile, ...]] = ()
+    languages: ClassVar[tuple[str, ...]] = ()
+    problem_facts: ClassVar[Mapping[str, str]] = {}
+
+    name: str
+    recording: RecordedSpace
+    document: SpaceDocument | None
+    """None for a recording without a space file."""
+    space_file: str
+    recording_file: Path
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The content of the space file and of the recording, by their paths under the root."""
+        content = read_regular(self.recording_file)
+        if self.document is None:
+            return {self.space_file: content}
+        file, root = self.recording_file.resolve(), self.document.root.resolve()
+        text = self.document.text.encode()
+        return {self.space_file: text, file.relative_to(root).as_posix(): content}
+
+    @property
+    def space(self) -> SearchSpace:
+        return self.recording.space
+
+    @property
+    def profile(self) -> DeviceProfile:
+        """The device that the recording names."""
+        return dataclasses.replace(_RECORDED, name=self.recording.device_name or "recorded")
+
+    @property
+    def options(self) -> RunOptions:
+        return self.document.options if self.document is not None else RunOptions()
+
+    @property
+    def tries_first(self) -> bool:
+        """Whether the space file names configurations to be tried first."""
+        return self.document is not None and bool(self.document.try_first)
+
+    @property
+    def delay_ms(self) -> float:
+        named = self.document.recorded if self.document is not None else None
+        return 0.0 if named is None else named.delay_ms
+
+    def at(self, root: Path) -> RecordedSetup:
+        """Itself: the recording is in memory."""
+        return self
+
+
+Setup: TypeAlias = KernelSetup | RecordedSetup
 
 
 class Elsewhere(Protocol):
@@ -107,73 +189,121 @@ def load_setup(
     """Reads and binds a space file or a recording, for a device, or for several GPUs.
 
     With `compile_only` a GPU's name (`l4`) is enough; else the device must be here, or
-    `elsewhere`.
+    `elsewhere`. Every mistake in the file is a SpaceError with its position; UsageError when the
+    space does not fit the device or the other arguments.
     """
-    root = run.sources if run is not None else None
-    wants_device = device not in ("auto", "recorded") and run is None
-    wants_device = wants_device or gpus is not None or elsewhere is not None
-    if is_recording(path):
-        _refuse_device(path, wants_device)
-        return _recorded_setup(path.name.partition(".")[0], read_recorded_space(path), None)
-    document = load_space(path, root=root)
-    if document.recorded is not None:
-        _refuse_device(path, wants_device)
-        recording = read_named_recording(document.recorded)
-        setup = _recorded_setup(document.name, recording, document)
-        return dataclasses.replace(setup, delay_ms=document.recorded.delay_ms)
+    root = None if run is None else run.sources
+    document = None if is_recording(path) else load_space(path, root=root)
+    if document is None or document.recorded is not None:
+        wants_device = device not in ("auto", "recorded") and run is None
+        if wants_device or gpus is not None or elsewhere is not None:
+            raise UsageError(f"{path} is a recorded space: it runs on no device")
+        return _recorded_setup(path, document)
     if device == "recorded":
         raise UsageError(f"{path} is not a recorded space")
+    backend = _backend(document, device)
+    _refuse_options(document)
+    if elsewhere is not None:
+        devices = elsewhere.devices(backend.name)
+        profile = work_together(devices, allow_mixed=elsewhere.allow_mixed)
+    elif gpus is None:
+        with _offering_to_compile(backend, document, run):
+            profile = backend.profile(device, compile_only=compile_only)
+        devices = [profile]
+    elif not backend.several:
+        raise UsageError(f"{path} holds {backend.name} kernels; --gpus is for CUDA kernels")
+    else:
+        with _offering_to_compile(backend, document, run):
+            devices = backend.profiles(device, gpus.count)
+        profile = work_together(devices, allow_mixed=gpus.allow_mixed)
+    return _kernel_setup(document, profile, devices, compile_only=compile_only, secret=secret)
+
+
+def load_kernel_setup(
+    path: Path,
+    device: str,
+    run: RunFolder | None = None,
+    *,
+    compile_only: bool = False,
+    secret: str = "",
+) -> KernelSetup:
+    """`load_setup` of a space of kernels; UsageError for a recorded one."""
+    setup = load_setup(path, device, run, compile_only=compile_only, secret=secret)
+    if isinstance(setup, RecordedSetup):
+        raise UsageError(f"{path} is a recorded space: there is no kernel in it")
+    return setup
+
+
+def _recorded_setup(path: Path, document: SpaceDocument | None) -> RecordedSetup:
+    if document is None or document.recorded is None:
+        name = path.name.partition(".")[0]
+        return RecordedSetup(name, read_recorded_space(path), document, path.name, path)
+    recording = read_named_recording(document.recorded)
+    file = document.recorded.file
+    return RecordedSetup(document.name, recording, document, space_file_name(document), file)
+
+
+def _kernel_setup(
+    document: SpaceDocument,
+    profile: DeviceProfile,
+    devices: Sequence[DeviceProfile],
+    *,
+    compile_only: bool,
+    secret: str,
+) -> KernelSetup:
+    _refuse_device_of_no_kernel(document, profile)
+    spec = document.problem
+    assert spec is not None, "the schema demands a problem of a space with kernels"
+    sources = {kernel.name: read_kernel_sources(document, kernel) for kernel in document.kernels}
+    python = problem_file(document, spec)
+    require_agreement(document, spec, python, sources, compile_only=compile_only)
+    root = document.root.absolute()
+    problem = _problem(spec, root)
+    bound, cases = bind_space(document, spec, problem, profile)
+    planner = Planner(document, bound, problem, cases, profile, sources=sources, secret=secret)
+    space_file = space_file_name(document)
+    files = {space_file: document.text.encode(), **python}
+    for found in sources.values():
+        files |= found
+    return KernelSetup(
+        document=document,
+        problem_spec=spec,
+        space=bound,
+        cases=cases,
+        planner=planner,
+        profile=profile,
+        devices=tuple(devices),
+        root=root,
+        space_file=space_file,
+        files=files,
+        secret=secret,
+    )
+
+
+def _backend(document: SpaceDocument, device: str) -> Backend:
+    """The one backend of all kernels."""
     backends = {registry.speaking(kernel.language) for kernel in document.kernels}
     if len(backends) > 1:
         message = "kernels of one space must all be for the CPU or all for a GPU"
         raise document.kernels[0].position.error(message)
     (backend,) = backends
     if registry.asked_for(device) not in (None, backend):
-        held = f"{path} holds {backend.name} kernels"
+        held = f"{document.path} holds {backend.name} kernels"
         raise UsageError(f"{held}; they cannot run on --device {device}")
-    _refuse_options(document)
-    if elsewhere is not None:
-        devices = elsewhere.devices(backend.name)
-        profile = work_together(devices, allow_mixed=elsewhere.allow_mixed)
-    elif gpus is None:
-        with _offering_to_compile(backend, document, path, run):
-            profile = backend.profile(device, compile_only=compile_only)
-        devices = [profile]
-    elif not backend.several:
-        raise UsageError(f"{path} holds {backend.name} kernels; --gpus is for CUDA kernels")
-    else:
-        with _offering_to_compile(backend, document, path, run):
-            devices = backend.profiles(device, gpus.count)
-        profile = work_together(devices, allow_mixed=gpus.allow_mixed)
-    _refuse_device_of_no_kernel(document, profile)
-    sources = {kernel.name: read_kernel_sources(document, kernel) for kernel in document.kernels}
-    require_agreement(document, sources, compile_only=compile_only)
-    assert document.problem is not None
+    return backend
+
+
+def _problem(spec: ProblemSpec, root: Path) -> Problem:
     try:
-        problem = create_problem(
-            document.problem.name, document.problem.dtype, document.root.absolute()
-        )
+        return create_problem(spec.name, spec.dtype, root)
     except UsageError as error:
         key = error.key if isinstance(error, WrongKey) else "name"
-        raise document.problem.at(key).error(str(error)) from error
-    bound, cases = bind_space(document, problem, profile)
-    planner = Planner(document, bound, problem, cases, profile, sources=sources, secret=secret)
-    return Setup(
-        document.name,
-        bound,
-        profile,
-        document,
-        planner,
-        None,
-        cases,
-        devices=tuple(devices),
-        secret=secret,
-    )
+        raise spec.at(key).error(str(error)) from error
 
 
 @contextlib.contextmanager
 def _offering_to_compile(
-    backend: Backend, document: SpaceDocument, path: Path, run: RunFolder | None
+    backend: Backend, document: SpaceDocument, run: RunFolder | None
 ) -> Iterator[None]:
     """Where the GPU is missing: how the space is compiled without it."""
     try:
@@ -184,7 +314,8 @@ def _offering_to_compile(
         model = next(fitting, None)
         if run is not None or model is None:
             raise
-        command = command_line("compile", shipped_name(path) or path, "--device", model)
+        path = shipped_name(document.path) or document.path
+        command = command_line("compile", path, "--device", model)
         raise NoSuchGpu(f"{error}; or only compile: {command}", error.model) from error
 
 
@@ -199,7 +330,7 @@ def load_run_setup(
     with store.trusting_facts():
         recorded = DeviceProfile.from_json(store.meta("device"))
         device = registry.AUTO
-        if recorded.backend != _RECORDED_PROFILE.backend and gpus is None and elsewhere is None:
+        if recorded.backend != _RECORDED.backend and gpus is None and elsewhere is None:
             device = registry.named(recorded.backend).same_device(recorded)
         secret = str(store.meta("secret", ""))
     return load_setup(
@@ -253,33 +384,3 @@ def _reasons(document: SpaceDocument, profile: DeviceProfile) -> list[str]:
     """Why no kernel supports the device; none where one does."""
     reasons = [kernel.unsupported(architecture(profile)) for kernel in document.kernels]
     return [reason for reason in reasons if reason] if all(reasons) else []
-
-
-def _refuse_device(path: Path, wants_device: bool) -> None:
-    if wants_device:
-        raise UsageError(f"{path} is a recorded space: it runs on no device")
-
-
-def _recorded_setup(name: str, recording: RecordedSpace, document: SpaceDocument | None) -> Setup:
-    profile = dataclasses.replace(_RECORDED_PROFILE, name=recording.device_name or "recorded")
-    return Setup(name, recording.space, profile, document, None, recording, {})
-
-
-def snapshot(run: RunFolder, setup: Setup, path: Path) -> str:
-    """Copies the space and its sources into the run; the space file's place among them."""
-    if setup.document is None:
-        write_durably(run.sources / path.name, read_regular(path))
-        return path.name
-    name = space_file_name(setup.document)
-    files = {name: setup.document.text.encode()}
-    if setup.document.recorded is not None:
-        recording = setup.document.recorded.file.resolve()
-        place = recording.relative_to(setup.document.root.resolve()).as_posix()
-        files[place] = read_regular(recording)
-    else:
-        files |= source_files(setup.document)
-    for relative, content in files.items():
-        target = run.sources / relative
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(target, content)
-    return name

@@ -209,7 +209,7 @@ class ClusterRun(msgspec.Struct, frozen=True):
     of the device that the run began on.
     """
 
-    session: str
+    part: str
     files: Mapping[str, bytes]
     space_file: str
     backend: str

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final, cast
 
 from evotune.errors import UsageError
 from evotune.plugins import STRATEGIES
-from evotune.search.strategy import SearchSettings, Strategy
+from evotune.run_options import SearchSettings
+from evotune.search.strategy import Strategy
 from evotune.space.protocol import SearchSpace
 
 if TYPE_CHECKING:

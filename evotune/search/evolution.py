@@ -6,10 +6,11 @@ import random
 from collections.abc import Collection, Sequence
 from typing import ClassVar, Final
 
+from evotune.run_options import SearchSettings
 from evotune.search.folded import FoldedStrategy
 from evotune.search.guide import Guide
 from evotune.search.population import Individual, create_toolbox
-from evotune.search.strategy import Elite, SearchSettings
+from evotune.search.strategy import Elite
 from evotune.search.streams import stream
 from evotune.space.protocol import SearchSpace
 from evotune.trial import Configuration, Json, Trial

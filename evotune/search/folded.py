@@ -7,8 +7,9 @@ from functools import lru_cache
 from typing import ClassVar
 
 from evotune.errors import StoreError
+from evotune.run_options import SearchSettings
 from evotune.search.population import Chronicle, Individual
-from evotune.search.strategy import Elite, SearchSettings
+from evotune.search.strategy import Elite
 from evotune.search.unseen import SeenConfigurations, UnseenConfigurations
 from evotune.space.protocol import SearchSpace
 from evotune.trial import Configuration, Json, Trial

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import ClassVar, Final
 
 from evotune.objectives import values
+from evotune.run_options import SearchSettings
 from evotune.search.folded import FoldedStrategy
 from evotune.search.population import Compromise, Individual, create_toolbox
-from evotune.search.strategy import SearchSettings
 from evotune.search.streams import stream
 from evotune.space.protocol import SearchSpace
 from evotune.trial import Configuration, Json, Trial

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Protocol, TypeAlias
 
 from evotune.errors import StoreError, UsageError
+from evotune.run_options import SearchSettings
 from evotune.search.folded import FoldedStrategy
 from evotune.search.population import Individual
-from evotune.search.strategy import SearchSettings
 from evotune.space.protocol import SearchSpace
 from evotune.space.suggest import shorten
 from evotune.trial import Configuration, Json, Trial, Value

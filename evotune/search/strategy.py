@@ -10,39 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from evotune.errors import UsageError
-from evotune.objectives import OBJECTIVES, SINGLE
 from evotune.trial import Configuration, Json, Trial
-
-
-@dataclass(frozen=True, slots=True)
-class SearchSettings:
-    """Settings that, with the space, fix a search: part of a run's identity.
-
-    `population` is how many tells make a generation. Proposal n sees the outcomes of the
-    trials before n - `lookahead`; the engine sees to that. `objectives` are names
-    from `evotune.objectives`: `nsga2` searches for all, every other strategy for the speedup.
-    """
-
-    seed: int = 0
-    population: int = 32
-    elites: int = 8
-    lookahead: int = 16
-    objectives: tuple[str, ...] = SINGLE
-
-    def __post_init__(self) -> None:
-        if self.population < 2:
-            raise UsageError(f"a population needs at least 2 members, got {self.population}")
-        if not 1 <= self.elites <= self.population:
-            raise UsageError(
-                f"elites must be between 1 and the population of {self.population}, "
-                f"got {self.elites}"
-            )
-        if self.lookahead < 0:
-            raise UsageError(f"lookahead must not be negative, got {self.lookahead}")
-        for name in self.objectives:
-            if name not in OBJECTIVES:
-                raise UsageError(f"unknown objective {name!r}; there are {', '.join(OBJECTIVES)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,21 +9,20 @@ from typing import Any
 
 import pydantic
 
+from evotune.errors import UsageError
 from evotune.objectives import SINGLE
+from evotune.run_options import RunOptions
 from evotune.space.language.expression import Expression
 from evotune.space.reading.conversion import Converter
 from evotune.space.reading.object_path import DataPath
 from evotune.space.reading.schema import SpaceModelFile
 from evotune.space.reading.yaml_source import Position, YamlSource, parse_yaml, read_yaml
 from evotune.space.specs import (
-    BudgetSpec,
     ConstraintSpec,
     KernelSpec,
     ParameterSpec,
     ProblemSpec,
     RecordedSpec,
-    SearchSpec,
-    StopSpec,
     TimeoutsSpec,
 )
 from evotune.space.suggest import closest, describe, shorten
@@ -46,15 +45,14 @@ class SpaceDocument:
     after_compile: tuple[ConstraintSpec, ...]
     baseline: str
     baseline_position: Position
-    objectives: tuple[str, ...]
     deterministic: bool
     default: Mapping[str, Value]
     default_position: Position
     try_first: tuple[Mapping[str, Value], ...]
     try_first_positions: tuple[Position, ...]
-    search: SearchSpec
-    budget: BudgetSpec
-    stop: StopSpec
+    options: RunOptions
+    """Its `objective`, `search`, `budget` and `stop`."""
+    search_position: Position
     timeouts: TimeoutsSpec
     recorded: RecordedSpec | None
     text: str
@@ -90,15 +88,6 @@ def _document(source: YamlSource, path: Path, root: Path | None) -> SpaceDocumen
     except pydantic.ValidationError as error:
         raise _first_error(source, error) from error
     convert = Converter(source, path, model, root)
-    objectives = SINGLE if isinstance(model.objective, str) else tuple(model.objective)
-    search = model.search.model_dump()
-    if objectives == SINGLE:
-        search["strategy"] = model.search.strategy or "evolution"
-    elif model.search.strategy == "evolution":
-        at = source.position(("search", "strategy"))
-        raise at.error("evolution searches for speed alone; for several objectives take nsga2")
-    else:
-        search["strategy"] = model.search.strategy or "nsga2"
     return SpaceDocument(
         path=path,
         root=convert.root,
@@ -112,7 +101,6 @@ def _document(source: YamlSource, path: Path, root: Path | None) -> SpaceDocumen
         after_compile=convert.after_compile(),
         baseline=model.baseline,
         baseline_position=source.position(("baseline",)),
-        objectives=objectives,
         deterministic=model.deterministic,
         default=dict(model.default),
         default_position=source.position(("default",)),
@@ -120,13 +108,29 @@ def _document(source: YamlSource, path: Path, root: Path | None) -> SpaceDocumen
         try_first_positions=tuple(
             source.position(("try_first", index)) for index in range(len(model.try_first))
         ),
-        search=SearchSpec(**search, position=source.position(("search",))),
-        budget=BudgetSpec(**model.budget.model_dump()),
-        stop=StopSpec(**model.stop.model_dump()),
+        options=_run_options(source, model),
+        search_position=source.position(("search",)),
         timeouts=TimeoutsSpec(**model.timeouts.model_dump()),
         recorded=convert.recorded(),
         text=source.text,
     )
+
+
+def _run_options(source: YamlSource, model: SpaceModelFile) -> RunOptions:
+    objectives = SINGLE if isinstance(model.objective, str) else tuple(model.objective)
+    search = model.search.model_dump()
+    if objectives == SINGLE:
+        search["strategy"] = model.search.strategy or "evolution"
+    elif model.search.strategy == "evolution":
+        at = source.position(("search", "strategy"))
+        raise at.error("evolution searches for speed alone; for several objectives take nsga2")
+    else:
+        search["strategy"] = model.search.strategy or "nsga2"
+    rest = model.budget.model_dump() | model.stop.model_dump()
+    try:
+        return RunOptions(objectives=objectives, **search, **rest)
+    except UsageError as error:
+        raise source.position(("search",)).error(str(error)) from error
 
 
 def _first_error(source: YamlSource, error: pydantic.ValidationError) -> Exception:

@@ -195,33 +195,6 @@ class ConstraintSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchSpec:
-    strategy: str
-    population: int
-    elites: int
-    seed: int
-    lookahead: int
-    position: Position
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetSpec:
-    """`compiles` counts trials that reached the compiler; `speedup` is enough when reached."""
-
-    trials: int
-    minutes: float | None
-    compiles: int | None
-    speedup: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class StopSpec:
-    """`no_improvement`: after so many trials without a better one."""
-
-    no_improvement: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class TimeoutsSpec:
     """When a compiler run and a trial on the device are killed, in seconds."""
 

@@ -143,7 +143,7 @@ def test_a_machine_too_noisy_for_a_verdict_leaves_a_condition_undecided(
     invoke: Invoke, two: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noisy = combined([timed(s) for s in (1.0, 1.2, 0.9)])
-    monkeypatch.setattr("evotune.engine.remeasuring.remeasure", lambda *sides: noisy)
+    monkeypatch.setattr("evotune.engine.reopening.remeasure", lambda *sides: noisy)
     result = invoke("compare", "a", "b", "--remeasure", "--fail-if", "median>3%")
     words = "too noisy: the same code varied by 33% from process to process"
     assert (result.exit_code, f"undecided, {words}" in result.stderr) == (6, True)

@@ -13,7 +13,7 @@ import pytest
 from execute.faulty import space_text
 from report.runs import make_run, ok
 
-from evotune.engine import session
+from evotune.engine import starting
 from evotune.engine.folder import list_runs
 
 from .conftest import ROOT, Invoke, start
@@ -92,7 +92,7 @@ def test_a_run_that_cannot_begin_leaves_no_folder(
     def fail(*arguments: object) -> str:
         raise error
 
-    monkeypatch.setattr(session, "snapshot", fail)
+    monkeypatch.setattr(starting, "snapshot", fail)
     result = invoke("run", folder / "space.yaml", "--runs-dir", "made")
     assert result.exit_code == (INTERRUPTED if isinstance(error, KeyboardInterrupt) else 3)
     assert list(Path("made").iterdir()) == []

@@ -76,7 +76,8 @@ def test_the_strategy_satisfies_the_protocol(folder: Path) -> None:
     script = """
 from climb import Climb
 from try_climb import space, strategy
-from evotune.search.strategy import SearchSettings, Strategy
+from evotune.run_options import SearchSettings
+from evotune.search.strategy import Strategy
 from evotune.trial import Outcome, OutcomeKind, Trial
 
 resumed: Strategy = Climb(space, SearchSettings(seed=0))

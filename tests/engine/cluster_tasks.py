@@ -20,7 +20,7 @@ RECORDING = Path(__file__).parents[1] / "data" / "synthetic_recording.json.gz"
 _recordings: list[RecordedSpace] = []
 
 RUN = ClusterRun(
-    session="s",
+    part="s",
     files={"space.yaml": b"x"},
     space_file="space.yaml",
     backend="cpu",

@@ -21,8 +21,8 @@ from typing import IO, Any
 
 # name: (module, attribute, on which side of its n-th call, n)
 CRASH_POINTS: dict[str, tuple[str, str, str, int]] = {
-    "folder made": ("evotune.engine.session", "create_folder", "after", 1),
-    "sources copied": ("evotune.engine.session", "snapshot", "after", 1),
+    "folder made": ("evotune.engine.starting", "create_folder", "after", 1),
+    "sources copied": ("evotune.engine.starting", "snapshot", "after", 1),
     "lock about to be taken": ("evotune.engine.folder", "RunFolder.locked", "before", 1),
     "store begun": ("evotune.store.sqlite", "RunStore.set_facts", "before", 1),
     "facts half written": ("evotune.store.sqlite", "keep_table_sum", "before", 1),
@@ -50,7 +50,7 @@ CPU_CRASH_POINTS: dict[str, tuple[str, str, str, int]] = {
     "confirmation stored": ("evotune.store.sqlite", "RunStore.confirm", "after", 1),
 }
 _IMPORTED_BY_EVERY_COMMAND = (
-    *("evotune.cli.search", "evotune.cli.progress", "evotune.engine.session"),
+    *("evotune.cli.search", "evotune.cli.progress", "evotune.engine.starting"),
     *("evotune.search.evolution", "evotune.report.screen"),
 )
 _ROOT = Path(__file__).parents[2]

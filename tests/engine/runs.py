@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -9,10 +10,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from evotune.engine.folder import RunFolder, list_runs
 from evotune.engine.observer import SilentObserver
-from evotune.engine.session import RunRequest, start_run
+from evotune.engine.starting import RunRequest, start_run
 from evotune.store import RunStore
 from evotune.trial import Trial
 
@@ -34,8 +36,15 @@ def recorded_space(folder: Path, *, delay_ms: float = 0.0, lookahead: int = 16) 
 
 def run_here(space: Path, runs_dir: Path, **options: object) -> RunFolder:
     """A whole run in this process."""
-    request = RunRequest(str(space), runs_dir=runs_dir, **options)  # type: ignore[arg-type]
-    return start_run(request, SilentObserver()).run
+    return start_run(run_request(space, runs_dir, **options), SilentObserver()).run
+
+
+def run_request(space: Path, runs_dir: Path, **given: Any) -> RunRequest:
+    """`given`: fields of the request, or options of the run, by name."""
+    fields = {field.name for field in dataclasses.fields(RunRequest)}
+    options = {name: value for name, value in given.items() if name not in fields}
+    rest = {name: value for name, value in given.items() if name in fields}
+    return RunRequest(str(space), runs_dir=runs_dir, options=options, **rest)
 
 
 def history(run: RunFolder) -> list[Trial]:

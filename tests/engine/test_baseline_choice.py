@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from execute.faulty import SPACE
 
+from evotune.engine.kernel_run import chosen_baseline
 from evotune.engine.setup import load_setup
-from evotune.engine.work import _choose
 from evotune.errors import SpaceError
 from evotune.execute.protocol import TIMED, BaselineTiming
 
@@ -21,6 +21,6 @@ def test_what_a_case_has_is_told_and_not_what_another_one_has() -> None:
         BaselineTiming("another", "sdpa:math", 5.0, passed=True),
     ]
     with pytest.raises(SpaceError, match=r"no baseline 'sdpa.*; it has unfused$"):
-        _choose(document, case, found)
+        chosen_baseline(document, case, found)
     math = BaselineTiming(case.label, "sdpa:math", 5.0, passed=True)
-    assert _choose(document, case, [*found, math]) == "sdpa:math"
+    assert chosen_baseline(document, case, [*found, math]) == "sdpa:math"

@@ -14,7 +14,7 @@ import pytest
 
 from evotune.engine.folder import RunFolder, list_runs
 from evotune.engine.setup import load_setup
-from evotune.engine.work import search_settings
+from evotune.engine.starting import stored_options
 from evotune.search.catalog import create_strategy
 from evotune.store import RunStore
 from evotune.trial import Configuration, Trial
@@ -57,7 +57,7 @@ def replayed(run: RunFolder, device: str = "cpu") -> list[Configuration]:
     """What an unbroken search proposes over the outcomes that the run recorded."""
     trials = history(run)
     with RunStore.open_for_reading(run.store) as store:
-        settings = search_settings(store.meta("settings"))
+        settings = stored_options(store)
         space_file = str(store.meta("space_file"))
     space = load_setup(run.sources / space_file, device, run).space
     strategy = create_strategy("evolution", space, settings)

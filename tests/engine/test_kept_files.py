@@ -12,11 +12,11 @@ from store.forging import forge
 
 from evotune.engine.folder import RunFolder
 from evotune.engine.observer import Progress, SilentObserver
-from evotune.engine.session import RunRequest, resume_run, start_run
+from evotune.engine.starting import resume_run, start_run
 from evotune.errors import StoreError
 from evotune.trial import Trial
 
-from .runs import history, recorded_space, run_here
+from .runs import history, recorded_space, run_here, run_request
 
 __all__ = ["invoke"]  # a fixture
 
@@ -97,6 +97,6 @@ def test_a_deleted_folder_ends_the_run_with_the_next_outcome(tmp_path: Path) -> 
     space = recorded_space(tmp_path / "space", delay_ms=1.0)
     watch = _Deletes(tmp_path / "runs")
     with pytest.raises(StoreError, match="was deleted or replaced while it was in use"):
-        start_run(RunRequest(str(space), runs_dir=tmp_path / "runs", trials=10_000), watch)
+        start_run(run_request(space, tmp_path / "runs", trials=10_000), watch)
     assert 0 <= watch.after <= 1
     assert not (tmp_path / "runs").exists()

@@ -14,15 +14,15 @@ import pytest
 from evotune.device.recorded import read_recorded_space
 from evotune.engine.calibration import calibrate
 from evotune.engine.observer import SilentObserver
-from evotune.engine.search_loop import Budget, SearchLoop
+from evotune.engine.search_loop import SearchLoop
 from evotune.engine.setup import load_setup
 from evotune.execute.background import BackgroundExecutor
 from evotune.execute.inline import InlineExecutor
 from evotune.execute.local import LocalExecutor, open_local_executor
 from evotune.execute.protocol import TIMED, Executor, Proposal
 from evotune.measure.agreement import agreement
+from evotune.run_options import RunOptions
 from evotune.search.catalog import create_strategy
-from evotune.search.strategy import SearchSettings
 from evotune.space.protocol import SearchSpace
 from evotune.store import RunStore
 from evotune.trial import Configuration, Trial
@@ -45,16 +45,15 @@ def search(
     lookahead: int,
     propose: Callable[[int, Configuration], Proposal] = Proposal,
 ) -> list[Trial]:
-    settings = SearchSettings(seed=3, population=16, elites=4, lookahead=lookahead)
+    options = RunOptions(seed=3, population=16, elites=4, lookahead=lookahead, trials=trials)
     opened = RunStore.open_for_writing(path) if path.exists() else RunStore.create(path)
     with opened as store:
         SearchLoop(
             store,
-            create_strategy("local", space, settings),
+            create_strategy("local", space, options),
             executor,
             propose,
-            lookahead=lookahead,
-            budget=Budget(trials, None),
+            options=options,
             searched_s=0.0,
             stop=lambda: False,
             observer=SilentObserver(),

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from evotune.engine import search_loop, work
+from evotune.engine.kernel_run import KernelRun
 from evotune.engine.observer import SilentObserver
-from evotune.engine.session import resume_run
+from evotune.engine.recorded_run import RecordedRun
+from evotune.engine.starting import resume_run
 from evotune.execute.inline import InlineExecutor
+from evotune.run_options import RunOptions
 from evotune.store import RunStore
 from evotune.trial import Outcome
 
@@ -40,7 +43,7 @@ def test_the_search_stops_where_confirming_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, confirms: bool, share: float
 ) -> None:
     # A recorded space has nothing to confirm; whether there is, is all that counts here.
-    monkeypatch.setattr(work.RunWork, "_confirms", lambda self: confirms)
+    monkeypatch.setattr(RecordedRun, "confirms", confirms)
     space = recorded_space(tmp_path / "space")
     run = run_here(space, tmp_path / "runs", minutes=5.0, trials=100_000)
     # One poll is in flight when the time is over, and one collects what has finished by then.
@@ -52,12 +55,9 @@ def test_the_search_stops_where_confirming_begins(
     assert share * 600 <= len(history(run)) <= share * 600 + 2, "minutes are a total"
 
 
-def test_only_a_run_of_kernels_that_confirms_champions_needs_time_for_it(tmp_path: Path) -> None:
-    run = run_here(recorded_space(tmp_path / "space"), tmp_path / "runs", trials=10)
-    with RunStore.open_for_writing(run.store) as store:
-        for planner, champions, expected in ((None, 3, False), ("one", 3, True), ("one", 0, False)):
-            settings = store.meta("settings") | {"champions": champions}
-            store.set_meta("settings", settings)
-            setup = types.SimpleNamespace(planner=planner)
-            found = work.RunWork(run, store, setup, SilentObserver())  # type: ignore[arg-type]
-            assert found._confirms() == expected
+def test_only_a_run_of_kernels_that_confirms_champions_needs_time_for_it() -> None:
+    assert not RecordedRun(None).confirms  # type: ignore[arg-type]
+    for champions, expected in ((3, True), (0, False)):
+        options = RunOptions(champions=champions)
+        parts = {"options": options, "observer": SilentObserver(), "cluster": None}
+        assert KernelRun(None, None, None, **parts).confirms == expected  # type: ignore[arg-type]

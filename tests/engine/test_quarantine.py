@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from execute.faulty import space_text
 
-from evotune.engine.folder import create_folder
-from evotune.engine.quarantine import quarantine
+from evotune.engine.folder import create_folder, quarantine
 from evotune.trial import QUARANTINED, Configuration, Outcome, OutcomeKind, Trial
 
 from .runs import evotune

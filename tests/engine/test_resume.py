@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evotune.engine.observer import SilentObserver
-from evotune.engine.session import resume_run
+from evotune.engine.starting import resume_run
 from evotune.errors import RunLocked, UsageError
 from evotune.store import RunStore
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,10 +11,10 @@ import pytest
 
 from evotune.device.recorded import read_recorded_space
 from evotune.engine.observer import SilentObserver
-from evotune.engine.search_loop import Budget, SearchLoop
+from evotune.engine.search_loop import SearchLoop
 from evotune.execute.protocol import Proposal
+from evotune.run_options import RunOptions
 from evotune.search.catalog import create_strategy
-from evotune.search.strategy import SearchSettings
 from evotune.store import RunStore
 from evotune.trial import Configuration, Json, Outcome, Trial
 
@@ -75,8 +76,10 @@ def run_loop(
     **budget: Json,
 ) -> tuple[list[Trial], WatchedStrategy, str]:
     recording = read_recorded_space(RECORDING)
-    settings = SearchSettings(seed=3, population=16, elites=4, lookahead=lookahead)
-    strategy = WatchedStrategy(create_strategy(name, recording.space, settings))
+    options = RunOptions(
+        seed=3, population=16, elites=4, lookahead=lookahead, trials=trials, **budget
+    )
+    strategy = WatchedStrategy(create_strategy(name, recording.space, options))
     opened = RunStore.open_for_writing(path) if path.exists() else RunStore.create(path)
     with opened as store:
         loop = SearchLoop(
@@ -84,8 +87,7 @@ def run_loop(
             strategy,
             executor or ShufflingExecutor(recording.outcome, seed),
             Proposal,
-            lookahead=lookahead,
-            budget=Budget(trials, None, **budget),
+            options=options,
             searched_s=0.0,
             stop=lambda: stop and store.count() >= 40,
             observer=SilentObserver(),
@@ -143,7 +145,9 @@ def test_stops_when_the_target_is_reached_and_tells_what_is_in_flight(tmp_path: 
     whole, _, _ = run_loop(tmp_path / "whole.sqlite", 1, name="random")
     target = sorted(t.outcome.fitness for t in whole if t.outcome.fitness is not None)[-3]
     first = next(t.number for t in whole if (t.outcome.fitness or -9e9) >= target)
-    stopped, _, reason = run_loop(tmp_path / "s.sqlite", 2, name="random", fitness=target)
+    stopped, _, reason = run_loop(
+        tmp_path / "s.sqlite", 2, name="random", speedup=math.exp(target - 1e-9)
+    )
     assert reason == "speedup"
     # Told in order: the target is seen when trial `first` is told, with seven more in flight.
     assert stopped == whole[: first + 1 + 7]

@@ -9,8 +9,8 @@ import pytest
 
 from evotune.engine.folder import create_folder, find_run, list_runs
 from evotune.engine.observer import SilentObserver
-from evotune.engine.session import RunRequest, resume_run, start_run
 from evotune.engine.setup import load_setup
+from evotune.engine.starting import RunRequest, resume_run, start_run
 from evotune.errors import EnvironmentProblem, SpaceError, StoreError, UsageError
 from evotune.store import RunStore
 

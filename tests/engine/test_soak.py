@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from evotune.engine.observer import Progress, SilentObserver
-from evotune.engine.session import RunRequest, resume_run, start_run
+from evotune.engine.starting import resume_run, start_run
 from evotune.trial import Trial
 
-from .runs import evotune, stored
+from .runs import evotune, run_request, stored
 
 pytestmark = pytest.mark.soak
 
@@ -74,7 +74,7 @@ def test_a_hundred_thousand_trials(tmp_path: Path, keep_result: Callable[..., No
     space = _recording(tmp_path / "large.json")
     watch = Watch()
     started = time.monotonic()
-    run = start_run(RunRequest(str(space), runs_dir=tmp_path / "runs", trials=TRIALS), watch).run
+    run = start_run(run_request(space, tmp_path / "runs", trials=TRIALS), watch).run
     whole_s = time.monotonic() - started
     (warm_mib, warm_files), (end_mib, end_files) = watch.seen[WARM], watch.seen[TRIALS]
     resumed = Watch()

@@ -11,17 +11,17 @@ import pytest
 
 from evotune.device.recorded import read_recorded_space
 from evotune.engine.observer import SilentObserver
-from evotune.engine.session import RunRequest, resume_run, start_run
+from evotune.engine.starting import RunRequest, resume_run, start_run
 from evotune.engine.warm_start import warm_starts
 from evotune.errors import UsageError
 from evotune.report.data import RunData
 
-from .runs import RECORDING
+from .runs import RECORDING, run_request
 
 
 def request(tmp_path: Path, **changes: object) -> RunRequest:
-    options = {"space": str(RECORDING), "runs_dir": tmp_path / "runs", "trials": 40, "seed": 1}
-    return RunRequest(**(options | changes))  # type: ignore[arg-type]
+    given = {"space": RECORDING, "runs_dir": tmp_path / "runs", "trials": 40, "seed": 1}
+    return run_request(**(given | changes))  # type: ignore[arg-type]
 
 
 def test_the_best_of_the_earlier_run_come_right_after_the_default(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from evotune.device.launch import Argument, CompileJob, Workspace
 from evotune.device.profile import DeviceProfile
 from evotune.engine.folder import RunFolder
 from evotune.engine.planning import Planner
-from evotune.engine.setup import load_setup, snapshot
+from evotune.engine.setup import load_setup
+from evotune.engine.space_files import snapshot
 from evotune.execute.local import LocalExecutor, open_local_executor
 from evotune.execute.protocol import TIMED, Proposal
 from evotune.store import RunStore
@@ -59,7 +60,8 @@ def run_of(space: Path, runs_dir: Path, champion: Mapping[str, Value]) -> RunFol
     )
     run.sources.mkdir()
     with RunStore.open_for_writing(run.store) as store:
-        store.set_meta("space_file", snapshot(run, setup, space))
+        snapshot(run, setup.files)
+        store.set_meta("space_file", setup.space_file)
     return run
 
 

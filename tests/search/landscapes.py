@@ -9,8 +9,9 @@ from functools import cache
 from pathlib import Path
 
 from evotune.device.recorded import RecordedSpace, read_recorded_space
+from evotune.run_options import SearchSettings
 from evotune.search.catalog import create_strategy
-from evotune.search.strategy import SearchSettings, Strategy
+from evotune.search.strategy import Strategy
 from evotune.space.explicit import ExplicitSpace
 from evotune.space.parameters import Boolean, Categorical, IntegerRange, OrderedParameter
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evotune.errors import StoreError
+from evotune.run_options import SearchSettings
 from evotune.search.catalog import STRATEGY_NAMES, create_strategy
-from evotune.search.strategy import SearchSettings
 from evotune.trial import Outcome, OutcomeKind, Trial
 
 from .landscapes import all_fail, recording, session, small_space, smooth

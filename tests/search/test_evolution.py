@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from evotune.errors import StoreError
+from evotune.run_options import SearchSettings
 from evotune.search.catalog import create_strategy
 from evotune.search.evolution import Evolution
-from evotune.search.strategy import Elite, SearchSettings
+from evotune.search.strategy import Elite
 from evotune.space.explicit import ExplicitSpace
 from evotune.space.parameters import OrderedParameter
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial

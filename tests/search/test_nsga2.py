@@ -8,8 +8,8 @@ import pytest
 
 from evotune.errors import UsageError
 from evotune.objectives import values
+from evotune.run_options import SearchSettings
 from evotune.search.catalog import create_strategy
-from evotune.search.strategy import SearchSettings
 from evotune.trial import Check, Configuration, Outcome, OutcomeKind
 
 from .landscapes import Session, recording

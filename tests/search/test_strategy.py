@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from evotune.errors import UsageError
+from evotune.run_options import SearchSettings
 from evotune.search.catalog import STRATEGY_NAMES, create_strategy
-from evotune.search.strategy import SearchSettings
 
 from .landscapes import small_space
 

@@ -275,7 +275,7 @@ def test_plain_scalars_mean_what_yaml_1_2_says() -> None:
     )
     assert document.parameters[0].parameter.values == ("yes", "no", "on", "off")
     assert document.parameters[1].parameter.values == (16, 15, 3)
-    assert document.budget.minutes == 100.0
+    assert document.options.minutes == 100.0
 
 
 def test_example_is_read_completely() -> None:
@@ -356,4 +356,4 @@ def test_several_objectives_are_searched_by_nsga2_unless_the_space_says_otherwis
     text: str, objectives: tuple[str, ...], strategy: str
 ) -> None:
     document = parse_text(PARAMETERS + text)
-    assert (document.objectives, document.search.strategy) == (objectives, strategy)
+    assert (document.options.objectives, document.options.strategy) == (objectives, strategy)

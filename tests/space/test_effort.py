@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evotune.errors import SpaceError
+from evotune.run_options import SearchSettings
 from evotune.search.catalog import create_strategy
-from evotune.search.strategy import SearchSettings
 from evotune.space.bound import BoundSpace
 from evotune.space.counting import diagram
 from evotune.space.counting.crowding import find_crowd

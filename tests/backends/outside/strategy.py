@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evotune import Configuration, Trial
-from evotune.search.strategy import SearchSettings
+from evotune.run_options import SearchSettings
 from evotune.space.protocol import SearchSpace
 
 

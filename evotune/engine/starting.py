@@ -1,0 +1,225 @@
+"""Starting and resuming runs: joins space, problem, device, store, search and executor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evotune.backends.registry import measuring_alone
+from evotune.command_line import RUNS_DIR
+from evotune.engine import environment
+from evotune.engine.cluster import Cluster, ClusterRequest, connected
+from evotune.engine.folder import RunFolder, create_folder, write_durably
+from evotune.engine.kernel_run import KernelRun
+from evotune.engine.observer import Observer
+from evotune.engine.recorded_run import RecordedRun
+from evotune.engine.setup import GpuRequest, RecordedSetup, Setup, load_run_setup, load_setup
+from evotune.engine.space_files import fingerprints, snapshot
+from evotune.engine.spaces import find_space, flagship
+from evotune.engine.stop_signal import interruptible
+from evotune.engine.warm_start import warm_starts
+from evotune.engine.work import KindOfRun, RunWork
+from evotune.errors import EnvironmentProblem, EvotuneError, UsageError
+from evotune.run_options import RunOptions
+from evotune.search.catalog import create_strategy, same_strategy, strategy_name
+from evotune.store import RunStore
+from evotune.trial import Json
+
+if TYPE_CHECKING:
+    from evotune.search.own import StrategyMaker
+
+LOOKAHEAD_PER_DEVICE = 16
+"""Enough to feed each of many GPUs (`benchmarks/lookahead.py`); fixed for the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """A user's wish for a new run.
+
+    - `space`: a file or a shipped space's name; None: the flagship for the device.
+    - `options`: values of `RunOptions` by name that replace those of the space; None leaves one.
+    - `strategy`: a strategy's name, or a strategy of the user's own.
+    - `gpus` and `cluster`: measure on several devices.
+    - `command`: the command line, for the record.
+    """
+
+    space: str | None
+    device: str = "auto"
+    runs_dir: Path = RUNS_DIR
+    options: Mapping[str, Json] = field(default_factory=dict)
+    strategy: str | StrategyMaker | None = None
+    warm_start: RunFolder | None = None
+    gpus: GpuRequest | None = None
+    cluster: ClusterRequest | None = None
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """`reason`: as `SearchLoop.run` has it."""
+
+    run: RunFolder
+    reason: str
+    ok_trials: int
+
+
+def start_run(request: RunRequest, observer: Observer) -> RunResult:
+    """A new run, to its end. Everything that can be refused is refused before it has a folder."""
+    path = flagship(request.device) if request.space is None else find_space(request.space)
+    secret = secrets.token_hex(8)
+    with connected(request.cluster) as cluster:
+        setup = load_setup(
+            path, request.device, gpus=request.gpus, elsewhere=cluster, secret=secret
+        )
+        options = _options(setup, request)
+        strategy = request.strategy or options.strategy
+        create_strategy(strategy, setup.space, options)  # refuses a strategy that does not fit
+        setup.space.size()  # refuses a space without a valid configuration
+        described = environment.describe(setup.profile, request.command, setup.languages)
+        facts = {
+            "space": setup.name,
+            "space_file": setup.space_file,
+            "environment": described,
+            "kind": setup.kind,
+            "device": setup.profile.to_json(),
+            "problem": dict(setup.problem_facts),
+            "settings": options.to_json(),
+            "default": setup.space.default().to_json(),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": described["command"],
+            "state": "running",
+            "secret": secret,
+        }
+        with (
+            measuring_alone(() if cluster else setup.devices),
+            interruptible(),
+            _new_run(request.runs_dir, setup, facts) as (run, store),
+        ):
+            # From here on the run lives on its own copies of the sources.
+            own = setup.at(run.sources)
+            return _finish(run, store, own, options, observer, cluster, request.strategy)
+
+
+def _options(setup: Setup, request: RunRequest) -> RunOptions:
+    """The space's, as the user changed them. UsageError or SpaceError for what cannot be."""
+    options = setup.options.replaced(request.options)
+    if request.strategy is not None:
+        options = options.replaced({"strategy": strategy_name(request.strategy)})
+    if isinstance(setup, RecordedSetup) and options.speedup is not None:
+        raise UsageError("a recorded space has no baseline, so no speedup to reach")
+    if isinstance(setup, RecordedSetup) and "error" in options.objectives:
+        raise UsageError("a recorded space has times alone: `objective: error` needs a kernel")
+    if request.options.get("lookahead") is None and len(setup.devices) > 1:
+        enough = LOOKAHEAD_PER_DEVICE * len(setup.devices)
+        options = options.replaced({"lookahead": max(options.lookahead, enough)})
+    starts = setup.space.starts()
+    if request.warm_start is not None:
+        starts = warm_starts(setup.space, starts, request.warm_start)
+    # Without a wish the strategies begin as they like: random search does not need the default.
+    if request.warm_start is not None or setup.tries_first:
+        first = tuple(configuration.to_json() for configuration in starts)
+        options = options.replaced({"starts": first})
+    return options
+
+
+@contextlib.contextmanager
+def _new_run(
+    runs_dir: Path, setup: Setup, facts: Mapping[str, Json]
+) -> Iterator[tuple[RunFolder, RunStore]]:
+    """A new folder with copies of the space's files, locked, and its store. The folder goes again
+    when there is nothing in it that could be resumed."""
+    run = create_folder(runs_dir, setup.name)
+    try:
+        snapshot(run, setup.files)
+        text = json.dumps(facts["environment"], indent=2) + "\n"
+        write_durably(run.environment, text.encode())
+        all_facts = {**facts, "sources": fingerprints(run)}
+        with run.locked(), RunStore.create(run.store, all_facts) as store:
+            yield run, store
+    except BaseException as error:
+        if not run.store.exists() or _is_mistaken(run, error):
+            shutil.rmtree(run.path, ignore_errors=True)
+        raise
+
+
+def _is_mistaken(run: RunFolder, error: BaseException) -> bool:
+    """Whether a mistake of the user's was found before the first trial."""
+    if not isinstance(error, EvotuneError) or error.exit_code != UsageError.exit_code:
+        return False
+    with RunStore.open_for_reading(run.store) as store:
+        return store.count() == 0
+
+
+def resume_run(
+    run: RunFolder,
+    observer: Observer,
+    *,
+    trials: int | None = None,
+    minutes: float | None = None,
+    strategy: str | StrategyMaker | None = None,
+    allow_mixed: bool = False,
+    gpus: GpuRequest | None = None,
+    cluster: ClusterRequest | None = None,
+) -> RunResult:
+    """Goes on with a run, on as many GPUs as are asked for now; `trials` and `minutes` are new
+    totals. `strategy`: the maker of the strategy of a user's own that the run has."""
+    with (
+        run.locked(),
+        RunStore.open_for_writing(run.store) as store,
+        connected(cluster) as elsewhere,
+    ):
+        options = stored_options(store)
+        same_strategy(options.strategy, strategy)
+        done = store.count()
+        if trials is not None and trials < done:
+            raise UsageError(f"run {run.id} has {done} trials already; ask for more than that")
+        options = options.replaced({"trials": trials, "minutes": minutes})
+        if done >= options.trials:
+            observer.phase(f"all {done} trials are done; --trials asks for more")
+        setup = load_run_setup(run, store, gpus, elsewhere)
+        changes = []
+        if not allow_mixed:
+            now = environment.describe(setup.profile, (), setup.languages)
+            then = environment.read(run.environment, store.meta("environment"))
+            changes = environment.changes(then, now)
+        if changes:
+            raise EnvironmentProblem(
+                f"run {run.id} was made elsewhere ({'; '.join(changes)}): times would not compare; "
+                "use --allow-mixed to go on all the same"
+            )
+        with measuring_alone(() if elsewhere else setup.devices):
+            store.set_facts({"settings": options.to_json(), "state": "running"})
+            return _finish(run, store, setup, options, observer, elsewhere, strategy)
+
+
+def stored_options(store: RunStore) -> RunOptions:
+    """The run's options as its store holds them. StoreError for damaged ones: a run must not go on
+    with them."""
+    with store.trusting_facts():
+        return RunOptions.from_json(store.meta("settings"))
+
+
+def _finish(  # noqa: PLR0917
+    run: RunFolder,
+    store: RunStore,
+    setup: Setup,
+    options: RunOptions,
+    observer: Observer,
+    cluster: Cluster | None,
+    strategy: str | StrategyMaker | None,
+) -> RunResult:
+    kind: KindOfRun
+    if isinstance(setup, RecordedSetup):
+        kind = RecordedRun(setup)
+    else:
+        kind = KernelRun(run, store, setup, options=options, observer=observer, cluster=cluster)
+    work = RunWork(run, store, kind, options=options, observer=observer, strategy=strategy)
+    reason = work.run_to_end()
+    return RunResult(run, reason, store.count_ok())

@@ -1,0 +1,106 @@
+"""How a run searches and when it ends: one value for space files, callers, store and search loop.
+
+A space file gives the first values, `tune` and the command line replace some of them, the run's
+store keeps the result, and the search loop reads it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from evotune.errors import UsageError
+from evotune.objectives import OBJECTIVES, SINGLE
+from evotune.trial import Json, Value
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSettings:
+    """Settings that, with the space, fix a search: part of a run's identity.
+
+    - `seed` decides every random choice.
+    - `population`: so many tells make a generation.
+    - `elites`: so many of the best are kept.
+    - `lookahead`: proposal n sees the outcomes of the trials before n - `lookahead`; the loop sees
+      to that.
+    - `objectives`: names from `evotune.objectives`. `nsga2` searches for all of them, every other
+      strategy for the speedup.
+    """
+
+    seed: int = 0
+    population: int = 32
+    elites: int = 8
+    lookahead: int = 16
+    objectives: tuple[str, ...] = SINGLE
+
+    def __post_init__(self) -> None:
+        if self.population < 2:
+            raise UsageError(f"a population needs at least 2 members, got {self.population}")
+        if not 1 <= self.elites <= self.population:
+            raise UsageError(
+                f"elites must be between 1 and the population of {self.population}, "
+                f"got {self.elites}"
+            )
+        if self.lookahead < 0:
+            raise UsageError(f"lookahead must not be negative, got {self.lookahead}")
+        for name in self.objectives:
+            if name not in OBJECTIVES:
+                raise UsageError(f"unknown objective {name!r}; there are {', '.join(OBJECTIVES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions(SearchSettings):
+    """The settings of the search, and the rest of a run's options.
+
+    - `strategy`: its name, or `module:Class` of a user's own.
+    - `trials`, `minutes`, `compiles` (trials that reached a compiler), `speedup` (to reach) and
+      `no_improvement` (trials in a row without a better one) end the run; None: no such limit.
+    - `champions`: so many of the best are confirmed.
+    - `racing`: candidates that cannot win get fewer samples.
+    - `starts`: distinct configurations that are proposed before the strategy is asked.
+    """
+
+    strategy: str = "evolution"
+    trials: int = 1000
+    minutes: float | None = None
+    compiles: int | None = None
+    speedup: float | None = None
+    no_improvement: int | None = None
+    champions: int = 3
+    racing: bool = True
+    starts: tuple[Mapping[str, Value], ...] = ()
+
+    @property
+    def seconds(self) -> float | None:
+        """Of the whole run, as `minutes` has it."""
+        return None if self.minutes is None else 60 * self.minutes
+
+    def replaced(self, given: Mapping[str, Json]) -> RunOptions:
+        """With the values `given` by name; None leaves a value as it is."""
+        return dataclasses.replace(self, **{n: v for n, v in given.items() if v is not None})
+
+    def to_json(self) -> dict[str, Json]:
+        """As a run's store keeps it."""
+        found: dict[str, Json] = msgspec.to_builtins(self)
+        return found
+
+    @classmethod
+    def from_json(cls, stored: Json) -> RunOptions:
+        """TypeError or ValueError for anything but the values of a run's store. A store of an older
+        evotune lacks the options that came later: they have their defaults."""
+        for name in _ALWAYS_STORED:
+            if name not in stored:
+                raise ValueError(f"the setting {name} is missing")
+        try:
+            return msgspec.convert(stored, cls)
+        except (UsageError, msgspec.ValidationError) as error:
+            raise ValueError(str(error)) from error
+
+
+_ALWAYS_STORED: Final = (
+    *("strategy", "seed", "population", "elites", "lookahead", "trials", "champions"),
+)
