@@ -21,7 +21,7 @@ from evotune.execute.twins import Twins
 from evotune.trial import Configuration, Outcome, OutcomeKind
 
 RUN = ClusterRun(
-    session="s",
+    part="s",
     files={},
     space_file="space.yaml",
     backend="cpu",
