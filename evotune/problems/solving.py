@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
 from evotune.problems.base import Case
+from evotune.problems.written import Written
 from evotune.trial import Value
-
-if TYPE_CHECKING:
-    from evotune.problems.user import UserProblem
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 _STEPS = (1, 2, 3)
 
 
+class _Problem(Protocol):
+    """A user's problem, as far as its sizes go."""
+
+    @property
+    def sizes(self) -> Sequence[str]: ...
+
+    @property
+    def written(self) -> Written: ...
+
+    def case(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> Case: ...
+
+
 def solved_case(
-    problem: UserProblem, shapes: Shapes, options: Mapping[str, Value], tuned: Sequence[Case]
+    problem: _Problem, shapes: Shapes, options: Mapping[str, Value], tuned: Sequence[Case]
 ) -> Case:
     """The case of which the inputs have these shapes, with the sizes and constants `options`.
     Sizes that neither says are as in the cases `tuned`. ValueError, one line, where no case fits,

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from evotune.cli.kernel_tuner.kernel_source import KernelSource
 from evotune.cli.kernel_tuner.script import TuneCall
-from evotune.cli.kernel_tuner.tunables import NAME
-from evotune.cli.kernel_tuner.values import Array, Listed, Nothing, Number, Table
+from evotune.cli.kernel_tuner.values import NAME, Array, Listed, Nothing, Number, Table
 from evotune.space.suggest import did_you_mean
 
 SCALARS = {

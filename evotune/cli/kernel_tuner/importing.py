@@ -19,13 +19,12 @@ from evotune.cli.kernel_tuner.script import TuneCall, read_call
 from evotune.cli.kernel_tuner.sizes import Sizes, extents, find_sizes
 from evotune.cli.kernel_tuner.space_text import SpaceText, quoted
 from evotune.cli.kernel_tuner.tunables import (
-    NAME,
     names_of,
     parameter_names,
     read_constraints,
     read_tunables,
 )
-from evotune.cli.kernel_tuner.values import Array, Leaf, Listed, Nothing, Number, Text
+from evotune.cli.kernel_tuner.values import NAME, Array, Leaf, Listed, Nothing, Number, Text
 from evotune.errors import SpaceError
 from evotune.space.document import parse_space
 from evotune.space.reading.schema import schema_text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import keyword
-import re
 from collections.abc import Sequence
 
 from evotune.cli.kernel_tuner import expression_text as expressions
@@ -12,12 +11,19 @@ from evotune.cli.kernel_tuner.expression_text import NamesOf, NotWritten
 from evotune.cli.kernel_tuner.kernel_source import KernelSource
 from evotune.cli.kernel_tuner.script import TuneCall
 from evotune.cli.kernel_tuner.sizes import Sizes
-from evotune.cli.kernel_tuner.values import Function, Listed, Nothing, Number, Table, Text, Value
+from evotune.cli.kernel_tuner.values import (
+    NAME,
+    Function,
+    Listed,
+    Nothing,
+    Number,
+    Table,
+    Text,
+    Value,
+)
 from evotune.trial import Value as ParameterValue
 
 Tunables = dict[str, list[ParameterValue]]
-
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 def read_tunables(call: TuneCall) -> Tunables:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -12,6 +13,8 @@ from typing import TypeAlias
 from evotune.errors import UsageError
 
 LIMIT = 2**63
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+"""The name of a parameter, a macro or a symbol."""
 
 
 class ScriptError(UsageError):
