@@ -48,7 +48,7 @@ def test_the_default_passes_the_gate_in_the_interpreter(tmp_path: Path) -> None:
 def interpreted(
     folder: Path, shapes: list[dict[str, int]], *, trials: int, roles: str
 ) -> list[Json]:
-    """The checks made, in float16: the interpreter multiplies bfloat16 as if it were integers."""
+    """The checks made, in float16, since the interpreter multiplies bfloat16 as if it were integers."""
     if tuple(map(int, importlib.metadata.version("triton").split(".")[:2])) < (3, 7):
         pytest.skip("the interpreter of Triton 3.6 and older fails with NumPy 2.4 and newer")
     space = yaml.safe_load((ROOT / "search_spaces/attention_triton.yaml").read_text())
@@ -76,7 +76,7 @@ def test_the_machine_code_takes_what_the_launch_passes(device: str, tmp_path: Pa
     sizes = list(passed_bytes(case.plan))
     taken = taken_bytes((tmp_path / "code").read_bytes(), "attention_forward")
     assert taken == sizes[: len(taken)]
-    assert len(taken) >= len(sizes) - 2  # Triton's scratch pointers, of which a version may have 1
+    assert len(taken) >= len(sizes) - 2  # Triton's scratch pointers: 2, in some versions 1
     (launch,) = case.plan.completed(found).launches
     assert launch.block == (64,)
     assert launch.shared_bytes == found["dynamic_shared_bytes"] > 0
@@ -92,7 +92,7 @@ def passed_bytes(plan: LaunchPlan) -> Iterator[int]:
 
 
 def taken_bytes(code: bytes, entry: str) -> list[int]:
-    """Sizes of the parameters, in order, as the cubin tells them the driver (.nv.info)."""
+    """The sizes of the parameters in order, from .nv.info, where the cubin tells the driver."""
     info = section(code, f".nv.info.{entry}")
     sizes, place = {}, 0
     while place < len(info):
