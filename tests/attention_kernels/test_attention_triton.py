@@ -48,7 +48,7 @@ def test_the_default_passes_the_gate_in_the_interpreter(tmp_path: Path) -> None:
 def interpreted(
     folder: Path, shapes: list[dict[str, int]], *, trials: int, roles: str
 ) -> list[Json]:
-    """The checks made, in float16, since the interpreter multiplies bfloat16 as if it were integers."""
+    """The checks made, in float16: the interpreter multiplies bfloat16 as if it were integers."""
     if tuple(map(int, importlib.metadata.version("triton").split(".")[:2])) < (3, 7):
         pytest.skip("the interpreter of Triton 3.6 and older fails with NumPy 2.4 and newer")
     space = yaml.safe_load((ROOT / "search_spaces/attention_triton.yaml").read_text())

@@ -154,7 +154,7 @@ def test_every_valid_code_has_one_row_and_ranks_never_fall(rng: random.Random, c
 
 
 def random_run(runs_dir: Path, rng: random.Random) -> RunFolder:
-    """A run with ties, failures, champions and duplicates, also of duplicates and of lost trials."""
+    """A run with ties, failures, champions and duplicates (of duplicates and lost trials too)."""
     outcomes: list[Outcome] = []
     for number in range(rng.choice([1, 6, 30])):
         if rng.random() < 0.3:

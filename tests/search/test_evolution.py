@@ -98,7 +98,7 @@ def test_avoids_the_neighbourhood_of_failures() -> None:
 
 
 def test_pending_proposals_push_the_next_one_elsewhere() -> None:
-    """With 16 in flight, proposals differ as if asked one by one: they are not one hill's top 16."""
+    """With 16 in flight, proposals differ as if asked one by one: not as one hill's top 16."""
     recorded = recording()
     search = session("evolution", recorded.space, recorded.outcome, lookahead=16)
     search.run(80)
