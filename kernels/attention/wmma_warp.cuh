@@ -30,7 +30,8 @@ struct Warp {
   int place[kElements];   // 16 * row + column of this lane's elements of an accumulator
   bool pairs;             // whether place[2 i + 1] is right of place[2 i], at an even column
   int first_row, seq_len_k;
-  float maximum[kRowTiles], sum[kRowTiles];  // of row lane / 2 of each row tile: scaled; sum: this lane's weights
+  // Of row lane / 2 of each row tile: the scaled maximum, and the sum of this lane's weights.
+  float maximum[kRowTiles], sum[kRowTiles];
   Accumulator output[kRowTiles][kDimTiles];
   RowFragment query[kRowTiles][Q_IN_REGS ? kDimTiles : 1];
 
