@@ -104,7 +104,7 @@ def test_splits_merge_through_memory_on_every_architecture(
 
 @pytest.mark.parametrize("split_kv", [2, 8])
 def test_a_cluster_merges_whatever_its_warps(split_kv: int, tmp_path: Path) -> None:
-    """Also where there are more warps along the keys than columns to share among them."""
+    """There may be more warps along the keys than columns to share among them."""
     planner, bound = planner_for("attention-mma-decode", "h200")
     values = {**bound.default(), "BLOCK_N": 128, "STAGES": 1, "V_WAIT": "late"}
     values |= {"SPLIT_KV": split_kv, "MERGE": "cluster", "WARPS_KV": 8}

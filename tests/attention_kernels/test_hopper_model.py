@@ -208,7 +208,7 @@ def test_the_last_tiles_are_shared_out(
     tmp_path: Path,
 ) -> None:
     """The numbers of multiprocessors give whole rounds with and without a tail, a tail of fewer
-    blocks of keys than there are blocks, fewer tiles than blocks, and one block of keys each."""
+    blocks of keys than there are blocks, fewer tiles than blocks, and a block of keys for each."""
     values, few = {**SHARED, **values}, (2, 5, 8, 40)
     assert not list(complaints(tmp_path, values, shapes, seeds=1, multiprocessors=few, **problem))
 

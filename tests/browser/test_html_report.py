@@ -162,7 +162,7 @@ def test_parallel_coordinates_keep_the_lines_through_a_range_and_move_their_axes
 def drag(
     browser: chromium.Browser, selector: str, start: float, end: float, right: int = 0
 ) -> None:
-    """Drags the pointer from one share of the element's height to another one."""
+    """Drags the pointer from one share of the element's height to another, and `right` pixels."""
     browser.evaluate(
         f"(() => {{ const box = document.querySelector({selector!r}).getBoundingClientRect();"
         "const send = (target, type, share, right) => target.dispatchEvent(new PointerEvent(type,"

@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _signals_are_heeded() -> Iterator[None]:
-    """Behind `&` or under nohup this process ignores signals, and its children would as well."""
+    """Heeds signals that are ignored behind `&` or nohup: child processes would inherit that."""
     before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler)}
     before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield

@@ -49,7 +49,7 @@ KERNEL = ROOT / "kernels" / "attention" / "attention_scalar.cpp"
 
 
 class Downloads:
-    """A folder with a file for each module that evotune's processes import: it leaves a mark."""
+    """A folder with a namesake of every module that evotune imports: each leaves a mark."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.marks = folder / "downloads", folder / "marks"

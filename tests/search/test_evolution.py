@@ -53,7 +53,7 @@ def test_starts_at_the_default_and_is_blind_until_the_first_model() -> None:
 
 
 def test_blind_proposals_are_spread_out() -> None:
-    """The first 16 proposals, made without outcomes, lie farther apart than 16 samples of 1,000."""
+    """The first 16 of 1,000 places, asked for without outcomes, lie farther apart than samples."""
     axes = [OrderedParameter(name, tuple(range(10))) for name in "ABC"]
     places = itertools.product(range(10), repeat=3)
     space = ExplicitSpace(axes, [dict(zip("ABC", place, strict=True)) for place in places])

@@ -59,7 +59,7 @@ def test_finds_a_larger_front_than_random_search_and_one_for_speed_alone() -> No
 
 def test_parents_are_the_least_dominated_and_least_crowded() -> None:
     members = list(itertools.islice(recording().space.enumerate(), 12))
-    # Six on a line from accurate to fast, one nearly equal to one of these, and five dominated.
+    # Six on a line from accurate to fast, one nearly equal to one of them, and five dominated ones.
     figures = [(1.0 + i, 0.1 + 0.1 * i) for i in range(6)]
     figures += [(2.0, 0.2001), *((0.5, 0.8 + 0.01 * i) for i in range(5))]
     given = {c: outcome(e, s) for c, (s, e) in zip(members, figures, strict=True)}

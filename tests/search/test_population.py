@@ -118,7 +118,7 @@ def test_a_generation_is_recorded_with_statistics_of_its_successes() -> None:
         "worst": 1.0,
         "top": 6.0,
     }
-    assert chronicle.logbook[1]["best"] == 6.0  # of all so far; `top` is the generation's
+    assert chronicle.logbook[1]["best"] == 6.0  # of all generations; `top` is of one
 
 
 def test_true_and_one_are_different_genes() -> None:
