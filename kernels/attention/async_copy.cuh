@@ -2,8 +2,8 @@
 //
 // A thread issues copies, closes them into a group, and waits until at most N of its latest groups are under way.
 // Waiting covers the thread's own copies only: a barrier must follow before others read them.
-// A CopyPolicy is a way through the L2 cache: as any data, or first to be given up again, which suits data that is
-// read once.
+// A CopyPolicy says how data passes the L2 cache: like any other data, or evicted first, which suits data that is read
+// once.
 //
 // Archs      sm_80 and later.
 // Reference  PTX ISA, "Data Movement and Conversion Instructions: cp.async", "createpolicy".
@@ -35,7 +35,7 @@ struct CopyPolicy<true> {
   unsigned zero;
 
   // ptxas 12.9 and 13.0 emit an illegal instruction for a copy with a policy whose shared address is the sum of a
-  // thread's and a uniform register. An exclusive or with a zero that they do not see through keeps the sum whole.
+  // thread's and a uniform register. An exclusive or with a zero that ptxas does not see through keeps the sum whole.
   __device__ __forceinline__ CopyPolicy() : zero(__shfl_sync(0xffffffffu, threadIdx.x >> 10, 0)) {
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
   }

@@ -28,13 +28,13 @@
 //   QK_ROWS, QK_COLS, PV_ROWS, PV_COLS   register tiles: rows are broadcast scalars, columns are floats in vectors
 //               (multiples of 8). AVX2 has 16 registers of 8: ROWS * COLS <= 96 leaves room for the operands.
 //   UNROLL      of the loop over the depth (1, 2, 4, 8).
-//   PARTS       each product's depth is summed in so many runs (1, 2, 4, 8): slower, and less rounding. In float32, one
-//               sum of 512 products (BLOCK_N 512, PARTS 1) can miss the gate's limit of the largest error.
+//   PARTS       runs in which each product's depth is summed (1, 2, 4, 8): more are slower, and round less. In float32,
+//               one sum of 512 products (BLOCK_N 512, PARTS 1) can miss the gate's limit of the largest error.
 //   PREFETCH    rows ahead in the operand that streams by, K or V (0 = off).
 //   EXP_METHOD  poly3, poly4 (bfloat16 only), poly5, poly6, libm: see simd.h.
 //   LOOP_ORDER  inside a task: kv_outer (a K/V block serves all steps while it is in L1) or q_outer (Q, O and S of
 //               one step stay in L1 while K and V pass by).
-//   TASK_ORDER  head_major, row_major, or longest_first (row_major from the end: those causal rows see most keys).
+//   TASK_ORDER  head_major, row_major, or longest_first (row_major from the end, where causal rows see most keys).
 //   SCHEDULE, CHUNK   OpenMP's static, dynamic or guided, and tasks per chunk.
 //
 // Workspace   float[ (PACK head: 2 * batch * kv_heads * (seq_len_k + BLOCK_N) * HEAD_DIM)
@@ -69,7 +69,7 @@ constexpr bool kConvert = DTYPE == DTYPE_BFLOAT16;
 constexpr bool kCausal = CAUSAL;
 constexpr bool kLanesAreKeys = K_LAYOUT == K_LAYOUT_PANELS;
 constexpr bool kPackedValues = V_LAYOUT == V_LAYOUT_PANELS;
-constexpr bool kTouchKeys = kConvert || kLanesAreKeys;  // K does not go in as it lies
+constexpr bool kTouchKeys = kConvert || kLanesAreKeys;  // K is not used as it lies
 constexpr bool kTouchValues = kConvert || kPackedValues;
 constexpr bool kPackHead = PACK == PACK_HEAD && (kTouchKeys || kTouchValues);
 constexpr int kBlockFloats = BLOCK_N * HEAD_DIM;

@@ -32,19 +32,20 @@
 //   SKIP_MASKED   0/1: in masked blocks, leave out products of 16 keys that no row of the warp sees.
 //   KV_EVICTION   normal, or first: K and V leave the L2 cache first. For decode, which reads them once.
 //   SPLIT_KV      blocks of threads that share a tile's keys (1..64): fills the device when tiles are few.
-//   MERGE         of their parts. counter: through `partials`, by the last to arrive. kernel: the same, by a second
-//                 kernel. cluster: through distributed shared memory (sm_90, SPLIT_KV 2..8).
+//   MERGE         how their parts are merged. counter: through `partials`, by the last block to arrive. kernel: through
+//                 `partials`, by a second kernel. cluster: through distributed shared memory (sm_90, SPLIT_KV 2..8).
 //   PACK_GQA      0/1: the rows of a tile are (position, head of the group) pairs: fuller tiles if seq_len_q is small.
-//   TILE_ORDER    by_row, by_row_descending: the tiles of a head are neighbours; by_head, by_head_descending: those of
-//                 all heads at the same rows are. Descending starts with the longest causal rows.
+//   TILE_ORDER    by_row, by_row_descending: the tiles of a head are neighbours. by_head, by_head_descending: the tiles
+//                 of all heads at the same rows are neighbours. Descending starts with the longest causal rows.
 //   PERSISTENT    0: a block a tile. n: n blocks a multiprocessor walk over the tiles. Needs SPLIT_KV == 1.
 //   MIN_CTAS      blocks a multiprocessor that the register allocation must allow (1..4).
 //
 //   Choices that a space leaves out need no constant.
 //
 // Decode (seq_len_q 1) is bound by how fast K and V arrive: SMs x bytes under way / latency (some 50 KB an SM fill an
-// H200). So PACK_GQA, for K and V to be read once a group; BLOCK_M 16; (STAGES - 1) * BLOCK_N large; and SPLIT_KV such
-// that batch * kv_heads * SPLIT_KV is just below 1, 2 or 3 times the multiprocessors: a second wave would start late.
+// H200). So it needs PACK_GQA, which reads K and V once a group; BLOCK_M 16; a large (STAGES - 1) * BLOCK_N; and a
+// SPLIT_KV with which batch * kv_heads * SPLIT_KV is just below 1, 2 or 3 times the multiprocessors: a second wave
+// would start late.
 //
 // Constraints  BLOCK_M % (16 * WARPS_Q) == 0, BLOCK_N % (16 * WARPS_KV) == 0, columns % min(WARPS_KV, columns) == 0,
 //              SHARE_QK_SMEM <= Q_IN_REGS, PERSISTENT == 0 or SPLIT_KV == 1, MIN_CTAS * T <= 2048
@@ -87,16 +88,16 @@ constexpr bool kWaitEarly = STAGES > 1 && V_WAIT == V_WAIT_EARLY;
 constexpr bool kCluster = SPLIT_KV > 1 && MERGE == MERGE_CLUSTER;
 constexpr bool kSecondKernel = SPLIT_KV > 1 && MERGE == MERGE_KERNEL;
 constexpr int kThreads = 32 * WARPS_Q * WARPS_KV;
-constexpr int kRowTiles = BLOCK_M / (16 * WARPS_Q);  // of 16 rows, a warp
-constexpr int kKeyTiles = BLOCK_N / (8 * WARPS_KV);  // of 8 keys, a warp
+constexpr int kRowTiles = BLOCK_M / (16 * WARPS_Q);  // tiles of 16 rows per warp
+constexpr int kKeyTiles = BLOCK_N / (8 * WARPS_KV);  // tiles of 8 keys per warp
 constexpr int kDimTiles = HEAD_DIM / 8;
 constexpr int kWarpRows = 16 * kRowTiles;
 constexpr int kWarpKeys = 8 * kKeyTiles;
 constexpr int kParts = WARPS_KV * (kCluster ? SPLIT_KV : 1);  // merged in shared memory
-constexpr int kBlockTiles = kDimTiles / (kCluster ? SPLIT_KV : 1);  // of 8 columns, that a block merges and stores
+constexpr int kBlockTiles = kDimTiles / (kCluster ? SPLIT_KV : 1);  // tiles of 8 columns that a block merges and stores
 constexpr int kMergers = WARPS_KV < kBlockTiles ? WARPS_KV : kBlockTiles;  // warps along the keys that share them
 constexpr int kOwnTiles = kBlockTiles / kMergers;
-constexpr int kLoadedTogether = SPLIT_KV < 16 ? SPLIT_KV : 16;  // parts of a cell, by one thread
+constexpr int kLoadedTogether = SPLIT_KV < 16 ? SPLIT_KV : 16;  // parts of a cell that a thread loads at once
 constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
 
 static_assert(HEAD_DIM % 32 == 0 && HEAD_DIM <= 128, "HEAD_DIM is 32, 64, 96 or 128");
@@ -114,8 +115,8 @@ using KeyPolicy = CopyPolicy<KV_EVICTION == KV_EVICTION_FIRST>;
 using SplitParts = SplitPart<BLOCK_M, HEAD_DIM>;                              // in `partials`
 using WarpParts = PartLayout<BLOCK_M, HEAD_DIM / (kCluster ? SPLIT_KV : 1)>;  // in shared memory
 
-// Shared memory: Q, later `out`, and behind it the stages (K, V, K, V, ...), later the warps' parts. What a cluster's
-// other blocks send has its own place, for they may be ahead; the inbox is behind it.
+// Shared memory: Q, later `out`, and behind it the stages (K, V, K, V, ...), later the warps' parts. In a cluster the
+// parts have a place of their own, since other blocks may be ahead and send theirs early; the inbox lies behind it.
 constexpr unsigned kQueryBytes = BLOCK_M * Rows::kRowBytes;
 constexpr unsigned kBlockBytes = BLOCK_N * Rows::kRowBytes;
 constexpr unsigned kStagesAt = SHARE_QK_SMEM ? 0 : kQueryBytes;
@@ -130,7 +131,7 @@ struct Problem {
   float* partials;
   int* counter;
   float scale_log2;
-  int group, seq_len_q, seq_len_k;  // group: query heads a kv head
+  int group, seq_len_q, seq_len_k;  // group: query heads per kv head
 
   __device__ Problem(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
                      float softmax_scale, int heads, int kv_heads, int seq_len_q, int seq_len_k)
@@ -138,7 +139,7 @@ struct Problem {
         scale_log2(softmax_scale * 1.44269504088896341f), group(heads == kv_heads ? 1 : heads / kv_heads),
         seq_len_q(seq_len_q), seq_len_k(seq_len_k) {}
 
-  __device__ int rows() const { return PACK_GQA ? seq_len_q * group : seq_len_q; }  // a head's, or a group's
+  __device__ int rows() const { return PACK_GQA ? seq_len_q * group : seq_len_q; }  // of a head, or of a group
   __device__ int row_blocks() const { return (rows() + BLOCK_M - 1) / BLOCK_M; }
 };
 
@@ -181,7 +182,8 @@ namespace {
 #define CLUSTER
 #endif
 
-// The PARTS of this block's warps, or of all its cluster's, merged: each warp gets TILES column tiles, while they last.
+// Merges the PARTS of this block's warps, or of its whole cluster's. Each warp gets TILES column tiles, while there are
+// any left.
 template <int PARTS, int TILES>
 __device__ __forceinline__ void merge_warps(const Worker& worker, int split,
                                             PartFragments<kRowTiles, TILES>& merged) {
@@ -208,7 +210,7 @@ __device__ __forceinline__ void merge_warps(const Worker& worker, int split,
   }
 }
 
-// By `stride` threads, of which this is number `first`.
+// Merges the parts of a tile by `stride` threads; this one has the number `first`.
 template <int CELLS>
 __device__ __forceinline__ void merge_splits(const Tile& tile, const float* parts, int first, int stride) {
   const auto store = [&](int row, int column, const float(&o)[4]) {
@@ -271,15 +273,15 @@ extern "C" __global__ void CLUSTER __launch_bounds__(kThreads, MIN_CTAS)
 }
 
 #if SPLIT_KV > 1 && MERGE == MERGE_KERNEL
-// A thread merges four columns of a row, a block those of one tile. One block at least may be resident: without that
-// number, the compiler saves registers for more of them, and the loads wait for each other.
+// A thread merges four columns of a row, and a block works on one tile. The 1 below asks for at least one resident
+// block: without it, the compiler saves registers to fit more blocks, and the loads wait for each other.
 constexpr int kMergeThreads = 64;
 static_assert(SplitParts::kCells % kMergeThreads == 0, "a block has one tile");
 
 extern "C" __global__ void __launch_bounds__(kMergeThreads, 1)
     attention_merge(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
                     float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k) {
-  constexpr int blocks = SplitParts::kCells / kMergeThreads;  // a tile
+  constexpr int blocks = SplitParts::kCells / kMergeThreads;  // per tile
   const Problem problem(q, k, v, out, partials, counter, softmax_scale, heads, kv_heads, seq_len_q, seq_len_k);
   const int number = blockIdx.x / blocks, row_blocks = problem.row_blocks();
   const Tile tile(problem, number / row_blocks, number % row_blocks);

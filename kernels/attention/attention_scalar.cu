@@ -14,13 +14,15 @@
 //   softmax   maximum and sum go through the warp; the weights 2^(s - m) go to shared memory
 //   output    a lane has columns (lane, lane + 32, ...): it walks over the weights and adds its columns of V
 // When a block raises the row's maximum from m to m', the sums so far are too large by 2^(m' - m), and are scaled
-// down: the online softmax of attention_scalar.cpp, there explained. Scores are kept times log2(e), so that 2^x serves.
+// down: the online softmax, which attention_scalar.cpp explains. Scores are kept times log2(e), so that 2^x serves.
 //
 // Tunables
-//   BLOCK_N    keys at a time (32, 64, 96, 128): more share the barriers and the softmax's shuffles, in more memory.
-//   WARPS      rows per block of threads (1, 2, 4, 8, 16): each key that was copied serves so many rows.
-//   VEC_WIDTH  elements a thread moves at once (1, 2, 4, 8; 8 are 16 bytes): fewer instructions per byte. Rows of K are
-//              padded by as many, so that lanes which read different keys at the same column meet different banks.
+//   BLOCK_N    keys at a time (32, 64, 96, 128): more keys share the barriers and the softmax's shuffles, and need more
+//              memory.
+//   WARPS      rows per block of threads (1, 2, 4, 8, 16): each key that was copied serves that many rows.
+//   VEC_WIDTH  elements a thread moves at once (1, 2, 4, 8; 8 are 16 bytes): more need fewer instructions per byte.
+//              Rows of K are padded by VEC_WIDTH elements, so that lanes which read different keys at the same column
+//              meet different banks.
 //
 // Launch       grid (ceil(seq_len_q / WARPS) * batch * heads), block (32 * WARPS)
 // Shared bytes 2 * BLOCK_N * (2 * HEAD_DIM + VEC_WIDTH) + 4 * WARPS * (HEAD_DIM + BLOCK_N)
@@ -55,7 +57,7 @@ __device__ float warp_sum(float x) {
   return x;
 }
 
-// `rows` rows of HEAD_DIM to shared memory, `stride` elements apart, by all threads of the block.
+// All threads of the block copy `rows` rows of HEAD_DIM to shared memory, `stride` elements apart.
 __device__ void copy_rows(Element* to, int stride, const Element* from, int rows) {
   constexpr int vectors = HEAD_DIM / VEC_WIDTH;
   for (int i = threadIdx.x; i < rows * vectors; i += kThreads) {
@@ -78,7 +80,7 @@ __device__ float dot(const float* q, const Element* key) {
 
 }  // namespace
 
-// One block at least: without that number, the compiler spills to fit more of them.
+// At least one block a multiprocessor: without this 1, the compiler spills registers to fit more blocks.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_forward(const Element* q, const Element* k, const Element* v, Element* out, float softmax_scale,
                       int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k) {
@@ -105,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   for (int first = 0; first < block_keys; first += BLOCK_N) {
     const int count = min(BLOCK_N, block_keys - first);
-    __syncthreads();  // the last block was read by all
+    __syncthreads();  // all have read the last block
     copy_rows(keys, kKeyStride, k + keys_at + static_cast<long long>(first) * HEAD_DIM, count);
     copy_rows(values, HEAD_DIM, v + keys_at + static_cast<long long>(first) * HEAD_DIM, count);
     __syncthreads();
@@ -128,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       weights[lane + 32 * i] = weight;
       sum += weight;
     }
-    __syncwarp();  // a warp's weights are its own
+    __syncwarp();  // only this warp reads its weights
 
 #pragma unroll
     for (int i = 0; i < kLaneColumns; ++i) output[i] *= alpha;

@@ -59,16 +59,16 @@ def attention_forward(
     dims = tl.arange(0, HEAD_DIM)
     places = rows[:, None] * HEAD_DIM + dims[None, :]
     exists = (rows < seq_len_q)[:, None]
-    # Whole tensors may have more elements than 32 bits count; one head has not.
+    # A whole tensor may have more elements than 32 bits can count; one head has fewer.
     q_offset = head_in_all.to(tl.int64) * seq_len_q * HEAD_DIM
     kv_offset = kv_head.to(tl.int64) * seq_len_k * HEAD_DIM
     queries = tl.load(q + q_offset + places, mask=exists, other=0.0)
-    scale = softmax_scale * LOG2_E  # of the scores: scaling q instead rounds it too much
+    scale = softmax_scale * LOG2_E  # for the scores: scaling q instead would round q too much
 
     maxima = tl.full([BLOCK_M], float("-inf"), tl.float32)
     sums = tl.zeros([BLOCK_M], tl.float32)
     sum_of_values = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
-    # Blocks of keys that every query sees in full, then those that need a mask.
+    # First the blocks of keys that every query sees in full, then the blocks that need a mask.
     if CAUSAL:
         whole = tl.minimum(block * BLOCK_M + 1, seq_len_k) // BLOCK_N * BLOCK_N
         end = tl.minimum(block * BLOCK_M + BLOCK_M, seq_len_k)

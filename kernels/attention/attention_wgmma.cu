@@ -12,7 +12,7 @@
 // and V in blocks of BLOCK_N keys, by TMA, STAGES deep, the last block first. It runs ahead of the consumers by as many
 // blocks as there is room for, across tiles too. Each consumer warpgroup has 64 rows:
 //   S = Q K^T            wgmma, both from shared memory as they were loaded (Q from registers with Q_IN_REGS)
-//   P = 2^(c (S - m))    c = softmax_scale log2(e); masks only in blocks that not all the warpgroup's rows see whole
+//   P = 2^(c (S - m))    c = softmax_scale log2(e); masks only in blocks that not all rows of the warpgroup see whole
 //   O = alpha O + P V    wgmma: P from registers, V from shared memory as it was loaded
 // Then O / l goes through Q's shared memory and out by TMA, which leaves out rows that do not exist. Keys that do not
 // exist arrive as zeros, and are masked.
@@ -21,35 +21,36 @@
 //   CONSUMER_WARPGROUPS  1, 2, 3: BLOCK_M = 64 * CONSUMER_WARPGROUPS rows a tile.
 //   BLOCK_N              keys a block (16..256), a multiple of 16.
 //   STAGES               blocks of K and of V in shared memory (1..8).
-//   QUERY_STAGES         1, 2: tiles whose Q (and output) are in shared memory; 2 for a persistent block, whose next Q
-//                        then comes under the work on this tile.
+//   QUERY_STAGES         1, 2: tiles whose Q (and output) are in shared memory. With 2, a persistent block loads the
+//                        next tile's Q while it works on this tile.
 //   PRODUCER_WARPS       1, or 4: only a whole warpgroup can give registers away (setmaxnreg).
-//   PRODUCER_REGISTERS   24..56, a multiple of 8: of each of its threads, with PRODUCER_WARPS 4; consumers get
+//   PRODUCER_REGISTERS   24..56, a multiple of 8: registers of a producer thread, with PRODUCER_WARPS 4. Consumers get
 //                        the rest, up to 240.
 //   OVERLAP              0/1: the next block's scores are issued before this block's values; see wgmma_consumer.cuh.
 //   WEIGHT_SETS          1, 2: sets of registers for packed weights. 2 needs OVERLAP.
 //   PING_PONG            0/1: warpgroups take turns in issuing products. Needs CONSUMER_WARPGROUPS > 1.
-//   Q_IN_REGS            0/1: Q's fragments stay in registers, which saves a third of what products of 128 keys read.
-//   EXP2_FMA_SHARE       sixteenths of the weights by multiply-adds, not by MUFU (0..16).
+//   Q_IN_REGS            0/1: Q's fragments stay in registers: products of 128 keys then read a third less.
+//   EXP2_FMA_SHARE       sixteenths of the weights that multiply-adds compute, not MUFU (0..16).
 //   RESCALE_LOG2         0: O is rescaled for every block. 4, 8: only when some row's maximum grew by more than 2^that;
 //                        until then weights exceed 1, which float16 (up to 65504) and the float32 sums can hold.
 //   STORE                bulk: through shared memory and TMA; direct: from registers, 4 bytes a lane.
-//   SPLIT_KV             1, 2, 4, 8: so many blocks, a cluster, share the keys of a tile, in whole blocks of keys, and
+//   SPLIT_KV             1, 2, 4, 8: blocks of a cluster that share the keys of a tile, in whole blocks of keys. They
 //                        merge their sums over distributed shared memory: see wgmma_merge.cuh. For grids of few tiles.
 //   PACK_GQA             0/1: the rows of a tile are those of several heads of a group, so that few queries fill it.
-//   CLUSTER              1, 2: so many blocks have tiles side by side, and each loads its part of every block of K and
-//                        V for all of them (multicast). CAUSAL: they all go through the keys of the last tile.
-//   SKIP_MASKED          0/1: CAUSAL: a warpgroup leaves out blocks of keys that only others of its tile see.
+//   CLUSTER              1, 2: blocks of a cluster that have tiles side by side. Each loads its part of every block of
+//                        K and V for all of them (multicast). CAUSAL: they all go through the keys of the last tile.
+//   SKIP_MASKED          0/1: CAUSAL: a warpgroup leaves out blocks of keys that only other warpgroups of its tile see.
 //   PERSISTENT           0: a block a tile. n: n blocks a multiprocessor walk over the tiles.
-//   SHARE_TAIL           0/1: the tiles of a last round, which not all blocks would have one of, are shared out: each
-//                        block takes as many blocks of keys. See wgmma_schedule.cuh, wgmma_tail.cuh. Not for CAUSAL.
+//   SHARE_TAIL           0/1: a last round of fewer tiles than blocks is shared out: each block takes equally many
+//                        blocks of keys. See wgmma_schedule.cuh, wgmma_tail.cuh. Not for CAUSAL.
 //   WALK, HEAD_SECTION, ROW_ORDER  the order of the tiles: see wgmma_schedule.cuh.
 //   MIN_CTAS             blocks a multiprocessor that the register allocation must allow (1..3).
 //
-// Constraints  Registers of a thread: at entry 65536 / (threads * MIN_CTAS), of threads in whole warpgroups, down to
-//              a multiple of 8, at most 255. A consumer holds BLOCK_N / 2 scores, HEAD_DIM / 2 sums, BLOCK_N / 4 pairs
-//              of weights a set, HEAD_DIM / 4 pairs of Q with Q_IN_REGS, and some 30 more; ptxas wants the operands of
-//              one product (BLOCK_N / 2 or HEAD_DIM / 2 registers, and 30) within those at entry.
+// Constraints  Registers of a thread: at entry 65536 / (threads * MIN_CTAS), with threads in whole warpgroups, rounded
+//              down to a multiple of 8, at most 255. A consumer holds BLOCK_N / 2 scores, HEAD_DIM / 2 sums,
+//              BLOCK_N / 4 pairs of weights a set, HEAD_DIM / 4 pairs of Q with Q_IN_REGS, and some 30 more; ptxas
+//              wants the operands of one product (BLOCK_N / 2 or HEAD_DIM / 2 registers, and 30) within the registers
+//              at entry.
 //              SPLIT_KV > 1: PERSISTENT 0, STORE direct, HEAD_DIM a multiple of 8 * SPLIT_KV, CLUSTER 1. BLOCK_N is a
 //              multiple of 8 * CLUSTER. SHARE_TAIL: PERSISTENT > 0, CLUSTER 1.
 // Launch       pack  = PACK_GQA ? the largest power of two, up to 64, that divides heads / kv_heads : 1
@@ -76,7 +77,7 @@
 #include "wgmma_product.cuh"
 #include "wgmma_tma.cuh"
 
-// Choices that a space leaves out: 0, which none is, for a space's own count from 1.
+// Choices that a space leaves out become 0. A space numbers its choices from 1, so no choice has that value.
 #ifndef ROW_ORDER_DESCENDING
 #define ROW_ORDER_DESCENDING 0
 #endif
@@ -110,7 +111,7 @@ constexpr int kThreads = 128 * CONSUMER_WARPGROUPS + 32 * PRODUCER_WARPS;
 constexpr int kMergeThreads = 1024;  // of attention_merge
 constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
 
-// Registers of a thread: at entry, and of a consumer once the producer warpgroup has given its own away.
+// Registers of a thread: at entry, and of a consumer after the producer warpgroup has given registers away.
 constexpr int kAllowed = 65536 / (kThreads * MIN_CTAS) / 8 * 8;
 constexpr int kEntryRegisters = kAllowed < 256 ? kAllowed : 256;
 constexpr int kShare = (kEntryRegisters * (CONSUMER_WARPGROUPS + 1) - PRODUCER_REGISTERS) / CONSUMER_WARPGROUPS / 8 * 8;
@@ -137,14 +138,14 @@ static_assert(WEIGHT_SETS == 1 || (WEIGHT_SETS == 2 && OVERLAP), "there is nothi
 static_assert(HEAD_SECTION >= 1 && QUERY_STAGES >= 1 && STAGES >= 1, "at least one");
 
 // Shared memory: the rings of Q, K and V, and behind them their mbarriers. Every tile begins at a multiple of 1024.
-// With SPLIT_KV, the parts that other blocks send come before the mbarriers, of which the last counts them.
+// With SPLIT_KV, the parts that other blocks send lie before the mbarriers, and the last mbarrier counts their bytes.
 constexpr unsigned kGroupQueryBytes = 2 * 64 * HEAD_DIM;
 constexpr unsigned kQueryBytes = CONSUMER_WARPGROUPS * kGroupQueryBytes;
 constexpr unsigned kBlockBytes = 2 * BLOCK_N * HEAD_DIM;
 constexpr unsigned kKeysAt = QUERY_STAGES * kQueryBytes;
 constexpr unsigned kValuesAt = kKeysAt + STAGES * kBlockBytes;
 constexpr unsigned kPartsAt = kValuesAt + STAGES * kBlockBytes;
-constexpr int kMergedTiles = HEAD_DIM / 8 / SPLIT_KV;  // of 8 columns, that a block merges
+constexpr int kMergedTiles = HEAD_DIM / 8 / SPLIT_KV;  // tiles of 8 columns that a block merges
 constexpr unsigned kWarpPartBytes = 512 * (1 + kMergedTiles);
 constexpr unsigned kPartBytes = 4 * CONSUMER_WARPGROUPS * kWarpPartBytes;
 constexpr unsigned kBarriersAt = kPartsAt + (SPLIT_KV - 1) * kPartBytes;
@@ -183,13 +184,14 @@ struct Problem {
   const TensorMap &q, &k, &v, &out_map;
   Element* out;
   const float scale_log2;
-  const int heads, group, queries_log2, seq_len_q, seq_len_k;  // group: query heads a kv head
-  const Tiles tiles;  // `queries_log2`: of how many query rows of a head a warpgroup has its 64 rows
+  const int heads, group, queries_log2, seq_len_q, seq_len_k;  // group: query heads per kv head
+  const Tiles tiles;  // 2^queries_log2: the query rows of one head among the 64 rows of a warpgroup
   const Tail tail;
   float* const parts;
 };
 
-// log2 of the query rows of a head among 64 rows: as many heads of the group are packed as a power of two divides it.
+// log2 of the query rows of one head among 64 rows. The largest power of two, up to 64, that divides the group's heads
+// is the number of heads that are packed.
 __device__ __forceinline__ int packed_queries_log2(int group) { return PACK_GQA ? 6 - min(__ffs(group) - 1, 6) : 6; }
 
 __device__ __forceinline__ Problem problem_of(const TensorMap& q_map, const TensorMap& k_map, const TensorMap& v_map,
@@ -215,13 +217,13 @@ __device__ __forceinline__ Problem problem_of(const TensorMap& q_map, const Tens
           parts};
 }
 
-// Where a tile lies, and its blocks of keys, counted by steps from the last one that any of its rows sees, or any of
-// the cluster's other tiles. Of these, this block has those from `first_step` to `end_step`, its share: perhaps none.
+// Where a tile lies, and its blocks of keys. Steps count these blocks from the last one that a row of the tile, or of
+// the cluster's other tiles, sees. This block's share is the steps from `first_step` to `end_step`: perhaps none.
 struct Place {
   const Problem& problem;
-  int batch, head, kv_head, first_query, blocks;  // head: the first of those packed
+  int batch, head, kv_head, first_query, blocks;  // head: the first packed one
   int share, first_step, end_step;
-  int part;  // SHARE_TAIL: number of the part that these steps are, -1 if they are all
+  int part;  // SHARE_TAIL: the number of the part that these steps form, -1 if they are all steps of the tile
 
   __device__ __forceinline__ Place(const Problem& of, const Walk& walk) : Place(of, walk.number) {
     if constexpr (kShareTail) {
@@ -251,7 +253,7 @@ struct Place {
   // This block's number among the blocks whose tiles are side by side.
   static __device__ __forceinline__ int number_in_cluster() { return CLUSTER > 1 ? blockIdx.x % CLUSTER : 0; }
 
-  // Where row 0 .. 63 of a warpgroup's rows is: they are one packed head after the other.
+  // The query and the head of row 0 .. 63 of a warpgroup, which has the rows of one packed head after the other.
   __device__ __forceinline__ int query_of(int group, int row) const {
     return first_query + queries_in(group) + (PACK_GQA ? row & ((1 << problem.queries_log2) - 1) : row);
   }
@@ -268,7 +270,7 @@ struct Place {
   }
 
  private:
-  // Query rows of so many warpgroups.
+  // The query rows of `groups` warpgroups.
   __device__ __forceinline__ int queries_in(int groups) const {
     return PACK_GQA ? groups << problem.queries_log2 : groups * 64;
   }
@@ -286,13 +288,13 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(kThreads, MIN_CTAS)
                       float* parts) {
   const Problem problem = problem_of(q_map, k_map, v_map, out_map, out, softmax_scale, batch, heads, kv_heads,
                                      seq_len_q, seq_len_k, parts);
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the compiler sees: the same for the whole warp
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // shows the compiler that a warp has one value
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < kBarriers; ++i) {
       const bool empty = i >= kFirstEmpty, query = empty && i < kFirstEmpty + QUERY_STAGES;
-      // Full: the producer. Empty: every consumer warp (of K and V: of all blocks that the producer loads for); of an
-      // output that went through Q's place, who stored it.
+      // Who arrives at a barrier. Full: the producer. Empty: every consumer warp (of K and V: of all blocks that the
+      // producer loads for). Empty Q whose memory the output went through: the thread that stored the output.
       const int givers = query ? (kThroughShared ? 1 : 4) : 4 * CLUSTER;
       start_mbarrier(barrier_at(i), empty ? CONSUMER_WARPGROUPS * givers : 1);
     }

@@ -26,9 +26,9 @@
 //                   BLOCK_N / K_TILE stages of K, then as many of V. Where K_TILE < 16 * WARPS_KV, a stage has work for
 //                   some of the warps only.
 //   WARPS           warps that multiply (2, 4, 8, 16). WARPS_Q = min(WARPS, BLOCK_M / 16), WARPS_KV = WARPS / WARPS_Q.
-//   PRODUCER_WARPS  0: all warps also copy, and a barrier of the block a stage keeps them together.
-//                   1, 2, 4: so many more warps only copy; stages are handed over through mbarriers.
-//   STAGES          of the ring (1..8). With 1, copies and products take turns; only other blocks can fill the gaps.
+//   PRODUCER_WARPS  0: all warps also copy, and one barrier of the block per stage keeps them together.
+//                   1, 2, 4: that many more warps, which only copy; stages are handed over through mbarriers.
+//   STAGES          stages of the ring (1..8). With 1, copies and products take turns; only other blocks fill the gaps.
 //   SWIZZLE         layout of Q, K and V in shared memory: none, pad, tile: see wmma_rows.cuh, also for why not xor.
 //   VEC_WIDTH       elements a copy moves (2, 4, 8): cp.async of 4, 8 or 16 bytes; only the last bypasses L1.
 //   Q_IN_REGS       0/1: Q's fragments stay in registers, or are read again for every K.
@@ -67,14 +67,14 @@ using Rows = WmmaRows<SWIZZLE>;
 
 constexpr int kThreads = 32 * (WARPS + PRODUCER_WARPS);
 constexpr int kLoaders = PRODUCER_WARPS > 0 ? 32 * PRODUCER_WARPS : kThreads;
-constexpr int kRowTiles = BLOCK_M / 16 > WARPS ? BLOCK_M / 16 / WARPS : 1;  // of 16 rows, a warp
+constexpr int kRowTiles = BLOCK_M / 16 > WARPS ? BLOCK_M / 16 / WARPS : 1;  // tiles of 16 rows per warp
 constexpr int kWarpsQ = BLOCK_M / 16 / kRowTiles;
 constexpr int kWarpsKv = WARPS / kWarpsQ;
 constexpr int kWarpRows = 16 * kRowTiles;
 constexpr int kWarpKeys = BLOCK_N / kWarpsKv;
 constexpr int kDimTiles = HEAD_DIM / 16;
 constexpr int kStageTiles = K_TILE / 16;
-constexpr int kOwnTiles = kStageTiles > kWarpsKv ? kStageTiles / kWarpsKv : 1;  // of a stage, a warp
+constexpr int kOwnTiles = kStageTiles > kWarpsKv ? kStageTiles / kWarpsKv : 1;  // tiles of a stage per warp
 constexpr bool kThroughParts = EPILOGUE == EPILOGUE_SHARED || kWarpsKv > 1;
 constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
 
@@ -100,7 +100,7 @@ extern __shared__ __align__(128) unsigned char shared_memory[];
 struct Problem {
   const Element *q, *k, *v;
   Element* out;
-  int group, row_blocks, tiles, seq_len_q, seq_len_k;  // group: query heads a kv head
+  int group, row_blocks, tiles, seq_len_q, seq_len_k;  // group: query heads per kv head
 };
 
 // BLOCK_M rows of one head. Causal: a head's longest rows come first.
@@ -109,7 +109,8 @@ struct Tile {
   Element* out;
   int first_row, rows, keys_seen, seq_len_k;  // rows: from first_row to the end; keys_seen: by some row
 
-  // `number` counts the row blocks of all heads over the batch. Without PERSISTENT it is the block's: no division.
+  // `number` counts the row blocks of all heads over the batch. Without PERSISTENT the grid has both numbers already,
+  // which saves the divisions.
   __device__ __forceinline__ Tile(const Problem& problem, int number) {
     const int head = PERSISTENT ? number / problem.row_blocks : blockIdx.y;
     const int row_block = PERSISTENT ? number % problem.row_blocks : blockIdx.x;
@@ -127,7 +128,7 @@ struct Tile {
   }
 };
 
-// The way through a tile's keys: block by block, of each block first all stages of K, then all of V.
+// The way through a tile's keys, block by block: first all stages of a block's K, then all stages of its V.
 struct Walk {
   int keys_seen, block, key;
   bool values;

@@ -13,7 +13,7 @@
 
 namespace {
 
-// A box, for the blocks 0 .. BLOCKS - 1 of the cluster.
+// Loads a box into each of the blocks 0 .. BLOCKS - 1 of the cluster.
 template <int BLOCKS>
 __device__ __forceinline__ void load_box_for_all(unsigned shared, const TensorMap& map, unsigned full, int column,
                                                  int row, int head, int batch) {
@@ -25,12 +25,12 @@ __device__ __forceinline__ void load_box_for_all(unsigned shared, const TensorMa
       : "memory");
 }
 
-// At the mbarrier that is at `barrier` in block `rank`.
+// Arrives at the mbarrier that is at `barrier` in block `rank`.
 __device__ __forceinline__ void arrive_in_block(unsigned barrier, unsigned rank) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];\n" ::"r"(in_block(barrier, rank)) : "memory");
 }
 
-// By all threads of all blocks, whole warps.
+// Called by all threads of all blocks, in whole warps.
 __device__ __forceinline__ void sync_cluster() {
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n" ::: "memory");
 }

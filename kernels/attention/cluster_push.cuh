@@ -9,7 +9,7 @@
 
 namespace {
 
-// By all threads: the mbarrier at `inbox` (8 bytes of shared memory) will wait for `bytes`.
+// Called by all threads. The mbarrier at `inbox` (8 bytes of shared memory) will wait for `bytes` bytes.
 __device__ __forceinline__ void open_inbox(unsigned inbox, unsigned bytes) {
 #if __CUDA_ARCH__ >= 900
   if (threadIdx.x == 0) {
@@ -50,8 +50,8 @@ __device__ __forceinline__ unsigned in_block(unsigned shared, unsigned rank) {
   return there;
 }
 
-// To another block, counted by its inbox, or, if it `stays`, to this block, not counted: the way through the cluster's
-// network is long even back to where it began.
+// Sends to another block, whose inbox counts the bytes. If the data `stays`, it is stored in this block and not
+// counted: the way through the cluster's network is long even when it leads back to this block.
 __device__ __forceinline__ void send(unsigned to, unsigned inbox, bool stays, float a, float b, float c, float d) {
 #if __CUDA_ARCH__ >= 900
   if (stays)

@@ -1,8 +1,8 @@
-// Parts of a ring of asynchronous copies beside async_copy.cuh: narrow copies, and barriers between parts of a block.
+// More parts of a ring of asynchronous copies, beside async_copy.cuh: narrow copies, and barriers for parts of a block.
 //
-// A producer that copies for others does not wait for its copies: arrive_when_copied() lets an mbarrier in shared
-// memory count them as they land, and those who compute wait for the mbarrier. Its phases have parities 0, 1, 0, ...:
-// wait_mbarrier(at, p) returns when the phase with parity p is over, at once if the phase under way has the other.
+// A producer that copies for other warps does not wait for its copies: arrive_when_copied() lets an mbarrier in shared
+// memory count them as they land, and the warps that compute wait for the mbarrier. Its phases have parities 0, 1, 0,
+// ...: wait_mbarrier(at, p) returns when the phase with parity p is over, at once if the phase under way has the other.
 //
 // Archs      sm_80 and later.
 // References PTX ISA, "cp.async", "cp.async.mbarrier.arrive", "mbarrier", "barrier{.cta}".
@@ -12,8 +12,8 @@
 
 namespace {
 
-// BYTES are 4, 8 or 16, aligned to as much. If not `exists`, nothing is read and zeros are written; `from` must be a
-// valid address either way.
+// Copies BYTES bytes (4, 8 or 16), aligned to as many. If not `exists`, nothing is read and zeros are written; `from`
+// must be a valid address either way.
 template <int BYTES>
 __device__ __forceinline__ void copy_async(unsigned shared, const void* from, bool exists) {
   if constexpr (BYTES == 16)
@@ -33,7 +33,7 @@ __device__ __forceinline__ void copy_async(unsigned shared, const void* from) {
                  : "memory");
 }
 
-// By one thread, before a barrier of the block. The mbarrier has 8 bytes; a phase ends after so many arrivals.
+// Called by one thread, before a barrier of the block. The mbarrier has 8 bytes; a phase ends after that many arrivals.
 __device__ __forceinline__ void start_mbarrier(unsigned at, unsigned arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(at), "r"(arrivals) : "memory");
 }
@@ -42,7 +42,7 @@ __device__ __forceinline__ void arrive_at_mbarrier(unsigned at) {
   asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}\n" ::"r"(at) : "memory");
 }
 
-// This thread's arrival, as soon as all its copies so far have landed.
+// Arrives for this thread as soon as all its copies so far have landed.
 __device__ __forceinline__ void arrive_when_copied(unsigned at) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(at) : "memory");
 }

@@ -2,7 +2,7 @@
 //
 // A fragment spreads over the 32 lanes. With g = lane / 4 and t = lane % 4, an accumulator tile (16 x 8) gives a lane
 // c[0], c[1] = columns 2t, 2t + 1 of row g, and c[2], c[3] = the same columns of row g + 8. Two such tiles side by
-// side, rounded and packed in pairs, are the A operand (16 x 16) of a next product: P never leaves the registers.
+// side, rounded and packed in pairs, are the A operand (16 x 16) of the next product: P never leaves the registers.
 //
 // Archs      sm_80 and later.
 // References PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type", "ldmatrix", "cvt".

@@ -2,11 +2,11 @@
 //
 // A part of a tile has, for each row, the maximum m of its scores, the sum l of 2^(scale (s - m)), and the same sum
 // weighted by v, o. Parts merge like the blocks of online softmax: M = max m, weights w = 2^(scale (m - M)),
-// l = sum w l, o = sum w o. The parts are added in their order, so the result does not depend on who finished first.
+// l = sum w l, o = sum w o. The parts are added in their order, so the result does not depend on which finished first.
 //
 // Parts of warps, in shared memory: the fragments of o as float4 [16-row tile of BLOCK_M][8-column tile][lane] (the
 // reader has the same lane, so that a warp moves 512 bytes at once), then float2 {m, l} [BLOCK_M].
-// In a cluster (sm_90) each block merges some columns, and the others send it theirs: of the rows that exist.
+// In a cluster (sm_90) each block merges some columns; the others send it these columns of the rows that exist.
 // Parts of splits, in global memory: see split_merge.cuh.
 //
 // Archs      sm_80 and later; send_part sm_90.
@@ -33,7 +33,7 @@ struct PartLayout {
   }
 };
 
-// Rows g and g + 8 of ROW_TILES tiles, TILES column tiles each: a lane's registers of its warp's part.
+// A lane's registers of its warp's part: rows g and g + 8 of ROW_TILES row tiles, with TILES column tiles each.
 template <int ROW_TILES, int TILES>
 struct PartFragments {
   float output[ROW_TILES][TILES][4];
@@ -63,8 +63,9 @@ __device__ __forceinline__ void store_part(const PartFragments<ROW_TILES, TILES>
   }
 }
 
-// Each block of the cluster gets its own columns of this warp's part, as part `number` of the parts that lie there at
-// `parts`; this block, number `own`, too. Of rows that do not exist nothing is sent: Layout::sent_bytes(rows) a block.
+// Sends each block of the cluster, also this one (number `own`), the columns of this warp's part that the block merges,
+// as part `number` of the parts that lie there at `parts`. Rows that do not exist are not sent: of a part, a block gets
+// Layout::sent_bytes(rows) bytes.
 template <class Layout, int BLOCKS, int ROW_TILES, int TILES>
 __device__ __forceinline__ void send_part(const PartFragments<ROW_TILES, TILES>& part, unsigned parts, int number,
                                           int own, unsigned inbox, int first_row_tile, int rows) {

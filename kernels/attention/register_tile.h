@@ -23,7 +23,7 @@ struct Product {
   int c_row;
   const float* alpha;  // the old C is scaled by alpha[row] and added to; nullptr: C is overwritten
   int depth;
-  bool a_streams;  // whether A comes from far (K as it lies), or B (K packed, V): prefetch that one
+  bool a_streams;  // true: A comes from far and is prefetched (K as it lies); false: B is (K packed, V)
 };
 
 // The depth is summed in PARTS runs, each from zero: shorter chains of additions round less.

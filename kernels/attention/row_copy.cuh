@@ -13,7 +13,7 @@ namespace {
 template <int CHUNKS, int THREADS, class Layout, class Policy = CopyPolicy<>>
 struct RowCopy {
   static constexpr int kRows = THREADS / CHUNKS;  // at a time
-  static constexpr int kElements = 8 * CHUNKS;    // a row
+  static constexpr int kElements = 8 * CHUNKS;    // per row
 
   int row, chunk;
   unsigned at;
@@ -32,7 +32,7 @@ struct RowCopy {
     return kRows % 8 == 0 ? at + i * kRows * Layout::kRowBytes : Layout::offset(row + i * kRows, chunk);
   }
 
-  // ROWS rows, `from` is the first of them plus start(). Only the first `valid` exist: the others become zeros.
+  // Copies ROWS rows; `from` is the first of them plus start(). Only the first `valid` exist: the others become zeros.
   template <int ROWS, class T>
   __device__ __forceinline__ void copy(unsigned shared, const T* from, int valid) const {
     constexpr int passes = (ROWS + kRows - 1) / kRows;
@@ -51,7 +51,7 @@ struct RowCopy {
     }
   }
 
-  // Rows that lie anywhere: row_at(r) is where row r begins, for r < valid.
+  // Copies rows that lie anywhere: row_at(r) is where row r begins, for r < valid.
   template <int ROWS, class RowAt>
   __device__ __forceinline__ void gather(unsigned shared, RowAt row_at, int valid) const {
 #pragma unroll

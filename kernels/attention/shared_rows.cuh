@@ -2,8 +2,8 @@
 //
 // ldmatrix reads the same chunk of eight consecutive rows at a time. Shared memory serves 128 bytes a cycle, eight
 // chunks in different places modulo 128 bytes. Rows of 64, 128, 192 or 256 bytes put the eight into one or two places.
-//   none  as it is: conflicts of 2 to 8 ways
-//   xor   chunk c of row r lies where chunk c ^ f(r) would: no conflicts, no memory; f(r) repeats after eight rows
+//   none  rows as they are: conflicts of 2 to 8 ways
+//   xor   chunk c of row r lies where chunk c ^ f(r) would: no conflicts, no more memory; f(r) repeats after eight rows
 //   pad   one more chunk a row: no conflicts, more memory, plain sums as addresses
 // The base of a tile must be a multiple of 256 bytes, since along() replaces bits of an address.
 //

@@ -2,8 +2,8 @@
 //
 // A split's part of a tile: o as float [ROWS][COLUMNS], then float2 {m, l} [ROWS]; see part_merge.cuh for m, l, o and
 // for how they merge. Rows that do not exist are neither written nor read: a tile of decode has few. The merging
-// threads share the rows' cells of four columns among them. All loads of a cell are under way
-// together, for each takes as long as the whole merge should. The parts are added in their order.
+// threads share the rows' cells of four columns among them. All loads of a cell are under way together, since one load
+// takes as long as the whole merge should take. The parts are added in their order.
 //
 // Archs      sm_80 and later.
 // Reference  Milakov & Gimelshein 2018 (merging softmax).
@@ -24,8 +24,8 @@ struct SplitPart {
   __device__ static __forceinline__ int statistics(int row) { return ROWS * COLUMNS + 2 * row; }
 };
 
-// A warp's fragments of rows from 16-row tile `first_row_tile` and columns from 8-column tile `first_column_tile` on,
-// where exists(row).
+// Stores a warp's fragments, of the rows from 16-row tile `first_row_tile` on for which exists(row), and of the columns
+// from 8-column tile `first_column_tile` on.
 template <class Part, int ROW_TILES, int TILES, class Exists>
 __device__ __forceinline__ void store_split_part(const PartFragments<ROW_TILES, TILES>& part, float* base,
                                                  int first_row_tile, int first_column_tile, Exists exists) {
@@ -47,9 +47,9 @@ __device__ __forceinline__ void store_split_part(const PartFragments<ROW_TILES, 
     }
 }
 
-// Cells first, first + stride, ... of a tile's first `rows` rows, CELLS of them at a time: store(row, column, values)
-// gets o / l of four columns. `parts` are `count` parts, one behind the other, of which so many are loaded TOGETHER;
-// `scale` turns scores into exponents of 2.
+// Merges the cells first, first + stride, ... of a tile's first `rows` rows, CELLS of them at a time;
+// store(row, column, values) gets o / l of four columns. `parts` are `count` parts, one behind the other; TOGETHER of
+// them are loaded at once. `scale` turns scores into exponents of 2.
 template <class Part, int TOGETHER, int CELLS, class Store>
 __device__ __forceinline__ void merge_split_parts(const float* parts, int count, int rows, int first, int stride,
                                                   float scale, Store store) {
@@ -59,10 +59,10 @@ __device__ __forceinline__ void merge_split_parts(const float* parts, int count,
     float top[CELLS], sum[CELLS], o[CELLS][4];
 #pragma unroll
     for (int c = 0; c < CELLS; ++c) {
-      const int here = min(cell + c * stride, cells - 1);  // past the end: the last again, not stored
+      const int here = min(cell + c * stride, cells - 1);  // past the end: the last cell again, not stored
       from[c] = parts + 4 * here;
       statistics_from[c] = parts + Part::statistics(here / Part::kRowCells);
-      top[c] = -1e30f;  // as the parts of splits without keys
+      top[c] = -1e30f;  // like the part of a split without keys
       sum[c] = o[c][0] = o[c][1] = o[c][2] = o[c][3] = 0.0f;
     }
 #pragma unroll

@@ -64,7 +64,7 @@ struct Worker {
     close_copy_group();
   }
 
-  // The block of step `step` of K or V, if there is one; a group either way, so that waits can count them.
+  // Loads the block of step `step` of K or V, if there is one. Closes a group either way, so that waits can count them.
   __device__ __forceinline__ void load_block(const Element* from, unsigned to, int step) const {
     if (step < blocks) {
       const int key = key_of(step);
@@ -85,11 +85,11 @@ struct Worker {
     load_stage = load_stage + 1 == STAGES ? 0 : load_stage + 1;
   }
 
-  // Q and the first blocks on their way, Q's fragments in registers. Packed rows need divisions to be found: then the
-  // first K goes ahead of Q.
+  // Starts the copies of Q and of the first blocks, and loads Q's fragments into registers. To find packed rows needs
+  // divisions: then the first K goes ahead of Q.
   __device__ __forceinline__ void begin() {
     constexpr bool keys_first = PACK_GQA && !SHARE_QK_SMEM;
-    constexpr int groups = (STAGES == 1 ? 2 : 2 * (STAGES - 1)) - keys_first;  // behind Q's
+    constexpr int groups = (STAGES == 1 ? 2 : 2 * (STAGES - 1)) - keys_first;  // closed after Q's group
     if constexpr (keys_first) load_keys(0, 0);
     load_query();
     if constexpr (SHARE_QK_SMEM) take_query<0>();
@@ -117,7 +117,7 @@ struct Worker {
 
   using Scores = float[kRowTiles][kKeyTiles][4];
 
-  // Products of 16 keys at a time, of the first `seen` only: the mask replaces the other scores, here undefined.
+  // Multiplies 16 keys at a time, the first `seen` only. The other scores stay undefined here: the mask replaces them.
   template <bool MASKED>
   __device__ __forceinline__ void multiply_keys(Scores& scores, int seen) {
     const unsigned from = keys_at + stage * 2 * kBlockBytes;
@@ -234,7 +234,7 @@ struct Worker {
   template <bool MASKED>
   __device__ __forceinline__ void attend(int step) {
     const int key = key_of(step) + warp_kv * kWarpKeys;
-    const int last = min(tile.first_row + (warp_q + 1) * kWarpRows, tile.rows) - 1;  // the warp's
+    const int last = min(tile.first_row + (warp_q + 1) * kWarpRows, tile.rows) - 1;  // the warp's last row
     const int seen = MASKED ? tile.keys_seen(last) - key : kWarpKeys;
     const bool busy = !MASKED || !SKIP_MASKED || seen > 0;
     Scores scores;
@@ -252,7 +252,7 @@ struct Worker {
       wait_copy_groups<0>();
       __syncthreads();  // V is here, and K was read by all
       load_keys(step + 1, 0);
-      close_copy_group();  // an empty one, for V's place: the first V came with the first K
+      close_copy_group();  // empty, in the place of V's group at step 0, so that the first wait above fits every step
     }
     if (busy) weigh<MASKED>(scores, key);
     if constexpr (STAGES > 1 && !kWaitEarly) {
@@ -263,7 +263,7 @@ struct Worker {
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
 
-  // All blocks of one split; blocks that every row sees whole need no mask.
+  // Works through all blocks of one split; blocks that every row sees whole need no mask.
   __device__ __forceinline__ void attend_all(int split) {
     const int count = (tile.keys_seen(tile.last_row()) + BLOCK_N - 1) / BLOCK_N;
     first_block = count * split / SPLIT_KV;
@@ -286,7 +286,7 @@ struct Worker {
       }
   }
 
-  // O / l, rounded, to `out`: through this warp's own corner of shared memory, so that a lane stores 16 bytes.
+  // Stores O / l, rounded, to `out`, through this warp's own part of shared memory, so that a lane stores 16 bytes.
   __device__ __forceinline__ void store_rows(const PartFragments<kRowTiles, kOwnTiles>& done, int first_tile) const {
     unsigned char* base = shared_memory;
     Element* out = tile.problem.out + (PACK_GQA ? 0 : tile.offset(tile.first_row));

@@ -5,11 +5,12 @@
 // the values, the softmax of the next block begins.
 //
 // WEIGHT_SETS 2: two sets of registers for weights. A block's weights are packed into one set while the other is still
-// an operand of the MMA with the last block's values. Steps then go by twos.
+// an operand of the MMA with the last block's values. Steps then come in pairs.
 //
-// PING_PONG: warpgroups take turns in issuing their products, by a named barrier each: a warpgroup that waits for its
-// turn waits for the one before it to have issued, so that one's products run under the other's softmax. The first turn
-// is the first warpgroup's, given by the last; the turn left over at the end is taken, so no barrier ends half full.
+// PING_PONG: warpgroups take turns in issuing their products, by a named barrier each. A warpgroup's turn comes when
+// the one before it has issued its products, so that the products of one run under the softmax of another. At the start
+// the last warpgroup gives the first one its turn; at the end the first one takes the turn that is left over, so that
+// no barrier ends half full.
 //
 // SPLIT_KV: the sums of the cluster's blocks are merged at the end, see wgmma_merge.cuh. SHARE_TAIL: the sums over a
 // part of a tile's keys go to global memory, see wgmma_tail.cuh.
@@ -25,7 +26,7 @@ namespace {
 
 struct Consumer {
   const Problem& problem;
-  const int group, warp, lane;  // warp of the group
+  const int group, warp, lane;  // warp: its number in the group
   Ring<QUERY_STAGES> query;
   Ring<STAGES> key, value;
   Softmax softmax;
@@ -37,7 +38,7 @@ struct Consumer {
   __device__ Consumer(const Problem& of, int group)
       : problem(of), group(group), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32) {}
 
-  // Of the group's 64.
+  // The number of one of this thread's two rows among the group's 64.
   __device__ __forceinline__ int row_of(int half) const { return 16 * warp + 8 * half + lane / 4; }
 
   __device__ __forceinline__ void take_turn() const {
@@ -46,7 +47,7 @@ struct Consumer {
   __device__ __forceinline__ void give_turn() const {
     if (kPingPong) arrive_named(kFirstTurn + (group + 1) % CONSUMER_WARPGROUPS, 256);
   }
-  // All lanes of this warp are done with a stage.
+  // Gives a stage back, when all lanes of this warp are done with it.
   __device__ __forceinline__ void give_back(unsigned empty) const {
     if (lane == 0) arrive_at_mbarrier(empty);
   }
@@ -97,7 +98,7 @@ struct Consumer {
     close_products();
   }
 
-  // Of K or V: to all blocks that load it.
+  // Gives a stage of K or V back to all blocks that load it.
   __device__ __forceinline__ void give_back_block(unsigned empty) const {
     if constexpr (CLUSTER == 1)
       give_back(empty);
@@ -129,7 +130,7 @@ struct Consumer {
     for (int i = 0; i < BLOCK_N / 4; ++i) weights[SET][i] = pack<kBfloat16>(scores[2 * i], scores[2 * i + 1]);
   }
 
-  // The scores of the first block, and their weights.
+  // Computes the scores of the first block, and their weights.
   __device__ __forceinline__ void begin(const Place& place, int step, bool masked) {
     wait_keys();
     fence_products();
@@ -145,7 +146,7 @@ struct Consumer {
     pack_weights<0>();
   }
 
-  // The weights of the last block are there, in SET: its values are added while those of block `step` are computed.
+  // SET holds the weights of the last block. Its values are added while the weights of block `step` are computed.
   template <bool MASKED, int SET = 0>
   __device__ __forceinline__ void advance(const Place& place, int step) {
     constexpr int kNext = (SET + 1) % WEIGHT_SETS;
@@ -197,7 +198,7 @@ struct Consumer {
     give_back_values();
   }
 
-  // Sums of weights and of weighted values over this block's share of the keys, which is not empty.
+  // Sums weights and weighted values over this block's share of the keys, which is not empty.
   __device__ __forceinline__ void sum_share(const Place& place) {
     const int masked = place.blocks - place.keys_seen(place.query_of(group, 0)) / BLOCK_N;
     wait_mbarrier(query_full(query.stage), query.parity);
@@ -228,9 +229,9 @@ struct Consumer {
     }
   }
 
-  // A block none of whose keys the group's rows see. Its stages are waited for, since another warp might not have given
-  // back their last use, and by all lanes, since the next use but one looks like this one. The turn comes before the
-  // values, which may wait for a group whose turn is next.
+  // Skips a block of which the group's rows see no key. It still waits for the block's stages, since another warp may
+  // not have given back their last use. All lanes wait, since the next use but one has the same parity as this one. The
+  // turn comes before the wait for the values, which may depend on a group whose turn is next.
   __device__ __forceinline__ void skip() {
     wait_keys();
     __syncwarp();
@@ -262,7 +263,7 @@ struct Consumer {
     if (!place.is_empty()) sum_share(place);
     if constexpr (SPLIT_KV > 1) {
       wait_for_open_inboxes();
-      if (place.query_of(group, 16 * warp) < problem.seq_len_q) {  // the warp's first
+      if (place.query_of(group, 16 * warp) < problem.seq_len_q) {  // the warp's first row
         float merged[HEAD_DIM / 2 / SPLIT_KV];
         merge_over_cluster<SPLIT_KV - 1>(softmax, output, merged, problem.scale_log2);
         store_rows(place, merged, place.share * 8 * kMergedTiles);
@@ -278,7 +279,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void store_part(const Place& place) const {
-    if constexpr (kThroughShared) {  // nothing goes there: Q's place is free as soon as it was read
+    if constexpr (kThroughShared) {  // nothing is stored there: Q's memory is free as soon as all have read it
       sync_named(kFirstStore + group, 128);
       if (threadIdx.x % 128 == 0) arrive_at_mbarrier(query_empty(query.stage));
     }
@@ -295,7 +296,7 @@ struct Consumer {
   __device__ __forceinline__ void store_through_shared(const Place& place) {
     const float scale[2] = {softmax.inverse_sum(0), softmax.inverse_sum(1)};
     const unsigned to = query_at(query.stage, group);
-    sync_named(kFirstStore + group, 128);  // the group's Q was read by all
+    sync_named(kFirstStore + group, 128);  // all have read the group's Q
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -314,7 +315,7 @@ struct Consumer {
     }
   }
 
-  // From registers: columns `column`, ... of `sums`.
+  // Stores from registers: `sums` are the columns from `column` on.
   template <int COUNT>
   __device__ __forceinline__ void store_rows(const Place& place, const float (&sums)[COUNT], int column) const {
     const float scale[2] = {softmax.inverse_sum(0), softmax.inverse_sum(1)};

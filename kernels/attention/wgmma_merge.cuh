@@ -1,13 +1,13 @@
 // Merging the sums of a cluster's blocks, which took shares of one tile's keys (SPLIT_KV).
 //
-// Each block merges HEAD_DIM / SPLIT_KV columns of the tile and stores them. A thread sends to the thread at its own
-// place in each other block, which has the same rows: those columns of its sums that the other block merges, and its
-// maxima and sums of weights (over its own keys and columns: the four lanes of a row are added at the end as ever). So
-// shares merge like blocks of keys: M = max m, weights w = 2^(scale (m - M)), l = sum w l, o = sum w o. A share without
-// keys, or of masked keys only, has the lowest maximum and sums of 0. The order of adding is fixed.
+// Each block merges HEAD_DIM / SPLIT_KV columns of the tile and stores them. A thread sends to the thread of the same
+// number in each other block, which has the same rows. It sends the columns of its sums that the other block merges,
+// and its maxima and sums of weights (over its own keys and columns: the four lanes of a row are added at the end, as
+// always). So shares merge like blocks of keys: M = max m, weights w = 2^(scale (m - M)), l = sum w l, o = sum w o. A
+// share without keys, or of masked keys only, has the lowest maximum and sums of 0. The order of adding is fixed.
 //
-// Arriving parts have their own place in shared memory, SPLIT_KV - 1 parts that TMA never touches: float4
-// [warp][1 + column tiles][lane], {m, m', l, l'} first. Warps none of whose rows exist neither send nor wait.
+// Arriving parts have their own place in shared memory, which TMA never touches. It holds SPLIT_KV - 1 parts: float4
+// [warp][1 + column tiles][lane], {m, m', l, l'} first. A warp of which no row exists neither sends nor waits.
 //
 // Archs      sm_90 and later.
 // Reference  Milakov & Gimelshein 2018 (merging softmax).
@@ -30,8 +30,8 @@ __device__ __forceinline__ unsigned inbox_bytes(const Place& place) {
   return (SPLIT_KV - 1) * warps * kWarpPartBytes;
 }
 
-// By whole warps, after wait_for_open_inboxes(): `merged` are the columns that this block merges, maxima and sums in
-// `softmax` those over all blocks. OTHERS: the cluster's other blocks.
+// Called by whole warps, after wait_for_open_inboxes(). `merged` becomes the columns that this block merges, and
+// `softmax` gets the maxima and sums over all blocks. OTHERS: the number of the cluster's other blocks.
 template <int OTHERS>
 __device__ __forceinline__ void merge_over_cluster(Softmax& softmax, const float (&output)[HEAD_DIM / 2],
                                                    float (&merged)[4 * kMergedTiles], float scale) {
@@ -45,7 +45,7 @@ __device__ __forceinline__ void merge_over_cluster(Softmax& softmax, const float
       for (int i = 0; i < 4 * kMergedTiles; ++i) merged[i] = columns[i];
       continue;
     }
-    // Parts there are numbered from the block after the one that they are for.
+    // A receiving block numbers its parts by their senders, from the block after itself on.
     const unsigned to = in_block(part_at((own - block - 1) % SPLIT_KV), block), there = in_block(inbox, block);
     send(to, there, false, softmax.maximum[0], softmax.maximum[1], softmax.sum[0], softmax.sum[1]);
 #pragma unroll

@@ -9,7 +9,7 @@
 //   rows are the operand's rows (Q, K: K-major)      stride offset: from 8 rows to the next 8 rows
 //   rows are the summed-over index (V: MN-major)     stride offset: from 8 keys to the next 8 keys;
 //                                                    leading offset: from a panel of columns to the next
-// So V is an operand as it was loaded. Along the summed-over index, an operand of 16 begins 32 bytes further in the
+// So V is an operand as it was loaded. Along the summed-over index, the next 16 elements begin 32 bytes further in the
 // same rows (K-major: the hardware swizzles the sum of the addresses), or 16 rows further (MN-major).
 //
 // Archs      sm_90a.
@@ -28,7 +28,7 @@ struct Panels {
   static constexpr unsigned kGroupBytes = 8 * kRowBytes;  // after which the swizzle repeats
   static constexpr unsigned long long kSwizzleMode = kPanel == 64 ? 1 : 2;  // of 128, of 64 bytes
 
-  // Of a tile of `rows` rows: where a panel begins, and a 16-byte chunk (0 .. HEAD_DIM / 8 - 1) of a row.
+  // Where a panel of a tile of `rows` rows begins, and where a 16-byte chunk (0 .. HEAD_DIM / 8 - 1) of a row begins.
   static __device__ __forceinline__ constexpr unsigned panel_at(int rows, int panel) {
     return panel * rows * kRowBytes;
   }

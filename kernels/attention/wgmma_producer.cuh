@@ -1,9 +1,10 @@
 // The thread that loads by TMA: of each tile Q, then its blocks of keys and values, the last block first.
 //
 // A stage is loaded when all consumer warps have given it back (`empty`), and handed over when its bytes are there
-// (`full`). The n-th use of a ring of S stages waits for the phase n / S - 1 of `empty` to be over, so with the other
-// parity than the consumers wait for: the first S uses find it over at once. With CLUSTER, the consumers of all blocks
-// give back a stage, since it is loaded in all of them; bytes may arrive before this block's thread expects them.
+// (`full`). The n-th use of a ring of S stages waits until phase n / S - 1 of `empty` is over. So the producer waits
+// for the parity that the consumers do not wait for, and the first S uses pass at once. With CLUSTER, the consumers of
+// all blocks give back a stage, since it is loaded in all of them; bytes may arrive before this block's thread expects
+// them.
 //
 // Archs      sm_90 and later.
 // References PTX ISA: "mbarrier", "cp.async.bulk.tensor".
@@ -37,7 +38,7 @@ struct Producer {
     queries.advance();
   }
 
-  // BLOCK_N rows of K or V; with CLUSTER, this block's part of them, for all blocks. Each counts all of them.
+  // Loads BLOCK_N rows of K or V; with CLUSTER, this block's part of them for all blocks. Each block counts all rows.
   __device__ __forceinline__ void load_block(unsigned to, const TensorMap& map, unsigned full, int row,
                                              const Place& place) const {
     if constexpr (CLUSTER == 1) {

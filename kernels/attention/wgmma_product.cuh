@@ -3,9 +3,9 @@
 // B (N x 16) is in shared memory, and A (64 x 16) there or in registers. Warp w has rows 16 w .. 16 w + 15, spread over
 // its lanes as in mma.m16n8k16: with g = lane / 4 and t = lane % 4, register 4 i + 2 h + e of the sums is row g + 8 h,
 // column 8 i + 2 t + e; A's four registers are pairs (row g, k 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8). So sums,
-// rounded and packed in pairs, are the A operand of a next product.
+// rounded and packed in pairs, are the A operand of the next product.
 //
-// Products run on their own. fence_products() comes before the first product after other instructions touched its
+// Products run asynchronously. fence_products() comes before the first product after other instructions touched its
 // registers; close_products() makes those issued since the last one a group; wait_products<N>() waits until at most the
 // latest N groups are under way. Only then may sums be read, A's registers written, or shared memory given back. The
 // compiler believes that sums are ready as soon as the product is issued: pin() keeps their uses behind the wait.
@@ -33,14 +33,14 @@ __device__ __forceinline__ void pin(float (&values)[COUNT]) {
 
 // Keeps the code that makes `value` (never negative) before this place. ptxas 12.9 moves a softmax behind the wait that
 // follows it in the source, to where no MMA runs beside it (seen in the SASS: all of its ex2), and neither pin()
-// nor the vote in it prevents that. A store that depends on it does, though it never happens. (A conditional trap does
-// too, but ends the basic block: ptxas then serializes MMA, C7512.)
+// nor the vote in it prevents that. A store that depends on `value` does, though it never happens. (A conditional trap
+// does too, but ends the basic block: ptxas then serializes MMA, C7512.)
 __device__ __forceinline__ void finish_first(float value) {
   asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.f32 [%1], %0;\n}\n" ::"f"(value), "r"(0)
                : "memory");
 }
 
-// The same of `words`, by stores that never happen unless `value` is negative.
+// Does the same for `words`, by stores that never happen unless `value` is negative.
 template <int COUNT>
 __device__ __forceinline__ void finish_first(float value, const unsigned (&words)[COUNT]) {
 #pragma unroll

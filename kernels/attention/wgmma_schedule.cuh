@@ -1,17 +1,17 @@
 // The order of the problem's tiles, a block's walk over them, and the sharing of the last ones.
 //
-// A tile is BLOCK_M rows of one head (PACK_GQA: of several), or, counted here, the CLUSTER such tiles side by side that
-// the blocks of a cluster have. Heads come in sections of HEAD_SECTION: all rows of a section's heads before the
+// A tile is BLOCK_M rows of one head (PACK_GQA: of several heads). The CLUSTER tiles side by side that the blocks of a
+// cluster have count as one here. Heads come in sections of HEAD_SECTION: all rows of a section's heads before the
 // next section, so that K and V of a section stay in the L2 cache while its rows pass. Within a section the tiles at
 // the same rows of all its heads are neighbours; ROW_ORDER descending begins with the last rows, which causal makes
 // longest. A persistent block takes tiles b, b + G, b + 2 G, ...; with WALK snake every other round is reversed (of G
 // blocks, the one that had the longest tile of a round has the shortest of the next). The SPLIT_KV blocks of a cluster
 // have one tile together, and no other.
 //
-// SHARE_TAIL: tiles are walked as long as every block gets one. The tiles left over, the tail, are a list of steps (a
-// block of keys of a tile each), of which every block gets an equal part: of one tile, or the end of one and the
-// beginning of the next, since a part has no more steps than a tile. So all blocks end at the same time. Sums over a
-// part of a tile's keys are merged by a second launch: see wgmma_tail.cuh.
+// SHARE_TAIL: tiles are walked as long as every block gets one. The tiles left over, the tail, are a list of steps (one
+// block of keys of one tile each), and every block gets an equal share of the list. A share has no more steps than a
+// tile, so it lies in one tile, or is the end of one tile and the beginning of the next. So all blocks end at the same
+// time. Sums over a part of a tile's keys are merged by a second launch: see wgmma_tail.cuh.
 //
 // Archs      sm_90 and later.
 // Reference  Osama et al. 2023, "Stream-K".
@@ -38,7 +38,7 @@ struct Tiles {
 
 // The tiles that are shared out. Blocks are numbered as blockIdx.x, steps over all tiles of the tail.
 struct Tail {
-  int rounds, first, tiles;  // whole rounds before it, number of its first tile, how many it has
+  int rounds, first, tiles;  // whole rounds before the tail, the number of its first tile, how many tiles it has
   int tile_steps;
   int sharers, least, longer;  // blocks that get steps: `least` each, the first `longer` of them one more
 
@@ -55,7 +55,7 @@ struct Tail {
     }
   }
 
-  // The first step of a block; those past the last sharer begin, and end, behind the last step.
+  // The first step of a block. The blocks past the last sharer begin, and end, behind the last step.
   __device__ __forceinline__ int begin(int block) const { return min(block, sharers) * least + min(block, longer); }
 
   // The block that has this step.
@@ -64,8 +64,8 @@ struct Tail {
     return step < of_longer ? step / (least + 1) : longer + (step - of_longer) / least;
   }
 
-  // The number of the part that a block has of a tile of the tail. From one part in the list of steps to the next, the
-  // block, the tile or both are the next: so no two parts have the same number, and those of a tile follow each other.
+  // The number of the part that a block has of a tile of the tail. From one part to the next in the list of steps, the
+  // block, the tile or both are the next. So no two parts have the same number, and those of a tile follow each other.
   static __device__ __forceinline__ int part(int block, int tile) { return block + tile; }
 };
 
@@ -73,8 +73,8 @@ struct Tail {
 struct Walk {
   const Tail& tail;
   int number = blockIdx.x / CLUSTER_BLOCKS, round = 0;
-  // SHARE_TAIL: of the tile, the steps from `first_step` to `end_step`, and their part's number, -1 if they are all; of
-  // the tail, what this block has left.
+  // SHARE_TAIL: this block's steps of the tile, from `first_step` to `end_step`; the number of the part that they form,
+  // -1 if they are all steps of the tile; the steps of the tail that this block has left.
   int first_step, end_step, part, next_shared, end_shared;
 
   __device__ __forceinline__ explicit Walk(const Tail& tail) : tail(tail) {
@@ -102,7 +102,7 @@ struct Walk {
   }
 
  private:
-  // All of a tile before the tail; then the rest of a tile, as far as this block's share goes: perhaps nothing.
+  // All steps of a tile before the tail; then the rest of a tile, as far as this block's share goes: perhaps none.
   __device__ __forceinline__ void choose_steps() {
     first_step = 0;
     end_step = tail.tile_steps;

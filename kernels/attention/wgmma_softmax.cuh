@@ -1,13 +1,13 @@
 // The online softmax of a block of scores, in the accumulator registers of the MMA.
 //
-// Of a row a thread has a quarter of the columns, and two rows: `half` 0 and 1. The other three quarters are in the
-// lanes next to it. The running sum stays spread over the four until the end.
+// A thread has two rows, `half` 0 and 1, and of each a quarter of the columns. The other three quarters are in the
+// lanes next to it. The running sum stays spread over the four lanes until the end.
 //
-// MUFU computes 2^x, 16 results a clock and multiprocessor: with head_dim 64 as slow as the tensor cores' MMA. So
-// EXP2_FMA_SHARE sixteenths of the unmasked weights are computed by multiply-adds. n = round(x) and
-// f = x - n in [-1/2, 1/2]: 2^x = 2^n p(f); adding 1.5 * 2^23 rounds, and leaves n in the low bits, from where a
+// MUFU computes 2^x, 16 results a clock and multiprocessor: with head_dim 64 it is as slow as the tensor cores' MMA. So
+// EXP2_FMA_SHARE sixteenths of the unmasked weights are computed by multiply-adds. With n = round(x) and
+// f = x - n in [-1/2, 1/2], 2^x = 2^n p(f); adding 1.5 * 2^23 rounds, and leaves n in the low bits, from where a
 // shift takes it to the exponent. p has degree 3: its relative error is at most 7.5e-5, an eighth of a float16 weight's
-// rounding (2^-11). The sum gets the very same weights, so that the error does not shift the mean.
+// rounding (2^-11). The sum adds up the same weights, so that the error does not shift the mean.
 //
 // Archs      sm_80 and later.
 // Reference  Milakov & Gimelshein 2018 (online softmax).
@@ -25,7 +25,7 @@ __device__ __forceinline__ float exp2_polynomial(float x) {
   return __int_as_float(__float_as_int(p) + (__float_as_int(shifted) << 23));
 }
 
-// Whether weight `i` of a thread is the polynomial's: evenly spread.
+// Whether the polynomial computes weight `i` of a thread. These weights are spread evenly.
 __device__ __forceinline__ constexpr bool by_polynomial(int i) {
   return (i + 1) * EXP2_FMA_SHARE / 16 != i * EXP2_FMA_SHARE / 16;
 }
@@ -33,7 +33,7 @@ __device__ __forceinline__ constexpr bool by_polynomial(int i) {
 struct Softmax {
   float maximum[2], sum[2];
   float alpha[2];  // factor of the sums so far, if `moved`
-  bool moved;      // for any row of the warp
+  bool moved;      // whether any row of the warp needs this
 
   __device__ __forceinline__ void begin() {
 #pragma unroll
@@ -85,7 +85,7 @@ struct Softmax {
     }
   }
 
-  // The multiplication that was owed.
+  // Multiplies the output so far by `alpha`, which weigh() leaves to be done.
   template <int COUNT>
   __device__ __forceinline__ void rescale(float (&output)[COUNT]) const {
     if (RESCALE_LOG2 > 0 && !moved) return;
@@ -93,7 +93,7 @@ struct Softmax {
     for (int i = 0; i < COUNT; ++i) output[i] *= alpha[i / 2 % 2];
   }
 
-  // Of the whole row, over all four lanes.
+  // The sum of the whole row, over all four lanes.
   __device__ __forceinline__ float row_sum(int half) const {
     float total = sum[half];
     total += __shfl_xor_sync(~0u, total, 1);

@@ -1,8 +1,8 @@
 // Merging the parts of tiles whose keys several blocks shared (SHARE_TAIL; wgmma_schedule.cuh deals them out).
 //
-// A block that has a part of a tile's keys leaves its sums in global memory, and a second launch of as many blocks
-// merges them, in the order of the steps, so that the same bits come out twice. A tile all of whose keys one block has
-// is no part: that block stores it as ever.
+// A block that has a part of a tile's keys leaves its sums in global memory. A second launch of as many blocks merges
+// them in the order of the steps, so that the same bits come out every time. A tile whose keys are all with one block
+// has no parts: that block stores it as always.
 //
 // Archs      sm_80 and later.
 // Reference  Osama et al. 2023, "Stream-K".
@@ -18,7 +18,7 @@ __device__ __forceinline__ float* tail_part_at(const Problem& problem, int numbe
   return problem.parts + static_cast<long long>(number) * TailPart::kFloats;
 }
 
-// By a warp: its 16 rows, from `first_row` of the tile on, where exists(row).
+// Called by a warp: stores its 16 rows, from `first_row` of the tile on, for which exists(row).
 template <class Exists>
 __device__ __forceinline__ void store_tail_part(float* part, int first_row, const Softmax& softmax,
                                                 const float (&output)[HEAD_DIM / 2], Exists exists) {
@@ -33,7 +33,8 @@ __device__ __forceinline__ void store_tail_part(float* part, int first_row, cons
   store_split_part<TailPart>(sums, part, first_row / 16, 0, exists);
 }
 
-// By all threads of all blocks: each merges four columns of a row, then goes on a grid's width further.
+// Called by all threads of all blocks: each merges four columns of a row, then goes on by as many cells as the grid has
+// threads.
 __device__ __forceinline__ void merge_tail(const Problem& problem) {
   const Tail& tail = problem.tail;
   const int threads = gridDim.x * kMergeThreads;

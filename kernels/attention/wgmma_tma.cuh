@@ -47,19 +47,19 @@ __device__ __forceinline__ void store_box(const TensorMap& map, unsigned shared,
                : "memory");
 }
 
-// This thread's stores have been read from shared memory, which may be used again.
+// Waits until this thread's stores have been read from shared memory, which may then be used again.
 __device__ __forceinline__ void wait_stores_read() {
   asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;\n" ::: "memory");
 }
 
-// This thread's arrival, and so many bytes that the phase waits for.
+// Arrives for this thread, and lets the phase wait for `bytes` more bytes.
 __device__ __forceinline__ void expect_bytes(unsigned full, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(full), "r"(bytes) : "memory");
 }
 
 __device__ __forceinline__ void share_with_engines() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
-// By the thread that started the mbarriers, before the block's barrier: TMA sees them then.
+// Called by the thread that started the mbarriers, before the block's barrier, so that TMA sees them.
 __device__ __forceinline__ void publish_mbarriers() {
   asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
   share_with_engines();
@@ -76,8 +76,8 @@ __device__ __forceinline__ void load_words(float (&words)[4], unsigned shared) {
                : "memory");
 }
 
-// From now on each thread of this warpgroup has so many registers (a multiple of 8): fewer, or more, which waits until
-// another warpgroup has given them away. ptxas obeys only if it knows how many there are at entry (__launch_bounds__).
+// From now on each thread of this warpgroup has COUNT registers (a multiple of 8): fewer, or more; to take more waits
+// until another warpgroup has given them away. ptxas obeys only if it knows the number at entry (__launch_bounds__).
 template <int COUNT>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(COUNT));
@@ -97,7 +97,7 @@ __device__ __forceinline__ void arrive_named(int number, int threads) {
   asm volatile("bar.arrive %0, %1;\n" ::"r"(number), "r"(threads) : "memory");
 }
 
-// A ring of stages with an mbarrier each: where the next use is, and the parity of its phase.
+// A ring of stages with an mbarrier each: the stage of the next use, and the parity of its phase.
 template <int COUNT>
 struct Ring {
   int stage = 0;

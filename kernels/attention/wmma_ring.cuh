@@ -2,7 +2,7 @@
 //
 // attention_wmma.cu includes this file after its constants, Problem, Tile and Walk. A stage holds K_TILE rows, of K or
 // of V, in the order of Walk. A multiplying warp calls acquire(), works on the stage that it returns, and calls
-// release(). start_tile() waits for the tile's rows of Q, release_query() gives up their place.
+// release(). start_tile() waits for the tile's rows of Q, release_query() gives their memory back.
 //
 // Archs      sm_80 and later.
 // References PTX ISA: "cp.async", "mbarrier".
@@ -21,8 +21,8 @@ __device__ __forceinline__ void copy_stage(const Tile& tile, const Walk& walk, u
   copy_rows<Rows, K_TILE, kLoaders>(shared + stage * kStageBytes, from, tile.seq_len_k - walk.key, thread);
 }
 
-// PRODUCER_WARPS == 0: every thread copies, STAGES - 1 stages ahead, and one barrier of the block a stage says both
-// that the next stage is there and that the stage before it may be overwritten.
+// PRODUCER_WARPS == 0: every thread copies, STAGES - 1 stages ahead. One barrier of the block per stage says both that
+// the next stage is there and that the stage before it may be overwritten.
 struct OwnRing {
   const Problem& problem;
   const unsigned shared;
@@ -39,7 +39,7 @@ struct OwnRing {
     for (int i = 0; i < STAGES - 1; ++i) load_next(i);  // Q shares the group of the first stage
   }
 
-  // The next stage's copies, if there is one; a group either way, so that waits can count them.
+  // Copies the next stage, if there is one. Closes a group either way, so that waits can count them.
   __device__ __forceinline__ void load_next(int to) {
     if (walk.more()) {
       copy_stage(tile, walk, shared, to, threadIdx.x);
@@ -58,7 +58,7 @@ struct OwnRing {
   __device__ __forceinline__ void start_tile(const Tile& started, bool first) {
     if (first) {
       wait_copy_groups<(STAGES > 1 ? STAGES - 2 : 0)>();
-    } else {  // all warps are done with the Q before: they passed a barrier since, for V
+    } else {  // all warps are done with the last tile's Q: they have passed a barrier for V since then
       copy_query(started, shared, threadIdx.x);
       close_copy_group();
       wait_copy_groups<0>();
@@ -87,7 +87,7 @@ struct OwnRing {
 };
 
 // PRODUCER_WARPS > 0. Stage i has two mbarriers: `full` ends a phase when all producer threads' copies have landed,
-// `empty` when all multiplying warps have released it. Q is one more stage, number STAGES. No barrier of the block.
+// `empty` when all multiplying warps have released it. Q is one more stage, number STAGES. The block needs no barrier.
 __device__ __forceinline__ unsigned full_at(unsigned shared, int stage) { return shared + kBarriersAt + 16 * stage; }
 __device__ __forceinline__ unsigned empty_at(unsigned shared, int stage) { return full_at(shared, stage) + 8; }
 
@@ -130,7 +130,7 @@ __device__ __forceinline__ void produce(const Problem& problem, unsigned shared,
     number += gridDim.x;
   } while (PERSISTENT && number < problem.tiles);
   close_copy_group();
-  wait_copy_groups<0>();  // nobody leaves with copies under way
+  wait_copy_groups<0>();  // no thread leaves with copies under way
 }
 
 struct FedRing {

@@ -20,7 +20,7 @@ namespace {
 template <int SWIZZLE_KIND>
 struct WmmaRows {
   static constexpr bool kTiled = SWIZZLE_KIND == SWIZZLE_TILE;
-  static constexpr int kElements = HEAD_DIM + (SWIZZLE_KIND == SWIZZLE_PAD ? 8 : 0);  // of memory, a row
+  static constexpr int kElements = HEAD_DIM + (SWIZZLE_KIND == SWIZZLE_PAD ? 8 : 0);  // per row in memory
   static constexpr int kLeading = kTiled ? 16 : kElements;
 
   // In elements, where a 16 x 16 tile begins.
@@ -32,7 +32,7 @@ struct WmmaRows {
     return row * kElements + column;
   }
 
-  // The order in which neighbouring threads copy VEC_WIDTH elements each: along a row, but for tiles four rows of one
+  // The order in which neighbouring threads copy VEC_WIDTH elements each: along a row, or with `tile` four rows of one
   // tile before the next tile. So they write 128 bytes without bank conflicts, and still read whole rows together.
   static constexpr int kVectors = HEAD_DIM / VEC_WIDTH;
   static constexpr int kTileVectors = 16 / VEC_WIDTH;
@@ -47,7 +47,7 @@ struct WmmaRows {
   }
 };
 
-// ROWS contiguous rows to shared memory, by THREADS threads. Only the first `valid` exist: the others become zeros.
+// THREADS threads copy ROWS contiguous rows to shared memory. Only the first `valid` exist: the others become zeros.
 template <class Rows, int ROWS, int THREADS, bool ALL_EXIST, class Element>
 __device__ __forceinline__ void copy_rows(unsigned shared, const Element* from, int valid, int thread) {
   constexpr int vectors = ROWS * Rows::kVectors;

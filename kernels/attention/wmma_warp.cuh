@@ -21,16 +21,17 @@ using ValueFragment = wmma::fragment<wmma::matrix_b, 16, 16, 16, Number, wmma::r
 struct Warp {
   static constexpr int kGroup =  // tiles of keys at a time: independent products hide each other's latency
       kOwnTiles % 4 == 0 && kRowTiles == 1 ? 4 : kOwnTiles % 2 == 0 && kRowTiles <= 2 ? 2 : 1;
-  static constexpr int kElements = Accumulator::num_elements;  // of an accumulator, a lane
+  static constexpr int kElements = Accumulator::num_elements;  // of an accumulator, per lane
 
   const int lane, warp_q, warp_kv;
   const Number *const query_rows, *const stages;
   float* const scores;    // kWarpRows x kWarpKeys, kScoreStride apart; at the end the part: see finish_tile()
   Number* const weights;  // kWarpRows x kWarpKeys, kWeightStride apart
   int place[kElements];   // 16 * row + column of this lane's elements of an accumulator
-  bool pairs;             // that place[2 i + 1] is right of place[2 i], at an even column
+  bool pairs;             // whether place[2 i + 1] is right of place[2 i], at an even column
   int first_row, seq_len_k;
-  float maximum[kRowTiles], sum[kRowTiles];  // of row lane / 2 of each row tile: scaled; of this lane's weights
+  // Of row lane / 2 of each row tile: the scaled maximum, and the sum of this lane's weights.
+  float maximum[kRowTiles], sum[kRowTiles];
   Accumulator output[kRowTiles][kDimTiles];
   RowFragment query[kRowTiles][Q_IN_REGS ? kDimTiles : 1];
 
@@ -40,7 +41,7 @@ struct Warp {
         stages(reinterpret_cast<const Number*>(memory)),
         scores(reinterpret_cast<float*>(memory + kAreasAt + threadIdx.x / 32 * kAreaBytes)),
         weights(reinterpret_cast<Number*>(scores + kWarpRows * kScoreStride)), pairs(true) {
-    // Which elements of an accumulator a lane holds is for WMMA to know: a matrix that counts its elements tells.
+    // Only WMMA knows which elements of an accumulator a lane holds. A matrix that counts its elements shows it.
 #pragma unroll
     for (int i = 0; i < 8; ++i) scores[lane * 8 + i] = static_cast<float>(lane * 8 + i);
     __syncwarp();
@@ -53,7 +54,7 @@ struct Warp {
     __syncwarp();
   }
 
-  // Two lanes keep a row's values: what they have for the row of element i of this lane's accumulators.
+  // Two lanes keep a row's values. This fetches the value for the row of element i of this lane's accumulators.
   __device__ __forceinline__ float of_row(float value, int i) const {
     return __shfl_sync(~0u, value, place[i] / 16 * 2);
   }
@@ -89,7 +90,7 @@ struct Warp {
   __device__ __forceinline__ int tile_of_stage(int own) const {
     return kStageTiles >= kWarpsKv ? own * kWarpsKv + warp_kv : warp_kv % kStageTiles;
   }
-  // The first of them in the warp's area.
+  // The first column of a stage's tiles in the warp's area.
   __device__ __forceinline__ int column_of_stage(int stage_of_block) const {
     return 16 * (kStageTiles >= kWarpsKv ? stage_of_block * kOwnTiles : stage_of_block * kStageTiles / kWarpsKv);
   }
@@ -133,7 +134,7 @@ struct Warp {
 
   __device__ __forceinline__ void weigh_block(int block, float scale_log2) {
     if (!sees(block)) return;
-    __syncwarp();  // all scores are there, and the last weights were read
+    __syncwarp();  // all scores are there, and all lanes have read the last weights
     float alpha[kRowTiles];  // by how much older weights were too large
     bool grew = false;
 #pragma unroll
@@ -156,7 +157,7 @@ struct Warp {
       }
   }
 
-  // Two lanes a row, four scores each in turn.
+  // Two lanes work on a row, four scores each in turn.
   template <bool MASKED>
   __device__ __forceinline__ float weigh_rows(int r, int block, float scale_log2) {
     const int row = r * 16 + lane / 2, column = lane % 2 * 4;
@@ -217,13 +218,14 @@ struct Warp {
   }
 
   // ---- O / l, rounded, of all keys ----
-  // A warp's part is its output before the division, a row in shared memory, with the row's maximum and sum behind it.
+  // A warp's part is its output before the division, in shared memory, with each row's maximum and sum behind the row.
 
   __device__ __forceinline__ const float* part(int of_warp_kv) const {
     return scores + (of_warp_kv - warp_kv) * (kAreaBytes / 4);
   }
 
-  // The warps that have the same rows wait for each other. If a register had the barrier's number, all 16 were taken.
+  // The warps that have the same rows wait for each other. The barrier's number is a constant: if a register held it,
+  // all 16 barriers would count as taken.
   template <int Q = 0>
   __device__ __forceinline__ void sync_rows() const {
     if constexpr (kWarpsKv == 1)
@@ -274,7 +276,7 @@ struct Warp {
     if constexpr (kThroughParts && PERSISTENT) sync_rows();  // before the next tile's scores
   }
 
-  // Row after row out of the parts, 16 bytes a thread.
+  // Stores row after row out of the parts, 16 bytes a thread.
   __device__ __forceinline__ void write_rows(const Tile& tile) const {
     constexpr int vectors = HEAD_DIM / 8;
 #pragma unroll 4
@@ -298,7 +300,7 @@ struct Warp {
     }
   }
 
-  // Out of accumulators. Where other warps have parts of the rows, each warp adds up some of the columns.
+  // Stores out of accumulators. Where other warps have parts of the rows, each warp adds up some of the columns.
   __device__ __forceinline__ void write_tiles(const Tile& tile) const {
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {

@@ -4,11 +4,11 @@
 // Tunables  BLOCK_M, BLOCK_N    the part of out that a block of threads makes
 //           BLOCK_K             depth of the parts of a and b that lie in shared memory at a time
 //           TILE_M, TILE_N      the part of it that one thread sums up in registers, in groups of VECTOR rows and
-//                               columns; its groups lie apart by the threads in that direction
+//                               columns; between two groups of a thread lies one group of each other thread
 //           VECTOR              floats that one instruction reads from shared memory
-//           STAGES              1: all load, all compute; 2: the next parts travel through registers meanwhile
-//           PAD                 floats between the rows of a's part in shared memory, beyond its width: other banks
-//           MIN_CTAS            blocks that a multiprocessor is to hold: fewer registers for each thread
+//           STAGES              1: all load, then all compute; 2: the next parts are loaded into registers meanwhile
+//           PAD                 floats that each row of a's part has beyond its width: rows then begin in other banks
+//           MIN_CTAS            blocks that a multiprocessor must be able to hold: more leave a thread fewer registers
 // Launch    grid (ceil(n / BLOCK_N), ceil(m / BLOCK_M)), block (BLOCK_N / TILE_N, BLOCK_M / TILE_M)
 // Shared    static, 4 * STAGES * BLOCK_K * (BLOCK_M + PAD + BLOCK_N) bytes. Workspace: none.
 // Archs     sm_80 and later.
@@ -24,7 +24,7 @@ struct alignas(4 * VECTOR) Group {
   float of[VECTOR];
 };
 
-// Where element i of a thread's tile lies in the block's, along the direction where it is `thread` of `threads`.
+// Where element i of a thread's tile lies in the block's tile, along the direction where it is `thread` of `threads`.
 __device__ constexpr int place(int i, int thread, int threads) {
   return (i / VECTOR * threads + thread) * VECTOR + i % VECTOR;
 }
@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_CTAS)
       __syncthreads();  // all threads have read the part
       carried.load(a, b, row, column, first + BLOCK_K, thread, m, n, k);
     } else {
-      stage ^= 1;  // read before the last barrier, free since then
+      stage ^= 1;  // free: all have read it before the last barrier
     }
     carried.store(a_part[stage], b_part[stage], thread);
     __syncthreads();

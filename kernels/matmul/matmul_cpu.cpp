@@ -37,7 +37,7 @@ inline Vector load(const float* from) {
 }
 inline void store(float* to, Vector value) { std::memcpy(to, &value, sizeof value); }
 
-// Columns first, first + 1, ... of b, TILE_N of them, over the whole depth.
+// Packs TILE_N columns of b, from `first` on, over the whole depth.
 void pack_panel(const float* b, int first, int n, int k, float* to) {
   const int columns = std::min(TILE_N, n - first);
   for (int d = 0; d < k; ++d, to += TILE_N) {
@@ -51,7 +51,7 @@ void pack_panel(const float* b, int first, int n, int k, float* to) {
   }
 }
 
-// `rows` rows of a by tiles: the values of a tile's rows at one depth lie side by side.
+// Packs `rows` rows of a by tiles: the values of a tile's rows at one depth lie side by side.
 void pack_rows(const float* a, int rows, int k, float* to) {
   for (int first = 0; first < rows; first += TILE_M, to += static_cast<std::ptrdiff_t>(TILE_M) * k)
     for (int i = 0; i < TILE_M; ++i) {
@@ -60,8 +60,8 @@ void pack_rows(const float* a, int rows, int k, float* to) {
     }
 }
 
-// One tile over `depth`. `row` has where each row of a begins, `step` is from one of its values to the next.
-// `rows` x `columns` of the tile exist; `set`: out is written, else added to.
+// Computes one tile over `depth`. `row` points to where each row of a begins; `step` is the distance from one of its
+// values to the next. `rows` x `columns` of the tile exist. With `set`, out is overwritten, else added to.
 inline void tile(const float* const (&row)[TILE_M], std::ptrdiff_t step, const float* panel, int depth, float* out,
                  std::ptrdiff_t stride, int rows, int columns, bool set) {
   Vector total[TILE_M][kVectors] = {};
@@ -102,7 +102,7 @@ extern "C" void matmul(const float* a, const float* b, float* out, float* panels
 #pragma omp for schedule(static)
     for (int panel = 0; panel < (n + TILE_N - 1) / TILE_N; ++panel)
       pack_panel(b, panel * TILE_N, n, k, panels + panel * panel_size);
-    // Behind the barrier of the loop above all panels are there.
+    // The loop above ends with a barrier, so all panels are there.
     float* own = packed + static_cast<std::ptrdiff_t>(omp_get_thread_num()) * BLOCK_M * k;
     int packed_row = -1;
 #pragma omp for schedule(dynamic)

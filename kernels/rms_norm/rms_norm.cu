@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 32 * WARPS;
 
-// Over all threads of the block; every one of them gets the sum.
+// The sum over all threads of the block; every one of them gets it.
 __device__ float sum_of_block(float value) {
   __shared__ float of_warp[32];
   for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);

@@ -1,7 +1,7 @@
 // RMSNorm on the CPU: out = x / sqrt(mean(x * x) + eps) * weight.
 //
 // Shapes    x, out (rows, columns), weight (columns), contiguous, float32; any sizes >= 1.
-// Tunables  LANES            partial sums (16, 32, 64, 128): vectors, and several of them at a time
+// Tunables  LANES            partial sums (16, 32, 64, 128): a vector or several at a time
 //           SCHEDULE, CHUNK  how OpenMP hands out rows, and how many at a time
 // Archs     any. Workspace: none.
 #include <cmath>

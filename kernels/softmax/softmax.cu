@@ -21,7 +21,7 @@ struct Sum {
   static constexpr float kNone = 0.0f;
 };
 
-// Over all threads of the block; every one of them gets the result.
+// Reduces the values of all threads of the block; every one of them gets the result.
 template <class Operation>
 __device__ float reduce(float value) {
   __shared__ float of_warp[32];

@@ -1,7 +1,7 @@
 // Softmax over rows on the CPU: out = exp(x - max) / sum(exp(x - max)), as powers of two.
 //
 // Shapes    x, out (rows, columns), contiguous, float32; any sizes >= 1.
-// Tunables  VECTORS          vectors of partial maxima and sums that a row is gone through with
+// Tunables  VECTORS          vectors of partial maxima and sums that a row is read with
 //           EXP_METHOD       poly5, poly6: a polynomial on whole vectors; libm: the library's, one at a time
 //           RECOMPUTE        exp is computed again for the output, instead of stored and read back
 //           SCHEDULE, CHUNK  how OpenMP hands out rows, and how many at a time
@@ -25,7 +25,7 @@ constexpr int kStep = VECTORS * kLanes;
 constexpr float kLog2E = 1.44269504f;
 using Vector = Vec<kLanes>;
 
-// A few elements at the end of a row, the rest of the vector filled up.
+// For the last elements of a row: loads `count` of them, and `fill` into the rest of the vector.
 inline Vector load_some(const float* from, std::ptrdiff_t count, float fill) {
   float values[kLanes];
   std::fill(values, values + kLanes, fill);

@@ -1,4 +1,4 @@
-"""A space of objects that is tuned in a second or two: a row of numbers, scaled."""
+"""A space of Python objects that is tuned in a second or two: its kernel scales rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examples for users run: the script, from a file and from stdin, and those in docstrings."""
+"""The examples for users run: the script (from a file and from stdin) and those in docstrings."""
 
 from __future__ import annotations
 

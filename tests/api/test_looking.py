@@ -1,4 +1,4 @@
-"""`check`, `compile`, `replay` and `gate`."""
+"""`evotune.check`, `compile`, `replay` and `gate`."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_a_report_is_written_in_the_form_of_its_suffix(space: Path, tmp_path: Pa
 
 
 class Backwards:
-    """Every configuration, the last one first."""
+    """Proposes every configuration, the last one first."""
 
     def __init__(self, space: Any, settings: Any) -> None:
         self._left = list(space.enumerate())
@@ -105,7 +105,7 @@ def test_a_strategy_of_ones_own_searches_and_is_needed_to_go_on(space: Path) -> 
 
 
 class Guessing(Backwards):
-    """Asks for the same again and again."""
+    """Proposes the same configuration every time."""
 
     def ask(self, number: int, pending: Sequence[Configuration]) -> Configuration | None:
         return self._left[0]

@@ -1,9 +1,9 @@
-"""Runs the Triton kernel on the CPU, by Triton's interpreter, through the correctness gate.
+"""Runs the Triton kernel on the CPU, in Triton's interpreter, through the correctness gate.
 
 python -m tests.attention_kernels.interpreted SPACE.yaml TRIALS ROLE,…   # a JSON line a check
 
-A process of its own: whether Triton interprets is decided when it is imported. The plans are
-those that a GPU would get, so arguments, grid and configurations are tried as well.
+This is a program of its own, since Triton decides at import whether it interprets. The plans are
+the plans for a GPU, so arguments, grid and configurations are tested as well.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SCALARS = {"int32": int, "int64": int, "float32": float, "float64": float}
 
 
 class InterpretedSession:
-    """What the gate needs of a session; buffers are CPU memory, read and written in place."""
+    """The part of a session that the gate needs. Buffers are CPU memory, used in place."""
 
     torch_device = "cpu"
     in_order = True
@@ -61,7 +61,7 @@ class InterpretedSession:
 
 
 def _memory(pointer: int, kind: str) -> torch.Tensor:
-    """One element there: the kernel needs only where it is and of what type."""
+    """A tensor of one element at `pointer`: the kernel needs only its address and its type."""
     dtype: torch.dtype = getattr(torch, kind.removeprefix("*"))
     raw = (ctypes.c_char * dtype.itemsize).from_address(pointer)
     return torch.frombuffer(raw, dtype=dtype)

@@ -1,4 +1,4 @@
-"""The shipped CPU kernel beyond float32 on this machine's instruction set."""
+"""The shipped CPU kernel in bfloat16, and compiled for instruction sets of other machines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_default_bfloat16_configuration_passes_the_gate(tmp_path: Path) -> N
     runs = ["--runs-dir", str(tmp_path / "runs")]
     shipped = find_space("attention-cpu-bf16")
     space = yaml.safe_load(shipped.read_text())
-    small = {"batch": 1, "heads": 2, "seq_len": 260, "head_dim": 64}  # champions are timed long
+    small = {"batch": 1, "heads": 2, "seq_len": 260, "head_dim": 64}  # a champion is timed for long
     space["problem"].update(shapes=[small], held_out=[{**small, "seq_len": 250}])
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump({**space, "root": str(shipped.parents[1])}))

@@ -44,7 +44,7 @@ def compiled(job: CompileJob, tmp_path: Path) -> Mapping[str, Json]:
 
 
 def repaired(bound: BoundSpace, **values: Value) -> Configuration:
-    """The default with these values, which the space must take as they are."""
+    """The default with these values; the space must accept them unchanged."""
     configuration = bound.repair({**bound.default(), **values}, random.Random(0))
     assert configuration is not None
     assert {name: configuration[name] for name in values} == values
@@ -104,7 +104,7 @@ def test_splits_merge_through_memory_on_every_architecture(
 
 @pytest.mark.parametrize("split_kv", [2, 8])
 def test_a_cluster_merges_whatever_its_warps(split_kv: int, tmp_path: Path) -> None:
-    """Also where there are more warps along the keys than columns to share among them."""
+    """There may be more warps along the keys than columns to share among them."""
     planner, bound = planner_for("attention-mma-decode", "h200")
     values = {**bound.default(), "BLOCK_N": 128, "STAGES": 1, "V_WAIT": "late"}
     values |= {"SPLIT_KV": split_kv, "MERGE": "cluster", "WARPS_KV": 8}
@@ -154,7 +154,7 @@ def test_the_hopper_kernel_compiles_for_every_head_dimension_and_type(
 
 
 def test_ptxas_neither_serializes_products_nor_ignores_the_register_split(tmp_path: Path) -> None:
-    """Both would be right, and slow: ptxas says so in its log (C7510 to C7519, C7508)."""
+    """Either would be slow but right. ptxas reports them in its log (C7510 to C7519, C7508)."""
     from cupy.cuda import nvrtc
 
     planner, bound = planner_for("attention-wgmma", "h200")

@@ -1,6 +1,6 @@
-"""The Hopper kernel's source on a CPU model of wgmma, the copy engine, mbarriers and fibers.
+"""The Hopper kernel's source on a CPU model of wgmma, TMA and mbarriers, with fibers as threads.
 
-Shows what a machine without a GPU can: that each element is read where it was put, that softmax
+These tests need no GPU. They show that each element is read from where it was written, that softmax
 and fragments fit together, and that no schedule that was tried deadlocks or reads too early.
 """
 
@@ -48,7 +48,7 @@ def case_jobs(
     multiprocessors: int,
     **problem: Value,
 ) -> list[CaseJob]:
-    """How the space compiles and launches the configuration `values` on these shapes."""
+    """The compile jobs and launch plans of the configuration `values` on these shapes."""
     causal, dtype = bool(problem.get("causal", False)), problem.get("dtype", "float16")
     space = {**SPACE, "root": str(ROOT), "default": {**SPACE["default"], **values}}
     head_dim = problem.get("head_dim", 64)
@@ -78,10 +78,10 @@ def complaints(
     multiprocessors: Sequence[int] = (2,),
     **problem: Value,
 ) -> Iterator[str]:
-    """What was wrong on any shape, in the words of the model; errors are above 2 roundings.
+    """The mistakes found on any shape, in the words of the model; an error is above 2 roundings.
 
-    Devices have so few `multiprocessors` that a persistent block has several tiles. But SPLIT_KV is
-    for tiles that leave a device idle.
+    The devices have so few `multiprocessors` that a persistent block has several tiles. With
+    SPLIT_KV above 1 a device has 132, since SPLIT_KV is for tiles too few to fill a device.
     """
     if int(values.get("SPLIT_KV", 1)) > 1:
         multiprocessors = (132,)
@@ -167,7 +167,7 @@ def test_a_cluster_shares_the_keys_of_a_tile(
 
 
 def test_a_cluster_loads_keys_once_for_all_its_blocks(tmp_path: Path) -> None:
-    """Tiles side by side, also where there is but one; each block walks over several."""
+    """A cluster's tiles lie side by side (also where there is only one); each block has several."""
     values = {**TWO, "CLUSTER": 2, "WALK": "snake", "WEIGHT_SETS": 2, "SKIP_MASKED": True}
     assert not list(complaints(tmp_path, values, causal=True))
 
@@ -207,8 +207,8 @@ def test_the_last_tiles_are_shared_out(
     problem: Mapping[str, Value],
     tmp_path: Path,
 ) -> None:
-    """Whole rounds, with a tail or without; a tail of fewer blocks of keys than there are blocks;
-    fewer tiles than blocks; a block of keys each."""
+    """The numbers of multiprocessors give whole rounds with and without a tail, a tail of fewer
+    blocks of keys than there are blocks, fewer tiles than blocks, and a block of keys for each."""
     values, few = {**SHARED, **values}, (2, 5, 8, 40)
     assert not list(complaints(tmp_path, values, shapes, seeds=1, multiprocessors=few, **problem))
 
@@ -217,14 +217,14 @@ LONG = [{"batch": 1, "heads": 1, "seq_len": 200}]
 
 
 def _later(*values: object) -> ParameterSet:
-    """For `make soak`."""
+    """A case that only `make soak` runs."""
     return pytest.param(*values, marks=pytest.mark.soak)
 
 
 @pytest.mark.parametrize(
     ("right", "wrong", "complaint"),
     [
-        # A stage is loaded again while it is read; the other parity; sums that are not there yet.
+        # A stage is loaded while it is read; the wrong parity; sums are read before they are there.
         ("wait_mbarrier(value_empty(keys.stage), keys.parity ^ 1);", "", "deadlock"),
         ("wait_mbarrier(key_empty(keys.stage), keys.parity ^ 1);", "", "more arrivals"),
         _later("value_full(value.stage), value.parity", "value_full(value.stage), 0", "deadlock"),
@@ -235,7 +235,7 @@ def _later(*values: object) -> ParameterSet:
     ],
 )
 def test_the_model_sees_mistakes(right: str, wrong: str, complaint: str, tmp_path: Path) -> None:
-    """But not that a fence is missing: of proxies, and of what ptxas may move, it knows nothing."""
+    """It does not see a missing fence: it models neither proxies nor code that ptxas may move."""
     values = {**TWO, "BLOCK_N": 32}
     found = complaints(tmp_path, values, LONG, seeds=6, mistakes={right: wrong})
     assert any(complaint in words for words in found)
@@ -244,10 +244,10 @@ def test_the_model_sees_mistakes(right: str, wrong: str, complaint: str, tmp_pat
 @pytest.mark.parametrize(
     ("values", "right", "wrong", "complaint"),
     [
-        # A block that leaves before all has come; a part over another.
+        # A block leaves before all parts have come; a part overwrites another one.
         ({"SPLIT_KV": 4}, "  wait_for_inbox(inbox);\n", "", "left"),
         _later({"SPLIT_KV": 4}, "(own - block - 1) % SPLIT_KV", "0", "error"),
-        # A block that leaves early; one that comes late; a stage that only one block gets back.
+        # A block leaves early; a block comes late; only one block gets a stage back.
         ({"CLUSTER": 2}, "    sync_cluster();  // the others", "// the others", "left"),
         _later({"CLUSTER": 2}, "    sync_cluster();\n", "    __syncthreads();\n", "nobody started"),
         ({"CLUSTER": 2}, "arrive_in_block(empty, lane)", "arrive_in_block(empty, 0)", "dead"),
@@ -265,7 +265,7 @@ def test_the_model_sees_mistakes_of_a_cluster(
 @pytest.mark.parametrize(
     ("right", "wrong", "complaint"),
     [
-        # A part is left out; Q's place is not given back by who stores nothing there.
+        # A part is left out; a warpgroup that stores nothing into Q's memory does not give it back.
         ("last - first + 1", "last - first", "error"),
         ("(kThroughShared) {  // nothing", "(false) {  // nothing", "deadlock"),
     ],

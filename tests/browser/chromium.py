@@ -1,4 +1,4 @@
-"""A headless Chromium, driven through its DevTools protocol over two pipes: no further package."""
+"""A headless Chromium, driven by its DevTools protocol over two pipes, without another package."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Browser:
         self._profile = tempfile.TemporaryDirectory(prefix="evotune-browser-")
         to_browser, self._write = os.pipe()
         self._read, from_browser = os.pipe()
-        # The protocol's pipes are the file descriptors 3 and 4, whatever they are called here.
+        # Chromium expects the protocol's pipes at the file descriptors 3 and 4.
         script = f'exec "$@" 3<&{to_browser} 4>&{from_browser}'
         self._process = subprocess.Popen(
             [
@@ -78,7 +78,7 @@ class Browser:
         self._profile.cleanup()
 
     def look(self, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """The window's size, and whether the system prefers dark colours."""
+        """Sets the window's size, and whether the system prefers dark colours."""
         self._call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
@@ -87,21 +87,21 @@ class Browser:
         self._call("Emulation.setEmulatedMedia", features=[self._colours])
 
     def print_preview(self, on: bool) -> None:
-        """The page as a printer gets it, and back; with the events that printing sends."""
+        """Shows the page as printed, or as before, and sends the events that printing sends."""
         self.evaluate(f"window.dispatchEvent(new Event('{'beforeprint' if on else 'afterprint'}'))")
         media = "print" if on else ""
         self._call("Emulation.setEmulatedMedia", media=media, features=[self._colours])
 
     def open(self, page: Path) -> float:
-        """Seconds until the page says that it is ready."""
+        """Opens a page; returns the seconds until the page says that it is ready."""
         started = time.monotonic()
         self._call("Page.navigate", url=page.resolve().as_uri())
         self.wait("document.documentElement?.dataset.ready === 'true'")
         return time.monotonic() - started
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression; AssertionError when it throws. What it calls is
-        held to the page's content security policy."""
+        """The value of a JavaScript expression; AssertionError when it throws. The page's content
+        security policy applies to the code that the expression calls."""
         answer = self._call(
             "Runtime.evaluate",
             expression=expression,
@@ -112,14 +112,14 @@ class Browser:
         return answer["result"].get("value")
 
     def wait(self, condition: str) -> None:
-        """Until a JavaScript condition holds."""
+        """Waits until a JavaScript condition holds."""
         deadline = time.monotonic() + _ANSWER_S
         while not self.evaluate(condition):
             assert time.monotonic() < deadline, f"never true: {condition}; {self.errors}"
             time.sleep(0.02)
 
     def screenshot(self, file: Path, *, top: int, width: int, height: int) -> None:
-        """A PNG of the page from `top` on, in pixels, also of what is out of sight."""
+        """Writes a PNG of the page from `top` on, in pixels, also of parts out of sight."""
         clip = {"x": 0, "y": top, "width": width, "height": height, "scale": 1}
         answer = self._call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
         file.write_bytes(base64.b64decode(answer["data"]))

@@ -1,4 +1,4 @@
-"""The HTML report as a reader meets it: in a browser, offline, with hostile texts in the run."""
+"""The HTML report in a browser, offline, with hostile texts in the run."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def browser() -> Iterator[chromium.Browser]:
 
 @pytest.fixture
 def page(tmp_path: Path, browser: chromium.Browser) -> Iterator[Path]:
-    """A run with a champion, slower rows, failures and hostile texts everywhere; then the proof
-    that reading it made no error, ran no foreign script and asked for nothing."""
+    """The page of a run with a champion, slower rows, failures and hostile texts everywhere. After
+    the test: the page caused no error, ran no foreign script and requested nothing."""
     browser.errors.clear()
     browser.requests.clear()
     outcomes = [
@@ -77,7 +77,7 @@ def page(tmp_path: Path, browser: chromium.Browser) -> Iterator[Path]:
 
 
 def draw_all(browser: chromium.Browser) -> int:
-    """Draws the charts that are out of sight too; how many there are."""
+    """Draws all charts, also those out of sight; returns how many there are."""
     browser.evaluate(
         "for (const node of charts.keys()) { watcher.unobserve(node); drawChart(node); }"
     )
@@ -162,7 +162,7 @@ def test_parallel_coordinates_keep_the_lines_through_a_range_and_move_their_axes
 def drag(
     browser: chromium.Browser, selector: str, start: float, end: float, right: int = 0
 ) -> None:
-    """The pointer goes down at a share of the element's height, and up at another one."""
+    """Drags the pointer from one share of the element's height to another, and `right` pixels."""
     browser.evaluate(
         f"(() => {{ const box = document.querySelector({selector!r}).getBoundingClientRect();"
         "const send = (target, type, share, right) => target.dispatchEvent(new PointerEvent(type,"

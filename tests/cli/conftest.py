@@ -45,5 +45,5 @@ def start(*arguments: object, cwd: Path, encoding: str = "utf-8") -> subprocess.
 
 
 def _python_path() -> str:
-    """The search path of children: evotune need not be installed to be tested."""
+    """PYTHONPATH for child processes, so that evotune can be tested without being installed."""
     return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))

@@ -1,4 +1,4 @@
-"""A command that ends in every way a command can end badly."""
+"""`evotune explode HOW`: a command that raises one named error for each way to end badly."""
 
 from __future__ import annotations
 

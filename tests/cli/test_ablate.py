@@ -35,7 +35,7 @@ CHAMPION = {"FAULT": "none", "UNUSED": 4}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A run whose champion is trial 0, as it is after the search."""
+    """A run folder as it is after the search, with trial 0 as champion."""
     folder = tmp_path_factory.mktemp("ablate")
     space = folder / "space.yaml"
     space.write_text(SPACE)

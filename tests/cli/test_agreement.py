@@ -1,4 +1,4 @@
-"""Spaces and run folders that somebody sent: nothing of theirs runs before somebody agrees."""
+"""Spaces and run folders from somebody else: none of their code runs before the user agrees."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from evotune.errors import SpaceError
 
 from .conftest import ROOT
 
-# Runs of real kernels, with a champion's confirmation each: they take minutes.
+# These tests run real kernels and confirm a champion each time: they take minutes.
 slow = pytest.mark.soak
 
 EXECUTING = [
@@ -31,7 +31,7 @@ EXECUTING = [
     "compare RUN:0 RUN:default --remeasure",
     "run RUN/sources/space.yaml --trials 1 --champions 1",
 ]
-# Of these, as all take their time.
+# The commands repeated after the user agreed: one for each kind, since each takes long.
 AGREED = {"native": EXECUTING[:1], "python": EXECUTING[1:2]}
 READING = [
     "report RUN --format json",
@@ -70,7 +70,7 @@ baseline: torch:best
 
 
 class Receiver:
-    """Somebody with a working folder, a state folder and a mark that foreign code would leave."""
+    """A user with a working folder and a state folder; foreign code that runs leaves a mark."""
 
     def __init__(self, folder: Path, mark: Path) -> None:
         self.folder, self.mark = folder / "here", mark
@@ -83,7 +83,7 @@ class Receiver:
         }
 
     def evotune(self, words: str, *more: str) -> subprocess.CompletedProcess[str]:
-        """`ran` tells whether foreign code did; the mark is taken away."""
+        """Runs a command; afterwards `ran` tells whether foreign code ran too."""
         return subprocess.run(
             [sys.executable, "-m", "evotune", *words.split(), *more],
             cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
@@ -91,7 +91,7 @@ class Receiver:
         )  # fmt: skip
 
     def ran(self) -> bool:
-        """Whether foreign code ran since this was asked before."""
+        """Whether foreign code ran since the last call; removes the mark."""
         found = self.mark.exists()
         self.mark.unlink(missing_ok=True)
         return found
@@ -110,7 +110,7 @@ class Receiver:
 
 
 class Sent:
-    """A space of somebody else's, and a run of it."""
+    """A space that somebody else wrote, and a run of it."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.kind, self.mark = kind, folder / "mark"
@@ -205,15 +205,15 @@ def test_a_space_from_elsewhere_is_run_only_once_somebody_agreed(
     shutil.copytree(sent.space, space, ignore=shutil.ignore_patterns("runs"))
     words = f"run {space}/space.yaml --trials 1 --champions 1"
     receiver.refuses(words, "which lies outside this folder")
-    if sent.code == "problem.py":  # Python runs when it is read
+    if sent.code == "problem.py":  # reading a Python problem runs it
         receiver.refuses(f"check {space}/space.yaml --no-compile", "problem.py, which lies outside")
-    else:  # what is only compiled is not executed
+    else:  # compiling a kernel does not execute it
         receiver.does(f"check {space}/space.yaml")
         receiver.does(f"compile {space}/space.yaml")
         assert not receiver.ran()
     receiver.does(words, "--trust-problem")  # the flag's old name
     assert receiver.ran()
-    receiver.does("resume latest --trials 2")  # its copies, in a new process, unasked
+    receiver.does("resume latest --trials 2")  # a new process runs the run's copies unasked
 
 
 @slow
@@ -265,7 +265,7 @@ def _at_a_terminal(receiver: Receiver, words: list[str], answer: str) -> tuple[i
     return process.wait(), said.decode(errors="replace")
 
 
-# --- kernels for a GPU, which is not needed to be refused ------------------------------------
+# --- kernels for a GPU: refused on machines without one too ----------------------------------
 
 GPU = """
 name: sent
@@ -300,6 +300,6 @@ def test_kernels_for_a_gpu_are_executed_only_once_somebody_agreed(
         load_setup(space, "h200")
     if source == "k.cu":
         load_setup(space, "h200", compile_only=True)
-    else:  # a Triton kernel is Python, which runs to be compiled
+    else:  # compiling a Triton kernel runs its Python
         with pytest.raises(SpaceError, match=r"k\.py, which"):
             load_setup(space, "h200", compile_only=True)

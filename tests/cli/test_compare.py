@@ -128,7 +128,7 @@ def test_a_limit_that_makes_no_sense_is_a_usage_error(text: str) -> None:
 def test_the_verdict_is_the_exit_code_though_nobody_reads_the_table(
     two: None, tmp_path: Path, condition: str, code: int
 ) -> None:
-    """As with `evotune compare … | head -1` under pipefail."""
+    """Nobody reads stdout, as in `evotune compare … | head -1` under pipefail."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "evotune", "compare", "a", "b", "--fail-if", condition]

@@ -41,7 +41,7 @@ def evotune(*arguments: object, cwd: Path) -> tuple[int, str, str]:
 def test_every_configuration_compiles_for_a_gpu_that_is_not_here(
     sound: Path, tmp_path: Path
 ) -> None:
-    """24 valid ones of 54: THREADS 2048 and SHARED_KIB 200 cannot be launched on an L4."""
+    """24 of 54 are valid: THREADS 2048 and SHARED_KIB 200 cannot be launched on an L4."""
     code, out, err = evotune("compile", sound, "--device", "l4", "--all", cwd=tmp_path)
     assert code == 0, err
     lines = [" ".join(line.split()) for line in out.splitlines()]
@@ -73,7 +73,7 @@ def test_all_figures_are_in_jsonl(sound: Path, tmp_path: Path) -> None:
     assert figures["shared_bytes_total"] == 65_536
     assert figures["spill_bytes"] == 0
     assert figures["registers"] > 0
-    assert figures["blocks_resident"] == 2  # of merge_parts, 1024 threads; 3 of the main kernel
+    assert figures["blocks_resident"] == 2  # merge_parts, with 1024 threads; the main kernel has 3
     assert figures["occupancy"] == pytest.approx(3 * 4 / 64)
     limited = [row for row in rows if row["outcome"] == "resource_limit"]
     assert limited
@@ -122,7 +122,7 @@ def test_without_a_gpu_one_line_and_exit_3(
 def test_without_cupy_compiling_ends_with_3_and_the_fix(
     sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A package of that name that cannot be imported stands before the real one."""
+    """A package `cupy` that cannot be imported comes before the real one on the path."""
     (tmp_path / "hidden" / "cupy").mkdir(parents=True)
     (tmp_path / "hidden" / "cupy" / "__init__.py").write_text(
         "raise ModuleNotFoundError('No module named cupy', name='cupy')\n"

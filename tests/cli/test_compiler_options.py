@@ -1,4 +1,5 @@
-"""Options of C++ kernels: which are allowed, with parameters in them, and what stays as it was."""
+"""Compiler options of C++ kernels: the allowed ones, parameters in them, and that a kernel compiled
+for fast math leaves the process its denormals."""
 
 from __future__ import annotations
 

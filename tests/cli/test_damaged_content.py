@@ -1,4 +1,4 @@
-"""Stores whose pages are whole and whose content is not: one line, exit code 4, no traceback."""
+"""Stores with sound pages and damaged content: one line, exit code 4, no traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written about the commands and the space file is what they are."""
+"""The documentation of the commands and of the space file agrees with the code."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ NO_GPU = GpuState(())
 
 
 def examine(monkeypatch: pytest.MonkeyPatch, state: GpuState) -> list[Finding]:
-    """What doctor says of a machine whose probe answers `state`."""
+    """The findings of `doctor` on a machine whose probe answers `state`."""
     monkeypatch.setattr("evotune.backends.cuda.doctor.probe", lambda: state)
     return findings.examine()
 
@@ -100,7 +100,7 @@ def test_no_gpu_at_all_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_driver_that_hangs_is_given_up_and_keeps_what_was_said() -> None:
-    """For ever, if it were waited for."""
+    """The driver never answers: waiting for it would never end."""
     state = probe(5.0, ("sh", "-c", "echo '[\"NVIDIA L4\"]'; exec sleep infinity"))
     assert state.gpus == ("NVIDIA L4",)
     assert "did not answer within 5 s" in state.problem

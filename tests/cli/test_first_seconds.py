@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment of a command: exit code 130, at most one line more, nothing half made."""
+"""Ctrl-C at any moment of a command: exit code 130, at most one more line, no half-made folder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _signals_are_heeded() -> Iterator[None]:
-    """By children too, which ignore what this process ignores: behind `&`, or under nohup."""
+    """Heeds signals that are ignored behind `&` or nohup: child processes would inherit that."""
     before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler)}
     before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
@@ -60,7 +60,7 @@ def test_an_interrupted_command_ends_with_130_and_no_traceback(folder: Path, com
     codes = []
     for step in range(_STEPS):
         process = start(*_arguments(command), cwd=folder)
-        time.sleep(whole_s * (step / _STEPS) ** 2)  # most of them while it imports
+        time.sleep(whole_s * (step / _STEPS) ** 2)  # most signals arrive during imports
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=300)
         codes.append(process.returncode)
@@ -98,7 +98,7 @@ def test_a_run_that_cannot_begin_leaves_no_folder(
     assert list(Path("made").iterdir()) == []
 
 
-# --- `compile`, which has a folder of its own ----------------------------------------------------
+# --- `compile` and its temporary folder ----------------------------------------------------------
 
 _COMPILER = """#!/bin/bash
 case "$*" in *faulty_attention*) [ -e {slow} ] && exec sleep 4321 ;; esac
@@ -110,8 +110,8 @@ exec g++ "$@"
 def compiling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[], subprocess.Popen[str]]]:
-    """Starts `evotune compile`, whose compiler is slow as long as there is a file `slow`, and
-    waits until it is at work."""
+    """Starts `evotune compile` and waits until its compiler is at work. The compiler is slow while
+    the file `slow` exists."""
     compiler = tmp_path / "compiler"
     compiler.write_text(_COMPILER.format(slow=tmp_path / "slow"))
     compiler.chmod(0o755)
@@ -163,7 +163,7 @@ def test_the_folder_of_a_killed_compile_goes_with_the_next_one(
 
 
 def test_a_signal_that_the_shell_ignores_stays_ignored(folder: Path) -> None:
-    """As it is for what a script starts with `&`."""
+    """A shell lets the commands that a script starts with `&` ignore SIGINT."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # children inherit it
     try:
         process = start("check", "space.yaml", cwd=folder)

@@ -1,4 +1,4 @@
-"""evotune at work in a folder of Python files that are named like the modules that it imports."""
+"""evotune in a working folder whose Python files have the names of modules that it imports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from .conftest import ROOT
 
-# What pip writes for the entry point; `python -m evotune` is the other way to start it.
+# pip writes this script for the entry point; `python -m evotune` is the other way to start.
 SCRIPT = """
 import sys
 from evotune.cli.main import main
@@ -49,7 +49,7 @@ KERNEL = ROOT / "kernels" / "attention" / "attention_scalar.cpp"
 
 
 class Downloads:
-    """A folder where each module of evotune's processes has a namesake that leaves a mark."""
+    """A folder with a namesake of every module that evotune imports: each leaves a mark."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.marks = folder / "downloads", folder / "marks"
@@ -96,7 +96,7 @@ def downloads(tmp_path_factory: pytest.TempPathFactory) -> Downloads:
 
 @pytest.fixture(scope="module")
 def measured(downloads: Downloads) -> str:
-    """A run of kernels, with a champion: it takes its time."""
+    """The name of a run of real kernels with a champion; it takes long to make."""
     before = set(_runs(downloads))
     _begin(downloads, "run space.yaml --trials 2 --champions 1")
     (run,) = set(_runs(downloads)) - before
@@ -165,7 +165,8 @@ def test_nor_does_a_process_that_works_on_a_long_report(downloads: Downloads) ->
 
 
 def test_nor_does_evotune_started_as_a_module(downloads: Downloads) -> None:
-    """But for modules that Python itself imports before it comes to evotune, and evotune's own."""
+    """Python finds some modules in the working folder before any code of evotune runs, among them
+    evotune itself: files with these names are moved aside."""
     moved = [
         (path, path.with_suffix(".moved"))
         for name in {*downloads.before_evotune, "evotune", "runpy", "importlib"}

@@ -1,5 +1,5 @@
-"""`evotune init --from-kernel-tuner`: scripts as Kernel Tuner's users write them come in; what
-cannot be told ends in one line, and nothing is written."""
+"""`evotune init --from-kernel-tuner` imports scripts as Kernel Tuner's users write them. Where it
+cannot tell what a script means, it prints one line and writes nothing."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def blurring(folder: Path, old: str = "", new: str = "") -> Imported:
 
 
 def value_of(text: str, name: str) -> object:
-    """What a class attribute of problem.py is set to."""
+    """The value of a class attribute in the text of problem.py."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             return ast.literal_eval(node.value)
@@ -178,7 +178,7 @@ def test_what_the_script_says_is_in_the_space(tmp_path: Path) -> None:
     (launch,) = kernel.launches
     assert space.problem is not None
     assert space.problem.shapes == ({"problem_size_x": 64, "taps": 7},)
-    assert kernel.define == ("taps", "problem_size_x")  # the latter since it uses grid_size_x
+    assert kernel.define == ("taps", "problem_size_x")  # the latter for grid_size_x
     assert [e.text for e in launch.grid] == ["ceil_div(problem_size_x, BLOCK_SIZE_X * TILE)"]
     assert ([e.text for e in launch.block], launch.shared_bytes.text) == (
         ["BLOCK_SIZE_X"],
@@ -233,9 +233,9 @@ def test_without_an_answer_one_method_is_to_be_written(invoke: Invoke, tmp_path:
         ("x.astype(np.float64) ** 2", "x ** 2"),
         ("n * x", None),  # n may vary
         ("np.cumsum(x)", None),
-        ("y + x", None),  # y is no input
+        ("y + x", None),  # y is not an input
         ("x[0] * x", None),
-        ("np.sum(x)", None),  # of another shape
+        ("np.sum(x)", None),  # its shape differs from that of y
     ],
 )
 def test_answers_become_torch_where_they_are_expressions(
@@ -277,7 +277,7 @@ kernel_tuner.tune_kernel(
 def test_outputs_may_be_said(tmp_path: Path) -> None:
     script = SIMPLE.replace("np.zeros_like(x)", "np.copy(x)").replace("answer=answer", "")
     script = script.replace("answer = [", "ignored = [")
-    made = brought_in(tmp_path, script)  # x is const
+    made = brought_in(tmp_path, script)  # x is const, so y is the output
     assert '"y": (n,)' in made.files["problem.py"].decode().partition("outputs")[2]
     with pytest.raises(UsageError, match=r"writes \(y, x\); say --output NAME"):
         brought_in(tmp_path, script.replace("const ", ""))
@@ -306,7 +306,7 @@ def test_a_function_gets_its_parameters_from_its_only_call(call: str, tmp_path: 
         brought_in(tmp_path, f"{head}{body}{call}\n{call}\n")
 
 
-# Each is a mistake: what is changed in the script, and the line that says so.
+# Each mistake: the text that is replaced in the script, its replacement, words of the error line.
 MISTAKES = {
     "no call": ("tune_kernel(", "print(", "1: no call of kernel_tuner's tune_kernel() in it"),
     "no Python": ("params = dict()", "params = dict(", "17: not Python: '(' was never closed"),

@@ -1,4 +1,4 @@
-"""Every command line that is shown works when it is pasted as it stands."""
+"""Every command line that evotune shows works when a user pastes it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECORDING = ROOT / "tests" / "data" / "synthetic_recording.json.gz"
 
 
 def paste(invoke: Invoke, line: str) -> str:
-    """What the command prints that a line of `evotune …` starts in this process."""
+    """Runs a line of `evotune …` in this process and returns its output."""
     program, *words = shlex.split(line)
     assert program == "evotune"
     result = invoke(*words)
@@ -113,7 +113,7 @@ def test_the_way_to_compile_without_a_gpu_names_the_space(
         result = invoke("run", space, "--device", asked)
         assert result.exit_code == 3
         assert result.stderr.endswith(f"; or only compile: evotune compile {expected}\n")
-    named = invoke("run", "attention-wgmma", "--device", "l4")  # which no kernel of it is for
+    named = invoke("run", "attention-wgmma", "--device", "l4")  # it has no kernel for an L4
     assert (named.exit_code, "compile" in named.stderr) == (3, False)
 
 

@@ -1,4 +1,4 @@
-"""What ships, and what is kept on this machine."""
+"""`evotune list`, `rm` and `cache`: shipped spaces, stored runs and compiled kernels."""
 
 from __future__ import annotations
 

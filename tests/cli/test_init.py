@@ -1,4 +1,4 @@
-"""`evotune init`: what it writes runs at once."""
+"""`evotune init` writes files that run at once."""
 
 from __future__ import annotations
 

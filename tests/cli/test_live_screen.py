@@ -1,4 +1,4 @@
-"""The live view on a real terminal, a pseudo one: what stands on its screen in the end."""
+"""The live view on a pseudo-terminal: the text on its screen in the end."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ with progress_observer(Terminal()) as observer:
 
 
 def on_screen(*parameters: int) -> tuple[list[str], list[str]]:
-    """The lines of the screen, and those above it, of a run whose best configuration has so many
-    parameters, one after the other."""
+    """Runs the live view for one best configuration after the other, with these numbers of
+    parameters; returns the lines on the screen and the lines that were scrolled off it."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     environment = {**os.environ, "PYTHONPATH": f"{_python_path()}:{TESTS}", "TERM": "xterm"}

@@ -1,4 +1,4 @@
-"""command x mistake x expected line, for mistakes with a run that is there."""
+"""Commands with mistakes, in a folder that holds a run: the exit code and the error line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a package is missing, every command says which, and `doctor` how to get it."""
+"""When a package is missing, every command names it and `doctor` says how to get it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_missing_package_is_named_with_the_way_to_get_it(
     assert (done.returncode, done.stderr) == (3, "")
     assert re.search(rf"^  {name}: pip install '{name}\b.*'$", done.stdout, re.MULTILINE)
     done = _run(tmp_path, {REQUIRED[name]}, "report", recorded, "--format", "html", "-o", "out")
-    if done.returncode:  # a command needs not every package
+    if done.returncode:  # not every command needs every package
         line = f"error: not installed: {name}; `evotune doctor` tells how to get it\n"
         assert (done.returncode, done.stdout, done.stderr) == (3, "", line)
     else:

@@ -1,4 +1,4 @@
-"""method x mistake x expected line, for a problem of a user's own."""
+"""Mistakes in each method of a user's problem: the exit code and the error line."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Scale(UserProblem):
     def baselines_of(self, x):
         return {"torch:eager": lambda: self.compute(x)}
 """
-DEFINITION = {  # method: the line of its `def`, of its body, and the body
+DEFINITION = {  # method: the line of its `def`, the line of its body, the body
     "inputs": (10, 11, 'return {"x": (rows, columns)}'),
     "outputs": (13, 14, 'return {"out": (rows, columns)}'),
     "operations": (16, 17, "return rows * columns"),
@@ -84,7 +84,7 @@ RAISED = {
     "raise KeyboardInterrupt": ": KeyboardInterrupt",
 }
 STRUCTURE = ("inputs", "outputs", "operations", "check")  # these need no PyTorch
-WRONG = [  # what stands in the place of the body, the line of the `def` is blamed
+WRONG = [  # method, the new body, the message; the error names the line of the `def`
     ("inputs", "return None", "inputs gave None, expected a dict, name -> shape"),
     ("inputs", "return ['x']", "inputs gave a list, expected a dict, name -> shape"),
     ("inputs", "return {3: (rows,)}", "inputs gave a dict, expected a dict, name -> shape"),
@@ -160,7 +160,7 @@ def _expect(result: Result, line: str) -> None:
         (method, mistake)
         for method in STRUCTURE
         for mistake in RAISED
-        if (method, "ValueError" in RAISED[mistake]) != ("check", True)  # so it refuses a shape
+        if (method, "ValueError" in RAISED[mistake]) != ("check", True)  # which refuses a shape
     ],
 )
 def test_what_a_method_raises_is_told_with_its_line(
@@ -183,7 +183,7 @@ def test_a_wrong_type_is_told_with_the_line_of_the_def(
 def test_a_wrong_type_of_what_needs_pytorch_is_told_too(
     folder: Path, monkeypatch: pytest.MonkeyPatch, method: str, body: str, line: str
 ) -> None:
-    """As `check` and the worker find it, without a process of its own."""
+    """Calls the examination that `check` and the worker make, in this process."""
     monkeypatch.chdir(folder)
     _spoil(folder, method, body)
     problem = create_problem("problem.py:Scale", "float32", folder)
@@ -305,7 +305,7 @@ def test_what_a_problem_prints_is_no_data(invoke: Invoke, folder: Path) -> None:
 
 @pytest.mark.soak
 def test_verify_tells_a_mistake_that_came_later(invoke: Invoke, folder: Path) -> None:
-    """The file of a run is as it was: another thing changed that it rests on."""
+    """The run's problem file is unchanged, but another file that it depends on is gone."""
     _spoil(folder, "compute", "return {'out': 3.0 * x} if Path('good').exists() else {}")
     (folder / "good").touch()
     assert invoke("run", "space.yaml").exit_code == 0

@@ -193,7 +193,7 @@ def test_nothing_is_left_of_a_run_that_has_ended() -> None:
 
 def test_elapsed_counts_all_sessions_and_ends_at_what_reports_will_say() -> None:
     live = LiveProgress(standing := Standing(clock := Clock()))
-    clock.now_s = 100.0  # somebody was asked something
+    clock.now_s = 100.0  # the user was asked something before the run began
     live.started(dataclasses.replace(info(done=3), elapsed_s=60.0))
     live.phase("timing the baselines")
     clock.now_s += 12.0

@@ -74,7 +74,7 @@ def test_a_whole_space_can_be_replayed_and_no_more(invoke: Invoke, tmp_path: Pat
 
 
 def test_the_report_of_a_run_is_a_recording(invoke: Invoke, tmp_path: Path) -> None:
-    """Recorded exhaustively, exported, zipped and replayed: the same times, the same failures."""
+    """A run of all configurations, exported, zipped and replayed: same times, same failures."""
     source = json.loads(gzip.decompress(RECORDING.read_bytes()))
     source["cache"] = dict(list(source["cache"].items())[:60])
     (tmp_path / "part.json").write_text(json.dumps(source))

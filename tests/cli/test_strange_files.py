@@ -39,7 +39,7 @@ parameters: {A: [1, 2]}
 
 @pytest.fixture(autouse=True)
 def _no_waiting() -> Iterator[None]:
-    """Whoever waits for a pipe is interrupted: the test fails, and the others go on."""
+    """Interrupts a command that waits for a pipe: that test fails, and the others go on."""
 
     def give_up(*_: object) -> None:
         raise AssertionError("the command waits")

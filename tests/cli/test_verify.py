@@ -23,7 +23,7 @@ Verify = Callable[..., Result]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds a run of one trial, FAULT=none, as it is once its baselines are known."""
+    """A folder with a run of one trial, FAULT=none, whose baselines are known."""
     folder = tmp_path_factory.mktemp("verify")
     run_of(SPACE, folder / "runs", {"FAULT": "none"})
     return folder
@@ -140,7 +140,7 @@ def test_a_recorded_run_has_nothing_to_verify(invoke: Invoke, tmp_path: Path) ->
 def test_a_configuration_that_the_constraints_forbid_is_named_with_them(
     folder: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the run's own copy of the space: FAULT=nan is forbidden afterwards."""
+    """The run's own copy of the space gets a constraint afterwards that forbids FAULT=nan."""
     (run,) = list_runs(folder / "runs")
     copy = next(run.sources.rglob("faulty.yaml"))
     text = copy.read_text()

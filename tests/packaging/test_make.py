@@ -1,4 +1,4 @@
-"""What `make run` would install, on a machine with a GPU's driver and on one without."""
+"""The packages that `make run` would install, with a GPU's driver and without one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 
 
 def commands(folder: Path, cuda: str | None, *arguments: str) -> list[str]:
-    """Of a fresh machine, without executing them; `nvidia-smi` tells of that version or fails."""
+    """The pip commands on a fresh machine, not executed. `nvidia-smi` reports `cuda`, or fails."""
     (folder / "bin").mkdir()
     smi = folder / "bin" / "nvidia-smi"
     says = f"echo '| Driver Version: 580.1  CUDA Version: {cuda}  |'" if cuda else "exit 9"

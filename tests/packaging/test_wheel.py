@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Builds the wheel, installs it into a folder of its own; the environment to use it in."""
+    """Builds the wheel and installs it into a folder; returns the environment to use it in."""
     folder = tmp_path_factory.mktemp("wheel")
     for command in (
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", folder, ROOT],
@@ -62,7 +62,7 @@ def test_an_installed_evotune_tunes_a_shipped_space(
 
 
 def _files(folder: Path) -> set[Path]:
-    """Without the bytecode that an installer makes."""
+    """The files of a folder, without the bytecode that an installer makes."""
     return {
         path.relative_to(folder)
         for path in folder.rglob("*")

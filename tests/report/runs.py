@@ -1,4 +1,4 @@
-"""Run folders made by hand: what the engine would have written, without running anything."""
+"""Run folders as the engine would write them, made without running anything."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def ok(
     duplicate_of: int | None = None,
     max_error: float = 1e-4,
 ) -> Outcome:
-    """A valid outcome with the same speedup on every case; +-1% unless bounds are given."""
+    """A valid outcome with the same speedup on every case, +-1% unless bounds are given."""
     low = speedup * 0.99 if low is None else low
     high = speedup * 1.01 if high is None else high
     measurements = tuple(

@@ -154,7 +154,7 @@ def test_every_valid_code_has_one_row_and_ranks_never_fall(rng: random.Random, c
 
 
 def random_run(runs_dir: Path, rng: random.Random) -> RunFolder:
-    """Ties, failures, duplicates (of duplicates, and of trials that were lost) and champions."""
+    """A run with ties, failures, champions and duplicates (of duplicates and lost trials too)."""
     outcomes: list[Outcome] = []
     for number in range(rng.choice([1, 6, 30])):
         if rng.random() < 0.3:
@@ -179,7 +179,7 @@ def test_the_head_of_the_leaderboard_needs_few_trials_and_is_the_same(tmp_path: 
             assert leaderboard_lines(head, count, 100) == leaderboard_lines(whole, count, 100)
             assert rank(head).rows[:count] == rank(whole).rows[:count]
             for style, text in LEADERBOARDS.items():
-                if style != "csv":  # whose columns are those of what is loaded
+                if style != "csv":  # the columns of CSV depend on the loaded trials
                     assert text(head, count) == text(whole, count)
             assert summarize(head) == summarize(whole)
     assert left_out > 100

@@ -1,4 +1,4 @@
-"""Reports that several processes make: the same bytes, and nothing is left behind."""
+"""Reports made by several processes: the same bytes, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ for done in mapped(time.sleep, [0, 0] + [0.2] * 1000, 2):
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    """Failures, missing figures, twins, a confirmation, and texts of other alphabets."""
+    """A run with failures, missing figures, twins, confirmations and text that is not ASCII."""
     outcomes = [
         failed(OutcomeKind.TIMEOUT, "=långsam\n") if n % 7 == 0
         else Outcome(OutcomeKind.OK, fitness=n / 9, resources={"registers": n, "odd": n % 2 == 0})
@@ -105,19 +105,19 @@ def test_no_process_outlives_an_interrupted_report(by: signal.Signals) -> None:
         assert parent.stdout.readline() == "ready\n"
         group = os.getpgid(parent.pid)
         assert len(_members(group)) >= 3
-        # A terminal's Ctrl-C reaches the whole group; a kill only the one.
+        # Ctrl-C at a terminal reaches the whole group, a kill only the one process.
         (os.killpg if by is signal.SIGINT else os.kill)(parent.pid, by)
         parent.wait(300)
         deadline = time.monotonic() + 300
         while _members(group) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert not _members(group)
-        # One traceback at most: the parent's own, none of its children.
+        # At most one traceback: the parent's own, none of its children's.
         assert parent.stderr.read().count("Traceback") <= 1
 
 
 def _members(group: int) -> list[int]:
-    """Processes of the group, without those that have ended."""
+    """The processes of the group, without zombies."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():

@@ -230,7 +230,7 @@ def test_errors_near_the_limit_of_an_own_problem_lead_to_the_yardstick(
     wrong = msgspec.structs.replace(failed(OutcomeKind.WRONG_RESULT, "out is off"), checks=(check,))
     own = {"problem": {"name": "problem.py:Softmax", "dtype": "float32"}}
     assert ("yardstick_of" in shown(board([wrong], meta=own))) == hinted
-    assert "yardstick_of" not in shown(board([wrong]))  # attention has its own
+    assert "yardstick_of" not in shown(board([wrong]))  # attention has its own yardstick
 
 
 def test_what_compilers_said_stays_on_the_screen_and_harmless(tmp_path: Path) -> None:

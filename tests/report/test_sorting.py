@@ -1,4 +1,4 @@
-"""How the page sorts its rows, as its own script does it; and values as reports list them."""
+"""The order of a page's rows, by the page's own script, and of a parameter's values in reports."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_the_summary_counts_outcomes_pace_and_stages(tmp_path: Path) -> None:
 
 
 def test_time_at_work_is_more_than_searching_and_the_same_in_all_reports(tmp_path: Path) -> None:
-    """The pace is of searching, as the live view has it."""
+    """The pace counts only the time of searching, as in the live view."""
     run = make_run(tmp_path, [ok(2.0)] * 5, meta={"around_search_s": 65.4})
     data = RunData.load(run)
     found = summarize(data)

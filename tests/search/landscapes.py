@@ -1,4 +1,4 @@
-"""Spaces with known answers, and the engine's loop without an engine."""
+"""Spaces whose outcomes are known, and the engine's ask and tell loop without an engine."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Session:
         self.exhausted = False
 
     def run(self, count: int) -> list[Configuration]:
-        """Go on until there are `count` proposals, or None; give all so far."""
+        """Asks until there are `count` proposals, or no more are left; returns all of them."""
         while len(self.proposals) < count and not self.exhausted:
             while len(self.pending) > self.lookahead:
                 self._tell_oldest()

@@ -1,4 +1,4 @@
-"""What every strategy promises, whatever it does to find good configurations."""
+"""The promises that every strategy keeps, however it finds good configurations."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_another_seed_gives_other_proposals(name: str) -> None:
 
 @every_strategy
 def test_asking_changes_nothing(name: str) -> None:
-    """Asked twice, out of turn or about other pending ones, it goes on as if it had not been."""
+    """Extra asks (a second time, out of turn, with other pending ones) change no later proposal."""
     recorded = recording()
     plain = session(name, recorded.space, recorded.outcome)
     nosy = session(name, recorded.space, recorded.outcome)
@@ -86,7 +86,7 @@ def test_asking_changes_nothing(name: str) -> None:
 
 @every_strategy
 def test_proposals_depend_on_outcomes_only_once_they_are_told(name: str) -> None:
-    """However late an outcome was known to the engine, only the order of tells counts."""
+    """Only the order of tells counts, not when the engine learnt an outcome."""
     recorded = recording()
     wide = session(name, recorded.space, recorded.outcome, lookahead=16)
     wide.run(100)
@@ -160,7 +160,7 @@ def test_leaves_the_global_random_state_alone(name: str) -> None:
 
 
 def test_proposals_are_the_same_in_every_process() -> None:
-    """Sets and string hashes differ from process to process; no answer may hang on them."""
+    """Sets and string hashes differ from process to process; no proposal may depend on them."""
     code = (
         "from search.landscapes import recording, session\n"
         f"for name in {STRATEGY_NAMES!r}:\n"

@@ -54,7 +54,7 @@ def test_starts_at_the_default_and_is_blind_until_the_first_model() -> None:
 
 
 def test_blind_proposals_are_spread_out() -> None:
-    """A window that nothing is known for: 16 of 1,000 places, farther apart than samples are."""
+    """The first 16 of 1,000 places, asked for without outcomes, lie farther apart than samples."""
     axes = [OrderedParameter(name, tuple(range(10))) for name in "ABC"]
     places = itertools.product(range(10), repeat=3)
     space = ExplicitSpace(axes, [dict(zip("ABC", place, strict=True)) for place in places])
@@ -82,7 +82,7 @@ def test_elites_survive_worse_trials() -> None:
 
 
 def test_avoids_the_neighbourhood_of_failures() -> None:
-    """A third of the space fails, as one block, beside the best of the rest."""
+    """A third of the space fails: one block next to the best of the rest."""
     recorded = recording()
 
     def outcome(configuration: Configuration) -> Outcome:
@@ -99,7 +99,7 @@ def test_avoids_the_neighbourhood_of_failures() -> None:
 
 
 def test_pending_proposals_push_the_next_one_elsewhere() -> None:
-    """With 16 in flight the proposals are as different as one by one, not one hill's top 16."""
+    """With 16 in flight, proposals differ as if asked one by one: not as one hill's top 16."""
     recorded = recording()
     search = session("evolution", recorded.space, recorded.outcome, lookahead=16)
     search.run(80)
@@ -127,7 +127,7 @@ def test_the_logbook_counts_failures_and_describes_each_generation() -> None:
 
 
 def test_keeps_sampling_while_everything_fails() -> None:
-    """A failing start must not shrink the search to the neighbourhood of nothing."""
+    """While there is no success to search around, the search must still sample the whole space."""
     recorded = recording()
     search = session(
         "evolution", recorded.space, lambda c: Outcome(OutcomeKind.COMPILE_ERROR), lookahead=0
@@ -150,7 +150,7 @@ def test_works_around_a_single_success() -> None:
 
 
 def test_a_worse_second_measurement_corrects_the_model() -> None:
-    """Twins told the first value and its correction propose what one told the last alone does."""
+    """The first value is dropped: a search restored without it makes the same next proposal."""
     space = small_space()
     search = session("evolution", space, smooth, lookahead=0)
     search.run(15)
@@ -192,8 +192,8 @@ def test_a_damaged_snapshot_leaves_a_search_that_knows_nothing(
 
 
 def test_a_pool_that_is_made_late_has_the_same_candidates() -> None:
-    """A strategy that was asked after every tell, and one that is asked at last only, agree,
-    also where a configuration was first told, or told again, since the pool was due."""
+    """A strategy asked after every tell and one asked only at the end agree, also when a
+    configuration was told for the first time, or again, after the pool was due."""
     recorded = recording()
     settings = SearchSettings(0, 8, 3, 0)
     prompt = Evolution(recorded.space, settings)

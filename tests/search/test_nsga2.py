@@ -23,7 +23,7 @@ def outcome(share: float | None, speedup: float = 1.0) -> Outcome:
 
 
 def contradictory(configuration: Configuration) -> Outcome:
-    """The recorded time, and an error that is the smaller the larger the tile and the block."""
+    """The recorded time, and an error that falls as the tile and the block grow."""
     time_ms = recording().times_ms.get(configuration)
     if time_ms is None:
         return Outcome(OutcomeKind.LAUNCH_ERROR)
@@ -35,7 +35,7 @@ def contradictory(configuration: Configuration) -> Outcome:
 
 
 def volume(strategy: str, seed: int) -> float:
-    """What a search's front dominates, over error shares up to 1 and ln(speedup) from -5."""
+    """The area that a search's front dominates: error shares up to 1, ln(speedup) from -5."""
     settings = SearchSettings(seed, population=20, objectives=OBJECTIVES)
     search = Session(create_strategy(strategy, recording().space, settings), contradictory)
     found = [o for c in search.run(150) if (o := contradictory(c)).ok]
@@ -59,7 +59,7 @@ def test_finds_a_larger_front_than_random_search_and_one_for_speed_alone() -> No
 
 def test_parents_are_the_least_dominated_and_least_crowded() -> None:
     members = list(itertools.islice(recording().space.enumerate(), 12))
-    # On one line from accurate to fast, two of them nearly alike, and dominated ones.
+    # Six on a line from accurate to fast, one nearly equal to one of them, and five dominated ones.
     figures = [(1.0 + i, 0.1 + 0.1 * i) for i in range(6)]
     figures += [(2.0, 0.2001), *((0.5, 0.8 + 0.01 * i) for i in range(5))]
     given = {c: outcome(e, s) for c, (s, e) in zip(members, figures, strict=True)}
@@ -75,7 +75,7 @@ def test_parents_are_the_least_dominated_and_least_crowded() -> None:
 
 def test_an_objective_of_an_outcome() -> None:
     assert values(outcome(0.25, 2.0), OBJECTIVES) == (math.log(2), -0.25)
-    assert values(outcome(None), ("error",)) == (-1.0,)  # nothing measured: no merit
+    assert values(outcome(None), ("error",)) == (-1.0,)  # no error was measured: the worst value
     skipped = Check("c", "normal", "skipped", 5.0, 1.0)
     assert values(Outcome(OutcomeKind.OK, 0.0, checks=(skipped,)), ("error",)) == (-1.0,)
 

@@ -85,7 +85,7 @@ def test_select_prefers_the_fitter() -> None:
     population = [individual(i, float(i)) for i in range(20)]
     rng = random.Random(0)
     chosen = [parent.elite.number for parent in toolbox.select(population, 400, rng)]
-    assert statistics.fmean(chosen) > 14  # 9.5 without pressure
+    assert statistics.fmean(chosen) > 14  # 9.5 without selection
 
 
 def test_the_chronicle_keeps_deap_objects_and_the_best_distinct_elites() -> None:
@@ -118,7 +118,7 @@ def test_a_generation_is_recorded_with_statistics_of_its_successes() -> None:
         "worst": 1.0,
         "top": 6.0,
     }
-    assert chronicle.logbook[1]["best"] == 6.0  # of all, where `top` is of the generation
+    assert chronicle.logbook[1]["best"] == 6.0  # of all generations; `top` is of one
 
 
 def test_true_and_one_are_different_genes() -> None:

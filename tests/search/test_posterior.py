@@ -24,7 +24,7 @@ VALUES = np.sin(ROWS[:, 0] / 3) + (ROWS[:, 1] == 1) - 0.2 * ROWS[:, 2]
 
 
 def test_appending_equals_knowing_from_the_start() -> None:
-    """The textbook's formulas on all rows, against rows worked in one by one."""
+    """Rows appended one by one give the same as the textbook's formulas on all rows."""
     known, late, pool = ROWS[:20], ROWS[20:26], ROWS[26:]
     posterior = Posterior(KERNEL, known, VALUES[:20], pool)
     for row in late:
@@ -40,8 +40,8 @@ def test_appending_equals_knowing_from_the_start() -> None:
 
 
 def test_many_trials_at_once_are_the_same_trials_bit_by_bit() -> None:
-    """Or a resumed search, which works in at once what came one by one, could break a tie in
-    another way."""
+    """Otherwise a resumed search, which adds at once the trials that first came one by one, could
+    break a tie in another way."""
     one_by_one, at_once, mixed = (
         Posterior(KERNEL, ROWS[:7], VALUES[:7], ROWS[45:]) for _ in range(3)
     )
@@ -81,7 +81,7 @@ def test_the_fit_finds_the_axis_that_matters_and_the_one_that_is_a_bag_of_values
     rows = np.stack([rng.integers(0, 20, 90) for _ in range(3)], axis=1)
     encoder = Encoder([IntegerRange(name, 0, 19) for name in "ABC"])
     bag = rng.normal(size=20)
-    values = np.sin(rows[:, 0] / 6) + bag[rows[:, 1]]  # the third has no part in it
+    values = np.sin(rows[:, 0] / 6) + bag[rows[:, 1]]  # the third axis has no effect
     kernel, _ = fit_kernel(default_kernel(encoder.axes), encoder.axes, rows, values, rng)
     beside = [table[1] for table in kernel.tables]  # log correlation of adjacent values
     assert beside[0] > -0.2
@@ -101,7 +101,7 @@ def test_expected_improvement_grows_with_mean_and_deviation() -> None:
 @pytest.mark.parametrize("z", [-40.0, -29.0, -6.0, -1.0, 0.0, 3.0])
 def test_expected_improvement_is_the_integral_of_its_definition(z: float) -> None:
     """E[max(0, t + z)] of Student's t with 8 degrees of freedom, summed up numerically."""
-    above = np.concatenate([[0.0], np.geomspace(1e-9, 1e5, 400_000)])  # what f has over the best
+    above = np.concatenate([[0.0], np.geomspace(1e-9, 1e5, 400_000)])  # f minus the best
     density = 0.386699 * (1 + (above - z) ** 2 / 8) ** -4.5
     expected = np.trapezoid(above * density, above)
     found = np.exp(log_expected_improvement(np.array([z]), np.array([1.0]), 0.0))

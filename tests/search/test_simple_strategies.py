@@ -1,4 +1,4 @@
-"""Random, exhaustive and local search: what each one adds to the conformance suite."""
+"""Random, exhaustive and local search: their own behaviour, beyond the conformance suite."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_local_search_climbs_to_the_top_of_a_hill() -> None:
         lookahead=0,
     )
     start = int(hill.run(1)[0]["X"])
-    # Both directions are tried at the start; then each step is one that goes up.
+    # Both directions are tried at the start; from then on each step goes up.
     hill.run(1 + 2 * abs(start - 500) + 2)
     assert hill.strategy.best is not None
     assert hill.strategy.best.configuration["X"] == 500

@@ -4,7 +4,7 @@ from evotune.search.streams import stream
 
 
 def test_a_stream_is_fixed_for_good() -> None:
-    """Runs that were made by earlier versions resume with these very draws."""
+    """A run that an earlier version made resumes with exactly these draws."""
     assert stream(0, "propose", 7).getrandbits(32) == 2495254236
     assert stream(0, "propose", 7).getrandbits(32) == 2495254236
 

@@ -17,7 +17,7 @@ MEMBERS = list(small_space().enumerate())
 
 
 def _told(count: int) -> tuple[ToldTrials, list[tuple[Configuration, float | None, bool]]]:
-    """Trials of a few configurations, told again and again, and the same as a plain list."""
+    """Trials of a few configurations, told again and again, and a plain list of the same trials."""
     rng = random.Random(count)
     trials = ToldTrials(Encoder(small_space().parameters))
     plain: list[tuple[Configuration, float | None, bool]] = []

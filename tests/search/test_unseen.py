@@ -11,7 +11,7 @@ from .landscapes import recording, small_space
 
 
 class CountingSpace(ExplicitSpace):
-    """Counts how far the enumeration was taken."""
+    """Counts the configurations that were enumerated."""
 
     def __init__(self) -> None:
         space = recording().space

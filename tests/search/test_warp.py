@@ -44,7 +44,7 @@ def test_the_data_say_whether_the_model_is_shown_warped_values(has_tail: bool) -
     )
     for a, b in rng.integers(0, 16, (60, 2)).tolist():
         fitness = -0.02 * (a - 9) ** 2 - 0.01 * (b - 4) ** 2
-        # Cliffs that nothing smooth follows, on the slow side only.
+        # Cliffs that no smooth function follows, on the slow side only.
         tail = 4 * rng.random() if has_tail and a < 8 else 0.0
         guide.learn(Configuration({"A": a, "B": b}), fitness - tail)
     assert guide.snapshot()["warped"] is has_tail

@@ -18,7 +18,7 @@ DEVICE: Mapping[str, Value] = {"shared_bytes_per_block": 101376, "threads": 1024
 
 
 def parse_text(body: str) -> SpaceDocument:
-    """A space with everything but what `body` says filled in."""
+    """A space file of HEAD and `body`."""
     return parse_space(HEAD + body)
 
 

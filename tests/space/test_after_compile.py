@@ -1,4 +1,4 @@
-"""`after_compile`: constraints over what only the compiler knows."""
+"""`after_compile`: constraints over figures that only the compiler knows."""
 
 from __future__ import annotations
 

@@ -333,7 +333,7 @@ def test_a_recording_lies_under_the_root_of_its_space(tmp_path: Path) -> None:
         with pytest.raises(SpaceError, match=r"yaml:2:18: .*outside the space's root"):
             load_space(file)
     file.write_text("name: old\nrecorded: {file: loop.json}\n")
-    assert load_space(file).recorded is not None  # who reads it says what is wrong
+    assert load_space(file).recorded is not None  # the recording's reader reports it
 
 
 def test_committed_schema_is_current_and_accepts_the_example() -> None:

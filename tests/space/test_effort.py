@@ -1,4 +1,4 @@
-"""Spaces too entangled to count: an answer all the same, the same on every machine."""
+"""Spaces too entangled to count still get an answer, the same one on every machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HOPELESS = [
 
 
 class Clock:
-    """Each look at it takes a second."""
+    """A clock that moves a second at each call."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -185,7 +185,7 @@ def test_constraints_that_there_is_no_time_to_count_are_reported_without_numbers
     late = space.constraint_report(Deadline.after(100.0, clock))
     assert [row.text for row in late] == [text.replace("  ", " ") for text in ENTANGLED]
     assert any(row.removes_last is None for row in late)
-    assert clock.now_s < 150  # each count ends soon after the clock says so
+    assert clock.now_s < 150  # each count ends soon after the deadline
     assert space.constraint_report(Deadline.after(-1.0, Clock()))[0].removes_alone is None
 
 

@@ -173,7 +173,7 @@ def _larger(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 
 def _is_parsed(text: str) -> bool:
-    """Operations on numbers alone that have no value are no expressions."""
+    """False for an operation on literals that has no value: the parser refuses it."""
     try:
         parse_expression(text)
     except SpaceError:
@@ -309,8 +309,8 @@ def test_any_text_is_an_expression_or_a_space_error(text: str) -> None:
 
 
 def test_threads_parse_expressions_one_after_the_other() -> None:
-    """Python counts the depth of a tree that it builds once for all threads (CPython #106905): a
-    thread that comes between, while the collector runs, made that a SystemError."""
+    """While Python builds a syntax tree, it counts the depth in one place for all threads (CPython
+    #106905). A thread that parsed meanwhile, while the collector ran, caused a SystemError."""
     turn, done = threading.Semaphore(0), threading.Semaphore(0)
     ended = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Names for expressions, as many and as deep as a space file may have them."""
+"""`let`: named expressions, as many and as deep as a space file may have them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PARAMETERS = "parameters: {A: [1, 2], B: {values: [1, 2], when: WHEN}}\n"
 
 
 def chain(step: str, count: int) -> str:
-    """`count` lets, each made of the one before it, which `step` calls @."""
+    """`count` lets, each built on the one before it, which `step` writes as @."""
     lines = [f'  L{i}: "{step.replace("@", f"L{i - 1}" if i else "A")}"\n' for i in range(count)]
     return "let:\n" + "".join(lines)
 
@@ -39,7 +39,7 @@ def test_as_many_lets_as_there_may_be_can_build_on_each_other(step: str) -> None
     assert len(members) == space.size().valid > 0
     assert all(map(space.is_valid, members))
     assert space.sample(random.Random(0)) in members
-    assert {member["B"] for member in members} == {1, 2}  # where the condition holds, B counts
+    assert {member["B"] for member in members} == {1, 2}  # B is active where it holds
     free = bind_text(body)
     (report,) = space.constraint_report()
     assert free.size().valid - space.size().valid == report.removes_last
@@ -70,7 +70,7 @@ def test_a_deep_let_without_a_value_counts_only_where_it_is_looked_at() -> None:
 
 
 def test_lets_of_one_when_may_share_others() -> None:
-    """Each use is followed once: 2 to the power of 256 would never end."""
+    """Each let is followed once; to follow each use would take 2 to the power of 256 steps."""
     lets = chain("@ + @ * 0", 256)
     space = bind_text(lets + PARAMETERS.replace("WHEN", "L255 > 1"))
     assert [tuple(member.values()) for member in space.enumerate()] == [(1, 1), (2, 1), (2, 2)]

@@ -73,7 +73,7 @@ def space_texts(draw: st.DrawFn) -> str:
 
 
 def brute_force(space: BoundSpace) -> Iterator[Configuration]:
-    """All members by the definition, expression by expression, in every environment."""
+    """All members by definition: each point is tried, in every environment."""
     names = [gene.name for gene in space.genes]
     for values in itertools.product(*(gene.values for gene in space.genes)):
         point = dict(zip(names, values, strict=True))
@@ -348,7 +348,7 @@ default: {A: 2, B: 3, C: y}
         ("", (2, 3, "y", "p")),
         ("A: 1, B: 2, C: x, D: q", (1, 2, "x", "q")),
         ("A: 2, B: 3, C: x, D: p", (2, 3, "x", "p")),
-        # Others change where they must, and C stays as in the default.
+        # Other parameters change where they must; C stays as in the default.
         ("B: 2", (1, 2, "y", "p")),
         ("D: q", (1, 3, "y", "q")),
         ("D: q, B: 2", (1, 2, "y", "q")),

@@ -1,4 +1,4 @@
-"""Numbers that are too large, and operations that have no result: said clearly, and everywhere."""
+"""Numbers that are too large and operations without a result: a clear message everywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spaces as Python objects say what space files say."""
+"""A space of Python objects means the same as its space file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _ELSEWHERE = ("path", "root", "text", "source", "file")
 
 
 def said(value: object) -> object:
-    """A document, or a part of it, without the places of its files and of what they say."""
+    """A document, or a part of it, without file paths and positions in the text."""
     if isinstance(value, Expression):
         return value.text
     if dataclasses.is_dataclass(value):
@@ -67,7 +67,7 @@ def said(value: object) -> object:
 
 
 def first_keys(setup: Setup) -> list[str]:
-    """Of the binaries that the first configuration needs."""
+    """The keys of the binaries that the default configuration needs."""
     assert setup.planner is not None
     proposal = setup.planner.proposal(0, setup.space.default())
     return [job.compile.key for job in proposal.cases]

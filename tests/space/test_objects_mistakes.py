@@ -1,4 +1,4 @@
-"""Mistakes in spaces of Python objects: the messages of space files, at the objects' paths."""
+"""A mistake in a space of Python objects has the message of a space file and the object's path."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PLAIN = CppKernel("kernels/a.cpp", "f", name="plain")
 
 
 def space(**given: Any) -> Space:
-    """The space of `spaces.HEAD`, and what is given."""
+    """The space of `spaces.HEAD`, with the given fields added or replaced."""
     common = {"name": "small", "problem": "attention", "shapes": [{"n": 64}]}
     if "kernels" not in given:
         common["kernel"] = PLAIN
@@ -58,7 +58,7 @@ def mistake(make: Callable[[], object]) -> SpaceError:
 
 
 BESIDE = "parameters: {A: [1, 2], B: [1, 2]}\n"
-# Each a mistake in a space file, and where the same values stand in a `Space`.
+# A mistake in a space file, and the path of the same value in a `Space`.
 BAD_VALUES = [
     ("parameters: {a: [1]}", 'Space.parameters["a"]'),
     ("parameters: {A: []}", 'Space.parameters["A"]'),

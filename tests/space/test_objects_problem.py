@@ -1,4 +1,4 @@
-"""A problem given as a class: a module is made of it, and evotune's processes read that."""
+"""A problem given as a class: evotune writes it into a module, which its processes read."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def space(kind: Any, **given: Any) -> Space:
 
 
 def result(made: Space, folder: Path) -> float:
-    """What the problem of the written module makes of 2.0."""
+    """The problem's output for 2.0, computed by the written module."""
     document = Space.from_yaml(materialize(made, folder)).document
     assert document.problem is not None
     problem = create_problem(document.problem.name, "float32", folder)
@@ -59,7 +59,7 @@ def result(made: Space, folder: Path) -> float:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ModuleType]]:
-    """Writes and imports modules of a folder that is the working folder too."""
+    """Writes modules into the working folder and imports them."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -77,7 +77,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
 
 def cell(text: str, number: int, shared: ModuleType) -> None:
-    """Runs the text as a notebook does a cell: it is in no file, but `linecache` has it."""
+    """Runs the text as a notebook runs a cell: it is in `linecache` and in no file."""
     name = f"<cell {number}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     FunctionType(compile(text, name, "exec"), vars(shared))()

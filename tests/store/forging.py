@@ -1,4 +1,4 @@
-"""Stores that were changed behind evotune's back."""
+"""Changes stores behind evotune's back."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from evotune.store.schema import columns_of_text
 
 
 def change(store: Path, *statements: str) -> None:
-    """As a fault of a disk would: nothing else changes with it."""
+    """Changes a store as a disk fault would: the checksums stay as they were."""
     with closing(sqlite3.connect(store, isolation_level=None)) as connection:
         for statement in statements:
             connection.execute(statement)
 
 
 def forge(store: Path, *statements: str) -> None:
-    """As somebody would who knows how: columns and checksums follow."""
+    """Changes a store as a forger would: columns and checksums are made to fit."""
     change(store, *statements)
     with closing(sqlite3.connect(store, isolation_level=None)) as connection:
         found, place = FIRST, 0

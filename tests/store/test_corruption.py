@@ -43,7 +43,7 @@ def _outcome(number: int) -> Outcome:
 
 @dataclass(frozen=True)
 class Whole:
-    """A finished store: its bytes, and all that can be asked of it."""
+    """A finished store: its bytes, and its answers to every query."""
 
     content: bytes
     answers: tuple[object, ...]
@@ -87,7 +87,7 @@ def _judge(path: Path, whole: Whole, content: bytes) -> str:
 def _flipped(whole: Whole, places: Iterable[int]) -> Iterable[bytes]:
     for place in places:
         content = bytearray(whole.content)
-        content[place] ^= 1  # which makes another digit of a digit
+        content[place] ^= 1  # turns a digit into another digit
         yield bytes(content)
 
 

@@ -1,4 +1,4 @@
-"""The store of every version that was released can be read, and gone on with."""
+"""A store of every released version can be read, and a run can go on with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store keeps what it acknowledged, and says in one sentence when it cannot."""
+"""The store keeps every outcome that it acknowledged, or says in one sentence why it cannot."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "store.sqlite"
 
 
-# --- what is kept ------------------------------------------------------------------------
+# --- kept rows ---------------------------------------------------------------------------
 
 
 def test_outcomes_come_back_as_they_were_in_order_of_proposals(path: Path) -> None:
@@ -112,7 +112,7 @@ def test_the_history_digest_is_of_what_was_tried_and_in_which_order(path: Path) 
                 store.append(Trial(number, configuration, FAILED), float(index))
             digests.append(store.history_digest())
     assert len(set(digests)) == len(histories)
-    with RunStore.create(path) as store:  # the same, stored the other way round, other outcomes
+    with RunStore.create(path) as store:  # the same trials in another order, with other outcomes
         store.append(Trial(1, Configuration({"A": 1}), RICH), 9.0)
         store.append(Trial(0, Configuration({"A": 0}), RICH), 8.0)
         assert store.history_digest() == digests[0]
@@ -178,7 +178,7 @@ def test_kill_9_loses_nothing_that_was_acknowledged(path: Path, lines: int) -> N
         store.append(trial(len(numbers)), 0.0)
 
 
-# --- what is no store --------------------------------------------------------------------
+# --- files that are not stores -----------------------------------------------------------
 
 
 def _foreign(path: Path) -> None:
@@ -418,7 +418,7 @@ def test_trials_are_found_by_what_became_of_them(path: Path) -> None:
 
 
 def test_figures_that_are_no_numbers_hide_nothing(path: Path) -> None:
-    """JSON has no NaN, SQLite's reader of JSON neither."""
+    """JSON has no NaN, and SQLite's functions for JSON refuse the NaN that Python writes."""
     check = Check("c", "normal", "failed", float("nan"), float("inf"))
     with RunStore.create(path) as store:
         store.append(trial(0), 0.0)

@@ -34,7 +34,7 @@ def _trial(number: int) -> Trial:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """The second half of the outcomes is in the log alone, some of the first in both."""
+    """The second half of the outcomes is only in the log, some of the first half in both files."""
     path = tmp_path_factory.mktemp("torn") / "store.sqlite"
     with RunStore.create(path, {"state": "running"}) as store:
         for number in range(OUTCOMES):
@@ -50,8 +50,8 @@ def _log(path: Path) -> bytes:
 
 
 def _opened(folder: Path, main: bytes, log: bytes, whole: tuple[Trial, ...]) -> str:
-    """Three openings one after the other, of which the writers agree. A reader may still find a
-    prefix where a writer refuses: it looks only at the pages that it needs."""
+    """Opens the store for reading and then twice for writing; the writers must agree. A reader may
+    find a prefix where a writer refuses, since it looks only at the pages that it needs."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     path = folder / "store.sqlite"

@@ -1,4 +1,4 @@
-// CUDA's language and Hopper's instructions on the CPU, as attention_wgmma.cu uses them: what PTX ISA says of them.
+// CUDA's language and Hopper's instructions on the CPU, as far as attention_wgmma.cu uses them, after the PTX ISA.
 //
 //   cluster        blocks that run together; what one sends to another arrives at any later time, or never if that has
 //                  left.
@@ -65,7 +65,7 @@ struct Meeting {
   }
 };
 
-// What the lanes of a warp tell each other.
+// The words that the lanes of a warp exchange.
 struct Warp {
   Meeting meeting;
   unsigned words[2][32];
@@ -199,7 +199,7 @@ inline void wait_mbarrier(unsigned at, unsigned parity) {
   wait_until([at, parity] { return mbarrier(at).phase != parity; });
 }
 
-// The copy engine. A map's first word points to what the harness knows of the tensor.
+// TMA. A map's first word points to the Tensor that the harness got.
 struct Tensor {
   uint16_t* data;
   int extents[4], box[4], swizzle_bits;  // innermost first
@@ -228,7 +228,7 @@ void visit_box(const Tensor& tensor, unsigned shared, int column, int row, int h
     }
 }
 
-// At an address of another block of the cluster, which must not have left.
+// Does something in another block of the cluster, which must not have left.
 template <class Do>
 void at_rank(int of, Do what) {
   if (cluster->alive[of] == 0) fail("something comes to a block that has left");

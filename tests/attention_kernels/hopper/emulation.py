@@ -1,7 +1,7 @@
 """attention_wgmma.cu compiled for the CPU and run as a space launches it.
 
-The kernel's own files are compiled as they are but for those headers that hold nothing but
-instructions, which `device.hpp` replaces.
+The kernel's own files are compiled unchanged, except for the headers that hold only instructions:
+`device.hpp` replaces these.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class _Arguments(ctypes.Structure):
 def build(
     folder: Path, defines: tuple[tuple[str, int], ...], mistakes: Mapping[str, str] | None = None
 ) -> Path:
-    """A shared library of the kernel with these definitions, and with `mistakes` put in place of
-    what it says."""
+    """A shared library of the kernel with these definitions. `mistakes` maps texts of the kernel to
+    the wrong texts that replace them."""
     left = dict(mistakes or {})
     for source in (source for pattern in COMPILED for source in KERNELS.glob(pattern)):
         text = source.read_text()
@@ -89,8 +89,8 @@ def build(
 
 
 def _precompiled(folder: Path) -> Path:
-    """What to include to have device.hpp, which no definition changes, compiled once for all tests
-    of this process: a third of the time that a kernel takes."""
+    """The path by which to include device.hpp, precompiled once for all tests of this process: no
+    definition changes it, and it takes a third of the time that a kernel takes to compile."""
     header = folder / HEADER
     compiled = folder / f"{HEADER}.gch"
     if not compiled.exists():
@@ -102,14 +102,14 @@ def _precompiled(folder: Path) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """What became of a plan's launches: the output, or what the model found wrong."""
+    """The result of a plan's launches: the output, or the mistake that the model found."""
 
     out: Array | None
     complaint: str
 
 
 def run(library: Path, plan: LaunchPlan, case: Case, inputs: dict[str, Array], seed: int) -> Ran:
-    """In a process of its own, as the model ends it where it finds a mistake."""
+    """Runs a plan in a child process, since the model ends its process at a mistake."""
     read_end, write_end = os.pipe()
     error_end, error_write = os.pipe()
     child = os.fork()
@@ -150,7 +150,7 @@ def _call(
     *_, out, scale, batch, heads, kv_heads, seq_len_q, seq_len_k, parts = plan.arguments
     (workspace,) = plan.workspaces
     assert (out.name, parts.name) == ("out", workspace.name)
-    # Poison, and guards behind and before.
+    # The workspace is poisoned, and so are the guards before and behind it.
     scratch = np.full(workspace.bytes + 2 * _GUARD_BYTES, 0xFF, dtype=np.uint8)
     sizes = [int(argument.value) for argument in (batch, heads, kv_heads, seq_len_q, seq_len_k)]
     parts_at = scratch.ctypes.data + _GUARD_BYTES
@@ -167,7 +167,7 @@ def _call(
 
 
 def narrowed(values: Array, dtype: str) -> npt.NDArray[np.uint16]:
-    """The bits of the values in a 16-bit type; bfloat16 is cut off."""
+    """The bits of the values in a 16-bit type; bfloat16 is truncated."""
     if dtype == "bfloat16":
         return (values.view(np.uint32) >> 16).astype(np.uint16)
     return values.astype(np.float16).view(np.uint16)
@@ -180,7 +180,7 @@ def _widened(bits: npt.NDArray[np.uint16], dtype: str) -> Array:
 
 
 def reference(case: Case, inputs: dict[str, Array]) -> npt.NDArray[np.float64]:
-    """In float64, from the inputs as they are rounded."""
+    """The expected output in float64, from the rounded inputs."""
     dtype = str(case.symbols["dtype"])
     q, k, v = (_widened(narrowed(inputs[name], dtype), dtype).astype(np.float64) for name in "qkv")
     group = q.shape[1] // k.shape[1]
@@ -194,7 +194,7 @@ def reference(case: Case, inputs: dict[str, Array]) -> npt.NDArray[np.float64]:
 
 
 def inputs_of(case: Case, seed: int) -> dict[str, Array]:
-    """Normal values, the queries large enough for weights that differ."""
+    """Normal values; the queries are so large that the weights differ."""
     rng = np.random.default_rng(seed)
     s = {name: int(value) for name, value in case.symbols.items() if isinstance(value, int)}
     shapes = {

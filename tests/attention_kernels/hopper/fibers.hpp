@@ -1,8 +1,8 @@
 // The threads of a cluster's blocks as fibers of one CPU thread, chosen at random: the schedule of a GPU at its worst.
 //
 // A fiber runs until it waits. Work that a GPU does on its own (copies, products) waits in `engines` and is done at any
-// later time, in the order of each queue. When nobody can go on, the kernel has deadlocked. Whatever runs finds in
-// `rank` the number of its block in the cluster.
+// later time, in the order of each queue. When no fiber can go on, the kernel has deadlocked. `rank` is the number of
+// the block, in its cluster, of the fiber or the work that runs.
 #pragma once
 
 #include <ucontext.h>
@@ -103,7 +103,7 @@ inline void run_cluster(int blocks, int block_threads, unsigned seed, std::funct
     swapcontext(&here.scheduler, &fiber.context);
     return true;
   };
-  // In some schedules the engines are late whenever they can be, in some one of several blocks is.
+  // In some schedules the engines are as late as they can be, in some schedules one of several blocks is.
   const bool lazy = seed % 2 == 1;
   const int slow = blocks > 1 && seed / 2 % 2 == 0 ? static_cast<int>(seed / 4 % blocks) : -1;
   bool others_moved = true;

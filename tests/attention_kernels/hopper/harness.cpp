@@ -1,4 +1,4 @@
-// Runs every cluster of attention_wgmma.cu's launches, compiled for the CPU by device.hpp, on what Python gives.
+// Runs every cluster of attention_wgmma.cu's launches, compiled for the CPU by device.hpp, on arguments from Python.
 #include "device.hpp"
 
 #include "attention_wgmma.cu"

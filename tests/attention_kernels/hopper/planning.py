@@ -13,7 +13,7 @@ from evotune.engine.planning import Planner
 
 
 def planner_on(multiprocessors: int, space: Path) -> Planner:
-    """For an H200 with so many multiprocessors."""
+    """The planner of a space for an H200 with this number of multiprocessors."""
     profile = profiles.named("h200")
     attributes = {**profile.attributes, "multiprocessors": multiprocessors}
     profile = dataclasses.replace(profile, attributes=attributes)
