@@ -1,4 +1,4 @@
-"""How messages travel between processes: a 4-byte length, then so many bytes of MessagePack.
+"""How messages travel between processes: a 4-byte length, then that many bytes of MessagePack.
 
 MessagePack, because JSON has no bytes, infinities or NaN.
 """

@@ -11,7 +11,7 @@ from evotune.trial import Configuration, Outcome
 
 
 class InlineExecutor:
-    """Trials take virtual time: `duration_s` each, on so many `devices` at once. `poll` returns the
+    """Trials take virtual time: `duration_s` each, on `devices` devices at once. `poll` returns the
     trial that finishes next. `delay_s` is a real pause per trial, for watching a run or stopping it
     half-way.
     """

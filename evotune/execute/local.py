@@ -292,8 +292,8 @@ def _identity(profile: DeviceProfile) -> dict[str, str]:
 
 
 def compile_processes(device_workers: int, cores: int = 0) -> int:
-    """The number of compile processes on so many `cores` (0: those of this process), beside
-    `device_workers` that measure at the same time.
+    """The number of compile processes on `cores` CPU cores (0: the cores of this process), beside
+    `device_workers` workers that measure at the same time.
 
     A core for each worker and one for the coordinator stay free, so that no device waits for its
     worker, but never more than an eighth of the cores.

@@ -1,4 +1,4 @@
-"""From measurements to an outcome: a trial's fitness, its flags, and the speedup it still needs."""
+"""Turns measurements into an outcome: a trial's fitness, its flags, and the speedup it needs."""
 
 from __future__ import annotations
 

@@ -83,8 +83,8 @@ class CaseTimer:
         watching: bool = True,
         draw: int = 0,
     ) -> None:
-        """With `watching`, some of the timed runs are watched (`verify/watch.py`); `draw` numbers
-        the random draws for that."""
+        """With `watching`, watched runs come among the timed ones (`verify/watch.py`); `draw`
+        numbers the random draws for them."""
         self._draw = draw
         self._watching = watching
         self._session = session

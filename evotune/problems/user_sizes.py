@@ -17,8 +17,8 @@ _ATTEMPTS = 16
 
 
 def edge_sizes(names: Sequence[str]) -> Iterator[list[Sizes]]:
-    """Small and odd sizes, four times. Each time the wanted ones come first, then replacements for
-    the case that they are too large."""
+    """Yields four lists of small and odd sizes. In each the wanted sizes come first, then
+    replacements to use if they are too large."""
     for wanted in _EDGES:
         others = _IF_TOO_LARGE if wanted == _EDGES[-1] else ()
         yield [_cycled(names, numbers) for numbers in (wanted, *others)]
@@ -27,8 +27,8 @@ def edge_sizes(names: Sequence[str]) -> Iterator[list[Sizes]]:
 def random_sizes(
     rng: random.Random, names: Sequence[str], longest: Mapping[str, int]
 ) -> Iterator[tuple[list[Sizes], bool]]:
-    """Without end: a list of candidates, and True if the case may be large. Try the candidates one
-    after the other until one makes sense and is not too large.
+    """Yields, without end, a list of candidates and True if the case may be large. Try the
+    candidates one after the other until one makes sense and is not too large.
 
     Each size is once the space's longest odd one, once well beyond it and once past 16 bits, while
     the others are small. In turn with these lists, each size goes through all classes of lengths,

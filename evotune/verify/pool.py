@@ -16,7 +16,7 @@ from evotune.verify.accuracy import expected, is_rounding
 
 _CHANGED = "changed"
 _MOST_CHANGED = 6  # changed sets; of a problem with many inputs, each set changes several inputs
-SHORT_CHANGES = 2  # so many of the changed sets, the last ones, have short changes
+SHORT_CHANGES = 2  # the number of changed sets with short changes, which come last
 _LONGEST_ROW = 1 << 14  # elements
 _FEW = 16
 """Changes of an input: a long row of elements, up to this many, or one. Rounding in half precision

@@ -26,7 +26,7 @@ from evotune.verify.evidence import Evidence, gather
 from evotune.verify.pool import InputPool, InputSet, elements_of
 
 _RUNS_OF_A_ROUND = 3  # of a candidate, the first of them untimed
-_LATE_CALLS = 6  # half of the writes come at most so many calls before the last one
+_LATE_CALLS = 6  # half of the writes come at most this many calls before the last one
 _PENDING_BYTES = 256 << 20
 _RATIO = 1.15
 """Allowed ratio of the times of calls on changing inputs to calls on constant inputs."""
