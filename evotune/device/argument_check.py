@@ -1,8 +1,8 @@
-"""C++ text that makes a compiler compare a kernel's parameters with what the space gives.
+"""C++ text that makes a compiler compare a kernel's parameters with the arguments of the space.
 
 A function that is called with too few arguments, or with a number where it takes a pointer, reads
-whatever lies there. The compiler knows the function's type, so it is asked: the text stands after
-the kernel's source and consists of `static_assert` alone. No machine code comes of it.
+arbitrary memory. Only the compiler knows the function's type, so the text follows the kernel's
+source and consists of `static_assert` alone. It makes no machine code.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 POINTER, TENSOR_MAP = "pointer", "tensor_map"
-"""Entries of a signature, beside the scalars' types: int32, int64, float32, float64."""
+"""Entries of a signature, beside the types of scalars: int32, int64, float32, float64."""
 
-_NAME = "arguments"  # the name of the text in messages
+_NAME = "arguments"  # the file name of the text in a compiler's messages
 _PLACE = f'\n#line 1 "{_NAME}"\n'
 _IN_CHECK = re.compile(rf"^{_NAME}[:(]\d+.*\berror\b", re.MULTILINE)
 _ERROR = re.compile(r"\berror:")
@@ -49,7 +49,8 @@ _ARITHMETIC_KINDS = "\n".join(
     for kind, names in _ARITHMETIC.items()
     for name in names
 )
-# Names that no macro of a kernel has; enumerators, as GPUs keep a static constexpr member as data.
+# No macro of a kernel has these names. Enumerators, since for a GPU a static constexpr member
+# becomes data.
 _TEMPLATES = f"""
 enum {{ {", ".join(_KINDS)} }};
 template <typename evotune_t> struct evotune_kind_of {{
@@ -86,9 +87,9 @@ struct evotune_parameters<evotune_r (*)(evotune_p...)%s> {
 
 
 def check_text(entries: Sequence[str], signature: Sequence[str], *, exact: bool) -> str:
-    """The text to append to the source; each of `entries` takes the arguments of `signature`.
-    `exact`: integers must have the size that is passed (a GPU copies as many bytes as the kernel
-    takes)."""
+    """The text to append to the source. It checks that each function in `entries` takes the
+    arguments of `signature`. `exact`: integers must have the size that is passed, since a GPU
+    copies as many bytes as the kernel takes."""
     if not entries:
         return ""
     parameters = "".join(_PARAMETERS % suffix for suffix in ("", " noexcept"))
@@ -98,8 +99,8 @@ def check_text(entries: Sequence[str], signature: Sequence[str], *, exact: bool)
 
 def errs_in_check(log: str) -> bool:
     """Whether a compiler's log has an error in the text: an argument that does not fit, a function
-    that is not there, or whatever the source left open. Without the text it says the latter well.
-    """
+    that does not exist, or a brace, say, that the source left open. Without the text the compiler
+    explains the last one well."""
     return _IN_CHECK.search(log) is not None
 
 

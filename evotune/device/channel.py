@@ -1,6 +1,6 @@
-"""The way of messages between processes: 4-byte length, then that much MessagePack.
+"""How messages travel between processes: a 4-byte length, then that many bytes of MessagePack.
 
-MessagePack, as JSON has neither bytes nor the infinities and NaN that figures may be.
+MessagePack, because JSON has no bytes, infinities or NaN.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Sent = TypeVar("Sent")
 
 _HEADER = struct.Struct(">I")
 _MAX_BYTES = 64 << 20
-_MOST_WORDS = 200  # characters of a decoder's words, which may quote what came
+_MOST_WORDS = 200  # characters of a decoder's error, which may quote the message
 _encoder = msgspec.msgpack.Encoder(enc_hook=plain)
 
 
 class UnreadableMessage(Exception):
-    """The other side sent something that is none of its messages."""
+    """The other side sent something that is not one of its messages."""
 
     def __init__(self, words: object) -> None:
         text = " ".join(str(words).split())[:_MOST_WORDS]
@@ -36,8 +36,8 @@ class UnreadableMessage(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wire(Generic[ToWorker, FromWorker]):
-    """What the worker `python -m evotune.execute.<role>` is told, and what it answers. `worker`
-    is the process in words."""
+    """The messages to and from the worker `python -m evotune.execute.<role>`. `worker` names the
+    process in error messages."""
 
     role: str
     worker: str
@@ -58,7 +58,7 @@ def decode(decoder: msgspec.msgpack.Decoder[Message], body: bytes) -> Message:
 
 
 def framed(message: msgspec.Struct) -> bytearray:
-    """The message with its length before it."""
+    """The message, preceded by its length."""
     data = bytearray(_HEADER.size)
     _encoder.encode_into(message, data, _HEADER.size)
     _HEADER.pack_into(data, 0, len(data) - _HEADER.size)
@@ -66,7 +66,7 @@ def framed(message: msgspec.Struct) -> bytearray:
 
 
 class Reader(Generic[Message]):
-    """Takes bytes as they come, gives whole messages."""
+    """Takes bytes as they arrive and returns whole messages."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[Message]) -> None:
         self._decoder = decoder
@@ -75,11 +75,12 @@ class Reader(Generic[Message]):
 
     @property
     def failed(self) -> bool:
-        """Whether an unreadable message has come: the next `feed` raises."""
+        """Whether an unreadable message has arrived: the next `feed` raises."""
         return self._error is not None
 
     def feed(self, data: bytes) -> list[Message]:
-        """Raises UnreadableMessage, once the messages before the unreadable one were given."""
+        """The messages that are whole now. Raises UnreadableMessage, but only after all messages
+        before the unreadable one were returned."""
         if self._error is None:
             self._buffer += data
             messages = self._whole_messages()

@@ -1,9 +1,8 @@
-"""Names that are compiled in must mean at the source's end what they meant at its beginning.
+"""Checks that each name given with `-D` still has its value at the end of the source.
 
-A header may define such a name again, as <climits> does INT_MAX, and compilers say nothing of that
-in their own headers: the parameter would have no effect. So text that checks each name follows the
-source. It makes no code. A name that is not a macro any more is nobody's mistake: a source may take
-its names back.
+A header may redefine such a name, as <climits> does INT_MAX, and compilers do not warn of that in
+their own headers: the parameter would have no effect. So text that checks each name follows the
+source. It makes no code. A name that is no longer a macro passes: a source may `#undef` its names.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from collections.abc import Iterable
 
 _FILE = "parameter"
 _ERROR = re.compile(r"^(.*)\berror\b(.*)$", re.MULTILINE | re.IGNORECASE)
-_CHECK = re.compile(rf"{_FILE} (\w+)[:(]2\b")  # its only line that can fail
+_CHECK = re.compile(rf"{_FILE} (\w+)[:(]2\b")  # the only line of the check that can fail
 _COUNT = re.compile(r"^\d+ errors? (?:detected|generated)")
 
 
 def checked_end(source: str, name: str, defines: Iterable[tuple[str, int]]) -> str:
-    """Text to follow the source in one translation unit. What it lacks (a brace, say) is told at
-    its last line as without that text."""
+    """Text to follow the source in one translation unit. If the source lacks a brace, say, the
+    compiler still reports that at the source's last line."""
     quoted = name.replace("\\", "\\\\").replace('"', '\\"')
     own_end = f'#line {source.count(chr(10)) + 1} "{quoted}"\nstatic_assert(true, "");\n'
     checks = (
@@ -31,7 +30,7 @@ def checked_end(source: str, name: str, defines: Iterable[tuple[str, int]]) -> s
 
 
 def redefined(log: str) -> str | None:
-    """The name of which a compiler's log says that it was defined again."""
+    """The name that was redefined, according to a compiler's log; None if the log shows none."""
     failed: list[str] = []
     elsewhere = False
     for match in _ERROR.finditer(log):

@@ -1,8 +1,9 @@
-"""The files that a C++ compiler and its assembler read, by their own lists.
+"""The files that a C++ compiler and its assembler read, according to the lists that they write.
 
-Machine code may be made of the kernel's sources and the compiler's headers: the cache's key covers
-these. The scan of the sources (`sources.py`) cannot see every other file: a macro or an escape
-makes an `.incbin` that stands nowhere in the text. So a binary made of any other file is refused.
+Machine code may depend on the kernel's sources and the compiler's headers, which the cache's key
+covers. The scan of the sources (`sources.py`) misses some other files: a macro or an escape can
+make an `.incbin` that does not stand in the text. So a binary that depends on any other file is
+refused.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ _TIMEOUT_S = 30.0
 LISTING = ("-MD", "-MF", _COMPILER_LIST, f"-Wa,--MD,{_ASSEMBLER_LIST}")
 """Options that write both lists into the compiler's working folder; its TMPDIR must be `.`."""
 SEARCH_VARIABLES = ("CPATH", "CPLUS_INCLUDE_PATH")
-"""Variables of the environment that name more folders of headers."""
+"""Environment variables that name more folders of headers."""
 
 
 def foreign_file(compiler: str, job: CompileJob, folder: Path) -> str:
-    """One line that names a file in the machine code that is neither a source nor a header of the
-    compiler; "" when there is none. `folder` holds the lists; EnvironmentProblem when it has none.
-    """
+    """One line that names a file that went into the machine code and is neither a source nor a
+    header of the compiler; "" when there is none. EnvironmentProblem when the lists are not in
+    `folder`."""
     try:
         included = _listed(folder / _COMPILER_LIST)
         assembled = _listed(folder / _ASSEMBLER_LIST)
@@ -47,7 +48,7 @@ def foreign_file(compiler: str, job: CompileJob, folder: Path) -> str:
             os.path.realpath(Path(job.root) / name)
             for name in read_sources(Path(job.root), job.source)
         }
-    except SpaceError as error:  # edited since
+    except SpaceError as error:  # the sources were edited since
         return str(error)
     headers = header_folders(compiler)
     for name in included:
@@ -58,7 +59,7 @@ def foreign_file(compiler: str, job: CompileJob, folder: Path) -> str:
         ):
             return _refusal("compiler", name)
     for name in assembled:
-        # The compiler writes down the name of its first file, with `.file`.
+        # The list also has the name in the compiler's first `.file` directive.
         if name != "<stdin>" and not _TEMPORARY.fullmatch(name):
             return _refusal("assembler", name)
     return ""
@@ -92,15 +93,15 @@ def header_folders(compiler: str) -> tuple[str, ...]:
 def _lies_in(folders: tuple[str, ...], name: str) -> bool:
     if any(name.startswith(f"{folder}/") and ".." not in name[len(folder) :] for folder in folders):
         return True
-    real = os.path.realpath(name)  # GCC writes a header's shortest name
+    real = os.path.realpath(name)  # GCC lists a header under its shortest name
     return any(real.startswith(f"{os.path.realpath(folder)}/") for folder in folders)
 
 
 def _listed(path: Path) -> list[str]:
-    """The names right of the colon in a rule for Make."""
+    """The file names right of the colon in a Make rule."""
     rule = os.fsdecode(path.read_bytes()).replace("\\\n", " ").rstrip("\n")
     names = rule.partition(": ")[2]
-    if "\n" in names:  # of a file's name, which Make cannot tell
+    if "\n" in names:  # a file's name has a line break, which Make cannot express
         return [names]
     return [_unescaped(word) for word in _WORD.findall(names)]
 

@@ -1,4 +1,4 @@
-"""Where something stands in a JSON text: looked up only when there is a mistake to show."""
+"""Finds the place of a value in a JSON text, only when there is a mistake to show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _decode = json.JSONDecoder().raw_decode
 
 
 class MisplacedError(SpaceError):
-    """What is wrong with a part of a document: of the `path` from the top, or at an offset."""
+    """A mistake in a document, at the value that `path` leads to from the top or at an `offset`."""
 
     def __init__(self, message: str, *path: str | int, offset: int | None = None) -> None:
         super().__init__(message)
@@ -21,7 +21,7 @@ class MisplacedError(SpaceError):
         self._offset = offset
 
     def placed(self, text: str) -> SpaceError:
-        """With its line and column in the document's text."""
+        """The error with its line and column in the document's text."""
         offset = place_of(text, self._path) if self._offset is None else self._offset
         before = text[:offset]
         column = offset - before.rfind("\n")
@@ -29,17 +29,17 @@ class MisplacedError(SpaceError):
 
 
 def place_of(text: str, path: Sequence[str | int]) -> int:
-    """The offset of the key or the item that `path` leads to, or of what is last on the way there
-    and in the text."""
+    """The offset of the key or item that `path` leads to. Where the text does not have it, the
+    offset of the last step that it has."""
     offset = value = _after_blanks(text, 0)
     for step in path:
         found = None
         try:
             for name, place, begin in _members(text, value):
                 if name == step:
-                    found = place, begin  # of equal keys the last counts, as in all of JSON
+                    found = place, begin  # the last of equal keys counts, as in JSON parsers
         except (ValueError, IndexError, RecursionError):
-            pass  # the text is cut, or worse
+            pass  # the text is cut or damaged
         if found is None:
             return offset
         offset, value = found
@@ -47,7 +47,7 @@ def place_of(text: str, path: Sequence[str | int]) -> int:
 
 
 def _members(text: str, container: int) -> Iterator[tuple[str | int, int, int]]:
-    """Name, place and the value's offset of each member of the object or array there."""
+    """The name, offset and value's offset of each member of the object or array at `container`."""
     is_object = text[container] == "{"
     if not is_object and text[container] != "[":
         return

@@ -1,4 +1,4 @@
-"""How one candidate is compiled and launched, as plain data that crosses processes."""
+"""How one candidate is compiled and launched, as plain data that can be sent between processes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from evotune.device.tensor_map import TensorMap
 from evotune.trial import Json, OutcomeKind
 
 DYNAMIC_SHARED_BYTES = "dynamic_shared_bytes"
-"""Among a binary's resources: the shared memory that each launch must ask for."""
+"""The resource of a binary that says how much shared memory each launch must request."""
 
 
 _RULES = 2
-"""Part of each job's key. Counted up when compilers refuse more of the same sources: what was built
-before is built again."""
+"""Part of each job's key. It is increased when compilers come to refuse more sources, so that
+everything built before is built again."""
 
 MBARRIERS = "mbarriers"
-"""Among a binary's resources: 1 if it uses mbarriers, which racecheck does not follow, else 0."""
+"""The resource of a binary that is 1 if it uses mbarriers, which racecheck does not follow, else 0.
+"""
 
 
 def uses_mbarriers(ptx: str) -> int:
@@ -31,8 +32,8 @@ def uses_mbarriers(ptx: str) -> int:
 
 
 class Argument(msgspec.Struct, frozen=True, array_like=True):
-    """One kernel argument: a `tensor` or `workspace` by name, a scalar by value, or by value a
-    `tensor_map` of the tensor `name`."""
+    """One kernel argument. By its `type` it is a `tensor` or `workspace` (by name), a scalar (by
+    value), or a `tensor_map` of the tensor `name` (by value)."""
 
     type: str
     name: str = ""
@@ -41,7 +42,7 @@ class Argument(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Workspace(msgspec.Struct, frozen=True, array_like=True):
-    """Scratch memory the harness allocates. `init`: poison (every launch) or zero_once."""
+    """Scratch memory that the harness allocates. `init`: poison (every launch) or zero_once."""
 
     name: str
     bytes: int
@@ -49,7 +50,7 @@ class Workspace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ConstantMemory(msgspec.Struct, frozen=True, array_like=True):
-    """The `__constant__` variable `symbol` gets the `bytes` of the tensor `tensor`."""
+    """Says that the `__constant__` variable `symbol` gets the `bytes` of the tensor `tensor`."""
 
     symbol: str
     tensor: str
@@ -59,7 +60,9 @@ class ConstantMemory(msgspec.Struct, frozen=True, array_like=True):
 class Launch(msgspec.Struct, frozen=True, array_like=True):
     """One launch of the function `entry` with the plan's arguments.
 
-    Grid in blocks, block in threads (both empty on the CPU), dynamic shared memory in bytes.
+    - `grid`: in blocks; empty on the CPU.
+    - `block`: in threads; empty on the CPU.
+    - `shared_bytes`: dynamic shared memory.
     """
 
     grid: tuple[int, ...] = ()
@@ -76,8 +79,9 @@ class Launch(msgspec.Struct, frozen=True, array_like=True):
 class LaunchPlan(msgspec.Struct, frozen=True):
     """Everything needed to call a compiled kernel on one case.
 
-    `entry` is the kernel's (what the CPU calls); `launches` run in order on one stream, and all
-    take the same arguments. `constant_memory` is filled before them, in each call.
+    - `entry`: the kernel's function, which the CPU calls.
+    - `launches`: run in order on one stream; all take the same arguments.
+    - `constant_memory`: is filled before the launches, in each call.
     """
 
     entry: str
@@ -87,7 +91,8 @@ class LaunchPlan(msgspec.Struct, frozen=True):
     constant_memory: tuple[ConstantMemory, ...] = ()
 
     def completed(self, resources: Mapping[str, Json]) -> LaunchPlan:
-        """With what only the compiler knows of a launch: how much shared memory Triton uses."""
+        """The plan with the one figure that only the compiler knows: the shared memory that Triton
+        uses."""
         if DYNAMIC_SHARED_BYTES not in resources:
             return self
         shared_bytes = int(resources[DYNAMIC_SHARED_BYTES])
@@ -100,9 +105,10 @@ class LaunchPlan(msgspec.Struct, frozen=True):
 class CompileJob(msgspec.Struct, frozen=True, dict=True):
     """One compiler run. Configuration values reach the source only as `defines`.
 
-    `sources_sha256` covers the source and everything it includes from `root`. Triton compiles one
-    function, `entry`, for arguments of the types in `signature`. Others compile all there is, and
-    see that each function in `entries` takes what is in `signature` (`argument_check.py`).
+    - `sources_sha256`: covers the source and everything it includes from `root`.
+    - `entry`: the one function that Triton compiles, for arguments of the types in `signature`.
+    - `entries`: other compilers compile the whole source, and check that each of these functions
+      takes the arguments in `signature` (`argument_check.py`).
     """
 
     language: str
@@ -118,7 +124,7 @@ class CompileJob(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def key(self) -> str:
-        """Names the job's result: the same for every folder the sources may lie in."""
+        """Identifies the job's result. It does not depend on the folder of the sources."""
         parts = [
             _RULES,
             self.language,

@@ -1,4 +1,4 @@
-"""What a device is and can do: the numbers behind `device.*` in a space."""
+"""A device's name and abilities: the values of `device.*` in a space."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from evotune.trial import Json, Value
 class DeviceProfile:
     """A device, live or by name.
 
-    `backend` is cpu, cuda or recorded; `arch` is what binaries are compiled for.
-    `attributes` are the names a space may use as `device.NAME`. Only a live GPU has an `id`
-    (its UUID) and a `driver` version.
+    - `backend`: cpu, cuda or recorded.
+    - `arch`: the architecture that binaries are compiled for.
+    - `attributes`: the names that a space may use as `device.NAME`, with their values.
+    - `id`, `driver`: the UUID and driver version of a live GPU; other devices have none.
     """
 
     name: str
@@ -28,7 +29,7 @@ class DeviceProfile:
     driver: str = ""
 
     def to_json(self) -> dict[str, Json]:
-        """As it is stored."""
+        """The profile as it is stored."""
         fields: dict[str, Json] = msgspec.to_builtins(self)
         return fields
 

@@ -1,4 +1,4 @@
-"""The two seams of a backend: a Compiler (no device needed) and a Session (owns the device)."""
+"""The two seams of a backend: a Compiler, which needs no device, and a Session, which owns one."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     import torch
 
 Disturb = Callable[[int], None]
-"""Called before each launch, with a seed: disturbs that launch."""
+"""A function that is called with a seed before each launch and disturbs that launch."""
 
 
 class Compiler(Protocol):
     """Turns a job into machine code in a CPU process; never touches a device."""
 
     def version(self) -> str:
-        """Compiler and flags; part of the build cache's key. EnvironmentProblem if missing."""
+        """The compiler and its flags, which are part of the build cache's key. EnvironmentProblem
+        if the compiler is missing."""
 
     def compile(
         self, job: CompileJob, output: Path, timeout_s: float
@@ -32,9 +33,9 @@ class Compiler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What an error of the device's libraries means for the candidate that met it.
+    """A candidate's outcome after an error of the device's libraries.
 
-    `fatal`: this process can use the device no more.
+    `fatal`: this process can no longer use the device.
     """
 
     kind: OutcomeKind
@@ -48,8 +49,8 @@ Write: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 
 @dataclass(frozen=True, slots=True)
 class Intervention:
-    """Copies into memory in the middle of a sampler's run, while the calls `first` to `last` - 1
-    are made, after the share `begin` of these."""
+    """Copies into memory in the middle of a sampler's run: while the calls `first` to `last` - 1
+    are made, after the share `begin` of these calls."""
 
     first: int
     last: int
@@ -59,37 +60,39 @@ class Intervention:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """Elements that get others of `values`, a flat tensor, at each turn; `target` is a column."""
+    """Elements that are overwritten at each turn. `target` is a column; its new elements come from
+    `values`, a flat tensor."""
 
     target: torch.Tensor
     values: torch.Tensor
 
 
 class Sampler(Protocol):
-    """A fixed row of calls, ready to be run and timed again and again."""
+    """A fixed sequence of calls that can be run and timed again and again."""
 
     def run(self) -> None:
-        """All calls once: they are done before what torch is asked for next."""
+        """Makes all calls once. They are done before torch's next operation begins."""
 
     def time_us(self) -> float:
-        """Runs all calls once: the mean device time of one, in microseconds."""
+        """Makes all calls once; the mean device time of one call, in microseconds."""
 
 
 class WatchableSampler(Sampler, Protocol):
-    """A sampler whose own run can be looked into."""
+    """A sampler whose runs can be watched and interfered with."""
 
     @property
     def count(self) -> int:
-        """Calls in one run."""
+        """The number of calls in one run."""
 
     def watch(self, interventions: Sequence[Intervention], call_us: float) -> Sequence[bool]:
-        """Makes all calls as `time_us` does, with interventions that a call can notice only by what
-        they write. They stand in the order of their calls, which do not overlap; a call takes about
-        `call_us`. Returns for each whether one of its calls surely began after the writes."""
+        """Makes all calls as `time_us` does, with interventions that a call can notice only by the
+        memory they write. They are sorted by their calls, which do not overlap; a call takes about
+        `call_us`. Returns for each intervention whether one of its calls surely began after the
+        writes."""
 
     def time_while_renewing(self, renewals: Sequence[Sequence[Renewal]], turn: int) -> float:
-        """As `time_us`, while `renewals` are made in turn, again and again, as many as there are
-        calls, or nearly. Their values are those of this turn and the turns after it."""
+        """As `time_us`, while `renewals` are made in turn, over and over, about as many as there
+        are calls. Their values are those of the turn `turn` and the turns after it."""
 
 
 class Session(Protocol):
@@ -99,22 +102,22 @@ class Session(Protocol):
     pool_bytes: int
     """How much of the device's memory input sets and references may take."""
     cold_bytes: int
-    """Inputs rotated over this many bytes are never found in a cache; 0: no cold timing."""
+    """Inputs that rotate over this many bytes are never found in a cache; 0: no cold timing."""
     sample_us: float
-    """How long a sample of the search lasts: the error of the clock is far below 1% of it."""
+    """The length of a sample in the search: the clock's error is far below 1% of it."""
     warm_bytes: int
-    """Copies of a call's buffers may take so much in all and stay in the cache together; 0 where
-    one copy, and one sampler, is as good as another."""
+    """Copies of a call's buffers stay in the cache together up to this many bytes in all; 0 where
+    times depend neither on the copy nor on the sampler."""
     allocates: bool
-    """Whether a timed call of a baseline allocates its output: then one of a candidate does too."""
+    """Whether a baseline's timed call allocates its output; then a candidate's call does so too."""
     untimed_calls: int
-    """How many calls come before the timed ones of a warm sample, if the timed ones are as many.
-    The first calls find in the caches whatever ran before them, which differs between the two sides
-    of a pair. On a CPU five calls may make a sample: there the same code came out 6% faster as a
-    candidate than as the baseline, and 3% with one untimed call
+    """How many calls come before the timed ones of a warm sample, but never more than the timed
+    ones. The first calls find the caches as earlier code left them, which differs between the two
+    sides of a pair. On a CPU five calls may make a sample: there the same code came out 6% faster
+    as a candidate than as the baseline, and 3% with one untimed call
     (`benchmarks/confirmations.py --of itself`)."""
     in_order: bool
-    """Whether a launch begins when all that launches before it started has ended."""
+    """Whether a launch begins only after all work of earlier launches has ended."""
 
     def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
         """A loaded kernel. LaunchFailure when the machine code cannot be loaded."""
@@ -125,49 +128,51 @@ class Session(Protocol):
         """A function that launches the kernel once on these buffers, by tensor/workspace name."""
 
     def synchronize(self) -> None:
-        """Waits until all that was launched is done."""
+        """Waits until all launches are done."""
 
     def settle(self) -> None:
-        """After a launch, before torch works on its results: they are what it sees, computed with
-        as under torch's own settings."""
+        """To be called after a launch and before torch uses its results: torch then sees them, and
+        computes under its own settings."""
 
     def free(self) -> None:
-        """Gives the device back what tensors and samplers that are gone have left reserved."""
+        """Gives back the device memory that deleted tensors and samplers left reserved."""
 
     def sampler(
         self, calls: Sequence[Callable[[], object]], *, untimed: int = 0
     ) -> WatchableSampler:
-        """The calls, each of which ran before, as one thing to time, the first `untimed` of them
-        left out."""
+        """A sampler of these calls, each of which ran before. The first `untimed` of them are not
+        timed."""
 
     def eager_sampler(self, calls: Sequence[Callable[[], object]]) -> Sampler | None:
-        """The calls issued one by one, then waited for together: its time is the clock's on the
-        wall. None where `sampler` measures just that."""
+        """A sampler that issues the calls one by one and then waits for all; it measures wall time.
+        None where `sampler` measures just that."""
 
     def undisturbed(self, sampler: Sampler) -> Sampler:
-        """A baseline's sampler, which no candidate's threads may disturb: it waits for them to rest
-        before each sample, and `left_running` tells who did not rest meanwhile."""
+        """A baseline's sampler that no candidate's threads disturb. Before each sample it waits
+        until they rest, and `left_running` reports those that did not."""
 
     def perturbations(self) -> Mapping[str, Callable[[], AbstractContextManager[Disturb]]]:
-        """Ways to disturb launches, by what they are in words; empty where there are none."""
+        """Ways to disturb launches, by their description; empty where there are none."""
 
     def copy_gbps(self) -> float:
         """Measured bandwidth of a large copy, bytes read plus bytes written; 0: not measured."""
 
     def take_stock(self) -> str:
-        """Before a candidate is loaded: notes the state that `left_running` holds the process to.
-        What has changed since it was noted first, in words; "" when nothing."""
+        """To be called before a candidate is loaded. The first call notes the process's state,
+        which `left_running` compares with later. Returns a change since then in words; "" when
+        there is none."""
 
     def left_running(self, run: Callable[[], object] | None = None) -> str:
-        """What a candidate left at work after its launch returned, or changed in this process, in
-        words that follow "the kernel"; "" when nothing. To be called right after a launch; with
-        `run`, which launches it again, several times."""
+        """Describes work that a candidate left running after its launch returned, or a change that
+        it made to this process, in words that follow "the kernel"; "" when there is neither. Call
+        it right after a launch. With `run`, which launches the candidate again, it checks several
+        times."""
 
     def fault(self, error: RuntimeError) -> Fault | None:
-        """What `error` says about the candidate; None when it is no error of the device's."""
+        """The fault that `error` shows; None when the error is not the device's."""
 
     def state(self) -> Mapping[str, Json]:
-        """Clocks, power, temperature and throttling as far as the device tells."""
+        """Clocks, power, temperature and throttling, as far as the device reports them."""
 
 
 class LaunchFailure(RuntimeError):

@@ -1,5 +1,5 @@
-"""Replays a recorded search space: a Kernel Tuner cache, finished or cut short, T4 results,
-or a report of evotune's own."""
+"""Replays a recorded search space: a Kernel Tuner cache (complete or cut short), T4 results, or
+one of evotune's own reports."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _FAILURE_KINDS = {
 }
 _Ranks: TypeAlias = list[tuple[str, dict[Value, int]]]
 _Entry: TypeAlias = tuple[Json, ...]
-"""The value of each parameter, the time and the error; UNSET for what an entry does not have."""
+"""The value of each parameter, the time and the error; UNSET where the entry has none."""
 _Found = TypeVar("_Found")
-# The longest tail of a cut file that the decoder can choke on before the end: `-Infinit`.
+# The longest end of a cut file before which the decoder can report an error: `-Infinit`.
 _LONGEST_CUT_TOKEN = 8
 _ABSURD = re.compile(r"[0-9]{1000,}|(?:[\[{][ \t\r\n]*){500}")
 
 
 class _ByConfiguration(Mapping[Configuration, _Found]):
-    """What was recorded by a configuration's rank: objects would take ten times the memory."""
+    """A mapping from configurations, kept by rank: objects would take ten times the memory."""
 
     def __init__(self, space: ExplicitSpace, by_rank: dict[int, _Found]) -> None:
         self._space = space
@@ -71,9 +71,9 @@ class _ByConfiguration(Mapping[Configuration, _Found]):
 
 @dataclass(frozen=True, slots=True)
 class RecordedSpace:
-    """The configurations that were recorded, and what became of each one.
+    """The recorded configurations and their outcomes.
 
-    A failure is a member of the space as any other: whoever proposes it pays for it.
+    A failure is a member of the space like any other: a search that proposes it spends a trial.
     `complete` is False when the recording was still being written, or was cut.
     """
 
@@ -104,9 +104,9 @@ class RecordedSpace:
 
 
 def read_recorded_space(path: Path) -> RecordedSpace:
-    """Read a recording, plain or gzip; SpaceError or UsageError for any other file.
+    """Reads a recording, plain or gzip; SpaceError or UsageError for any other file.
 
-    A cache may end anywhere after `"cache": {`: the entries before that are kept.
+    A cache may be cut anywhere after `"cache": {`: the entries before the cut are kept.
     """
     try:
         return recorded_space(_read_text(path), path.name.partition(".")[0])
@@ -117,8 +117,8 @@ def read_recorded_space(path: Path) -> RecordedSpace:
 
 
 def read_named_recording(spec: RecordedSpec) -> RecordedSpace:
-    """The recording that a space names. SpaceError: in the recording where that is known, else
-    where the space names it."""
+    """The recording that a space names. A SpaceError gives the place in the recording if it is
+    known, else the place where the space names the recording."""
     try:
         return read_recorded_space(spec.file)
     except UsageError as error:
@@ -130,8 +130,8 @@ def read_named_recording(spec: RecordedSpec) -> RecordedSpace:
 
 
 def recorded_space(text: str, name: str) -> RecordedSpace:
-    """Of a recording's text; `name` for one that has none itself. SpaceError with line and
-    column."""
+    """The space in a recording's text; `name` is its name if the text has none. SpaceError with
+    line and column."""
     try:
         return _recorded_space(text, name)
     except MisplacedError as error:
@@ -147,7 +147,7 @@ def _recorded_space(text: str, name: str) -> RecordedSpace:
     for number, (key, (*values, time, error)) in enumerate(entries, start=1):
         try:
             rank = sum(map(operator.getitem, parts, values))
-        except (KeyError, TypeError):  # not there, not listed, or a list itself
+        except (KeyError, TypeError):  # the value is missing, not listed, or a list
             raise _unlisted(_entry(number, key), key, values, ranks) from None
         found = _time_or_failure(time, error)
         if found is None:
@@ -172,7 +172,7 @@ def _read_text(path: Path) -> str:
         with open_regular(path) as file:
             zipped = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
             file.seek(0)
-            # The limit is on what is unpacked: a small archive can hold gigabytes.
+            # The limit holds for the unpacked text: a small archive can hold gigabytes.
             stream = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if zipped else file
             data = stream.read(MAX_BYTES + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -206,8 +206,8 @@ class _Header(msgspec.Struct):
 
 
 def _finished_cache(text: str) -> _Recording | None:
-    """Of a cache as it should be, and nothing of its entries but what counts, which saves time and
-    memory where there are a million. None for all others."""
+    """Reads a well-formed cache; None for any other text. It decodes only the fields of entries
+    that count, which saves time and memory when there are a million entries."""
     try:
         header = _decode_header(text)
         parameters = _parameters(msgspec.structs.asdict(header))
@@ -223,7 +223,7 @@ def _finished_cache(text: str) -> _Recording | None:
         )
         cache = msgspec.json.decode(header.cache, type=dict[str, entry])  # type: ignore[valid-type]
     except (ValueError, SpaceError, RecursionError):
-        return None  # whoever can read more says what is wrong
+        return None  # `_any_recording` reads more, and says what is wrong
     if not cache:
         return None
     entries = zip(cache, map(msgspec.structs.astuple, cache.values()), strict=True)
@@ -269,7 +269,7 @@ def _parse(text: str) -> tuple[Mapping[str, Json], Mapping[str, Json], bool]:
 
 
 def _absurd(text: str) -> MisplacedError:
-    """Of a number of thousands of digits, or deep nesting."""
+    """The error for a number of thousands of digits, or for deep nesting."""
     found = _ABSURD.search(text)
     offset = found.start() if found else 0
     return MisplacedError("not a Kernel Tuner cache: absurd JSON", offset=offset)
@@ -339,8 +339,8 @@ def _is_value(value: Json) -> bool:
 
 
 def _ranks(parameters: tuple[Parameter, ...]) -> _Ranks:
-    """What an entry may say, and what that adds to the configuration's rank. Recorders write the
-    same number as 1 and as 1.0: both find the domain's own value."""
+    """For each parameter, how much each of its values adds to a configuration's rank. Recorders
+    write the same number as 1 and as 1.0: both find the domain's own value."""
     return [
         (p.name, {value: i * stride for i, value in enumerate(p.values)})
         for p, stride in zip(parameters, strides(parameters), strict=True)
@@ -363,9 +363,9 @@ def _unlisted(entry: str, key: str, values: Sequence[Json], ranks: _Ranks) -> Mi
 
 
 def _time_or_failure(time: Json, error: Json) -> float | str | None:
-    """None for an entry that has neither."""
+    """An entry's time in ms, or its failure in words; None for an entry that has neither."""
     if error is msgspec.UNSET and type(time) is float and 0 < time < _FAILURE_TIME_MS:
-        return time  # as most are
+        return time  # most entries are of this kind
     if error is not None and error is not msgspec.UNSET:  # where Kernel Tuner 1.5 keeps failures
         return f"{error}"
     if time is msgspec.UNSET:

@@ -1,11 +1,11 @@
-"""Other recordings than Kernel Tuner's caches, brought into the shape of one.
+"""Turns other recordings into the shape of a Kernel Tuner cache.
 
 - T4 results (`{"results": [{configuration, invalidity, measurements, times}]}`), as Kernel
   Tuner's `store_output_file` and the autotuning methodology write them.
 - evotune's own: the document of `evotune report RUN --format json`.
 
-Both list configurations without saying which values a parameter could have had: its domain
-is what occurs. Of a configuration that was measured more than once the last record counts.
+Both list configurations without saying which values a parameter could have: its domain is the
+values that occur. When a configuration was measured more than once, its last record counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from evotune.device.json_places import MisplacedError
 from evotune.space.suggest import shorten
 from evotune.trial import Json
 
-# T4's words for why a configuration has no time, in those of Kernel Tuner's caches.
+# T4's names of failures, with the names in Kernel Tuner's caches.
 _T4_FAILURES: Final = {
     "compile": "CompilationFailedConfig",
     "runtime": "RuntimeFailedConfig",
@@ -30,7 +30,8 @@ _Records = Iterator[tuple[Mapping[str, Json], Json]]  # configuration, and time 
 
 
 def as_cache(document: Mapping[str, Json]) -> Mapping[str, Json]:
-    """The document with `tune_params` and `cache`; as it is when it is a cache, or neither."""
+    """The document with `tune_params` and `cache`. A document that is a cache already, or none of
+    these formats, is returned as it is."""
     if "cache" in document:
         return document
     if isinstance(document.get("results"), list):
@@ -45,7 +46,7 @@ def as_cache(document: Mapping[str, Json]) -> Mapping[str, Json]:
 
 
 def _cache(header: Mapping[str, Json], records: _Records, key: str) -> Mapping[str, Json]:
-    """`key` is what the records stand under."""
+    """A cache of these records; `key` is the document's key that holds them."""
     one = key.removesuffix("s")
     domains: dict[str, dict[Json, None]] = {}
     cache: dict[str, Json] = {}
@@ -84,7 +85,8 @@ def _t4_records(results: list[Json]) -> _Records:
 
 
 def _t4_time_ms(i: int, result: Mapping[str, Json]) -> Json:
-    """The first objective's measurement, `time` when it names none; None when it has neither."""
+    """The first objective's measurement in ms, of `time` when the result names no objective; None
+    when there is no such measurement."""
     objectives = result.get("objectives")
     name = objectives[0] if isinstance(objectives, list) and objectives else "time"
     for measurement in result.get("measurements") or ():

@@ -18,7 +18,7 @@ _TYPES: Mapping[str, type[Any]] = {
 
 
 def c_value(argument: Argument) -> Any:
-    """LaunchFailure where ctypes would silently cut off the upper bits."""
+    """The argument as a C value; LaunchFailure where ctypes would silently drop upper bits."""
     converted = _TYPES[argument.type](argument.value)
     if argument.type.startswith("int") and converted.value != argument.value:
         raise LaunchFailure(f"the argument {argument.value} does not fit {argument.type}")

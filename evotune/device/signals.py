@@ -6,7 +6,7 @@ import signal
 
 
 def signal_name(number: int) -> str:
-    """SIGSEGV for 11; real-time signals have no name of their own."""
+    """SIGSEGV for 11; "signal 40", say, for a real-time signal, which has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,16 +1,16 @@
 """Kernel sources: the files a kernel is made of, and their fingerprint.
 
 A kernel may include its own files, by a quoted name relative to the file that includes it, and
-the compiler's headers, in angle brackets. Everything that could bring in another file of the
-machine, into the machine code or into a compiler's message, is refused. So the fingerprint
-covers all that the machine code is made of, but for the compiler and its headers.
+the compiler's headers, in angle brackets. Any directive that could bring another file of the
+machine into the machine code or into a compiler's message is refused. So the fingerprint covers
+everything that the machine code is made of, except the compiler and its headers.
 
-A file without a suffix of code is refused: a compiler that is handed a text file, or a key, prints
-its words in an error.
+A file without a suffix of code is refused: given a text file or a private key, a compiler would
+quote its content in an error.
 
-The scan takes a directive for one whether or not it stands in a comment or under a false
-`#if`. It errs on that side only, and a quoted file that does not exist is left to the compiler.
-It knows the plain spelling of an assembler's directive alone: `dependencies.py` finds the others.
+The scan also counts directives in comments and under a false `#if`, so it finds too many rather
+than too few. A quoted file that does not exist is left to the compiler. Of an assembler's
+directives the scan knows only the plain spelling: `dependencies.py` finds the others.
 """
 
 from __future__ import annotations
@@ -31,23 +31,24 @@ _INCLUDED = {".c", ".h", ".hh", ".hpp", ".hxx", ".cuh"}  # beside the files of e
 _INCLUDED |= {".def", ".inc", ".inl", ".ipp", ".tcc", ".tpp", ".txx"}
 
 # Phase 2 of translation joins spliced lines. GCC allows blanks between backslash and line end,
-# NVRTC allows none: a directive of either reading counts.
+# NVRTC allows none: a directive found under either rule counts.
 _SPLICES = (
     re.compile(rb"\\[ \t\f\v\0]*(?:\r\n|\n|\r)"),
     re.compile(rb"\\(?:\r\n|\n|\r)"),
 )
 _GAP = rb"(?:[ \t\f\v\0]|/\*(?s:.*?)\*/)*+"
-# A directive is the first thing on its line, but for blanks and comments. `%:` spells # too.
+# Only blanks and comments come before a directive on its line. `%:` also means #.
 _HASH = re.compile(rb"#|%:")
 _INCLUDE = re.compile(_GAP + rb"(include_next|include|import|embed)(?![A-Za-z0-9_])" + _GAP)
-# `#line 3 "file"` and `# 3 "file"`, or a macro there, make the compiler print that file's lines.
+# `#line 3 "file"` and `# 3 "file"`, or a macro in that place, make the compiler print lines of
+# that file.
 _LINE = re.compile(
     _GAP + rb"(?:line(?![A-Za-z0-9_])" + _GAP + rb"(?![0-9]+[ \t]*[\r\n])"
     rb"|[0-9]+" + _GAP + rb'(?:"|[A-Za-z_][A-Za-z0-9_]*' + _GAP + rb"(?:[\r\n(0-9]|//|\Z)))"
 )
 _SYSTEM_HEADER = rb"<[A-Za-z0-9_](?:[A-Za-z0-9_/+-]|\.(?!\.))*>"
 _OPERAND = re.compile(_SYSTEM_HEADER + rb'|"([^"\r\n]*)"')
-# Asking whether a file is there makes the machine code depend on it.
+# A test of whether a file exists makes the machine code depend on that file.
 _PROBE = re.compile(
     rb"(?:ifn?def[ \t]+|defined[ \t]*\(?[ \t]*)__has_\w+"
     rb"|__has_(?:include|include_next|embed)[ \t]*\([ \t]*" + _SYSTEM_HEADER + rb"[ \t]*\)"
@@ -63,13 +64,13 @@ def _is_code(suffix: str) -> bool:
 def read_sources(
     root: Path, source: str, written: Mapping[str, bytes] = MappingProxyType({})
 ) -> dict[str, bytes]:
-    """Relative path -> content of `source` and every file of the root it includes, transitively.
+    """Relative path -> content of `source` and every file under `root` that it includes, directly
+    or not.
 
-    The files `written` need not lie under the root yet: their contents are given.
-    SpaceError when a file is missing, too large, outside `root`, no code by its suffix, or not to
-    be included.
+    `written` gives the contents of files that need not exist under `root` yet. SpaceError when a
+    file is missing, too large, outside `root`, without a suffix of code, or must not be included.
     """
-    if source.endswith(".py"):  # what Python imports must be installed
+    if source.endswith(".py"):  # its imports must be installed packages
         return {source: _read(root, source, written)}
     found: dict[str, bytes] = {}
     queue = [source]
@@ -82,7 +83,7 @@ def read_sources(
 
 
 def fingerprint(sources: Mapping[str, bytes]) -> str:
-    """SHA-256 over names and contents."""
+    """The SHA-256 of names and contents."""
     digest = hashlib.sha256()
     for name, content in sorted(sources.items()):
         digest.update(f"{name}\0{len(content)}\0".encode())
@@ -111,7 +112,7 @@ def _read(root: Path, name: str, written: Mapping[str, bytes]) -> bytes:
 
 
 def _includes(root: Path, name: str, content: bytes, written: Mapping[str, bytes]) -> list[str]:
-    """Root-relative names of the quoted includes that exist; the rest is the compiler's matter."""
+    """Root-relative names of the quoted includes that exist; others are left to the compiler."""
     targets: set[str] = set()
     for text in {splice.sub(b"", content) for splice in _SPLICES}:
         for pattern in (_PROBE, _ASSEMBLER_FILE):
@@ -174,7 +175,7 @@ def _locate(root: Path, includer: str, target: str, written: Mapping[str, bytes]
     if "\0" in target or not parts:
         raise SpaceError(f"{includer}: include {target!r} names no file")
     name = "/".join(parts)
-    # The compiler opens the name as written: with `..` past a symbolic link, another file.
+    # The compiler opens the name as written. If `..` follows a symbolic link, that is another file.
     folder = os.path.realpath((root / includer).parent / os.path.dirname(target))
     if folder != os.path.realpath((root / name).parent) and os.path.isdir(folder):
         raise SpaceError(f"{includer}: include {target} goes through a symbolic link")

@@ -1,4 +1,4 @@
-"""Tensor maps: how a GPU's copy engine (sm_90 and later) sees a tensor, as plain data.
+"""Tensor maps as plain data: they describe a tensor to a GPU's copy engine (TMA, sm_90 and later).
 
 Limits: CUDA driver API, "Tensor Map Object Management", `cuTensorMapEncodeTiled`.
 """
@@ -14,7 +14,7 @@ from evotune.space.tensor_map_limits import L2_PROMOTIONS, MOST_BOX, MOST_DIMENS
 
 DTYPE_BYTES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 FIRST_ARCH = 90
-_UNIT_BYTES = 16  # strides and a box's rows are whole multiples of it
+_UNIT_BYTES = 16  # strides and a box's rows are multiples of it
 _MOST_EXTENT = 1 << 32
 _MOST_STRIDE_BYTES = 1 << 40
 
@@ -23,7 +23,7 @@ class TensorMap(msgspec.Struct, frozen=True, array_like=True):
     """Boxes of a contiguous, row-major tensor. `extents` and `box` count elements, the outermost
     dimension first; `swizzle_bytes` and `l2_promotion_bytes` are 0 for none.
 
-    What a box has outside the tensor is read as zeros and not written.
+    The part of a box that lies outside the tensor is read as zeros and not written.
     """
 
     dtype: str
@@ -37,14 +37,15 @@ class TensorMap(msgspec.Struct, frozen=True, array_like=True):
         return DTYPE_BYTES[self.dtype]
 
     def strides_bytes(self) -> tuple[int, ...]:
-        """From one index to the next, of every dimension but the last, outermost first."""
+        """The distance from one index to the next for every dimension but the last, outermost
+        first."""
         return tuple(
             self.element_bytes * math.prod(self.extents[i + 1 :])
             for i in range(len(self.extents) - 1)
         )
 
     def violation(self) -> str:
-        """Why the driver would not take it, in words; "" when it does."""
+        """Why the driver would refuse the map, in words; "" when it would take it."""
         return next(self._violations(), "")
 
     def _violations(self) -> Iterator[str]:

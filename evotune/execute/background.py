@@ -1,7 +1,7 @@
-"""An executor at work in a thread of its own: it hands out work while the search still thinks.
+"""Runs an executor in a thread of its own, so that it hands out work while the search computes.
 
-The search's model takes a tenth of a second now and then. Devices and compilers must not wait for
-that: what is known already goes on.
+The search's model now and then takes a tenth of a second. Devices and compilers need not wait for
+it: proposals that were submitted before go on.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _TURN_S = 0.2
 
 
 class BackgroundExecutor:
-    """See `evotune.execute.protocol.Executor`. From now on `inner` belongs to the thread.
+    """See `evotune.execute.protocol.Executor`. Only the thread uses `inner` until `close`.
 
-    The thread lives until `close`: the kernel ends children whose creator, a thread, has ended.
-    An error of `inner` ends the thread, and is raised by the next call.
+    The thread lives until `close`, because the kernel kills a child process when the thread that
+    started it ends. An error of `inner` ends the thread; the next call raises it.
     """
 
     def __init__(self, inner: LocalExecutor) -> None:
@@ -65,7 +65,7 @@ class BackgroundExecutor:
         self._command(drop)
         while not dropped.done() and self._thread.is_alive():
             self._thread.join(0.005)
-        self.poll(0.0)  # raises if the thread failed; what had finished before is dropped as well
+        self.poll(0.0)  # raises if the thread failed; drops outcomes that were ready, too
 
     def close(self) -> None:
         if not self._closing:

@@ -1,10 +1,10 @@
-"""Compiled kernels on disk, named by what made them, checked whenever they are read.
+"""A cache of compiled kernels on disk, keyed by compile job and checked at each read.
 
     objects/ab/abcdef….bin   machine code, named by its SHA-256
     jobs/12/1234….json       which object a compile job made, and the compiler's figures
 
-An entry holds a checksum that binds it to its job, since one of another job names a whole object
-too. Files appear whole (written aside, then renamed), so several processes may share a cache.
+The checksum in a job's file covers the job's key: another job's file in its place would name an
+intact object too. Files are written aside and then renamed, so several processes may share a cache.
 Failures are not cached: a time-out or a crash may not happen again.
 """
 
@@ -39,7 +39,7 @@ def default_cache_dir() -> Path:
 
 
 def writable_cache_dir() -> Path:
-    """`default_cache_dir`, made if need be; EnvironmentProblem where nothing can be written."""
+    """`default_cache_dir`, created if missing; EnvironmentProblem when it is not writable."""
     path = default_cache_dir()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -54,13 +54,13 @@ def writable_cache_dir() -> Path:
 
 
 class BuildCache:
-    """`key` is a CompileJob's key joined with the compiler's version."""
+    """A cache in one folder. `key` is a hash of a CompileJob's key and the compiler's version."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()
 
     def get(self, key: str) -> Binary | None:
-        """The cached binary; None when there is none or its bytes are not what they were."""
+        """The cached binary; None when there is none or its files were changed since."""
         try:
             entry = json.loads(self._job_path(key).read_bytes())
             sha256, resources, seconds = entry["sha256"], entry["resources"], entry["seconds"]
@@ -117,7 +117,7 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 
 def _remove_left_behind(folder: Path) -> None:
-    """The files that writers were killed over."""
+    """Removes unfinished files, over a day old, of processes that were killed while writing."""
     for path in folder.glob(f"{_ASIDE}*"):
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_mtime < time.time() - _LEFT_BEHIND_S:

@@ -1,4 +1,4 @@
-"""What a champion's machine code goes through beside the gate: disturbance, and NVIDIA's tools."""
+"""A champion's checks beside the gate: disturbed launches, and NVIDIA's compute-sanitizer tools."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REBUILD_S = 10.0
 
 
 class ChampionChecks:
-    """Of the champions of one worker."""
+    """These checks, for the champions of one worker."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class ChampionChecks:
         seed: int,
         verdict: Verdict,
     ) -> None:
-        """Launches of the timed cases disturbed in every way that the session has, and of the same
-        kernels built anew so that they disturb themselves."""
+        """Launches the timed cases, disturbed in every way that the session has, and checks the
+        results. Then does so with the same kernels, rebuilt so that they disturb themselves."""
         if not self._session.perturbations():
             return
         if not self._deterministic:
@@ -85,7 +85,8 @@ class ChampionChecks:
                     launches.check_rebuilt(way, rebuilt, verdict, limit_s=limit_s)
 
     def sanitize(self, cases: Sequence[TrialCase], verdict: Verdict) -> None:
-        """What a tool finds is a failure, or a warning: `disqualification` says which."""
+        """Runs the tools on the edge cases. The backend's `disqualification` says whether a finding
+        fails the candidate or is a warning."""
         edges = [item for item in cases if item.role == EDGE]
         launched = [
             SanitizedCase(item.binary, item.plan, tuple(self._problem.tensors(item.case)))

@@ -1,4 +1,4 @@
-"""A child process in its own process group: started, spoken to, and killed as a whole."""
+"""A child process in its own process group: starts it, talks to it, kills the whole group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KILL_TIMEOUT_S = 60.0  # a GPU's memory and a running kernel take their time to
 class Child(Generic[ToWorker, FromWorker]):
     """The parent's side of `python -m evotune.execute.<role>`.
 
-    Its own words (stderr and anything native code prints) go to `log`. It dies with its
+    Its stderr and everything that native code prints go to `log`. The child dies with its
     parent: see `evotune.execute.entry`.
     """
 
@@ -36,7 +36,7 @@ class Child(Generic[ToWorker, FromWorker]):
         self._reader = Reader(wire.from_worker)
         self._ended = False
         self.unreadable = ""
-        """Why `receive` could not read what the child sent; "" when that never happened."""
+        """Why `receive` could not read a message of the child; "" if it could read all."""
         with log.open("ab") as file:
             self._log_start = file.tell()
             self._process = subprocess.Popen(
@@ -59,7 +59,7 @@ class Child(Generic[ToWorker, FromWorker]):
         return self._fd
 
     def send(self, message: ToWorker) -> None:
-        """A broken pipe is not an error here: `receive` will tell that the child is gone."""
+        """Ignores a broken pipe: `receive` will say that the child is gone."""
         assert isinstance(message, msgspec.Struct)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -67,8 +67,8 @@ class Child(Generic[ToWorker, FromWorker]):
             self._process.stdin.flush()
 
     def receive(self) -> list[FromWorker] | None:
-        """Messages that have arrived; None when the child is gone, or what it sent is
-        `unreadable`."""
+        """The messages that have arrived; None when the child is gone or has sent an `unreadable`
+        message."""
         try:
             data = os.read(self._fd, 1 << 18)
         except BlockingIOError:
@@ -81,16 +81,16 @@ class Child(Generic[ToWorker, FromWorker]):
             self.unreadable = str(error)
             return None
         if self._reader.failed:
-            self._signal_group()  # ends its pipe: the next call, which says so, comes at once
+            self._signal_group()  # closes its pipe, so the next call comes at once and says why
         return messages
 
     def _signal_group(self) -> None:
-        # Until the child is reaped, its process id, and so its group's, is nobody else's.
+        # Until the child is reaped, no other process or group can have its id.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def kill(self) -> int:
-        """Kills the whole group, reaps the child, closes its pipes; its exit status."""
+        """Kills the whole group, reaps the child and closes its pipes. Returns its exit status."""
         if not self._ended:
             self._signal_group()
             try:
@@ -105,9 +105,10 @@ class Child(Generic[ToWorker, FromWorker]):
         return self._process.returncode
 
     def reap(self, grace_s: float = 2.0) -> int:
-        """Exit status of a child that `receive` gave up; what is left of its group is killed."""
+        """Waits at most `grace_s` for a child that `receive` gave up, then kills the rest of its
+        group. Returns the child's exit status."""
         deadline = time.monotonic() + (0.0 if self.unreadable else grace_s)
-        dead = os.WEXITED | os.WNOHANG | os.WNOWAIT  # seen, but not reaped: see `kill`
+        dead = os.WEXITED | os.WNOHANG | os.WNOWAIT  # does not reap: see `_signal_group`
         while not self._ended and os.waitid(os.P_PID, self._process.pid, dead) is None:
             if time.monotonic() > deadline:
                 break
@@ -122,13 +123,13 @@ class Child(Generic[ToWorker, FromWorker]):
                     pipe.close()
 
     def end_in_words(self, status: int) -> str:
-        """How it ended, as a sentence that follows from `reap`'s status and what it sent."""
+        """How the child ended, as a sentence made of `reap`'s status or its unreadable message."""
         if self.unreadable:
             return f"{self._wire.worker} sent a message that cannot be read: {self.unreadable}"
         return f"{self._wire.worker} {describe_status(status)}"
 
     def log_tail(self, limit: int = 4096) -> str:
-        """The last words of this child (not of one before it that shared the log)."""
+        """The end of this child's part of the log, which earlier children may share."""
         with self._log.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(self._log_start, end - limit))

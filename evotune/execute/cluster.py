@@ -1,8 +1,8 @@
-"""The executor of a Dask cluster: Dask places trials and restarts workers, the rest stays ours.
+"""The executor of a Dask cluster: Dask places trials and restarts workers, evotune does the rest.
 
-A worker that dies, comes late or comes back changes nothing but the time: its trials are asked
-again, on whichever worker, and of each trial one outcome is taken. What a candidate does ends its
-device child on the worker, as everywhere; it never ends the worker.
+A worker that dies, joins late or returns changes only how long a run takes: its trials are
+submitted again, to any worker, and one outcome of each trial is kept. As everywhere, a candidate
+can end the device process that runs it; it cannot end the cluster's worker.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from evotune.execute.twins import Twins
 from evotune.trial import Outcome, OutcomeKind
 
 _MOST_LOSSES = 3
-"""So many times Dask may say that workers died of a trial; it says so after several of them."""
+"""A trial that Dask reports as KilledWorker is sent again this many times. Dask reports it only
+after several workers have died."""
 _FETCH_S = 5.0
 _ANSWER_S = 900.0  # as long as baselines may take
 _SCHEDULER_GONE_S = 30.0
-_WORKERS_GONE_S = 60.0  # with none left but those that refused
+_WORKERS_GONE_S = 60.0  # after some workers refused and no others are left
 
 Task = Callable[[bytes], bytes]
 """Runs on a worker: takes a message to a cluster worker, gives its answer."""
@@ -47,7 +48,7 @@ Task = Callable[[bytes], bytes]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Sent:
-    """A trial that Dask has; `workers` are those that may take it, None: all."""
+    """A trial that Dask has. `workers` are the addresses that may take it; None: all."""
 
     future: Any
     proposal: Proposal
@@ -58,7 +59,7 @@ class _Sent:
 class ClusterExecutor:
     """See `evotune.execute.protocol.Executor`.
 
-    `task` gets trials of `run`. `twins`: as for the local executor.
+    `task` runs the trials of `run` on the workers. `twins`: as for the local executor.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class ClusterExecutor:
             try:
                 answer = _read(future.result(timeout=_FETCH_S))
             except (TimeoutError, CancelledError):
-                # The worker died with the answer; Dask would wait for it to be made again.
+                # The worker died with the answer; Dask would wait until it is computed again.
                 self._client.cancel([future], force=True)
                 self._send(proposal, losses)
                 return
@@ -164,7 +165,7 @@ class ClusterExecutor:
                 raise _cannot_read(f"a trial was answered with {type(answer).__name__}")
         elif future.status == "error":
             self._failed(proposal, losses, future.exception())
-        elif self._client.status == "running":  # lost with whatever held it
+        elif self._client.status == "running":  # Dask lost the task with its worker
             self._send(proposal, losses)
         else:
             self._running[key] = sent
@@ -189,11 +190,15 @@ class ClusterExecutor:
         self._done.append((proposal.number, outcome))
 
     def _usable(self) -> list[str]:
-        """Workers that are there and did not refuse."""
+        """Addresses of the workers that are there and did not refuse."""
         return [address for address in workers_of(self._client) if address not in self._refused]
 
     def _check_workers(self) -> None:
-        """Trials that may go to certain workers only, once some refused: these may have died."""
+        """Sends trials elsewhere when all workers that may take them have gone.
+
+        Once a worker has refused, each trial names the workers that may take it, and Dask would
+        wait for these for ever. EnvironmentProblem when no worker has been usable for a while.
+        """
         now = time.monotonic()
         if not self._refused or now - self._looked_s < 1.0 or self._client.status != "running":
             return
@@ -227,10 +232,10 @@ class ClusterExecutor:
 def ask_each(
     client: Any, task: Task, message: ToClusterWorker, workers: Sequence[str] | None = None
 ) -> dict[str, FromClusterWorker]:
-    """The answers by address, from all workers that are there now or from those named.
+    """Sends `message` to `workers`, or to all that are there now; the answers by address.
 
-    Without those that die meanwhile. EnvironmentProblem when one cannot run the task, or none is
-    left.
+    A worker that dies meanwhile is left out. EnvironmentProblem when a worker cannot run the task,
+    or when none answers.
     """
     addresses = workers_of(client) if workers is None else workers
     futures = {

@@ -1,7 +1,7 @@
-"""Compile children: each takes one job at a time; the same job is never compiled twice at once.
+"""The compile processes: each takes one job at a time; no job is compiled twice at once.
 
-A job whose process was killed is compiled once more, since somebody else may have killed it. One
-that dies while it starts says nothing of its job.
+A job whose process was killed is compiled once more, since somebody else may have killed it. A
+process that dies while it starts says nothing about its job.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CompilePool:
         self._folder = folder
         self._cache = cache
         self._scratch = folder / "scratch"
-        shutil.rmtree(self._scratch, ignore_errors=True)  # a killed run leaves its own behind
+        shutil.rmtree(self._scratch, ignore_errors=True)  # a killed run leaves its folder behind
         self._scratch.mkdir(parents=True)
         self._timeout_s = timeout_s
         self._limit = processes or len(os.sched_getaffinity(0))
@@ -90,7 +90,7 @@ class CompilePool:
             self._busy[child] = (job, time.monotonic() + self._timeout_s + _GRACE_S)
 
     def _free_child(self) -> Worker:
-        """One that waits and lives, else a new one."""
+        """An idle child that is alive, else a new one."""
         while self._idle:
             child = self._idle.pop()
             if self._messages(child) is not None:
@@ -99,7 +99,7 @@ class CompilePool:
         return self._spawn()
 
     def _messages(self, child: Worker) -> list[Compiled] | None:
-        """As `Child.receive`, without the one that says that it has started."""
+        """As `Child.receive`, but leaves out `Started`."""
         messages = child.receive()
         if messages:
             self._starting.discard(child)
@@ -107,9 +107,9 @@ class CompilePool:
         return None if messages is None else []
 
     def handle(self, child: Worker) -> list[tuple[CompileJob, Binary | CompileFailure]]:
-        """Results a readable child has for us; a child that died twice over a job fails it.
+        """The results of a readable child. A job that ended two children fails.
 
-        EnvironmentProblem when it is the machine that fails, so that no other job could succeed.
+        EnvironmentProblem when the machine is at fault, so that no other job could succeed.
         """
         job, _ = self._busy[child]
         messages = self._messages(child)
@@ -133,7 +133,7 @@ class CompilePool:
     def _died(
         self, child: Worker, job: CompileJob
     ) -> list[tuple[CompileJob, Binary | CompileFailure]]:
-        """Queues its job again, as the next one, or fails it."""
+        """Puts the dead child's job at the head of the queue, or fails the job."""
         status = child.reap()
         self._losses[job.key] += 1
         if child in self._starting:
@@ -152,15 +152,16 @@ class CompilePool:
         return []
 
     def _count_exception(self, status: int, child: Worker) -> None:
-        """A compile process that raises time after time is broken itself."""
+        """EnvironmentProblem when compile processes raise `_TOO_MANY_EXCEPTIONS` times in a row:
+        then they are broken, not the jobs."""
         self._exceptions += status > 0 or bool(child.unreadable)
         if self._exceptions >= _TOO_MANY_EXCEPTIONS:
             last = child.end_in_words(status) if child.unreadable else _last_line(child)
             raise EnvironmentProblem(f"the compile processes do not work: {last}")
 
     def expire(self) -> list[tuple[CompileJob, Binary | CompileFailure]]:
-        """Kills children past their deadline. To be asked after `handle`: this process may have
-        been stopped (Ctrl-Z) while they finished."""
+        """Kills children past their deadline. Call it after `handle`: children may have finished
+        while this process was stopped (Ctrl-Z)."""
         now = time.monotonic()
         late = [child for child, (_, deadline) in self._busy.items() if now > deadline]
         results: list[tuple[CompileJob, Binary | CompileFailure]] = []
@@ -208,8 +209,8 @@ class CompilePool:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _spawn(self) -> Worker:
-        # CuPy is imported there, and a compiler has no business on a GPU.
-        # What NVRTC finds in the driver's cache comes without the log that says its registers.
+        # The child imports CuPy, but a compiler must not open a GPU. A binary that NVRTC finds in
+        # the driver's cache comes without the log that states its registers.
         environment = {"CUDA_VISIBLE_DEVICES": "", "CUDA_CACHE_DISABLE": "1"}
         child = Child(COMPILE_WORKER, self._folder / "compile.log", environment)
         self._starting.add(child)

@@ -1,4 +1,4 @@
-"""Child process that compiles: one job at a time, from the build cache when it can."""
+"""Child process that compiles one job at a time, or takes its binary from the build cache."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from evotune.execute.messages import (
 from evotune.trial import OutcomeKind
 
 _BESIDE_DEVICES = 5
-_MEMORY_BYTES = 8 << 30  # a template or constexpr that runs away must not take the machine along
+_MEMORY_BYTES = 8 << 30  # a runaway template or constexpr must not use up the machine's memory
 
 
 def compiler_for(language: str) -> Compiler:
-    """ValueError for a language that no backend has."""
+    """The language's compiler; ValueError for a language that no backend has."""
     return registry.speaking(language).compiler(language)
 
 
@@ -58,7 +58,8 @@ def build(
 
 
 def _sources_unchanged(job: CompileJob) -> bool:
-    """An edited file must not enter the cache under the key of what it was before."""
+    """Whether the sources are still the job's: an edited file must not enter the cache under the
+    key of its old content."""
     try:
         return fingerprint(read_sources(Path(job.root), job.source)) == job.sources_sha256
     except SpaceError:
@@ -77,7 +78,8 @@ def main() -> None:
 
 
 def _warm(language: str) -> None:
-    """Loads the compiler. Compilers run beside devices then: who feeds these goes first."""
+    """Loads the compiler, and lowers this process's priority: it will run beside devices, and the
+    processes that feed the devices go first."""
     os.nice(_BESIDE_DEVICES)
     with contextlib.suppress(EnvironmentProblem):  # the first job will say so
         compiler_for(language).version()

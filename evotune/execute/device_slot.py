@@ -1,4 +1,4 @@
-"""The device worker as its parent sees it: started, given one trial, killed when it hangs."""
+"""The parent's side of a device worker: starts it, gives it one trial, kills it when it hangs."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ Worker: TypeAlias = Child[ToDeviceWorker, FromDeviceWorker]
 
 _WHOLE_GATE = GateSettings()
 _OPEN_TIMEOUT_S = 120.0
-_HARNESS_TIMEOUT_S = 900.0  # references and baselines: our work, and PyTorch's
+_HARNESS_TIMEOUT_S = 900.0  # for references and baselines, which evotune and PyTorch compute
 _LEAST_HARNESS_TIMEOUT_S = 60.0
-_KNOWN_AFTER = 5  # answers, and time-outs follow what such took
-_THOROUGH_CASE_S = 30.0  # a champion's case is timed for ten seconds, and not only once
+_KNOWN_AFTER = 5  # answers; from then on, time limits follow from the times that answers took
+_THOROUGH_CASE_S = 30.0  # a champion's case is timed for ten seconds, and more than once
 _LEAST_TIMEOUT_S = 20.0
 _TRIALS_PER_WORKER = 200  # bounds what loaded candidates leave behind in one process
 _TOO_MANY_EXCEPTIONS = 3
@@ -60,21 +60,22 @@ _CRASHES: dict[int, OutcomeKind] = {
     signal.SIGFPE: OutcomeKind.LAUNCH_ERROR,
 }
 _TRACEBACK = "Traceback (most recent call last)"
-# How glibc says, before SIGABRT, that it found its heap or stack overwritten.
+# glibc prints one of these before SIGABRT when it finds its heap or stack overwritten.
 _OVERWRITTEN = ("corrupt", "invalid size", "invalid next size", "invalid pointer", "double free",
                 "smashing", "buffer overflow detected")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class ProblemSource:
-    """A problem's name and dtype, and where its file lies if it is one from a file."""
+    """A problem's name and dtype; the path of its file, if it has one, starts from `root`."""
 
     name: str
     dtype: str
     root: Path
 
     def told(self) -> ProblemToLoad:
-        """With the hash of the file that somebody agreed to: the worker runs no other."""
+        """The message for a worker. Of a problem from a file it has the hash of the bytes that the
+        user agreed to: the worker runs no others."""
         sha256 = ""
         if is_file_reference(self.name):
             path, content = problem_source(self.name, self.root)
@@ -86,14 +87,16 @@ class ProblemSource:
 class DeviceSlot:
     """One device's worker. At most one request is under way.
 
-    A trial's time limit counts from when the worker has its inputs and references ready. Where
-    the backend has spare workers, the next one waits, its libraries imported, for the present one
-    to be done. Opening a
-    worker takes seconds and blocks nobody: a request waits here until it is ready. A trial
-    whose worker died runs once more in a fresh one, since somebody else may have killed it, or one
-    of those that it served before may have broken it. Who ends that one too is quarantined. A
-    mistake in the problem's file, told by a worker that served nobody before, ends the run. A
-    worker that is killed while it starts is started again, and no trial is to blame.
+    - Opening a worker takes seconds and blocks nobody: a request waits here until it is open.
+    - Where the backend has spare workers, the next worker has imported its libraries and waits
+      until it replaces the present one.
+    - A trial's time limit counts from when the worker has its inputs and references ready.
+    - A trial whose worker died runs once more in a fresh one: somebody else may have killed the
+      worker, or an earlier candidate may have broken it. A trial that ends the second worker too
+      is quarantined.
+    - A mistake in the problem's file ends the run if the worker that reports it served no request
+      before.
+    - A worker that is killed while it starts is started again, and no trial is to blame.
     """
 
     def __init__(
@@ -108,8 +111,8 @@ class DeviceSlot:
         name: str = "device",
         gate: GateSettings = _WHOLE_GATE,
     ) -> None:
-        """`cores`: the CPU cores that the worker is bound to, if not all; `name` begins the names
-        of its logs."""
+        """`cores`: the CPU cores that the worker is bound to; empty for all. The names of its logs
+        begin with `name`."""
         self._folder = folder
         self._longest_trial_s = longest_trial_s
         self.profile = profile
@@ -148,7 +151,7 @@ class DeviceSlot:
 
     @property
     def child(self) -> Worker | None:
-        """The worker, while something is expected of it."""
+        """The worker while it owes a message, else None."""
         return self._child if self.busy or self._opening else None
 
     def open(self) -> None:
@@ -182,7 +185,8 @@ class DeviceSlot:
         self._start_clock(self._harness_limit_s())
 
     def handle(self) -> Answer | Outcome | None:
-        """The answer, or an Outcome that says how the worker was lost; None: not yet."""
+        """The worker's answer, or an Outcome that says how it was lost; None when there is neither
+        yet."""
         assert self._child is not None
         messages = self._child.receive()
         if messages is None:
@@ -210,7 +214,8 @@ class DeviceSlot:
         return (BaselinesTimed, Mistaken)
 
     def _refuse(self, message: Mistaken) -> None:
-        """Asks a fresh worker where a candidate before may have caused it."""
+        """Sends the request to a fresh worker where an earlier candidate may have caused the
+        mistake, else raises ProblemMistake."""
         if self._request is not None and not (self._opening or self.alone):
             self.renew()
             self._send(self._request)
@@ -273,15 +278,17 @@ class DeviceSlot:
         return isinstance(self._request, TrialRequest) and not self._request.thorough
 
     def _harness_limit_s(self) -> float:
-        """For the inputs and references of a trial: as long as it may take at first, then with
-        much room what it took in this run, since a worker can stop there as well."""
+        """The limit on preparing a trial's inputs and references, where a worker can hang as well.
+        It is wide at first; later it is 20 times the longest that this run's trials took, within
+        bounds."""
         if self._answers < _KNOWN_AFTER or not self._is_search_trial():
             return _HARNESS_TIMEOUT_S
         room_s = max(_LEAST_HARNESS_TIMEOUT_S, 20 * self._slowest_preparation_s)
         return min(_HARNESS_TIMEOUT_S, room_s)
 
     def _trial_limit_s(self) -> float:
-        """Generous at first, then what trials of this run take that pass, with room."""
+        """The limit on a trial once it is prepared. In the search it is wide at first; later it is
+        10 times the longest that this run's passing trials took, within bounds."""
         request = self._request
         assert isinstance(request, TrialRequest)
         if request.thorough or request.rival:
@@ -309,8 +316,9 @@ class DeviceSlot:
             self._hand_over()
 
     def _start_failed(self, *, hung: bool = False) -> None:
-        """Starts a fresh one, which lives if somebody killed this one, or if this was a spare one
-        that broke while it waited. EnvironmentProblem when that is of no use."""
+        """Starts a fresh worker if somebody killed this one, or if this was a spare one, which may
+        have broken while it waited. Otherwise, and after `_MOST_STARTS` in a row, raises
+        EnvironmentProblem."""
         assert self._child is not None
         status = self._child.kill() if hung else self._child.reap()
         log = self._child.log_tail(1 << 16)
@@ -329,7 +337,7 @@ class DeviceSlot:
     def _spawn(self) -> Worker:
         environment = self._backend.worker_environment(self.profile)
         self._spawned += 1
-        # A worker and the spare one share no file: each one's last words must be its own.
+        # A worker and its spare have separate logs, so that each log ends with its own last lines.
         second = self._backend.spare_worker and self._spawned % 2 == 0
         log = self._folder / f"{self._name}{'-2' if second else ''}.log"
         return Child(DEVICE_WORKER, log, environment)
@@ -355,11 +363,11 @@ class DeviceSlot:
             return None
         self._exceptions = self._exceptions + 1 if raised else 0
         if self._exceptions >= _TOO_MANY_EXCEPTIONS:
-            # It is broken itself: no candidate is to blame, and none would fare better.
+            # The worker itself is broken: no candidate is to blame, and none would pass.
             raise EnvironmentProblem(
                 f"the device worker failed {self._exceptions} times in a row: {last}"
             )
-        # After a crash by memory access the log's end belongs to whoever wrote last.
+        # A memory access that crashes prints nothing: the log's last line may be about anything.
         if last and not unreadable and status != -signal.SIGSEGV:
             reason += f": {last}"
         return Outcome(
@@ -371,12 +379,13 @@ class DeviceSlot:
 
 
 def _raised(status: int, log: str) -> bool:
-    """Whether a worker ended with an exception of Python, or could not read what it was told."""
+    """Whether a worker ended with a Python exception, or could not read a message."""
     return (status == 1 and _TRACEBACK in log) or cannot_read(status, log)
 
 
 def _last_words(log: str) -> str:
-    """Its last line, or that which names the last exception: PyTorch's have lines after it."""
+    """The log's last line, or the line that names its last exception: PyTorch's exceptions have
+    more lines after that one."""
     lines = log.splitlines()
     if _TRACEBACK in log:
         trace = log.rpartition(_TRACEBACK)[2].splitlines()[1:]
@@ -385,7 +394,7 @@ def _last_words(log: str) -> str:
 
 
 def _crash_kind(status: int, log: str) -> OutcomeKind | None:
-    """What a worker's death says about its candidate; None when it says nothing."""
+    """The candidate's outcome that a worker's death shows; None when it shows none."""
     if status == -signal.SIGABRT and any(word in log[-300:] for word in _OVERWRITTEN):
         return OutcomeKind.ILLEGAL_ACCESS
     return _CRASHES.get(-status)

@@ -45,14 +45,14 @@ Channel: TypeAlias = BlockingChannel[ToDeviceWorker, FromDeviceWorker]
 
 
 def open_session(profile: DeviceProfile) -> Session:
-    """The device of the profile, in this process."""
+    """Opens the profile's device in this process."""
     return registry.named(profile.backend).open_device(profile)
 
 
 def main() -> None:
     with open_channel(DEVICE_WORKER, owns_processes=False) as channel:
-        # PyTorch takes seconds to import. The parent, which may die meanwhile, is watched by now; a
-        # spare worker has it behind it when it is needed.
+        # PyTorch takes seconds to import. `open_channel` comes first, so that this process dies
+        # with its parent meanwhile; a spare worker has imported it by the time it is needed.
         import evotune.execute.trial_runner  # noqa: F401
 
         hello = channel.receive()
@@ -68,7 +68,7 @@ def _serve(channel: Channel, hello: Hello) -> None:
         os.sched_setaffinity(0, hello.cores)
     told = hello.problem
     if told.sha256:
-        trust.agree(told.sha256)  # somebody agreed to it in the parent
+        trust.agree(told.sha256)  # the parent has the user's agreement
     try:
         problem = create_problem(told.name, told.dtype, Path(told.root))
     except ProblemMistake as mistake:
@@ -105,7 +105,8 @@ class _ProblemMistaken(Exception):
 
 @contextlib.contextmanager
 def _blaming(problem: Problem, session: Session) -> Iterator[None]:
-    """Around what calls the problem. The device's own errors are none of the problem's."""
+    """Raises _ProblemMistaken for an error in the problem's own code. Other errors pass through,
+    and so do the device's."""
     try:
         yield
     except (Exception, SystemExit) as error:

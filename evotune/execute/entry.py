@@ -1,4 +1,4 @@
-"""How a child process starts: it dies with its parent and keeps its channel to itself."""
+"""The first steps of a child process: it will die with its parent, and its channel is private."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from evotune.device.channel import (
 )
 
 CANNOT_READ = 3
-"""A worker's exit status where it cannot read what it is told; its last line says why."""
+"""The exit status of a worker that cannot read a message; its log's last line says why."""
 
 _PR_SET_PDEATHSIG = 1
 _LARGEST_FILE_BYTES = 1 << 30
@@ -30,12 +30,13 @@ _LARGEST_FILE_BYTES = 1 << 30
 def open_channel(
     wire: Wire[ToWorker, FromWorker], *, owns_processes: bool
 ) -> Iterator[BlockingChannel[ToWorker, FromWorker]]:
-    """Called first thing in a child whose only argument is its parent's pid.
+    """Opens the channel to the parent. A child, whose only argument is its parent's pid, calls this
+    first.
 
-    When the parent dies, the kernel signals this process: SIGKILL, or, if it starts processes
-    of its own, SIGTERM, on which it kills its whole group. The channel gets private
-    descriptors; what native code prints to stdout goes to stderr instead. A message that cannot be
-    read ends the process with `CANNOT_READ`.
+    When the parent dies, the kernel signals this process: SIGKILL, or, with `owns_processes`,
+    SIGTERM, on which it kills its whole group. The channel gets private descriptors; native code
+    that prints to stdout writes to stderr instead. A message that cannot be read ends the process
+    with `CANNOT_READ`.
     """
     if owns_processes:
         signal.signal(signal.SIGTERM, _kill_group)
@@ -54,13 +55,13 @@ def open_channel(
 
 
 def cannot_read(status: int, log: str) -> bool:
-    """Whether a worker with that exit status and log ended over a message that it cannot read."""
+    """Whether this exit status and log are of a worker that could not read a message."""
     return status == CANNOT_READ and "cannot read a message" in log
 
 
 def die_with_parent(parent: int, death_signal: signal.Signals = signal.SIGKILL) -> None:
-    """The kernel sends this process that signal when the process with the pid `parent`, or the
-    thread of it that started this one, ends. Linux only; elsewhere nothing happens."""
+    """Asks the kernel to send this process `death_signal` when the process with the pid `parent`,
+    or the thread that started this one, ends. Does nothing except on Linux."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
@@ -69,10 +70,10 @@ def die_with_parent(parent: int, death_signal: signal.Signals = signal.SIGKILL) 
 
 
 def _limit_damage() -> None:
-    """What native code of this process, or a compiler that it starts, can do to the machine.
+    """Limits the damage to the machine by native code here, or by a compiler that it starts.
 
-    No core dumps, no file (or log) without end; and when memory runs out, the kernel takes
-    this process, not the search or the user's session.
+    It leaves no core dumps, and its files and logs stay below 1 GiB each. When memory runs out, the
+    kernel kills this process rather than the search or the user's other programs.
     """
     _, hardest = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hardest))

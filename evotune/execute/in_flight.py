@@ -1,4 +1,4 @@
-"""A proposal on its way through compiler and device, and the outcomes that it can come to."""
+"""A proposal on its way through compiler and device, and its possible outcomes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ _NOT_ITS_FAULT = frozenset({OutcomeKind.WORKER_LOST, OutcomeKind.DEVICE_LOST})
 
 
 def speaks_for_its_code(outcome: Outcome) -> bool:
-    """Whether the same machine code need not be tried again."""
+    """Whether the outcome holds for the same machine code, so that it need not be tried again."""
     return outcome.kind not in _NOT_ITS_FAULT or QUARANTINED in outcome.flags
 
 
 @dataclasses.dataclass(slots=True)
 class InFlight:
-    """`fingerprint` (machine code and launch of every case: equal means the same candidate) is
-    known once all binaries are there."""
+    """A proposal and what is known of it so far.
+
+    `fingerprint` covers the machine code and the launch of every case; candidates with the same one
+    are the same. It is known once all binaries are there.
+    """
 
     proposal: Proposal
     binaries: dict[str, Binary] = dataclasses.field(default_factory=dict)
     resources: Mapping[str, Json] = dataclasses.field(default_factory=dict)
     fingerprint: str = ""
-    twin: Twin | None = None  # what came of the same code before
+    twin: Twin | None = None  # an earlier trial of the same code
     again: bool = False  # measured a second time, in a fresh worker
 
     @property
@@ -42,13 +45,14 @@ class InFlight:
 
     @property
     def searched(self) -> bool:
-        """A trial of the search: its code is measured once, on whichever device is free."""
+        """Whether it is a trial of the search: its code is measured once, on any free device."""
         proposal = self.proposal
         alone = proposal.confirm or proposal.rival or proposal.repeat
         return not alone and proposal.device is None
 
     def review(self) -> str:
-        """Takes stock of the binaries; why they must not be launched, "" when they may."""
+        """Reads the binaries' figures and makes the fingerprint. Returns why the binaries must not
+        be launched, "" when they may be."""
         review = self.proposal.examine(self.binaries)
         self.resources = review.resources
         parts = [
@@ -61,7 +65,7 @@ class InFlight:
     def request(
         self, *, contender: float, fixed_sampling: bool, baselines: Mapping[str, str]
     ) -> TrialRequest:
-        """What the device worker is told of it."""
+        """The request to the device worker."""
         proposal = self.proposal
         return TrialRequest(
             number=proposal.number,
@@ -98,8 +102,8 @@ class InFlight:
         )
 
     def beyond_limit(self, reason: str) -> Outcome:
-        """Without a fingerprint: the same code may be fine where other parameters set the
-        limit."""
+        """The outcome of a binary that breaks a limit. It has no fingerprint, since the same code
+        may be allowed where other parameters set another limit."""
         return Outcome(
             OutcomeKind.RESOURCE_LIMIT,
             reason=reason,
@@ -121,8 +125,8 @@ def failed_to_compile(failure: CompileFailure) -> Outcome:
 
 
 def _parts(plan: LaunchPlan) -> Json:
-    """The plan as it is in every fingerprint, those of older runs too: before there were tensor
-    maps, an argument had three parts."""
+    """The plan as fingerprints hold it. An argument without a tensor map has three parts, as in
+    older runs, so that their fingerprints still agree."""
     parts = msgspec.to_builtins(plan, enc_hook=plain)
     for argument in parts["arguments"]:
         if argument[-1] is None:

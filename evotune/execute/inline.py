@@ -11,8 +11,8 @@ from evotune.trial import Configuration, Outcome
 
 
 class InlineExecutor:
-    """Trials take virtual time, `duration_s` each, on so many `devices` at once: whatever is
-    polled finished next. `delay_s` is a real pause per trial, for watching a run or stopping it
+    """Trials take virtual time: `duration_s` each, on `devices` devices at once. `poll` returns the
+    trial that finishes next. `delay_s` is a real pause per trial, for watching a run or stopping it
     half-way.
     """
 
@@ -27,7 +27,7 @@ class InlineExecutor:
         self._outcome_of = outcome_of
         self._delay_s = delay_s
         self._duration_s = duration_s
-        self._free_s = [0.0] * devices  # when each device has done what it was given
+        self._free_s = [0.0] * devices  # when each device is free again
         self._running: list[tuple[float, int, Proposal]] = []
         self.now_s = 0.0
         """Virtual time: when the last trial that was polled finished."""
@@ -38,7 +38,7 @@ class InlineExecutor:
         heapq.heappush(self._running, (finish_s, proposal.number, proposal))
 
     def set_contender(self, fitness: float) -> None:
-        """Recorded outcomes cost no samples."""
+        """Does nothing: recorded outcomes take no samples."""
 
     def poll(self, timeout_s: float) -> list[tuple[int, Outcome]]:
         if not self._running:

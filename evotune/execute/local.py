@@ -47,9 +47,10 @@ class _Readable(Protocol):
 class LocalExecutor:
     """See `evotune.execute.protocol.Executor`.
 
-    `baselines` names the baseline of each case label; with `fixed_sampling` losers get as many
-    samples as contenders; with `name_devices` an outcome says which device made it. `twins` knows
-    what came of machine code before, so that none is measured twice in a run.
+    - `baselines`: the baseline's name by case label.
+    - `fixed_sampling`: losers get as many samples as contenders.
+    - `name_devices`: an outcome names the device that measured it.
+    - `twins`: earlier outcomes by machine code, so that no code is measured twice in a run.
     """
 
     def __init__(
@@ -82,8 +83,8 @@ class LocalExecutor:
         return tuple(device.profile for device in self._devices)
 
     def open_devices(self) -> None:
-        """Begins to start all workers, and compilers that may run beside them; that takes each of
-        them seconds."""
+        """Begins to start all workers, and the compilers that may run beside them. Each takes
+        seconds to be ready."""
         for device in self._devices:
             device.open()
         if not self._exclusive:
@@ -111,8 +112,8 @@ class LocalExecutor:
             self._wait(deadline)
 
     def wake(self) -> None:
-        """Ends a `poll` that another thread is in, or the next one. Safe from any thread."""
-        with contextlib.suppress(BlockingIOError):  # so many are waiting already
+        """Ends the `poll` that another thread is in, or else the next one. Safe from any thread."""
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups
             os.write(self._waker_fd, b"\0")
 
     def _woken(self) -> bool:
@@ -177,7 +178,7 @@ class LocalExecutor:
         return any(item.proposal.confirm or item.proposal.repeat for item in items)
 
     def _next(self, index: int) -> InFlight | None:
-        """The oldest that this device may take, out of `_ready`."""
+        """Takes the oldest proposal that this device may measure out of `_ready`."""
         for number in sorted(self._ready):
             if self._may_start(self._ready[number], index):
                 return self._ready.pop(number)
@@ -188,7 +189,7 @@ class LocalExecutor:
             return False
         if item.proposal.confirm or item.proposal.repeat:
             return not self._pool.running
-        # What another device measures now is known soon.
+        # While another device measures the same code, this one waits for its outcome.
         return not item.searched or all(
             item.fingerprint != other.fingerprint for other in self._measuring.values()
         )
@@ -210,7 +211,8 @@ class LocalExecutor:
         )
 
     def _wait(self, deadline: float) -> None:
-        """Until something happens, or `wake` is called, or some time has passed."""
+        """Waits until a child answers, `wake` is called or a short time has passed, and handles the
+        answers."""
         workers = {
             device.child: index for index, device in enumerate(self._devices) if device.child
         }
@@ -222,7 +224,7 @@ class LocalExecutor:
         for index in answered:
             self._device_answered(index, self._devices[index].handle())
         if answered:
-            self._advance()  # before all else: a device waits
+            self._advance()  # first of all, as a device is idle
         results: list[tuple[CompileJob, Binary | CompileFailure]] = []
         for child in compilers:
             if child in readable:
@@ -234,7 +236,8 @@ class LocalExecutor:
             self._device_answered(index, device.expire())
 
     def _device_answered(self, index: int, answer: Answer | Outcome | None) -> None:
-        """`answer`: what the device's slot says of the trial that is measured there."""
+        """Finishes the trial that is measured on the device, or has it measured again. `answer` is
+        what the device's slot returned for it."""
         if not isinstance(answer, TrialDone | Outcome) or index not in self._measuring:
             return
         item, device = self._measuring.pop(index), self._devices[index]
@@ -245,7 +248,7 @@ class LocalExecutor:
             resources = {**outcome.resources, "device": state}
             outcome = msgspec.structs.replace(outcome, resources=resources)
         if done.doubtful and not (device.alone or item.again):
-            # A candidate before may have written into inputs or references, or left no memory.
+            # An earlier candidate may have overwritten inputs or references, or left no memory.
             item.again = True
             device.renew()
             self._ready[item.proposal.number] = item
@@ -276,7 +279,7 @@ class LocalExecutor:
         if violation:
             self._finish(item, item.beyond_limit(violation))
         else:
-            if item.searched:  # now, as that takes a while, and no device waits for it yet
+            if item.searched:  # now: it takes a while, and no device waits for it yet
                 item.twin = self._twins.find(item.fingerprint)
             self._ready[number] = item
 
@@ -289,11 +292,11 @@ def _identity(profile: DeviceProfile) -> dict[str, str]:
 
 
 def compile_processes(device_workers: int, cores: int = 0) -> int:
-    """How many compilers there are on so many cores, this process's if not given, beside the
-    workers of devices that measure meanwhile.
+    """The number of compile processes on `cores` CPU cores (0: the cores of this process), beside
+    `device_workers` workers that measure at the same time.
 
-    A core for each worker and one for the coordinator stay free, but never more than an eighth of
-    the cores, so that a device need not wait for its worker.
+    A core for each worker and one for the coordinator stay free, so that no device waits for its
+    worker, but never more than an eighth of the cores.
     """
     cores = cores or len(os.sched_getaffinity(0))
     return cores - min(device_workers + 1, cores // 8) if device_workers else cores
@@ -315,10 +318,15 @@ def open_local_executor(
     secret: str = "",
     without: Collection[str] = (),
 ) -> LocalExecutor:
-    """One worker for each profile, all of one backend; children write their logs and scratch
-    files under `folder`. A problem's own file lies under `root`. `cores` binds each worker to
-    its own CPU cores, and compilers are as many as fit these. The gate draws what it tries from
-    `secret`; checks `without` are left out, to see what each is good for."""
+    """Opens an executor with one worker for each profile; all profiles are of one backend.
+
+    - `folder`: where children write their logs and scratch files.
+    - `root`: the folder of the problem's own file.
+    - `cores`: binds each worker to its own CPU cores; their number decides how many compilers run.
+    - `twins`: see `LocalExecutor`.
+    - `secret`: the gate draws its inputs and places from it.
+    - `without`: checks that are left out, to see what each one is good for.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     exclusive = registry.named(profiles[0].backend).exclusive
     own_cores = {core for each in cores for core in each}

@@ -1,8 +1,8 @@
-"""Every message between evotune's processes: who tells whom, and with which fields.
+"""Every message between evotune's processes, with its fields, by the processes that exchange it.
 
-Workers of one machine hear and answer through a channel (a `Wire` each: device, compile and problem
-workers), tasks of a Dask cluster take and give single messages, and short-lived processes read one
-from a file. A message that is none of those expected is unreadable: see `channel`.
+Device, compile and problem workers of one machine each have a channel (a `Wire`). A task of a Dask
+cluster takes one message and returns one. Short-lived processes read one from a file. Any other
+message than the expected ones is unreadable: see `channel`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from evotune.trial import Check, Outcome, Value
 
 
 class ProblemToLoad(msgspec.Struct, frozen=True):
-    """A problem's name and dtype. Of one from a file: the folder that the file's name starts from,
-    and the hash of the bytes that somebody agreed to; the worker runs no others."""
+    """A problem's name and dtype. For a problem from a file also:
+
+    - `root`: the folder that the file's path starts from.
+    - `sha256`: the hash of the bytes that the user agreed to; the worker runs no others.
+    """
 
     name: str
     dtype: str
@@ -36,13 +39,13 @@ class ProblemToLoad(msgspec.Struct, frozen=True):
 
 class _OfDevice(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Each message has a token, which its answers repeat. Native code in the worker may write to
-    its pipe; it does not know what to say there."""
+    the worker's pipe, but it does not know the token."""
 
     token: str = ""
 
 
 class GateSettings(msgspec.Struct, frozen=True):
-    """The gate draws what it tries from `secret`, and leaves out the checks `without`."""
+    """The gate draws its inputs and places from `secret`, and leaves out the checks `without`."""
 
     secret: str = ""
     without: frozenset[str] = frozenset()
@@ -67,8 +70,8 @@ class BaselinesRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
 class TrialCase(msgspec.Struct, frozen=True):
     """One case of a trial as its worker needs it: compiled, and ready to be launched.
 
-    `mbarriers` says whether the binary uses mbarriers, None where an older evotune compiled it.
-    With `compile` a champion's binary is built anew, disturbed.
+    - `mbarriers`: 1 if the binary uses mbarriers, else 0; None if an older evotune compiled it.
+    - `compile`: the job of a champion's binary, which is rebuilt so that it disturbs itself.
     """
 
     case: Case
@@ -81,10 +84,11 @@ class TrialCase(msgspec.Struct, frozen=True):
 
 
 class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """One trial; `confirm`, `audit`, `repeat`, `skipped` and `rival` are a Proposal's.
+    """One trial; `confirm`, `audit`, `repeat`, `skipped` and `rival` are as in a Proposal.
 
-    A candidate surely below the fitness `contender` needs no further samples, unless sampling is
-    fixed. `baselines` names the baseline of each case by its label.
+    - `contender`: a candidate whose fitness is surely below it needs no further samples.
+    - `fixed_sampling`: it gets them all the same.
+    - `baselines`: the baseline's name by case label.
     """
 
     number: int
@@ -100,7 +104,7 @@ class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
 
     @property
     def thorough(self) -> bool:
-        """Whether it is of a champion, which has all the time that it takes."""
+        """Whether it is a champion's trial, whose time limit is wide."""
         return self.confirm or self.repeat
 
 
@@ -119,8 +123,11 @@ class Prepared(_OfDevice, frozen=True, tag=True, kw_only=True):
 
 
 class TrialDone(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """With `retire` this process must measure nothing more. A `doubtful` outcome may be owed to
-    candidates before this one."""
+    """A trial's outcome.
+
+    - `retire`: this process must measure nothing more.
+    - `doubtful`: earlier candidates may have caused the outcome.
+    """
 
     outcome: Outcome
     retire: bool = False
@@ -181,7 +188,8 @@ COMPILE_WORKER: Wire[ToCompileWorker, FromCompileWorker] = Wire(
 
 
 class TryProblem(msgspec.Struct, frozen=True, tag=True):
-    """Call all that the user wrote on one case; `timed`: candidates are measured on the CPU."""
+    """Call every method that the user wrote, on one case. `timed`: candidates are measured on the
+    CPU."""
 
     problem: ProblemToLoad
     case: Case
@@ -189,7 +197,7 @@ class TryProblem(msgspec.Struct, frozen=True, tag=True):
 
 
 class Tried(msgspec.Struct, frozen=True, tag=True):
-    """The first `mistake` in the problem's file, "" when there is none."""
+    """The first `mistake` in the problem's file; "" when there is none."""
 
     mistake: str
 
@@ -203,10 +211,10 @@ PROBLEM_WORKER: Wire[TryProblem, Tried] = Wire(
 
 
 class ClusterRun(msgspec.Struct, frozen=True):
-    """A run as its workers must know it: a worker may join late, and shares no folder with anybody.
+    """A run as its workers must know it: a worker may join late, and shares no folder with others.
 
-    `files` are the run's own copies by path, compressed; `device_name` and `device_arch` are those
-    of the device that the run began on.
+    - `files`: the run's own copies by path, compressed.
+    - `device_name`, `device_arch`: of the device that the run began on.
     """
 
     part: str

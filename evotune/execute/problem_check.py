@@ -1,4 +1,4 @@
-"""A user's problem tried once in a process of its own, which has PyTorch and may die of it."""
+"""Tries a user's problem once in a process of its own, which imports PyTorch and may crash."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _RAISED = 1  # Python's status for an exception that was not caught
 def check_problem(
     problem: UserProblem, source: ProblemSource, cases: Sequence[Case], *, timed: bool
 ) -> None:
-    """Calls all that the user wrote on one tiny case, on the CPU; ProblemMistake for the first
-    that is wrong. `timed`: the CPU is what candidates are measured on. What the problem prints
-    goes to stderr."""
+    """Calls every method that the user wrote, on one tiny case on the CPU. ProblemMistake for the
+    first mistake. `timed`: candidates are measured on the CPU. The problem's output goes to
+    stderr."""
     case = tiny_case(problem, cases)
     with scratch_folder() as folder:
         child = Child(PROBLEM_WORKER, folder / "problem.log", {})

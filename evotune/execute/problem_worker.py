@@ -18,14 +18,14 @@ def main() -> None:
         request = channel.receive()
         if request is not None:
             channel.send(Tried(_mistake(request)))
-            channel.receive()  # the parent kills this process: threads that the problem left go on
+            channel.receive()  # the parent kills this process, as the problem's threads may go on
 
 
 def _mistake(request: TryProblem) -> str:
-    """What is wrong in the problem's file; "" when nothing is."""
+    """The first mistake in the problem's file; "" when there is none."""
     warnings.simplefilter("ignore")
     told = request.problem
-    trust.agree(told.sha256)  # somebody agreed to it in the parent
+    trust.agree(told.sha256)  # the parent has the user's agreement
     try:
         problem = create_problem(told.name, told.dtype, Path(told.root))
     except ProblemMistake as mistake:

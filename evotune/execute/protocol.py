@@ -1,4 +1,4 @@
-"""The executor seam: proposals go in, outcomes come out in whatever order they finish."""
+"""The executor seam: proposals go in, outcomes come out in the order in which trials finish."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from evotune.trial import Check, Configuration, Json, Outcome
 
 TIMED, EDGE, HELD_OUT, RANDOM = "timed", "edge", "held_out", "random"
 RIVAL = "rival"
-"""What stands for a baseline's name where a candidate was timed against another configuration."""
+"""Takes the place of a baseline's name when a candidate is timed against another configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaseJob:
-    """One case of a trial: what to compile for it and how to launch it.
+    """One case of a trial: its compile job and its launches.
 
-    `role`: timed cases make the fitness, edge cases are only checked, held-out cases are
-    checked and timed when a champion is confirmed, and never steer the search; random cases are
-    checked then, each on inputs of one kind.
+    The `role` is one of:
+    - timed: makes the fitness.
+    - edge: is only checked.
+    - held-out: is checked and timed when a champion is confirmed, and never steers the search.
+    - random: is checked when a champion is confirmed, on inputs of one kind.
     """
 
     case: Case
@@ -36,8 +38,8 @@ class CaseJob:
 
 @dataclass(frozen=True, slots=True)
 class BuildReview:
-    """What compiled figures say of a candidate: `resources` for its record, and why it must
-    not be launched ("" when it may)."""
+    """A candidate judged by its compiled figures: `resources` for its record, and as `violation`
+    why it must not be launched ("" when it may be)."""
 
     resources: Mapping[str, Json]
     violation: str = ""
@@ -45,16 +47,20 @@ class BuildReview:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A configuration to try. `rejection` says why it need not even be compiled.
+    """A configuration to try.
 
-    With `audit` too, a confirmation is one that somebody asked for: its outcome holds every check
-    made, and its timing is as brief as in the search. `skipped` are checks that were to be made
-    and cannot be. With `repeat`, what was found correct is timed once more, in a fresh process;
-    only the timed launches are checked. `rival` are the timed cases of another configuration,
-    known to be correct: the candidate is then timed against that one instead of the baselines,
-    thoroughly. `review`, if there is one, is asked of its cases once all their binaries (by compile
-    key) are there. `device` is the only one of the executor's devices that may take it, whatever is
-    known of its code already.
+    - `rejection`: why it need not even be compiled.
+    - `confirm`: it is a champion's confirmation, with every check.
+    - `audit`, with `confirm`: the user asked for the confirmation. Its outcome holds every check
+      made, and its timing is as brief as in the search.
+    - `repeat`: a candidate that was found correct is timed once more, in a fresh process; only the
+      timed launches are checked.
+    - `skipped`: checks that should be made and cannot be.
+    - `rival`: the timed cases of another configuration, known to be correct. The candidate is timed
+      against them instead of the baselines, thoroughly.
+    - `device`: the only one of the executor's devices that may take it; it is measured there even
+      if an outcome of the same code is known.
+    - `review`: if given, judges the cases once all their binaries (by compile key) are there.
     """
 
     number: int
@@ -73,11 +79,12 @@ class Proposal:
 
     @functools.cached_property
     def compile_jobs(self) -> dict[str, CompileJob]:
-        """Everything that must be compiled for it, by key."""
+        """All jobs that must be compiled for it, by key."""
         return {case.compile.key: case.compile for case in (*self.cases, *self.rival)}
 
     def examine(self, binaries: Mapping[str, Binary]) -> BuildReview:
-        """The review of its own binaries; without one only the worst of each figure."""
+        """The review of its own binaries (not the rival's). Without `review` it only has the worst
+        of each figure."""
         own = {case.compile.key: binaries[case.compile.key] for case in self.cases}
         if self.review is None:
             return BuildReview(worst_resources(own.values()))
@@ -85,7 +92,7 @@ class Proposal:
 
 
 def worst_resources(binaries: Iterable[Binary]) -> dict[str, Json]:
-    """The most of every figure; what a compiler tells of single functions is left out."""
+    """The largest value of every figure, without the figures of single functions."""
     found: dict[str, Json] = {}
     for binary in binaries:
         for name, value in binary.resources.items():
@@ -104,7 +111,8 @@ class BaselineTiming(msgspec.Struct, frozen=True):
 
 
 class BaselineReport(msgspec.Struct, frozen=True, tag=True):
-    """Every baseline on every case, and the bandwidth of a large copy (0: not measured)."""
+    """The times of every baseline on every case, and the bandwidth of a large copy (0: not
+    measured)."""
 
     timings: tuple[BaselineTiming, ...]
     copy_gbps: float

@@ -1,4 +1,4 @@
-"""What a trial's measurements come to: its fitness, its flags, and what it must still reach."""
+"""Turns measurements into an outcome: a trial's fitness, its flags, and the speedup it needs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def is_suspicious(measurement: Measurement) -> bool:
 
 
 def needed_speedup(contender: float, timed: int, measured: Sequence[Measurement]) -> float:
-    """The speedup that the last timed case must reach for the mean over all `timed` cases to
-    reach `contender` (a mean of ln speedup); 0 before the last, where nothing can be said."""
+    """The speedup that the last timed case must reach so that the mean over all `timed` cases
+    reaches `contender` (a mean of ln speedup). For the cases before it 0: nothing is known yet."""
     measured = [m for m in measured if m.counts]
     if len(measured) != timed - 1:
         return 0.0

@@ -1,4 +1,4 @@
-"""The timing of one case: candidate and baseline side by side, warm, cold and as eager calls."""
+"""Times one case: candidate and baseline side by side, warm, cold and as eager calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from evotune.verify.gate import Gate, Subject
 from evotune.verify.pool import InputPool
 from evotune.verify.watch import Watch, Watched, WatchedSampler
 
-_BASELINES_KEPT = 32  # with the inputs they run on, as far as these are no burden
+_BASELINES_KEPT = 32  # fewer where their inputs take too much memory
 _MOST_COLD_SETS = 256
 
 
@@ -83,8 +83,8 @@ class CaseTimer:
         watching: bool = True,
         draw: int = 0,
     ) -> None:
-        """Without `watching`, no run of what is timed is looked into; else `draw` numbers what is
-        drawn for it."""
+        """With `watching`, watched runs come among the timed ones (`verify/watch.py`); `draw`
+        numbers the random draws for them."""
         self._draw = draw
         self._watching = watching
         self._session = session
@@ -94,7 +94,7 @@ class CaseTimer:
         self._seed = seed
 
     def place(self, gate: Gate, subject: Subject, settings: TimingSettings) -> Placed:
-        """Fresh buffers for the candidate; at more places where sampling is thorough."""
+        """Puts the candidate on fresh buffers, at more places where sampling is thorough."""
         inputs = self._pool.get(subject.case, "normal", self._seed)
         nbytes = self._pool.set_bytes(subject.case) + sum(w.bytes for w in subject.plan.workspaces)
         count = places(self._session, nbytes, settings.places)
@@ -103,7 +103,7 @@ class CaseTimer:
         graphs = settings.graphs if self._session.warm_bytes else 1
         timed = self._as_in_a_program(subject.case, launches)
         sampler = warm_sampler(self._session, timed, settings, graphs=graphs)
-        # Of the launches alone, which follow each other more closely than any that are timed.
+        # Watches the bare launches, which follow each other more closely than any timed ones.
         watch = Watch(
             self._session,
             self._pool,
@@ -126,9 +126,9 @@ class CaseTimer:
         held_out: bool,
         watched: Callable[[Sequence[Watched]], None] = lambda found: None,
     ) -> Measurement:
-        """Warm, against a rival or the baseline of that name. The inputs change before each sample,
-        the rival's too, and once a round a run of the candidate is watched: `watched` is told what
-        these runs left."""
+        """Times the candidate warm, against a rival or the baseline named by `reference`. The
+        inputs change before each sample, the rival's too. Once a round a run of the candidate is
+        watched, and `watched` is called with the results of these runs."""
         case = candidate.subject.case
         assert candidate.watch is not None
         changing = [candidate.watch]
@@ -163,8 +163,8 @@ class CaseTimer:
     def with_eager_times(
         self, measurement: Measurement, candidate: Placed
     ) -> tuple[Measurement, Placed | None]:
-        """The measurement with the times of calls outside a graph, where these differ, and what
-        was timed then."""
+        """The measurement with the times of calls outside a graph added, and the candidate as timed
+        so; the measurement alone where such calls are no different."""
         subject, settings = candidate.subject, TimingSettings()
         mine = eager_sampler(self._session, candidate.launches[0], settings)
         if mine is None:
@@ -183,11 +183,11 @@ class CaseTimer:
     def measure_cold(
         self, subject: Subject, warm: Measurement
     ) -> tuple[Measurement, Placed] | None:
-        """Both sides on inputs that no cache can hold, and what was timed then; None for cases
-        too small for that, or where nobody knows the caches.
+        """Times both sides on inputs that no cache can hold. Returns the measurement and the
+        candidate as timed so; None for cases that are too small, or where the caches are not known.
 
-        The candidate's outputs rotate with its inputs; a baseline allocates its own, which may
-        be the same block each time.
+        The candidate's outputs rotate with its inputs; a baseline allocates its own output, which
+        may be the same block each time.
         """
         if not self._session.cold_bytes:
             return None
@@ -239,8 +239,8 @@ class CaseTimer:
 def _allocating(
     launch: Callable[[], object], outputs: Sequence[TensorSpec]
 ) -> Callable[[], object]:
-    """The launch after memory for its outputs was taken and given back, as a call from a program
-    takes it; it writes into its own, which is watched."""
+    """A call that allocates and frees memory for the outputs, as a program's call would allocate
+    it, and then launches. The launch writes into its own buffers, which are watched."""
     wanted = [(spec.shape, getattr(torch, spec.dtype)) for spec in outputs]
 
     def call() -> object:

@@ -39,7 +39,7 @@ Loaded: TypeAlias = tuple[TrialCase, Subject]
 _POOL_SEEDS = 4
 _CONFIRM_SEED = 1_000_000  # champions see inputs the search never saw
 _NEAR_PEAK = 0.85  # of the device's peak
-_CACHED = 2.0  # an L2 cache that is no LRU cache still holds some of a rotation
+_CACHED = 2.0  # an L2 cache that does not work by LRU still holds some of the rotating inputs
 _START_S = 1.0
 _RANDOM_TESTS_S = 10.0  # a GPU makes a hundred in a second; a CPU as many as it can
 
@@ -57,7 +57,7 @@ class TrialRunner:
         secret: str = "",
         without: Collection[str] = (),
     ) -> None:
-        """What is tried is drawn from `secret`; checks `without` are left out."""
+        """Inputs and places are drawn from `secret`; checks `without` are left out."""
         self._session = session
         self._profile = profile
         self._problem = problem
@@ -74,7 +74,7 @@ class TrialRunner:
         """A candidate left something running, or broke the device's context: this process must
         measure nothing more."""
         self.doubtful = False
-        """The last verdict may be owed to earlier candidates, which overwrote inputs or references,
+        """Earlier candidates may have caused the last verdict: they overwrote inputs or references,
         or left no memory."""
 
     def time_baselines(self, cases: Sequence[Case]) -> list[BaselineTiming]:
@@ -98,7 +98,8 @@ class TrialRunner:
 
     @contextlib.contextmanager
     def _unless_too_large(self) -> Iterator[None]:
-        """Gives up what runs out of memory, as what holds all scores does at long lengths."""
+        """Passes over a baseline that runs out of memory, as one that stores all attention scores
+        does at long lengths."""
         try:
             yield
         except RuntimeError as error:
@@ -107,7 +108,7 @@ class TrialRunner:
                 raise
 
     def copy_gbps(self) -> float:
-        """Bandwidth of a large copy on this device, measured now; 0 where it is not."""
+        """Bandwidth of a large copy on this device, measured now; 0 where it is not measured."""
         return self._session.copy_gbps()
 
     def prepare(self, job: TrialRequest) -> None:
@@ -131,7 +132,7 @@ class TrialRunner:
         measurements: list[Measurement] = []
         seed = self._seed(job)
         if changed := self._session.take_stock():
-            self.doubtful = True  # a candidate before may have done it, later
+            self.doubtful = True  # an earlier candidate may have done it after its trial
             reason = f"a kernel before, or somebody else, {changed}"
             return Outcome(OutcomeKind.LAUNCH_ERROR, reason=reason)
         random_tests = 0
@@ -179,7 +180,7 @@ class TrialRunner:
         verdict: Verdict,
         stage_s: dict[str, float],
     ) -> int:
-        """Before the timing; how many random tests passed."""
+        """A champion's checks before the timing. Returns how many random tests passed."""
         random_tests = 0
         if "random" not in self._without:
             with _timed(stage_s, "random_tests"):
@@ -191,21 +192,22 @@ class TrialRunner:
         return random_tests
 
     def _domain(self, cases: Sequence[TrialCase], random_tests: int) -> Domain:
-        """Of all that was checked: the cases, and as many random ones as there was time for."""
+        """The domain of all checked cases: random ones count as far as there was time for them."""
         items = [item for item in cases if item.role != RANDOM]
         items += [item for item in cases if item.role == RANDOM][:random_tests]
         checked = [(item.binary, item.case) for item in items]
         return checked_domain(self._problem, checked, self._profile)
 
     def _seed(self, job: TrialRequest) -> int:
-        """Of the trial's inputs: one of a few in the search, as many as the pool can hold."""
+        """The seed of the trial's inputs. In the search it is one of a few, as many as the pool can
+        hold."""
         if job.thorough:
             return _CONFIRM_SEED + job.number
         trial_bytes = sum(self._pool.trial_bytes(item.case) for item in job.cases)
         return job.number % max(1, min(_POOL_SEEDS, self._session.pool_bytes // trial_bytes))
 
     def _load(self, cases: Sequence[TrialCase]) -> list[Loaded]:
-        """A binary shared by cases is loaded once."""
+        """Loads the kernels; a binary that several cases share is loaded once."""
         kernels: dict[tuple[str, str], Callable[..., object]] = {}
         subjects = []
         for item in cases:
@@ -229,7 +231,8 @@ class TrialRunner:
         verdict: Verdict,
         stage_s: dict[str, float],
     ) -> None:
-        """Of a champion, before all else: its fresh process has launched nothing."""
+        """Checks a champion's first launches, before anything else is launched in its fresh
+        process."""
         if not job.confirm or "start" in self._without:
             return
         with _timed(stage_s, "start"):
@@ -238,7 +241,7 @@ class TrialRunner:
                     self._gate.start(subject, seed, verdict, limit_s=_START_S, draw=job.number)
 
     def _test_randomly(self, subjects: Sequence[Loaded], seed: int, verdict: Verdict) -> int:
-        """How many passed."""
+        """Runs the random tests and returns how many passed."""
         chosen = [subject for item, subject in subjects if item.role == RANDOM]
         made = run_random_tests(
             self._gate,
@@ -301,7 +304,7 @@ class TrialRunner:
                 self._gate.alter(subject, candidate.buffers, seed, verdict, draw=job.number)
             if candidate.watch and thorough and self._is_suspicious(measurement, flops):
                 self._gate.audit(subject.case, candidate.watch, verdict)
-            # In the search a slow one gains nothing by reusing results.
+            # In the search a slow candidate would gain nothing by reusing results.
             contends = thorough or measurement.speedup_high >= needed
             if candidate.watch and contends and "reuse" not in self._without:
                 self._gate.reuse(subject.case, candidate.watch, verdict)
@@ -312,7 +315,7 @@ class TrialRunner:
                 measurement, eager = timer.with_eager_times(measurement, candidate)
                 if eager:
                     replay(subject, eager.sampler, eager.buffers, how="replayed eagerly,")
-            candidate.sampler.run()  # helpers may rest while nobody calls
+            candidate.sampler.run()  # threads that it left may rest until the next call
             self._session.synchronize()  # a fault now would be the next candidate's
             self._check_quiet(verdict, candidate.sampler.run)
             self._check_roofline(measurement, flops, verdict)
@@ -336,7 +339,7 @@ class TrialRunner:
             verdict.kind, verdict.reason = OutcomeKind.LAUNCH_ERROR, f"the kernel {left}"
 
     def _is_suspicious(self, measurement: Measurement, flops: int) -> bool:
-        """Whether a champion is so fast that it is confirmed only after the deepest audit."""
+        """Whether a champion is so fast that it must pass the deepest audit as well."""
         gflops = flops / measurement.time_us / 1e3
         near_peak = self._profile.peak_gflops and gflops > _NEAR_PEAK * self._profile.peak_gflops
         return bool(near_peak or is_suspicious(measurement))
@@ -344,7 +347,9 @@ class TrialRunner:
     def _check_roofline(
         self, measurement: Measurement, flops: int, verdict: Verdict, cold: Case | None = None
     ) -> None:
-        """Of a `cold` case the bytes count too: caches may serve some, but not most of them."""
+        """Fails a candidate that is faster than the device's peak GFLOP/s allows, or, on a `cold`
+        case, faster than the memory's peak GB/s: caches may serve some of the bytes, but not
+        most."""
         if not verdict.passed:
             return
         peak_gflops = self._profile.peak_gflops
@@ -363,7 +368,7 @@ class TrialRunner:
 
 
 def _passes(call: Callable[[], Tensors], inputs: InputSet) -> bool:
-    """Whether a baseline's outputs keep the limits that candidates are held to."""
+    """Whether a baseline's outputs are within the error limits that candidates must keep."""
     return all(
         LIMITS.hold(errors_against(value, inputs.expected[out])) for out, value in call().items()
     )

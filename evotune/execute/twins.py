@@ -1,4 +1,4 @@
-"""What is known of machine code that comes again, so that none is measured twice in a run."""
+"""Earlier outcomes of the same machine code, so that no code is measured twice in a run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import TypeAlias
 
 from evotune.trial import Outcome
 
-Twin: TypeAlias = tuple[int, Outcome]  # the trial's number, and what it came to
+Twin: TypeAlias = tuple[int, Outcome]  # the trial's number and its outcome
 
-_RECENT = 256  # far more than lie between an outcome's coming and its being stored
+_RECENT = 256  # far more outcomes than can be finished and not yet stored
 
 
 class Twins:
-    """By fingerprint (machine code and launch). Remembers what came of late, asks for the rest.
+    """Finds trials by fingerprint (machine code and launch). It remembers the latest outcomes and
+    asks `stored` for the others.
 
-    `stored` finds a stored trial, from whatever thread this is used in.
+    `stored` finds a trial in the run's store, in whichever thread this object is used.
     """
 
     def __init__(self, stored: Callable[[str], Twin | None] = lambda fingerprint: None) -> None:
@@ -26,7 +27,7 @@ class Twins:
         return self.recent(fingerprint) or self._stored(fingerprint)
 
     def recent(self, fingerprint: str) -> Twin | None:
-        """As `find`, of the last outcomes only: at once."""
+        """As `find`, but among the latest outcomes only, which takes no time."""
         return self._recent.get(fingerprint)
 
     def remember(self, number: int, outcome: Outcome) -> None:

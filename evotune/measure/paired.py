@@ -107,15 +107,16 @@ def measure_paired(
     state: Callable[[], Mapping[str, Json]] = dict,
     rest: Callable[[float], None] = time.sleep,
 ) -> Measurement:
-    """`before_sample` runs outside the clock before each sample of either side; `state` is the
-    device's, read before the first sample and right after the last one.
+    """Times the candidate against the baseline. `before_sample` runs outside the clock before each
+    sample of either side. `state` reads the device's state before the first sample and right after
+    the last one.
 
     Stops early once the speedup is surely below `contender_speedup`; past the usual rounds, once
     it is surely no more than `settings.doubt` above `leader_speedup`.
 
     The measurement is repeated, at most twice, when heat or hardware slowed the device down
-    meanwhile, after a `rest` (in s) if it is still slow. The last one is kept, marked `throttled`
-    if the device was slow during that one too."""
+    meanwhile, after a `rest` (in s) if the device is still slow. The last measurement is kept,
+    marked `throttled` if the device was slow during that one too."""
     retakes = -1
     throttled = True
     after: Mapping[str, Json] = {}
@@ -155,7 +156,7 @@ def slowed_down(before: Mapping[str, Json], after: Mapping[str, Json]) -> bool:
 
 
 class _Rivals(NamedTuple):
-    """The speedups that `measure_paired` is told."""
+    """The two speedups that `measure_paired` takes."""
 
     contender_speedup: float
     leader_speedup: float

@@ -1,4 +1,4 @@
-"""Calls made into things to time: warm, cold and eager samplers, and a ranking of baselines."""
+"""Samplers, which time calls warm, cold or eagerly, and a ranking of baselines."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TurnSampler:
 def rotating_sampler(
     session: Session, calls: Sequence[Callable[[], object]], settings: TimingSettings
 ) -> Sampler:
-    """The calls in turn, each on its own buffers: none finds its own in a cache."""
+    """A sampler of the calls in turn, each on its own buffers, which no cache holds any more."""
     for call in calls:
         call()
     session.synchronize()

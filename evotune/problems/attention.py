@@ -79,7 +79,7 @@ class Attention:
         return size * sum(math.prod(spec.shape) for spec in self.tensors(case))
 
     def edge_cases(self, case: Case, kept: Collection[str] = ()) -> Sequence[Case]:
-        """`edge_shapes` with the case's head_dim and mask, and all but once its scale."""
+        """`edge_shapes` with the case's head_dim and mask; all but one have its scale too."""
         shapes = edge_shapes(
             causal=bool(case.symbols["causal"]),
             usual_scale=float(case.symbols["softmax_scale"]),
@@ -88,7 +88,7 @@ class Attention:
         return [self._like(case, shape, kept) for shape in shapes]
 
     def siblings(self, case: Case) -> Sequence[Case]:
-        """Without a mask and causal."""
+        """The shape without a mask, and causal."""
         sizes = {name: value for name, value in case.symbols.items() if name in _SIZES}
         shape = {**sizes, "scale": case.symbols["softmax_scale"]}
         return [self.case(shape, {"causal": causal}) for causal in (False, True)]
@@ -119,7 +119,7 @@ class Attention:
                 yield self._like(like, next(shapes), kept)
 
     def random_kinds(self, case: Case, number: int) -> Sequence[str]:
-        """One kind, in turn; for a long case the needle, since others hardly show one key."""
+        """One kind, in turn; for a long case the needle, since other kinds hardly show one key."""
         longest = max(int(case.symbols[name]) for name in ("seq_len_q", "seq_len_k"))
         if longest > _LONG:
             return ("needle",)
@@ -131,7 +131,8 @@ class Attention:
         options: Mapping[str, Value],
         tuned: Sequence[Case],
     ) -> Case:
-        """`causal` as in all the cases, where they agree; the scale is the usual one."""
+        """Without an option, `causal` is as in the tuned cases, if they agree, and the scale is the
+        usual one."""
         if any(len(shapes[name]) != 4 for name in ("q", "k", "v")):
             raise ValueError("expected q, k and v of four dimensions: batch, heads, length, head")
         (batch, heads, seq_len_q, head_dim), (_, kv_heads, seq_len_k, _) = shapes["q"], shapes["k"]
@@ -142,7 +143,7 @@ class Attention:
         sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         sizes |= {"seq_len_q": seq_len_q, "seq_len_k": seq_len_k}
         others = {name: value for name, value in options.items() if name != "causal"}
-        if others.get("scale", 0) is None:  # as PyTorch has it
+        if others.get("scale", 0) is None:  # in PyTorch None means the usual scale
             del others["scale"]
         if unknown := [name for name in others if name != "scale"]:
             raise ValueError(f"unknown argument {unknown[0]!r}; known: causal, scale")
@@ -162,7 +163,8 @@ class Attention:
         )
 
     def _like(self, case: Case, shape: Mapping[str, Value], kept: Collection[str]) -> Case:
-        """The shape with the head_dim, the mask and, if it has none of its own, the scale."""
+        """A case of this shape with the head_dim and mask of `case`, and with its scale if the
+        shape has none or the scale is kept."""
         scale = case.symbols["softmax_scale"]
         if "softmax_scale" not in kept:
             scale = shape.get("scale", scale)
@@ -224,7 +226,7 @@ def _scale(value: Value, usual: float) -> float:
 
 
 def _kept_sizes(case: Case, kept: Collection[str]) -> dict[str, int]:
-    """The case's own of them; `seq_len` is another name of the queries' length."""
+    """The case's values of the kept sizes; `seq_len` is another name of the queries' length."""
     names = ["seq_len_q" if name == "seq_len" else name for name in kept]
     return {name: int(case.symbols[name]) for name in names if name in _SIZES}
 

@@ -1,8 +1,9 @@
 """Seeded inputs of attention, made to show a kernel's errors.
 
-Some kinds give the rows of q traits in turn, from a place drawn by the seed: each trait meets each
-head, and shapes of one row meet all of them over the seeds. Rows may differ in scale by any amount:
-each element of the output has a limit of its own, so none hides another's errors.
+Some kinds give each row of q one of several traits, in turn; the seed says which one comes first.
+So each head has rows of each trait, and over the seeds a shape of one row has every trait. Rows may
+differ in scale by any amount: each element of the output has a limit of its own, so no row hides
+another's errors.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import torch
 from evotune.problems.base import Case, Tensors, TensorSpec
 
 _SPECIAL = 4.0
-"""Size of a component of k that a trait's scores are made with."""
+"""Size of the component of k that gives the rows of a trait their scores."""
 _LARGEST = 3e4  # a float16 holds twice that
-_GAPS = (12.5, 6.5, 11.0, 8.0, 13.0, 9.5)  # in this order: a few rows have low and high ones
+_GAPS = (12.5, 6.5, 11.0, 8.0, 13.0, 9.5)  # in this order: few rows suffice for low and high ones
 _LOUD = 100.0
 _RAMP_TRAITS = ("plain", "sink", "zero", "rising", "plain", "falling")
 _LARGE_TRAITS = ("spread", "above", "below", "rising", "falling")
@@ -28,13 +29,15 @@ def make_inputs(
 ) -> Tensors:
     """One seeded input set for the problem's `tensors`, made on `device`.
 
-    normal: N(0, 1). needle: each query matches one key far more than all others, so that a
-    dropped or misplaced key shows. ramp: V counts the keys, so that every key's weight shows; rows
-    in turn with scores as in normal, one key 6.5 to 13 above all others and zero in V (so that the
-    small weights are all there is), all scores exactly zero, scores that rise or fall gently along
-    the keys. large_logits: rows in turn with scores beyond 100, all of them 150 to 250 above or
-    below zero, rising or falling along the keys by 240 to 300; every other column of V is a
-    hundred times as large.
+    - normal: N(0, 1).
+    - needle: each query matches one key far more than all others, so that a dropped or misplaced
+      key shows.
+    - ramp: V counts the keys, so that every key's weight shows. Rows in turn have scores as in
+      normal; one key 6.5 to 13 above all others and zero in V (so that only the small weights
+      contribute); all scores exactly zero; scores that rise or fall gently along the keys.
+    - large_logits: rows in turn have scores beyond 100; all scores 150 to 250 above or below zero;
+      scores that rise or fall along the keys by 240 to 300. Every other column of V is a hundred
+      times as large.
     """
     generator = torch.Generator(device).manual_seed(seed)
     specs = {spec.name: spec for spec in tensors}
@@ -120,7 +123,8 @@ def _large(
 
 
 def _specials(k: torch.Tensor) -> tuple[int, int]:
-    """Two components of k that traits have for themselves; the second rises along the keys."""
+    """The places of two components of k that are reserved for traits. Sets the second one, which
+    rises along the keys."""
     keys, head_dim = k.shape[2:]
     one, other = 0, head_dim // 2
     k[..., other] = _SPECIAL * torch.linspace(-1.0, 1.0, keys, device=k.device)
@@ -145,7 +149,7 @@ def _is(turn: torch.Tensor, traits: tuple[str, ...], name: str) -> torch.Tensor:
 
 
 def _scale(case: Case) -> float:
-    """The case's, as far as inputs can make up for it."""
+    """The case's softmax scale, but at least 1e-6 in size: inputs cannot make up for less."""
     scale = float(case.symbols["softmax_scale"])
     return scale if abs(scale) > 1e-6 else math.copysign(1e-6, scale)
 
@@ -157,5 +161,5 @@ def _unit(case: Case) -> float:
 
 
 def _size(case: Case) -> float:
-    """Value of q's special component for a score of 1."""
+    """The value of q's special component that gives a score of 1."""
     return 1.0 / (_scale(case) * _SPECIAL)

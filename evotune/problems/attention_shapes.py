@@ -1,6 +1,6 @@
 """Shapes that attention is checked on beside the shapes of a space.
 
-A shape here lacks its head size, since binaries are made for one; `scale` is the softmax's.
+A shape here has no head size, since a binary is made for one head size; `scale` is the softmax's.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _BATCHES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 3, 9, 1)
 _GROUPS = (1, 1, 1, 2, 3, 4, 5, 6, 7, 8, 16, 0)  # 0: one of 9 to 15
 _HEADS = ((4, 8), (9, 16), (33, _MOST_HEADS))  # where a group is one head
 _SHORT = (1, 15, 17, 31, 33, 47, 49, 63, 65, 79, 81, 127, 129)
-_OTHER_SCALES = (0.3, 0.6)  # the second where the first is what is usual, about
+_OTHER_SCALES = (0.3, 0.6)  # the second one where the first is about the usual scale
 
 
 def edge_shapes(*, causal: bool, usual_scale: float, kept: Mapping[str, int]) -> tuple[Shape, ...]:
-    """Five, for every candidate of a search: small, but with more batches, heads and heads a group
-    than most spaces have, one and many keys, lengths that end within a tile or one before its end,
-    and once another softmax scale. `kept` are sizes that no shape may change."""
+    """Five shapes for every candidate of a search. They are small, but have more batches, heads and
+    heads a group than most spaces, one or many keys, lengths that end within a tile or one before
+    its end, and once another softmax scale. `kept` are sizes that no shape may change."""
     # Row 0 of a causal case sees one key: only many rows see many keys.
     long: Shape = {"seq_len": 319} if causal else {"seq_len_q": 1, "seq_len_k": 1087}
     scale = _OTHER_SCALES[abs(math.log(_OTHER_SCALES[0] / usual_scale)) < 0.3]
@@ -54,8 +54,8 @@ def edge_shapes(*, causal: bool, usual_scale: float, kept: Mapping[str, int]) ->
 def random_shapes(
     rng: random.Random, *, longest: int, causal: bool, usual_scale: float, kept: Mapping[str, int]
 ) -> Iterator[Shape]:
-    """Endless. The first 36 hold every class, the large ones among the first 24; numbers and
-    places are random. Every second shape has another scale than the usual one.
+    """Shapes without end. The first 36 cover every class, the first 24 all the large shapes; sizes
+    and order are random. Every second shape has another scale than the usual one.
 
     `longest` is the space's largest length; `kept` are sizes that no shape may change.
     """
@@ -90,8 +90,8 @@ class _Drawn:
     most_scores: int = _ORDINARY_SCORES
 
     def fitted(self, kept: Mapping[str, int], rng: random.Random) -> Shape | None:
-        """The shape with the kept sizes, and the others reduced to fit the limit; None where that
-        is not enough."""
+        """The shape with the kept sizes, and with other sizes reduced until it is within the limit;
+        None when it still is not."""
         if "heads" in kept:
             heads = kept["heads"]
             divisors = [n for n in range(1, heads + 1) if heads % n == 0]
@@ -131,9 +131,9 @@ def _drawn(rng: random.Random, longest: int, causal: bool) -> Iterator[_Drawn]:
 
 
 def _wide(rng: random.Random, *, least: int) -> list[_Drawn]:
-    """Many batches, heads and heads a group, with short lengths. With `least` 2 each group shows a
-    kernel that takes another group's keys, or one key too few: it has two heads of keys and two
-    keys."""
+    """Shapes with many batches, heads and heads a group, and short lengths. `least` is the least
+    number of keys and of heads of keys. Where it is 2, each group shows a kernel that takes another
+    group's keys, or one key too few."""
     heads = iter(_HEADS)
     found = []
     groups = [group or rng.randint(9, 15) for group in _GROUPS]
@@ -150,8 +150,8 @@ def _wide(rng: random.Random, *, least: int) -> list[_Drawn]:
 
 
 def _long(rng: random.Random) -> list[_Drawn]:
-    """With few heads: as many queries as keys, of every class of lengths, and half as often
-    others."""
+    """Shapes with few heads. One of every class of lengths has as many queries as keys; half as
+    many others have lengths of two classes."""
     pairs = [(length, length) for length in (draw(rng) for draw in LENGTH_CLASSES)]
     for _ in range(len(LENGTH_CLASSES) // 2):
         draw_queries, draw_keys = rng.sample(LENGTH_CLASSES, 2)
@@ -163,9 +163,15 @@ def _long(rng: random.Random) -> list[_Drawn]:
 
 
 def _large(rng: random.Random, longest: int, causal: bool) -> list[_Drawn]:
-    """As many keys as the space's longest odd length, well beyond it and past 16 bits, and so many
-    queries or about as many; and so many rows. Where a mask hides the keys behind a query, many
-    keys need as many queries."""
+    """Shapes with many keys, many queries or many rows.
+
+    - Keys: the space's longest odd length, one well beyond it and one past 16 bits.
+    - Queries: the same, but near the longest length instead of just that.
+    - Rows (over batches, heads and length, of queries or of keys): past 16 bits.
+
+    A causal mask hides the keys behind a query. So with one, many keys come with as many queries,
+    and no number of keys is past 16 bits.
+    """
 
     def drawn(batch: int, heads: int, queries: int, keys: int) -> _Drawn:
         return _Drawn(batch, heads, 1, queries, keys, _LARGE_SCORES)

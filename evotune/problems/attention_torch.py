@@ -20,19 +20,19 @@ _BACKENDS = {
     "sdpa:math": SDPBackend.MATH,
 }
 _SCORES_PER_TILE = 1 << 24  # 128 MiB in float64, whatever the batch
-_UNIT = 2.0**-24  # of float32: the most that one rounding is off, relative to the result
+_UNIT = 2.0**-24  # of float32: the largest error of one rounding, relative to the result
 _MANY = 3.0
 """Standard deviations of a sum's rounding errors, where each is about 0.4 units."""
 _FEW = 8.0
 """Errors of exponentials, products and quotients, in units in the last place."""
 _LOST = 4 * _UNIT
-"""Weights below it may leave a sum as it is, all of them."""
+"""A sum may lose all weights below it."""
 _ROUNDED = 4.0
 _SMALL_WEIGHT = 2.0**-25  # half the distance of the smallest float16 numbers
 
 
 def reference(case: Case, inputs: Tensors) -> Tensors:
-    """Float64, a tile of query rows at a time, so that long sequences fit in memory."""
+    """Outputs in float64, computed by tiles of query rows, so that long sequences fit in memory."""
     q, k, v = (inputs[name].double() for name in ("q", "k", "v"))
     grouped = _grouped(q, k)
     out = torch.empty_like(grouped)
@@ -47,23 +47,28 @@ def reference(case: Case, inputs: Tensors) -> Tensors:
 def tolerances(case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
     """The error that a right kernel may have in each element of the output.
 
-    A right kernel has sums in float32 in any order, exponentials a few units in the last place off,
-    weights relative to any float as long as none overflows, in half precision weights that are
-    rounded once before they meet V, and results that are rounded once. Rounding errors are taken
-    as independent, as they nearly are: the errors of a sum of n terms make up sqrt(n) units of its
-    magnitude (Higham and Mary, A New Approach to Probabilistic Rounding Error Analysis, 2019),
-    times a factor for the worst of millions of elements. For out = sum p v with weights p of a
-    row, whose sum is 1:
+    A right kernel may
 
-    - the sums over the keys: sqrt(n) units of sqrt(sum p v^2), which is at least sum p |v|;
-    - dependent errors: weights of less than a few units, which a sum near 1 may lose, times the
-      largest |v|; and as many units of it, for a running mean;
-    - the scores: an error e of a score is a relative error of its weight. The common part of a
+    - add in float32 in any order;
+    - have exponentials that are a few units in the last place off;
+    - scale its weights by any factor with which none overflows;
+    - in half precision, round the weights once before they are multiplied with V;
+    - round the results once.
+
+    Rounding errors are taken as independent, as they nearly are: the errors of a sum of n terms add
+    up to sqrt(n) units of its magnitude (Higham and Mary, A New Approach to Probabilistic Rounding
+    Error Analysis, 2019), times a factor for the worst of millions of elements. For out = sum p v
+    with the weights p of a row, whose sum is 1, the limit adds up:
+
+    - The sums over the keys: sqrt(n) units of sqrt(sum p v^2), which is at least sum p |v|.
+    - Dependent errors: weights of less than a few units, which a sum near 1 may lose, times the
+      largest |v|; and as many units of the largest |v|, for a running mean.
+    - The scores: an error e of a score is a relative error of its weight. The common part of a
       row's errors cancels out; by Cauchy and Schwarz the rest changes out by
-      sqrt(sum p e^2) sqrt(sum p (v - out)^2) at most;
-    - weights that are normalised by exp(score - logsumexp): a unit of the largest score;
-    - weights in half precision: its units of sqrt(sum p^2 v^2), of the small ones in float16
-      multiples of 2^-24.
+      sqrt(sum p e^2) sqrt(sum p (v - out)^2) at most.
+    - Weights that are normalised by exp(score - logsumexp): a unit of the largest score.
+    - Weights in half precision: units of that type times sqrt(sum p^2 v^2); for small weights in
+      float16, multiples of 2^-24.
     """
     q, k, v = (inputs[name].float() for name in ("q", "k", "v"))
     dtype = inputs["q"].dtype
@@ -103,13 +108,14 @@ def _scale(case: Case) -> float:
 
 
 def _grouped(of_queries: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """The heads of a group are further rows for the same keys: those need no copies."""
+    """The tensor with the heads of a group as further rows for the same keys, which thus need no
+    copies."""
     batch, _, queries, head_dim = of_queries.shape
     return of_queries.reshape(batch, k.shape[1], -1, queries, head_dim)
 
 
 def _tiles(q: torch.Tensor, k: torch.Tensor) -> Iterator[slice]:
-    """Of the query rows."""
+    """Tiles of the query rows."""
     step = max(1, _SCORES_PER_TILE // (q.shape[0] * q.shape[1] * k.shape[2]))
     return (slice(at, min(at + step, q.shape[2])) for at in range(0, q.shape[2], step))
 
@@ -122,7 +128,7 @@ def _seen(case: Case, rows: slice, k: torch.Tensor) -> torch.Tensor:
 
 
 def _hide(case: Case, scores: torch.Tensor, rows: slice) -> None:
-    """Minus infinity for keys that a row may not see."""
+    """Sets the scores of keys that a row may not see to minus infinity."""
     if case.symbols["causal"]:
         queries = torch.arange(rows.start, rows.stop, device=scores.device)
         hidden = torch.arange(scores.shape[-1], device=scores.device) > queries[:, None]
@@ -143,8 +149,8 @@ def _unfused(case: Case, inputs: Tensors, mask: torch.Tensor | None) -> Tensors:
 
 
 def baselines(case: Case, inputs: Tensors, only: str = "") -> dict[str, Callable[[], Tensors]]:
-    """The SDPA backends that accept these inputs here, and the unfused path; or `only` one, known
-    to be among them.
+    """The SDPA backends that accept these inputs here, and the unfused path. `only` names one that
+    is known to be among them; the others are left out.
 
     The backend that PyTorch would choose by itself is called plainly, without the context
     manager that forces a backend, so that its time is the time a user sees.
@@ -175,7 +181,7 @@ def baselines(case: Case, inputs: Tensors, only: str = "") -> dict[str, Callable
             continue
         try:
             forced(backend)
-        except RuntimeError:  # "No available kernel" is how PyTorch says no
+        except RuntimeError:  # PyTorch refuses with "No available kernel"
             if only:
                 raise  # it ran before: memory has run out, or the device is lost
             continue

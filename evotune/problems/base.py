@@ -96,17 +96,17 @@ class Problem(Protocol):
         own values of the symbols `kept`."""
 
     def siblings(self, case: Case) -> Sequence[Case]:
-        """The case's shape in every variant, its own too; a finalist must pass all."""
+        """The case's shape in every variant, its own included; a finalist must pass all."""
 
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
     ) -> Iterator[Case]:
-        """Seeded shapes, spread over the variants of `cases`; endless, or until none is found.
-        They need no other binary than `cases`, if a binary fixes no symbols but `kept`. Each kind
-        of shape comes early, a few large ones too."""
+        """Seeded shapes, spread over the variants of `cases`; endless, or until no more is found.
+        They use the binaries of `cases`, provided that a binary fixes no symbols but `kept`. Every
+        kind of shape comes early, and so do a few large ones."""
 
     def random_kinds(self, case: Case, number: int) -> Sequence[str]:
-        """The input kinds of random test `number`, which is on that case."""
+        """The input kinds of random test `number`, which runs on that case."""
 
     def called_case(
         self,
@@ -114,15 +114,15 @@ class Problem(Protocol):
         options: Mapping[str, Value],
         tuned: Sequence[Case],
     ) -> Case:
-        """The case that inputs of these shapes mean, with `options` for what shapes do not tell.
-        What neither says is as in all the cases `tuned`. ValueError, one line, when it makes no
-        sense, or when something is left open."""
+        """The case of a call with inputs of these shapes. `options` give symbols that the shapes do
+        not show; a symbol that neither gives is as in the cases `tuned`, if they agree. ValueError,
+        one line, when the case makes no sense, or when a symbol is left open."""
 
     def place(self, case: Case) -> Place:
         """The case's place in a domain."""
 
     def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
-        """Seeded tensors of one input kind; other values on another kind of device."""
+        """Seeded tensors of one input kind. The values differ between kinds of devices."""
 
     def reference(self, case: Case, inputs: Tensors) -> Tensors:
         """Outputs in float64 from the rounded inputs, by a separate, tiled path."""

@@ -1,4 +1,4 @@
-"""The class variables of a user's problem, checked when its file has been read."""
+"""Checks the class variables of a user's problem when its file has been read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's problem tried once, on a tiny shape, before anything rests on it."""
+"""Tries a user's problem once, on a tiny shape, before a run relies on it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from evotune.problems.user import UserProblem
 
 
 def tiny_case(problem: UserProblem, cases: Sequence[Case]) -> Case:
-    """The smallest case that the problem takes, of the given ones and their edge cases, with more
-    than one row if there is one: where all sizes are 1, one shape looks like another."""
+    """The smallest of the given cases and their edge cases. If possible not all its extents are 1:
+    then a wrong shape would look like the right one."""
     known = [*cases, *(edge for case in cases for edge in problem.edge_cases(case))]
 
     def rank(case: Case) -> tuple[bool, int]:
@@ -24,7 +24,7 @@ def tiny_case(problem: UserProblem, cases: Sequence[Case]) -> Case:
 
 
 def examine(problem: UserProblem, case: Case, device: str = "cpu", *, timed: bool = True) -> None:
-    """Call all methods of the user's on `case`; ProblemMistake for the first that is wrong.
+    """Calls every method that the user wrote, on `case`; ProblemMistake for the first mistake.
 
     Without `timed`, `device` is not the device of the measurements: an operation that PyTorch
     refuses there, half precision for example, is no mistake, and no baseline is called.

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 WORD = 1 << 16
-"""The least value out of the range of 16 bits; half of it is out of a signed range."""
+"""The least value that does not fit into 16 bits; half of it does not fit into 16 signed bits."""
 
 _LEAST_BEYOND = 2048
 
@@ -23,7 +23,7 @@ LENGTH_CLASSES: tuple[Callable[[random.Random], int], ...] = (
     lambda rng: rng.randint(2, 600),
     lambda rng: rng.randint(601, 1200),
 )
-"""Ordinary lengths, each of a kind: draw from all of them in turn."""
+"""The classes of ordinary lengths, each as a function that draws one. Use all of them in turn."""
 
 
 def last_odd(longest: int) -> int:
@@ -32,25 +32,25 @@ def last_odd(longest: int) -> int:
 
 
 def near(rng: random.Random, longest: int) -> int:
-    """Odd, and less than 96 below the space's longest."""
+    """An odd length less than 96 below the space's longest."""
     return last_odd(rng.randint(max(1, longest - 95), longest))
 
 
 def beyond(rng: random.Random, longest: int) -> int:
-    """Odd, more than twice the space's longest, and more than 2,048."""
+    """An odd length, more than twice the space's longest and more than 2,048."""
     return 2 * max(longest, _LEAST_BEYOND // 2) + 2 * rng.randint(0, 99) + 1
 
 
 def past_words(rng: random.Random) -> int:
-    """Odd, and just out of the range of 16 bits."""
+    """An odd length that just does not fit into 16 bits."""
     return WORD + 2 * rng.randint(0, 99) + 1
 
 
 def other_scalar(rng: random.Random, usual: float) -> float:
-    """1.4 to 8 times less or more than usual."""
+    """A value 1.4 to 8 times smaller or larger than the usual one."""
     return significant(usual * 2.0 ** (rng.uniform(0.5, 3.0) * rng.choice((-1, 1))))
 
 
 def significant(value: float) -> float:
-    """Three digits of it, so that a label can show it as it is."""
+    """The value rounded to three digits, so that a label can show it exactly."""
     return float(f"{value:.3g}")

@@ -70,7 +70,7 @@ def load_problem(name: str, dtype: str, root: Path) -> UserProblem:
 
 
 def _module(name: str, path: Path, relative: str, content: bytes) -> ModuleType:
-    """Of two files with the same content, the first one's module serves both."""
+    """Runs the file as a module. Files with the same content share the first one's module."""
     module = sys.modules.get(name)
     if module is None:
         with ProblemFile(str(path), relative, content).running(1):

@@ -26,7 +26,7 @@ _IN_ORDER = 0.45
 _FEW = 3.0
 """Units in the last place that an exponential, a root, ... may be off."""
 _RUNS, _RUNS_OF_MANY, _MANY = 8, 4, 1 << 20  # elements
-_ENOUGH = 8  # elements in a row, for a quantile of them to mean something
+_ENOUGH = 8  # elements that a row needs for a quantile of them to mean something
 
 _ATEN = torch.ops.aten
 _MATRICES = {  # operation -> which argument has the summed dimension last
@@ -72,7 +72,7 @@ _IN_PARTS = {
 
 
 class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Moves the result of each operation, as said above."""
+    """Moves the result of each operation as the module's docstring says."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -103,7 +103,7 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def random(self, like: torch.Tensor) -> torch.Tensor:
-        """Between -1 and 1."""
+        """Uniform random numbers between -1 and 1, in the shape and dtype of `like`."""
         uniform = torch.rand(
             like.shape, generator=self._generator, dtype=torch.float32, device=like.device
         )
@@ -111,8 +111,8 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _lost_in_sums(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
-        """sqrt(n) units of the sum of n magnitudes; None where nothing is added up. Includes the
-        factor that makes uniform numbers as wide as rounding errors."""
+        """sqrt(n) units of the sum of n magnitudes; None where nothing is added up. It includes the
+        factor that gives uniform numbers the standard deviation of rounding errors."""
         packet = func.overloadpacket
         if packet in _MATRICES:
             count = args[_MATRICES[packet]].shape[-1]
@@ -135,8 +135,8 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def rounding_errors(
     compute: Callable[..., Tensors], inputs: Mapping[str, torch.Tensor], reference: Tensors
 ) -> Tensors:
-    """The standard deviation of each element of the outputs, in float64. Where an element's few
-    runs agree by chance, it is that of the lower quarter of its row."""
+    """The standard deviation of each element of the outputs, in float64. An element whose few runs
+    agree by chance gets the deviation at the lower quartile of its row."""
     runs = _RUNS if max(each.numel() for each in reference.values()) <= _MANY else _RUNS_OF_MANY
     squares = {name: torch.zeros_like(value) for name, value in reference.items()}
     for run in range(runs):
@@ -158,8 +158,9 @@ def rounding_errors(
 
 
 def _smoothed(deviation: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """At least the lower quarter of its row, and as much of its value as the lower quarter: of
-    millions of elements a few have runs that agree by chance."""
+    """Raises each deviation to the lower quartile of its row, and its share of the value to the
+    lower quartile of the row's shares: of millions of elements a few have runs that agree by
+    chance."""
     columns = deviation.shape[-1] if deviation.dim() else 1
     if columns < _ENOUGH:
         columns = deviation.numel()

@@ -1,4 +1,4 @@
-"""The Python file of a problem, and the line of it that is to blame for a mistake."""
+"""The Python file of a problem, and the line in it that is to blame for a mistake."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _RAISE = opcode.opmap["RAISE_VARARGS"]
 
 
 class _RuntimeMistake(ProblemMistake, RuntimeError):
-    """A RuntimeError too: the device's own errors (no memory left) are told from mistakes later."""
+    """A mistake that is a RuntimeError too, since the device's own errors (no memory left, say) are
+    told from mistakes only later."""
 
 
 class ProblemFile:
@@ -33,7 +34,7 @@ class ProblemFile:
     def running(self, line: int, hint: str = "") -> Iterator[None]:
         """A context for code of the file. Its prints go to stderr. Any exception, SystemExit too,
         becomes a ProblemMistake at the line that raised it; if no line of the file did, at `line`,
-        with `hint`. A key press is no mistake."""
+        with `hint`. Ctrl-C is no mistake."""
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 yield
@@ -44,8 +45,9 @@ class ProblemFile:
             raise mistake from error
 
     def mistake(self, error: BaseException, line: int = 0, hint: str = "") -> ProblemMistake | None:
-        """The mistake behind an exception; None when the file is not to blame: a key press, an
-        error of evotune's own, and, without `line`, an exception without code of the file in it."""
+        """The mistake behind an exception; None when the file is not to blame: for Ctrl-C, for an
+        error of evotune's own and, without `line`, for an exception that no code of the file was
+        part of."""
         if isinstance(error, ProblemMistake):
             return error
         if isinstance(error, SyntaxError) and error.filename == self._path:
@@ -87,7 +89,7 @@ class ProblemFile:
         return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
 
     def _innermost(self, trace: TracebackType | None) -> TracebackType | None:
-        """The last step of a traceback that is in the file."""
+        """The last step of a traceback that lies in the file; None without such a step."""
         found = None
         while trace is not None:
             code: CodeType = trace.tb_frame.f_code
@@ -109,7 +111,7 @@ def _names_of(statement: ast.stmt) -> list[str]:
 
 
 def _raises(place: TracebackType) -> bool:
-    """True if a `raise` on that line raised. A key press interrupts between instructions."""
+    """True if a `raise` raised there. Ctrl-C interrupts between other instructions as well."""
     instruction = place.tb_frame.f_code.co_code[place.tb_lasti]
     return place.tb_next is None and instruction == _RAISE
 

@@ -1,4 +1,4 @@
-"""Problems by name, of evotune or an installed package, or by the class in a file."""
+"""Finds a problem by its name, in evotune or an installed package, or by its class in a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PROBLEMS: dict[str, type[Attention]] = {Attention.name: Attention}
 
 
 def problem_names() -> tuple[str, ...]:
-    """All there are but those in files."""
+    """The names of all problems that are not in files."""
     return tuple(sorted({*_PROBLEMS, *PROBLEMS.names()}))
 
 

@@ -6,14 +6,14 @@ import torch
 
 
 def rounding_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Two roundings of each element to `dtype`, about a unit in the last place. Plus the smallest
-    normal number, since processors may flush smaller ones to zero (in float16 none does: plus a
-    unit of the smallest)."""
+    """The error of two roundings of each element to `dtype`: about a unit in the last place, plus
+    the smallest normal number, since processors may flush smaller ones to zero. In float16 none
+    does so: there it is plus the smallest number of all."""
     return values.abs() * torch.finfo(dtype).eps + _smallest(dtype)
 
 
 def rounding_share(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`scale * rounding_of(v)` of elements v, where `values` are `scale * v`."""
+    """`scale * rounding_of(v)` for elements v, given as `values`, which are `scale * v`."""
     return values.abs().mul_(torch.finfo(dtype).eps).add_(scale, alpha=_smallest(dtype))
 
 

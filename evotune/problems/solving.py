@@ -1,4 +1,4 @@
-"""Which sizes of a user's problem give its inputs these shapes."""
+"""Finds the sizes of a user's problem with which its inputs have given shapes."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class _Problem(Protocol):
 def solved_case(
     problem: _Problem, shapes: Shapes, options: Mapping[str, Value], tuned: Sequence[Case]
 ) -> Case:
-    """The case of which the inputs have these shapes, with the sizes and constants `options`.
-    Sizes that neither says are as in the cases `tuned`. ValueError, one line, where no case fits,
-    or several."""
+    """The case whose inputs have these shapes. `options` give some of its sizes and constants.
+    Sizes that neither shapes nor options give are as in the cases `tuned`. ValueError, one line,
+    when no case fits, or several do."""
 
     def shapes_of(sizes: dict[str, int]) -> Shapes:
         return problem.written.shapes("inputs", sizes)
@@ -61,9 +61,11 @@ def solve_sizes(
     names: Iterable[str],
     start: Mapping[str, int],
 ) -> dict[str, int]:
-    """Sizes by name, from `start`: each extent that depends on one size alone, as a straight line,
-    says what that is; with it known, others may depend on one alone. Sizes that the shapes do not
-    tell keep their value of `start`. Whether the answer fits is for the caller to see.
+    """Solves for the sizes `names`, beginning with the values in `start`.
+
+    An extent that depends linearly on one unknown size alone determines that size. With it known,
+    other extents may depend on one unknown size alone. Sizes that the shapes do not determine keep
+    their value in `start`. The caller must check that the answer fits.
     """
     sizes, unknown = dict(start), set(names)
     while unknown:
@@ -82,7 +84,7 @@ def _one_known(
     sizes: dict[str, int],
     unknown: set[str],
 ) -> tuple[str, int] | None:
-    """A size that one extent determines."""
+    """A size that one extent determines, and its value; None when there is none."""
     before = _extents(shapes_of(sizes))
     lines = {
         name: [_extents(shapes_of({**sizes, name: sizes[name] + step})) for step in _STEPS]

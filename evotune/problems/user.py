@@ -51,7 +51,7 @@ _LARGE_COST = (1 << 31, 5 << 26)
 _MOST_REFUSED = 100
 _LONG = 1200
 _DEVIATIONS = 12.0
-"""Tolerance of a right kernel, in standard deviations of rounding errors."""
+"""The tolerance for a right kernel, in standard deviations of rounding errors."""
 _SMALLER, _TIMES = 0.25, 4
 
 
@@ -62,9 +62,9 @@ class _Refused(ValueError):
 class UserProblem(abc.ABC):
     """Base class of a problem: set the class variables below, and write the four methods.
 
-    Sizes reach the methods by name, tensors reach `compute` and `baselines_of` by name; all are
-    contiguous and row-major. A method that raises, or returns another type than is said here, ends
-    the command with its line in the file. Prints go to stderr.
+    The methods get sizes by name; `compute` and `baselines_of` get tensors by name, all contiguous
+    and row-major. A method that raises, or returns another type than its docstring here says, ends
+    the command with an error at its line in the file. Prints go to stderr.
     """
 
     name: ClassVar[str] = "user"
@@ -74,14 +74,15 @@ class UserProblem(abc.ABC):
     sizes: ClassVar[tuple[str, ...]] = ()
     """Names of the sizes that each shape of the space must give: integers of at least 1."""
     fixed: ClassVar[tuple[str, ...]] = ()
-    """Sizes that edge and random shapes keep, as they are compiled in or the kernel depends on."""
+    """Sizes that edge and random shapes keep, because they are compiled in or the kernel depends on
+    them."""
     constants: ClassVar[Mapping[str, float]] = {}
     """Further names for expressions and arguments: `eps`, …"""
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    """Constants for which a kernel must be right in a whole range, as (least, most). If the kernel
-    is told them, edge and random cases draw them (evenly in the logarithm where both are
-    positive). `compute`, `baselines_of` and `yardstick_of` get these by name beside the
-    tensors. A shape of the space may set them too."""
+    """Constants for which a kernel must be right in a whole range, as (least, most). If they are
+    passed to the kernel, edge and random cases draw them (evenly in the logarithm where both ends
+    are positive). `compute`, `baselines_of` and `yardstick_of` get them by name beside the tensors.
+    A shape of the space may set them too."""
 
     problem_file = ProblemFile("", "", b"")
     """The file of the class; the reader of the file sets it."""
@@ -114,8 +115,9 @@ class UserProblem(abc.ABC):
         return {"torch:eager": lambda: self.compute(**inputs)}
 
     def yardstick_of(self, **inputs: torch.Tensor) -> Tensors:
-        """Outputs in the inputs' dtype of which a right kernel may be off by twice as much, where
-        that is more than `compute`'s rounding errors: a coarser way that you call right."""
+        """Outputs in the inputs' dtype, computed in a coarser way that you still call right. Where
+        their error is larger than `compute`'s rounding errors, a kernel's error may be twice as
+        large as theirs."""
         return self.compute(**inputs)
 
     def check(self, **sizes: int) -> None:  # noqa: B027 (a problem may do without)
@@ -126,11 +128,13 @@ class UserProblem(abc.ABC):
     ) -> torch.Tensor:
         """float32 values of one input, on the generator's device.
 
-        normal: N(0, 1). large: rows in turn 32 times that, 150 to 300 above and below zero, rising
-        and falling by 240 to 300, so that an exponential overflows or vanishes, and a square in
-        half precision. ramp: values that
-        count, so that a misplaced one shows; every fifth row is zero, another fifth begins with a
-        zero. spike: one value of 6.5 to 13 in each row of small ones.
+        - normal: N(0, 1).
+        - large: rows in turn are 32 times that, 150 to 300 above or below zero, rising or falling
+          by 240 to 300. So an exponential overflows or vanishes, and a square in half precision
+          does too.
+        - ramp: values that count, so that a misplaced one shows; every fifth row is zero, another
+          fifth begins with a zero.
+        - spike: one value of 6.5 to 13 in each row of small ones.
         """
         from evotune.problems import user_inputs
 
@@ -199,14 +203,14 @@ class UserProblem(abc.ABC):
         return found
 
     def siblings(self, case: Case) -> Sequence[Case]:
-        """A problem of this kind has no variants."""
+        """The case itself: a user's problem has no variants."""
         return [case]
 
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
     ) -> Iterator[Case]:
         """Cases of `random_sizes`; sizes that are `fixed` or kept are those of one of the cases.
-        They end when a hundred in a row make no sense, or none can differ."""
+        They end when a hundred draws in a row give no case, or when cases cannot differ."""
         rng = random.Random(seed)
         free = self._free(kept)
         longest = {name: max(int(case.symbols[name]) for case in cases) for name in free}
@@ -228,7 +232,7 @@ class UserProblem(abc.ABC):
                 return
 
     def random_kinds(self, case: Case, number: int) -> Sequence[str]:
-        """One kind, in turn; for a long case the spike, since others hardly show one element."""
+        """One kind, in turn; for a long case the spike: other kinds hardly show one element."""
         long = any(size > _LONG for size in self._sizes(case).values())
         if long and "spike" in self.input_kinds:
             return ("spike",)
@@ -237,7 +241,7 @@ class UserProblem(abc.ABC):
     def called_case(
         self, shapes: Shapes, options: Mapping[str, Value], tuned: Sequence[Case]
     ) -> Case:
-        """The sizes are solved for."""
+        """Solves for the sizes that give these shapes."""
         return solved_case(self, shapes, options, tuned)
 
     def place(self, case: Case) -> Place:
@@ -252,8 +256,8 @@ class UserProblem(abc.ABC):
         )
 
     def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
-        """Seeded inputs. Where `compute` gives no number for them, or none that fits the dtype,
-        they are made smaller, and in the end normal."""
+        """Seeded inputs. Where `compute` gives NaN, infinity or values too large for the dtype, the
+        inputs are made smaller several times, and in the end normal."""
         import torch
 
         dtype: torch.dtype = getattr(torch, self.dtype)
@@ -285,8 +289,8 @@ class UserProblem(abc.ABC):
         return self.written.tensors("compute", arguments, self._outputs(case), torch.float64)
 
     def tolerances(self, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
-        """One rounding to the dtype plus the rounding errors of `compute` in float32. In a row
-        where `yardstick_of` is off by more, plus twice its largest error beyond."""
+        """Rounding to the dtype plus the rounding errors of `compute` in float32. In a row where
+        `yardstick_of` is off by more than that, plus twice the largest excess."""
         import torch
 
         from evotune.problems.monte_carlo import rounding_errors
@@ -303,7 +307,7 @@ class UserProblem(abc.ABC):
         for name, value in reference.items():
             limit = _DEVIATIONS * deviations[name] + rounding_of(value, dtype)
             off = (yardstick[name].double() - value).abs()
-            # What overflows excuses nothing.
+            # An overflow in the yardstick excuses nothing.
             beyond = (off - limit).clamp_(min=0).nan_to_num_(0.0, 0.0, 0.0)
             row = beyond.amax(-1, keepdim=True) if beyond.dim() else beyond
             allowed[name] = limit + 2 * row
@@ -317,18 +321,19 @@ class UserProblem(abc.ABC):
 
     @functools.cached_property
     def written(self) -> Written:
-        """The methods above, for evotune to call."""
+        """The methods that the user wrote, for evotune to call."""
         return Written(self, self.problem_file)
 
     def checked_reference(self, case: Case, inputs: Tensors) -> Tensors:
-        """`reference`, which may be a user's own, checked as `compute` is."""
+        """The answer of `reference`, which the user may override, checked like `compute`'s."""
         import torch
 
         found = self.written.call("reference", case=case, inputs=inputs)
         return self.written.outputs("reference", found, self._outputs(case), torch.float64)
 
     def check_baselines(self, case: Case, inputs: Tensors) -> None:
-        """Calls each baseline once; ProblemMistake when one gives no right outputs."""
+        """Calls each baseline once; ProblemMistake when its outputs have wrong names, shapes or
+        types."""
         import torch
 
         dtype: torch.dtype = getattr(torch, self.dtype)
@@ -366,7 +371,8 @@ class UserProblem(abc.ABC):
         cost: tuple[int, int],
     ) -> Case | None:
         """A case of the first candidate that makes sense and costs no more operations and bytes
-        than allowed; where sizes are given, no more than the case that it is like."""
+        than `cost`; None when there is none. Where sizes are fixed or kept, a case may always cost
+        as much as `like`."""
         operations, nbytes = cost
         if self.fixed or kept:
             operations = max(operations, self.flops(like))
@@ -383,14 +389,15 @@ class UserProblem(abc.ABC):
         return None
 
     def _check_tensors(self, case: Case) -> None:
-        """Results of no element could not be judged."""
+        """Refuses a tensor without elements, whose result could not be judged."""
         for spec in self.tensors(case):
             if any(extent < 1 for extent in spec.shape):
                 raise _Refused(f"{spec.name} has no elements, its shape is {spec.shape}")
 
 
 def _draw(rng: random.Random, least: float, most: float) -> float:
-    """Three digits of a number between them, in the order of magnitude first."""
+    """A number between `least` and `most`, rounded to three digits. Drawn evenly in the logarithm
+    where both are positive."""
     if least > 0.0:
         return significant(math.exp(rng.uniform(math.log(least), math.log(most))))
     return significant(rng.uniform(least, most))

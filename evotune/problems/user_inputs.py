@@ -9,7 +9,7 @@ _SPIKES = (12.5, 6.5, 11.0, 8.0, 13.0, 9.5)
 
 
 def input_values(shape: tuple[int, ...], kind: str, generator: torch.Generator) -> torch.Tensor:
-    """float32, on the generator's device."""
+    """float32 values on the generator's device."""
     device = generator.device
     values = torch.randn(shape, generator=generator, device=device)
     if kind == "normal" or not shape:
@@ -24,7 +24,7 @@ def input_values(shape: tuple[int, ...], kind: str, generator: torch.Generator) 
         rows = (count / 125.0 - 1.0).reshape(rows.shape) + 0.001 * rows
         if len(shape) > 1:
             rows[turn % _TRAITS == 0] = 0.0
-            rows[turn % _TRAITS == 1, 0] = 0.0  # and one that only begins so
+            rows[turn % _TRAITS == 1, 0] = 0.0  # another one only begins with a zero
     elif kind == "spike":
         heights = torch.tensor(_SPIKES, device=device)[turn % len(_SPIKES)]
         place = torch.arange(len(rows), device=device) * 7919 % columns

@@ -17,7 +17,8 @@ _ATTEMPTS = 16
 
 
 def edge_sizes(names: Sequence[str]) -> Iterator[list[Sizes]]:
-    """Small and odd sizes, four times: the wanted ones, then replacements if they are too large."""
+    """Yields four lists of small and odd sizes. In each the wanted sizes come first, then
+    replacements to use if they are too large."""
     for wanted in _EDGES:
         others = _IF_TOO_LARGE if wanted == _EDGES[-1] else ()
         yield [_cycled(names, numbers) for numbers in (wanted, *others)]
@@ -26,11 +27,12 @@ def edge_sizes(names: Sequence[str]) -> Iterator[list[Sizes]]:
 def random_sizes(
     rng: random.Random, names: Sequence[str], longest: Mapping[str, int]
 ) -> Iterator[tuple[list[Sizes], bool]]:
-    """Endless: candidates to try one after the other until one makes sense and is not too large,
-    and True if it may be large.
+    """Yields, without end, a list of candidates and True if the case may be large. Try the
+    candidates one after the other until one makes sense and is not too large.
 
-    Each size is once the space's longest odd one, once well beyond it and once past 16 bits, beside
-    small ones. In turn with these, each size goes through all classes of lengths, repeatedly.
+    Each size is once the space's longest odd one, once well beyond it and once past 16 bits, while
+    the others are small. In turn with these lists, each size goes through all classes of lengths,
+    repeatedly.
     """
     large = [
         [_beside(rng, names, name, size) for size in sizes(rng, longest[name])]
@@ -59,8 +61,8 @@ def _beside(rng: random.Random, names: Sequence[str], large: str, size: int) -> 
 
 
 def _less_and_less(sizes: Sizes) -> list[Sizes]:
-    """The sizes, and multiples of 8 and 64; then the same with the largest cut to a third, again
-    and again."""
+    """The sizes and their multiples of 8 and 64; then the same with the largest size cut to a
+    third, again and again."""
     found = []
     for _ in range(_ATTEMPTS):
         found += _multiples(sizes)

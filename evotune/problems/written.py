@@ -1,4 +1,4 @@
-"""The methods that a user wrote, called with care: see `Written`."""
+"""Calls the methods that a user wrote and checks their answers: see `Written`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Written:
         self._lines: dict[str, int] = {}
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """Whatever the method answers."""
+        """The method's answer, unchecked."""
         hint = f"; it is called with {', '.join(arguments)}"
         with self._file.running(self._line(method), hint):
             return getattr(self._problem, method)(**arguments)
@@ -86,7 +86,8 @@ class Written:
         dtype: torch.dtype | None,
         of: str = "",
     ) -> Tensors:
-        """The result if it holds the wanted tensors; `of` names a baseline."""
+        """The tensors in `found`, the method's answer; ProblemMistake unless they are the wanted
+        ones. `of` names a baseline."""
         teller = of or method
         if not isinstance(found, Mapping):
             raise self._wrong(method, found, "a dict, name -> tensor", of)
@@ -170,7 +171,7 @@ class Written:
 
 
 def _kind(found: object) -> str:
-    """A value that was not expected, in a few words."""
+    """An unexpected value, in a few words."""
     if found is None or isinstance(found, bool | int | float):
         return str(found)
     if isinstance(found, str):

@@ -1,9 +1,9 @@
-"""Errors against the float64 reference, each element's as a share of its tolerance.
+"""Errors against the float64 reference, for each element as a share of its tolerance.
 
-A problem says for each element of its outputs how far a right kernel may be off (`Problem`'s
-`tolerances`). So one output may mix rows and columns of any size, and none hides the errors of
-others. An output is compared with one tensor, *expected*, that holds -reference / tolerance and
-1 / tolerance: an error then takes one multiply-add.
+A problem gives the tolerance of each element of its outputs: how far a right kernel may be off
+(`Problem.tolerances`). So one output may mix rows and columns of any scale, and none hides the
+errors of others. An output is compared with one tensor, *expected*, that holds
+-reference / tolerance and 1 / tolerance: an error then takes one multiply-add.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ LIMITS = Limits(1.0, _RMS_LIMIT)
 
 
 def expected(reference: torch.Tensor, tolerance: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The *expected* tensor (see above): its two parts one after the other. For outputs in half
-    precision float32 is exact enough."""
+    """The *expected* tensor (see the module's docstring), its two parts one after the other. For
+    outputs in half precision float32 is exact enough."""
     inverse = tolerance.reciprocal()
     both = torch.stack([-reference * inverse, inverse])
     return both if dtype == torch.float32 else both.float()
@@ -63,7 +63,7 @@ def is_rounding(expected: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def is_one_rounding(error: float) -> bool:
-    """Of an error as a share of two."""
+    """True if an error, given as a share of two roundings, is at most one rounding."""
     return error <= _SLACK / 2
 
 
@@ -85,13 +85,13 @@ def error_terms(output: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Ten
 
 
 def errors_of(terms: Sequence[float], count: int) -> Errors:
-    """The terms of one output of `count` elements, read."""
+    """The errors of one output of `count` elements, from its terms as numbers on the host."""
     largest, norm = terms
     return Errors(largest, norm / math.sqrt(count))
 
 
 def errors_against(output: torch.Tensor, expected: torch.Tensor) -> Errors:
-    """Of one output, read at once."""
+    """The errors of one output, read from the device at once."""
     terms = torch.stack(error_terms(output[None], expected[None])).flatten().tolist()
     return errors_of(terms, output.numel())
 

@@ -1,4 +1,4 @@
-"""A row of launches with changed inputs before each; all their outputs are checked."""
+"""A row of launches whose inputs change before each one; all their outputs are checked."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from evotune.verify.pool import InputSet, elements_of
 
 
 class AlteredRow:
-    """One launch on each of `sets` in turn, as often as it is run. The first and the last set are
-    the inputs before and after the row, the others are variants of them. Outputs are not cleared
+    """A row with one launch on each of `sets` in turn; it can be run repeatedly. The last set is
+    also the inputs before the row, and the others are variants of it. Outputs are not cleared
     between launches."""
 
     def __init__(
@@ -48,19 +48,19 @@ class AlteredRow:
             ]
             calls += [*changed, launch, *copying]
             writes = [*changed, *copying] or writes
-        for call in writes:  # what a GPU captures must have run before
+        for call in writes:  # a call must have run before a GPU's graph captures it
             call()
         self._sampler = session.sampler(calls)
 
     def run(self) -> Tensors:
-        """Copies of each launch's outputs, which the next run overwrites."""
+        """Runs the row. Returns copies of each launch's outputs; the next run overwrites them."""
         self._sampler.run()
         return self._copies
 
 
 def _writing(value: torch.Tensor, target: torch.Tensor) -> Callable[[], object]:
-    """Copy; both tensors must outlive the call. On a GPU a kernel copies, since a graph's copy node
-    takes longer for a few bytes. On a CPU torch would take so long that launches are no
+    """A call that copies; both tensors must outlive it. On a GPU a kernel copies, since a graph's
+    copy node takes longer for a few bytes. On a CPU torch would take so long that launches are no
     longer close to each other."""
     if target.device.type == "cpu":
         return functools.partial(ctypes.memmove, target.data_ptr(), value.data_ptr(), target.nbytes)

@@ -1,4 +1,4 @@
-"""Memory a candidate runs on: poisoned outputs, guard bands, inputs that must not change.
+"""The memory a candidate runs on: poisoned outputs, guard bands, inputs that must not change.
 
 Work on small tensors costs a GPU's host as much as work on large ones. So there may be several sets
 of equal layout, for launches on several inputs or places: filled, poisoned, compared and read
@@ -21,7 +21,7 @@ from evotune.problems.base import Tensors, TensorSpec
 _GUARD_BYTES = 128 << 10
 _GUARD_WORD = 0x7FFA
 """Guard bands repeat these 16 bits, from even addresses on: a NaN in float16, bfloat16, float32 and
-float64. So a read beyond a buffer shows even when it is multiplied by zero. Not the poison."""
+float64. So a read beyond a buffer shows even when it is multiplied by zero. The poison differs."""
 POISON_BYTE = 0xFF  # all ones is a NaN in float16, bfloat16, float32 and float64
 _ALIGNMENT = 256
 _STAGGER_BYTES = 5 * _ALIGNMENT
@@ -165,7 +165,7 @@ class BufferSets:
         words = rows.view(torch.int16)
         bounds = list(zip(ends, (*starts, layout.nbytes), strict=False))
         self._bands = [words[:, (end + 1) // 2 : start // 2] for end, start in bounds]
-        """Behind each payload that is written."""
+        """The guard band behind each payload that is written."""
         self._odd = [rows[:, end : end + 1] for end in ends if end % 2]
         """First bytes of guard bands that begin in the middle of a word."""
 
@@ -187,8 +187,8 @@ class BufferSets:
         return made
 
     def copy(self, sets: BufferSets, number: int) -> None:
-        """That one of the sets as it is now, inputs and guard bands too: what is written later
-        comes too late."""
+        """Copies set `number` of `sets` as it is now, inputs and guard bands too. Later writes do
+        not reach the copy."""
         self._rows[number].copy_(sets._rows[number])
 
     def each(self) -> Iterator[BufferSets]:
@@ -215,7 +215,7 @@ class BufferSets:
         return {name: base + segment.start for name, segment in self._layout.segments.items()}
 
     def overwrite_inputs(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        """New input values in the same places, equal ones in each set."""
+        """Writes new input values to the same places, equal ones in each set."""
         self.expect_inputs(inputs)
         for name, value in inputs.items():
             self._views[name].copy_(value)
@@ -226,8 +226,8 @@ class BufferSets:
         return self._payload(name, self._rows).view(dtype)[:, place : place + count]
 
     def spots(self, place: float) -> list[torch.Tensor]:
-        """Some kilobytes of each output or less, from that share of its bytes on, as bytes: a row
-        for each set."""
+        """A few kilobytes of each output (or less), as bytes: a row for each set. They begin at the
+        share `place` of the output."""
         found = []
         for name in self._layout.outputs:
             payload = self._payload(name, self._rows)
@@ -236,12 +236,12 @@ class BufferSets:
         return found
 
     def expect_inputs(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        """These values are in the inputs of each set now."""
+        """Takes these values as the expected content of the inputs of each set."""
         for name, value in inputs.items():
             self._expected_views[name].copy_(value)
 
     def poison(self, number: int | None = None) -> None:
-        """Every byte a launch must write becomes NaN; of one set, or of all."""
+        """Overwrites the memory that launches write with NaN, in one set or in all."""
         for payload in self._payloads:
             (payload if number is None else payload[number]).fill_(POISON_BYTE)
 
@@ -250,7 +250,7 @@ class BufferSets:
         return {name: self._views[name] for name in self._layout.outputs}
 
     def snapshot(self) -> Tensors:
-        """Copies of the outputs as they are now: later writes come too late."""
+        """Copies of the outputs as they are now. Later writes do not reach the copies."""
         return {name: value.clone() for name, value in self.outputs().items()}
 
     def inspect(self) -> Inspection:

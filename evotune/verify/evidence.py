@@ -20,8 +20,13 @@ from evotune.verify.buffers import Inspection
 class Evidence:
     """Evidence of one launch, or of one row of launches, on each of several sets of buffers.
 
-    All of it is on the device: the `inspection` of their writes (None: not wanted), copies of the
-    `outputs`, the terms of their errors (see `error_terms`), and further `flags`, a bool a set."""
+    All of it is on the device.
+
+    - `inspection`: of the launches' writes; None if not wanted.
+    - `outputs`: copies of the outputs.
+    - `terms`: of the outputs' errors; see `error_terms`.
+    - `flags`: further facts, with one bool for each set.
+    """
 
     inspection: Inspection | None
     outputs: Tensors = field(default_factory=dict)
@@ -73,7 +78,7 @@ def read(evidence: Sequence[Evidence]) -> list[list[Findings]]:
     for each in evidence:
         rows += [*(each.inspection.flags if each.inspection else ()), *each.flags.values()]
         rows += [term for terms in each.terms.values() for term in terms]
-    # In one row of float64, which holds flags too: one answer.
+    # Flags and terms go into one row of float64, so that one read suffices.
     numbers = iter(torch.cat(rows).tolist())
     answers = iter([[next(numbers) for _ in range(len(row))] for row in rows])
     return [_findings(each, answers) for each in evidence]

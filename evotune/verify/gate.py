@@ -1,6 +1,6 @@
-"""The gate itself: launch, poison, value, repeat, on every input kind and edge shape.
+"""The gate itself: launches, poisons, compares and repeats, on every input kind and edge shape.
 
-The harness allocates, launches and compares; a candidate is only ever device code.
+The harness allocates, launches and compares; a candidate is only the kernel's code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _TOGETHER_BYTES = 64 << 20
 """Bytes of inputs and outputs that are examined together; a larger set is examined alone."""
 _LEAST_ALTERED, _MOST_ALTERED = 4, 12  # launches in a row, each on other inputs
 _AT_START = (512, 2048)
-"""Launches of a champion that are all looked at before anything else is: between these."""
+"""The least and the largest number of a champion's first launches, which are all checked before
+anything else is launched."""
 _AUDITED_RUNS, _AUDIT_S, _READ_AFTER, _REUSE_ASKED = 200, 4.0, 20, 5
 _LATER, _SECOND = " after its launch had returned", " in its second launch"
 _TIMED = " while it was timed"
@@ -107,7 +108,8 @@ class Gate:
         flags = {name: as_rows(elements).any(dim=1) for name, elements in differing.items()}
         evidence.append(Evidence(buffers.inspect(), flags=flags))
         found, found_again = read(evidence)
-        # Wrong results come first: with inputs of the launch before, memory looks random.
+        # Wrong results are judged first: a kernel that uses the inputs of the launch before is
+        # wrong, but its two launches differ as well.
         self._judge_first(case, kinds, found, inputs, verdict)
         for number, (kind, again) in enumerate(zip(kinds, found_again, strict=True)):
             self._judge_damage(case, kind, again, verdict, when=_SECOND)
@@ -123,7 +125,7 @@ class Gate:
     ) -> tuple[Tensors, Inspection]:
         """Launch on poisoned outputs, keep their copies and the forbidden writes, and poison them
         again. Where launches are in order, an equal second launch follows for comparison."""
-        if len(launches) == 1:  # it may be too large for another copy of its inputs and scratch
+        if len(launches) == 1:  # there may be no memory for another copy of its inputs and scratch
             self._launch(launches[0])
             outputs = buffers.snapshot()
             buffers.poison()  # at once, so that later writes show
@@ -135,7 +137,7 @@ class Gate:
             self._launch(launch)
             copies.copy(buffers, number)
             buffers.poison(number)
-            # Equal launches are neighbours: there a kernel that works by turns differs.
+            # The equal launch follows at once, so that a kernel that works by turns differs.
             self._launch_again(launch)
         return copies.outputs(), copies.inspect()
 
@@ -170,8 +172,9 @@ class Gate:
         *,
         how: str = "replayed",
     ) -> None:
-        """After timing: put new inputs into the same memory, poison the outputs, run the sampler
-        again. `placed` are all timed buffers; `how` describes the timing for the record."""
+        """To be called after timing: puts new inputs into the same memory, poisons the outputs and
+        runs the sampler again. `placed` are all timed buffers; `how` describes the timing for the
+        record."""
         if not verdict.passed:
             return
         case = subject.case
@@ -198,9 +201,9 @@ class Gate:
         draw: int = 0,
     ) -> None:
         """Run a row of launches on one timed buffer, which holds the inputs of this seed. Before
-        each launch a part of an input changes; outputs are not cleared. Each launch must be right:
-        a kernel fails that rests every few launches, or skips work when its outputs are written.
-        The inputs are restored. `draw` numbers the random draws.
+        each launch a part of an input changes; outputs are not cleared. Each launch must be right,
+        so a kernel fails if it rests every few launches, or skips work when its outputs are written
+        already. The inputs are restored. `draw` numbers the random draws.
         """
         if not verdict.passed:
             return
@@ -213,9 +216,9 @@ class Gate:
     def start(
         self, subject: Subject, seed: int, verdict: Verdict, *, limit_s: float, draw: int = 0
     ) -> None:
-        """Check each of the first launches of a fresh process, as many as a draw says: an input
-        changes before it, and outputs are not cleared. A kernel fails that counts its launches, and
-        rests in some that nothing else looks at so closely."""
+        """Check each of a random number of first launches in a fresh process: an input changes
+        before each one, and outputs are not cleared. So a kernel fails that counts its launches and
+        rests in some of them; no other check looks at all launches so closely."""
         if not verdict.passed:
             return
         case, rng = subject.case, self._draws(subject.case, "start", draw)
@@ -255,7 +258,7 @@ class Gate:
     def _judge_row(
         self, case: Case, row: AlteredRow, verdict: Verdict, kind: str, *earlier: Evidence
     ) -> None:
-        """Run it and judge each launch. `earlier`: evidence of the launches that were timed."""
+        """Run the row and judge each launch. `earlier`: evidence of the timed launches."""
         outputs = row.run()
         self._session.settle()
         wanted = {name: torch.stack([e.expected[name] for e in row.sets]) for name in outputs}
@@ -312,7 +315,7 @@ class Gate:
         """Allocate fresh memory for each set, at other addresses than the sets before."""
         specs = self._problem.tensors(subject.case)
         device = self._session.torch_device
-        # The sets before are still held: the allocator cannot hand out their addresses again.
+        # The previous sets are still held here, so the allocator cannot use their addresses.
         self._latest = BufferSets(specs, subject.plan, [each.inputs for each in inputs], device)
         return self._latest
 
@@ -323,9 +326,9 @@ class Gate:
         inspection: Inspection,
         inputs: Sequence[InputSet],
     ) -> Evidence:
-        """Take the evidence of launches. Where they may leave threads at work, outputs were
-        poisoned when the launches had returned. Later writes are then a failure, as far as they
-        show once the errors have been computed."""
+        """Take the evidence of launches. Where launches may leave threads at work, the outputs were
+        poisoned again after the launches had returned. Later writes to them are then a failure, if
+        they show by the time the errors have been computed."""
         if len(inputs) == 1:
             expected = _each(inputs[0].expected)  # a copy of a large case costs too much memory
         else:
@@ -395,5 +398,5 @@ class Gate:
 
 
 def _each(expected: Mapping[str, torch.Tensor]) -> Tensors:
-    """The same for every set of buffers."""
+    """The expected tensors with one row, which holds for every set of buffers."""
     return {name: value[None] for name, value in expected.items()}

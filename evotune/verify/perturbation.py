@@ -1,8 +1,8 @@
 """Disturbed launches of a champion: all must leave the same bits.
 
-Races need not show: warps and blocks that start together stay close, and hardware is fast. Other
-work beside a kernel changes the times at which its parts run; other data left in shared memory
-changes the values that they find there. A right result depends on neither.
+A race may never show by itself: warps and blocks that start together stay close, and hardware is
+fast. Other work beside a kernel changes the times at which its parts run; other data left in shared
+memory changes the values that they find there. A right result depends on neither.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOT_ITS_FAULT = (OutcomeKind.RESOURCE_LIMIT, OutcomeKind.DEVICE_OOM)
 
 
 class PerturbedLaunches:
-    """Disturbs the launches of champions in one session; `seed` is of their inputs."""
+    """Disturbs the launches of champions in one session; `seed` is the seed of their inputs."""
 
     def __init__(self, session: Session, gate: Gate, pool: InputPool, seed: int) -> None:
         self._session = session
@@ -46,8 +46,8 @@ class PerturbedLaunches:
     def check_rebuilt(
         self, name: str, subjects: Sequence[Subject], verdict: Verdict, *, limit_s: float
     ) -> None:
-        """Check builds of the same kernels that disturb themselves: right results, always equal. A
-        build that needs more than the device has is skipped."""
+        """Check builds of the same kernels that disturb themselves: their results must be right and
+        always equal. A build that needs more than the device has is skipped."""
         if not verdict.passed:
             return
         made = Verdict()
@@ -86,7 +86,7 @@ class PerturbedLaunches:
         for subject in subjects:
             try:
                 wrong = self._disturbed(subject, enter, deadline)
-            except LaunchFailure as error:  # of what was to disturb it
+            except LaunchFailure as error:  # the disturbance itself cannot be launched
                 verdict.checks.append(Check(CASE, name, "skipped", detail=str(error)))
                 return
             launches += len(wrong)
@@ -108,7 +108,8 @@ class PerturbedLaunches:
         enter: Callable[[], AbstractContextManager[Disturb]],
         deadline: float,
     ) -> list[int]:
-        """Number of elements that differ from an undisturbed launch, for each launch in time."""
+        """For each launch before the deadline, the number of elements that differ from an
+        undisturbed launch."""
         inputs = self._pool.get(subject.case, _INPUTS, self._seed)
         buffers = self._gate.buffers(subject, [inputs])
         launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers())

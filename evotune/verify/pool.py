@@ -15,8 +15,8 @@ from evotune.problems.base import Case, Problem, Tensors, TensorSpec
 from evotune.verify.accuracy import expected, is_rounding
 
 _CHANGED = "changed"
-_MOST_CHANGED = 6  # changed sets of a problem with many inputs; each changes several of them then
-SHORT_CHANGES = 2  # of them, the last ones
+_MOST_CHANGED = 6  # changed sets; of a problem with many inputs, each set changes several inputs
+SHORT_CHANGES = 2  # the number of changed sets with short changes, which come last
 _LONGEST_ROW = 1 << 14  # elements
 _FEW = 16
 """Changes of an input: a long row of elements, up to this many, or one. Rounding in half precision
@@ -35,8 +35,8 @@ class Alteration:
 @dataclass(frozen=True, slots=True)
 class InputSet:
     """Inputs of one kind and seed, and the `expected` outputs (see `accuracy`), on the pool's
-    device. A changed set is the normal one of its seed after its `alterations`. `rounded` are the
-    outputs whose errors are limited by rounding alone (`is_rounding`)."""
+    device. A changed set is the normal set of its seed after `alterations`. `rounded` are the
+    outputs whose tolerances allow for rounding alone (`is_rounding`)."""
 
     inputs: Mapping[str, torch.Tensor]
     expected: Mapping[str, torch.Tensor]
@@ -55,8 +55,8 @@ class InputSet:
 
 
 class InputPool:
-    """Input sets by (case, kind, seed), made and kept on `device`; past `limit_bytes` the least
-    recently used leave."""
+    """Input sets by (case, kind, seed), made and kept on `device`. Past `limit_bytes` the least
+    recently used ones are dropped."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class InputPool:
         limit_bytes: int = 1 << 30,
         secret: str = "",
     ) -> None:
-        """All values and places follow from `secret`, which the author of a kernel cannot know."""
+        """All values and places are drawn from `secret`, which a kernel's author cannot know."""
         self._problem = problem
         self._secret = secret
         self._device = device
@@ -84,7 +84,7 @@ class InputPool:
         return made
 
     def set_bytes(self, case: Case) -> int:
-        """Of one set: the inputs, and what is expected of the outputs."""
+        """The bytes of one set: its inputs and the expected outputs."""
         return sum(map(_nbytes, self._problem.tensors(case)))
 
     def trial_bytes(self, case: Case) -> int:
@@ -97,11 +97,11 @@ class InputPool:
         return sets * self.set_bytes(case) + elements * _nbytes(TensorSpec("", (), "float32"))
 
     def intact(self) -> bool:
-        """True if all sets are unchanged: a candidate's stray write may land there."""
+        """True if all sets are unchanged: a candidate's stray write may hit them."""
         return all(inputs.intact() for inputs in self._sets.values())
 
     def stream(self, case: Case, what: str, seed: int) -> int:
-        """A seed for one use: no two sets share values, as the kind and the case are part of it."""
+        """A seed for one purpose. No two sets share values, since it depends on kind and case."""
         text = f"{self._secret}/{case.label}/{what}/{seed}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
 
@@ -110,7 +110,8 @@ class InputPool:
 
     def changed(self, case: Case, seed: int) -> list[InputSet]:
         """Variants of the normal set of that seed: for each input one with a long row of changed
-        elements, then one with a few in every input, and one with a single one in each."""
+        elements, then one with a few changed elements in every input, and one with a single changed
+        element in every input."""
         numbers = range(self._changed_sets(case))
         return [self.get(case, f"{_CHANGED} {number}", seed) for number in numbers]
 
@@ -162,8 +163,8 @@ class InputPool:
         return tuple(made)
 
     def _single(self, case: Case, name: str, seed: int, rng: random.Random) -> Alteration:
-        """Give one element the value farthest from its own among the problem's kinds of inputs: it
-        must show in the output among thousands."""
+        """Give one element the value farthest from its own among the problem's kinds of inputs: the
+        change must show in an output that depends on thousands of elements."""
         flat = self.get(case, "normal", seed).inputs[name].view(-1)
         place = rng.randrange(len(flat))
         kinds = self._problem.input_kinds
@@ -177,7 +178,7 @@ class InputPool:
 
 
 def _nbytes(spec: TensorSpec) -> int:
-    """An input's, or of what is expected of an output."""
+    """The bytes of an input, or of the *expected* tensor of an output."""
     size = int(getattr(torch, spec.dtype).itemsize)
     if spec.is_output:
         size = 2 * (8 if spec.dtype == "float32" else 4)

@@ -1,4 +1,4 @@
-"""The checks, of many, that a trial's record keeps."""
+"""Chooses the checks that a trial's record keeps."""
 
 from __future__ import annotations
 

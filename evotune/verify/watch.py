@@ -3,11 +3,11 @@
 A kernel that recognises a check may skip work in all other launches. So watched runs come at
 random among the timed ones. In a watched run inputs change and outputs are poisoned while the calls
 follow each other as closely as in a timed run; then the outputs must be right. A call can recognise
-it only by reading the changed memory. Some watched runs stop after a random call, so that no call
-can know that it is the last one.
+a watched run only by reading the changed memory. Some watched runs stop after a random call, so
+that no call can know that it is the last one.
 
-A kernel that reads all its inputs at each call, and keeps its results while they stay the same, is
-right each time. Its time tells: see `Watch.reuse`.
+A kernel that reads all its inputs at each call, and reuses its results while the inputs stay the
+same, is right each time. Only its time gives it away: see `Watch.reuse`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from evotune.verify.evidence import Evidence, gather
 from evotune.verify.pool import InputPool, InputSet, elements_of
 
 _RUNS_OF_A_ROUND = 3  # of a candidate, the first of them untimed
-_LATE_CALLS = 6  # half of the writes come so many calls before the last, or fewer
+_LATE_CALLS = 6  # half of the writes come at most this many calls before the last one
 _PENDING_BYTES = 256 << 20
 _RATIO = 1.15
 """Allowed ratio of the times of calls on changing inputs to calls on constant inputs."""
@@ -53,8 +53,8 @@ class Watch:
     """Watches runs of one candidate on one case.
 
     `launches` are the calls on each place of `buffers`; `samplers` make each of them `in_a_row`
-    times, one place after the other. The inputs of all places are those of one of a few known sets
-    at each sample, and are left as found by `settle`.
+    times, one place after the other. At each sample the inputs of all places are one of a few known
+    sets; `settle` restores them.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Watch:
             ]
             for one in self._sets
         ]
-        """For each set its differences from the first one: a row for each place."""
+        """For each set its differences from the first set: a row for each place."""
         self._now = 0
         """The number of the set that is in the inputs of all places."""
         self._used: set[int] = set()
@@ -100,7 +100,8 @@ class Watch:
     # --- before each sample ------------------------------------------------------------------
 
     def change(self) -> None:
-        """Write a set, maybe the same again, to all places, and poison a spot of each output."""
+        """Write a random set, maybe the present one, to all places, and poison a spot of each
+        output."""
         number = self._rng.randrange(len(self._sets))
         if number != self._now:
             self.settle()
@@ -114,18 +115,18 @@ class Watch:
         return self._rng.randrange(turns)
 
     def took(self, call_us: float) -> None:
-        """Duration of a timed call: the shortest, which was interrupted the least."""
+        """Note the duration of a timed call. The shortest one counts: it was interrupted least."""
         self._call_us = min(self._call_us or call_us, call_us)
 
     def settle(self) -> None:
-        """The inputs are as they were when the buffers were made."""
+        """Restore the inputs to their values when the buffers were made."""
         for number in self._used:
             self._put(number, self._sets[0])
         self._used.clear()
         self._now = 0
 
     def _put(self, number: int, source: InputSet) -> None:
-        """The elements that set `number` changes become those of `source`, in all places."""
+        """Overwrite the elements that set `number` changes by those of `source`, in all places."""
         for each, target in self._targets[number]:
             target.copy_(elements_of(source, each))
 
@@ -170,7 +171,8 @@ class Watch:
         return [(start, min(count, start + self._in_a_row)) for start in starts]
 
     def _intervention(self, place: int, first: int, last: int, number: int) -> Intervention:
-        """From the set that is there now to set `number`, and sometimes part of the outputs."""
+        """Writes that turn the present set into set `number`, and sometimes poison a part of the
+        outputs."""
         calls = last - first
         begin = self._rng.random()
         if self._rng.random() < 0.5:
@@ -187,7 +189,7 @@ class Watch:
         return Intervention(first, last, min(begin, 1 - 1.5 / calls), writes)
 
     def _keep(self, rows: Sequence[tuple[int, int]]) -> None:
-        """Copies of the outputs of these places, with the set that each is held to."""
+        """Keep copies of the outputs of these places, with the set that each is compared with."""
         if not rows:
             return
         places = [place for place, _ in rows]
@@ -208,16 +210,16 @@ class Watch:
         return self._pending_bytes > _PENDING_BYTES
 
     def take(self) -> list[Watched]:
-        """All evidence kept since the last time."""
+        """All evidence kept since the last call."""
         taken, self._pending, self._pending_bytes = self._pending, [], 0
         return taken
 
     # --- the time of calls whose inputs change -----------------------------------------------
 
     def reuse(self) -> str:
-        """A sentence if calls take longer while their inputs change; "" if they do not.
+        """A phrase that follows "a launch" if calls take longer while their inputs change, else "".
 
-        Writes go on all the while: to each input in turn in all places or, for comparison, to
+        Writes go on during all calls: to each input in turn in all places or, for comparison, to
         memory that no call reads. Honest kernels nearly always pass after three rounds."""
         base = self._sets[0].inputs
         chosen = [
@@ -237,7 +239,7 @@ class Watch:
         fresh_us, familiar_us = self._times_us(fresh, familiar)
         for (name, place), target in zip(chosen, targets, strict=True):
             target.copy_(base[name].view(-1)[place])
-        # The shortest times alone may meet one lucky run.
+        # The shortest times alone may come from one lucky run.
         if (
             min(fresh_us) <= _RATIO * min(familiar_us)
             or _slower_share(fresh_us, familiar_us) < _AT_LAST[1]
@@ -249,8 +251,8 @@ class Watch:
         )
 
     def _times_us(self, *sides: Sequence[Renewal]) -> tuple[list[float], ...]:
-        """Times of calls while elements of the inputs are renewed, and while other memory is. Each
-        turn renews an element of each input."""
+        """Times of calls while elements of the inputs are renewed, and while other memory is
+        renewed. Each turn renews an element of each input."""
         fresh_us: list[float] = []
         familiar_us: list[float] = []
         rounds = [
@@ -307,6 +309,6 @@ class WatchedSampler:
 
 
 def _slower_share(fresh_us: Sequence[float], familiar_us: Sequence[float]) -> float:
-    """Of the rounds."""
+    """The share of rounds in which the calls on fresh inputs were slower."""
     slower = [a > _RATIO * b for a, b in zip(fresh_us, familiar_us, strict=True)]
     return sum(slower) / len(slower)
