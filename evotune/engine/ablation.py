@@ -1,10 +1,10 @@
-"""What each choice of a champion is worth: one gene changed at a time, measured against it.
+"""The worth of each choice of a champion: one gene changed at a time, measured against it.
 
 A change sets a gene to the space's default, or to a neighbouring value. Candidate and champion
-are sampled in turn, in one process, on the same inputs; so the ratio is a paired one, as a
-speedup is, with the champion in the baseline's place. The first row is the champion against
-itself, in several processes: what remains of a ratio when nothing differs. The other rows are
-timed in one process, and their intervals are as wide as the spread of the first row asks for.
+are sampled in turn, in one process, on the same inputs. So the ratio is paired, as a speedup is,
+with the champion in the baseline's place. The first row times the champion against itself in
+several processes: it shows how far a ratio strays from 1 when nothing differs. The other rows are
+timed in one process; their intervals are widened by the spread of the first row.
 """
 
 from __future__ import annotations
@@ -28,8 +28,12 @@ _NEIGHBOURS = 2  # of each gene: the nearest below and above, where there are tw
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`configuration` is the champion with `parameter` changed; `also` are values that had to
-    follow for it to be valid. `why`: default, neighbour, or nothing for the champion itself."""
+    """One change of the champion.
+
+    - `configuration`: the champion with `parameter` changed.
+    - `also`: other values that had to change for the configuration to be valid.
+    - `why`: default, neighbour, or "" for the champion itself.
+    """
 
     configuration: Configuration
     parameter: str
@@ -41,9 +45,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class AblationRow:
-    """A change and what it did. The ratio is champion's time / changed time over the timed
-    cases (geometric mean) with its 95% interval: below 1, the change makes it slower. All three
-    are None when the changed candidate failed. `same_code`: the compiler made the same of both.
+    """A change and its effect.
+
+    - `ratio`: the champion's time / the changed candidate's, geometric mean over the timed cases,
+      with its 95% interval. Below 1 the change makes it slower. None when the candidate failed.
+    - `same_code`: the compiler made the same machine code of both.
     """
 
     change: Change
@@ -149,7 +155,7 @@ def _nearest(
 def _with_value(
     reopened: ReopenedRun, champion: Configuration, name: str, value: Value
 ) -> Configuration | None:
-    """The champion with one other value, mended where that is needed; None where it cannot be."""
+    """The champion with one other value, repaired if necessary; None when it cannot be."""
     if champion[name] == value:
         return None
     wanted = {**champion, name: value}

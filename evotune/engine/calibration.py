@@ -1,7 +1,7 @@
-"""Several devices of one model held against each other before they share a search.
+"""Compares several devices of one model before they share a search.
 
-Each times the same baselines and the same reference configuration, the space's default. Only
-ratios, baseline over candidate on one device, are ever compared between devices.
+Each device times the same baselines and the same reference configuration, the space's default.
+Devices are compared by ratios alone: baseline over candidate, both on one device.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from evotune.trial import Json, Outcome
 def calibrate(
     executor: LocalExecutor, reference: Proposal, cases: Sequence[Case]
 ) -> list[dict[str, Json]]:
-    """For each device its id, model, the chosen baselines' times in µs by case, and the
-    reference's speedup with its interval (None, and why, where it has none)."""
+    """One entry a device: its id, its model, the chosen baselines' times in µs by case, and the
+    reference's speedup with its interval (None, with the reason, when it failed)."""
     count = len(executor.devices)
     baselines = [_baseline_us(executor, cases, index) for index in range(count)]
     for index in range(count):

@@ -1,4 +1,4 @@
-"""What a configuration is checked on beyond the search's own cases once it is to be confirmed."""
+"""Further cases of a configuration that is confirmed: which its kernel can run, and why not."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ def obstacle(
     *,
     names: Collection[str] | None = None,
 ) -> str:
-    """Why the kernel, as this configuration has it, cannot be asked for another variant of a case
-    that it is tuned on; "" when it can. `names`: the symbols that it must be told where they
-    differ, None for all."""
+    """Why the kernel, compiled for this configuration, cannot run `sibling`, a variant of a `case`
+    that it is tuned on; "" when it can.
+
+    `names`: the kernel must be told these symbols where the two cases differ; None: all of them.
+    """
     unsupported = kernel.unsupported(sibling.symbols)
     if unsupported is not None:
         return unsupported
@@ -53,22 +55,22 @@ def refusal(  # noqa: PLR0917
     tuned: Iterable[Case],
     names: Collection[str],
 ) -> str:
-    """`obstacle` against every case that the kernel is tuned on; "" where there is none against
-    one of them."""
+    """Why the kernel cannot run `case`, given the cases that it is tuned on; "" when there is no
+    `obstacle` for one of them."""
     reasons = [obstacle(bound, kernel, configuration, like, case, names=names) for like in tuned]
     return reasons[0] if all(reasons) else ""
 
 
 def symbols_kept(document: SpaceDocument, kernel: KernelSpec, scalars: Iterable[str]) -> set[str]:
-    """Symbols that no case of the kernel may change: those that are compiled in, as another value
-    needs another binary, and those of the scalars that the kernel is not told."""
+    """The symbols that no case of the kernel may change: compiled-in symbols, because another value
+    needs another binary, and scalars that the kernel is not told."""
     return set(kernel.define) | (set(scalars) - _symbols_told(document, kernel))
 
 
 def scalars_skipped(
     document: SpaceDocument, kernel: KernelSpec, scalars: Iterable[str]
 ) -> list[Check]:
-    """What is said of the scalars that every case leaves as the space has them."""
+    """A skipped check that names the scalars that keep the space's value in every case."""
     kept = symbols_kept(document, kernel, scalars)
     names = ", ".join(name for name in scalars if name in kept)
     if not names:
@@ -87,7 +89,7 @@ def _symbols_told(document: SpaceDocument, kernel: KernelSpec) -> set[str]:
 
 
 def _names(expressions: Iterable[Expression], let: Mapping[str, Expression]) -> set[str]:
-    """All names in the expressions, and in what `let` says of them."""
+    """All names in the expressions, and in their definitions by `let`."""
     found: set[str] = set()
     waiting = list(expressions)
     while waiting:

@@ -14,7 +14,7 @@ from evotune.trial import Outcome, Trial
 
 
 def finalists(store: RunStore) -> Iterator[Trial]:
-    """Successful trials, best first, one of each machine code."""
+    """Successful trials, best first, one for each machine code."""
     for trial in store.best_first():
         if trial.outcome.duplicate_of is None:
             yield trial
@@ -31,11 +31,11 @@ def confirm(
     least_width: float = 0.0,
     no_time: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[Trial, Outcome]]:
-    """Confirms one after the other until `count` of them passed, those `known` included.
+    """Confirms one candidate after the other until `count` of them passed; `known` outcomes count.
 
-    Each is timed in as many processes as show whether it leads those before it; `least_width` is as
-    for `repeated`. Gives up after three times as many; ends early when `stop` says so, or when
-    there is `no_time` for another one and one passed.
+    Each is timed in further processes until it is clear whether it beats the leader so far;
+    `least_width` is as for `repeated`. Gives up after three times `count` candidates. Ends early
+    when `stop` says so, or when one passed and there is `no_time` for another.
     """
     passed = 0
     leader: Outcome | None = None
@@ -67,6 +67,6 @@ def confirm(
 
 
 def _bound(outcome: Outcome | None) -> float:
-    """What a champion's fitness surely is."""
+    """The lower end of a champion's 95% interval; minus infinity for none."""
     known = outcome is not None and outcome.fitness_low is not None
     return outcome.fitness_low if known else -math.inf  # type: ignore[return-value, union-attr]

@@ -1,4 +1,4 @@
-"""A run on a Dask cluster, as its coordinator sees it: the connection, the devices, the payload."""
+"""A run on a Dask cluster, seen from its coordinator: the connection, the devices, the messages."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Cluster:
         self.allow_mixed = allow_mixed
 
     def devices(self, backend: str) -> list[DeviceProfile]:
-        """One for each worker that has one now. EnvironmentProblem when none has."""
+        """The device of each worker that can measure. EnvironmentProblem when none can."""
         answers = self.ask(DescribeDevice(backend, __version__))
         found = [each.profile for each in answers.values() if isinstance(each, DeviceFound)]
         if not found:
@@ -74,7 +74,7 @@ class Cluster:
     def workers_of(
         self, run: RunFolder, setup: KernelSetup, *, fixed_sampling: bool
     ) -> ClusterRunWorkers:
-        """The workers, told of a run whose files lie in its folder."""
+        """The cluster's workers, for a run whose files lie in its folder."""
         told = ClusterRun(
             part=uuid.uuid4().hex,
             files=cluster_worker.pack(run),
@@ -91,7 +91,7 @@ class Cluster:
     def ask(
         self, message: ToClusterWorker, workers: Sequence[str] | None = None
     ) -> dict[str, FromClusterWorker]:
-        """The answers by worker; of all workers if none are named."""
+        """The answers by worker. Asks all workers if none are named."""
         return ask_each(self.client, cluster_worker.answer, message, workers)
 
 
@@ -103,7 +103,7 @@ class ClusterRunWorkers:
         self._told = told
 
     def time_baselines(self) -> BaselineReport:
-        """On the first worker that can."""
+        """By the first worker that can. EnvironmentProblem when none can."""
         answers: dict[str, FromClusterWorker] = {}
         for address in workers_of(self._cluster.client):
             asked = self._cluster.ask(TimeBaselines(self._told), [address])
@@ -117,8 +117,8 @@ class ClusterRunWorkers:
     def executor(
         self, baselines: Mapping[str, str], twins: Twins
     ) -> tuple[ClusterExecutor, list[Mapping[str, Json]]]:
-        """The executor, and the calibration of every worker that is there now, against the
-        `baselines` by case."""
+        """The executor, and the calibration of every worker that has joined, against the chosen
+        `baselines` (by case)."""
         told = msgspec.structs.replace(self._told, baselines=dict(baselines))
         answers = self._cluster.ask(Calibrate(told))
         _refuse_if_all_refuse(answers)
@@ -140,7 +140,8 @@ def _refuse_if_all_refuse(answers: Mapping[str, FromClusterWorker]) -> None:
 def cluster_request(
     address: str | None, device: str, gpus: object, *, allow_mixed: bool
 ) -> ClusterRequest | None:
-    """Of what the user asked for; UsageError for what is no address, or does not go with it."""
+    """From the user's options. UsageError for an address that is not valid, and for options that do
+    not go with a cluster."""
     if address is None:
         return None
     if not (_ADDRESS.fullmatch(address) or _LOCAL.fullmatch(address)):
@@ -154,20 +155,21 @@ def cluster_request(
 
 @contextlib.contextmanager
 def connected(request: ClusterRequest | None) -> Iterator[Cluster | None]:
-    """EnvironmentProblem when Dask is missing, no scheduler answers, or no worker joins it."""
+    """The cluster while it is needed; None without a request. EnvironmentProblem when Dask is
+    missing, no scheduler answers, or no worker joins it."""
     if request is None:
         yield None
         return
     try:
         distributed: Any = importlib.import_module("distributed")
-        # Workers that come and go are no errors; what matters is said in evotune's words.
+        # A worker that comes or goes is no error, and evotune says in its own words if one is.
         logging.getLogger("distributed").setLevel(logging.CRITICAL)
     except ImportError as error:
         raise EnvironmentProblem(
             "--cluster needs Dask's distributed; fix: pip install 'evotune[cluster]'"
         ) from error
     with contextlib.ExitStack() as stack:
-        stack.enter_context(interruptible())  # a local cluster's processes are to be ended
+        stack.enter_context(interruptible())  # so that a local cluster's processes are ended
         local = _LOCAL.fullmatch(request.address)
         address: Any = request.address
         if local:

@@ -1,7 +1,7 @@
-"""What runs on the workers of a cluster: a local executor for one run, kept between its trials.
+"""The task that a cluster's workers run: a local executor for one run, kept between its trials.
 
-The space and its sources travel with every trial: a worker may join late, and shares no folder
-with anybody.
+The space and its sources travel with every trial, since a worker may join late and shares no folder
+with the others.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def pack(run: RunFolder) -> dict[str, bytes]:
 
 
 def answer(message: bytes) -> bytes:
-    """The task that Dask calls, from as many threads as it may have trials in flight. What cannot
-    be read raises UnreadableMessage, which Dask tells the coordinator."""
+    """The task that Dask calls, from as many threads as this worker may have trials in flight.
+    UnreadableMessage for a message that cannot be read; Dask passes it on to the coordinator."""
     return encode(_answer(decode(TO_CLUSTER_WORKER, message)))
 
 
@@ -145,7 +145,7 @@ class _RunHere:
         return self.local.time_baselines([*cases[TIMED], *cases[HELD_OUT]])
 
     def calibrate(self, baselines: Mapping[str, str]) -> Calibrated:
-        """This worker's device against the chosen baselines and the space's default."""
+        """This worker's device, measured against the chosen baselines with the space's default."""
         planner = self.setup.planner
         self.local.baselines = baselines
         reference = planner.proposal(0, self.setup.space.default())
@@ -154,7 +154,7 @@ class _RunHere:
         return Calibrated(tuple({**d, "id": d["id"] or _own_address()} for d in found))
 
     def trial(self, told: ClusterTrial) -> Outcome:
-        """A trial that is asked for again while it is under way is one trial."""
+        """The trial's outcome. A trial that Dask asks for again while it is under way runs once."""
         planner = self.setup.planner
         key = (told.number, told.confirm, told.repeat)
         with self._lock:
@@ -196,7 +196,7 @@ class _RunHere:
 
 
 def _unpack(files: Mapping[str, bytes], folder: Path) -> None:
-    """Whoever started the run agreed to the Python code among its `files`."""
+    """Writes the run's `files` into the folder. The user who started the run agreed to its code."""
     for name, packed in files.items():
         target = (folder / name).resolve()
         if not target.is_relative_to(folder.resolve()):

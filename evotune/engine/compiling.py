@@ -31,8 +31,9 @@ _MOST_COMPILED = 1_000_000  # weeks, at half a second each on one core
 class CompileRow:
     """How one configuration compiled.
 
-    `resources` are the worst over its binaries and launches. A configuration that compiles and
-    then breaks a limit (`after_compile`, or the device's) has `compiled` and resource_limit.
+    - `resources`: the largest value of each over its binaries and launches.
+    - `compiled` with the outcome resource_limit: it compiled, and then broke a limit of
+      `after_compile` or of the device.
     """
 
     configuration: Configuration
@@ -65,7 +66,7 @@ class CompileSummary:
     """Counts over all rows. `rejected` ones never reached the compiler."""
 
     device: str
-    expected: int | None = None  # rows to come in all, when that is known
+    expected: int | None = None  # number of rows, when it is known beforehand
     rows: int = 0
     compiled: int = 0
     rejected: int = 0

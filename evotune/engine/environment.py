@@ -1,4 +1,4 @@
-"""Where and with what a run was made: enough to judge, and to repeat, its figures."""
+"""The record of the machine and the versions that a run was made with."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PACKAGES = (
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of the installed ones that times may depend on."""
+    """Versions of the installed packages that times may depend on."""
     versions = {}
     for name in (*_PACKAGES, *(name for backend in registry.own() for name in backend.packages)):
         try:
@@ -43,7 +43,7 @@ def package_versions() -> dict[str, str]:
 def describe(
     profile: DeviceProfile, command: Sequence[str], languages: Sequence[str]
 ) -> dict[str, Json]:
-    """A JSON record; it names no user and no host. `languages` are those of the kernels."""
+    """The record, as JSON; it names no user and no host. `languages`: the kernels'."""
     record: dict[str, Json] = {
         "evotune": __version__,
         "python": platform.python_version(),
@@ -61,8 +61,8 @@ def describe(
 
 
 def read(path: Path, kept: Json = None) -> Mapping[str, Json]:
-    """The record that `describe` made when the run began; StoreError when it is lost, or not the
-    one that was `kept` in the run's store."""
+    """The record that `describe` made when the run began. StoreError when the file is lost, or
+    differs from the record `kept` in the run's store."""
     try:
         record: Json = json.loads(read_regular(path))
         _times_depend_on(record)
@@ -77,7 +77,7 @@ def read(path: Path, kept: Json = None) -> Mapping[str, Json]:
 
 
 def changes(before: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]:
-    """What differs, in words, among the things that times depend on."""
+    """The differences in words, among the facts that times depend on."""
     old, new = _times_depend_on(before), _times_depend_on(now)
     return [
         f"{name}: {old.get(name)} then, {new.get(name)} now"

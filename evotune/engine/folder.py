@@ -4,7 +4,7 @@ runs/<id>/store.sqlite       outcomes, confirmations, snapshots of the search
 runs/<id>/sources/           the space and every kernel source, as they were at the start
 runs/<id>/environment.json   versions, device, flags, command
 runs/<id>/lock               held (flock) by the process that works on the run
-runs/<id>/logs/              what compilers and workers said; scratch files
+runs/<id>/logs/              logs of compilers and workers; scratch files
 runs/<id>/quarantine/        a script for each configuration that ended two workers
 """
 
@@ -64,7 +64,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the run's lock; RunLocked, naming the holder, when another process has it."""
+        """Holds the run's lock. RunLocked, with the holder's process id, when another process has it."""
         handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             try:
@@ -76,10 +76,10 @@ class RunFolder:
             os.pwrite(handle, str(os.getpid()).encode(), 0)
             yield
         finally:
-            os.close(handle)  # closing releases the lock, as dying does
+            os.close(handle)  # closing releases the lock; so does the end of the process
 
     def holder(self) -> int | None:
-        """Process id of whoever works on the run now; None when nobody does."""
+        """Id of the process that works on the run now; None when there is none."""
         try:
             handle = os.open(self.path / "lock", os.O_RDWR)
         except OSError:
@@ -109,7 +109,7 @@ def create_folder(runs_dir: Path, name: str) -> RunFolder:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """For what the store relies on: it is on the disk before the store is."""
+    """Writes a file that the store relies on: it is on the disk before the store is."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
@@ -145,7 +145,7 @@ def list_runs(runs_dir: Path) -> list[RunFolder]:
 def quarantine(run: RunFolder, trial: Trial) -> None:
     """Writes `quarantine/trial-N.sh` into the run's folder.
 
-    The words of the kernel or its worker do not get in: they are not ours, and it is executed.
+    The script holds no text that a kernel or its worker printed: it is executed.
     """
     run.quarantine.mkdir(exist_ok=True)
     script = run.quarantine / f"trial-{trial.number}.sh"

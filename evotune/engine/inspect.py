@@ -31,7 +31,7 @@ class KernelSummary:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What `evotune check` prints about a valid space."""
+    """The facts about a valid space that `evotune check` prints."""
 
     name: str
     path: str
@@ -45,7 +45,7 @@ class CheckReport:
 
 
 def try_problem(setup: Setup) -> None:
-    """Calls all that the user wrote in a problem's file once; ProblemMistake if it is wrong."""
+    """Calls every method of a user's problem once. ProblemMistake when one is wrong."""
     if isinstance(setup, RecordedSetup):
         return
     spec, root = setup.problem_spec, setup.root

@@ -19,14 +19,15 @@ from evotune.trial import Value
 
 
 class Rejected(Exception):
-    """Why a configuration need not be compiled."""
+    """The configuration cannot run, so it need not be compiled; the message says why."""
 
 
 _parsed = functools.lru_cache(parse_expression)
 
 
 class CasePlanner:
-    """Makes launch plans of a kernel on one case: what no configuration changes is found once.
+    """Makes launch plans of a kernel on one case. Arguments that are equal in every configuration
+    are found once.
 
     `known` is a configuration as `Evaluator.evaluate` takes it.
     """
@@ -46,7 +47,7 @@ class CasePlanner:
         self._arch = arch
         extra = language(kernel.language).extra_arguments
         self._extra_arguments = tuple(map(Argument, extra))
-        self._constant: dict[int, Argument] = {}  # by their place
+        self._constant: dict[int, Argument] = {}  # by their place among the arguments
 
     def plan(self, known: Environment) -> LaunchPlan:
         kernel = self._kernel
@@ -107,7 +108,7 @@ class CasePlanner:
         return found
 
     def _plain_argument(self, argument: ArgumentSpec, known: Environment) -> tuple[Argument, bool]:
-        """And whether every configuration has the same."""
+        """The argument, and whether every configuration has the same."""
         if argument.value is not None:
             value = self._evaluator.evaluate(argument.value, known)
             constant = self._evaluator.is_constant(argument.value)
@@ -131,7 +132,8 @@ class CasePlanner:
         spec: TensorMapSpec,
         known: Environment,
     ) -> Argument:
-        """SpaceError for what no configuration can mend; rejected where the driver would refuse."""
+        """SpaceError for a mistake that every configuration would have; Rejected for a map that the
+        driver would refuse."""
         name = str(argument.name)
         tensors = self._tensors
         if name not in tensors:

@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it."""
+"""The events of a run, for a terminal or a caller that watches it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class RunInfo:
     minutes: float | None
     already_done: int
     champions: int = 0
-    """That are to be confirmed after the search."""
+    """How many are to be confirmed after the search."""
     elapsed_s: float = 0.0
-    """Time at work in earlier sessions, as `RunStore.elapsed_s` has it."""
+    """Time at work in earlier parts of the run, as `RunStore.elapsed_s` has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a run stands after a tell."""
+    """The state of a run after an outcome was told."""
 
     told: int
     searched_s: float
-    """Over all sessions, as `RunStore.searched_s` has it."""
+    """Over all parts of the run, as `RunStore.searched_s` has it."""
     generation: int
     best: Trial | None
     elites: Sequence[tuple[float, Configuration]] = ()
@@ -45,7 +45,7 @@ class Observer(Protocol):
     """Called from the run's own thread; must be quick and must not raise."""
 
     def started(self, info: RunInfo) -> None:
-        """First of all: the run has its folder and its lock."""
+        """The first event: the run has its folder and its lock."""
 
     def phase(self, text: str) -> None:
         """A new stage: timing the baselines, searching, confirming champions."""
@@ -55,8 +55,11 @@ class Observer(Protocol):
     def confirmed(self, trial: Trial, outcome: Outcome) -> None: ...
 
     def finished(self, reason: str, elapsed_s: float) -> None:
-        """`reason`: trials, minutes, exhausted or interrupted; `elapsed_s`: the time at work over
-        all sessions, as reports will say it."""
+        """The last event.
+
+        - `reason`: as `SearchLoop.run` has it.
+        - `elapsed_s`: time at work over all parts of the run, as in reports.
+        """
 
 
 class SilentObserver:

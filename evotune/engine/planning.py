@@ -35,14 +35,14 @@ from evotune.trial import Check, Configuration, Value
 from evotune.verify.summary import ALL_KINDS
 
 _RANDOM_TESTS = 100
-_RANDOM_SHAPES = 1000  # looked at for as many that the kernel supports
+_RANDOM_SHAPES = 1000  # the most that are drawn to find so many that the kernel supports
 
 _CompileJobs = dict[tuple[Value, ...], CompileJob]  # by the symbols that are compiled in
 
 
 @dataclass(frozen=True, slots=True)
 class _CasePlan:
-    """What is known of a kernel on a case before there is a configuration."""
+    """A kernel on a case, before there is a configuration."""
 
     case: Case
     role: str
@@ -65,7 +65,7 @@ class Planner:
         sources: Mapping[str, Mapping[str, bytes]],
         secret: str = "",
     ) -> None:
-        """`sources`: the files of each kernel; if they change later, nothing is made of them."""
+        """`sources`: the files of each kernel. If a file changes later, the compiler refuses it."""
         self._secret = secret
         self.bound = bound
         self._document = document
@@ -97,8 +97,9 @@ class Planner:
     def proposal(
         self, number: int, configuration: Configuration, *, confirm: bool = False
     ) -> Proposal:
-        """Rejected when a case breaks a limit of the device. When a champion is confirmed,
-        held-out cases join, edge shapes of variants that are not tuned, and random shapes."""
+        """Every case with its compiler run and its launches; a rejection when a case breaks a limit
+        of the device. A champion that is confirmed gets further cases: held-out ones, edge shapes
+        of the variants that the space does not tune, and random shapes."""
         kernel = self._kernel(configuration)
         compile_jobs: _CompileJobs = {}
         try:
@@ -119,7 +120,7 @@ class Planner:
         )
 
     def case_job(self, configuration: Configuration, case: Case) -> CaseJob:
-        """For a case beside the space's own; Rejected or SpaceError where none can be made."""
+        """For a case that is not in the space. Rejected or SpaceError when the kernel cannot run it."""
         kernel = self._kernel(configuration)
         names = {*self.problem.scalars, *self.problem.place(case).fixed}
         if why := refusal(self.bound, kernel, configuration, case, self._cases[TIMED], names):
@@ -129,7 +130,7 @@ class Planner:
     def _case_jobs(
         self, kernel: KernelSpec, configuration: Configuration, compile_jobs: _CompileJobs
     ) -> list[CaseJob]:
-        """Held-out ones too: what cannot run on these is rejected at once."""
+        """Held-out cases too: a configuration that cannot run on them is rejected at once."""
         known = configuration.to_json()
         return [
             self._planned_job(kernel, configuration, known, plan, compile_jobs)
@@ -137,7 +138,8 @@ class Planner:
         ]
 
     def _case_plans(self, kernel: KernelSpec) -> list[_CasePlan]:
-        """Timed cases must be supported; of the others, those that are not are left out."""
+        """The kernel must support every timed case; other cases that it does not support are left
+        out."""
         if kernel.name in self._searched:
             return self._searched[kernel.name]
         unsupported = kernel.unsupported(self._architecture)
@@ -156,7 +158,7 @@ class Planner:
         return plans
 
     def _edge_cases(self, kept: Collection[str]) -> list[Case]:
-        """Those of all timed cases that are none of these."""
+        """The edge cases of all timed cases, without the timed cases themselves."""
         timed = {case.label for case in self._cases[TIMED]}
         edges = {
             edge.label: edge
@@ -205,8 +207,8 @@ class Planner:
         compile_jobs: _CompileJobs,
         skipped: list[Check],
     ) -> list[CaseJob]:
-        """Edge shapes of the variants that the space does not tune: a kernel that is told the
-        variant must master all. They may need another binary."""
+        """Edge shapes of the variants that the space does not tune: a kernel that gets the variant
+        as an argument must be right for each. They may need another binary."""
         tuned = {case.label for case in self._cases[TIMED]}
         known = {case.label for cases in self._cases.values() for case in cases}
         known |= {case.label for case in self._edges[kernel.name]}
@@ -242,8 +244,7 @@ class Planner:
         seed: int,
         skipped: list[Check],
     ) -> list[CaseJob]:
-        """Random shapes that the kernel supports and can be launched on with the binaries that
-        the other cases need."""
+        """Random shapes that the kernel supports and that need no further binary."""
         text = f"{self._secret}/shapes/{seed}".encode()
         draw = int.from_bytes(hashlib.sha256(text).digest()[:6], "big")
         jobs: list[CaseJob] = []
@@ -277,12 +278,12 @@ class Planner:
                     raise Rejected(f"{case.label}: {violation}")
 
     def compile_jobs(self, configuration: Configuration) -> list[CompileJob]:
-        """The distinct compiler runs that the timed cases need."""
+        """The distinct compiler runs of the timed cases."""
         jobs = {job.compile.key: job.compile for job in self.proposal(0, configuration).cases}
         return list(jobs.values())
 
     def _refuse_collisions(self) -> None:
-        """Two things that would become one -D name are an error where the second one stands."""
+        """SpaceError at the second of two things that would become the same -D name."""
         taken = {f"DTYPE_{dtype.upper()}" for dtype in self.problem.dtypes} | {"DTYPE"}
         for kernel in self._document.kernels:
             taken |= {name.upper() for name in kernel.define}
@@ -340,7 +341,7 @@ class Planner:
         )
 
     def _typed(self, kernel: KernelSpec, case: Case, plan: LaunchPlan) -> dict[str, Any]:
-        """What a compiler must know beforehand of the functions that are called."""
+        """The entries and argument types, as the language's compiler takes them."""
         if not language(kernel.language).one_entry:
             entries = {launch.entry: None for launch in plan.launches} or {kernel.entry: None}
             given = (
@@ -359,7 +360,7 @@ def _compiled_in(kernel: KernelSpec, case: Case) -> tuple[Value, ...]:
 
 
 def architecture(profile: DeviceProfile) -> dict[str, Value]:
-    """`arch`, for kernels that say which they support; a CPU has none."""
+    """`arch`, for kernels that state the architectures they support; a CPU has none."""
     return {name: profile.attributes[name] for name in ("arch",) if name in profile.attributes}
 
 
@@ -373,7 +374,8 @@ def bind_space(
 
 
 def _cases(spec: ProblemSpec, problem: Problem, group: str) -> list[Case]:
-    """Of each shape of `shapes` or `held_out` in each variant; SpaceError at what is wrong."""
+    """A case for each shape of `shapes` or `held_out` in each variant. SpaceError at a wrong
+    value."""
     found = []
     for i, shape in enumerate(getattr(spec, group)):
         for j, variant in enumerate(spec.variants):

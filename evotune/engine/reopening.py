@@ -72,7 +72,7 @@ class ReopenedRun:
 
     @contextlib.contextmanager
     def executor(self) -> Iterator[LocalExecutor]:
-        """Alone on the device; what its children write goes to a folder that is deleted."""
+        """Alone on the device. Its children write into a folder that is deleted afterwards."""
         with (
             measuring_alone(self.setup.devices),
             interruptible(),
@@ -86,7 +86,7 @@ class ReopenedRun:
                 executor.close()
 
     def configuration(self, values: Mapping[str, Json]) -> Configuration:
-        """`values` as a member of the space; UsageError when they are none."""
+        """`values` as a configuration of the space; UsageError when they are not one."""
         return _member(self.setup.name, self.space, values)
 
 
@@ -121,8 +121,11 @@ def _member(name: str, space: BoundSpace, values: Mapping[str, Json]) -> Configu
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What the gate found; `outcome` holds every check. `number` is the trial's, None for a
-    configuration that the run did not try."""
+    """A configuration that went through the gate again.
+
+    - `number`: the trial's; None for a configuration that the run did not try.
+    - `outcome` holds every check.
+    """
 
     number: int | None
     configuration: Configuration
@@ -130,15 +133,15 @@ class Verified:
 
     @property
     def passed(self) -> bool:
-        """As a run judges it: what racecheck found is a warning, what was skipped is neither."""
+        """As a run judges it: findings of racecheck warn, and a skipped check does not count."""
         return self.outcome.ok
 
 
 def verify_run(run: RunFolder, configurations: Sequence[Mapping[str, Value]]) -> Iterator[Verified]:
-    """Everything a champion gets, from the run's own sources, each in a fresh process.
+    """Every check that a champion gets, from the run's own sources, each in a fresh process.
 
     Reads the run and changes nothing in it. Each is timed as briefly as a trial of the search,
-    since the gate ends by replaying what was timed. UsageError for a configuration that the
+    because the gate ends by replaying the timed launches. UsageError for a configuration that the
     space does not hold, before anything is compiled.
     """
     reopened = ReopenedRun.load(run)
@@ -154,10 +157,10 @@ def verify_run(run: RunFolder, configurations: Sequence[Mapping[str, Value]]) ->
 def remeasure(
     first: tuple[RunFolder, Mapping[str, Value]], second: tuple[RunFolder, Mapping[str, Value]]
 ) -> Outcome:
-    """The second configuration through the search's checks, then timed against the first one.
+    """Checks the second configuration as a trial, then times it against the first one.
 
-    Each is made from its own run's sources. The outcome's measurements have the first one in the
-    baseline's place: `speedup` above 1 says that the second one is faster. UsageError when the two
+    Each is made from its own run's sources. In the outcome the first one stands in the baseline's
+    place: a `speedup` above 1 says that the second one is faster. UsageError when the two
     runs do not solve the same problem, or have no timed case in common.
     """
     one, other = ReopenedRun.load(first[0]), ReopenedRun.load(second[0])

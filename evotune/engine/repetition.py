@@ -9,7 +9,7 @@ from evotune.execute.protocol import TIMED, Executor, Proposal
 from evotune.measure.processes import LEAST, MOST, SETTLED, combined, fitness_by_process, widened
 from evotune.trial import Outcome
 
-_ROUNDING = 1e-9  # of an interval that is exactly as wide as it must be
+_ROUNDING = 1e-9  # so that an interval of exactly the allowed width counts as narrow
 
 
 def repeated(
@@ -22,13 +22,18 @@ def repeated(
     least_width: float = 0.0,
     no_time: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """`first`, which `proposal` came to, with the figures of further processes.
+    """The `first` outcome of `proposal`, joined with the figures of further processes.
 
-    Ends when the interval is narrow, when it lies below that of the `leader` (which several
-    processes came to, and whose spread holds for a first process too), after `MOST` processes, or
-    after so many `processes` when there is `no_time` for more. No interval is narrower to either
-    side than `least_width`. `run` gives None when it was told to stop. A process that fails is the
-    outcome: the kernel is not right each time.
+    Starts further processes until
+    - the interval is narrow, or
+    - the interval lies below the `leader`'s. The leader's spread between processes is assumed for
+      the first process too, so one process may be enough; or
+    - `MOST` processes have run; or
+    - `processes` have run and there is `no_time` for more; or
+    - `run` returns None: it was told to stop.
+
+    The interval is never narrower to either side than `least_width`. When a process fails, its
+    outcome is returned: the kernel is not right each time.
     """
     spread = fitness_by_process(leader) if leader is not None else []
     if first.ok and leader is not None and len(spread) > 1:
@@ -53,7 +58,7 @@ def repeated(
 
 
 def timed_again(proposal: Proposal) -> Proposal:
-    """The same candidate, in a fresh process, where only what is timed is checked."""
+    """The same candidate in a fresh process, which checks the timed cases alone."""
     cases = tuple(job for job in proposal.cases if job.role == TIMED)
     return dataclasses.replace(proposal, cases=cases, confirm=False, repeat=True, skipped=())
 

@@ -25,9 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One evaluation of one repeat; both counted as the jsonl form does: repeats from 0,
-    evaluations from 1. `time_ms` is None when the configuration failed; `search_s` is what
-    asking for it and telling its outcome took."""
+    """One evaluation of one repeat, numbered as in the jsonl form.
+
+    - `repeat` counts from 0, `number` from 1.
+    - `time_ms` is None when the configuration failed.
+    - `search_s`: the time to ask for it and to tell its outcome.
+    """
 
     repeat: int
     number: int
@@ -38,7 +41,7 @@ class Evaluation:
 
 @dataclass(slots=True)
 class Repeat:
-    """What one run of a strategy saw, in order."""
+    """The evaluations of one run of a strategy, in order."""
 
     times_ms: list[float | None] = field(default_factory=list)
     search_s: list[float] = field(default_factory=list)

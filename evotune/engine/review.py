@@ -1,4 +1,4 @@
-"""What a candidate's compiled figures say before it is launched: `after_compile`, GPU limits."""
+"""Review of a compiled candidate before its launch: `after_compile` and the device's limits."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class BuildReviewer:
     def review(
         self, configuration: Configuration, cases: Sequence[CaseJob], binaries: Mapping[str, Binary]
     ) -> BuildReview:
-        """`binaries` by compile key. The device's limits hold for every case; the space's
-        `after_compile` for timed ones, since the others are only checked."""
+        """`binaries` by compile key. The device's limits hold for every case, the space's
+        `after_compile` for timed cases alone: the others are not timed."""
         known: _Known = {}
         found = [(case, self._figures(case, binaries[case.compile.key], known)) for case in cases]
         timed = [(case, figures) for case, figures in found if case.role == TIMED]
@@ -46,7 +46,7 @@ class BuildReviewer:
         return BuildReview(resources)
 
     def _figures(self, case: CaseJob, binary: Binary, known: _Known) -> list[Figures]:
-        """Cases differ in their grids, which figures do not depend on: most are `known`."""
+        """Figures of each launch. They do not depend on the grid, so most cases find them `known`."""
         found = []
         for launch in case.plan.completed(binary.resources).launches:
             key = (case.compile.key, launch.entry, launch.block, launch.shared_bytes)

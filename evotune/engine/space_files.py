@@ -19,7 +19,7 @@ from evotune.user_code import NotAgreed, trust
 
 
 def source_path(document: SpaceDocument, kernel: KernelSpec) -> str:
-    """Under the root."""
+    """The kernel's file, relative to the root."""
     return kernel.source.relative_to(document.root).as_posix()
 
 
@@ -33,7 +33,7 @@ def read_kernel_sources(document: SpaceDocument, kernel: KernelSpec) -> dict[str
 
 
 def space_file_name(document: SpaceDocument) -> str:
-    """Where the space lies under its root (at the top if it lies elsewhere)."""
+    """The space file's path under its root; its bare name if it lies elsewhere."""
     path, root = document.path.resolve(), document.root.resolve()
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else Path(path).name
 
@@ -100,8 +100,8 @@ def space_path(run: RunFolder, store: RunStore) -> Path:
     """The run's own copy of its space.
 
     StoreError when a file under `sources/` is missing, was changed or came later: outcomes of two
-    kernels would stand in one leaderboard. Runs of evotune before store version 3 do not say what
-    their files were: there the space need only lie among them.
+    kernels would stand in one leaderboard. Stores before version 3 do not record
+    their files: there the space need only lie among them.
     """
     with store.trusting_facts():
         name = str(store.meta("space_file"))

@@ -17,12 +17,12 @@ _SPACE_FILE = "space.yaml"
 
 
 def materialize(space: Space, folder: Path, *, compile_only: bool = False) -> Path:
-    """Writes the space and all the sources that it names into `folder`; the space file's path.
+    """Writes the space and its sources into `folder`; returns the space file's path.
 
-    `load_setup` and the commands take that path. A mistake that they find, on a device or in a
-    problem, is a SpaceError that names the object, not a line of the file. Nobody is asked to
-    agree to code that the caller's own process holds: kernels given as text, a problem given as a
-    class. Files are agreed to as those that a space file names.
+    `load_setup` and the commands take that path. A mistake that they find is a SpaceError that
+    names the object, not a line of the file. Code that the caller's process holds needs no
+    agreement: kernels given as text, a problem given as a class. Files need the same agreement as
+    the files that a space file names.
 
     SpaceError when a source cannot be read, or nobody agreed to execute it. With `compile_only`
     only Python is executed.
@@ -69,7 +69,8 @@ def _agree(
     *,
     python_only: bool = False,
 ) -> None:
-    """Of the files that lie under the root; the caller's own process holds those `written`."""
+    """Demands agreement to the files under the root. The caller's process holds the `written`
+    ones."""
     executed = {
         root.absolute() / name: content
         for name, content in files.items()

@@ -1,8 +1,7 @@
 """Ctrl-C and SIGTERM: the first asks a run to end tidily, the second ends it at once.
 
-Work that leaves something behind if its process just ended is `interruptible`.
-Only the main thread may say what becomes of a signal. Work in another thread leaves signals alone:
-they are the program's.
+`interruptible` is for work that must clean up after itself when it is stopped.
+Python lets only the main thread handle signals. Work in another thread leaves them to the program.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from types import FrameType, TracebackType
 class StopSignal:
     """A context manager that owns SIGINT and SIGTERM while a run works.
 
-    While `tidy` is False (nothing is in flight) the first signal raises KeyboardInterrupt too.
+    While `tidy` is False nothing is in flight, and the first signal raises KeyboardInterrupt too.
     """
 
     def __init__(self) -> None:
@@ -49,7 +48,7 @@ class StopSignal:
 def interruptible() -> Iterator[None]:
     """Within it Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, so that the work is cleaned up.
 
-    A signal that the process ignores is ignored further.
+    A signal that the process ignored before stays ignored.
     """
     wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _may_handle() else ()
     previous = {number: signal.getsignal(number) for number in wanted}
@@ -60,7 +59,7 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         for number, handler in previous.items():
-            if handler is not None:  # one that Python cannot name
+            if handler is not None:  # a handler that was not set from Python
                 signal.signal(number, handler)
 
 

@@ -19,10 +19,11 @@ _STARTS: Final = 8
 def warm_starts(
     space: SearchSpace, first: Sequence[Configuration], run: RunFolder
 ) -> list[Configuration]:
-    """What is to be tried `first`, then the run's best, brought into this space, best first.
+    """The configurations to try `first`, then the run's best, brought into this space.
 
-    The run may be of another shape, device or version of the space: what it does not name is as
-    in the default, and what is not valid here is repaired. UsageError when it has nothing to give.
+    The run may be of another shape, device or version of the space: parameters that it lacks get
+    their defaults, and a configuration that is not valid here is repaired. UsageError when the run
+    has no valid configuration, or shares no parameter with the space.
     """
     with RunStore.open_for_reading(run.store) as store:
         best = store.best(before=sys.maxsize)
