@@ -64,7 +64,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the run's lock. RunLocked, with the holder's process id, when another process has it."""
+        """Holds the run's lock. RunLocked, with the holder's id, when another process has it."""
         handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             try:

@@ -120,7 +120,7 @@ class Planner:
         )
 
     def case_job(self, configuration: Configuration, case: Case) -> CaseJob:
-        """For a case that is not in the space. Rejected or SpaceError when the kernel cannot run it."""
+        """For a case outside the space. Rejected or SpaceError when the kernel cannot run it."""
         kernel = self._kernel(configuration)
         names = {*self.problem.scalars, *self.problem.place(case).fixed}
         if why := refusal(self.bound, kernel, configuration, case, self._cases[TIMED], names):

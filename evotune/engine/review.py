@@ -46,7 +46,7 @@ class BuildReviewer:
         return BuildReview(resources)
 
     def _figures(self, case: CaseJob, binary: Binary, known: _Known) -> list[Figures]:
-        """Figures of each launch. They do not depend on the grid, so most cases find them `known`."""
+        """Figures of each launch. No grid enters them, so most cases find them `known`."""
         found = []
         for launch in case.plan.completed(binary.resources).launches:
             key = (case.compile.key, launch.entry, launch.block, launch.shared_bytes)
