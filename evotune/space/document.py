@@ -32,7 +32,8 @@ from evotune.trial import Value
 
 @dataclass(frozen=True, slots=True)
 class SpaceDocument:
-    """A whole space file. A recorded space has `recorded`; any other has the remaining fields."""
+    """A whole space file. A recorded space has `recorded`; any other has a problem, kernels and
+    parameters."""
 
     path: Path
     root: Path

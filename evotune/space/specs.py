@@ -210,8 +210,7 @@ class SearchSpec:
 
 @dataclass(frozen=True, slots=True)
 class BudgetSpec:
-    """The limits of a run. `compiles` counts trials that reached the compiler; a run also ends when
-    it reaches `speedup`."""
+    """`compiles` counts trials that reached the compiler; `speedup` is enough when reached."""
 
     trials: int
     minutes: float | None
@@ -221,14 +220,14 @@ class BudgetSpec:
 
 @dataclass(frozen=True, slots=True)
 class StopSpec:
-    """`no_improvement`: a run ends after so many trials without a better one."""
+    """`no_improvement`: after so many trials without a better one."""
 
     no_improvement: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class TimeoutsSpec:
-    """After how many seconds a compiler run and a trial on the device are killed."""
+    """When a compiler run and a trial on the device are killed, in seconds."""
 
     compile_s: float
     trial_s: float
