@@ -75,7 +75,7 @@ class Column:
         return found
 
     def rows(self, first: int, last: int) -> Column:
-        """From row `first` to before row `last`."""
+        """The rows from `first` to before `last`."""
         return Column(self.values[first:last], self.missing[first:last])
 
     def ordered(self, rows: Array) -> Column:

@@ -64,7 +64,7 @@ class RunData:
 
     - `meta`: the facts that the engine stored.
     - `finish_times_s`: seconds of searching until each trial ended.
-    - `confirmations`: those of stored trials only.
+    - `confirmations`: the confirmations of stored trials only.
     - `holder`: the process that works on the run; None without one.
     """
 

@@ -1,4 +1,4 @@
-"""Groups the reasons of failures: those that differ only in numbers are one, with an example."""
+"""Groups failures by reason: reasons that differ only in numbers are one, with an example."""
 
 from __future__ import annotations
 

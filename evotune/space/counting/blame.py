@@ -1,4 +1,4 @@
-"""Counts how much each constraint removes (`evotune check`), and finds those that empty a space."""
+"""How much each constraint removes (`evotune check`), and which constraints empty a space."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def _build(
 
 
 def _starts(rows: Array, kept: Array, states: int, width: int) -> Array:
-    """Where each state's rows begin; a state that was not kept has none."""
+    """The place where each state's rows begin; a state that was not kept has no rows."""
     originals = kept[rows // width]
     return np.searchsorted(originals, np.arange(states + 1))
 

@@ -65,8 +65,8 @@ def independent_parts(
 
 
 def completing_order(part: Part, interner: Interner) -> list[Variable]:
-    """The variables in an order that decides conditions early: next come always the variables of
-    the condition with the fewest undecided combinations."""
+    """The variables in an order that decides conditions early: the next variables are always
+    those of the condition with the fewest undecided combinations."""
     remaining = dict.fromkeys(variable.name for variable in part.variables)
     by_name = {variable.name: variable for variable in part.variables}
     waiting = [interner.names(node) for node in part.conditions]

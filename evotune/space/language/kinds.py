@@ -77,7 +77,7 @@ class KindChecker:
 
     def _require_possible(self, node: Operation) -> None:
         """SpaceError for a comparison with a word that a name never has. `SWIZZLE == xro`, where
-        xro is no value of SWIZZLE, is a typing error."""
+        xro is no value of SWIZZLE, is a misspelling."""
         for subject, other in (node.operands, node.operands[::-1]):
             if not isinstance(subject, Name) or not isinstance(other, Literal):
                 continue

@@ -89,7 +89,7 @@ def parse_node(text: str, position: Position) -> Node:
 
 def _refuse_constants_without_value(node: Node, text: str, position: Position) -> None:
     """SpaceError where an operation on numbers alone has no value, whatever the configuration."""
-    values: dict[Node, Value | None] = {}  # None: it depends on a name
+    values: dict[Node, Value | None] = {}  # None: not known here
     for part in post_order(node, values):
         values[part] = part.value if isinstance(part, Literal) else None
         if not isinstance(part, Operation):

@@ -1,4 +1,4 @@
-"""A module made of the source of one class and of what it uses: `module_of_class`.
+"""Makes a module of the source of one class and of all that it uses: `module_of_class`.
 
 evotune's processes are separate from the caller's. They read a problem from a file, as a space file
 names one, and never run the caller's script or notebook again. So the class is taken out of its
