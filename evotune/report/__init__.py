@@ -1,1 +1,1 @@
-"""Reports of a run, for people and scripts. Reads a run's folder; never torch, never a device."""
+"""Reports of a run, for people and scripts. They need its folder, but no torch and no device."""

@@ -22,7 +22,7 @@ def check_cells(check: Check) -> tuple[str, ...]:
 
 
 def check_details(outcome: Outcome) -> list[str]:
-    """`skipped: edge shapes, memcheck: not installed`: a line for each check that says more."""
+    """`skipped: edge shapes, memcheck: not installed`: a line for each check with a detail."""
     return [
         f"{check.status}: {check.case}, {check.inputs}: {check.detail}"
         for check in outcome.checks

@@ -21,8 +21,12 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The cells of one column. `values` are int64 if all present cells are whole numbers (no
-    booleans), float64 if all are floats, else objects. `missing` marks absent cells."""
+    """The cells of one column.
+
+    - `values`: int64 if all present cells are whole numbers (no booleans), float64 if all are
+      floats, else objects.
+    - `missing`: marks absent cells.
+    """
 
     values: Array
     missing: Array
@@ -58,7 +62,7 @@ class Column:
 
     @property
     def kind(self) -> str:
-        """As NumPy has it: i, f, or O."""
+        """NumPy's letter for the type of `values`: i, f or O."""
         return self.values.dtype.kind
 
     def cells(self) -> list[Json]:
@@ -71,7 +75,7 @@ class Column:
         return found
 
     def rows(self, first: int, last: int) -> Column:
-        """From row `first` to before row `last`."""
+        """The rows from `first` to before `last`."""
         return Column(self.values[first:last], self.missing[first:last])
 
     def ordered(self, rows: Array) -> Column:
@@ -79,8 +83,8 @@ class Column:
 
 
 def joined(parts: Iterable[Mapping[str, Column]]) -> dict[str, Column]:
-    """Tables one below the other; a column that some of them lack has no cells there. Columns are
-    in order of appearance."""
+    """Joins tables one below the other. A column that a table lacks has absent cells there. Columns
+    are in order of appearance."""
     count = 0
     found: dict[str, list[tuple[int, Column]]] = {}
     for table in parts:
@@ -92,7 +96,7 @@ def joined(parts: Iterable[Mapping[str, Column]]) -> dict[str, Column]:
 
 
 def _joined(parts: Sequence[tuple[int, Column]], count: int) -> Column:
-    """Make one column of columns and their first rows."""
+    """Makes one column of `count` cells from parts, each with the number of its first row."""
     whole = Column.empty(count)
     kinds = {part.kind for _, part in parts if not part.missing.all()}
     numbers = len(kinds) == 1 and "O" not in kinds

@@ -1,11 +1,13 @@
-"""Two candidates side by side: what differs, and how their times compare.
+"""Two candidates side by side: their differences, and how their times compare.
 
-A ratio is the first one's time / the second one's: above 1 the second is faster, and
-`slowdown` is 1 / ratio - 1. From stored figures it is the quotient of two speedups over the same
-baseline, each measured in turn with it, so that two runs compare even when the machine was slower
-in one of them; its interval spans every value that the two 95% intervals allow. Where the
-baselines differ it is the quotient of the times, with no interval. `--remeasure` times the two in
-turn, and gives a paired interval.
+A ratio is the first candidate's time / the second one's: above 1 the second is faster. `slowdown`
+is 1 / ratio - 1. There are three ways to find a ratio:
+
+- From stored figures it is the quotient of two speedups over the same baseline. Each candidate was
+  timed in turn with the baseline, so two runs compare even if the machine was slower in one of
+  them. The interval spans every value that the two 95% intervals allow.
+- Where the baselines differ it is the quotient of the times, without an interval.
+- `--remeasure` times the two in turn, which gives a paired interval.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from evotune.trial import Configuration, Json, Measurement, Outcome
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side: a trial of a run with its deciding outcome, None if it was not tried."""
+    """One side: a trial of a run with its deciding outcome. `number` and `outcome` are None if the
+    configuration was not tried."""
 
     data: RunData
     number: int | None
@@ -37,7 +40,8 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class CaseRatio:
-    """Times in µs; see the module's docstring for the ratio. Without an interval: None."""
+    """Times in µs; `ratio` as in the module's docstring. `low` and `high` are None without an
+    interval."""
 
     case: str
     first_us: float
@@ -53,7 +57,7 @@ class CaseRatio:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`basis`: paired (measured in turn now), baseline (by the same baseline), or times."""
+    """`basis` is paired (timed in turn now), baseline (speedups over one baseline) or times."""
 
     first: Side
     second: Side
@@ -64,7 +68,7 @@ class Comparison:
 
     @property
     def mean(self) -> tuple[float, float | None, float | None]:
-        """Geometric mean over the cases, and the bounds' where all have them."""
+        """The geometric mean of the cases' ratios, and those of their bounds if all have bounds."""
         return (
             _geometric([case.ratio for case in self.cases]),
             _all([case.low for case in self.cases]),
@@ -96,8 +100,8 @@ class Comparison:
 
 
 def compare(first: Side, second: Side, measured: Outcome | None = None) -> Comparison | None:
-    """`measured` is the outcome of timing both in turn. None when there is nothing to compare:
-    no case in common, or a side without times."""
+    """Compares two sides. `measured` is the outcome of timing both in turn. None when there is
+    nothing to compare: no case in common, or a side without times."""
     if measured is not None:
         cases = [_paired(m) for m in measured.measurements if m.counts]
         basis = "paired"
@@ -109,9 +113,10 @@ def compare(first: Side, second: Side, measured: Outcome | None = None) -> Compa
 
 
 def side(data: RunData, wanted: str) -> Side | None:
-    """The leaderboard's first (wanted is empty), a trial by number, or `default`.
+    """The side for the text `wanted`: empty for the leaderboard's first row, a trial's number, or
+    `default`.
 
-    None when the run has none such; a trial that failed is one without times."""
+    None when the run has no such trial. A trial that failed is a side without times."""
     from evotune.report.leaderboard import rank
 
     evidence = weigh(data)

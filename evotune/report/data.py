@@ -1,4 +1,4 @@
-"""Data for reports, read once from a run's folder: all, or those of a leaderboard's head."""
+"""Data for reports, read once from a run's folder: of all trials, or of a leaderboard's head."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ _HEAD_ROWS = 20  # of the leaderboard, which a page shows
 class Totals:
     """Figures over all trials of a run, also over trials that were not loaded.
 
-    `outcomes` are counts by kind, `in_order`. `stage_s` are the seconds of each stage, of every
-    trial that went through it. `unloaded_rows` is the number of leaderboard rows that were not
-    loaded. `elapsed_s` is the time at work, of which `searched_s` is the search's: see
-    `RunStore`.
+    - `outcomes`: counts by kind, `in_order`.
+    - `elapsed_s`: the time at work; see `RunStore`.
+    - `searched_s`: the search's part of it.
+    - `stage_s`: the seconds of each stage, for every trial that went through it.
+    - `unloaded_rows`: the number of leaderboard rows that were not loaded.
     """
 
     outcomes: Mapping[str, int]
@@ -49,9 +50,9 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The choice of trials from a large run: the first `leaders` rows of the leaderboard, all
-    trials that were the best so far, the space's default, and every trial whose number is a
-    multiple of `every`."""
+    """A choice of trials from a large run: the first `leaders` rows of the leaderboard, all trials
+    that were the best so far, the space's default, and every trial whose number is a multiple of
+    `every`."""
 
     every: int
     leaders: int
@@ -61,8 +62,10 @@ class Sample:
 class RunData:
     """A run as its folder describes it, finished or not.
 
-    `meta` holds the facts that the engine stored. `confirmations` has stored trials only.
-    `finish_times_s` are seconds of searching. `holder` is the process that works on the run.
+    - `meta`: the facts that the engine stored.
+    - `finish_times_s`: seconds of searching until each trial ended.
+    - `confirmations`: the confirmations of stored trials only.
+    - `holder`: the process that works on the run; None without one.
     """
 
     id: str
@@ -75,7 +78,7 @@ class RunData:
     totals: Totals
     holder: int | None = None
     store: RunStore | None = None
-    """Open where `trials` holds a part of the trials: `evotune.report.whole` reads all."""
+    """Open if `trials` holds only a part of them: `evotune.report.whole` reads all from it."""
     sample: Sample | None = None
 
     @classmethod
@@ -110,7 +113,7 @@ class RunData:
 
     @classmethod
     def load(cls, run: RunFolder, rows: int | None = None) -> RunData:
-        """With `rows`, loads only the trials that the first so many rows of the leaderboard need.
+        """Loads a run; with `rows`, only the trials that the leaderboard's first `rows` rows need.
 
         StoreError when the store is missing, damaged or from a newer evotune.
         """
@@ -148,12 +151,13 @@ class RunData:
 
     @property
     def recorded(self) -> bool:
-        """A run on a recorded space: times but no baseline, so no speedups."""
+        """Whether the run is on a recorded space: with times but no baseline, so no speedups."""
         return bool(self.meta.get("kind") == "recorded")
 
     @property
     def state(self) -> str:
-        """As stored, but `running` only while a process works on it, else `killed`."""
+        """The stored state, but `running` while a process works on the run; a run that is stored as
+        running without such a process is `killed`."""
         stored = str(self.meta.get("state", "unknown"))
         if self.holder is not None:
             return "running"
@@ -187,8 +191,8 @@ class RunData:
 
     @property
     def beside(self) -> Mapping[int, Sequence[str]]:
-        """Other work seen on the machine when a session began, by the number of trials stored until
-        then; empty in a run of an evotune that did not look."""
+        """Other work seen on the machine when a part of the run began, by the number of trials
+        stored until then; empty for a run of an older evotune, which did not look."""
         found = self.meta.get("beside") or {}
         return dict(sorted((int(trials), work) for trials, work in found.items()))
 
@@ -200,7 +204,7 @@ class RunData:
 
     @property
     def default(self) -> Mapping[str, Value] | None:
-        """The space's starting point; None in a run of an evotune that did not store it."""
+        """The space's starting point; None for a run of an older evotune that did not store it."""
         found = self.meta.get("default")
         return found if isinstance(found, dict) else None
 
@@ -236,7 +240,7 @@ def _trials(
     confirmations: Mapping[int, Outcome],
     more: Collection[int],
 ) -> tuple[tuple[Trial, ...], int]:
-    """Trials of the first `rows` and of `more`, and the number of rows left out."""
+    """The trials of the first `rows` rows and of `more`, and the number of rows left out."""
     if rows is not None:
         numbers, left = deciding(store, rows, confirmations.keys())
         if numbers or more:
@@ -263,7 +267,7 @@ def _totals(store: RunStore, unloaded_rows: int) -> Totals:
 
 @contextlib.contextmanager
 def without_collecting() -> Iterator[None]:
-    """Switch off the garbage collector while a million objects are made: it would find nothing,
+    """Switches the garbage collector off while a million objects are made: it would find nothing,
     since reference counts free them."""
     enabled = gc.isenabled()
     gc.disable()
@@ -275,7 +279,8 @@ def without_collecting() -> Iterator[None]:
 
 
 def _environment(run: RunFolder, kept: Json) -> Mapping[str, Json]:
-    """environment.json. A report is useful without it, so its loss is stated, not raised."""
+    """The content of environment.json. A report is useful without it, so a lost or changed file is
+    told in the report and is no error."""
     try:
         found = json.loads(read_regular(run.environment))
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Devices of a run with several, compared with each other before they shared its search."""
+"""Table of a run's devices, compared with each other before they shared the search."""
 
 from __future__ import annotations
 

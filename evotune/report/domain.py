@@ -19,7 +19,7 @@ def domain_text(domain: Domain) -> str:
 
 
 def domain_table(domain: Domain) -> TextTable:
-    """Regions of different problems are never in one domain: all have the same names."""
+    """A row for each region. A domain is of one problem, so all regions have the same names."""
     first = domain.regions[0] if domain.regions else None
     fixed = tuple(first.fixed) if first else ()
     ranged = tuple(first.ranges) if first else ()

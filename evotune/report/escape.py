@@ -38,7 +38,7 @@ def markdown_text(text: str) -> str:
 
 
 def markdown_code(text: str) -> str:
-    """`printable`, as it stands: for what is copied from the page."""
+    """`printable`, in a code span without escapes: for text that readers copy from the page."""
     line = printable(text)
     fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
     return f"{fence}{line}{fence}"

@@ -18,10 +18,11 @@ from evotune.trial import Outcome, Trial
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """The deciding outcome of a trial; `confirmation` tells whether it comes from one.
+    """The deciding outcome of a trial.
 
-    `twin` is the lowest trial number with the same code and launch: its own unless duplicate.
-    `finished_s` counts from the run's start, pauses left out; None where that is not known.
+    - `confirmation`: whether the outcome comes from a confirmation.
+    - `twin`: the lowest trial number with the same code and launch; its own unless a duplicate.
+    - `finished_s`: seconds from the run's start, pauses left out; None if not known.
     """
 
     trial: Trial
@@ -48,9 +49,10 @@ class Evidence(msgspec.Struct, frozen=True):
 class Figures(msgspec.Struct, frozen=True):
     """The numbers of one outcome; None where it has none.
 
-    `time_us` is the geometric mean over the timed cases, as `speedup` is. `error` is the
-    maximum error of the check that came closest to its limit `error_limit`, or went beyond;
-    `rounding` as in `Check`.
+    - `speedup`, `time_us`: geometric means over the timed cases.
+    - `error`: the maximum error of the check that came closest to its limit, or went beyond it.
+    - `error_limit`: that check's limit.
+    - `rounding`: see `Check`.
     """
 
     speedup: float | None
@@ -76,8 +78,8 @@ def weigh(data: RunData) -> dict[int, Evidence]:
 def verdicts_by_twin(
     confirmations: Mapping[int, Outcome], twins: Mapping[int, int]
 ) -> dict[int, Outcome]:
-    """The confirmation that holds for all trials of a machine code, by its first trial. A trial
-    that is not in `twins` has no duplicate."""
+    """The confirmation that holds for all trials of a machine code, by the code's first trial. A
+    trial that is not in `twins` has no duplicate."""
     verdicts: dict[int, Outcome] = {}
     for number, outcome in sorted(confirmations.items()):
         twin = twins.get(number, number)
@@ -90,7 +92,7 @@ def verdicts_by_twin(
 def judge(
     trial: Trial, twin: int, verdict: Outcome | None, finished_s: float | None = None
 ) -> Evidence:
-    """`verdict` is the confirmation that holds for the trial's machine code."""
+    """The trial's evidence. `verdict` is the confirmation that holds for its machine code."""
     if verdict is None or not trial.outcome.ok:
         return Evidence(trial, trial.outcome, False, twin, finished_s)
     return Evidence(trial, verdict, True, twin, finished_s)

@@ -11,7 +11,7 @@ from evotune.trial import Json, Value
 
 
 class _Timing(msgspec.Struct):
-    """`evotune.execute.protocol.BaselineTiming`"""
+    """The shape of a stored `evotune.execute.protocol.BaselineTiming`."""
 
     case: str
     name: str
@@ -26,7 +26,7 @@ class _Baselines(msgspec.Struct):
 
 
 class _Calibration(msgspec.Struct):
-    """`evotune.engine.calibration.calibrate`"""
+    """The shape of a stored result of `evotune.engine.calibration.calibrate`."""
 
     id: str
     model: str
@@ -44,7 +44,7 @@ class _Calibration(msgspec.Struct):
 
 
 class _Change(msgspec.Struct):
-    """`evotune.engine.ablation.AblationRow`"""
+    """The shape of a stored `evotune.engine.ablation.AblationRow`."""
 
     parameter: str
     before: Value | None

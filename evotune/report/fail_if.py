@@ -1,9 +1,9 @@
 """The conditions of `compare --fail-if`: `median>3%`, a figure, a comparison, a percentage.
 
-median   the median over the cases of how much slower the second one is
-mean     the same for the geometric mean of the cases
-worst    the same for the case that lost most
-sure     how much slower it is beyond doubt: by the interval's end that favours it
+median   how much slower the second candidate is: the median over the cases
+mean     the same, as the geometric mean over the cases
+worst    the same, in the case that lost most
+sure     how much slower it is even at the end of the interval that favours it
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Condition:
     text: str
 
     def holds(self, slowdowns: Mapping[str, float]) -> bool:
-        """UsageError when the figure is unknown: `sure` needs intervals."""
+        """Whether the condition holds. UsageError when the figure is unknown: `sure` needs
+        intervals."""
         if self.figure not in slowdowns:
             raise UsageError(
                 f"--fail-if {self.text}: these figures have no interval; add --remeasure"
@@ -38,7 +39,7 @@ class Condition:
 
 
 def parse_condition(text: str) -> Condition:
-    """A UsageError that names the expected form."""
+    """The condition in `text`; UsageError, which names the expected form, for any other text."""
     found = _FORM.fullmatch(text)
     if found is None or found[1] not in FIGURES:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The formats a report or a leaderboard can be written in."""
+"""The formats of a report and of a leaderboard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evotune.report.t4 import t4_document
 
 
 def _csv(data: RunData) -> Iterator[str]:
-    from evotune.report.frame import csv_lines, run_columns  # NumPy: the others start without
+    from evotune.report.frame import csv_lines, run_columns  # NumPy: other formats do without
 
     return csv_lines(run_columns(data))
 

@@ -148,7 +148,7 @@ def _typed(column: Column, whole: bool) -> pd.Series[Any]:
 
 
 def _part(recorded: bool, items: Sequence[Ranked]) -> Columns:
-    """Of some trials."""
+    """The columns of some trials."""
     if not items:
         return {name: Column.empty(0) for name in _FIXED}
     fixed = zip(*(_fixed(recorded, item, place) for item, place in items), strict=True)
@@ -164,7 +164,7 @@ def _part(recorded: bool, items: Sequence[Ranked]) -> Columns:
 
 
 def _columns(data: RunData, parts: Iterable[Columns]) -> Columns:
-    """Join all parts, with the columns that every table has."""
+    """Joins all parts, and adds the columns that every table has."""
     found = joined(itertools.chain([_part(data.recorded, [])], parts))
     count = len(found["trial"])
     labels = dict.fromkeys((*data.cases, *data.held_out_cases))

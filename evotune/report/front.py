@@ -21,8 +21,8 @@ MEANING = (
 
 @dataclass(frozen=True, slots=True)
 class Compromise:
-    """A trial of the front with the search's figures: confirmations check more, so their errors do
-    not compare. `error` is the largest error as a share of its limit."""
+    """A trial of the front, with the search's figures: confirmations check more, so their errors
+    cannot be compared. `error` is the largest error as a share of its limit."""
 
     number: int
     configuration: Configuration
@@ -34,8 +34,8 @@ class Compromise:
 def pareto_front(
     data: RunData, evidence: Iterable[Evidence] | None = None
 ) -> tuple[Compromise, ...]:
-    """The trials that no other one beats in every objective, fastest first; of equal ones the
-    first. Empty for a run with one objective."""
+    """The trials that no other trial beats in every objective, fastest first; of equal trials, only
+    the first. Empty for a run with one objective."""
     objectives = tuple(data.settings.get("objectives", SINGLE))
     if objectives == SINGLE:
         return ()

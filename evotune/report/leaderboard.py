@@ -14,7 +14,7 @@ from evotune.trial import Configuration, Measurement, Outcome
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One machine code with its place. `duplicates` are the other trials that made it."""
+    """One machine code with its place. `duplicates` are the other trials with the same code."""
 
     rank: int
     tied: bool
@@ -53,10 +53,10 @@ class Leaderboard:
 
 
 def rank(data: RunData, evidence: Mapping[int, Evidence] | None = None) -> Leaderboard:
-    """Confirmed rows by the lower bound of their interval, then the others by fitness.
+    """Ranks confirmed rows by the lower bound of their interval, then the others by fitness.
 
     Rows share a rank while their interval overlaps the interval of the group's first row. Each
-    model of device has its own ranks, the run's first device first.
+    device model has ranks of its own; the model of the run's first device comes first.
     """
     known = weigh(data) if evidence is None else evidence
     groups: dict[int, list[Evidence]] = {}

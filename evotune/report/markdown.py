@@ -25,7 +25,7 @@ from evotune.trial import Json
 
 _SHOWN_ROWS = 20
 _SHOWN_REASONS = 10
-_COMPILER_CHARACTERS = 160  # its flags and the CPU's fill lines; JSON has them all
+_COMPILER_CHARACTERS = 160  # with its flags and the CPU's it fills lines; JSON has it whole
 
 
 def page(data: RunData) -> str:
@@ -170,7 +170,7 @@ def _ranking(data: RunData, board: Leaderboard) -> Iterator[str]:
 
 
 def _domain(board: Leaderboard) -> Iterator[str]:
-    """The leader's."""
+    """The leader's domain."""
     found = board.rows[0].outcome.domain if board.rows else None
     if found is not None:
         yield "## Domain"

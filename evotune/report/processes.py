@@ -33,8 +33,8 @@ def mapped(
 ) -> Iterator[_Result]:
     """`map(work, parts)`, in that order, with a few parts in memory. Raises any error of `work`.
 
-    With less than two `processes` this process does all. Else `work`, the parts and the results
-    are pickled between this process and its own children: no file is ever unpickled.
+    With less than two `processes`, this process does all work. Else `work`, the parts and the
+    results are pickled between this process and its own children: no file is ever unpickled.
     EnvironmentProblem when a process dies."""
     if processes < 2:
         yield from map(work, parts)

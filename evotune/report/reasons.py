@@ -1,4 +1,4 @@
-"""Reasons of failures: reasons that differ only in their numbers are one, with an example."""
+"""Groups failures by reason: reasons that differ only in numbers are one, with an example."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NUMBER = re.compile(r"\d+(\.\d+)?([eE][+-]?\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """`count` trials ended in `kind` for a reason like `example`, the first one's."""
+    """The number of `trials` that ended in `kind` for a reason like `example`, the first one."""
 
     kind: str
     example: str
@@ -20,7 +20,7 @@ class Reason:
 
 
 def alike_reasons(failures: Iterable[tuple[str, str]]) -> list[Reason]:
-    """Group (kind, reason) of each failed trial; the most frequent first."""
+    """Groups (kind, reason) of each failed trial; the most frequent come first."""
     counts: Counter[tuple[str, str]] = Counter()
     examples: dict[tuple[str, str], str] = {}
     for (kind, reason), count in Counter(failures).items():

@@ -13,7 +13,7 @@ A trial's record, times in microseconds, seconds where the name says so, null fo
     measurements checks      per case: times, baseline, speedup; the correctness checks kept
     domain                   of a champion: the cases it was checked on (`evotune.trial.Domain`)
     search_outcome search_speedup   of the search itself, before any confirmation
-    finished_s log           seconds of searching until then; the compiler's or worker's words
+    finished_s log           seconds of searching until its end; the compiler's or worker's output
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def document(data: RunData) -> Iterator[str]:
 
 
 def record_lines(data: RunData) -> Iterator[str]:
-    """One record a trial, failed ones too, in proposal order: many lines a piece."""
+    """A record for each trial, failed ones too, in proposal order; each piece has many lines."""
     return each_part(data, _record_lines, ranks(data))
 
 
@@ -83,7 +83,7 @@ def to_json(value: Json) -> str:
 
 
 def to_jsonl(values: Iterable[Json]) -> str:
-    """One value a line, with the same guarantee."""
+    """JSON text with one value a line; numbers that JSON cannot hold become null."""
     rest = iter(values)
     pieces = []
     while some := list(itertools.islice(rest, _LINES_AT_ONCE)):
@@ -92,20 +92,20 @@ def to_jsonl(values: Iterable[Json]) -> str:
 
 
 def listing(head: Mapping[str, Json], name: str, pieces: Iterable[str]) -> Iterator[str]:
-    """The JSON text of `head` with a last member `name`, the list of the values in `pieces` of
-    `to_jsonl`, each on a line: a million are never in memory at once, and Python's encoder is slow
-    where it indents."""
+    """The JSON text of `head` with a last member `name`: the list of the values in `pieces`, each
+    on a line. `pieces` are texts of `to_jsonl`. So a million values are never in memory at once,
+    and Python's encoder, which is slow where it indents, has little to do."""
     yield to_json(head).removesuffix("\n}\n") + f',\n  "{name}": ['
     separator = "\n"
-    for lines in pieces:  # a text has no line ends in JSON, they are escaped
+    for lines in pieces:  # JSON escapes line ends in texts
         yield separator + lines.removesuffix("\n").replace("\n", ",\n")
         separator = ",\n"
     yield "\n  ]\n}\n"
 
 
 def _lines(values: list[Json]) -> str:
-    """Null for NaN and infinities, which JSON cannot hold. In ASCII: other characters could act on
-    a terminal, and are escaped."""
+    """The values as JSON in ASCII: other characters could act on a terminal, and are escaped. NaN
+    and infinities, which JSON cannot hold, become null."""
     with contextlib.suppress(ValueError):  # half of a surrogate pair
         text = _encode_lines(values).decode()
         if text.isascii():
@@ -115,8 +115,8 @@ def _lines(values: list[Json]) -> str:
 
 
 def trial_record(recorded: bool, item: Evidence, place: int | None) -> dict[str, Json]:
-    """One trial as the module's docstring says, of a `recorded` run or another; `place` is its
-    rank, None where it has none."""
+    """One trial's record, as the module's docstring describes it. `recorded` tells whether the run
+    is on a recorded space. `place` is the trial's rank, None without one."""
     trial, outcome = item.trial, item.outcome
     searched = trial.outcome
     numbers = figures(outcome, recorded=recorded)

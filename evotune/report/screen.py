@@ -1,7 +1,7 @@
 """The leaderboard on a screen of a given width.
 
 It has a summary of the run and the meaning of its figures, the table, notes on rows left out or
-doubtful, and the configurations: the leader's in full, of the others the differences from it.
+doubtful, and the configurations: the leader's in full, and how the others differ from it.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _notes(
     if hidden:
         more = "1 more row" if hidden == 1 else f"{hidden} more rows"
         text = f"{more}: {run_command('top', data.path, '-n', len(rows) + hidden)}"
-        yield (Span(printable(text), Role.QUIET),)  # never broken: it is there to be pasted
+        yield (Span(printable(text), Role.QUIET),)  # never wrapped: users paste it
     for row in rows:
         for warning in row.warnings:
             text = f"warning: trial {row.number}: {warning}"

@@ -1,7 +1,7 @@
-"""The leaderboard's columns for the width at hand.
+"""The leaderboard's columns for a given width.
 
-If they fit there is a column per case, with its label over two lines. Else the cases are numbered,
-or the geometric mean stands alone.
+If they fit, each case has a column, with its label over two lines. Else the cases are numbered, or
+there is only the geometric mean.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from evotune.report.leaderboard import Row
 
 @dataclass(frozen=True, slots=True)
 class Standings:
-    """`numbers` explains the columns' numbers of cases, where they have no labels."""
+    """`numbers` maps cases to their numbers, if the columns have numbers in place of labels."""
 
     columns: tuple[Column, ...]
     numbers: Mapping[str, int]
 
 
 def kernel_standings(rows: Sequence[Row], cases: Sequence[str], width: int) -> Standings:
-    """Speedups, times and errors of at least one row, in the richest form that fits `width`."""
+    """Speedups, times and errors of at least one row, in the fullest form that fits `width`."""
     labels = [Column(_heading(case), _times(rows, case)) for case in cases]
     numbered = [
         Column((f"case {number}", "µs"), _times(rows, case))
@@ -69,7 +69,7 @@ def _around(rows: Sequence[Row], times: Iterable[Column]) -> tuple[Column, ...]:
 
 
 def _places(rows: Sequence[Row]) -> tuple[Column, ...]:
-    tied = any(row.tied for row in rows)  # then digits stand under digits
+    tied = any(row.tied for row in rows)  # then a space keeps digits aligned
     places = tuple(Span(f"{row.place} " if tied and not row.tied else row.place) for row in rows)
     columns = (
         Column(("rank",), places),

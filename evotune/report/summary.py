@@ -13,8 +13,8 @@ from evotune.trial import Json, Outcome
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """Seconds of one stage over all trials (or confirmations) that went through it. Stages overlap
-    in time."""
+    """Seconds of one stage, over all trials (or confirmations) that went through it. Stages
+    overlap in time."""
 
     stage: str
     trials: int
@@ -27,8 +27,13 @@ _STAGES = ("stages", "confirmation_stages")
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """`outcomes` counts the search's outcomes; `holder` is the process that works on the run now.
-    `elapsed_s` is `RunStore.elapsed_s`, `trials_per_minute` are of searching."""
+    """The state of a run.
+
+    - `holder`: the process that works on the run now.
+    - `elapsed_s`: see `RunStore.elapsed_s`.
+    - `trials_per_minute`: over the time of searching.
+    - `outcomes`: counts of the search's outcomes.
+    """
 
     id: str
     path: str
@@ -53,7 +58,7 @@ class RunSummary:
     devices: tuple[Mapping[str, Json], ...] = ()
     """The calibration of each device, in a run with several."""
     beside: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    """As `RunData.beside` has it."""
+    """See `RunData.beside`."""
 
     def to_json(self) -> dict[str, Json]:
         data: dict[str, Json] = {
@@ -72,7 +77,7 @@ class RunSummary:
 
 
 def summarize(data: RunData, board: Leaderboard | None = None) -> RunSummary:
-    """`board` saves ranking again."""
+    """The state of a run. `board` is its leaderboard; without it the trials are ranked again."""
     board = board or rank(data)
     searched_s, done = data.totals.searched_s, data.totals.trials
     return RunSummary(

@@ -69,7 +69,7 @@ def _kernel_table(data: RunData, rows: Sequence[Row]) -> TextTable:
 
 
 def _baselines(data: RunData, case: str, rows: Sequence[Row]) -> str:
-    """The baseline the rows were measured against; the run's choice before any was."""
+    """The baseline that the rows were measured against; without such rows, the run's choice."""
     used: Mapping[str, None] = dict.fromkeys(
         measurement.baseline
         for row in rows

@@ -13,15 +13,15 @@ def leaders(
 ) -> dict[int, int]:
     """Trial -> the first stored trial of its machine code, for all of `links`.
 
-    `links` maps a trial to its twin. `stored` has further trials that exist; a twin may not be
-    stored yet, or it was lost with a killed run.
+    `links` maps a trial to its twin. `stored` has further trials that exist. A twin may not be
+    stored yet, or may have been lost with a killed run.
     """
     found: dict[int, int] = {}
     for number in links:
         chain = [number]
         while (link := links.get(chain[-1])) is not None and link not in chain:
             chain.append(link)
-        circle = chain[chain.index(link) :] if link is not None else chain[-1:]  # in damaged ones
+        circle = chain[chain.index(link) :] if link is not None else chain[-1:]  # in a damaged one
         found[number] = min(circle)
     named: dict[int, int] = {}
     for number, root in found.items():

@@ -1,6 +1,6 @@
-"""All trials of a run one after the other, and their ranks: a million need no objects at once.
+"""Reads all trials of a run one after another, and their ranks, without a million objects at once.
 
-Both come from the run's data, or from its store if that was opened with them (`RunData.opened`).
+Both come from the run's data, or from its store if the data has it open (`RunData.opened`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Work: TypeAlias = Callable[[bool, Sequence[Ranked]], _Result]
 
 
 def ranks(data: RunData) -> dict[int, int]:
-    """Trial number -> rank, in rank order; duplicates hold none: their twin's row is theirs."""
+    """Trial number -> rank, in rank order. Duplicates have no rank, as their twin has a row."""
     if data.store is None:
         return {row.number: row.rank for row in rank(data).rows}
     twins = stored_leaders(data.store)
@@ -109,8 +109,8 @@ def _ranked(found: _Found) -> Ranked:
 
 
 def _worked(work: Work[_Result], recorded: bool, part: Sequence[_Found]) -> _Result:
-    """Work on one part, in this process or another. Objects that it makes are not collected
-    meanwhile: they are freed with the part."""
+    """Works on one part, in this process or another. Garbage is not collected meanwhile: the part's
+    objects are freed with it."""
     with without_collecting():
         return work(recorded, list(map(_ranked, part)))
 

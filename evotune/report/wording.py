@@ -92,8 +92,8 @@ def time_text(time_us: float) -> str:
 
 
 def error_share_text(figures: Figures) -> str:
-    """The error as a share of its limit, `31%`; the bare error if it has no limit; nothing if both
-    are no more than rounding."""
+    """The error as a share of its limit, `31%`; the bare error if it has no limit; `-` if both are
+    no more than rounding."""
     if figures.error is None or figures.rounding:
         return NONE
     if figures.error == 0:
@@ -105,7 +105,7 @@ def error_share_text(figures: Figures) -> str:
 
 
 def error_text(figures: Figures) -> str:
-    """`error / limit` of the check that came closest to failing; nothing as `error_share_text`."""
+    """`error / limit` of the check that came closest to failing; `-` as in `error_share_text`."""
     if figures.error is None or figures.rounding:
         return NONE
     limit = NONE if figures.error_limit is None else f"{figures.error_limit:.1e}"
@@ -129,7 +129,7 @@ def beside_text(beside: Mapping[int, Sequence[str]]) -> str:
 
 
 def compiled_text(resources: Mapping[str, Json]) -> str:
-    """`148 registers, no spills, 21% occupancy`; "" where the compiler tells no registers."""
+    """`148 registers, no spills, 21% occupancy`; "" when the compiler reports no registers."""
     if "registers" not in resources:
         return ""
     spill_bytes = resources.get("spill_bytes", 0)

@@ -1,4 +1,4 @@
-"""A document, problem symbols and device limits joined into a searchable space."""
+"""Joins a document, problem symbols and device limits into a searchable space: `bind`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def bind(
     environments: Sequence[Mapping[str, Value]],
     device: Mapping[str, Value],
 ) -> BoundSpace:
-    """The search space for these problem symbols (one mapping a shape x variant) and this
-    device. A SpaceError names the first thing that has no meaning there."""
+    """The search space for these problem symbols (one mapping for each shape x variant) and this
+    device. A SpaceError names the first name or expression that has no meaning there."""
     if document.recorded is not None:
         raise SpaceError("a recorded space has nothing to bind", file=str(document.path))
     if not environments:
@@ -104,7 +104,7 @@ def _check_when_cycles(document: SpaceDocument, names: Names) -> None:
 
 
 def _check_kernels(document: SpaceDocument, names: Names) -> None:
-    """Every expression a launch will evaluate has only names that exist."""
+    """SpaceError when a launch would meet an unknown name, or a value of a wrong type."""
     for kernel in document.kernels:
         for symbol, position in zip(kernel.define, kernel.define_positions, strict=True):
             if symbol not in names.symbols:

@@ -1,4 +1,4 @@
-"""A space bound to a problem and a device: what the search walks."""
+"""`BoundSpace`: a space bound to a problem and a device. The search walks it."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ LARGE_DIAGRAM = 200_000  # transitions; a walk through all of them takes millise
 class BoundSpace:
     """Implements `protocol.SearchSpace` for a YAML space.
 
-    Cheap to make; counting happens at the first call that needs it, and that is when a
-    space without a valid configuration becomes a SpaceError.
+    It is cheap to make. The first call that needs counts makes them, and raises SpaceError if no
+    configuration is valid.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class BoundSpace:
         return list(found)
 
     def _start(self, named: Mapping[str, Value], position: Position) -> Configuration:
-        """The default with these values; where that is not valid, others change as well."""
+        """The default with the `named` values. If that is not valid, other values change too."""
         start = self._rules.canonical({**self.default(), **named})
         made = Configuration(start)
         if not (self.is_valid(start) and _holds(made, named)):
@@ -161,7 +161,7 @@ class BoundSpace:
         return self._configuration(self._members.nearest(wanted, rng))
 
     def _first(self) -> Configuration:
-        """The first in order, where finding it takes no search; else some valid one."""
+        """The first configuration in order if finding it takes no search; else a sampled one."""
         if self._members.in_order:
             return next(self.enumerate())
         return self.sample(random.Random(0))
@@ -202,7 +202,7 @@ class BoundSpace:
         environment: Mapping[str, Value],
         figures: Mapping[str, Value],
     ) -> str:
-        """The first `after_compile` constraint that the compiled figures break, with those that
+        """The first `after_compile` constraint that does not hold, with the compiled figures that
         it names; "" when all hold."""
         if not self.document.after_compile:
             return ""
@@ -219,14 +219,14 @@ class BoundSpace:
         return ""
 
     def constraint_report(self, deadline: Deadline | None = None) -> list[ConstraintReport]:
-        """What each constraint removes, on its own and beyond all the others."""
+        """How much each constraint removes, on its own and beyond all the others."""
         deadline = deadline or Deadline.after(SHOWN_S)
         return report_constraints(
             self._variables, self.genes, self.constraints, self._interner, deadline
         )
 
     def check(self, expression: Expression) -> None:
-        """SpaceError, where it stands, if it names something that there is not."""
+        """SpaceError, at the expression's position, if a name or a type in it is wrong."""
         self._names.check(expression)
 
     def evaluate(
@@ -239,14 +239,14 @@ class BoundSpace:
         symbols of one shape x variant. A SpaceError says why it has no value."""
         try:
             closure = self._closure(expression, environment)
-            if isinstance(configuration, Configuration):  # whose copy is made without Python's help
+            if isinstance(configuration, Configuration):  # dict() would call Python methods
                 return closure(configuration.to_json())
             return closure(dict(configuration))
         except EvaluationError as error:
             raise expression.error(f"{error} in `{expression.text}`") from error
 
     def evaluator(self, environment: Mapping[str, Value]) -> Evaluator:
-        """For many expressions in one environment."""
+        """An evaluator for many expressions in one environment."""
         scope = Scope(self._names, self._interner, environment)
         return Evaluator(scope, self._names, self._binding)
 
@@ -267,8 +267,8 @@ class BoundSpace:
 
 
 class Evaluator:
-    """Expressions in the symbols of one shape x variant, for one configuration after the other.
-    To be used by one thread."""
+    """Evaluates expressions in the symbols of one shape x variant, for one configuration after
+    another. Only one thread may use it."""
 
     def __init__(self, scope: Scope, names: Names, binding: threading.Lock) -> None:
         self._scope = scope
@@ -281,8 +281,9 @@ class Evaluator:
         return isinstance(self._bound(expression), Literal)
 
     def evaluate(self, expression: Expression, known: Environment) -> Value:
-        """As `BoundSpace.evaluate`. `known` is a configuration as a dict, and gets what was found
-        on the way: a `let`, or the same expression in another environment, is evaluated once."""
+        """Like `BoundSpace.evaluate`. `known` is a configuration as a dict. Values found on the way
+        are added to it, so that a `let`, or the same expression in another environment, is
+        evaluated once."""
         closure = self._closures.get(expression.text)
         if closure is None:
             node = self._bound(expression)
@@ -301,7 +302,7 @@ class Evaluator:
 
 
 def _plain(values: Mapping[str, Value]) -> dict[str, Value]:
-    """A dict, which is read without Python's help."""
+    """The values as a dict, as reading it calls no Python methods."""
     return values.to_json() if isinstance(values, Configuration) else dict(values)
 
 

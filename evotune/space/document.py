@@ -1,4 +1,4 @@
-"""A space file read and checked as far as it can be without a device: `load_space`."""
+"""Reads a space file and checks it as far as possible without a device: `load_space`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from evotune.trial import Value
 
 @dataclass(frozen=True, slots=True)
 class SpaceDocument:
-    """A whole space file. A recorded space has `recorded`; every other one has the rest."""
+    """A whole space file. A recorded space has `recorded`; any other has a problem, kernels and
+    parameters."""
 
     path: Path
     root: Path
@@ -58,7 +59,7 @@ class SpaceDocument:
     text: str
 
     def kernel(self, name: str | None = None) -> KernelSpec:
-        """The kernel of that name; the only one when there is no KERNEL parameter."""
+        """The kernel of that name; without a name the only one, of a space without KERNEL."""
         for kernel in self.kernels:
             if name is None or kernel.name == name:
                 return kernel
@@ -68,7 +69,7 @@ class SpaceDocument:
 def load_space(path: Path, root: Path | None = None) -> SpaceDocument:
     """Reads a space file; every mistake in it is a SpaceError with file, line and column.
 
-    `root` overrides where kernel sources are looked for: a run's own copies.
+    `root` overrides the folder of the kernel sources: a run gives that of its own copies.
     """
     source = read_yaml(path)
     return _document(source, path, root)
@@ -134,7 +135,7 @@ def _run_options(source: YamlSource, model: SpaceModelFile) -> RunOptions:
 
 
 def _first_error(source: YamlSource, error: pydantic.ValidationError) -> Exception:
-    """The mistake that stands first in the file, in our words."""
+    """The error for the first mistake in the file, in evotune's words."""
     located = [_locate(source, details) for details in error.errors(include_url=False)]
     position, message = min(located, key=lambda item: (item[0].line, item[0].column))
     return position.error(message)

@@ -44,8 +44,8 @@ class ExplicitSpace:
 
     @classmethod
     def of_ranks(cls, parameters: Sequence[Parameter], ranks: Iterable[int]) -> ExplicitSpace:
-        """The configurations whose indices times `strides` have these sums: a million of them need
-        no objects."""
+        """The space of the configurations with these ranks. A rank is the sum of the values'
+        indices times `strides`. So a million configurations need no objects."""
         space = cls.__new__(cls)
         space._prepare(parameters)
         space._fill(ranks)
@@ -57,7 +57,7 @@ class ExplicitSpace:
             raise SpaceError("the space holds no configuration")
         self._ranks = ranks
         self._position = dict(zip(ranks, range(len(ranks)), strict=True))
-        # A search looks at far more of a large space than it tries.
+        # Bounded, since a search looks at far more configurations of a large space than it tries.
         self._at: Callable[[int], Configuration] = lru_cache(maxsize=_KEPT)(self._make)
         self._genes = self._gene_matrix()
         self._middle = [(parameter.cardinality - 1) // 2 for parameter in self._parameters]
@@ -81,7 +81,7 @@ class ExplicitSpace:
         return self.rank(configuration) is not None
 
     def rank(self, configuration: Mapping[str, Value]) -> int | None:
-        """As `of_ranks` has it; None for what is no member."""
+        """The configuration's rank, as in `of_ranks`; None when it is no member."""
         if len(configuration) != len(self._parameters):
             return None
         indices = self._indices(configuration)
@@ -118,8 +118,8 @@ class ExplicitSpace:
     def repair(self, values: Mapping[str, Value], rng: random.Random) -> Configuration:
         """The valid configuration that differs from `values` in the fewest genes.
 
-        Among those the one with the smallest steps, then the choice of `rng`. Never None,
-        since the space is not empty; a missing or unknown value counts as one to change.
+        Of several, the one with the smallest steps; of equal ones `rng` chooses. Never None,
+        since the space is not empty. A missing or unknown value counts as one to change.
         """
         indices = self._indices(values)
         if _UNKNOWN not in indices:
@@ -174,7 +174,7 @@ class ExplicitSpace:
         return Configuration(values)
 
     def _gene_matrix(self) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
-        """Value indices, one row a gene: comparing along a row is one sweep over memory."""
+        """Value indices, one row for each gene: a comparison along a row is one sweep of memory."""
         genes = np.empty((len(self._parameters), len(self._ranks)), dtype=np.int32)
         exact = np.int64 if self.size().cartesian < 2**63 else object
         rest = np.array(self._ranks, dtype=exact)
@@ -207,7 +207,8 @@ def _steps_by_distance(
 ) -> dict[int, list[tuple[int, int]]]:
     """For each index that occurs: (distance, other index) of all others that occur.
 
-    What the parameter calls adjacent is at distance 1; beyond it the distance of indices.
+    Values that the parameter calls adjacent are at distance 1. The distance of all others is that
+    of their indices, and at least 2.
     """
     steps: dict[int, list[tuple[int, int]]] = {}
     for index in used:

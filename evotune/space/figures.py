@@ -1,4 +1,4 @@
-"""What is known of a candidate only once it is compiled; `after_compile` may use it."""
+"""Figures of a candidate that are known only after compiling; `after_compile` may use them."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ COMPILED_FIGURES: Mapping[str, type] = {
     "occupancy": float,  # resident warps / the most a multiprocessor takes, 0 to 1
     "blocks_resident": int,  # on a multiprocessor
 }
-"""Names and types. Each is the worst over the launches of a case."""
+"""Name -> type of each figure. A figure is the worst over the launches of a case."""

@@ -16,8 +16,8 @@ def parameters_in(option: str) -> list[str]:
 
 
 def filled(option: str, values: Mapping[str, Value]) -> str:
-    """The option for these values of its parameters; no_fast_math stands for no-fast-math, and
-    true and false are words."""
+    """The option with these values of its parameters. `no_fast_math` becomes no-fast-math, and a
+    boolean becomes true or false."""
     return _PLACE.sub(lambda place: _text(values[place[1]]), option)
 
 

@@ -1,4 +1,4 @@
-"""What every name in a space file means once problem symbols and device are known."""
+"""Resolves the names in a space file, once the problem's symbols and the device are known."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class Names:
-    """Resolves names, in this order of meaning: parameter, let, symbol, device, choice.
+    """Resolves a name as a parameter, let, problem symbol, device value or choice, in this order.
 
-    Clashes and ambiguities are refused, so the order never decides anything.
+    Clashes and ambiguities are refused, so the order never decides a meaning.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Names:
             self._let_parts[name] = (*self.lets_in(self.let[name]), name)
 
     def after_compile(self, document: SpaceDocument) -> Names:
-        """The same names and the compiled figures; a SpaceError when one has a meaning already."""
+        """These names plus the compiled figures. SpaceError when a figure's name is taken."""
         for name in COMPILED_FIGURES:
             if name in self.let:
                 message = f"let '{name}': 'after_compile' has a compiled figure of that name"
@@ -108,7 +108,7 @@ class Names:
         return known | set(self.figures)
 
     def is_named(self, name: str) -> bool:
-        """Whether it names something that has a value, not a bare choice."""
+        """Whether the name stands for something that has a value; a bare choice does not."""
         return (
             name in self.parameters
             or name in self.let
@@ -169,13 +169,13 @@ class Names:
         return values if isinstance(values, tuple) and kinds_of(values) == {str} else None
 
     def lets_in(self, expression: Expression) -> list[str]:
-        """The `let`s that it is made of, each after those that it is made of itself."""
+        """The `let`s that the expression uses, also indirectly; each follows those it uses."""
         direct = [name.name for name in expression.names if name.name in self.let]
         return list(dict.fromkeys(let for name in direct for let in self._let_parts[name]))
 
     def all_names_in(self, expression: Expression) -> dict[str, Name]:
-        """Also those in the `let`s that it is made of; of each the use in the expression itself
-        that comes first."""
+        """Every name that the expression depends on, also through `let`s. Each is mapped to the
+        first name in the expression's own text that leads to it."""
         found: dict[str, Name] = {}
         for name in expression.names:
             found.setdefault(name.name, name)
@@ -185,7 +185,7 @@ class Names:
         return found
 
     def varying_in(self, expression: Expression) -> Name | None:
-        """The first name in it whose value differs between the environments."""
+        """The first name in the expression whose value differs between the environments."""
         names = self.all_names_in(expression)
         return next((use for name, use in names.items() if name in self.varying), None)
 

@@ -46,7 +46,7 @@ class Parameter(ABC):
 
     @abstractmethod
     def adjacent(self, value: Value) -> tuple[Value, ...]:
-        """The values one step away: what a local search tries first."""
+        """The values one step away, which a local search tries first."""
 
     @abstractmethod
     def mutate(self, value: Value, rng: random.Random) -> Value:
@@ -58,11 +58,11 @@ class Parameter(ABC):
 
     @abstractmethod
     def encode(self, value: Value) -> tuple[float, ...]:
-        """Coordinates in [0, 1] for models and distances; as many for every value."""
+        """Coordinates in [0, 1] for models and distances; every value has equally many."""
 
 
 class OrderedParameter(Parameter):
-    """Values with an order that means something: neighbours are the next and previous."""
+    """Values in a meaningful order: the neighbours are the next and the previous one."""
 
     kind = "list"
     ordered = True

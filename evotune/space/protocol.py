@@ -1,4 +1,4 @@
-"""What a search may ask of a space, whether it came from a YAML file or a recording."""
+"""`SearchSpace`: how a search uses a space, be it from a YAML file or from a recording."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from evotune.trial import Configuration, Value
 
 @dataclass(frozen=True, slots=True)
 class SpaceSize:
-    """`cartesian` points before constraints, `valid` distinct configurations after.
+    """The size of a space.
 
-    `valid` is exact when `exact`, else an estimate from samples.
+    - `cartesian`: the number of points before constraints.
+    - `valid`: the number of distinct configurations that meet the constraints.
+    - `exact`: False when `valid` is an estimate from samples.
     """
 
     cartesian: int
@@ -39,14 +41,14 @@ class SearchSpace(Protocol):
         """Whether these exact values are a member: complete, canonical, all constraints hold."""
 
     def active(self, configuration: Configuration) -> tuple[str, ...]:
-        """Names of the parameters that matter in it: their `when:` holds, more than one value."""
+        """Names of the parameters that matter: their `when` holds, and they have several values."""
 
     def default(self) -> Configuration:
-        """The user's starting point if the space names one, else the first valid one; of a
-        recording the one nearest to the middle of all domains."""
+        """The user's starting point if the space names one, else the first valid configuration.
+        For a recording: the configuration nearest to the middle of all domains."""
 
     def starts(self) -> Sequence[Configuration]:
-        """The default and what else the user wants tried first, in this order, distinct."""
+        """The default, then the other configurations that the user wants tried first; each once."""
 
     def sample(self, rng: random.Random) -> Configuration:
         """A valid configuration, uniformly where counting is exact."""
@@ -55,8 +57,8 @@ class SearchSpace(Protocol):
         """`values` made canonical and valid by changing as few genes as it can, or None."""
 
     def neighbours(self, configuration: Configuration) -> Sequence[Configuration]:
-        """Valid configurations that differ in one active gene (others only as canonical form
-        demands), nearest values first; a stable order."""
+        """Valid configurations that differ in one active gene, nearest values first, in a stable
+        order. Other genes differ only where the canonical form demands it."""
 
     def enumerate(self) -> Iterator[Configuration]:
         """Every valid configuration once, in lexicographic order of the parameters' values."""

@@ -1,4 +1,4 @@
-"""What the names of a space file become in one environment; genes and bound constraints."""
+"""Binds the names of a space file to their values in one environment; genes, bound constraints."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from evotune.trial import Value
 class Gene:
     """A parameter as the search walks it.
 
-    `values` are the domain and, at the end, the inactive value if it lies outside.
-    `rule` is true exactly where the value fits the condition: of the domain while `when`
-    holds, the inactive value otherwise. Both are None for an unconditional parameter.
+    - `values`: the domain, then the inactive value if it is not in the domain.
+    - `when`: the parameter's condition; None for an unconditional parameter.
+    - `rule`: true exactly where the value fits `when`: a value of the domain while `when` holds,
+      the inactive value otherwise. None for an unconditional parameter.
     """
 
     spec: ParameterSpec
     values: Sequence[Value]
     when: Node | None
     rule: Node | None
-    name: str = field(init=False)  # the parameter's: asked for more often than all else
+    name: str = field(init=False)  # the parameter's; stored, as it is read the most
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.spec.name)
@@ -35,14 +36,15 @@ class Gene:
 
 @dataclass(frozen=True, slots=True)
 class BoundConstraint:
-    """A constraint over parameters alone: all of `nodes`, one a distinct environment, hold."""
+    """A constraint over parameters alone. It holds where all of `nodes` do, one for each distinct
+    environment."""
 
     spec: ConstraintSpec
     nodes: tuple[Node, ...]
 
 
 class Scope:
-    """Replaces symbols, device limits and lets by what they are in one environment.
+    """Replaces symbols, device limits and lets by their meaning in one environment.
 
     Parameters, and figures known only after compiling, stay names.
     """
@@ -55,12 +57,12 @@ class Scope:
 
     @property
     def lets(self) -> Iterable[Node]:
-        """What those of the `let`s mean here that were needed so far."""
+        """The bound trees of the `let`s that were needed so far."""
         return self._let.values()
 
     def bind(self, expression: Expression) -> Node:
-        """The interned tree over parameters; expressions of one meaning give one node.
-        SpaceError for one that has no value here, whatever the parameters are."""
+        """The interned tree over parameters; equal expressions give the same node. SpaceError for
+        an expression that has no value here, whatever the parameters are."""
         for name in self._names.lets_in(expression):
             if name not in self._let:
                 self._let[name] = self._bind(self._names.let[name].node)

@@ -1,4 +1,4 @@
-"""What a space file says, as frozen values with the positions of its expressions."""
+"""The content of a space file, as frozen values with the positions of its expressions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ _LEAST_ARCH = re.compile(r"arch\s*>=\s*(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class ProblemSpec:
-    """`shapes`, `variants` and `held_out` map symbols to values; the problem gives them
-    their meaning. `positions` says where each key, shape, variant and symbol stands."""
+    """The problem that a space solves.
+
+    - `shapes`, `variants`, `held_out`: symbol -> value; the problem gives symbols their meaning.
+    - `positions`: the position of each key, shape, variant and symbol.
+    """
 
     name: str
     dtype: str
@@ -30,8 +33,8 @@ class ProblemSpec:
     positions: Mapping[DataPath, Position]
 
     def at(self, *path: str | int) -> Position:
-        """Where the longest beginning of `path` that is in the file stands, as in
-        `("shapes", 0, "rows")`."""
+        """The position of `path`, such as `("shapes", 0, "rows")`, or of the longest beginning of
+        it that is in the file."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.positions:
                 return self.positions[path[:length]]
@@ -49,7 +52,7 @@ class ProblemSpec:
 
 @dataclass(frozen=True, slots=True)
 class TensorMapSpec:
-    """A map of a tensor for the copy engine: `box` outermost dimension first; bytes, 0 for none."""
+    """A TMA descriptor of a tensor. `box` has the outermost dimension first; 0 bytes mean none."""
 
     box: tuple[Expression, ...]
     box_position: Position
@@ -108,7 +111,7 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True)
 class SupportSpec:
-    """What a kernel supports of one symbol: listed values, or a comparison."""
+    """The values of one symbol that a kernel supports: a list, or a comparison."""
 
     symbol: str
     values: tuple[Value, ...] | None
@@ -162,7 +165,8 @@ class KernelSpec:
             yield from argument.expressions()
 
     def unsupported(self, symbols: Mapping[str, Value]) -> str | None:
-        """What these symbols (a shape's, or `arch`) violate of `supports`, in words."""
+        """Why the kernel does not support these symbols (a shape's, or `arch`), in words; None when
+        it does."""
         for support in self.supports:
             if support.symbol in symbols and not support.holds(symbols[support.symbol]):
                 found = support.found(symbols[support.symbol])

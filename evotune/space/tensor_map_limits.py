@@ -1,6 +1,6 @@
-"""What a tensor map may say, whatever the tensor.
+"""Limits of a tensor map that hold for every tensor.
 
-Limits: CUDA driver API, "Tensor Map Object Management", `cuTensorMapEncodeTiled`.
+Source: CUDA driver API, "Tensor Map Object Management", `cuTensorMapEncodeTiled`.
 """
 
 SWIZZLES = (0, 32, 64, 128)

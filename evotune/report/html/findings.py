@@ -1,4 +1,4 @@
-"""The worth of the champion's choices: against the default, and gene by gene."""
+"""The worth of the champion's values: against the default, and parameter by parameter."""
 
 from __future__ import annotations
 

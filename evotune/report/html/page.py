@@ -1,9 +1,9 @@
 """The page: skeleton, style, the runs' data, the script that draws them, and plotly once.
 
-Nothing that came from elsewhere is ever markup here. The runs are one JSON text in which no
-character can end its element; the script puts text into the page as text. A content security
-policy lets the page's own two scripts run (by their hashes) and nothing else, lets no text become
-code, and forbids every connection.
+No text from elsewhere ever becomes markup. The runs are one JSON text in which no character can
+end its element; the script puts text into the page as text. A content security policy lets only
+the page's own two scripts run (by their hashes), lets no text become code, and forbids every
+connection.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SCRIPTS = (
 
 
 def html_page(runs: Sequence[RunData]) -> str:
-    """One page of one or more runs; about 5 MB of it are plotly."""
+    """The page of one or more runs. About 5 MB of it are plotly."""
     from plotly.offline import get_plotlyjs
 
     data = {"evotune": __version__, "runs": [run_payload(run) for run in runs]}

@@ -1,8 +1,7 @@
-"""Data of a run for the page's script: columns of numbers, texts once, and words.
+"""A run's data for the page's script: columns of numbers, and each text once.
 
-Ten thousand trials must stay a small part of the page, so figures keep five digits, reasons and
-values are numbers into lists of texts, and the measurements of single cases are there for the
-leaders only.
+Ten thousand trials must stay a small part of the page. So figures keep five digits, reasons and
+values are indices into lists of texts, and only the leaders have measurements of single cases.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _SHOWN_REASONS = 6
 
 
 def run_payload(data: RunData) -> dict[str, Json]:
-    """A JSON value; every text in it is `printable`."""
+    """The run as a JSON value in which every text is `printable`."""
     evidence = weigh(data)
     board = rank(data, evidence)
     if data.sample is not None:  # further trials are a sample and have no rank
@@ -178,7 +177,8 @@ def _ordered(values: Iterable[Value]) -> list[Value]:
 
 
 def _natural(word: str) -> list[tuple[str, int, str]]:
-    """Texts and the numbers between them; digits alone, since Python refuses to read many."""
+    """A sort key: the texts in a word and the numbers between them. Numbers stay digits, since
+    Python refuses to convert very long ones."""
     return [
         ("", len(part.lstrip("0")), part.lstrip("0")) if at % 2 else (part, 0, "")
         for at, part in enumerate(re.split("([0-9]+)", word))
@@ -188,7 +188,7 @@ def _natural(word: str) -> list[tuple[str, int, str]]:
 def _columns(
     data: RunData, board: Leaderboard, evidence: Mapping[int, Evidence]
 ) -> dict[str, list[Json]]:
-    """One list a column, a value a trial: leaders first, the rest by number."""
+    """A list for each column, with a value for each trial: leaders first, the rest by number."""
     rows = {row.number: row for row in board.rows}
     order = [*rows, *(number for number in evidence if number not in rows)]
     reasons: dict[str, int] = {}
@@ -315,7 +315,7 @@ def _baselines(data: RunData) -> list[list[Json]]:
 
 
 def _domain(leader: Row | None) -> Json:
-    """The leader's; None where there is none."""
+    """The leader's domain; None if there is none."""
     found = None if leader is None else leader.outcome.domain
     if leader is None or found is None:
         return None
@@ -368,7 +368,8 @@ def _stages(stages: Iterable[StageTime]) -> list[list[Json]]:
 
 
 def _device_state(data: RunData) -> dict[str, Json]:
-    """Seconds, and each figure the device told after a trial's last measurement."""
+    """The seconds at which trials ended, and the figures that the device gave after the last
+    measurement of each."""
     moments = []
     names: dict[str, None] = {}
     every = data.sample.every if data.sample else 1

@@ -12,7 +12,7 @@ from evotune.space.counting.residual import Residuals
 from evotune.space.language.interning import Interner
 from evotune.space.language.nodes import Node
 
-_CALLS = 30  # what a state costs beside its conditions, in calls of numpy as these
+_CALLS = 30  # a state's cost beside its conditions; both count numpy's calls
 
 
 class Backtracking:
@@ -24,13 +24,13 @@ class Backtracking:
         self, variables: Sequence[Variable], conditions: Sequence[Node], interner: Interner
     ) -> None:
         residuals = Residuals(conditions, interner)
-        residuals.constant_checks()  # the diagram has them
+        residuals.constant_checks()  # the diagram has checked them
         self._variables = variables
         self._unknown = unknown_bounds(variables)
         self._steps = [residuals.learn(variable.name) for variable in variables]
 
     def steps(self, depth: int, state: States, patience: Patience) -> Iterator[tuple[int, States]]:
-        """OutOfSteps when patience ends."""
+        """The possible values and the states that they lead to. OutOfSteps when patience ends."""
         patience.spend(_CALLS + self._steps[depth].length)
         rows, states = expand(self._variables[depth], self._steps[depth], state, self._unknown)
         for number, index in enumerate(rows.tolist()):

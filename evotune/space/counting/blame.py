@@ -1,4 +1,4 @@
-"""Which constraints remove what: for `evotune check`, and for a space that is empty."""
+"""How much each constraint removes (`evotune check`), and which constraints empty a space."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ _LISTED = 6
 
 @dataclass(frozen=True, slots=True)
 class ConstraintReport:
-    """What one constraint removes.
+    """How much one constraint removes. A count is None where there was no time for it.
 
-    `removes_alone` counts points of the space without any constraint, `removes_last` points
-    that all the other constraints leave, `without_value` those of `removes_alone` where it has
-    no value. Estimates when not `exact`; None where there was no time to count.
+    - `removes_alone`: the points that it removes from the space without any constraint.
+    - `removes_last`: the points that it removes from those that all other constraints leave.
+    - `without_value`: the points of `removes_alone` at which it has no value.
+    - `exact`: False when the counts are estimates.
     """
 
     text: str
@@ -50,7 +51,7 @@ class _Counter:
         self.rules = [gene.rule for gene in genes if gene.rule is not None]
 
     def count(self, nodes: Iterable[Node], deadline: Deadline) -> Members | None:
-        """The combinations for which these and the genes' rules hold; None: no time for it."""
+        """The combinations for which these nodes and the genes' rules hold; None if out of time."""
         try:
             return self.all_of([*self.rules, *nodes], deadline)
         except OutOfTime:
@@ -60,11 +61,11 @@ class _Counter:
         return Members(self.variables, nodes, self.interner, QUICK, deadline)
 
     def has_value(self, nodes: Iterable[Node]) -> list[Node]:
-        """Conditions that hold just where these nodes have a value."""
+        """Conditions that hold exactly where these nodes have a value."""
         return [self.interner.operation("==", (node, node)) for node in nodes]
 
     def why_no_value(self, nodes: Sequence[Node]) -> str:
-        """Of nodes that have none anywhere."""
+        """The reason why these nodes have no value, for nodes that have none at any point."""
         point = {variable.name: variable.values[0] for variable in self.variables}
         for node in nodes:
             try:
@@ -81,7 +82,7 @@ def report_constraints(
     interner: Interner,
     deadline: Deadline,
 ) -> list[ConstraintReport]:
-    """One report a constraint, in the order of the file. Each gets the same share of the time."""
+    """A report for each constraint, in the file's order. Each gets the same share of the time."""
     counter = _Counter(variables, genes, interner)
     shares = len(constraints) + 1
     bounds = unknown_bounds(variables)
@@ -114,7 +115,7 @@ def _difference(more: Members | None, fewer: Members | None) -> int | None:
 
 
 def blame_crowd(constraints: Sequence[BoundConstraint], crowd: Crowd) -> SpaceError:
-    """The error for parameters that must all differ and cannot."""
+    """The error for parameters that must all differ, with too few values for that."""
     guilty = [c for c in constraints if any(map(crowd.is_made_by, c.nodes))]
     names = _and_more(list(crowd.names))
     return guilty[-1].spec.expression.position.error(
@@ -130,8 +131,8 @@ def blame_empty(
     interner: Interner,
     deadline: Deadline,
 ) -> SpaceError:
-    """The error for a space without members: a smallest set of constraints that empties it, as far
-    as there is time to find one."""
+    """The error for an empty space. It names a smallest set of constraints that empties the space,
+    as far as there is time to find one."""
     counter = _Counter(variables, genes, interner)
 
     def empties(suspects: Sequence[BoundConstraint], own: Deadline) -> bool | None:
@@ -154,7 +155,7 @@ def blame_empty(
 
 
 def not_found(constraints: Sequence[BoundConstraint], file: str, steps: int) -> SpaceError:
-    """The error for a space of which nobody knows whether it is empty."""
+    """The error for a space in which no configuration was found, though it may not be empty."""
     message = f"found no configuration in {steps:,} steps"
     if not constraints:
         return SpaceError(message, file=file)
@@ -164,7 +165,8 @@ def not_found(constraints: Sequence[BoundConstraint], file: str, steps: int) -> 
 
 
 def _blame_conditions(counter: _Counter, genes: Sequence[Gene], deadline: Deadline) -> SpaceError:
-    """A smallest set of `when` of which one has no value (a division by 0, say) wherever one is."""
+    """The error for a space that its `when` conditions empty. It names a smallest set of them of
+    which one has no value (a division by 0, say) at every point."""
 
     def empties(suspects: Sequence[Gene], own: Deadline) -> bool | None:
         rules = [gene.rule for gene in suspects if gene.rule is not None]
@@ -189,7 +191,7 @@ def _smallest(
     empties: Callable[[Sequence[_Suspect], Deadline], bool | None],
     deadline: Deadline,
 ) -> tuple[list[_Suspect], bool]:
-    """Suspects of which none can be left out, and whether there was time to see that."""
+    """The suspects of which none can be left out, and whether there was time to try each."""
     guilty, in_time = list(suspects), True
     for number, suspect in enumerate(suspects):
         others = _without(guilty, suspect)

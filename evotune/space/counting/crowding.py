@@ -1,6 +1,6 @@
-"""Parameters that must all differ, and have fewer values than there are of them.
+"""Finds parameters that must all differ but have too few values for that.
 
-No count shows that in time: 20 parameters with 19 values have 10^25 combinations.
+Counting would take too long: 20 parameters with 19 values have 10^25 combinations.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from evotune.space.language.nodes import Name, Node, Operation
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """Each of these parameters differs from all others, and together they have `values` values."""
+    """Parameters that must all differ from each other, with only `values` values in all."""
 
     names: tuple[str, ...]
     values: int
 
     def is_made_by(self, node: Node) -> bool:
-        """Whether the condition keeps two of them apart."""
+        """Whether the condition demands that two of the parameters differ."""
         return any(pair <= set(self.names) for pair in _kept_apart([node]))
 
 
 def find_crowd(variables: Sequence[Variable], conditions: Iterable[Node]) -> Crowd | None:
-    """One that is easily found; there may be others."""
+    """A crowd, by a simple search that may miss one; None if it finds none."""
     others: dict[str, set[str]] = {}
     for pair in _kept_apart(conditions):
         for name in pair:

@@ -1,8 +1,8 @@
 """A layered decision diagram of all valid value combinations of some parameters.
 
-One layer a parameter. A state of a layer stands for all partial configurations with the
-same slots (see `residual`), so counting, uniform sampling, enumeration and nearest valid
-configurations cost time in states, not in configurations.
+Each parameter has a layer. A state of a layer stands for all partial configurations with the
+same slots (see `residual`). So the time for counting, uniform sampling, enumeration and nearest
+valid configurations grows with the states, not with the configurations.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Layer:
 
 @dataclass(frozen=True)
 class Diagram:
-    """All valid combinations; every state that is left can be completed.
+    """All valid combinations; every state can be completed to one.
 
-    When not `exact` it holds a random part of them, and `count` estimates all.
+    When not `exact`, it holds a random part of them, and `count` estimates the number of all.
     """
 
     variables: tuple[Variable, ...]
@@ -66,7 +66,7 @@ class Diagram:
     def sample(self, rng: random.Random) -> list[int]:
         """Value indices of one combination, uniformly."""
         rank = rng.randrange(self.members)
-        if len(self._columns) == 1:  # all that one parameter without constraints needs
+        if len(self._columns) == 1:  # a parameter without constraints needs no more
             return [self._columns[0][1][rank]]
         state, chosen = 0, []
         for starts, choices, targets, cumulative in self._columns:
@@ -80,7 +80,7 @@ class Diagram:
 
     @functools.cached_property
     def _columns(self) -> list[tuple[Sequence[int], ...]]:
-        """The layers' arrays as Python reads them one by one: without copies, where it can."""
+        """The layers' arrays, made fast to read number by number; without copies where possible."""
         return [
             tuple(map(_readable, (layer.starts, layer.choices, layer.targets, layer.cumulative)))
             for layer in self.layers
@@ -95,7 +95,7 @@ class Diagram:
     def nearest(self, wanted: Sequence[int], rng: random.Random) -> list[int]:
         """A combination that differs from `wanted` in as few variables as possible.
 
-        An index of -1 wants nothing. Among equally near ones `rng` chooses.
+        An index of -1 wants no value in particular. Among equally near combinations `rng` chooses.
         """
         costs = self._costs(wanted)
         state, chosen = 0, []
@@ -109,7 +109,7 @@ class Diagram:
         return chosen
 
     def _costs(self, wanted: Sequence[int]) -> list[Array]:
-        """By layer, the fewest differences from each transition to the end."""
+        """For each layer: the fewest differences from each of its transitions to the end."""
         after: Array = np.zeros(1, dtype=np.int64)
         costs: list[Array] = []
         for layer, want in zip(reversed(self.layers), reversed(wanted), strict=True):
@@ -127,7 +127,7 @@ def _readable(array: Array) -> Sequence[int]:
 
 
 class Budget:
-    """Gives up when all layers together took more rows, or more steps."""
+    """Limits a whole diagram: it is given up when its layers together took more rows or steps."""
 
     def __init__(self, max_rows: int, max_steps: int, deadline: Deadline) -> None:
         self.deadline = deadline
@@ -141,8 +141,8 @@ class Budget:
 
 
 class Thinning:
-    """Keeps as many states as fit: a random part of them where a layer takes more rows than there
-    may be, or more than its share of the steps."""
+    """Limits each layer: one that would take more rows than allowed, or more than its share of the
+    steps, keeps a random part of its states."""
 
     def __init__(
         self, max_layer_rows: int, max_steps: int, layers: int, seed: int, deadline: Deadline
@@ -214,13 +214,13 @@ def _build(
 
 
 def _starts(rows: Array, kept: Array, states: int, width: int) -> Array:
-    """Where each state's rows begin; a state that was not kept has none."""
+    """The place where each state's rows begin; a state that was not kept has no rows."""
     originals = kept[rows // width]
     return np.searchsorted(originals, np.arange(states + 1))
 
 
 def _counted(variables: tuple[Variable, ...], layers: list[Layer], scale: Fraction) -> Diagram:
-    """Counts completions from the end and drops what cannot be completed."""
+    """Counts completions from the end, and drops states that cannot be completed."""
     counts: Array = np.ones(1, dtype=np.int64)
     remap: Array = np.zeros(1, dtype=np.int64)
     for layer in reversed(layers):

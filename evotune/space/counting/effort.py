@@ -1,7 +1,7 @@
-"""How much work counting may be: in steps where a search depends on it, in seconds elsewhere.
+"""Limits on the work of counting: in steps where a search depends on it, in seconds elsewhere.
 
-A search must not depend on how fast a machine is, or on how busy: what it asks a space for is
-bounded by counted steps. Seconds bound what is only shown to somebody.
+A search must not depend on how fast or how busy a machine is. So counted steps limit the work for a
+search's questions. Seconds limit only the work for a text that is shown to a user.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 SHOWN_S = 10.0
-"""For what each constraint removes, and for which constraints leave a space empty."""
+"""Time to find how much each constraint removes, or which constraints leave a space empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much solving a space may take.
+    """Limits on the work of solving a space.
 
-    First in the order of the space, then in a better order, then with a random part of the
-    states of a layer, `thinned_tries` times. A row is a state x value, and takes as many steps as
-    its layer's conditions are long: a step is about one number read or written. The parts of the
-    space share the steps.
+    A space is solved in its own order; if that is too much work in a better order; and if that is
+    too much as well, with a random part of the states of a layer, `thinned_tries` times. A row is a
+    state x value. It takes as many steps as its layer's conditions are long: a step is about one
+    number read or written. The parts of the space share the steps.
     """
 
     in_order_rows: int = 1_000_000
@@ -32,7 +32,7 @@ class Effort:
 
 
 FULL = Effort()
-QUICK = Effort(300_000, 300_000, 100_000, 1, 500_000_000)  # for questions asked once a constraint
+QUICK = Effort(300_000, 300_000, 100_000, 1, 500_000_000)  # for each constraint's own count
 
 
 class OutOfTime(Exception):
@@ -41,7 +41,7 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """The end of some seconds, by a clock that tests may set."""
+    """A point in time, by a clock that tests may set."""
 
     end_s: float
     clock: Callable[[], float] = time.monotonic
@@ -51,12 +51,12 @@ class Deadline:
         return cls(clock() + seconds, clock)
 
     def check(self) -> None:
-        """OutOfTime when it has passed."""
+        """OutOfTime when the deadline has passed."""
         if self.clock() > self.end_s:
             raise OutOfTime
 
     def share(self, parts: int) -> Deadline:
-        """The end of the first of so many equal parts of the time that is left."""
+        """The deadline of the first part, if the time left is divided into `parts` equal ones."""
         now_s = self.clock()
         return Deadline(now_s + max(0.0, self.end_s - now_s) / parts, self.clock)
 
@@ -82,4 +82,4 @@ class Patience:
 
 
 class OutOfSteps(Exception):
-    """No further configuration was found in as many steps as there may be."""
+    """A walk found no further configuration in the steps that it may take."""

@@ -1,4 +1,4 @@
-"""One layer of partial configurations from the one before, evaluated with numpy."""
+"""Makes a layer of partial configurations from the layer before it, with numpy."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def expand(
     unknown: Mapping[str, Bounds],
     deadline: Deadline = NEVER,
 ) -> tuple[Array, States]:
-    """Every state with every value of the variable, as far as the checks of `step` hold
-    and its prospects may still come true within the bounds of the `unknown` variables.
+    """Joins every state with every value of the variable. A row stays if the checks of `step` hold
+    and its prospects may still hold within the bounds of the `unknown` variables.
 
-    Returns the rows that are left, numbered state x width + value, and their slots. OutOfTime
-    when the deadline passes.
+    Returns the rows that stay, numbered state x width + value, and their slots. OutOfTime when the
+    deadline passes.
     """
     layer = _Layer(variable.name, column_of(variable.values), step, states, unknown)
     width = len(variable.values)
@@ -76,7 +76,7 @@ def expand(
 
 
 def merge(states: States) -> tuple[States, Array]:
-    """States with equal slots made one, and the new number of each."""
+    """Makes one state of all states with equal slots. Also returns each old state's new number."""
     code, _ = codes(list(states.slots.values()), states.count)
     _, firsts, numbers = np.unique(code, return_index=True, return_inverse=True)
     return states.take(firsts), numbers
@@ -84,7 +84,7 @@ def merge(states: States) -> tuple[States, Array]:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """What a chunk of rows needs; a row is state x width + value."""
+    """The data that all chunks of rows share. A row's number is state x width + value."""
 
     name: str
     values: Column
@@ -93,7 +93,7 @@ class _Layer:
     unknown: Mapping[str, Bounds]
 
     def checked(self, rows: Array) -> Array:
-        """The rows for which the conditions that are now decided hold."""
+        """The rows in which the conditions that are decided by now hold."""
         for check in self.step.checks:
             column = evaluate_columns(check, self._known(rows), len(rows))
             holds = column.values.astype(bool)
@@ -103,7 +103,7 @@ class _Layer:
         return rows
 
     def hopeful(self, rows: Array) -> tuple[Array, list[Column]]:
-        """The rows for which the other conditions may still hold, and their new slots."""
+        """The rows in which the other conditions may still hold, and their new slots."""
         known = self._known(rows)
         columns = [evaluate_columns(node, known, len(rows)) for _, node in self.step.slots]
         bounds = dict(self.unknown)

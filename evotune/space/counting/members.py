@@ -1,4 +1,4 @@
-"""The set of valid combinations, factored into parts that share no constraint."""
+"""The set of all valid combinations, factored into parts that share no constraint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from evotune.space.language.interning import Interner
 from evotune.space.language.nodes import Node
 
 ENOUGH_MEMBERS = 256  # of a thinned diagram: below it, another one is tried
-# Of the steps that a part may take: in order, and in a better one. The others are for thinned ones.
+# Shares of a part's steps: for a diagram in the space's order, and for one in a better order. The
+# remaining steps are for thinned diagrams.
 _IN_ORDER, _REORDERED = 1 / 8, 3 / 8
 
 
@@ -64,8 +65,8 @@ def independent_parts(
 
 
 def completing_order(part: Part, interner: Interner) -> list[Variable]:
-    """The variables so that conditions are decided early: always next the one with the fewest
-    undecided combinations."""
+    """The variables in an order that decides conditions early: the next variables are always
+    those of the condition with the fewest undecided combinations."""
     remaining = dict.fromkeys(variable.name for variable in part.variables)
     by_name = {variable.name: variable for variable in part.variables}
     waiting = [interner.names(node) for node in part.conditions]
@@ -121,7 +122,7 @@ class Members:
         self.transitions = sum(diagram.transitions for diagram in self._diagrams)
         self.exact = all(diagram.exact for diagram in self._diagrams)
         self.is_empty = any(diagram.exact and not diagram.count for diagram in self._diagrams)
-        """Whether it is certain that there is none."""
+        """Whether it is certain that no combination is valid."""
 
     def sample(self, rng: random.Random) -> list[int]:
         """One member, uniformly where counting is exact."""
@@ -144,8 +145,8 @@ class Members:
         return indices
 
     def enumerate(self) -> Iterator[list[int]]:
-        """Every member once, in lexicographic order of the indices. Where walking from one to the
-        next takes too many steps, those that counting found follow, in another order."""
+        """Every member once, in lexicographic order of the indices. When the walk from one to the
+        next takes too many steps, the later ones that counting found follow, in another order."""
         if not self.count:
             return
         last: list[int] = []
@@ -159,7 +160,7 @@ class Members:
     def _walked(
         self, walks: Sequence[Walk], places: Sequence[Sequence[int]], *, by_place: bool
     ) -> Iterator[list[int]]:
-        """OutOfSteps when the next one takes too many."""
+        """The members along these walks. OutOfSteps when the next one takes too many steps."""
         route = [
             (place, part, depth)
             for part, own in enumerate(places)
@@ -200,7 +201,7 @@ class Walk(Protocol):
 def _solve(
     part: Part, interner: Interner, effort: Effort, deadline: Deadline
 ) -> tuple[Diagram, Walk]:
-    """The part's diagram, exact if that is affordable, and how to enumerate it."""
+    """The part's diagram, exact if the steps suffice, and the walk that enumerates the part."""
     budget = Budget(effort.in_order_rows, int(effort.steps * _IN_ORDER), deadline)
     diagram = build_diagram(part.variables, part.conditions, interner, budget)
     if diagram is not None:

@@ -1,4 +1,4 @@
-"""What a set of constraints still needs to remember after some parameters are known.
+"""Reduces a set of constraints to what it still needs once some parameters are known.
 
 After each parameter, the largest subtrees whose value is known become slots; the rest of
 the constraint refers to the slots. Two partial configurations with equal slots have the
@@ -13,18 +13,19 @@ from dataclasses import dataclass
 from evotune.space.language.interning import Interner
 from evotune.space.language.nodes import Name, Node, Operation, post_order
 
-_BOUNDS = 8  # numbers that the bounds of an operation take
-_SORTING = 25  # and telling states apart by a slot
+_BOUNDS = 8  # numbers read or written for an operation's bounds
+_SORTING = 25  # and to tell states apart by a slot
 ASSOCIATIVE = frozenset({"and", "or", "min", "max"})
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to compute when one more parameter becomes known.
+    """The work that is due when one more parameter becomes known.
 
-    `checks` are conditions that must hold now; `slots` gives each new slot's name and the
-    tree, over old slots and the parameter, that computes it. `prospects` are the conditions
-    the parameter has brought closer to a decision, over new slots and unknown parameters.
+    - `checks`: the conditions that must hold now.
+    - `slots`: each new slot's name, and the tree over old slots and the parameter that computes it.
+    - `prospects`: the conditions that the parameter has brought closer to a decision, over new
+      slots and unknown parameters.
     """
 
     checks: tuple[Node, ...]
@@ -33,7 +34,7 @@ class Step:
 
     @property
     def length(self) -> int:
-        """Operations that are evaluated, be it for one row or for many."""
+        """The number of operations that are evaluated; the same for one row and for many."""
         slots = (node for _, node in self.slots)
         return self._nodes([*self.checks, *slots, *self.prospects])
 
@@ -83,7 +84,7 @@ class Residuals:
         return constant
 
     def learn(self, parameter: str) -> Step:
-        """Advances past `parameter`."""
+        """Makes `parameter` known, and returns the step that this takes."""
         self._layer += 1
         known = self._known | {parameter}
         rewrite = _Rewrite(self.interner, known, self._layer)
@@ -136,17 +137,17 @@ class _Rewrite:
         return self.interner.operation(node.operator, operands)
 
     def _grouped(self, operator: str, operands: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Leading known operands joined into one, so that they fill one slot.
+        """Joins the leading known operands into one, so that they fill one slot.
 
-        Only leading ones: `and` and `or` must not evaluate an operand before those that
-        guard it.
+        Only leading ones are joined: `and` and `or` must not evaluate an operand before those
+        that guard it.
         """
         count = 0
         for operand in operands:
             if not self.interner.names(operand) <= self.known:
                 break
             count += 1
-        # All of them are known where the node names nothing, as `3 * (1 // 0)`: nothing to join.
+        # A node without names, as `3 * (1 // 0)`, has only known operands: nothing to join.
         if count < 2 or count == len(operands):
             return operands
         return (self.interner.operation(operator, operands[:count]), *operands[count:])

@@ -19,11 +19,11 @@ from evotune.space.scope import BoundConstraint, Gene
 from evotune.trial import Value
 
 _KINDS = frozenset({bool, int, str})  # of values in a domain; all can be hashed
-MAX_REMEMBERED = 4096  # answers to one condition
+MAX_REMEMBERED = 4096  # answers kept for one condition
 
 
 class Rules:
-    """What makes a configuration a member of the space."""
+    """Decides whether a configuration is a member of the space."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Rules:
         shared = used_often([*self.conditions, *whens], MIN_SHARED_DEPTH)
         closures = {node: compile_scalar(node, shared) for node in conditions}
         self._holding = [[closures[node] for node in c.nodes] for c in constraints]
-        # Without shared nodes: they leave the values as they are.
+        # Without shared nodes, which would store their values in the caller's mapping.
         self._when = {gene.name: compile_scalar(gene.when) for gene in genes if gene.when}
         requirements = [
             *((n, _Requirement(closures[n], _holds, interner.names(n))) for n in closures),
@@ -62,7 +62,7 @@ class Rules:
         self._domain_sizes = {gene.name: gene.spec.parameter.cardinality for gene in genes}
 
     def index(self, name: str, value: object) -> int:
-        """Where the value stands among the gene's values, -1 if it is none of them."""
+        """The value's index among the gene's values; -1 if it is none of them."""
         return self._indices[name](value)
 
     def in_domain(self, name: str, value: object) -> bool:
@@ -74,13 +74,13 @@ class Rules:
         return when is None or _holds(when, values)
 
     def active(self, values: Mapping[str, Value]) -> frozenset[str]:
-        """The parameters that are."""
+        """The active parameters."""
         inactive = {name for name, when in self._when.items() if not _holds(when, values)}
         return frozenset(name for name in self.names if name not in inactive)
 
     def canonical(self, values: Mapping[str, Value]) -> dict[str, Value]:
-        """Inactive parameters get their inactive value; active ones outside their domain, and
-        missing ones, their default."""
+        """The values in canonical form. An inactive parameter gets its inactive value; one that is
+        missing, or active with a value outside its domain, gets its default."""
         result: dict[str, Value] = {}
         for gene in self.genes:
             given = values.get(gene.name)
@@ -128,7 +128,7 @@ class Rules:
         return frozenset[str]().union(*(self._interner.names(node) for node in nodes))
 
     def violated(self, values: Mapping[str, Value]) -> list[tuple[BoundConstraint, str]]:
-        """The constraints that do not hold, and why those that have no value have none."""
+        """The constraints that do not hold, each with the reason if it has no value, else ""."""
         environment: dict[Any, Value] = dict(values)
         found = []
         for constraint, conditions in zip(self.constraints, self._holding, strict=True):
@@ -141,8 +141,8 @@ class Rules:
 
 
 class _Requirement:
-    """A condition and what came of it, by the values of the parameters that it names: a search
-    stays where it is good, and asks for the same again and again."""
+    """A condition and its answers so far, by the values of the parameters that it names. A search
+    stays near good configurations, and asks for the same values again and again."""
 
     __slots__ = ("_evaluate", "_test", "key", "known")
 
@@ -154,7 +154,7 @@ class _Requirement:
     ) -> None:
         self._evaluate = evaluate
         self._test = test
-        # Values of a domain: 1 and True mean the same to an expression, and there is no 1.0.
+        # 1 and True are the same key: they mean the same to an expression. A domain has no 1.0.
         self.key: Callable[[Any], object] = operator.itemgetter(*names) if names else _nothing
         self.known: dict[object, bool] = {}
 

@@ -16,7 +16,7 @@ MAX_FIXES = 512
 
 
 def neighbours(rules: Rules, values: Mapping[str, Value]) -> Iterator[dict[str, Value]]:
-    """Valid canonical values that differ in one active parameter; others only where a
+    """Valid canonical values that differ in one active parameter. Others change only where a
     condition starts or stops to hold. Nearest first, then in the order of the parameters."""
     values = dict(values)
     active = rules.active(values)

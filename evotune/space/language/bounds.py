@@ -1,7 +1,7 @@
-"""Interval arithmetic over columns: rows in which a condition can no longer hold.
+"""Interval arithmetic over columns, which finds rows in which a condition can no longer hold.
 
-Bounds are float64 and rounded outwards where float64 is not exact, so a row is only given
-up when no values of the unknown parameters make the condition true.
+Bounds are float64 and rounded outwards where float64 is not exact. So a row is given up only
+when no values of the unknown parameters make the condition true.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Bounds:
 
 
 UNBOUNDED = Bounds(np.array(-np.inf), np.array(np.inf))
-_ALWAYS_DEFINED = EQUALITY | ORDERING | {"and", "or", "not", "if"}  # where their operands are
+_ALWAYS_DEFINED = EQUALITY | ORDERING | {"and", "or", "not", "if"}  # if their operands are
 _FALSE_OR_TRUE = Bounds(np.array(0.0), np.array(1.0))
 
 
@@ -48,7 +48,7 @@ def bounds_of_values(values: Sequence[Value]) -> Bounds:
 
 
 def bounds_of_column(column: Column) -> Bounds:
-    """Bounds of known values: the values themselves, unbounded where there is none."""
+    """Bounds of known values: the values themselves; rows without a value are unbounded."""
     if column.values.dtype.kind not in "bif":
         return UNBOUNDED
     exact = column.values.astype(np.float64)
@@ -85,7 +85,7 @@ def _may_fail(operator: str, operands: Sequence[Bounds], found: Bounds) -> bool:
             return True
     if operator == "log2":
         return bool((operands[0].low <= 0).any())
-    if operator in ("**", "is_pow2"):  # these want integers, which bounds do not tell
+    if operator in ("**", "is_pow2"):  # these need integers, which bounds cannot show
         return True
     return bool(((found.low <= -LIMIT) | (found.high >= LIMIT)).any())
 
@@ -123,7 +123,7 @@ def _outwards(low: Array, high: Array) -> Bounds:
 
 
 def _hull(candidates: Sequence[Array]) -> Bounds:
-    """Bounds of all candidates; a 0 x inf among them says nothing."""
+    """Bounds of all candidates; unbounded where one of them is NaN (0 x inf)."""
     low = functools.reduce(np.minimum, candidates)
     high = functools.reduce(np.maximum, candidates)
     unknown = np.isnan(low) | np.isnan(high)

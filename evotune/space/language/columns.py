@@ -1,7 +1,7 @@
-"""An expression's meaning on many configurations at once, as numpy columns.
+"""Evaluates an expression on many configurations at once, as numpy columns.
 
-Gives exactly what `scalar` gives row by row. Where numpy's arithmetic could differ from
-Python's (overflow, floats of large integers, mixed types) the rows are evaluated one by
+The results are exactly those of `scalar` for each row. Where numpy's arithmetic could differ from
+Python's (overflow, floats of large integers, mixed types), the rows are evaluated one by
 one instead, each distinct combination once.
 """
 
@@ -50,7 +50,7 @@ class Column:
 
 
 class _NeedsRows(Exception):
-    """numpy cannot promise Python's result here."""
+    """Raised where numpy may not give Python's result: the rows are evaluated one by one."""
 
 
 def column_of(values: Sequence[Value]) -> Column:
@@ -194,7 +194,7 @@ def _truth(values: Array) -> Array:
 
 
 def _connective(operands: list[Column], stop: bool) -> Column:
-    """Rows go on to the next operand until one of them decides, or fails."""
+    """`and` or `or`: each row goes on to the next operand until one decides it, or fails."""
     decided: Array = np.zeros(1, dtype=bool)
     failed: Array = np.zeros(1, dtype=bool)
     for operand in operands:

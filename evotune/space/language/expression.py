@@ -1,7 +1,7 @@
 """Expressions of a space file: constraints, `when`, `let`, launch sizes.
 
 A small closed language of integers, floats, booleans and identifiers. Every number x
-satisfies |x| < 2**63; what would not, or divides by zero, has no value.
+satisfies |x| < 2**63. A larger result and a division by zero have no value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from evotune.trial import Value
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A parsed expression, its text, and where it stands. Two are equal if their texts are."""
+    """A parsed expression, its text and its position. Expressions are equal if their texts are."""
 
     text: str
     position: Position = field(compare=False)
@@ -38,7 +38,7 @@ class Expression:
         return self.position.error(message, offset)
 
     def evaluate(self, scope: Mapping[str, Value]) -> Value:
-        """The value where names mean what `scope` says; a SpaceError if it has none."""
+        """The expression's value, with names as in `scope`. SpaceError if it has none."""
         self._require_names(scope)
         try:
             return self.closure(dict(scope))

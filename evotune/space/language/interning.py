@@ -1,6 +1,6 @@
-"""Expression trees made unique: equal subtrees become one node, constants are folded.
+"""Makes expression trees unique: equal subtrees become one node, and constants are folded.
 
-So one subtree that many constraints, lets or shapes share is stored, compared and evaluated
+So a subtree that many constraints, lets or shapes share is stored, compared and evaluated
 once, and equality of expressions is identity of nodes.
 """
 
@@ -60,7 +60,7 @@ class Interner:
         if len(values) == len(nodes):
             try:
                 return self.literal(apply(node, values))
-            except EvaluationError as error:  # whoever evaluates it is told why
+            except EvaluationError as error:  # evaluating the node raises it again
                 failure = str(error)
         names = frozenset[str]().union(*(self._names[operand] for operand in nodes))
         interned = self._intern((operator, *map(id, nodes)), node, names)
@@ -80,7 +80,7 @@ def _is_text(node: Literal) -> bool:
 
 
 def _needed(nodes: tuple[Node, ...], stop: bool) -> tuple[Node, ...]:
-    """Operands of a connective without those that cannot matter."""
+    """The operands of a connective that can matter."""
     kept: list[Node] = []
     for node in nodes:
         if isinstance(node, Literal) and not _is_text(node):

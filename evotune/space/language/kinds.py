@@ -1,4 +1,4 @@
-"""Which types an expression can have, so that nonsense is an error before the search."""
+"""Infers the types that an expression can have: a wrong one is an error before the search."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ class KindChecker:
         raise self.position.error(f"expected {word}, but {what} is an identifier", offset)
 
     def _require_possible(self, node: Operation) -> None:
-        """`SWIZZLE == xro` where xro is no value of SWIZZLE is a slip, not a constraint."""
+        """SpaceError for a comparison with a word that a name never has. `SWIZZLE == xro`, where
+        xro is no value of SWIZZLE, is a misspelling."""
         for subject, other in (node.operands, node.operands[::-1]):
             if not isinstance(subject, Name) or not isinstance(other, Literal):
                 continue

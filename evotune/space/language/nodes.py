@@ -1,4 +1,4 @@
-"""The tree of an expression, shared by its scalar, vectorised and interval meanings."""
+"""The tree of an expression, which scalar, vectorised and interval evaluation share."""
 
 from __future__ import annotations
 
@@ -67,8 +67,9 @@ def post_order(
     done: Container[Node],
     needs: Callable[[Node], Iterable[Node]] = operands_of,
 ) -> Iterator[Node]:
-    """Every node that is not `done`, after those that it `needs`. Whoever asks for the next one has
-    entered this one in `done`. Without recursion: `let` makes trees of thousands of levels."""
+    """Every node that is not in `done`, after the nodes that it `needs`. The caller must enter each
+    node in `done` before it asks for the next. There is no recursion, since `let` makes trees of
+    thousands of levels."""
     waiting = [root]
     while waiting:
         node = waiting[-1]
@@ -82,7 +83,7 @@ def post_order(
 
 
 def used_often(roots: Iterable[Node], least_depth: int) -> frozenset[Node]:
-    """Operations with more than one user and of at least so many levels."""
+    """Operations that are used more than once and have at least `least_depth` levels."""
     users: Counter[Node] = Counter()
     depths: dict[Node, int] = {}
     for root in dict.fromkeys(roots):

@@ -1,4 +1,4 @@
-"""Expression text to its tree, through Python's grammar but not its semantics.
+"""Parses an expression's text into its tree, with Python's grammar but not its semantics.
 
 `ast` only splits the text; every node is then translated by an allow-list. Nothing is
 compiled or executed, and what is not listed here does not exist in the language.
@@ -50,8 +50,9 @@ _COMPARE: dict[type[ast.cmpop], str] = {
     ast.GtE: ">=",
 }
 _WORDS = {"true": True, "false": False}
-# Both the depth of the tree that Python builds (CPython #106905: else a SystemError now and then,
-# as in a cluster's workers) and what is done with warnings are the same for all threads.
+# One thread parses at a time, since all threads share the depth that Python's parser counts
+# (CPython #106905: else a SystemError now and then, as in a cluster's workers) and the filters of
+# warnings.
 _one_thread = threading.Lock()
 _FOREIGN = re.compile(r"[^\x20-\x7e]|[#\\;@`$?]")
 
@@ -87,8 +88,8 @@ def parse_node(text: str, position: Position) -> Node:
 
 
 def _refuse_constants_without_value(node: Node, text: str, position: Position) -> None:
-    """SpaceError where an operation on numbers alone has no value: no configuration mends that."""
-    values: dict[Node, Value | None] = {}  # None: not known yet
+    """SpaceError where an operation on numbers alone has no value, whatever the configuration."""
+    values: dict[Node, Value | None] = {}  # None: not known here
     for part in post_order(node, values):
         values[part] = part.value if isinstance(part, Literal) else None
         if not isinstance(part, Operation):

@@ -1,4 +1,4 @@
-"""An expression's meaning on one configuration: its tree becomes nested closures."""
+"""Evaluates an expression on one configuration: its tree becomes nested closures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from evotune.space.language.nodes import (
 )
 from evotune.trial import Value
 
-Environment: TypeAlias = dict[Any, Value]  # by name; by node where it is remembered
+Environment: TypeAlias = dict[Any, Value]  # by name; remembered ones by node
 Evaluate: TypeAlias = Callable[[Environment], Value]
 MIN_SHARED_DEPTH = 3  # below it, looking a value up costs as much as computing it
 _STAGE_LEVELS = 100  # each takes up to three of Python's 1000 nested calls
@@ -45,8 +45,8 @@ def truth(value: Value) -> bool:
 
 
 def _on_numbers(function: Callable[[Any, Any], Any]) -> Callable[[Value, Value], Any]:
-    """Without further calls for the integers that nearly all operands are: a search evaluates
-    millions of these."""
+    """The function with checks. Integers need no further calls: nearly all operands are integers,
+    and a search evaluates millions of them."""
 
     def apply(a: Any, b: Any) -> Any:
         if type(a) is int and type(b) is int:
@@ -150,22 +150,22 @@ STRICT: Mapping[str, Callable[..., Value]] = {
 def compile_scalar(node: Node, shared: frozenset[Node] = frozenset()) -> Evaluate:
     """A function from names' values to the expression's value; raises EvaluationError.
 
-    Nodes in `shared` store their value in the environment they are given, under
-    themselves, so that a subtree many expressions use is evaluated once.
+    A node in `shared` stores its value in the environment, with itself as the key, so that a
+    subtree that many expressions use is evaluated once.
     """
     return _Compiler(node, shared).whole
 
 
 class _Compiler:
-    """Closures call each other as deep as the tree is; of a deeper one the lower levels are
-    evaluated before, in stages. Their values, and those that only this tree uses often, go into a
-    copy of the environment."""
+    """Makes closures that call each other, as deep as the tree is. Of a tree with more than
+    `_STAGE_LEVELS` levels, the lower levels are evaluated first, in stages. The stages' values, and
+    those of subtrees that only this tree uses often, go into a copy of the environment."""
 
     def __init__(self, root: Node, shared: frozenset[Node]) -> None:
         own = frozenset() if shared else used_often([root], MIN_SHARED_DEPTH)
         self.done: dict[Node, Evaluate] = {}
         stages: list[Evaluate] = []
-        levels: dict[Node, int] = {}  # above the stage below
+        levels: dict[Node, int] = {}  # number of levels above the stage below
         for node in post_order(root, self.done):
             evaluate = self._closure(node)
             if node in shared or node in own:
@@ -194,8 +194,8 @@ class _Compiler:
 
 
 def _with_literal(node: Operation, operands: list[Evaluate]) -> Evaluate | None:
-    """An operation on two operands of which one is a literal, and one a name often enough: what
-    is known is not asked for."""
+    """A closure for two operands of which one is a literal, and the other often a name. It holds
+    the literal and reads the name itself, which saves calls. None for other operands."""
     if len(operands) != 2:
         return None
     function = STRICT[node.operator]
@@ -249,7 +249,7 @@ def _in_stages(stages: Sequence[Evaluate], whole: Evaluate) -> Evaluate:
         for stage in stages:
             try:
                 known[stage] = stage(known)
-            except EvaluationError as error:  # it may be that nobody asks for the value
+            except EvaluationError as error:  # raised only if the value is needed
                 known[stage] = error
         return whole(known)
 

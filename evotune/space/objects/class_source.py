@@ -1,11 +1,11 @@
-"""A module made of the source of one class and of what it uses: `module_of_class`.
+"""Makes a module of the source of one class and of all that it uses: `module_of_class`.
 
-evotune's processes are others than the caller's. They read a problem from a file, as a space file
+evotune's processes are separate from the caller's. They read a problem from a file, as a space file
 names one, and never run the caller's script or notebook again. So the class is taken out of its
 module: its source, the source of functions and classes that it uses, imports of modules, and
 constants by their values.
 
-Where all of it stands in one file, each line keeps its number there, so that a message about
+If all of it comes from one file, each line keeps its number there, so that a message about
 `script.py:17` means the caller's line 17.
 """
 
@@ -41,19 +41,20 @@ def module_of_class(kind: type, position: Position) -> tuple[str, str]:
 
 
 def _file_name(file: str) -> str:
-    """The caller's file's own; a cell of a notebook has no name to show."""
+    """The name of the caller's file; `problem.py` for a notebook's cell, which has no such name."""
     path = Path(file)
     usable = path.suffix == ".py" and path.is_file() and path.stem.isidentifier()
     return path.name if usable else _ANY_NAME
 
 
 def _at_the_margin(piece: Piece) -> str:
-    """The lines of text inside a string must stay as they are: nothing is moved to the left."""
+    """The piece as a top-level statement. An indented one goes under `if True:`, since moving it to
+    the left would change the text inside its strings."""
     return f"if True:\n{piece.text}" if piece.is_indented else piece.text
 
 
 def _in_place(first: list[str], pieces: list[Piece]) -> str:
-    """Every piece at the line where it stands in its file, the rest in the first line."""
+    """The module's text: every piece at its own line of the file, the rest in the first line."""
     lines = ["; ".join(first)]
     before = None
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""The values that a parameter may have, and what must hold of them, as Python objects.
+"""The values that a parameter may have, and the constraints on them, as Python objects.
 
 parameters = {
     "BLOCK": [64, 128],                         # a list of integers, booleans or words
@@ -20,11 +20,13 @@ from evotune.trial import Value
 
 @dataclass(frozen=True, slots=True)
 class Domain(Described):
-    """Made by `ints`, `powers_of_two`, `choices`, `booleans` or `values`.
+    """A parameter's values, made by `ints`, `powers_of_two`, `choices`, `booleans` or `values`.
 
-    `form` is the key of the space file: range, pow2, choices, bool or values. Where the condition
-    `when` does not hold, the parameter has the value `otherwise`, its first one if that is None.
-    `default` is its value in the configuration that the search starts from.
+    - `form`: the key of the space file: range, pow2, choices, bool or values.
+    - `given`: that key's value.
+    - `when`: the condition under which the parameter matters.
+    - `otherwise`: its value where `when` does not hold; its first value if None.
+    - `default`: its value in the configuration that the search starts from.
     """
 
     form: str
@@ -114,8 +116,8 @@ def values(
     otherwise: Value | None = None,
     default: Value | None = None,
 ) -> Domain:
-    """A list of integers, of booleans or of words, where one of the other arguments is needed;
-    else the list itself will do.
+    """A list of integers, of booleans or of words. Needed only with one of the other arguments;
+    else pass the list itself.
 
     >>> values([64, 128], default=128).given
     [64, 128]
@@ -125,8 +127,8 @@ def values(
 
 @dataclass(frozen=True, slots=True)
 class Constraint(Described):
-    """An expression that must hold, and why, in words for reports. Without a reason, the text
-    alone will do.
+    """An expression that must hold, and the reason, in words for reports. Without a reason, pass
+    the text itself.
 
     >>> Constraint("BLOCK * STAGES <= 512", reason="shared memory").reason
     'shared memory'

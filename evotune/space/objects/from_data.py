@@ -1,4 +1,4 @@
-"""From a space file's data to the objects that say the same."""
+"""Makes Python objects of a space file's data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OPTIONS = ("when", "otherwise", "default")
 
 
 def kernel_from_data(name: str, language: str, data: Mapping[str, Any]) -> Kernel:
-    """The kernel `name`, whose data was read and checked."""
+    """The kernel `name` as an object. `data` was read and checked before."""
     given = {key: value for key, value in data.items() if key != "language"}
     if "arguments" in given:
         given["arguments"] = [_argument(value) for value in given["arguments"]]
@@ -39,7 +39,7 @@ def _kernel_class(language: str) -> type[Kernel]:
 
 
 def domain_from_data(data: Any) -> Any:
-    """A list of values stays what it is."""
+    """A parameter's `Domain`; a plain list of values stays a list."""
     if not isinstance(data, dict):
         return data
     ((form, given),) = ((key, value) for key, value in data.items() if key not in _OPTIONS)
@@ -47,7 +47,7 @@ def domain_from_data(data: Any) -> Any:
 
 
 def condition_from_data(data: Any) -> Any:
-    """An expression without a reason stays what it is."""
+    """A `Constraint`; an expression without a reason stays as it is."""
     return Constraint(**data) if isinstance(data, dict) else data
 
 

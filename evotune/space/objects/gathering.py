@@ -1,4 +1,4 @@
-"""Everything of a module that a class uses, found from its source: `Gatherer`."""
+"""Finds everything of a module that a class uses, from the class's source: `Gatherer`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ _IMPLICIT = {"__name__", "__file__", "__doc__", "__class__", "__module__", "__qu
 
 
 class Unusable(Exception):
-    """A class of which no module can be made; the message names the reason."""
+    """No module can be made of the class; the message names the reason."""
 
 
 class Gatherer:
-    """`pieces` are the definitions, each after those that it uses, and the class itself the last.
-    `statements` are the imports and constants."""
+    """Collects the source that a class needs.
+
+    - `pieces`: the definitions, each after the definitions that it uses. The class is the last.
+    - `statements`: the imports and constants.
+    """
 
     def __init__(self, kind: type) -> None:
         self.pieces: list[Piece] = []
@@ -43,7 +46,7 @@ class Gatherer:
         return [*dict.fromkeys(self._imports), *self._constants]
 
     def _take(self, name: str, value: object, user: str, dotted: set[str]) -> None:
-        """Makes the module say what `name` is, a global of `user`."""
+        """Adds the import, constant or definition of `name`, a global that `user` uses."""
         if isinstance(value, ModuleType):
             self._import_submodules(name, value, dotted)
         if name in self._known:
@@ -68,7 +71,7 @@ class Gatherer:
             alias = "" if original == name else f" as {name}"
             self._imports.append(f"from {module} import {original}{alias}")
             return
-        inner = inspect.unwrap(value) if callable(value) else value  # its decorators stand with it
+        inner = inspect.unwrap(value) if callable(value) else value  # decorators are in its source
         if isinstance(inner, type | FunctionType):
             self._define(inner, name)
             return
@@ -101,7 +104,8 @@ class Gatherer:
         self.pieces.append(piece)
 
     def _import_submodules(self, name: str, module: ModuleType, dotted: set[str]) -> None:
-        """`xml` alone does not bring `xml.etree.ElementTree`, which somebody else imported."""
+        """Imports the submodules that the code uses. `import xml` does not load
+        `xml.etree.ElementTree`, even if other code loaded it in this process."""
         for chain in sorted(dotted):
             if chain.startswith(f"{name}."):
                 full = module.__name__ + chain.removeprefix(name)
@@ -112,7 +116,7 @@ class Gatherer:
 
 
 def constant_text(value: object) -> str | None:
-    """Python text that gives an equal value; None for what is no plain constant."""
+    """Python text that gives an equal value; None when the value is no plain constant."""
     try:
         return _constant(value)
     except TypeError:
@@ -120,7 +124,7 @@ def constant_text(value: object) -> str | None:
 
 
 def _constant(value: Any) -> str:
-    """TypeError for what is no plain constant."""
+    """`constant_text`, but TypeError when the value is no plain constant."""
     kind = type(value)
     if value is None or value is Ellipsis or kind in (bool, int, str, bytes):
         return repr(value)
@@ -148,7 +152,8 @@ def _import_of(name: str, module: str) -> str:
 
 
 def _importable_from(value: object) -> tuple[str, str] | None:
-    """(module, name) of something that an installed module defines, by its shortest way."""
+    """(module, name) to import the value by, with the shortest module path; None when no installed
+    module defines it."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     name = name or getattr(value, "__name__", None)
     if not isinstance(module, str) or not isinstance(name, str) or "." in name:
@@ -165,8 +170,8 @@ def _importable_from(value: object) -> tuple[str, str] | None:
 
 @functools.cache
 def _is_installed(module: str) -> bool:
-    """Whether evotune's processes find it: they import nothing from the script's folder, nor from
-    the working folder."""
+    """Whether evotune's processes find the module: they import nothing from the script's folder or
+    from the working folder."""
     top = module.partition(".")[0]
     if top == "evotune" or top in sys.stdlib_module_names:
         return True
@@ -174,13 +179,13 @@ def _is_installed(module: str) -> bool:
     paths = sysconfig.get_paths()
     if file and any(Path(file).is_relative_to(paths[key]) for key in ("purelib", "platlib")):
         return True
-    # It may be installed all the same, by a link to a folder. Such a process knows.
+    # It may still be installed, as a link to a folder: a process started like evotune's finds out.
     find = "import sys, importlib.util as u; sys.exit(u.find_spec(sys.argv[1]) is None)"
     return subprocess.run([sys.executable, "-P", "-c", find, top], check=False).returncode == 0
 
 
 def _scope(value: type | FunctionType) -> Mapping[str, Any]:
-    """The names that its code can use: those of functions around it, and of its module."""
+    """The names that the code can use: enclosing functions' variables and the module's globals."""
     functions = [value] if isinstance(value, FunctionType) else list(methods(value))
     names: dict[str, Any] = {}
     if isinstance(value, type):
@@ -191,13 +196,14 @@ def _scope(value: type | FunctionType) -> Mapping[str, Any]:
         for name, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=True
         ):
-            with contextlib.suppress(ValueError):  # nothing is in it yet
+            with contextlib.suppress(ValueError):  # the cell is still empty
                 names[name] = cell.cell_contents
     return names
 
 
 def _without_annotations(node: ast.stmt) -> ast.Module:
-    """A copy. Nobody evaluates annotations: the module begins with the future import."""
+    """A copy without annotations. They are never evaluated: the module that is made begins with
+    `from __future__ import annotations`."""
     copy = ast.parse(ast.unparse(node))
     for each in ast.walk(copy):
         if isinstance(each, ast.arg):
@@ -210,7 +216,8 @@ def _without_annotations(node: ast.stmt) -> ast.Module:
 
 
 def _globals_of(tree: ast.Module) -> set[str]:
-    """The names that the code takes from its module, builtins apart unless they are hidden."""
+    """The global names that the code uses. Builtins are among them; `_define` skips a builtin
+    unless the module hides it."""
     found: set[str] = set()
     tables = [symtable.symtable(ast.unparse(tree), "<class>", "exec")]
     top = tables[0]
@@ -225,7 +232,7 @@ def _globals_of(tree: ast.Module) -> set[str]:
 
 
 def _dotted_names(tree: ast.Module) -> set[str]:
-    """`xml.etree.ElementTree` wherever the code says so."""
+    """The dotted names in the code, such as `xml.etree.ElementTree`."""
     return {ast.unparse(node) for node in ast.walk(tree) if _is_dotted(node)}
 
 

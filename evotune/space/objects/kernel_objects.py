@@ -72,9 +72,11 @@ class Workspace(Described):
 class Launch(Described):
     """A launch on a GPU: `grid` blocks of `block` threads, each in x, y and z.
 
-    `shared_bytes` is the dynamic shared memory of a block, `entry` another function of the same
-    source, `when` a condition without which the launch is left out. Triton decides `block` and
-    `shared_bytes` itself.
+    - `shared_bytes`: the dynamic shared memory of a block.
+    - `entry`: another function of the same source.
+    - `when`: a condition; the launch is left out where it does not hold.
+
+    Triton decides `block` and `shared_bytes` itself.
 
     >>> Launch(grid=["ceil_div(n, BLOCK)"], block=["BLOCK"]).block
     ['BLOCK']
@@ -136,7 +138,7 @@ class Kernel(Described):
     alternative: str | None = None
 
     def to_data(self) -> Mapping[str, object]:
-        """`source` is as given: the space knows its root."""
+        """The kernel's mapping. `source` is as given: the space makes it relative to its root."""
         source = self.source
         if source is None and self.source_text is not None:
             source = f"{self.name or self.entry}{self.suffix}"

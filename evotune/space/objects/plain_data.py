@@ -1,4 +1,4 @@
-"""From Python values to the plain data of a space file: `plain`."""
+"""Turns Python values into the plain data of a space file: `plain`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Described(ABC):
 
     @abstractmethod
     def to_data(self) -> Mapping[str, object]:
-        """The mapping. Keys of None are left out: the file's own defaults hold."""
+        """The mapping. A key whose value is None is left out, so that the file's default holds."""
 
 
 def plain(value: object, path: DataPath, place: Callable[[DataPath], str]) -> Data:
-    """The value as YAML would give it; SpaceError for one that no file can hold.
+    """The value as YAML would give it; SpaceError for a value that no file can hold.
 
-    `path` leads to the value from the top of the space, and `place` names what is there.
+    `path` leads to the value from the top of the space, and `place` names it in messages.
     """
     position = Position(place=place(path))
     if len(path) >= MAX_DEPTH:

@@ -1,4 +1,4 @@
-"""Where the source of a class or a function stands, also in a notebook's cell: `find_source`."""
+"""Finds the source of a class or a function, also in a notebook's cell: `find_source`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Piece:
 
 
 def find_source(value: type | FunctionType) -> Piece | None:
-    """None when there is no text of it: it was typed at a prompt, or generated.
+    """The source of a class or a function; None without one: it was typed at a prompt or generated.
 
-    `inspect.getsource` looks for a class in its module's file, and a notebook has none. The code
-    of a method says where it stands, in a cell as well.
+    `inspect.getsource` looks for a class in its module's file, and a notebook has none. But a
+    method's code object names its file and line, in a cell as well.
     """
     for file, line in _places(value):
         lines = linecache.getlines(file)
@@ -36,7 +36,7 @@ def find_source(value: type | FunctionType) -> Piece | None:
             continue
         try:
             tree = ast.parse("".join(lines))
-        except (SyntaxError, ValueError):  # a cell with a magic command, or another text by now
+        except (SyntaxError, ValueError):  # a cell with a magic command, or changed since
             continue
         node = _defining(tree, value, line)
         if node is not None:
@@ -50,8 +50,8 @@ def find_source(value: type | FunctionType) -> Piece | None:
 def _places(value: type | FunctionType) -> Iterator[tuple[str, int]]:
     """(file, a line inside the definition); 0 for an unknown line.
 
-    A script's code names its file as the command line did, which may mean another file by now: so
-    the module's own file comes next.
+    A script's code names its file as the command line did. That path may mean another file by now,
+    so the module's own file comes next.
     """
     functions = [value] if isinstance(value, FunctionType) else list(methods(value))
     lines = [function.__code__.co_firstlineno for function in functions]
@@ -74,7 +74,7 @@ def methods(kind: type) -> Iterator[FunctionType]:
 def _defining(
     tree: ast.Module, value: type | FunctionType, line: int
 ) -> ast.ClassDef | ast.FunctionDef | None:
-    """The innermost definition of that name around the line; of several, the last."""
+    """The innermost definition of that name around the line; the last one of several."""
     wanted = ast.ClassDef if isinstance(value, type) else ast.FunctionDef
     found = None
     for node in ast.walk(tree):

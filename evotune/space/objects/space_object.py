@@ -29,9 +29,9 @@ _OF_THE_KERNELS = ("kernel", "kernels")
 class Space:
     """A kernel, its tunable parameters and the problem that it solves.
 
-    Each argument says what the key of that name says in a space file (docs/spaces.md), and has its
-    default. A space is checked when it is made: a mistake is a `SpaceError` that names the object,
-    as in `Space.parameters["BLOCK"]: expected at least 1 item, found 0`.
+    Each argument has the meaning and the default of the key of that name in a space file
+    (docs/spaces.md). A space is checked when it is made: a mistake is a `SpaceError` that names the
+    object, as in `Space.parameters["BLOCK"]: expected at least 1 item, found 0`.
 
     - `name`: the name in reports; the kernel's if not given. `description`: one line for readers.
     - `kernel`, or `kernels` if there are several: `CudaKernel`, `CppKernel`, `TritonKernel`.
@@ -50,7 +50,7 @@ class Space:
     - `baseline`: `torch:NAME`, or `torch:best` for the fastest one.
     - `objective`: "geomean_speedup", or ["speedup", "error"] for a Pareto front.
     - `deterministic`: False where two launches of any kernel may differ in bits.
-    - `default`: the configuration that the search starts from; `try_first`: those that follow.
+    - `default`: the configuration that the search starts from. `try_first`: the next ones.
     - `search`: strategy, population, elites, seed, lookahead.
     - `budget`: trials, minutes, compiles, speedup. `stop`: no_improvement, in trials.
     - `timeouts`: compile_s and trial_s, in seconds.
@@ -157,7 +157,7 @@ class Space:
 
     @functools.cached_property
     def written_files(self) -> Mapping[str, bytes]:
-        """Path under the root -> content: of kernels given as text, and of a problem's class."""
+        """Path under the root -> content, of kernels given as text and of a problem's class."""
         files = {
             str(self._kernel_data[name]["source"]): kernel.source_text.encode()
             for name, kernel in self._named_kernels.items()
@@ -169,7 +169,7 @@ class Space:
 
     @functools.cached_property
     def _root(self) -> Path:
-        """Absolute: the current directory may be another one later."""
+        """The root's absolute path, since the current directory may change later."""
         if self.root is None:
             return Path.cwd()
         text = plain(self.root, ("root",), self._place)
@@ -203,7 +203,7 @@ class Space:
 
     @functools.cached_property
     def _named_kernels(self) -> dict[str, Kernel]:
-        """The kernels by name; SpaceError for what is no kernel and for a name used twice."""
+        """The kernels by name. SpaceError for a value of another type, or a name used twice."""
         given: Sequence[object] = [] if self.kernel is None else [self.kernel]
         places = ["Space.kernel"]
         if self.kernels is not None:
@@ -239,7 +239,8 @@ class Space:
         }
 
     def _under_root(self, source: object) -> object:
-        """A file's path as seen from the root; one that lies elsewhere as it is, to be refused."""
+        """A file's path relative to the root. A path outside the root stays as it is, and the
+        reader refuses it."""
         if not isinstance(source, str | Path):
             return source
         path = Path(source)
@@ -269,7 +270,7 @@ class Space:
 
     @functools.cached_property
     def _problem_file(self) -> tuple[str, str]:
-        """(name, text) of the module that is made of the problem's class."""
+        """(file name, text) of the module that is made of the problem's class."""
         assert isinstance(self.problem, type)
         name, text = module_of_class(self.problem, Position(place="Space.problem"))
         taken = {str(data.get("source")) for data in self._kernel_data.values()}

@@ -15,7 +15,8 @@ _WIDTH = 100
 
 
 class _Dumper(yaml.SafeDumper):
-    """Lists and mappings of scalars on one line, text quoted where YAML 1.2 would not read text."""
+    """Writes lists and mappings of scalars on one line, and quotes text that YAML 1.2 would not
+    read as text."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -1,1 +1,1 @@
-"""From YAML text to checked values: parsing with positions, the schema, conversion."""
+"""Turns YAML text into checked values: parsing with positions, the schema, conversion."""

@@ -1,4 +1,4 @@
-"""From checked models to the values of `specs`, parsing expressions on the way."""
+"""Converts the checked models into the values of `specs`, and parses their expressions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ class Converter:
         return self.folder
 
     def _stated_root(self, stated: str) -> Path:
-        """One that is not there is told of by whoever looks for a file in it."""
+        """The root that the file states. A missing folder is no error yet: the first read of a file
+        in it reports that."""
         root, position = self.folder / stated, self.source.position(("root",))
         try:
             is_folder = stat.S_ISDIR(os.stat(root).st_mode)
@@ -169,7 +170,8 @@ class Converter:
         )
 
     def _language(self, name: str, kernel: KernelModel) -> Language:
-        """A file of another suffix is no source: a compiler's message about it tells its words."""
+        """The kernel's language. SpaceError for a file with another suffix: a compiler's message
+        about it would show the file's text."""
         stated = find_language(kernel.language) if kernel.language else None
         suffix = PurePosixPath(kernel.source).suffix
         languages: list[Language] = []
@@ -240,7 +242,7 @@ class Converter:
         )
 
     def _refuse_unknown(self, value: Value, known: Sequence[int], path: DataPath) -> None:
-        """A number that is none of them; what an expression gives is known only later."""
+        """SpaceError for a number that is not in `known`. An expression's value is known later."""
         if type(value) is int and value not in known:
             span = f"{known[0]} to {known[-1]}" if isinstance(known, range) else ""
             words = span or "one of " + ", ".join(map(str, known))
@@ -293,7 +295,8 @@ class Converter:
     def _refuse_decided(
         self, kernel: KernelModel, language: Language, launch: LaunchModel, place: DataPath
     ) -> None:
-        """SpaceError for what the language's compiler decides; the kernel's own entry may stand."""
+        """SpaceError for a key that the language's compiler decides. `entry` may be given if it is
+        the kernel's own."""
         for key, reason in language.decided.items():
             value = getattr(launch, key)
             if value is not None and (key != "entry" or value != kernel.entry):

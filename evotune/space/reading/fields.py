@@ -1,4 +1,4 @@
-"""The scalars and short lists of a space file that many of its parts use."""
+"""The types of scalars and short lists that many parts of a space file use."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Grid = Annotated[list[ExpressionField], Field(min_length=1, max_length=3)]
 
 
 class _Language:
-    """A language that a backend has. Installed packages are looked at for one that is not ours."""
+    """A backend's language. Installed packages are searched for a name that evotune lacks."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

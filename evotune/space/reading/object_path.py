@@ -16,7 +16,7 @@ _DOMAINS = ("values", "range", "pow2", "choices", "bool")
 
 
 def object_path(path: DataPath, data: Data) -> str:
-    """`path` leads from the top of `data`, a space's values as YAML has them."""
+    """The path of the object that gave the value at `path` in `data`, the space's plain data."""
     match path:
         case ():
             start, rest = "Space", ""
@@ -41,7 +41,7 @@ def class_name(language: str) -> str:
 
 
 def _kernel(name: str, data: Data) -> str:
-    """The class of the only kernel, else which of the kernels it is."""
+    """`CudaKernel` for an only kernel, `Space.kernels[1]` for one of several."""
     kernels = data.get("kernels") if isinstance(data, dict) else None
     if not isinstance(kernels, dict) or name not in kernels:
         return "Space.kernels"
@@ -52,7 +52,8 @@ def _kernel(name: str, data: Data) -> str:
 
 
 def _in_parameter(steps: Sequence[str | int]) -> str:
-    """`ints(1, 4)[0]` is the 1, whatever the key of its numbers is called in a space file."""
+    """The path inside a parameter: `[0]` for the 1 of `ints(1, 4)`. The space file's key of these
+    numbers (`range`) is left out."""
     return _subscripts(steps[1:]) if steps and steps[0] in _DOMAINS else _attributes(steps)
 
 
@@ -61,7 +62,7 @@ def _subscripts(path: Sequence[str | int]) -> str:
 
 
 def _attributes(path: Sequence[str | int]) -> str:
-    """Steps into an object; a mapping among its fields has keys that the user chose."""
+    """The path inside an object. Keys that the user chose, as in `workspace`, are subscripts."""
     text, before = "", None
     for step in path:
         if isinstance(step, int) or before in _NAMED_BY_THE_USER:

@@ -1,4 +1,4 @@
-"""The parameters of a validated space file, and the values that it gives them."""
+"""Converts the parameters of a validated space file, and checks the values that it gives them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KERNEL = "KERNEL"
 
 
 class ParameterConverter:
-    """Raises SpaceError at the place of a mistake."""
+    """Converts the parameters of one file. SpaceError at the place of a mistake."""
 
     def __init__(self, source: YamlSource, model: SpaceModelFile) -> None:
         self.source = source

@@ -1,7 +1,7 @@
-"""The shape of a space file, as pydantic models: the border where YAML is checked.
+"""A space file as pydantic models, which check the data that was read from YAML.
 
-The committed `space.schema.json` is generated from here for editors (`schema_text`).
-What the models accept is turned into the frozen values of `specs` by `document`.
+The committed `space.schema.json` is generated from here for editors (`schema_text`), and so are
+tables in docs/spaces.md. `document` turns the checked models into the frozen values of `specs`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_CONSTRAINTS = 256
 
 
 def _form(value: object) -> str:
-    """Which alternative of a field that has a short and a long form `value` is."""
+    """The form of a value (mapping, list or text), for fields with a short and a long form."""
     if isinstance(value, dict):
         return "mapping"
     return "list" if isinstance(value, list) else "text"
@@ -92,7 +92,7 @@ class TensorMapModel(SpaceModel):
 
 
 def _is_map(value: object) -> bool:
-    """Whether an argument, or what its writer meant, is a tensor map."""
+    """Whether an argument is a tensor map, or was meant as one."""
     keys = value.keys() if isinstance(value, dict) else getattr(value, "model_fields_set", ())
     return "tensor_map" in keys or "box" in keys
 

@@ -1,4 +1,4 @@
-"""How a space file says how to search, and for how long."""
+"""The keys `search`, `budget`, `stop` and `timeouts` of a space file, as pydantic models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all mappings of a space file have in common: strict types and no unknown keys."""
+"""The base of all models of a space file: strict types and no unknown keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from evotune.space.suggest import did_you_mean
 
 
 class SpaceModel(BaseModel):
-    """Strict types, no unknown keys. `what` names it in messages."""
+    """A mapping of a space file, with strict types and no unknown keys. `what` names it in
+    messages."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True

@@ -1,4 +1,4 @@
-"""YAML text to plain data, remembering where every key and value stands in the file.
+"""Reads YAML text into plain data, and keeps the position of every key and value.
 
 The data is built from PyYAML's event stream, so nothing recurses before the depth has
 been checked. Scalars mean what YAML 1.2's core schema says: only `true` and `false` are
@@ -90,7 +90,7 @@ class YamlSource:
     keys: dict[DataPath, Position] = field(default_factory=dict)
 
     def position(self, path: DataPath) -> Position:
-        """Where the value at `path` stands, or the innermost one around it that exists.
+        """The position of the value at `path`, or of the innermost one around it that exists.
 
         Steps that are not in the file are skipped: validators add some of their own.
         """
@@ -105,7 +105,7 @@ class YamlSource:
 
 
 def read_yaml(path: Path) -> YamlSource:
-    """Reads one YAML file; every way it can be unreadable is a SpaceError."""
+    """Reads one YAML file. SpaceError when it cannot be read, whatever the cause."""
     file = str(path)
     try:
         raw = read_regular(path, MAX_BYTES + 1)
@@ -141,7 +141,7 @@ def parse_yaml(text: str, file: str = "") -> YamlSource:
             line=mark.line + 1 if mark else 1,
             column=mark.column + 1 if mark else 1,
         ) from error
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: "\\UFFFFFFFF"
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: for "\\UFFFFFFFF"
         raise SpaceError(f"not valid YAML: {shorten(str(error), 160)}", file=file) from error
     if text.startswith(MADE_OF_OBJECTS):
         _name_objects(source)
@@ -149,7 +149,7 @@ def parse_yaml(text: str, file: str = "") -> YamlSource:
 
 
 def _name_objects(source: YamlSource) -> None:
-    """Gives every position the path of the object that said what stands there."""
+    """Gives every position the path of the Python object that its value came from."""
     for positions in (source.values, source.keys):
         for path, position in positions.items():
             place = object_path(path, source.data)
@@ -267,13 +267,13 @@ def _scalar(event: yaml.ScalarEvent, tag: str | None, position: Position) -> Sca
 
 
 def check_text(text: str, position: Position) -> None:
-    """SpaceError for a control character, a line's end and a tab apart."""
+    """SpaceError for a control character other than a line end or a tab."""
     if _CONTROL.search(text):
         raise position.error("control characters are not allowed")
 
 
 def check_number(number: float, position: Position, text: str = "") -> None:
-    """SpaceError for one that no expression can use; `text` says how the file spells it."""
+    """SpaceError for a number that no expression can use. `text` is its spelling in the file."""
     if isinstance(number, int):
         if abs(number) >= 10**MAX_INTEGER_DIGITS:
             raise position.error(f"an integer has at most {MAX_INTEGER_DIGITS} digits")
@@ -282,7 +282,7 @@ def check_number(number: float, position: Position, text: str = "") -> None:
 
 
 def plain_value(text: str, position: Position) -> Scalar:
-    """What a plain scalar means under YAML 1.2's core schema."""
+    """The value of a plain scalar under YAML 1.2's core schema."""
     if text in _LITERALS:
         return _LITERALS[text]
     if _DECIMAL.fullmatch(text):
