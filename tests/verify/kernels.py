@@ -39,7 +39,7 @@ def plan(*workspaces: Workspace) -> LaunchPlan:
 
 
 def kernel(case: Case, compute: Compute, after: Callable[[Memory], None] | None = None):  # type: ignore[no-untyped-def]
-    """Reads q, k, v and writes out through their addresses, then does what `after` says.
+    """A kernel that reads q, k, v and writes out through their addresses, then calls `after`.
 
     The arrays that `after` gets reach one element beyond each end of the buffer.
     """
