@@ -1,4 +1,4 @@
-"""Leftovers of native code in its process are found after every cheat and no honest kernel.
+"""A session finds the leftovers of every cheat in its process, and none of honest kernels.
 
 The kernels are those of data/leftovers.cpp. One process (`leaving.py`) runs them all, each in a
 session like a device worker's.

@@ -1,4 +1,4 @@
-"""Tensor maps: maps that the driver would refuse, passing to other processes, encoding."""
+"""Tensor maps: maps that the driver would refuse, plans that cross processes, encoding."""
 
 from __future__ import annotations
 

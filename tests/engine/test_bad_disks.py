@@ -20,7 +20,8 @@ TRIALS = 120
 
 
 def _limited(command: list[str], kib: int) -> subprocess.CompletedProcess[str]:
-    """Runs `command` with files of at most `kib` KiB: more fails as on a full disk."""
+    """Runs `command` with files of at most `kib` KiB: a write beyond that fails as on a full
+    disk."""
     script = f"ulimit -f {kib} && exec {shlex.join(command)}"
     return subprocess.run(
         ["bash", "-c", script], capture_output=True, text=True, timeout=300, check=False

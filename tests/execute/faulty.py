@@ -27,7 +27,7 @@ SPACE = ROOT / "tests" / "data" / "faulty" / "faulty.yaml"
 
 
 def space_text(name: str, more: str) -> str:
-    """A space of the faulty kernel; `more` are its parameters and what comes after them."""
+    """A space of the faulty kernel; `more` is the rest of its text, from the parameters on."""
     return f"""
 name: {name}
 root: {SPACE.parent}

@@ -166,7 +166,7 @@ def test_the_cache_lies_where_the_user_says(monkeypatch: pytest.MonkeyPatch) -> 
     assert default_cache_dir() == Path("/xdg/evotune")
 
 
-# --- what is in a job's key ------------------------------------------------------------------
+# --- the contents of a job's key -------------------------------------------------------------
 
 
 @pytest.fixture

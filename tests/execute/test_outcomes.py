@@ -43,7 +43,8 @@ FAULTS = {
     "unwritten_rows": (OutcomeKind.NAN, "32 of them never written"),
     "out_of_bounds": (OutcomeKind.OUT_OF_BOUNDS, "wrote outside out"),
     "mutates_input": (OutcomeKind.OUT_OF_BOUNDS, "changed its input k"),
-    "late_mutates_input": (OutcomeKind.OUT_OF_BOUNDS, "changed its input q"),  # timed or watched
+    # It changes the input while it is timed or watched.
+    "late_mutates_input": (OutcomeKind.OUT_OF_BOUNDS, "changed its input q"),
     "nondeterministic": (OutcomeKind.NONDETERMINISTIC, "differ between two equal launches"),
     "state_between_calls": KEPT,
     "skips_when_written": KEPT,

@@ -258,7 +258,7 @@ def test_a_champion_is_timed_on_while_it_is_in_doubt_whether_it_leads() -> None:
     assert samples(noise=0.001) < usual  # its interval is narrow soon
     assert usual < samples(noise=0.06) < 4 * usual
     assert samples(noise=0.3) == 4 * usual  # the extra rounds are limited
-    # No extra rounds when the candidate surely does not beat the leader by what matters.
+    # No extra rounds if the candidate surely does not beat the leader by more than `doubt`.
     assert samples(noise=0.06, leader_speedup=1.6) == usual
     assert samples(noise=0.06, leader_speedup=1.2) == samples(noise=0.06)
     # Over nine cases the mean is known well enough without extra rounds.

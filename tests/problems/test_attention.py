@@ -280,7 +280,7 @@ def test_edge_cases_keep_what_is_compiled_in() -> None:
         assert {edge.symbols[name] for edge in edges} == {this.symbols[name]}
 
 
-# --- what is refused ----------------------------------------------------------------------
+# --- refused shapes and names -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

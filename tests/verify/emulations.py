@@ -1,8 +1,8 @@
 """Right and wrong ways of computing attention, as kernels would, written with PyTorch.
 
-Unless a way says otherwise, all sums are in float32. In half precision the weights are rounded once
-before they are multiplied with v. A way gets a `Problem` and gives the output, which `compute`
-rounds to the dtype.
+Sums are in float32 unless a way says otherwise, and in the order that it says. In half precision
+the weights are rounded once before they are multiplied with v. A way gets a `Problem` and gives the
+output, which `compute` rounds to the dtype.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ def test_no_byte_between_sets_is_unwatched() -> None:
     for place in range(begin - 4096, begin + 64, 64):
         _poke(place, 0)
         assert damage(buffers)
-        _poke(place, 0xFA)  # the places are even
+        _poke(place, 0xFA)  # the guard's byte at even places
     assert damage(buffers) == ""
 
 
