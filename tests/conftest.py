@@ -15,10 +15,10 @@ import evotune
 from evotune.user_code import trust
 
 # PyTorch's threads rest while they wait: spinning ones take the cores of the other tests, and a
-# suite on two cores takes several times as long. To be set before torch is imported.
+# suite on two cores takes several times as long. This must be set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# How long an example takes says how busy the machine is.
+# No deadline: how long an example takes depends on how busy the machine is.
 settings.register_profile("evotune", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("evotune")
 
@@ -38,15 +38,15 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _agreed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody agreed to a test's kernels and problems, which lie in folders of their own. A
-    command line asks as ever."""
+    """Agrees to the tests' kernels and problems, which lie in folders outside the working folder.
+    The command line replaces `trust.ask`, so a command asks as it does for a user."""
     monkeypatch.setattr(trust, "ask", lambda paths: True)
     monkeypatch.setattr(trust, "_agreed", set())
 
 
 @pytest.fixture
 def nobody_agreed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To anything, in this process or an earlier one."""
+    """Nobody has agreed to execute any file, in this process or an earlier one."""
     monkeypatch.setenv("EVOTUNE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(trust, "ask", lambda paths: False)
     monkeypatch.setattr(trust, "_agreed", set())

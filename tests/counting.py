@@ -1,4 +1,4 @@
-"""Work in calls of functions: the same on an idle machine and on a busy one, unlike time."""
+"""Counts function calls: a measure of work that, unlike time, is the same on a busy machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No module needs, however late it imports, a module that needs it."""
+"""No modules import each other in a circle, even by imports inside functions."""
 
 from __future__ import annotations
 

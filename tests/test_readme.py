@@ -1,4 +1,4 @@
-"""What README.md shows is what the code does."""
+"""The space, the commands and the options that README.md shows are valid."""
 
 from __future__ import annotations
 

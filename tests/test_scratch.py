@@ -1,4 +1,4 @@
-"""Temporary folders go away with their owner, or when the next one is made."""
+"""A temporary folder is removed when its owner ends; a killed owner's, when the next is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which code evotune executes: what lies here, what ships with it, what somebody agreed to."""
+"""evotune executes code in the working folder, code that ships with it, and code agreed to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HASH = "0" * 64
 
 @pytest.fixture
 def folders(nobody_agreed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """`here`, the working folder, and `elsewhere`."""
+    """A folder with `here`, the working folder, and `elsewhere`."""
     for name in ("here", "elsewhere"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -34,7 +34,7 @@ def kernel(folder: Path, content: bytes = CODE) -> dict[Path, bytes]:
 
 
 def copies_of_a_run(folder: Path) -> Path:
-    """A run's folder, with the place for its sources."""
+    """Makes a run's folder; the path of its sources."""
     folder.mkdir(parents=True)
     (folder / "store.sqlite").touch()
     return folder / "sources"
@@ -49,7 +49,7 @@ def refused(files: dict[Path, bytes]) -> str:
 
 def test_code_under_the_working_folder_is_executed_wherever_its_copies_lie(folders: Path) -> None:
     Trust().require(kernel(folders / "here" / "kernels"))
-    Trust().require(kernel(folders / "elsewhere"))  # in a new process
+    Trust().require(kernel(folders / "elsewhere"))  # a new `Trust` is like a new process
 
 
 def test_code_from_elsewhere_is_refused_by_its_name_and_asked_about_once(folders: Path) -> None:
@@ -71,7 +71,7 @@ def test_code_from_elsewhere_is_refused_by_its_name_and_asked_about_once(folders
 def test_what_a_run_carries_is_asked_about_also_under_the_working_folder(folders: Path) -> None:
     files = kernel(copies_of_a_run(folders / "here" / "runs" / "received") / "kernels")
     assert "k.cpp, which came with a run's folder: read it, then add --trust" in refused(files)
-    Trust().require(kernel(folders / "here"))  # the same content, but of one's own
+    Trust().require(kernel(folders / "here"))  # the same content, in a file of the user's own
     Trust().require(files)
 
 
@@ -146,7 +146,7 @@ def test_where_nothing_can_be_kept_it_is_asked_again(
         ({"EVOTUNE_STATE_DIR": "{}/a", "XDG_STATE_HOME": "{}/b"}, "a/agreed"),
         ({"XDG_STATE_HOME": "{}/b"}, "b/evotune/agreed"),
         ({"XDG_STATE_HOME": ""}, "home/.local/state/evotune/agreed"),
-        # As the standard for it says; a relative path would be a file of the folder's maker.
+        # The XDG standard ignores relative paths: such a file could come from the folder's maker.
         ({"XDG_STATE_HOME": "here"}, "home/.local/state/evotune/agreed"),
         ({"EVOTUNE_STATE_DIR": "here"}, None),
     ],

@@ -1,4 +1,4 @@
-"""Packages that a test installs: a folder of modules and metadata on the search path."""
+"""Installs packages for tests: a folder of modules and metadata on the search path."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ HERE = Path(__file__).parent
 def install(
     site: Path, name: str, modules: Mapping[str, Path | str], points: Mapping[str, str]
 ) -> None:
-    """The package `name` into `site`. `modules`: file name -> file or text; `points`: the group and
-    the name of an entry point, as `backends toy`, -> its target."""
+    """Installs the package `name` into `site`.
+
+    - modules: file name -> file or text
+    - points: group and name of an entry point, such as `backends toy` -> its target
+    """
     for file, source in modules.items():
         path = site / file
         path.parent.mkdir(parents=True, exist_ok=True)

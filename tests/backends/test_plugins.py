@@ -43,7 +43,7 @@ search: {strategy: STRATEGY}
 
 
 class Machine:
-    """Where packages are installed into `site`, and a space lies in the working folder."""
+    """A folder `site` for packages, and a working folder with a space."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,7 +72,7 @@ class Machine:
         )
 
     def report(self, *limits: str) -> dict[str, Json]:
-        """Of a run of the space within the limits."""
+        """Runs the space within the limits; the run's report."""
         done = self.evotune("run", "space.yaml", *limits, "--champions", "1", "--trust")
         assert done.returncode == 0, done.stdout + done.stderr
         found: dict[str, Json] = json.loads(

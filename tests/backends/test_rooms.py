@@ -15,23 +15,23 @@ from evotune.languages import own_languages
 PACKAGE = Path(evotune.__file__).parent
 ROOMS = PACKAGE / "backends"
 EXCEPTIONS = {
-    # Where torch makes tensors of a problem.
+    # The torch device on which a problem's tensors are made.
     "problems/base.py": {"cpu"},
     "problems/attention.py": {"cpu"},
     "problems/user.py": {"cpu"},
     "problems/examination.py": {"cpu"},
     "verify/pool.py": {"cpu"},
     "verify/altered.py": {"cpu"},
-    # Classes of the API that are each for one language.
+    # Each of these API classes is for one language.
     "space/objects/kernel_objects.py": {"cpp", "cuda", "triton", ".cpp", ".cu"},
-    # Words of a help text.
+    # Part of a help text.
     "cli/options.py": {"auto|cpu|cuda:N|NAME"},
 }
-"""File -> literals that it may have."""
+"""File -> the literals that it may contain."""
 CUDA_ONLY = "cli/kernel_tuner/"
-"""It brings in scripts whose kernels are CUDA, and nothing else."""
+"""This folder imports scripts whose kernels are all CUDA."""
 ALSO_OTHERS = {".py"}
-"""Suffixes of files that are no kernels too."""
+"""Suffixes that files other than kernels have as well."""
 
 
 def names() -> set[str]:
@@ -51,7 +51,7 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
 
 
 def literals(tree: ast.Module) -> Iterator[str]:
-    """All but docstrings, of modules, functions and fields."""
+    """All string literals except the docstrings of modules, functions and fields."""
     words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and node not in words and isinstance(node.value, str):
@@ -59,7 +59,7 @@ def literals(tree: ast.Module) -> Iterator[str]:
 
 
 def is_named(literal: str, known: set[str]) -> bool:
-    """Whether the literal is a backend or a language, or a request for a device: no sentence."""
+    """Whether the literal names a backend or a language, or requests a device. No sentence does."""
     parts = {part for word in literal.split("|") for part in (word, word.partition(":")[0])}
     return " " not in literal and not parts.isdisjoint(known)
 

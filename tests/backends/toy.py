@@ -25,7 +25,7 @@ from evotune.trial import Json, OutcomeKind
 
 
 class ToyCompiler:
-    """Keeps the source with the configuration's values, if it is Python at all."""
+    """Stores the source together with the configuration's values, if it is valid Python."""
 
     def version(self) -> str:
         return "toy 1"
@@ -43,7 +43,7 @@ class ToyCompiler:
 
 
 class ToySession(CpuSession):
-    """Calls as on the CPU; only loading and binding are its own."""
+    """A CPU session that loads and binds Python functions."""
 
     def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
         made = json.loads(path.read_text())

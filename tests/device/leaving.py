@@ -2,8 +2,9 @@
 
     python leaving.py LIBRARY REPEATS KERNEL...
 
-Each gets a session of its own, which takes the state as it finds it: only what would go on, or
-would hide what the next one does, is undone.
+Each kernel gets a session of its own, which takes the process's state as it finds it. Between
+kernels only two kinds of leftovers are undone: those that would go on working, and those that would
+hide a change by the next kernel.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from evotune.backends.cpu.device import CpuSession
 from evotune.device.launch import Argument, LaunchPlan
 
 DEFAULTS = {-6: 0, -3: 32 << 20, -1: 64 << 20}
-"""Of mallopt: M_PERTURB, M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, as a session sets them."""
+"""mallopt's M_PERTURB, M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, as a session sets them."""
 
 
 def words_about(library: Path, kernel: str, repeats: int) -> list[str]:
-    """Of so many trials of the kernel in one session, what was said of it, if anything was."""
+    """All that a session says about the kernel in `repeats` trials; empty if it says nothing."""
     session = CpuSession()
     plan = LaunchPlan(kernel, (Argument("tensor", "x"),), (), ())
     x, y = torch.ones(64), torch.ones(512, 512)

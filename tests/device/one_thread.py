@@ -1,6 +1,6 @@
-"""A thread of PTX, interpreted: just the instructions that `ptx_late_copies` writes.
+"""Interprets one thread of PTX, with only the instructions that `ptx_late_copies` writes.
 
-Memory is bytes by space. Original cp.async instructions are not executed but counted.
+Each memory space is an array of bytes. Original cp.async instructions are not executed but counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A function that takes something else than the space gives is found by the compiler."""
+"""The compiler finds a function whose parameters are not the arguments that the space gives."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_mistake_of_another_kind_is_told_as_without_the_check(
     [
         "namespace mine {\n%s}",  # the compiler knows it by another name, the loader by this one
         'extern "C" __global__ void g() {}',
-        "%s__device__ void f(short) {}",  # nobody knows which of two is meant
+        "%s__device__ void f(short) {}",  # the check cannot know which of two is meant
     ],
 )
 def test_a_function_that_the_check_cannot_name_is_let_pass(

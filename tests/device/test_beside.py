@@ -1,4 +1,4 @@
-"""What else works on the machine is named."""
+"""Other processes at work on the machine are named."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_an_error_names_its_line_and_no_folder_of_this_machine(tmp_path: Path) -
 
 
 def test_headers_are_found_from_the_including_file_only(tmp_path: Path) -> None:
-    """Were the root searched as well, `<common/h.h>` would bring in a file that no scan saw."""
+    """If the root were searched as well, `<common/h.h>` would include a file that no scan saw."""
     (tmp_path / "common").mkdir()
     (tmp_path / "common" / "h.h").touch()
     (tmp_path / "k.cpp").write_text("#include <common/h.h>\n")
@@ -90,7 +90,8 @@ def test_a_function_that_is_not_there_is_named_with_what_may_be_wrong() -> None:
 
 
 def test_a_function_of_another_library_is_none_of_the_kernels(tmp_path: Path) -> None:
-    """A space could name `kill` as an entry, with arguments: no source would have to be foreign."""
+    """Otherwise a space could call `kill` as its entry, with arguments and without any source from
+    elsewhere."""
     (tmp_path / "k.cpp").write_text(
         "#include <cstdlib>\n#include <omp.h>\n"
         'extern "C" void scale(float*, float) { if (omp_in_parallel()) std::abort(); }\n'
@@ -197,7 +198,8 @@ def test_the_machine_code_does_not_depend_on_the_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("calls", "most"), [(20, 1), (9, 1), (5, 2), (2, 8)])
 def test_inputs_change_between_calls_one_write_a_pause(calls: int, most: int) -> None:
-    """A kernel that works after long pauses alone would be right whenever it is watched."""
+    """Otherwise a kernel that works only after long pauses would be right whenever it is
+    watched."""
     target = torch.zeros(8)
     seen: list[int] = []
     sampler = CpuSampler([lambda: seen.append(int(target.sum()))] * calls, lambda: None)

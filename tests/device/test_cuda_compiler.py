@@ -178,7 +178,7 @@ def test_a_header_is_found_only_where_the_cache_s_key_looks_for_it(
 
 
 def test_the_machine_code_is_whole(tmp_path: Path) -> None:
-    """ELF: the headers at the file's end end where the file ends."""
+    """In an ELF file the last table of headers ends where the file ends."""
     compiled(tmp_path, SOURCE)
     code = (tmp_path / "k.cubin").read_bytes()
     ends = []

@@ -1,4 +1,4 @@
-"""CUDA's errors in words, as torch and CuPy put them, and what becomes of the worker."""
+"""CUDA's errors, as torch and CuPy word them, give the outcome and say if the worker must end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headers that CUDA sources include in angle brackets: found, or told where to get them."""
+"""Headers that CUDA sources include in angle brackets are found, or the message has the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Occupancy as the hardware allocates, and what cannot be launched at all."""
+"""Occupancy by the hardware's rules of allocation, and launches that a device refuses."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ L4, A100, H200 = (dict(profiles.named(name).attributes) for name in ("l4", "a100
 
 # device, threads, registers, shared bytes -> blocks a multiprocessor, share of its warps
 KNOWN = [
-    (H200, 128, 128, 0, 4, 0.25),  # registers: 16 KiB-registers a block
-    (H200, 128, 32, 0, 16, 1.0),  # threads
-    (H200, 32, 16, 0, 32, 0.5),  # resident blocks
+    (H200, 128, 128, 0, 4, 0.25),  # limited by registers: 16,384 a block
+    (H200, 128, 32, 0, 16, 1.0),  # by threads
+    (H200, 32, 16, 0, 32, 0.5),  # by resident blocks
     (H200, 1024, 64, 0, 1, 0.5),
     (H200, 1024, 65, 0, 0, 0.0),  # 32 warps of 2304 registers are more than 65536
     (H200, 96, 255, 0, 2, 0.09375),  # 8 warps fit, 2 on each scheduler
     (H200, 128, 32, 65_536, 3, 0.1875),  # 64 KiB and 1 KiB reserved, of 228
     (H200, 128, 32, 232_448, 1, 0.0625),
     (H200, 128, 32, 232_449, 0, 0.0),
-    (H200, 33, 16, 0, 32, 1.0),  # a started warp counts
+    (H200, 33, 16, 0, 32, 1.0),  # a partly filled warp counts as a whole one
     (L4, 128, 128, 0, 4, 4 * 4 / 48),
     (L4, 128, 40, 0, 12, 1.0),
     (L4, 64, 16, 0, 24, 1.0),
     (L4, 1024, 32, 0, 1, 32 / 48),
     (L4, 128, 32, 101_376, 1, 4 / 48),
-    (L4, 128, 32, 50_176, 2, 8 / 48),  # 49 KiB and the reserved one, twice
+    (L4, 128, 32, 50_176, 2, 8 / 48),  # 49 KiB and the reserved 1 KiB, twice
     (L4, 128, 32, 50_177, 1, 4 / 48),
     (A100, 256, 168, 0, 1, 0.125),
     (A100, 256, 128, 83_968, 1, 0.125),

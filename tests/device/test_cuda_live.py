@@ -35,7 +35,7 @@ class Nvml:
         ("2,3", Nvml, "GPU-at-0000:00:00.0"),
         ("2,3", None, "2"),
         ("", None, "0"),
-        # A slice of a GPU: the GPU's own name would show another slice, or none.
+        # A slice of a GPU: with the GPU's own name a worker would see another slice, or none.
         ("MIG-5c1f", Nvml, "MIG-5c1f"),
     ],
 )

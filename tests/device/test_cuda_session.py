@@ -22,7 +22,7 @@ from evotune.verify.pool import InputPool
 
 
 class Memory:
-    """Of a GPU on which calls that ran before hold all there is until the cache is emptied."""
+    """A GPU's memory: earlier calls hold all of it until the allocator's cache is emptied."""
 
     def __init__(self, patch: pytest.MonkeyPatch, *, enough: bool) -> None:
         self.enough = enough
@@ -52,7 +52,7 @@ def opened() -> CudaSession:
 
 
 def test_the_inputs_of_a_trial_on_a_large_shape_fit_an_l4(monkeypatch: pytest.MonkeyPatch) -> None:
-    total_bytes = 23_034 << 20  # of the 24 GiB
+    total_bytes = 23_034 << 20  # of an L4's 24 GiB
     monkeypatch.setattr(torch, "zeros", lambda count, device: torch.ones(count))
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
@@ -87,7 +87,7 @@ def test_a_capture_that_needs_more_than_there_is_says_so(monkeypatch: pytest.Mon
 
 
 class BrokenGraph:
-    """A capture that an error has invalidated, which says so or warns that nothing is in it."""
+    """A capture that an error has invalidated: its end raises, or warns that it is empty."""
 
     ended = 0
     warns = False

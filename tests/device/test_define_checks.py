@@ -1,4 +1,4 @@
-"""A name that a header defines again is told; no right kernel is refused."""
+"""A parameter's name that a header defines again is an error; no right kernel is refused."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_a_relative_name_leads_to_no_other_file(tmp_path: Path, name: str) -> No
 
 
 def test_a_name_that_looks_like_two_in_the_list_is_refused(tmp_path: Path) -> None:
-    """A line end in a file's name would be one between names."""
+    """A line end in a file's name would look like the end of one name in the list."""
     root = tmp_path / "root"
     hidden = root / "k.cpp\n" / "usr" / "include" / "stdio.h"
     hidden.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""One run at a time on a GPU."""
+"""Only one run at a time measures on a GPU."""
 
 from __future__ import annotations
 

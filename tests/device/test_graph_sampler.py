@@ -1,4 +1,4 @@
-"""When a GPU reaches a sample's first event before its graph is queued: taken again."""
+"""A sample is taken again if the GPU reached its first event before its graph was queued."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evotune.backends.cuda.graphs import GraphSampler
 
 
 class Event:
-    """Of a GPU that gets there early for the next `early` samples."""
+    """An event that the GPU reaches too early in the next `early` samples."""
 
     early = 0
 
@@ -57,7 +57,7 @@ def test_a_late_sample_is_taken_again_with_twice_the_head_start(slept: list[int]
     Event.early = 2
     assert sampler().time_us() == 500.0
     assert slept == [60_000, 120_000, 240_000]
-    other = sampler()  # that it takes longer on this machine is known from now on
+    other = sampler()  # samplers know from now on that this machine needs a longer head start
     other.time_us()
     assert 230_000 < slept[-1] < 240_000
 

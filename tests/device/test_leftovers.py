@@ -1,7 +1,7 @@
-"""What native code leaves behind in its process: found in a cheat, and in no honest kernel.
+"""A session finds the leftovers of every cheat in its process, and none of honest kernels.
 
-The kernels are those of data/leftovers.cpp, each in a session as a device worker has it, in one
-process for all (`leaving.py`).
+The kernels are those of data/leftovers.cpp. One process (`leaving.py`) runs them all, each in a
+session like a device worker's.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CHEATS = {
     "variable": "changed the environment variable OMP_NUM_THREADS",
     "working_folder": "changed the working folder",
     "file_modes": "changed the mask of new files' modes",
-    # Leave something at work
+    # These leave something at work
     "spinner": "busy after it returned",
     "helper_at_half": "busy",
     "helper_at_a_tenth": "busy",
@@ -60,7 +60,7 @@ CHEATS = {
 }
 WORKING = [name for name, words in CHEATS.items() if words.startswith("busy")]
 _ONE_CORE = len(os.sched_getaffinity(0)) == 1
-_ALIKE = {"affinity", "threads_of_openmp"} if _ONE_CORE else set()  # as they were
+_ALIKE = {"affinity", "threads_of_openmp"} if _ONE_CORE else set()  # change nothing on one core
 
 
 @pytest.fixture(scope="module")

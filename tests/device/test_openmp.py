@@ -1,4 +1,4 @@
-"""One OpenMP runtime and one pool for PyTorch and the kernels beside it."""
+"""PyTorch and the kernels beside it share one OpenMP runtime and one pool of threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delays and late copies in PTX: where they are put, what they do, and that it assembles."""
+"""Delays and late copies in PTX: their places, their effect, and that the PTX assembles."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ CLOSE = "cp.async.commit_group;\n"
 
 
 def seen(body: str, source: bytes) -> tuple[list[bytes], int]:
-    """What shared memory held at each `look`, and how many copies were left as they were."""
+    """The contents of shared memory at each `look`, and the number of copies left unchanged."""
     ptx, _ = with_late_copies(f".visible .entry k(\n)\n{{\n{body}}}\n")
     thread = Thread(ptx, bytearray(16 * 128), source)
     thread.run()

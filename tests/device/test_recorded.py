@@ -315,8 +315,8 @@ def test_any_changed_byte_is_read_or_refused(position: int, byte: int, finished:
 
 
 def test_a_finished_cache_is_read_as_one_that_was_being_written() -> None:
-    """They take different ways: numbers as the domain has them, failures of both kinds, whatever
-    else an entry holds."""
+    """Two readers do this, and must agree: on numbers in the form of the domain, on failures of
+    both kinds, and whatever else an entry holds."""
     cache = {
         "a": entry(16.0, "row", 1),
         "b": {**entry(32, "row", "RuntimeFailedConfig"), "times": [1.0, {"time": 5.0}]},

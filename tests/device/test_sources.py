@@ -22,7 +22,7 @@ Make = Callable[..., Path]
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Make:
-    """Makes a root with these files: `tree(main="…", **{"a/b.h": "…"})`; main is k/main.cpp."""
+    """Makes a root with these files: `tree("…", {"a/b.h": "…"})`; the first is k/main.cpp."""
 
     def make(main: str | bytes, files: dict[str, str] | None = None) -> Path:
         root = tmp_path / "root"
@@ -78,7 +78,7 @@ SPELLINGS = [
     'auto r = R"x( )\\\nx" /* )x";\n#include "h.h"\n/* */',
     '#if 0\n#elif 1\n#include "h.h"\n#endif',
 ]
-# Only GCC joins lines where blanks follow the backslash: here the second line is a directive.
+# Only GCC joins lines where blanks follow the backslash: to NVRTC the second is a directive.
 SPELLINGS_OF_NVRTC = [
     'int x; \\ \n#include "h.h"\n',
     '#define SOME \\ \n#include "h.h"\n',
@@ -159,7 +159,7 @@ def test_every_kernel_that_ships_is_read() -> None:
 def test_a_file_that_is_no_code_is_not_handed_to_a_compiler(
     tree: Make, name: str, directive: str
 ) -> None:
-    """A compiler's message about it would print its words."""
+    """A compiler's message about such a file would print its contents."""
     root = tree(f'#{directive} "{name}"\n', {f"k/{name}": "hunter2"})
     for source in ("k/main.cpp", f"k/{name}"):
         with pytest.raises(SpaceError, match=rf"source k/{name} has no suffix of code"):
@@ -254,7 +254,7 @@ def _write_all(root: Path, texts: list[str]) -> list[str]:
 
 
 def _unseen(root: Path, texts: list[str], read: set[int]) -> list[str]:
-    """Those of the texts that made a compiler read h.h, and the scan did not see it."""
+    """Of the texts that made a compiler `read` h.h, those in which the scan did not see it."""
     unseen = []
     for index in sorted(read):
         try:

@@ -1,4 +1,4 @@
-"""Tensor maps: what the driver would refuse, how they cross processes, how they are encoded."""
+"""Tensor maps: maps that the driver would refuse, plans that cross processes, encoding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAP = TensorMap("float16", (2, 8, 500, 64), (1, 1, 128, 64), 128, 256)
 def test_a_map_of_attention_is_taken() -> None:
     assert MAP.violation() == ""
     assert MAP.strides_bytes() == (8 * 500 * 128, 500 * 128, 128)
-    # A box may be larger than the tensor: what lies outside is zeros.
+    # A box may be larger than the tensor: elements outside it are read as zeros.
     assert msgspec.structs.replace(MAP, extents=(1, 1, 1, 64)).violation() == ""
 
 
@@ -66,7 +66,7 @@ def test_bytes_passed_by_value_are_aligned() -> None:
 
 @pytest.fixture
 def stand_in_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A library that writes what it was asked for where the driver would write its map."""
+    """A library that writes its arguments where the driver would write the map."""
     source = tmp_path / "driver.c"
     source.write_text("""
     #include <stdint.h>

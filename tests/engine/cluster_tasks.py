@@ -1,4 +1,4 @@
-"""What workers of a test's cluster run: trials of the synthetic recording, without a device."""
+"""The task of a test cluster's workers: trials of the synthetic recording, without a device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ RUN = ClusterRun(
 
 
 def trial(message: bytes, *, journal: str, takes_s: float, refuse: str) -> bytes:
-    """Takes a moment, and notes it in the journal; the worker named `refuse` has no device."""
+    """Takes `takes_s` and notes the trial's number in the journal. The worker named `refuse`
+    answers that it has no device."""
     from distributed import get_worker
 
     told = decode(TO_CLUSTER_WORKER, message)

@@ -1,8 +1,8 @@
-"""A process that imported evotune once and forks for every command: cheap to start, and to kill.
+"""A process that imports evotune once and forks for every command, so that a command starts fast.
 
-A command can be told to die (SIGKILL, to itself) right before or after a named step, and it
-journals what it acknowledged: `submitted N` when trial N goes to the executor, `stored N` when its
-outcome is committed.
+A command can be told to kill itself (SIGKILL) right before or after a named step. It writes a
+journal of its trials: `submitted N` when trial N goes to the executor, `stored N` when its outcome
+is committed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-# name: (module, attribute, on which side of its n-th call, n)
+# name: (module, attribute, before or after its n-th call, n)
 CRASH_POINTS: dict[str, tuple[str, str, str, int]] = {
     "folder made": ("evotune.engine.starting", "create_folder", "after", 1),
     "sources copied": ("evotune.engine.starting", "snapshot", "after", 1),
@@ -62,7 +62,7 @@ class Session:
     """One command under way; `finish` waits for it."""
 
     pid: int
-    """Nobody else's before `finish`, even if it has ended."""
+    """No other process gets this id before `finish`, even if the command has ended."""
     _requests: IO[str]
     _answers: IO[str]
 
@@ -148,7 +148,7 @@ def _serve() -> None:
 
 
 def _become(request: dict[str, str]) -> None:
-    """A command of its own: other files as its streams, a cache, and a journal."""
+    """Makes this process a command with its own streams, cache and journal."""
     os.environ["EVOTUNE_CACHE_DIR"] = request["cache"]
     with open(os.devnull) as null, open(request["output"], "w") as output:
         os.dup2(null.fileno(), 0)

@@ -34,8 +34,11 @@ def kill_again_and_again(
     *,
     seed: int = 0,
 ) -> None:
-    """`arguments` start a run that proposes the same whatever is measured (`--strategy random`):
-    then every run has one right history. Half of the kills are of the parent alone.
+    """Kills runs at random moments and resumes each to its end, until there were `kills` kills.
+
+    `arguments` start a run whose proposals do not depend on measurements (`--strategy random`), so
+    that every run must have the history of the unbroken one. Half of the kills end the parent
+    alone, the others every process of the run.
     """
     started = time.monotonic()
     assert forker.run(*arguments, "--runs-dir", folder / "unbroken") == 0, forker.output()

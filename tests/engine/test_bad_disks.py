@@ -1,4 +1,4 @@
-"""A disk that is full or read-only ends a command with a sentence; what was kept stays whole."""
+"""A full or read-only disk ends a command with one sentence; stored outcomes stay whole."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ TRIALS = 120
 
 
 def _limited(command: list[str], kib: int) -> subprocess.CompletedProcess[str]:
-    """With files of at most so many KiB: a write beyond that fails as on a full disk."""
+    """Runs `command` with files of at most `kib` KiB: a write beyond that fails as on a full
+    disk."""
     script = f"ulimit -f {kib} && exec {shlex.join(command)}"
     return subprocess.run(
         ["bash", "-c", script], capture_output=True, text=True, timeout=300, check=False

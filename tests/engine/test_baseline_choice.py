@@ -1,4 +1,4 @@
-"""Which baseline a case gets, and what is said where it gets none."""
+"""Which baseline a case gets, and the message when it gets none."""
 
 from __future__ import annotations
 

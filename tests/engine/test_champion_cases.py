@@ -1,4 +1,4 @@
-"""What a configuration is checked on when it is confirmed, by what its kernel is told."""
+"""The cases of a confirmation, which depend on the symbols that the kernel is told."""
 
 from __future__ import annotations
 

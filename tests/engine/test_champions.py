@@ -1,4 +1,4 @@
-"""Who is confirmed, in which order, and what each one is held against."""
+"""Which finalists are confirmed, in which order, and the fitness that each one has to beat."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def confirmed(low: float) -> Outcome:
 
 
 class Confirming:
-    """An executor that knows what comes out, and notes the fitness that a champion has to beat."""
+    """An executor with given outcomes that notes the fitness each champion has to beat."""
 
     def __init__(self, outcomes: dict[int, Outcome]) -> None:
         self._outcomes = outcomes

@@ -1,4 +1,4 @@
-"""A run on Dask: real schedulers and workers, as processes of their own, that die and come back."""
+"""A run on Dask, with real schedulers and workers as processes that die and are replaced."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .test_cpu_run import SPACE, replayed
 from .test_many_devices import search
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.filterwarnings("default")  # Dask's own, and sockets of killed workers
+pytestmark = pytest.mark.filterwarnings("default")  # Dask's, and those of killed workers' sockets
 distributed = pytest.importorskip("distributed")
 
 
@@ -136,7 +136,7 @@ def test_a_real_run_outlives_workers_killed_at_random(
     resumed = subprocess.run(
         evotune("resume", "latest", "--trials", str(trials + 5)),
         cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},  # as the workers had: other times otherwise
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # as the workers had, for comparable times
     )  # fmt: skip
     assert resumed.returncode == 0, resumed.stderr
     assert [t.configuration for t in history(run)] == replayed(run)

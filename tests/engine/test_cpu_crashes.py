@@ -62,7 +62,7 @@ def test_killed_forty_times_with_compilers_and_workers_at_work(
 
 
 def _work_of(run: RunFolder) -> set[int]:
-    """Processes whose words go to the run's logs."""
+    """Processes whose standard error goes to the run's logs."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         try:

@@ -54,7 +54,7 @@ def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def replayed(run: RunFolder, device: str = "cpu") -> list[Configuration]:
-    """What an unbroken search proposes over the outcomes that the run recorded."""
+    """The configurations that an unbroken search proposes, given the run's stored outcomes."""
     trials = history(run)
     with RunStore.open_for_reading(run.store) as store:
         settings = stored_options(store)
@@ -83,7 +83,8 @@ search: {strategy: random}
 
 
 def test_what_the_space_says_is_tried_first(space: Path, tmp_path: Path) -> None:
-    """Also when the run is stopped in the midst of it. That its trials fail is no matter."""
+    """The order holds although the run stops and resumes in between. That all trials fail does
+    not matter here."""
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels/empty.cpp").write_text('extern "C" void attention_forward() {}')
     space.write_text(NOTHING_DONE)

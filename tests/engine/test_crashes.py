@@ -1,4 +1,4 @@
-"""Killed at every step at which something was committed, and at any other time: nothing is lost."""
+"""A run that is killed around any commit, or at any other moment, loses nothing."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def _kept(run: RunFolder | None) -> dict[int, Trial]:
 def _check_acknowledged(
     forker: Forker, before: dict[int, Trial], run: RunFolder | None
 ) -> dict[int, Trial]:
-    """After a session: what it journaled is kept, what was kept is unchanged and was not tried
-    again. What is kept now."""
+    """Checks the store after a command: outcomes that it journaled are in it, outcomes from
+    `before` are unchanged and were not tried again. Returns the trials that are in it now."""
     now = _kept(run)
     assert set(forker.journaled("stored")) <= now.keys(), "an acknowledged outcome was lost"
     assert {number: now.get(number) for number in before} == before
@@ -107,7 +107,8 @@ def test_killed_while_resuming(
 def _kill_at_random(
     forker: Forker, space: Path, unbroken: RunFolder, folder: Path, kills: int
 ) -> dict[str, int]:
-    """Kills sessions of runs at random moments, resumes each to its end, compares; the counts."""
+    """Kills runs at random moments, resumes each to its end and compares it with the unbroken
+    run. Returns the counts."""
     rng = random.Random(0)
     started = time.monotonic()
     assert forker.run("run", space, "--trials", TRIALS, "--runs-dir", folder / "timed") == 0

@@ -153,7 +153,7 @@ def test_plans_that_differ_only_in_the_entry_differ() -> None:
 def test_timing_a_champion_again_needs_the_binaries_of_its_timed_cases_alone(
     tmp_path: Path,
 ) -> None:
-    """The other mask is compiled in, and only checked."""
+    """The other mask has a binary of its own, which is checked but never timed."""
     document = yaml.safe_load((SHIPPED / "attention_mma.yaml").read_text())
     document["root"] = str(SHIPPED.parent)
     document["problem"]["variants"] = [{"causal": False}]

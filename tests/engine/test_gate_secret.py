@@ -1,4 +1,4 @@
-"""What the gate tries is drawn from a secret of the run's own, which is kept with it."""
+"""Each run has a secret of its own, kept in its store, from which the gate's checks are drawn."""
 
 from __future__ import annotations
 

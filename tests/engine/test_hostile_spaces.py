@@ -1,4 +1,4 @@
-"""A space file with any mistakes is a space error with its place, or a space; and soon."""
+"""A space file with any mistakes soon gives either a space or a space error with its place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evotune.engine.setup import load_setup
 from evotune.errors import SpaceError, UsageError
 
 ROOT = Path(__file__).parents[2]
-_LIMIT_MIB = 256  # what all files together may add
+_LIMIT_MIB = 256  # the process may grow by this much over all files
 _WHOLE_FILE = ("the file is empty", "expected UTF-8")
 
 
@@ -45,7 +45,7 @@ def _kind(path: Path, device: str, rng: random.Random) -> str:
 
 
 def _error(path: Path, device: str, rng: random.Random) -> SpaceError | UsageError | None:
-    """Of all that a run, or `evotune compile`, does with a space before anything is compiled."""
+    """The error, if any, of all that a run or `evotune compile` does before it compiles."""
     try:
         setup = load_setup(path, device, compile_only=True)
         setup.space.size()
@@ -59,7 +59,8 @@ def _error(path: Path, device: str, rng: random.Random) -> SpaceError | UsageErr
 
 
 def _check_defines(defines: Iterable[tuple[str, int]]) -> None:
-    """All of a space that reaches a compiler's command line, but for names of files."""
+    """Checks the defines: apart from file names, all of a space that reaches a compiler's command
+    line."""
     for name, value in defines:
         assert re.fullmatch(r"[A-Z][A-Z0-9_]*", name), name
         assert type(value) is int

@@ -64,7 +64,7 @@ def test_a_store_cannot_name_a_file_of_another_place_as_its_space(
     run: RunFolder, invoke: Invoke, place: str, old: bool
 ) -> None:
     forge(run.store, f"UPDATE meta SET value = '\"{place}\"' WHERE name = 'space_file'")
-    if old:  # before runs kept what their files were
+    if old:  # a run of a version that kept no hashes of its files
         forge(run.store, "DELETE FROM meta WHERE name = 'sources'")
     result = invoke("resume", run.path, "--trials", 40)
     assert result.exit_code == 4, result.output

@@ -1,4 +1,4 @@
-"""Many devices at one run: fed without pause, and the same history whatever their number."""
+"""A run on many devices keeps them all busy, and has the same history whatever their number."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_run_goes_on_with_any_number_of_devices_and_ends_up_the_same(tmp_path:
 
 @pytest.fixture
 def two_cpus(tmp_path: Path) -> tuple[LocalExecutor, list[set[int]]]:
-    """The CPU as two devices of one thread each, on cores of their own where there are two."""
+    """The CPU as two devices of one thread each, on separate cores if there are two."""
     path = tmp_path / "tiny.yaml"
     path.write_text(SPACE)
     setup = load_setup(path, "cpu")
@@ -142,7 +142,7 @@ def test_two_devices_share_a_search_without_doing_anything_twice(
     measured = [t.outcome for t in trials if t.outcome.ok and t.outcome.duplicate_of is None]
     assert {outcome.resources["device"]["id"] for outcome in measured} == {"cpu-0", "cpu-1"}
     assert len({outcome.binary for outcome in measured}) == len(measured)
-    # The same outcomes in another order, from one device: the same proposals.
+    # One device that gives the same outcomes in another order gets the same proposals.
     outcomes = {trial.configuration: trial.outcome for trial in trials}
     inline = InlineExecutor(outcomes.__getitem__)
     again = search(tmp_path / "again.sqlite", inline, setup.space, trials=8, lookahead=4)
@@ -150,7 +150,7 @@ def test_two_devices_share_a_search_without_doing_anything_twice(
 
 
 class Failing(LocalExecutor):
-    """Of nothing but a poll that raises."""
+    """An executor whose `poll` raises."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(None, [], exclusive=False)  # type: ignore[arg-type]

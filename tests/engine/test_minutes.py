@@ -1,4 +1,4 @@
-"""--minutes is for the whole run: the search leaves the last 30% to confirm champions in."""
+"""--minutes limits the whole run: the search leaves the last 30% for confirming champions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .runs import history, recorded_space, run_here
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
-    """A time that only trials take, a second each."""
+    """A clock that only polls of the executor move, by a second each."""
     clock = types.SimpleNamespace(now_s=1000.0)
     clock.monotonic = lambda: clock.now_s
     really_poll = InlineExecutor.poll
@@ -42,11 +42,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
 def test_the_search_stops_where_confirming_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, confirms: bool, share: float
 ) -> None:
-    # A recorded space has nothing to confirm; whether there is, is all that counts here.
+    # A recorded space has nothing to confirm, so the test sets whether a run confirms.
     monkeypatch.setattr(RecordedRun, "confirms", confirms)
     space = recorded_space(tmp_path / "space")
     run = run_here(space, tmp_path / "runs", minutes=5.0, trials=100_000)
-    # One poll is in flight when the time is over, and one collects what has finished by then.
+    # One poll is under way when the time is over; another one collects the finished trials.
     assert share * 300 <= len(history(run)) <= share * 300 + 2
     with RunStore.open_for_reading(run.store) as store:
         assert store.meta("state") == "finished:minutes"

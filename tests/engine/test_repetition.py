@@ -1,4 +1,4 @@
-"""How many processes a figure gets."""
+"""How many processes a proposal is timed in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNSTEADY = (1.5, 1.7, 1.4, 1.6, 1.45, 1.65)
 
 
 def processes(speedups: Iterator[float]) -> tuple[list[Proposal], Outcome]:
-    """What was asked for beyond the first process, and what came of all."""
+    """The proposals for processes after the first, and the outcome of all processes."""
     asked: list[Proposal] = []
 
     def run(proposal: Proposal) -> Outcome:
@@ -92,7 +92,7 @@ def _never(proposal: Proposal) -> Outcome:
 
 
 def test_a_leader_of_one_process_says_nothing_of_the_spread() -> None:
-    """As one of an older run, whose champions had one process each."""
+    """Such a leader comes from an older run, which timed each champion in one process."""
     rest = iter((0.5, 0.51, 0.49, 0.5, 0.5))
     found = repeated(lambda _: outcome(next(rest)), PROPOSAL, outcome(0.5), leader=outcome(1.5))
     assert len(found.measurements[0].processes) >= LEAST

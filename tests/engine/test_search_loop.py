@@ -22,7 +22,7 @@ from .runs import RECORDING
 
 
 class ShufflingExecutor:
-    """Finishes proposals in a random order, some at a time, as many devices would."""
+    """Finishes proposals in a random order, a few at a time, as several devices would."""
 
     def __init__(self, outcome_of: Callable[[Configuration], Outcome], seed: int) -> None:
         self._outcome_of = outcome_of
@@ -125,7 +125,7 @@ def test_a_contender_would_become_an_elite(tmp_path: Path) -> None:
     executor = ShufflingExecutor(read_recorded_space(RECORDING).outcome, 1)
     trials, _, _ = run_loop(tmp_path / "store.sqlite", 1, name="random", executor=executor)
     best: list[float] = []
-    least = []  # of the four elites, once there are four
+    least = []  # the worst of the four elites, once there are four
     for trial in trials:
         if trial.outcome.fitness is not None:
             best = sorted([*best, trial.outcome.fitness], reverse=True)[:4]
@@ -149,7 +149,7 @@ def test_stops_when_the_target_is_reached_and_tells_what_is_in_flight(tmp_path: 
         tmp_path / "s.sqlite", 2, name="random", speedup=math.exp(target - 1e-9)
     )
     assert reason == "speedup"
-    # Told in order: the target is seen when trial `first` is told, with seven more in flight.
+    # Trials are told in order: the target is reached when `first` is told, seven are in flight.
     assert stopped == whole[: first + 1 + 7]
 
 
@@ -168,6 +168,6 @@ def test_stops_without_improvement_and_resumes_with_more_patience(tmp_path: Path
 
 
 def test_counts_only_trials_that_reached_a_compiler(tmp_path: Path) -> None:
-    """A recording compiles nothing, so that budget is never spent there."""
+    """A recording compiles nothing, so it never uses up that budget."""
     trials, _, reason = run_loop(tmp_path / "store.sqlite", 1, name="random", compiles=5)
     assert (reason, len(trials)) == ("trials", 120)

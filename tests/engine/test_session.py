@@ -1,4 +1,4 @@
-"""Starting and resuming runs: what is refused, and what a kill at the wrong moment leaves."""
+"""Starting and resuming runs: requests that are refused, and runs killed before they began."""
 
 from __future__ import annotations
 

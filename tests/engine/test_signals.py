@@ -27,7 +27,7 @@ _SPACE = space_text(
 
 
 def _compiling(command: list[str]) -> tuple[subprocess.Popen[str], set[int]]:
-    """A run whose compiler is at work, for an hour to come; and its children."""
+    """A run whose compiler will be at work for more than an hour, and the run's child processes."""
     process = subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
@@ -60,7 +60,7 @@ def _interrupted_twice(tmp_path: Path) -> tuple[float, float]:
     process, below = _compiling(evotune("run", space, *runs))
     process.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.3)  # it waits for what is in flight
+        process.wait(0.3)  # it waits for the trials in flight
     sent = time.monotonic()
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=_PATIENCE_S)

@@ -36,7 +36,7 @@ PARAMETERS = {
 
 
 class Watch(SilentObserver):
-    """Resident memory and open files as trials are told, and when the first one was."""
+    """Notes resident memory and open files as trials are told, and when the first one was told."""
 
     def __init__(self) -> None:
         self.told_trials = 0
@@ -84,7 +84,7 @@ def test_a_hundred_thousand_trials(tmp_path: Path, keep_result: Callable[..., No
     started = time.monotonic()
     subprocess.run(evotune("top", run.path), check=True, capture_output=True)
     top_s = time.monotonic() - started
-    top_cpu_s = sum(os.times()[2:4])  # of all children: this one
+    top_cpu_s = sum(os.times()[2:4])  # of all child processes; there was only this one
     keep_result(
         trials=TRIALS,
         whole_s=round(whole_s, 1),

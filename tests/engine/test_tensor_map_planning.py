@@ -1,4 +1,4 @@
-"""Tensor maps in a space: what a plan gets, and where mistakes are shown."""
+"""Tensor maps in a space: the plan that follows, and the place of each mistake."""
 
 from __future__ import annotations
 

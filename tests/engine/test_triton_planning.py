@@ -1,4 +1,7 @@
-"""Triton kernels in a space: what a plan gets, and where mistakes are shown. Needs no Triton."""
+"""Triton kernels in a space: the plan that follows, and the place of each mistake.
+
+These tests need no Triton.
+"""
 
 from __future__ import annotations
 

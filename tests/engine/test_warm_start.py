@@ -1,4 +1,4 @@
-"""`--warm-start`: the best of one run are the first trials of another."""
+"""`--warm-start`: the best configurations of one run are the first trials of another."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def test_a_resumed_run_needs_the_earlier_one_no_more(tmp_path: Path) -> None:
 
 
 def test_configurations_of_another_space_are_repaired(tmp_path: Path) -> None:
-    """Without its smallest tiles and without one parameter: what is left is taken over."""
+    """The earlier run's space lacks the smallest tiles and one parameter; the rest of its best
+    configuration is taken over."""
     document = json.loads(gzip.decompress(RECORDING.read_bytes()))
     names = [name for name in document["tune_params_keys"] if name != "vector"]
     kept = {}

@@ -10,7 +10,7 @@ from .faulty import ROOT, FaultyKernels
 
 @pytest.fixture(scope="session", autouse=True)
 def _children_find_evotune() -> Iterator[None]:
-    """evotune need not be installed to be tested."""
+    """Child processes find evotune even if it is not installed."""
     with pytest.MonkeyPatch.context() as patch:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         patch.setenv("PYTHONPATH", path)
@@ -19,7 +19,7 @@ def _children_find_evotune() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyKernels]:
-    """One executor for all: a trial must not be harmed by those before it."""
+    """One executor for all tests: no trial may be harmed by the trials before it."""
     kernels = FaultyKernels(tmp_path_factory.mktemp("faulty"))
     yield kernels
     kernels.executor.close()
@@ -27,7 +27,8 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyKernels]:
 
 @pytest.fixture(scope="session")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyKernels]:
-    """For kernels that never end. A sound one takes a tenth of this limit on an idle machine."""
+    """An executor with a short time limit, for kernels that never end. A sound kernel takes a tenth
+    of it on an idle machine."""
     kernels = FaultyKernels(tmp_path_factory.mktemp("impatient"), trial_timeout_s=4.0)
     yield kernels
     kernels.executor.close()

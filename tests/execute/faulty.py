@@ -28,7 +28,7 @@ SPACE = ROOT / "tests" / "data" / "faulty" / "faulty.yaml"
 
 
 def space_text(name: str, more: str) -> str:
-    """A space of the faulty kernel; `more` are its parameters and what comes after them."""
+    """A space of the faulty kernel; `more` is the rest of its text, from the parameters on."""
     return f"""
 name: {name}
 root: {SPACE.parent}
@@ -46,7 +46,7 @@ kernels:
 
 
 def run_of(space: Path, runs_dir: Path, champion: Mapping[str, Value]) -> RunFolder:
-    """A run of one trial as it is after the search, made without running anything."""
+    """A run of one trial in the state after the search, made without running anything."""
     setup = load_setup(space, "cpu")
     run = make_run(
         runs_dir,
@@ -130,7 +130,7 @@ class FaultyKernels:
         return self.outcome_of(proposal, timeout_s)
 
     def outcome_of(self, proposal: Proposal, timeout_s: float = 60.0) -> Outcome:
-        """Of one that was submitted."""
+        """The outcome of a proposal that was submitted."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             for number, outcome in self.executor.poll(0.5):

@@ -99,7 +99,7 @@ def test_a_garbage_entry_is_a_miss(tmp_path: Path, cache: BuildCache, entry: str
 def test_an_entry_that_was_changed_is_a_miss(
     tmp_path: Path, cache: BuildCache, name: str, value: object
 ) -> None:
-    """It could name the machine code of another job, which is as whole."""
+    """The entry could name another job's machine code, which is undamaged itself."""
     cache.put(KEY, b"machine code", {"registers": 32}, 0.1)
     entry = json.loads(_job_file(tmp_path).read_text())
     other = cache.put("cd" * 32, b"other code", {}, 0.1)
@@ -166,7 +166,7 @@ def test_the_cache_lies_where_the_user_says(monkeypatch: pytest.MonkeyPatch) -> 
     assert default_cache_dir() == Path("/xdg/evotune")
 
 
-# --- what is in a job's key ------------------------------------------------------------------
+# --- the contents of a job's key -------------------------------------------------------------
 
 
 @pytest.fixture

@@ -74,9 +74,9 @@ def frame(body: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"Segmentation fault\n", "bytes long"),  # its first bytes are a length
+        (b"Segmentation fault\n", "bytes long"),  # its first bytes are read as a length
         (frame(b"hello"), "Expected `object`"),
-        (frame(b'{"type":"Number","value":1}'), "Expected `object`"),  # JSON is none of its tongues
+        (frame(b'{"type":"Number","value":1}'), "Expected `object`"),  # JSON, not MessagePack
         (frame(b""), "truncated"),
         (frame(packed(Number(1))[:-1]), "truncated"),
         (frame(packed(Number(1)) + b"x"), "trailing"),

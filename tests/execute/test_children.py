@@ -1,4 +1,4 @@
-"""Children die with their parent, whatever they are doing, and keep their channel clean."""
+"""Child processes die with their parent, whatever they are doing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ while True:
 def _kill_parent_when(
     folder: Path, fault: str, ready: Callable[[set[int]], bool], **environment: str
 ) -> set[int]:
-    """Starts an executor in a process of its own, kills only that; who is left of its children."""
+    """Starts an executor in a process of its own and kills that process alone. Returns those of
+    its children that are left."""
     log = folder / "parent.log"
     with log.open("wb") as output:
         parent = subprocess.Popen(
@@ -80,7 +81,7 @@ def test_a_child_whose_parent_died_before_it_started_ends_at_once() -> None:
     assert gone.returncode == 0
     for role in ("compile_worker", "device_worker"):
         child = subprocess.Popen(
-            [sys.executable, "-m", f"evotune.execute.{role}", "1"],  # not its parent
+            [sys.executable, "-m", f"evotune.execute.{role}", "1"],  # process 1 is not its parent
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -1,4 +1,4 @@
-"""A champion that is timed again on a cluster is no trial of the search."""
+"""A champion that is timed again on a cluster is not treated as a trial of the search."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Done:
 
 
 class Client:
-    """Ends each task at once, and keeps what it was sent."""
+    """Ends each task at once, and keeps the messages that it was sent."""
 
     status = "running"
 

@@ -1,4 +1,4 @@
-"""Compilers that hang, crash or are missing, and what becomes of everything they started."""
+"""Compilers that hang, crash or are missing; the processes and files they leave are removed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Pool:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, script: str = "") -> None:
         if script:
             compiler = folder / "wrapper"
-            # The healthy variant (FAULT=1), linking and questions about itself get the real one.
+            # The real compiler gets the healthy variant (FAULT=1), linking and --version.
             compiler.write_text(
                 "#!/bin/bash\n"
                 'case "$*" in *-DFAULT=1\\ *|-shared\\ *|--version|-E\\ -v*) '
@@ -91,8 +91,8 @@ def test_a_compiler_that_fails_fails_its_job_and_no_other(
 def test_a_slow_compiler_is_stopped_with_all_its_children_and_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """g++ is a driver: what takes the time, and must be killed, is the cc1plus it starts. A child
-    that never ends is not waited for."""
+    """g++ is a driver: the cc1plus that it starts takes the time, and must be killed. The pool does
+    not wait for a child that never ends."""
     pool = Pool(tmp_path, monkeypatch, f'{GXX} "$@" & sleep infinity; true')
     try:
         failure = pool.compile(compile_job("slow_compile"))
@@ -220,14 +220,14 @@ def test_compile_processes_that_raise_time_after_time_end_the_run(
 
 
 def test_a_compiler_sees_no_gpu_and_no_cache_but_ours(tmp_path: Path) -> None:
-    """What NVRTC takes from the driver's cache has no log, so no registers."""
+    """Code that NVRTC takes from the driver's cache has no log, so its registers are unknown."""
     pool = CompilePool(tmp_path / "logs", tmp_path / "cache", processes=1, timeout_s=60)
     try:
         pool.submit(compile_job("none"))
         pool.start_queued()
         (child,) = pool._busy
         environment: list[bytes] = []
-        while len(environment) < 2:  # none while the process is being made
+        while len(environment) < 2:  # there is none while the process is being made
             environment = Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
     finally:
         pool.close()

@@ -1,4 +1,4 @@
-"""CUDA candidates up to where a GPU is needed: compile outcomes, limits found after compiling."""
+"""CUDA candidates without a GPU: outcomes of compiling, and limits found after compiling."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def configuration(**values: Value) -> Configuration:
 
 
 def outcome(executor: LocalExecutor, planner: Planner, **values: Value) -> Outcome:
-    """Of one trial that ends before the device is asked."""
+    """The outcome of a trial that ends before it needs the device."""
     executor.submit(planner.proposal(3, configuration(**values)))
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""A wrong result is not believed of a worker whose references another candidate damaged."""
+"""A wrong result from a used worker is checked again: its references may have been damaged."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def tried(device: Device) -> Outcome:
     ("answers", "kind", "requests"),
     [
         ((WRONG, RIGHT), OutcomeKind.OK, 2),  # the worker's references were spoilt
-        ((WRONG, WRONG), OutcomeKind.WRONG_RESULT, 2),  # it is the candidate, and only twice
+        ((WRONG, WRONG), OutcomeKind.WRONG_RESULT, 2),  # the candidate is wrong; two tries suffice
         ((RIGHT,), OutcomeKind.OK, 1),
     ],
 )

@@ -1,4 +1,4 @@
-"""Every kind of fault again and again on one executor: its outcome, and a sound trial after it."""
+"""Every kind of fault, many times on one executor, has its outcome; the next trial is sound."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyKernels:
 
 
 def _number(name: str) -> int:
-    """What the compiler is told for `compiler_<name>`."""
+    """The value of FAULT that stands for `compiler_<name>`."""
     (parameter,) = load_setup(SPACE, "cpu").space.parameters
     return 1 + parameter.values.index(f"compiler_{name}")
 
@@ -83,11 +83,11 @@ def test_every_fault_ends_in_its_outcome_again_and_again(
     kernels: FaultyKernels, keep_result: Callable[..., None]
 ) -> None:
     """The sound trial after a fault is compared with the sound trials before the fault and after
-    it, each of which followed a sound one: drift of the machine is in both alike."""
+    itself. Each of those two followed a sound trial, and drift of the machine cancels out."""
     faults = {**FAULTS, **MORE_FAULTS}
     speedups: list[float] = []
-    kept: list[float] = []  # times where the trial after the fault found the worker before it
-    renewed: list[float] = []
+    kept: list[float] = []  # ratios of times when the worker survived the fault
+    renewed: list[float] = []  # and when another one took its place
     try:
         before = _sound(kernels)
         for repeat in range(REPEATS):
@@ -126,8 +126,8 @@ def test_every_fault_ends_in_its_outcome_again_and_again(
 
 
 def _sound(kernels: FaultyKernels) -> Measurement:
-    """What a sound trial measures. Its time is a median of samples, which a busy machine moves
-    little; the speedup is a median of ratios of rounds, each of which one pause can spoil."""
+    """The measurement of a sound trial. Its time is a median of samples, which a busy machine
+    changes little; the speedup is a median of ratios of rounds, and one pause spoils a ratio."""
     outcome = kernels.run("none")
     assert outcome.ok, outcome
     assert outcome.duplicate_of is None
@@ -135,6 +135,6 @@ def _sound(kernels: FaultyKernels) -> Measurement:
 
 
 def _worker(kernels: FaultyKernels) -> int:
-    """The process that the next trial will run in; 0 when it is to be a new one."""
+    """The id of the process that the next trial will run in; 0 when that is to be a new one."""
     child = kernels.executor._devices[0]._child
     return child.pid if child is not None else 0

@@ -1,7 +1,7 @@
-"""A trial in a session as a GPU's: several places and graphs, eager and cold samplers.
+"""A trial in a session like a GPU's: several places and graphs, eager and cold samplers.
 
-The calls are Python's and the memory is the processor's: what a GPU adds to a champion's way is
-tried here without one.
+The kernels are Python functions on the CPU's memory, so the steps that only a GPU adds to a
+champion's trial are tested without a GPU.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def job(role: str, **fields: Any) -> TrialRequest:
         for case in CASES
     )
     chosen = {case.label: "sdpa:math" for case in CASES}
-    # Of this number, the buffers that are altered are those that the eager calls are replayed on.
+    # With this number the gate alters the buffers on which the eager calls are replayed.
     return TrialRequest(number=0, cases=cases, baselines=chosen, **fields)
 
 
@@ -114,7 +114,7 @@ def test_only_what_decides_between_champions_is_timed_on_while_in_doubt(
     asked = []
 
     def noted(*samplers: Sampler, **how: Any) -> Measurement:
-        if "leader_speedup" in how:  # a cold measurement decides nothing
+        if "leader_speedup" in how:  # a cold measurement has none: it decides nothing
             speedups = (how["contender_speedup"], how["leader_speedup"])
             asked.append((how["held_out"], bool(how["settings"].extra_rounds), *speedups))
         return measure_paired(*samplers, **how)
@@ -130,7 +130,7 @@ def test_only_what_decides_between_champions_is_timed_on_while_in_doubt(
 
 
 class QueueingSession(GraphSession):
-    """Notes whether what a sampler ran last has been waited for."""
+    """Notes whether the calls that a sampler ran last are still queued."""
 
     def __init__(self, kernels: Mapping[str, Callable[..., object]]) -> None:
         super().__init__(kernels)
@@ -153,7 +153,7 @@ class QueueingSession(GraphSession):
 
 
 def test_nothing_of_a_trial_is_queued_when_it_is_over() -> None:
-    """What fails later, or never ends, would be the next candidate's fault."""
+    """A queued call that fails later, or never ends, would be blamed on the next candidate."""
     session = QueueingSession({case.label: kernel(case, exact) for case in CASES})
     assert run(session, confirm=False).ok
     assert not session.queued
@@ -163,7 +163,8 @@ def test_nothing_of_a_trial_is_queued_when_it_is_over() -> None:
 def test_whether_a_slow_champion_reuses_results_is_asked_too(
     confirm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its time is reported, whoever leads. A slow candidate of the search is nothing."""
+    """A champion's time is reported even if it does not lead. A slow candidate of the search does
+    not matter."""
     asked: list[str] = []
     monkeypatch.setattr(Gate, "reuse", lambda gate, case, *rest: asked.append(case.label))
     session = GraphSession({case.label: kernel(case, exact) for case in CASES})
@@ -187,7 +188,7 @@ def test_a_champion_that_is_hard_to_believe_is_audited(
 
 
 class SmallSession(GraphSession):
-    """Has no room to capture what holds all scores, although it runs."""
+    """Has no memory to capture the baseline that holds all scores, although it runs eagerly."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -208,7 +209,7 @@ def test_a_baseline_too_large_to_be_captured_is_left_out() -> None:
     assert {(t.case, t.name) for t in timings} >= {(case.label, "sdpa:math") for case in CASES}
     assert all(t.passed and t.time_us > 0 for t in timings)
     assert not [t for t in timings if t.name == "unfused"]
-    assert session.freed == len(CASES)  # the next case gets what this one's baselines took
+    assert session.freed == len(CASES)  # the next case gets the memory of this one's baselines
 
 
 def test_the_sanitizer_finds_memory_that_the_worker_needs_no_more(

@@ -1,4 +1,4 @@
-"""A worker that hangs is killed when its time is over, and another one stands in for it."""
+"""A worker that hangs is killed when its time is over, and another one takes its place."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ PROBLEM = ProblemSource("attention", "float32", Path())
 @pytest.mark.parametrize(
     ("slowest_s", "answers", "limit_s"),
     [
-        (0.0, 0, 120.0),  # nothing is known yet
+        (0.0, 0, 120.0),  # no trial has been measured yet
         (3.0, 4, 120.0),
-        (0.0, 5, 120.0),  # none has passed
-        (0.5, 5, 20.0),  # ten times as long, but never below this
+        (0.0, 5, 120.0),  # no trial has passed
+        (0.5, 5, 20.0),  # ten times as long as the slowest, but never below 20 s
         (3.0, 5, 30.0),
-        (60.0, 5, 120.0),  # nor above what the space allows
+        (60.0, 5, 120.0),  # nor above the limit of the space
     ],
 )
 def test_time_outs_follow_what_trials_of_this_run_take(
@@ -89,7 +89,8 @@ def test_a_hung_worker_is_replaced_in_seconds(
     renew = DeviceSlot.renew
 
     def timed_renew(slot: DeviceSlot) -> None:
-        """Kills as ever, then opens the next worker, which otherwise waits for a request."""
+        """Kills the worker as usual, then opens the next one, which otherwise waits for a
+        request."""
         started = time.monotonic()
         renew(slot)
         slot.open()

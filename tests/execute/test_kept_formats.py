@@ -1,4 +1,4 @@
-"""Fingerprints, compile keys and stored outcomes are those that older runs hold."""
+"""Fingerprints, compile keys and stored outcomes have the formats of older runs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_candidate_has_the_fingerprint_that_it_had_in_older_runs() -> None:
     )
     item = InFlight(Proposal(1, Configuration({"BLOCK": 64}), cases))
     item.binaries[JOB.key] = Binary("11" * 32, "/cache/1.bin", {"registers": 8}, 1.0)
-    # That a compiler decides how much shared memory a launch takes follows from its code.
+    # The shared memory that a compiler chooses follows from the code: it is not in a fingerprint.
     item.binaries[TRITON_JOB.key] = Binary("22" * 32, "/2.bin", {"dynamic_shared_bytes": 512}, 1.0)
     assert item.review() == ""
     assert item.fingerprint == "ec5e16ba649d10ad769053979507d028dd8056db4a4dd9f434c0dbddca54f8e8"

@@ -1,4 +1,4 @@
-"""Whatever a candidate does, its trial has the outcome that says so, and the next is fine."""
+"""Whatever a candidate does, its trial has the matching outcome, and the next trial is fine."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from evotune.trial import Configuration, Outcome, OutcomeKind
 
 from .faulty import SPACE, FaultyKernels, open_executor, planner, stat_fields
 
-# Old outputs, or the poison in them: whatever the watched run left.
+# The outputs hold old results or poison, depending on the watched run.
 KEPT = ((OutcomeKind.WRONG_RESULT, OutcomeKind.NAN), "watched inputs")
-# The rest of what ends a worker is in the matrix (`make soak`).
+# The other faults that end a worker are in `test_fault_matrix.py` (`make soak`).
 FAULTS = {
     "compile_error": (OutcomeKind.COMPILE_ERROR, "this kernel does not compile"),
     "missing_function": (OutcomeKind.COMPILE_ERROR, "undefined reference to `defined_nowhere'"),
@@ -43,7 +43,8 @@ FAULTS = {
     "unwritten_rows": (OutcomeKind.NAN, "32 of them never written"),
     "out_of_bounds": (OutcomeKind.OUT_OF_BOUNDS, "wrote outside out"),
     "mutates_input": (OutcomeKind.OUT_OF_BOUNDS, "changed its input k"),
-    "late_mutates_input": (OutcomeKind.OUT_OF_BOUNDS, "changed its input q"),  # timed or watched
+    # It changes the input while it is timed or watched.
+    "late_mutates_input": (OutcomeKind.OUT_OF_BOUNDS, "changed its input q"),
     "nondeterministic": (OutcomeKind.NONDETERMINISTIC, "differ between two equal launches"),
     "state_between_calls": KEPT,
     "skips_when_written": KEPT,
@@ -53,7 +54,7 @@ FAULTS = {
 
 
 ALIKE = ("throw", "misaligned", "exit", "kill")
-"""They end a worker as others of FAULTS do: the matrix has them."""
+"""These end a worker as others of FAULTS do, so that only `test_fault_matrix.py` tries them."""
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in ALIKE])
@@ -103,7 +104,7 @@ def test_a_trial_is_not_blamed_for_a_worker_that_another_broke(tmp_path: Path) -
 def test_a_trial_is_not_blamed_for_memory_that_others_hold(
     faulty: FaultyKernels, room_mib: int
 ) -> None:
-    """Without any room the worker fails where it makes the inputs, or anywhere."""
+    """Without any memory left, the worker fails while it makes the inputs, or anywhere else."""
     assert faulty.run("none").ok
     worker = faulty.executor._devices[0]._child
     assert worker is not None
@@ -171,7 +172,7 @@ def test_a_candidate_that_cannot_win_gets_few_samples_unless_all_get_the_same(
     for fixed in (False, True):
         kernels = FaultyKernels(tmp_path / str(fixed))
         try:
-            kernels.executor.set_contender(20.0)  # ln speedup: nothing comes near
+            kernels.executor.set_contender(20.0)  # ln(speedup): no candidate comes near it
             kernels.executor.fixed_sampling = fixed
             (measurement,) = (m for m in kernels.run("none").measurements if m.counts)
             samples.append(measurement.samples)
@@ -184,7 +185,7 @@ def test_a_candidate_that_cannot_win_gets_few_samples_unless_all_get_the_same(
 def test_who_ends_two_workers_is_quarantined_and_not_tried_again(
     faulty: FaultyKernels, fault: str
 ) -> None:
-    assert faulty.run("none").ok  # so that the first of the two has served another before
+    assert faulty.run("none").ok  # so that the first of the two workers has served a trial before
     first = faulty.proposal(fault)
     outcome = faulty.run_proposal(first)
     assert outcome.flags == ("quarantined",)
@@ -260,7 +261,7 @@ def test_edge_shapes_and_champions_pass_the_whole_gate(faulty: FaultyKernels) ->
     assert {"random_tests", "verify", "measure"} <= outcome.stage_s.keys()
     assert outcome.domain is not None
     assert sum(region.cases for region in outcome.domain.regions) <= len(made.cases)
-    causal, full = outcome.domain.regions  # random tests are made of the mask that is tuned
+    causal, full = outcome.domain.regions  # random tests use only the mask that is tuned
     assert (causal.fixed["causal"], full.fixed["causal"]) == (True, False)
     assert causal.ranges["seq_len_q"] > full.ranges["seq_len_q"]
     assert faulty.run("none").domain is None  # the search checks less
@@ -305,7 +306,7 @@ def test_dropped_proposals_never_come_back_and_new_ones_do(faulty: FaultyKernels
     while time.monotonic() < deadline:
         assert faulty.executor.poll(0.1) == []
     faulty.executor.drop()
-    assert faulty.run("none").ok  # asserts its number
+    assert faulty.run("none").ok  # `run` asserts the number of the trial
 
 
 def test_a_worker_that_cannot_start_is_a_problem_of_the_machine(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""compute-sanitizer's words and what they mean; a stand-in says them where no GPU is."""
+"""Checks are read from compute-sanitizer's output; a stand-in prints it, so no GPU is needed."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_findings_are_read_from_the_tools_words(
     [
         ("memcheck", "", "it said nothing"),
         ("memcheck", "========= Error: cannot find the driver\n", "cannot find the driver"),
-        # The program died before its launches, so that no error means nothing.
+        # The program died before its launches, so that "0 errors" says nothing.
         (
             "memcheck",
             "ImportError: no cupy\n========= ERROR SUMMARY: 0 errors\n",
@@ -177,7 +177,7 @@ print({RACECHECK_HAZARDS!r} if tool == "racecheck" else {MEMCHECK_CLEAN!r})
     assert [check.status for check in checks] == ["passed", "passed", "failed"]
     told = sorted((tmp_path / "told").read_text().splitlines())
     cases = "evotune.backends.cuda.sanitized_launch x.bin"
-    # To initcheck memory that was filled would look like memory that was written.
+    # For initcheck memory is not filled with poison: it would look like memory that was written.
     assert told == [
         f"told initcheck {cases} False",
         f"told memcheck {cases} True",
@@ -214,8 +214,8 @@ def test_inputs_are_the_same_values_in_every_type() -> None:
         ("memcheck", MEMCHECK_ERRORS, True, OutcomeKind.OUT_OF_BOUNDS),
         ("memcheck", MEMCHECK_CLEAN, False, None),
         ("racecheck", RACECHECK_HAZARDS, False, OutcomeKind.NONDETERMINISTIC),
-        ("racecheck", RACECHECK_HAZARDS, True, None),  # it does not follow these
-        ("racecheck", RACECHECK_HAZARDS, None, None),  # compiled before that was noted
+        ("racecheck", RACECHECK_HAZARDS, True, None),  # racecheck does not follow mbarriers
+        ("racecheck", RACECHECK_HAZARDS, None, None),  # compiled before mbarriers were noted
         ("racecheck", RACECHECK_WARNING, False, None),
         ("racecheck", "", False, None),
     ],

@@ -1,4 +1,4 @@
-"""What starts when, and where: the scheduler of one machine, with made-up compilers and devices."""
+"""When and where jobs of one machine start, with made-up compilers and devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from evotune.trial import Configuration, Json, Outcome, OutcomeKind
 
 
 class Pool:
-    """Compiles what the test says, when it says so."""
+    """Finishes a job when the test says so, with the code that the test gives."""
 
     def __init__(self) -> None:
         self._queue: list[CompileJob] = []

@@ -26,8 +26,8 @@ Deadly = Callable[..., Callable[[], int]]
 
 @pytest.fixture
 def deadly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deadly:
-    """`deadly(role, "1 2")`: the first two processes of that role end as they start. How many of
-    them were started is what the result tells."""
+    """`deadly(role, "1 2")`: the first two processes of that role end as they start. It returns a
+    function that counts the processes of that role that were started."""
 
     def make(role: str, which: str, how: str = "kill -9 $$") -> Callable[[], int]:
         starts = tmp_path / "starts"
@@ -48,7 +48,7 @@ def deadly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deadly:
 def test_a_device_worker_that_is_killed_while_it_starts_is_started_again(
     tmp_path: Path, deadly: Deadly
 ) -> None:
-    """The first worker twice, that of the confirmation once."""
+    """The first worker is killed twice, that of the confirmation once."""
     starts = deadly("device_worker", "1 2 4")
     kernels = FaultyKernels(tmp_path)
     try:
@@ -140,7 +140,7 @@ def test_a_compile_process_that_is_killed_while_it_starts_is_started_again(
     try:
         found = _compile(pool, compile_job("none"), compile_job("nan"))
         assert [type(result) for result in found] == [Binary, Binary]
-        assert starts() in (4, 5)  # the one that lives may have done both jobs
+        assert starts() in (4, 5)  # the first process that lives may do both jobs
     finally:
         pool.close()
 
@@ -190,7 +190,7 @@ def test_a_job_whose_compile_process_was_killed_is_compiled_once_more(
         if isinstance(found, CompileFailure):
             assert found.kind is OutcomeKind.COMPILE_CRASH
             assert found.reason == "the compile process died of SIGKILL"
-            # The next job is tried as often.
+            # The next job gets its own tries.
             assert isinstance(_compile(pool, compile_job("nan"))[0], Binary)
         assert len((tmp_path / "tries").read_text()) == 2 + (kills == 2)
     finally:
@@ -201,7 +201,7 @@ def test_a_job_whose_compile_process_was_killed_is_compiled_once_more(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_device_worker_that_waits_to_be_told_has_its_libraries_loaded(tmp_path: Path) -> None:
-    """A spare worker saves nobody any time otherwise."""
+    """Otherwise a spare worker would save no time."""
     worker = Child(DEVICE_WORKER, tmp_path / "log", {})
     try:
         deadline = time.monotonic() + 120

@@ -1,4 +1,4 @@
-"""Timing on inputs that no cache holds, here on a CPU that is said to have such caches."""
+"""Timing with cold inputs, which no cache holds; here the size of the CPU's caches is made up."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ Liar = Callable[..., None]
 
 @pytest.fixture
 def lying(monkeypatch: pytest.MonkeyPatch) -> Liar:
-    """`lying(message)`: every child hears what it is told first, then says that."""
+    """`lying(message)`: every child process reads its first message, then sends `message`."""
 
     def make(message: Any, more: str = "hear()") -> None:
         encoded = base64.b64encode(body(message))
@@ -313,7 +313,7 @@ def test_a_sanitized_launch_that_cannot_read_its_job_ends_with_a_line(tmp_path: 
 
 
 class Client:
-    """Runs each task at once, or answers what it is told to."""
+    """Ends each task at once with the given answer."""
 
     status = "running"
 

@@ -1,4 +1,4 @@
-"""Runs of `evotune` on the GPU, and what became of each of their trials."""
+"""Runs `evotune` on the GPU and reads the records of its trials."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def random_trials(space: Mapping[str, Json], folder: Path, count: int) -> list[J
 def listed_trials(
     space: Mapping[str, Json], folder: Path, configurations: Sequence[Mapping[str, Json]]
 ) -> list[Json]:
-    """Of just these configurations, in one run: starting one takes longer than most trials."""
+    """The trials of just these configurations, in one run: starting one takes longer than most
+    trials."""
     spec = listed(space, configurations)
     return trials_of(spec, folder, "--strategy", "exhaustive", "--trials", len(configurations))
 
@@ -37,7 +38,7 @@ def listed_trials(
 def listed(
     space: Mapping[str, Json], configurations: Sequence[Mapping[str, Json]]
 ) -> dict[str, Json]:
-    """The space with one more parameter, that says which configuration all others are."""
+    """The space with one more parameter, the number of the configuration that all others form."""
     parameters: dict[str, Json] = {"LISTED": list(range(len(configurations)))}
     constraints = []
     for name, first in configurations[0].items():
@@ -53,13 +54,13 @@ def listed(
 
 
 def trials_of(space: Mapping[str, Json], folder: Path, *options: object) -> list[Json]:
-    """Of one run with one champion; none may end by an error of evotune's own."""
+    """The trials of one run with one champion, which must not end by an error of evotune's own."""
     path = folder / "space.yaml"
     path.write_text(yaml.safe_dump(dict(space)))
     runs = ["--runs-dir", str(folder / "runs")]
     words = [*map(str, options), "--champions", "1", "--device", "cuda:0"]
     done = subprocess.run([*EVOTUNE, "run", str(path), *words, *runs], check=False, timeout=500)
-    assert done.returncode in (0, 1)  # 1: no valid candidate; the trials tell more of it
+    assert done.returncode in (0, 1)  # 1: no valid candidate; the trials say why
     report = subprocess.run(
         [*EVOTUNE, "report", "latest", "--format", "jsonl", *runs], check=True, capture_output=True
     )

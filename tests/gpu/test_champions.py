@@ -1,4 +1,4 @@
-"""What only champions get on a GPU: eager times, the sanitizer's tools, a hundred random tests."""
+"""On a GPU only champions get eager times, the sanitizer's tools and a hundred random tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constant memory on a GPU: each call sees the tensor as it is then, in a graph too."""
+"""Constant memory on a GPU: each call sees the tensor's current values, in a graph too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CUDA examples beside attention on a GPU, and what is measured after a search there."""
+"""The CUDA examples other than attention on a GPU, and measurements after a search."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_ablation_measures_the_champion_against_itself_and_its_neighbours(
 ) -> None:
     itself, *rows = json.loads(evotune(runs, "ablate", run_of(runs, space), "--format", "json"))
     assert (itself["outcome"], itself["same_code"]) == ("ok", True)
-    assert 0.9 < itself["ratio"] < 1.1  # about 1: with room, this is no measurement of noise
+    assert 0.9 < itself["ratio"] < 1.1  # about 1; the margin is wide: this does not measure noise
     assert {row["outcome"] for row in rows} <= {"ok", "resource_limit", "rejected"}
     assert all((row["ratio"] is None) == (row["outcome"] != "ok") for row in rows)
     assert any(row["outcome"] == "ok" and not row["same_code"] for row in rows)

@@ -1,4 +1,4 @@
-"""Kernels that fail on the GPU: each ends as its outcome, and the next trial is none the worse."""
+"""Kernels that fail on the GPU: each trial has its outcome, and the next trial is not harmed."""
 
 from __future__ import annotations
 

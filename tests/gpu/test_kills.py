@@ -1,4 +1,5 @@
-"""Runs on the GPU, killed at random moments: the same history, no orphan, the memory given back."""
+"""Runs on the GPU, killed at random moments, have the same history and leave nothing behind: no
+process, no GPU memory."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def _used_mib() -> float:
     return float(pynvml.nvmlDeviceGetMemoryInfo(handle).used) / 2**20
 
 
-@pytest.mark.parametrize("seed", [0, 1])  # half a minute a kill: two tests can be run apart
+@pytest.mark.parametrize("seed", [0, 1])  # a kill takes half a minute; two tests run separately
 def test_killed_ten_times_on_the_gpu(
     seed: int, tmp_path: Path, keep_result: Callable[..., None]
 ) -> None:

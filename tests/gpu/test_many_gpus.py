@@ -1,4 +1,4 @@
-"""Runs on several GPUs, by evotune itself and by Dask: the history is one GPU's."""
+"""Runs on several GPUs, by evotune itself and by Dask, have the history of a run on one GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ SEARCH = ("--champions", "1", "--lookahead", "32", "--seed", "0")
 
 
 def complete(folder: Path, trials: int) -> tuple[RunFolder, Counter[str]]:
-    """The only run there, after checks of its history; its trials by device."""
+    """Checks the history of the only run there. Returns the run, and the number of trials that
+    each device measured."""
     (run,) = list_runs(folder / "runs")
     found = history(run)
     assert [t.number for t in found] == list(range(trials))

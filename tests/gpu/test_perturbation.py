@@ -1,7 +1,7 @@
-"""Races on a GPU that hardware is kind to: disturbed launches show them, and right twins pass.
+"""Races that seldom show on a GPU: disturbed launches show them, and the right kernel passes.
 
-Each kernel adds up rows of the input through shared memory; the fault, if any, is compiled in. It
-is held to what a champion is, on outputs of its own.
+The kernel adds up rows of the input through shared memory; the fault, if any, is compiled in. It is
+disturbed in the ways that a champion is, and writes to outputs of its own.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def job(folder: Path, fault: int) -> CompileJob:
 
 
 class Tried:
-    """The kernel with that fault: how many of 50 launches are wrong, by what disturbs them."""
+    """The kernel with a given fault. `wrong` has the number of wrong launches among 50, by the
+    disturbance."""
 
     def __init__(self, session: Session, folder: Path, fault: int) -> None:
         self._session = session

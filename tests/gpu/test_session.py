@@ -105,7 +105,7 @@ def test_memory_goes_from_eager_calls_to_graphs_and_back_to_the_device() -> None
     assert torch.cuda.memory_reserved() >= count  # kept for the next eager call
     sampler = session.sampler([fill])
     sampler.run()
-    assert torch.cuda.memory_reserved() >= count  # the graph's
+    assert torch.cuda.memory_reserved() >= count  # held by the graph
     del sampler
     session.free()
     assert torch.cuda.memory_reserved() < count // 10

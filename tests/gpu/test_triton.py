@@ -24,7 +24,8 @@ SHAPES = [
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_random_configurations_pass_the_gate(dtype: str, tmp_path: Path) -> None:
-    """Four head sizes, grouped heads, both masks; shared memory above 48 KiB among them."""
+    """The shapes have four head sizes, grouped heads and both masks; some configurations take more
+    than 48 KiB of shared memory."""
     space = shipped("attention_triton")
     space["problem"] |= {"dtype": dtype, "shapes": SHAPES, "held_out": []}
     trials = random_trials(space, tmp_path, 8)
@@ -50,7 +51,7 @@ def test_triton_and_cuda_kernels_compete_in_one_space(tmp_path: Path) -> None:
     own = {name: values for name, values in scalar["parameters"].items()}
     space["parameters"] |= {n: v for n, v in own.items() if n not in space["parameters"]}
     space["let"] |= scalar.get("let", {})
-    space["parameters"]["BLOCK_N"] = [32, 64, 128]  # what both kernels take
+    space["parameters"]["BLOCK_N"] = [32, 64, 128]  # values that both kernels take
     space["default"] = {}
     trials = random_trials(space, tmp_path, 12)
     kernels = {t["configuration"]["KERNEL"] for t in trials if t["outcome"] == "ok"}

@@ -74,7 +74,8 @@ def check(
     head_dim: int = 64,
     dtype: str = "float16",
 ) -> None:
-    """Each configuration, where it differs from the smallest, is right on these shapes."""
+    """Asserts that configurations are right on these shapes. Each one is given by its differences
+    from the smallest."""
     problem = {
         "name": "attention",
         "dtype": dtype,
@@ -88,7 +89,7 @@ def check(
     assert not failures(trials)
 
 
-# What each one adds: see attention_wgmma.md, "What to measure first".
+# For the part that each step adds see attention_wgmma.md, "What to measure first".
 STEPS: list[tuple[str, dict[str, Any]]] = [
     ("smallest", {}),
     ("bulk store", {"STORE": "bulk"}),
@@ -141,7 +142,7 @@ def test_head_dimensions_and_types(head_dim: int, dtype: str, tmp_path: Path) ->
 
 
 def test_every_pipeline_depth(tmp_path: Path) -> None:
-    """Those of even depth share their last tiles."""
+    """Pipelines of even depth also share their last tiles."""
     switches = itertools.product((1, 2, 3, 4, 6), (1, 2, 3), (False, True), (False, True))
     found = []
     for stages, groups, overlap, ping_pong in switches:

@@ -1,4 +1,4 @@
-"""A machine on a simulated clock: a Sampler is a seam, and this one's time is made up."""
+"""A machine on a simulated clock: its samplers return made-up times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CANDIDATE, BASELINE = (lambda: "candidate"), (lambda: "baseline")
 
 
 class SimulatedMachine:
-    """Every call takes its time times the machine's speed at that moment, plus noise."""
+    """Every call takes its own time times the machine's slowdown at that moment, times noise."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class SimulatedMachine:
         self.rows: list[list[str]] = []
         self.warm_bytes = 0
         self.untimed_calls = 0
-        self.rests_after = 0  # so many samples
+        self.rests_after = 0  # rests after this many samples; the next is 1.2 times slower
         self.rested = False
 
     def synchronize(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The sampling rules, on a simulated clock: a Sampler is a seam, and this one's time is made up."""
+"""The rules by which candidate and baseline are sampled, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_quiet_machine_needs_the_least_rounds() -> None:
 
 
 def test_neither_side_pays_for_the_pause_between_rounds() -> None:
-    """What runs first after it is slower: of two equal sides none may look faster."""
+    """The first sample after a pause is slower, yet of two equal sides neither looks faster."""
     machine = SimulatedMachine({"candidate": 100.0, "baseline": 100.0})
     machine.rests_after = 4
     session = cast(Session, machine)
@@ -119,9 +119,9 @@ def test_the_paired_ratio_survives_a_machine_whose_speed_drifts(
     result = measure(machine, TimingSettings(min_rounds=20, max_rounds=20))
     assert result.speedup == pytest.approx(1.25, rel=0.01)
     assert result.speedup_low < result.speedup < result.speedup_high
-    unpaired = machine.samples  # the times themselves did drift
+    unpaired = machine.samples
     assert unpaired
-    assert result.time_us > 1.05 * times["candidate"]
+    assert result.time_us > 1.05 * times["candidate"]  # the times themselves did drift
 
 
 def test_interruptions_do_not_move_the_median() -> None:
@@ -144,13 +144,13 @@ def test_the_interval_covers_the_true_speedup_although_sampling_stops_when_it_is
         settings = TimingSettings(min_rounds=5, max_rounds=25, max_seconds=100)
         result = measure(machine, settings)
         covered += result.speedup_low <= 1.25 <= result.speedup_high
-    # 95% is for a fixed number of samples; stopping early costs some. A look after every round
-    # would bring this down to 84%.
+    # The 95% are for a fixed number of samples; stopping early costs some of them. A check after
+    # every round would bring this down to 84%.
     assert covered / 400 >= 0.855
 
 
 class States:
-    """Readings of a device's state, one after the other; the last one again and again."""
+    """Gives readings of a device's state one after the other, then repeats the last one."""
 
     def __init__(self, *readings: Mapping[str, Json]) -> None:
         self._readings = list(readings)
@@ -198,7 +198,7 @@ def test_what_heat_or_hardware_slowed_down_is_taken_again(reason: str, late: boo
     pair = (STEADY, hot) if late else (hot, STEADY)
     states = States(*pair, *pair, STEADY)
     found, machine = measure_with(states)
-    assert len(states.rests) == (2 if late else 0)  # what has cooled already need not rest
+    assert len(states.rests) == (2 if late else 0)  # a device that has cooled needs no rest
     assert (found.retakes, found.throttled) == (2, False)
     assert (found.samples, len(machine.samples)) == (5, 3 * 20)  # only the last take is kept
 
@@ -255,13 +255,13 @@ def test_a_champion_is_timed_on_while_it_is_in_doubt_whether_it_leads() -> None:
         assert result.samples <= usual or width <= settings.doubt or result.samples == 4 * usual
         return result.samples
 
-    assert samples(noise=0.001) < usual  # it is known soon
+    assert samples(noise=0.001) < usual  # its interval is narrow soon
     assert usual < samples(noise=0.06) < 4 * usual
-    assert samples(noise=0.3) == 4 * usual  # nor is it timed for ever
-    # Nothing hangs on it: one before is better for sure, or cannot be worse by much.
+    assert samples(noise=0.3) == 4 * usual  # the extra rounds are limited
+    # No extra rounds if the candidate surely does not beat the leader by more than `doubt`.
     assert samples(noise=0.06, leader_speedup=1.6) == usual
     assert samples(noise=0.06, leader_speedup=1.2) == samples(noise=0.06)
-    # The mean over nine cases is known well enough.
+    # Over nine cases the mean is known well enough without extra rounds.
     assert samples(noise=0.06, cases=9) == usual
     ordinary = dataclasses.replace(TimingSettings.thorough(), max_seconds=100)
     assert measure(SimulatedMachine(times, noise=0.06, seed=1), ordinary).samples == usual

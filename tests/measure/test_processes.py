@@ -1,4 +1,4 @@
-"""Figures of several processes: what their intervals cover, and when they say nothing."""
+"""Speedups from several processes: their intervals, and when a machine is too noisy for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from evotune.trial import Measurement, Outcome, OutcomeKind
 
 
 def outcome(*speedups: float, held_out: float = 0.0) -> Outcome:
-    """Of one process, with a case for each speedup."""
+    """The outcome of one process, with a case for each speedup."""
     cases = [(f"({i})", speedup, False) for i, speedup in enumerate(speedups)]
     if held_out:
         cases.append(("(9)", held_out, True))
@@ -44,7 +44,7 @@ def outcome(*speedups: float, held_out: float = 0.0) -> Outcome:
 @pytest.mark.parametrize("deviation", [0.01, 0.05, 0.2])
 @pytest.mark.parametrize("modes", [False, True])
 def test_forty_confirmations_cover_the_pooled_median(deviation: float, modes: bool) -> None:
-    """At least 36 of 40, in the mean over 50 such rows; also where processes are of two kinds."""
+    """At least 36 of 40 do, on average over 50 repetitions; also with processes of two kinds."""
     rng = random.Random(0)
 
     def process() -> float:
@@ -98,7 +98,7 @@ def test_a_machine_is_too_noisy_when_the_same_code_differs_by_a_tenth() -> None:
     noisy = combined([outcome(s) for s in (1.00, 1.14, 1.05)])
     assert TOO_NOISY in noisy.flags
     assert spread(fitness_by_process(noisy)) == pytest.approx(0.14)
-    # The mean of many is known all the same.
+    # The mean of MOST processes is known well enough all the same.
     known = combined([outcome(s) for s in (1.00, 1.11, *[1.055] * (MOST - 2))])
     assert TOO_NOISY not in known.flags
 
@@ -118,7 +118,7 @@ def test_alike_processes_leave_open_how_a_program_calls() -> None:
     timed, held_out = found.measurements
     assert found.fitness_high == pytest.approx(math.log(1.5) + 0.02)
     assert math.log(timed.speedup / timed.speedup_low) == pytest.approx(0.02)
-    assert math.log(held_out.speedup_high / 2.0) > 0.02  # its samples leave something open too
+    assert math.log(held_out.speedup_high / 2.0) > 0.02  # its samples are uncertain as well
     behind = widened(outcome(1.5), [0.0, 0.0, 0.0], 0.02)
     assert behind.fitness_high == pytest.approx(math.log(1.5) + math.hypot(0.01, 0.02))
 

@@ -1,4 +1,4 @@
-"""What is put into a sample, on a simulated clock."""
+"""The calls that make up a sample, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_several_graphs_are_one_sample_their_mean() -> None:
 
 
 def test_graphs_that_take_turns_are_timed_twice_each() -> None:
-    """A round asks its side twice."""
+    """A round takes two samples of a side; both are of the same graph."""
     speeds = iter([1.0, 1.0, *([1.0, 1.0, 1.5, 1.5] * 2)])
     machine = SimulatedMachine({"candidate": 100.0}, slowdown=lambda now_us: next(speeds))
     sampler = warm_sampler(cast(Session, machine), [CANDIDATE], TimingSettings(), graphs=2)
@@ -85,7 +85,7 @@ def test_places_stay_warm_together(nbytes: int, warm_bytes: int, count: int) -> 
 
 
 def test_the_first_calls_on_a_cpu_are_not_timed() -> None:
-    """They meet the caches as whatever ran before left them."""
+    """They find in the caches the data of the code that ran before them."""
     slow_calls = 2
     made = 0
 

@@ -86,7 +86,7 @@ def test_causal_is_aligned_to_the_top_left() -> None:
 def test_baselines_compute_the_same_thing(
     shape: dict[str, Value], dtype: str, scale: float
 ) -> None:
-    """With another factor of the scores than 1 / sqrt(head_dim), too."""
+    """They also do with a softmax_scale other than 1 / sqrt(head_dim)."""
     problem = Attention(dtype)
     this = case(shape, causal=True, problem=problem)
     if scale:
@@ -280,7 +280,7 @@ def test_edge_cases_keep_what_is_compiled_in() -> None:
         assert {edge.symbols[name] for edge in edges} == {this.symbols[name]}
 
 
-# --- what is refused ----------------------------------------------------------------------
+# --- refused shapes and names -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

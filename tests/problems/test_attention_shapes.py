@@ -1,5 +1,5 @@
-"""What edge and random shapes of attention hold, whatever the seed: a kernel that is wrong for one
-class of cases must meet it."""
+"""Edge and random shapes of attention hold every class of cases, whatever the seed: a kernel that
+is wrong for one class must meet it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evotune.trial import Value
 
 PROBLEM = Attention("float32")
 SEEDS = range(20)
-PER_VARIANT = 36  # of each variant: two have 100 tests together, three 33 each
+PER_VARIANT = 36  # of 100 tests, which two variants share; of three each would have 33
 Sizes = dict[str, int]
 
 
@@ -83,7 +83,7 @@ def test_the_first_random_cases_of_any_seed_hold_a_class(name: str, causal: bool
 def test_lengths_are_the_longest_odd_one_others_near_it_and_well_beyond_it(
     length: int, causal: bool
 ) -> None:
-    """On a CPU of two cores some 8,192 causal rows are the most that the time is enough for."""
+    """On a CPU of two cores the time is enough for some 8,192 causal rows."""
     most = 8191 if causal else 1 << 30
     for seed in SEEDS:
         early = drawn(seed, length)[:48]
@@ -134,7 +134,7 @@ def test_random_cases_are_those_of_their_seed_and_of_the_variants_asked_for() ->
 
 
 def test_random_cases_are_small_but_for_few_large_ones() -> None:
-    """Milliseconds each on two cores of a CPU; the large ones some 100."""
+    """On two cores of a CPU each takes milliseconds, a large one some 100 ms."""
     for seed in SEEDS:
         scores = []
         for case in drawn(seed, 4096):

@@ -250,7 +250,7 @@ def test_a_reference_stays_under_the_root(folder: Path, name: str, why: str) -> 
 
 
 def test_a_link_to_another_kind_of_file_is_no_problem(folder: Path) -> None:
-    """An error would tell the words of that file."""
+    """An error's message would show the contents of that file."""
     (folder / "SECRET.txt").write_text("hunter2")
     (folder / "link.py").symlink_to("SECRET.txt")
     with pytest.raises(UsageError, match="is a link to a file that is no"):
@@ -282,7 +282,7 @@ def test_a_file_from_elsewhere_is_run_only_when_somebody_agrees(
 def test_a_copy_of_a_file_that_ships_with_evotune_needs_no_agreement(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a run of a shipped space has one, in a runs folder elsewhere."""
+    """A run of a shipped space has such a copy, in a folder of runs elsewhere."""
     shipped = Path(__file__).parents[2] / "kernels" / "softmax" / "problem.py"
     (folder / "copy.py").write_bytes(shipped.read_bytes())
     (folder / "here").mkdir()
@@ -338,7 +338,7 @@ def test_outputs_of_another_shape_are_named(folder: Path) -> None:
 def test_a_product_may_be_added_in_order_although_the_library_cuts_the_sum(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As cuBLAS did on an H200 for (10, 10, 261): 16 parts, here of exact sums."""
+    """cuBLAS cut it so on an H200 for (10, 10, 261): 16 parts; here the sum of a part is exact."""
     problem = create_problem("kernels/matmul/problem.py:Matmul", dtype, ROOT)
     case = problem.case({"m": 10, "n": 10, "k": 261}, {})
     whole = torch.matmul
@@ -383,7 +383,7 @@ def test_every_baseline_of_the_shipped_problems_is_correct(
 
 
 def _shares(problem: UserProblem, case: Case, way: user_emulations.Way, seed: int) -> list[float]:
-    """Of each kind of inputs: the errors as a share of the limits."""
+    """The errors as a share of the limits, for each kind of inputs."""
     dtype = getattr(torch, problem.dtype)
     found = []
     for kind in problem.input_kinds:
@@ -459,7 +459,7 @@ def test_squares_of_large_inputs_are_more_than_half_precision_holds() -> None:
 
 
 def test_inputs_that_have_no_result_are_replaced_by_normal_ones(folder: Path) -> None:
-    """A row of zeros divided by its norm."""
+    """A row of zeros divided by its norm has no result."""
     (folder / "problem.py").write_text(GOOD.replace("3.0 * x", "x / x.norm(dim=1, keepdim=True)"))
     problem = create_problem("problem.py:Scale", "float32", folder)
     case = problem.case({"rows": 16, "columns": 8}, {})
@@ -468,7 +468,7 @@ def test_inputs_that_have_no_result_are_replaced_by_normal_ones(folder: Path) ->
 
 
 def test_what_compute_overflows_to_excuses_nothing(folder: Path) -> None:
-    """The limit is that of float32, rounded once; in float16 compute itself overflows."""
+    """The limit is that of a float32 result, rounded once; in float16 compute itself overflows."""
     overflowing = "(x * 300).square().sum(1, keepdim=True).sqrt() * x.sign()"
     (folder / "problem.py").write_text(GOOD.replace("3.0 * x", overflowing))
     problem = create_problem("problem.py:Scale", "float16", folder)
@@ -513,7 +513,7 @@ COMPOSED = {
 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_limits_of_anything_that_pytorch_computes(folder: Path, name: str) -> None:
-    """float32 passes, and what is rounded to bfloat16 on the way does not."""
+    """A float32 result passes; a result from inputs that are rounded to bfloat16 does not."""
     text = GOOD.replace("3.0 * x", COMPOSED[name]).replace(
         "def compute(self, x):\n", "def compute(self, x):\n        import torch\n"
     )

@@ -16,7 +16,7 @@ def reference_name(problem: str) -> str:
 
 
 def _sum(values: torch.Tensor) -> torch.Tensor:
-    """In order."""
+    """The sum of each row, added in order."""
     total = torch.zeros_like(values[..., :1])
     for column in values.split(1, dim=-1):
         total += column

@@ -11,7 +11,7 @@ from .pipeline import Pipeline
 
 @pytest.fixture(scope="session", autouse=True)
 def _children_find_evotune() -> Iterator[None]:
-    """evotune need not be installed to be tested."""
+    """Child processes find evotune even if it is not installed."""
     with pytest.MonkeyPatch.context() as patch:
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
@@ -21,7 +21,7 @@ def _children_find_evotune() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def cheats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    """One pipeline for all: no cheat may help or harm those after it."""
+    """One pipeline for all cheats: none may help or harm a later one."""
     pipeline = Pipeline(
         tmp_path_factory.mktemp("cheats"), "cheats_cpu.yaml", "cheats_cpu_attacks.yaml"
     )
@@ -30,7 +30,7 @@ def cheats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
 
 
 class Pipelines:
-    """By the problem of a space, opened when one is asked for."""
+    """A pipeline for each group of spaces of one problem, opened when it is first asked for."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

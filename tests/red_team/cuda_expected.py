@@ -1,4 +1,4 @@
-"""The CUDA red team by class: the space of its kernels, and what each is to be refused for."""
+"""The classes of the CUDA red team: the space of each, and why its kernels must be refused."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ RIGHT = "right"
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """`kinds` and `reasons` are alternatives, one of which must hold. `stage` is the last one that
-    may find it out."""
+    """How a kernel must be refused.
+
+    - kinds: kinds of outcome, separated by |; the outcome has one of them
+    - reasons: words, separated by |; the reason contains one of them
+    - stage: the last stage that may refuse the kernel
+    """
 
     kinds: str
     reasons: str
@@ -38,7 +42,7 @@ class CheatClass:
     expected: Mapping[str, Expected]
 
 
-# What is not done, or done with old values, in launches that are timed.
+# Reasons for kernels that do nothing, or use old values, in launches that are timed.
 _STALE = "watched|altered in place|replayed|never written|those of the launch before|timed|familiar"
 _WRONG = "wrong_result|nan"
 _RESTS = Expected(f"{_WRONG}|nondeterministic", _STALE + "|differ between|differ from")
@@ -121,7 +125,7 @@ NUMBERS = {
     "no_maximum_below_60": _OFF,
     "drops_tiles_below_e6": _OFF,
     "drops_tiles_below_e9": _OFF,
-    "half_sum_of_weights": _OFF_AT_LAST,  # over hundreds of keys
+    "half_sum_of_weights": _OFF_AT_LAST,  # shows only over hundreds of keys
     "outputs_clamped_at_6": _OFF,
 }
 
@@ -147,7 +151,7 @@ SHAPES_LONG = {
     "wrong_beyond_4096_keys": _OFF_AT_LAST,
 }
 
-# What a race does to a result is up to the race; a sanitizer may see what no result shows.
+# A race may change a result in any way; a sanitizer may see a race that no result shows.
 _RACES = Expected(
     f"{_WRONG}|nondeterministic|out_of_bounds|launch_error",
     "out|racecheck|memcheck|differ from",
@@ -164,7 +168,8 @@ RACES = {
 }
 
 PASSES = {"no_syncwarp"}
-"""Not found, and so in no class: warps of today's GPUs run together where nothing parts them."""
+"""Not found, and so in no class: on today's GPUs the threads of a warp run together unless
+something separates them."""
 
 TICKETS = {
     "ticket_without_fence": _RACES,

@@ -1,5 +1,5 @@
-"""CUDA kernels of a red-team space, each through the search and, if that lets it pass, through a
-champion's confirmation: what `evotune run` does only for the best of a run."""
+"""Sends CUDA kernels of a red-team space through the search and, if they pass, through a champion's
+confirmation, which `evotune run` makes only for the best of a run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from evotune.trial import Configuration, Outcome
 from .pipeline import SPACES
 
 SEARCH, CHAMPION = "search", "champion"
-_SEED_STEP = 10_007  # more than a space has kernels, and prime: seeds share no trial's number
+_SEED_STEP = 10_007  # prime, and more than a space has kernels: no two seeds share a trial's number
 _LONGEST_S = 400.0  # for all kernels of a space to be compiled, or one to be confirmed
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What became of a kernel: `stage` is the one that refused it, "" where it passed both."""
+    """The outcome of a kernel. `stage` is the stage that refused it, "" if it passed both."""
 
     behaviour: str
     seed: int
@@ -36,7 +36,7 @@ class Judgement:
 class CudaPipeline:
     """Compilers, one worker on one GPU, gate, timing, replay and confirmation for one space.
 
-    `without` are checks to be left out, for what each of them catches alone.
+    `without` names checks to leave out, to find the kernels that one check alone catches.
     """
 
     def __init__(
@@ -75,21 +75,21 @@ class CudaPipeline:
         self.behaviours = [str(value) for value in spec.parameter.values]
 
     def _choose_baselines(self, cases: Sequence[Case]) -> None:
-        """The fastest that is right, as for a run."""
+        """Chooses the fastest right baseline of each case, as a run does."""
         timings = self._executor.time_baselines(cases).timings
         passed = sorted((t for t in timings if t.passed), key=lambda t: -t.time_us)
         self._executor.baselines = {timing.case: timing.name for timing in passed}
 
     def roles(self, behaviour: str) -> dict[str, str]:
-        """Of the cases that a confirmation looks at, by label."""
+        """The roles of a confirmation's cases, by their labels."""
         proposal = self._proposal(behaviour, 0, confirm=True)
         return {each.case.label: each.role for each in proposal.cases}
 
     def judge(
         self, behaviours: Sequence[str], seed: int, *, confirm: bool = True
     ) -> Iterator[Judgement]:
-        """Each of them once: all are compiled side by side and measured one after the other; those
-        that the search lets pass are then confirmed, each in a fresh worker."""
+        """Judges each behaviour once. All are compiled side by side and measured one after the
+        other; kernels that pass the search are then confirmed, each in a fresh worker."""
         passed: list[str] = []
         for name, outcome, seconds in self._run(behaviours, seed, confirm=False):
             if outcome.ok and confirm:
@@ -105,13 +105,14 @@ class CudaPipeline:
         number = seed * _SEED_STEP + self.behaviours.index(behaviour)
         configuration = Configuration({self._gene: behaviour})
         proposal = self._planner.proposal(number, configuration, confirm=confirm)
-        # For this device alone: else the outcome of equal code, of a seed before, would do.
+        # A device is named so that the kernel is measured in each seed: otherwise it would get the
+        # outcome of the same code in an earlier seed.
         return dataclasses.replace(proposal, device=0)
 
     def _run(
         self, behaviours: Sequence[str], seed: int, *, confirm: bool
     ) -> Iterator[tuple[str, Outcome, float]]:
-        """With the seconds since the outcome before."""
+        """The outcome of each behaviour, with the seconds since the outcome before it."""
         names: dict[int, str] = {}
         for name in behaviours:
             proposal = self._proposal(name, seed, confirm=confirm)
@@ -129,7 +130,7 @@ class CudaPipeline:
                 raise AssertionError(f"no outcome for {', '.join(names.values())}")
 
     def drop(self) -> None:
-        """Gives up what has not finished."""
+        """Gives up the trials that have not finished."""
         self._executor.drop()
 
     def close(self) -> None:

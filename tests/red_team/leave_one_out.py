@@ -1,11 +1,12 @@
-"""Each of the red team's CUDA kernels again, without the check that refused it, as data.
+"""Judges each CUDA kernel of the red team again without the check that refused it.
 
     python -m tests.red_team.leave_one_out -o FILE [--classes shapes,races] [--minutes 5]
         [--cache FOLDER] [--device cuda:0]
 
-What passes then is caught by that check alone. Checks that every kernel needs (the comparison on
-normal inputs of the timed cases, intact guards, a device's faults) are not left out. FILE has a
-record for each kernel: the check, and the one that refused it in its place, "" where none did.
+A kernel that then passes is caught by that check alone. Checks that every kernel needs (the
+comparison on normal inputs of the timed cases, intact guards, a device's faults) are not left out.
+FILE (JSON) has a record for each kernel: the check, and the check that refused it in its place, ""
+if none did.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .cuda_expected import CLASSES
 from .cuda_pipeline import CudaPipeline, Judgement
 
 BASIC = "basic"
-"""What cannot be left out."""
+"""Stands for the checks that cannot be left out."""
 _NAMES = {
     "watched": "watch",
     "altered in place": "alter",
@@ -44,7 +45,7 @@ def refusing_check(outcome: Outcome, roles: dict[str, str]) -> str:
 
 def _name(check: Check, roles: dict[str, str]) -> str:
     how = next((how for how in _NAMES if check.inputs.startswith(how)), "")
-    role = roles.get(check.case, RANDOM)  # whose cases are each trial's own
+    role = roles.get(check.case, RANDOM)  # random cases differ by trial: `roles` lacks them
     kind = BASIC if check.inputs == "normal" else check.inputs
     alternatives = {
         "sanitizer": "sanitizer" in check.inputs,

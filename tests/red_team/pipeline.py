@@ -1,4 +1,4 @@
-"""Kernels of red-team spaces, each through the whole pipeline as `evotune run` would send it."""
+"""Sends kernels of red-team spaces through the whole pipeline, as `evotune run` would."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _BASELINES = {
 
 
 def choices(space: str, device: str = "cpu") -> tuple[str, list[str]]:
-    """The gene that names a red-team space's kernels, and its values: those of a parameter of one
-    kernel, or the names of several."""
+    """The gene that names a red-team space's kernels, and its values: the values of the one
+    kernel's parameter, or the names of several kernels."""
     return _choices(load_setup(SPACES / space, device))
 
 
 def problem_of(space: str, device: str = "cpu") -> str:
-    """The problem and the dtype of a red-team space: those that have both alike share a worker."""
+    """The problem and the dtype of a red-team space. Spaces with the same pair share a worker."""
     document = load_setup(SPACES / space, device).document
     assert document is not None
     assert document.problem is not None
@@ -56,8 +56,8 @@ class Pipeline:
         device: str = "cpu",
         without: frozenset[str] = frozenset(),
     ) -> None:
-        """All `spaces` have the same problem, one worker, and the shortest of their time limits.
-        `without`: checks that are left out, to learn what each catches alone."""
+        """All `spaces` have the same problem; they share one worker and the shortest of their time
+        limits. `without`: checks to leave out, to find the kernels that one check alone catches."""
         self._planners: dict[str, tuple[Planner, str, list[str]]] = {}
         baselines: dict[str, str] = {}
         timeouts_s: list[float] = []
@@ -88,14 +88,18 @@ class Pipeline:
         self.device = setup.profile.name
 
     def run(self, choice: str, space: str = "", *, number: int | None = None) -> Outcome:
-        """In the search. `space`: not told, the first that has it. `number` is the proposal's,
-        which its inputs are drawn from; not told, one more than the last."""
+        """The outcome of the kernel in the search.
+
+        - space: by default the first that has the kernel
+        - number: of the proposal; its inputs are drawn from it. By default one more than the last
+        """
         return self._outcome(self._proposal(choice, space, number, confirm=False))
 
     def judge(
         self, choice: str, space: str = "", *, number: int | None = None
     ) -> tuple[str, Outcome]:
-        """In the search, and as a champion if it passes there: where it ended, and how."""
+        """Sends the kernel through the search and, if it passes there, through a champion's
+        confirmation. Returns the stage where it ended, and its outcome there."""
         searched = self.run(choice, space, number=number)
         if not searched.ok:
             return SEARCH, searched

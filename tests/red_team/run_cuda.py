@@ -1,11 +1,11 @@
-"""The red team's CUDA kernels in several seeds, each through search and confirmation, as data.
+"""Sends the red team's CUDA kernels through search and confirmation in several seeds.
 
     python -m tests.red_team.run_cuda -o FILE [--seeds 20] [--minutes 10] [--classes shapes,races]
         [--without CHECK ...] [--search-only] [--cache FOLDER] [--behaviours a,b]
 
-One process for a class, and compilers beside it. FILE is written after each class and seed, and a
-second call goes on where the first one ended: what FILE has is not done again. What would be done
-after `--minutes` is left for that.
+Each class has one worker process, and compilers beside it. FILE (JSON) is written after each class
+and seed. A second call goes on where the first one ended: it does not repeat the records that FILE
+has, and does the work that did not fit into `--minutes`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ALL = {
 
 
 class Records:
-    """What FILE holds: one record for each class, behaviour and seed."""
+    """The contents of FILE: one record for each class, behaviour and seed."""
 
     def __init__(self, path: Path, without: frozenset[str]) -> None:
         self._path = path
@@ -74,7 +74,7 @@ class Records:
         return record
 
     def write(self) -> None:
-        """All of it or nothing: whoever is cut off keeps what was there."""
+        """Writes all records or none: a call that is cut off leaves the file as it was."""
         beside = self._path.with_suffix(".part")
         beside.parent.mkdir(parents=True, exist_ok=True)
         beside.write_text(json.dumps(self._records, indent=1) + "\n")

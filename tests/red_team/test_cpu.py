@@ -1,17 +1,18 @@
 """The red team on the CPU: kernels that are wrong, broken or cheat, and must all be found out.
 
 Published autotuners and kernel-writing systems have taken such kernels for records. Here each one
-is compiled and goes the way of any candidate: device worker, gate, timing, replay. What counts is
-that none ends as `ok`, and that the reason says what is wrong with it. The kernels are those
-of data/kernels/cheats.cpp; `none` is the same code without a fault, and passes.
+is compiled and goes the way of any candidate: device worker, gate, timing, replay. None may end as
+`ok`, and the reason must say what is wrong with the kernel. The kernels are those of
+data/kernels/cheats.cpp; `none` is the same code without a fault, and passes.
 
-Cheats know how such a harness works: they tell a gate from a timed sample by poison, by the
-number of launches, by the pause between them or by the values, keep answers and give them again.
+Cheats know how such a harness works. They tell a gate from a timed sample by poison, by the
+number of launches, by the pause between them or by the values; they keep answers and give them
+again.
 
-`make test` takes those in SOON, some of each kind; `make soak` takes all.
+`make test` takes the kernels in SOON, some of each kind; `make soak` takes all.
 
-What this cannot show: native code in the worker could also patch its clock or its memory. The
-worker is no sandbox; on a GPU, a candidate is device code only.
+These tests do not cover native code that patches the worker's clock or memory. The worker is no
+sandbox; on a GPU, a candidate is device code only.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ BOUNDS, LAUNCH = OutcomeKind.OUT_OF_BOUNDS, OutcomeKind.LAUNCH_ERROR
 RANDOM = OutcomeKind.NONDETERMINISTIC
 OFF, NEVER = "out is off by", "never written"
 KEPT = ((WRONG, NAN), "(watched|altered in place|replayed normal) inputs")
-"""Old results, or none: whichever of the checks of what is timed comes first."""
+"""Old results, or none; the first check of the timed launches that finds them names its inputs."""
 REUSED = (OutcomeKind.TOO_FAST, "on those of the launch before")
 
 EXPECTED: dict[str, tuple[OutcomeKind | tuple[OutcomeKind, ...], str]] = {
@@ -86,7 +87,7 @@ EXPECTED: dict[str, tuple[OutcomeKind | tuple[OutcomeKind, ...], str]] = {
     "memoises_all_inputs": REUSED,
     "memoises_when_hurried": REUSED,
     "watches_its_pages": (LAUNCH, "changed the handler of SIGSEGV"),
-    # Works only when it is looked at
+    # Works only when it is checked
     "works_when_poisoned": KEPT,
     "writes_only_poison": KEPT,
     "works_when_a_probe_changed": KEPT,
@@ -96,7 +97,8 @@ EXPECTED: dict[str, tuple[OutcomeKind | tuple[OutcomeKind, ...], str]] = {
     "stops_when_hurried": KEPT,
     # Leaves something behind
     "finishes_later": (NAN, NEVER),
-    "overwrites_later": ((LAUNCH, WRONG, RANDOM), "out"),  # in time, too late, or in the second
+    # It may overwrite before the result is read, after that, or in the second launch.
+    "overwrites_later": ((LAUNCH, WRONG, RANDOM), "out"),
     "leaves_a_spinner": (LAUNCH, "busy after it returned"),
     "slows_the_baseline": (LAUNCH, "busy after it returned"),
     "leaves_a_process": (LAUNCH, "left a process running"),

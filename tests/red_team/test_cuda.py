@@ -1,6 +1,6 @@
 """The red team on the GPU: CUDA kernels that are wrong, broken or cheat, and must all be found out.
 
-As test_cpu.py, with the behaviours of data/kernels/cheats.cu, one `evotune run` over them all.
+This is test_cpu.py for the behaviours of data/kernels/cheats.cu, with one `evotune run` for all.
 Device code starts nothing that outlives a launch, so nothing is left behind here; but it may keep
 answers in global memory, and the launches of a timed sample come from one graph.
 """
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 EVOTUNE = [sys.executable, "-m", "evotune"]
 OFF, NEVER = "out is off by", "never written"
 KEPT = ("wrong_result|nan", "watched inputs|altered in place inputs|replayed normal inputs")
-"""Old results, or none: whichever of the checks of what is timed comes first."""
+"""Old results, or none; the first check of the timed launches that finds them names its inputs."""
 
 EXPECTED: dict[str, tuple[str, str]] = {
     # Wrong keys
@@ -62,7 +62,7 @@ EXPECTED: dict[str, tuple[str, str]] = {
         f"changed its input v while it was timed|{KEPT[1]}",
     ),
     "leaves_the_counter": ("wrong_result", "left workspace counter (zero_once) other than zero"),
-    # Not the same twice. What a race does to a result is up to the race.
+    # Not the same twice. A race may change a result in any way.
     "missing_barrier": ("wrong_result|nan|nondeterministic", "out"),
     "order_by_the_clock": ("nondeterministic", "differ between two equal launches"),
     "static_counter": ("nondeterministic", "differ between two equal launches"),
@@ -74,7 +74,7 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "packs_keys_once": KEPT,
     "memoises_some_inputs": KEPT,
     "memoises_all_inputs": ("too_fast|wrong_result", f"on those of the launch before|{KEPT[1]}"),
-    # Works only when it is looked at
+    # Works only when it is checked
     "works_when_poisoned": KEPT,
     "writes_only_poison": KEPT,
     "works_every_other_time": KEPT,
@@ -88,7 +88,7 @@ EXPECTED: dict[str, tuple[str, str]] = {
 
 @pytest.fixture(scope="module")
 def trials(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Json]:
-    """By behaviour."""
+    """The trials of one run, by behaviour."""
     runs = ["--runs-dir", str(tmp_path_factory.mktemp("runs"))]
     space = str(SPACES / "cheats_cuda.yaml")
     subprocess.run([*EVOTUNE, "run", space, "--device", "cuda:0", *runs], check=True, timeout=500)

@@ -1,8 +1,9 @@
 """The red team on the GPU by class: kernels that rest or remember when they are timed, fail on
 numbers or shapes that are seldom tried, race, or get a user's problem wrong.
 
-As test_cuda.py, but each goes through the search and, where that lets it pass, through a champion's
-confirmation. The kernels are in data/kernels/cuda, what each is refused for in cuda_expected.py.
+Unlike in test_cuda.py, each kernel goes through the search and, if it passes there, through a
+champion's confirmation. The kernels are in data/kernels/cuda, and cuda_expected.py says why each
+must be refused.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ CHEATS = [(name, each) for name, found in CLASSES.items() for each in found.expe
 
 
 class Judged:
-    """By class, each judged as a whole when one of it is asked for."""
+    """Judgements by class. A class is judged as a whole when one of its kernels is asked for."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,5 +1,5 @@
-"""The red team's CUDA kernels on the CPU: the right ones are right, the cheats do what they are
-called. What the gate says of them on a GPU is another matter (test_cuda_classes.py).
+"""The red team's CUDA kernels on the CPU: right ones are right, and cheats do what their names say.
+Whether the gate refuses them on a GPU is shown by test_cuda_classes.py.
 
 `make test` runs the fastest of these; `make soak` all.
 """
@@ -55,12 +55,13 @@ TIMED = [
     for each in (RIGHT, *CLASSES[name].expected)
 ]
 ROUNDS, PER_ADDRESS, APART_US = 6, 50, 1.0
-# What is copied, and from where, costs no exponential: these cheats show in what they answer.
+# Copying an input, or reading its copy, costs no exponential: these cheats show in their answers.
 PACKS = set(CLASSES["timed_packing"].expected)
 
 
 def _timed(spaces: Spaces, cheat_class: str, behaviour: str) -> None:
-    """As in timed samples: rows of launches at two addresses, 1 us apart, on equal inputs."""
+    """Launches as in timed samples: rows of launches at two addresses, 1 us apart, on equal
+    inputs. A launch that rests computes fewer exponentials."""
     space = spaces.of(cheat_class)
     job = space.job(behaviour, SMALL, causal=True)
     inputs = _normal(space, job.case)
@@ -69,7 +70,7 @@ def _timed(spaces: Spaces, cheat_class: str, behaviour: str) -> None:
     reference = space.problem.reference(job.case, inputs)["out"]
     first.launch()
     first.kernel.let_pass(500.0)
-    second.launch()  # as what is timed has run before at each place
+    second.launch()  # a timed kernel has run before at each place
     work: list[int] = []
     for _ in range(ROUNDS):
         for bound in (first, second):
@@ -79,14 +80,14 @@ def _timed(spaces: Spaces, cheat_class: str, behaviour: str) -> None:
                 bound.launch()
                 work.append(bound.kernel.exponentials - before)
                 first.kernel.let_pass(APART_US - 0.5)
-    # Nobody sees it as long as the inputs are those of before.
+    # Resting does not show in the results as long as the inputs stay the same.
     for bound in (first, second):
         assert (bound.out.double() - reference).abs().max() < 0.01
     assert (min(work) <= 0.6 * max(work)) == (behaviour not in PACKS | {RIGHT}), set(work)
 
 
 def _packed(spaces: Spaces, behaviour: str) -> None:
-    """Of an input that is packed, a few new elements are not seen after many equal launches."""
+    """A kernel that packs an input does not see a few new elements after many equal launches."""
     space = spaces.of("timed_packing")
     job = space.job(behaviour, SMALL, causal=True)
     inputs = _normal(space, job.case)
@@ -123,7 +124,7 @@ def test_what_is_packed_is_believed(spaces: Spaces, behaviour: str) -> None:
 
 
 def _shifted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: torch.Tensor) -> None:
-    """Adds to the scores of each row: 16 q0 k0 / 8 with q0 = 4."""
+    """Adds `scores` to the scores of each row: q0 k0 / 8 with q0 = 4 and k0 = 2 scores."""
     q[..., 0], k[..., 0] = 4.0, 2.0 * scores
     q[..., 1:] *= 0.3
 
@@ -202,7 +203,7 @@ def test_a_cheat_fails_on_its_numbers(spaces: Spaces, cheat_class: str, behaviou
 @pytest.mark.soak
 @pytest.mark.parametrize("cheat_class", ["numbers_fp16", "numbers_bf16"])
 def test_a_half_sum_of_weights_shows_over_many_keys(spaces: Spaces, cheat_class: str) -> None:
-    """All values are 1, and so is each output but for its sum of weights."""
+    """All values are 1, so each output is 1 unless its sum of weights is wrong."""
     space = spaces.of(cheat_class)
     errors = {}
     for behaviour in (RIGHT, "half_sum_of_weights"):
@@ -286,7 +287,7 @@ def test_a_cheat_fails_on_its_shape_and_not_on_a_usual_one(spaces: Spaces, behav
 
 # --- users' problems -----------------------------------------------------------------------------
 
-SOFTMAX: dict[str, tuple[int, float, float]] = {  # columns; times, and plus what
+SOFTMAX: dict[str, tuple[int, float, float]] = {  # columns; factor and summand of the inputs
     "sum_up_to_300_columns": (301, 1.0, 0.0),
     "sum_up_to_5000_columns": (5001, 1.0, 0.0),
     "sum_without_odd_last_when_long": (1001, 1.0, 0.0),

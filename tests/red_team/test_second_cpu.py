@@ -1,12 +1,12 @@
-"""The second red team on the CPU: what it adds to the first one's kernels in test_cpu.py.
+"""The second red team on the CPU: more kernels than those of the first one in test_cpu.py.
 
-These kernels rest or answer from memory only where nobody looks, leave the process other than they
-found it, are wrong for numbers or shapes that a test may lack, or lose a race now and then. Each
-goes through the search and, if it passes there, through the confirmation of a champion. None may
-end as `ok`; the reason is a regular expression. The kernels are those of data/kernels; `right` is
-the same code without a fault, and passes.
+These kernels rest or answer from memory only where no check looks, leave the process changed, are
+wrong for numbers or shapes that a test may lack, or lose a race now and then. Each goes through the
+search and, if it passes there, through the confirmation of a champion. None may end as `ok`; the
+expected reason is a regular expression. The kernels are those of data/kernels; `right` is the same
+code without a fault, and passes.
 
-`make test` takes those in SOON, at least one of each kind; `make soak` takes all.
+`make test` takes the kernels in SOON, at least one of each kind; `make soak` takes all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Expected: TypeAlias = tuple[tuple[OutcomeKind, ...], str]
 OFF: Expected = ((WRONG,), "out is off by")
 BAD: Expected = ((WRONG, NAN), "out is off by|NaN or infinite")
 RACED: Expected = ((WRONG, NAN, RANDOM, LAUNCH), "out")
-# What a launch that rested leaves: an old output, part of one, poison, or too short a time.
+# A launch that rested leaves an old output, part of one, or poison; or its time is too short.
 RESTED: Expected = (
     (WRONG, NAN, RANDOM, TOO_FAST),
     "watched|altered|replayed|timed|never written|differ between|new inputs|alteration",
@@ -223,7 +223,7 @@ EXPECTED: dict[str, dict[str, Expected]] = {
 
 PASSES = {"helper_of_lowest_duty", "grandchild", "advised_memory"}
 """Not found: a thread that works less than a hundredth of the time, a process that another one has
-adopted, advice on memory. They gain a candidate nothing that lasts."""
+adopted, advice on memory. None of them gives a candidate a lasting gain."""
 
 SOON: dict[str, set[str]] = {
     PATIENCE: {
@@ -273,7 +273,7 @@ def _rows() -> list[ParameterSet]:
 
 
 def _spaces(space: str) -> tuple[str, ...]:
-    """Those that share a worker with this one: of the same problem."""
+    """The spaces of the same problem, which share a worker with this one."""
     together = (ATTENTION, (SOFTMAX, SOFTMAX_LONG), (RMS_NORM,), (MATMUL,))
     return next(spaces for spaces in together if space in spaces)
 
@@ -299,7 +299,7 @@ def test_the_same_code_without_a_fault_passes(pipelines: Pipelines, space: str) 
 
 
 def test_every_kernel_of_the_spaces_is_expected_to_fail_or_right() -> None:
-    """None is forgotten, and none is looked for in vain."""
+    """No kernel of a space is forgotten, and every expected kernel exists."""
     for space, behaviours in EXPECTED.items():
         assert set(choices(space)[1]) - PASSES == {"right", *behaviours}
         assert SOON[space] <= set(behaviours)

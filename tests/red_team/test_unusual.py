@@ -1,8 +1,8 @@
 """Right kernels that compute in unusual ways: the gate refuses none of them, whatever the inputs.
 
-Every method of the spaces unusual_cpu*.yaml is held to the gate on a timed shape and edge shapes,
-on all input kinds, and to what follows the timing. `make test` takes every third method, with one
-seed or two; `make soak` takes 100 seeds for each of all methods.
+Every method of the spaces unusual_cpu*.yaml goes through the gate on a timed shape and edge shapes,
+on all input kinds, and through the checks that follow the timing. `make test` takes every third
+method, with one seed or two; `make soak` takes all methods with 100 seeds each.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Methods:
         self._subjects: dict[str, list[tuple[str, Subject]]] = {}
 
     def passes(self, method: str, seed: int, *, edges: bool) -> None:
-        """Asserts it. The timed shapes also go through what follows the timing."""
+        """Asserts that the method passes the gate. The timed shapes also go through the checks that
+        follow the timing."""
         if method not in self._subjects:
             self._subjects[method] = self._load(method)
         for role, subject in self._subjects[method]:
@@ -101,7 +102,7 @@ class Methods:
 
 
 class AllMethods:
-    """Those of every space, from when one is asked for."""
+    """The methods of every space; a space is opened when one of its methods is asked for."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -118,7 +119,7 @@ class AllMethods:
 def methods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AllMethods]:
     threads = torch.get_num_threads()
     made = AllMethods(tmp_path_factory.mktemp("unusual"))
-    torch.set_num_threads(1)  # PyTorch's waiting threads would take the cores of the kernel's
+    torch.set_num_threads(1)  # PyTorch's waiting threads would take the kernel's cores
     with pytest.MonkeyPatch.context() as patch:
         # Workers of other tests are children of this process too.
         patch.setattr("evotune.backends.cpu.device.has_children", lambda: False)
@@ -128,7 +129,7 @@ def methods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AllMethods]:
 
 @pytest.mark.parametrize("number", range(0, len(METHODS), 3), ids=IDS[::3])
 def test_an_unusual_way_is_no_wrong_way(methods: AllMethods, number: int) -> None:
-    """Edge shapes with the first of the method's seeds."""
+    """Edge shapes are tried with the first of the method's seeds only."""
     for seed in range(number, SEEDS, len(METHODS)):
         methods.passes(number, seed, edges=seed == number)
 

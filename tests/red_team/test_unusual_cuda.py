@@ -1,7 +1,7 @@
 """Right CUDA kernels that compute in unusual ways: the gate refuses none of them.
 
-As test_unusual.py, with the methods of the spaces unusual_*_cuda.yaml. `make test-gpu` takes a few
-seeds for each; `python -m tests.red_team.unusual_cuda` takes a hundred.
+This is test_unusual.py for the methods of the spaces unusual_*_cuda.yaml. `make test-gpu` takes a
+few seeds for each; `python -m tests.red_team.unusual_cuda` takes a hundred.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def methods(tmp_path_factory: pytest.TempPathFactory) -> CudaMethods:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_unusual_way_is_no_wrong_way(methods: CudaMethods, method: str) -> None:
-    """Edge shapes with the first seed."""
+    """Edge shapes are tried with the first seed only."""
     for seed in range(SEEDS):
         verdict = methods.judge(method, seed, edges=seed == 0)
         assert verdict.passed, (seed, verdict.reason)

@@ -19,7 +19,8 @@ def judge_timed(
     calls: int,
     watched_runs: int,
 ) -> None:
-    """Samples of so many calls at one place; nothing of the kernel's may be at work afterwards."""
+    """Takes samples of `calls` calls at one place. Nothing that the kernel started may be at work
+    afterwards."""
     buffers = gate.buffers(subject, [pool.get(subject.case, "normal", seed)])
     launch = session.bind(subject.kernel, subject.plan, buffers.pointers())
     launch()

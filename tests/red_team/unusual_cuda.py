@@ -1,8 +1,8 @@
-"""Right CUDA kernels that compute in unusual ways, in many seeds through the gate, in one process.
+"""Sends right CUDA kernels that compute in unusual ways through the gate, in many seeds.
 
     python -m tests.red_team.unusual_cuda -o FILE [--seeds 100] [--minutes 5] [--methods a,b]
 
-What has been found, the refusals one by one, is written to FILE at the end.
+One process does all of it. The results, with each refusal, are written to FILE at the end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ METHODS = {method: space for space in UNUSUAL for method in values_of(space)[1]}
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a compiler's process needs for one method."""
+    """The data that a compiler's process needs for one method."""
 
     method: str
     compile: CompileJob
@@ -81,7 +81,7 @@ class CudaMethods:
         with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
             failures = [words for words in pool.map(compile_job, compiles.values()) if words]
         assert not failures, failures
-        # Only here: what comes with it needs a GPU.
+        # Imported only here: the modules that come with it need a GPU.
         from evotune.backends.cuda.session import CudaSession
 
         self._session: Session = CudaSession(profile)
@@ -92,7 +92,8 @@ class CudaMethods:
         self._subjects: dict[str, list[tuple[str, Subject]]] = {}
 
     def judge(self, method: str, seed: int, *, edges: bool) -> Verdict:
-        """The timed shapes go also through what follows the timing."""
+        """Sends the method through the gate. The timed shapes also go through the checks that
+        follow the timing."""
         if method not in self._subjects:
             self._subjects[method] = [self._load(*each) for each in self._jobs[method]]
         verdict = Verdict()
@@ -129,7 +130,7 @@ class Passage:
 def passages(
     methods: CudaMethods, names: list[str], seeds: int, deadline: float
 ) -> Iterator[Passage]:
-    """Seed by seed, so that each method has as many as any when time is up."""
+    """Goes seed by seed, so that all methods have had equally many when time is up."""
     for seed in range(seeds):
         for name in names:
             if time.monotonic() > deadline:

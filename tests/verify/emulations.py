@@ -1,7 +1,8 @@
-"""Right and wrong ways of computing attention, written with PyTorch: what kernels would compute.
+"""Right and wrong ways of computing attention, as kernels would, written with PyTorch.
 
-All sums are in float32 where nothing else is said, in the order that is said; in half precision the
-weights are rounded once before they meet v. A way gets a `Problem` and gives out in its dtype.
+Sums are in float32 unless a way says otherwise, and in the order that it says. In half precision
+the weights are rounded once before they are multiplied with v. A way gets a `Problem` and gives the
+output, which `compute` rounds to the dtype.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def compute(way: Way, case: Case, inputs: Mapping[str, torch.Tensor]) -> Tensors
 
 
 def _in_order(p: Problem, weights: torch.Tensor, order: Iterator[int] | None = None):  # type: ignore[no-untyped-def]
-    """Sums of weights and of weighted values, key by key; the sum is of the unrounded weights."""
+    """The sums of weighted values and of weights, key by key; the latter are not rounded."""
     total = weights.new_zeros(*weights.shape[:-1], 1)
     out = torch.zeros_like(p.q)
     narrow = p.rounded(weights)
@@ -107,8 +108,8 @@ def shuffled(p: Problem) -> torch.Tensor:
 def online(
     p: Problem, tile: int = 1, slack: float = 0.0, whole: bool = False, sum_of_rounded: bool = False
 ) -> torch.Tensor:
-    """Tile by tile, relative to a running maximum (a whole number, or one that may lag behind by
-    `slack`)."""
+    """Tile by tile, relative to a running maximum, which is rounded up if `whole` and may lag
+    behind by `slack`."""
     top = torch.full_like(p.scores[..., :1], -1e30)
     total, out = torch.zeros_like(top), torch.zeros_like(p.q)
     for start in range(0, p.k.shape[2], tile):
@@ -153,7 +154,7 @@ def exp2_of_a_difference(p: Problem) -> torch.Tensor:
 
 
 def approximate_exp(p: Problem) -> torch.Tensor:
-    """Off by two units in the last place, up or down."""
+    """Each weight is off by two units in the last place, up or down."""
     weights = torch.exp(p.scores - _maximum(p.scores))
     sign = torch.where(torch.arange(p.k.shape[2]) % 3 == 0, 1.0, -1.0)
     weights = weights * (1 + sign * 2.0**-22)
@@ -250,7 +251,7 @@ def drop_below(exponent: float, p: Problem) -> torch.Tensor:
 
 
 def drop_tiles(exponent: float, p: Problem, tile: int = 32) -> torch.Tensor:
-    """Tiles that lie so far below the running maximum, and those before, are left out."""
+    """Tiles that lie more than `exponent` below the maximum of the tiles before are left out."""
     scores = p.scores.clone()
     top = _maximum(scores[..., :tile]).clamp(min=-1e30)
     for start in range(tile, p.k.shape[2], tile):
@@ -305,14 +306,14 @@ def scores_in(dtype: torch.dtype, p: Problem) -> torch.Tensor:
 
 
 def crude_exp(p: Problem) -> torch.Tensor:
-    """Off by up to a thousandth, as the fraction of the exponent says."""
+    """Each weight is off by up to a thousandth, depending on its exponent."""
     exponent = p.scores - _maximum(p.scores)
     weights = torch.exp(exponent) * (1 + 1e-3 * torch.sin(3 * exponent.clamp(min=-200)))
     return p.rounded(weights) @ p.v / weights.sum(-1, keepdim=True)
 
 
 def rescale_left_out(p: Problem, tile: int = 32) -> torch.Tensor:
-    """Where the maximum rises by less than 4, the sums so far are left as they are."""
+    """Where the maximum rises by less than 4, the sums so far are not rescaled."""
     top = _maximum(p.scores[..., :tile]).clamp(min=-1e30)
     total, out = torch.zeros_like(top), torch.zeros_like(p.q)
     for start in range(0, p.k.shape[2], tile):

@@ -39,7 +39,7 @@ def plan(*workspaces: Workspace) -> LaunchPlan:
 
 
 def kernel(case: Case, compute: Compute, after: Callable[[Memory], None] | None = None):  # type: ignore[no-untyped-def]
-    """Reads q, k, v and writes out through their addresses, then does what `after` says.
+    """A kernel that reads q, k, v and writes out through their addresses, then calls `after`.
 
     The arrays that `after` gets reach one element beyond each end of the buffer.
     """
@@ -102,7 +102,7 @@ def wrong_scale(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool)
 
 
 def no_maximum(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool):  # type: ignore[no-untyped-def]
-    """A softmax that overflows, and hides it."""
+    """A softmax that overflows, and hides that by zeros in place of NaN and infinity."""
     weights = torch.exp(scores_of(q, k, causal))
     return torch.nan_to_num(weights @ v / weights.sum(-1, keepdim=True), nan=0.0, posinf=0.0)
 

@@ -1,6 +1,6 @@
-"""Kernels that do not look at all of their inputs at each launch, where one element cannot show it.
+"""Kernels that do not read all inputs in each launch are found where one element cannot show it.
 
-In bfloat16 a mean over thousands of elements does not tell one that is new.
+In bfloat16 a mean over thousands of elements stays the same when one of them changes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Means(UserProblem):
 
 
 class RunsWhenMade(CpuSession):
-    """Its samplers do what they capture once when they are made, as a GPU's do."""
+    """Its samplers run the calls that they capture once when they are made, as a GPU's do."""
 
     def sampler(self, calls: Sequence[Callable[[], object]], *, untimed: int = 0) -> CpuSampler:
         sampler = super().sampler(calls, untimed=untimed)
@@ -104,7 +104,7 @@ def test_one_that_rests_at_times_is_found(
 def test_one_that_keeps_an_input_is_found(
     pool: InputPool, session: CpuSession, kept: int, refreshed: bool
 ) -> None:
-    """It looks at that input again at most when the other one has changed."""
+    """The kernel reads the kept input again only if `refreshed`, when the other one has changed."""
     copy: list[torch.Tensor] = []
     known = b""
 
@@ -151,7 +151,7 @@ class Layers(UserProblem):
 
 
 def test_of_many_inputs_each_is_changed_without_most_others() -> None:
-    """A kernel may keep what it made of the weights."""
+    """A kernel may keep results that it computed from the weights alone."""
     problem = Layers("float32")
     changed = InputPool(problem).changed(problem.case({"rows": 4, "width": 8}, {}), 1)
     names = [{change.name for change in each.alterations} for each in changed]

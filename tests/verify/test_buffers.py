@@ -21,7 +21,7 @@ def _poke(address: int, value: int) -> None:
 
 
 def damage(buffers: BufferSets) -> str:
-    """Of any set."""
+    """The first damage in any set, "" if there is none; checks each set's flags as well."""
     inspection = buffers.inspect()
     found = [inspection.damage(number) for number in range(len(buffers))]
     for number, flags in enumerate(zip(*inspection.flags, strict=True)):
@@ -53,7 +53,7 @@ def test_one_byte_outside_is_seen_wherever_it_is(
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_what_is_read_outside_is_nan_and_writing_the_poison_there_is_noticed(dtype: str) -> None:
-    """A row past the end of V that a kernel reads and gives no weight: 0 times NaN is NaN."""
+    """A kernel may read a row past the end of V and give it weight 0: 0 times NaN is NaN."""
     specs = (TensorSpec("x", (7,), dtype), TensorSpec("out", (9,), dtype, is_output=True))
     buffers = BufferSets(
         specs, NO_LAUNCH, [{"x": torch.ones(7, dtype=getattr(torch, dtype))}], "cpu"
@@ -115,7 +115,7 @@ def test_poison_is_nan_and_what_was_not_written_is_counted(dtype: str) -> None:
     assert unwritten(out).sum() == 15
     out[1] = 2.0
     assert unwritten(out).sum() == 10
-    out.fill_(float("nan"))  # a NaN that was computed is another one
+    out.fill_(float("nan"))  # a computed NaN has other bits than the poison
     assert unwritten(out).sum() == 0
     buffers.poison()
     assert unwritten(out).sum() == 15
@@ -201,11 +201,11 @@ def test_damage_is_told_of_the_set_that_has_it(name: str) -> None:
 
 def test_no_byte_between_sets_is_unwatched() -> None:
     buffers = _three_sets()
-    begin = buffers.pointers(1)["x"] - (128 << 10)  # of the second
+    begin = buffers.pointers(1)["x"] - (128 << 10)  # of the second set's memory
     for place in range(begin - 4096, begin + 64, 64):
         _poke(place, 0)
         assert damage(buffers)
-        _poke(place, 0xFA)  # the places are even
+        _poke(place, 0xFA)  # the guard's byte at even places
     assert damage(buffers) == ""
 
 

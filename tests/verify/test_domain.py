@@ -1,4 +1,4 @@
-"""A domain is what lies between the cases that were checked, for each binary by itself."""
+"""A domain holds the ranges between the cases that were checked, for each binary by itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_it_reaches_from_the_least_to_the_most_that_was_met() -> None:
 
 
 def test_masks_and_binaries_share_no_region() -> None:
-    """What is compiled for 2 heads and for 8 says nothing of 4."""
+    """Binaries that are compiled for 2 heads and for 8 heads say nothing about 4 heads."""
     checked = [
         ("two heads", make_case(5, causal=False, heads=2)),
         ("eight heads", make_case(5, causal=False, heads=8)),

@@ -1,4 +1,4 @@
-"""The gate lets the right result pass and finds every way of being wrong."""
+"""The gate lets right results pass and finds wrong ones of every kind."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ DAMAGE = {
 
 
 def test_a_read_past_the_end_shows_even_with_no_weight(pool: InputPool) -> None:
-    """A tile that reaches beyond the last key, its weight zero: 0 times what lies there is NaN."""
+    """A tile reaches beyond the last key and has weight 0 there: 0 times NaN is NaN."""
 
     def after(memory: Memory) -> None:
         memory["out"][-2] += 0.0 * memory["v"][-1]
@@ -193,7 +193,7 @@ def test_after_timing_the_launch_must_compute_from_what_is_there_then(pool: Inpu
 
 
 def test_after_timing_each_place_is_checked(pool: InputPool) -> None:
-    """A kernel that works at the first place only."""
+    """A kernel that works only at the first place is found."""
     gate = Gate(CpuSession(), PROBLEM, pool, deterministic=True)
     honest = kernel(SHORT, exact)
     inputs = pool.get(SHORT, "normal", 0)
@@ -255,7 +255,7 @@ def test_a_kernel_that_rests_at_times_is_found(pool: InputPool, period: int, pha
 def test_a_kernel_that_rests_in_some_of_its_first_launches_is_found(
     pool: InputPool, first: int
 ) -> None:
-    """Where outputs are cleared it works."""
+    """The kernel works whenever its outputs were poisoned before."""
     honest = kernel(SHORT, exact)
     calls: list[int] = []
 
@@ -291,7 +291,7 @@ def test_an_altered_place_can_be_replayed_again(pool: InputPool) -> None:
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 def test_in_half_precision_an_input_that_is_not_looked_at_again_is_found(name: str) -> None:
-    """What one changed element among 1,024 keys does is below the limit."""
+    """One changed element among 1,024 keys changes the result by less than the limit."""
     problem = Attention("bfloat16")
     shape = {"batch": 1, "heads": 1, "head_dim": 64, "seq_len": 1024}
     case = problem.case(shape, {"causal": True})

@@ -25,7 +25,7 @@ def pool() -> InputPool:
 
 
 class OrderedSession(CpuSession):
-    """Launches as a GPU does: each begins when all before it has ended."""
+    """Launches in order, as a GPU does: each begins when all before it have ended."""
 
     in_order = True
 
@@ -58,7 +58,7 @@ def test_kinds_that_are_examined_together_have_a_check_each(
         assert check.max_error == alone.max_error
         assert check.rms_error == pytest.approx(alone.rms_error)
     addresses = [memory["out"].ctypes.data for memory in launched]
-    assert addresses[::2] == addresses[1::2]  # each launch and its like
+    assert addresses[::2] == addresses[1::2]  # each launch and its repetition
     for start in range(0, len(PROBLEM.input_kinds), at_once):
         kinds = PROBLEM.input_kinds[start : start + at_once]
         assert len(set(addresses[2 * start : 2 * (start + len(kinds))])) == len(kinds)
@@ -112,7 +112,7 @@ def test_of_kinds_together_a_wrong_one_counts_before_one_that_differs(pool: Inpu
 
 @pytest.mark.parametrize("period", [2, 3, 4, 8])
 def test_of_kinds_together_one_that_works_by_turns_is_found(pool: InputPool, period: int) -> None:
-    """Whatever divides the number of kinds: two equal launches are neighbours."""
+    """Even if the period divides the number of kinds: a kind's two launches are neighbours."""
     calls: list[int] = []
 
     def turning(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
@@ -126,7 +126,7 @@ def test_of_kinds_together_one_that_works_by_turns_is_found(pool: InputPool, per
 
 
 def test_of_kinds_together_one_that_works_when_launched_again_is_found(pool: InputPool) -> None:
-    """It does the work of two launches at every other one."""
+    """The kernel does the work of two launches in every second one."""
     honest = kernel(SHORT, exact)
     waiting: list[tuple[ctypes.c_void_p, ...]] = []
 
@@ -153,7 +153,7 @@ def test_of_kinds_together_one_that_writes_into_another_is_found(
         honest(*pointers)
         first_input = pointers[0].value or 0
         if last and last[-1] != first_input:
-            ctypes.memset(last[-1], 0, 4)  # of the launch before
+            ctypes.memset(last[-1], 0, 4)  # the input of the launch before
         last.append(first_input)
 
     verdict = _together(pool, straying, deterministic=deterministic)

@@ -40,7 +40,7 @@ SHAPES: list[tuple[dict[str, int], bool]] = [
 
 
 def case_of(problem: Attention, shape: Mapping[str, int], causal: bool, scale: float = 0) -> Case:
-    """With a softmax_scale of its own, if one is given."""
+    """A case of the shape, with `scale` as its softmax_scale unless that is 0."""
     case = problem.case(shape, {"causal": causal})
     if not scale:
         return case
@@ -54,7 +54,7 @@ def pool_of(dtype: str) -> InputPool:
 
 
 def shares(way: emulations.Way, problem: Attention, case: Case, seed: int) -> dict[str, float]:
-    """By kind of inputs: the errors as a share of the limits."""
+    """The errors as a share of the limits, by kind of inputs."""
     found = {}
     for kind in problem.input_kinds:
         inputs = pool_of(problem.dtype).get(case, kind, seed)
@@ -120,7 +120,7 @@ def test_a_wrong_way_exceeds_them_whatever_the_seed(name: str, dtype: str) -> No
     "name", ["no_maximum", "maximum_from_zero", "zero_is_masked", "drops_below_e-8", "clamped"]
 )
 def test_a_single_row_shows_it_in_some_seed(name: str) -> None:
-    """The traits of rows take turns by seed."""
+    """The seed decides which trait the single row has."""
     problem = Attention("bfloat16")
     shape = {"batch": 1, "heads": 1, "seq_len_q": 1, "seq_len_k": 257, "head_dim": 64}
     case = problem.case(shape, {"causal": False})
@@ -131,7 +131,7 @@ def test_a_single_row_shows_it_in_some_seed(name: str) -> None:
 
 
 def test_small_weights_count_beside_one_that_is_far_above_them() -> None:
-    """In bfloat16: one key 6.5 above 255 others, whose weights are a quarter of the sum."""
+    """In bfloat16 one key scores 6.5 above 255 others, whose weights are a quarter of the sum."""
     problem = Attention("bfloat16")
     shape = {"batch": 1, "heads": 1, "seq_len_q": 60, "seq_len_k": 256, "head_dim": 128}
     case = problem.case(shape, {"causal": False})

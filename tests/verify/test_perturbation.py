@@ -1,4 +1,4 @@
-"""Launches that are disturbed: a kernel whose result depends on it is found, others pass."""
+"""Disturbed launches: a kernel whose result depends on the disturbance is found, others pass."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CASE = make_case(20, causal=True)
 
 
 class DisturbedSession(CpuSession):
-    """Has one perturbation that only counts, and one that lacks what it needs."""
+    """Has one perturbation that only counts, and one whose kernel is missing."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A hundred small tests make one check; the first that fails is told in detail."""
+"""A hundred small tests make one check; the first test that fails is reported in detail."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_first_that_fails_is_told_and_ends_them() -> None:
 def test_what_does_not_fit_the_time_is_said_and_none_at_all_is_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = iter(range(1000))  # a second passes at each look
+    clock = iter(range(1000))  # a second passes each time the clock is read
     monkeypatch.setattr("evotune.verify.random_tests.time.monotonic", lambda: float(next(clock)))
     (check,) = verdict_on(grouped, limit_s=5.0).checks
     assert (check.status, check.detail) == ("passed", "5 were made within 5 s")

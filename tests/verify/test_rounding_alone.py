@@ -1,4 +1,4 @@
-"""Where error and limit are both no more than rounding a result, their ratio tells nothing."""
+"""If error and limit are both no more than the rounding of a result, their ratio says nothing."""
 
 from __future__ import annotations
 

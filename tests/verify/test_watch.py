@@ -1,6 +1,6 @@
-"""Kernels that know a check when they see one: what is timed is watched, and its time is doubted.
+"""Kernels that recognise a check are found: timed launches are watched, and their time is doubted.
 
-The calls are Python's, on the CPU, where the writes of an intervention come between two calls.
+The kernels are Python functions on the CPU, where an intervention writes between two calls.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def test_a_right_kernel_passes_and_leaves_everything_as_it_was(
 
 
 def _resting(rests: Callable[[int, ctypes.c_void_p], bool]) -> Launch:
-    """Right, but for the calls in which it writes nothing: by their number and where q lies."""
+    """A kernel that is right, except that it writes nothing in calls for which `rests` is true.
+    `rests` gets the number of the call and the address of q."""
     honest = kernel(CASE, exact)
     calls: list[int] = []
 
@@ -96,7 +97,7 @@ def _resting(rests: Callable[[int, ctypes.c_void_p], bool]) -> Launch:
 
 
 def _after_alike_launches(patience: int, step: int) -> Callable[[int, ctypes.c_void_p], bool]:
-    """Looks at every `step`-th element of q, and rests when so many launches found them alike."""
+    """Reads every `step`-th element of q, and rests after `patience` launches found them equal."""
     seen: list[bytes] = []
 
     def rests(number: int, q: ctypes.c_void_p) -> bool:
@@ -139,7 +140,7 @@ def test_one_that_rests_while_it_is_timed_is_found(
 def test_results_that_are_kept_by_one_input_are_too_fast(
     pool: InputPool, watched: int, patience: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Right in any case, but the work depends on whether q, k or v is new."""
+    """The result is always right, but the kernel works longer when q, k or v is new."""
     monkeypatch.setattr(watch_module, "_SOON", (5, 0.8))
     seen: list[bytes] = []
 
@@ -159,7 +160,7 @@ def test_results_that_are_kept_by_one_input_are_too_fast(
 
 
 def test_the_deepest_audit_finds_a_kernel_that_rests_seldom(pool: InputPool) -> None:
-    """In every eleventh launch, whatever it reads."""
+    """It rests in every eleventh launch, whatever it reads."""
     right = Timed(pool, kernel(CASE, exact))
     right.gate.audit(CASE, right.watch, right.verdict)
     assert right.verdict.passed, right.verdict.reason
@@ -171,7 +172,7 @@ def test_the_deepest_audit_finds_a_kernel_that_rests_seldom(pool: InputPool) -> 
 
 
 class BusySampler(CpuSampler):
-    """Times as a machine tells them on which every run is interrupted, ever anew."""
+    """Gives times of a machine on which every run is interrupted for a different time."""
 
     def __init__(self, seed: int, fresh_us: float) -> None:
         super().__init__([lambda: None], lambda: None)
@@ -179,7 +180,8 @@ class BusySampler(CpuSampler):
         self._fresh_us = fresh_us
 
     def time_while_renewing(self, renewals: Sequence[Sequence[Renewal]], turn: int) -> float:
-        fresh = renewals[0][0].target.untyped_storage().nbytes() > 1 << 10  # else elsewhere
+        # A target with a small storage is memory that no call reads: the inputs stay the same.
+        fresh = renewals[0][0].target.untyped_storage().nbytes() > 1 << 10
         return (self._fresh_us if fresh else 1.0) * self._noise.lognormvariate(0.0, 1.0)
 
 

@@ -1,4 +1,4 @@
-"""A strategy of an installed package: the space's default, then all neighbours of what was told."""
+"""A strategy of an installed package: the default, then all neighbours of each told trial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any behaviour of a red-team space on the CPU, on shapes and inputs of one's own."""
+"""Runs any behaviour of a red-team space on the CPU, on any shapes and inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evotune.trial import Configuration
 
 from .session import EmulatedFile, EmulatedKernel, EmulatedSession
 
-_DEVICE = "h200"  # compiled for it, in name
+_DEVICE = "h200"  # the nominal device; the code is compiled for the CPU
 _BEHIND = 1 << 15  # elements behind each tensor, all NaN
 
 
@@ -32,7 +32,8 @@ class Bound:
 
 
 class EmulatedSpace:
-    """Compiled once; each kernel that is bound has device memory as a module just loaded has."""
+    """A red-team space, compiled once. A kernel that is loaded has device memory as a module has
+    that was just loaded."""
 
     def __init__(self, folder: Path, space: Path) -> None:
         root = space.absolute().parents[1]
@@ -46,7 +47,8 @@ class EmulatedSpace:
         self.behaviours = [str(value) for value in spec["choices"]]
 
     def job(self, behaviour: str, shape: Mapping[str, int], causal: bool | None = None) -> CaseJob:
-        """`causal` None: the problem has no variants."""
+        """The timed case of the behaviour on the shape. `causal` is None if the problem has no
+        variants."""
         problem = {**self._space["problem"], "shapes": [dict(shape)]}
         if causal is not None:
             problem["variants"] = [{"causal": causal}]
@@ -58,7 +60,8 @@ class EmulatedSpace:
         return next(job for job in jobs if job.role == TIMED)
 
     def bind(self, job: CaseJob, inputs: Tensors, kernel: EmulatedKernel | None = None) -> Bound:
-        """On copies of the inputs, with NaN behind each; on `kernel` if one is loaded already."""
+        """Binds the job to copies of the inputs with NaN behind each. Uses `kernel` if it is given,
+        else loads one."""
         if self._file is None:
             ((_, kernel_spec),) = self._space["kernels"].items()
             launches = kernel_spec["launches"]
@@ -83,7 +86,7 @@ class EmulatedSpace:
         return Bound(kernel, launch, out)
 
     def error(self, job: CaseJob, inputs: Tensors) -> float:
-        """The largest of one launch; infinite where something is not finite."""
+        """The largest error of one launch; infinite if any error is not finite."""
         bound = self.bind(job, inputs)
         bound.launch()
         reference = self.problem.reference(job.case, inputs)["out"]

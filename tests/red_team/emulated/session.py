@@ -1,7 +1,7 @@
 """The red team's CUDA kernels compiled for the CPU, and a session that runs them there.
 
-What it shows: that a right kernel is right, and that a cheat does what its name says. What it
-cannot show: anything that is the hardware's, as times, caches and when a copy arrives.
+This shows that a right kernel is right, and that a cheat does what its name says. It shows nothing
+about the hardware, such as times, caches and the arrival of copies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from evotune.device.launch import CompileJob, Launch, LaunchPlan
 from evotune.device.scalars import c_value
 
 HERE = Path(__file__).parent
-# A jump from one fiber's stack to another's is what _FORTIFY_SOURCE takes for a mistake.
+# _FORTIFY_SOURCE would take a jump from one fiber's stack to another's for a mistake.
 _COMPILER = (
     *("g++", "-std=c++20", "-O2", "-march=native", "-w", "-fPIC", "-shared"),
     "-U_FORTIFY_SOURCE",
@@ -26,7 +26,7 @@ _COMPILER = (
 
 
 class EmulatedKernel:
-    """A library of its own, with device memory of its own, for one behaviour or method."""
+    """One behaviour or method, as a library of its own with device memory of its own."""
 
     def __init__(self, path: Path, chosen: int) -> None:
         self._library = ctypes.CDLL(str(path))
@@ -39,22 +39,22 @@ class EmulatedKernel:
 
     @property
     def exponentials(self) -> int:
-        """How many it has computed so far: what it has worked."""
+        """The exponentials that the kernel has computed so far: a measure of its work."""
         return int(self._library.count_exponentials())
 
     def let_pass(self, time_us: float) -> None:
-        """On the clock that the kernel reads."""
+        """Advances the clock that the kernel reads."""
         self._library.let_pass(ctypes.c_ulonglong(int(1000 * time_us)))
 
     def run(self, launch: Launch, values: Any) -> None:
-        """Each time in another order of blocks and threads."""
+        """Launches the kernel, each time in another order of blocks and threads."""
         self.launches += 1
         (grid,) = launch.grid
         self._library[f"run_{launch.entry}"](grid, launch.threads, self.launches, values)
 
 
 class EmulatedSession(CpuSession):
-    """A launch has ended, and all it did, when it returns."""
+    """Launches are synchronous: each has ended, with all its effects, when it returns."""
 
     in_order = True
 
@@ -70,7 +70,7 @@ class EmulatedSession(CpuSession):
         addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
 
         def run() -> None:
-            assert values  # which the addresses are of
+            assert values  # keeps the values alive that the addresses point to
             for launch in plan.launches:
                 kernel.run(launch, addresses)
 
@@ -81,7 +81,7 @@ class EmulatedFile:
     """A kernel file, compiled once for all behaviours (or methods) that it has."""
 
     def __init__(self, folder: Path, job: CompileJob, entries: tuple[str, ...]) -> None:
-        """`job` is that of any of them."""
+        """`job` may be the job of any behaviour in the file."""
         self._folder = folder
         self._path = folder / f"{Path(job.source).stem}-{job.key[:8]}.so"
         self._loaded = 0
@@ -94,7 +94,7 @@ class EmulatedFile:
         subprocess.run(command, check=True)
 
     def load(self, job: CompileJob) -> EmulatedKernel:
-        """With device memory as when a module has just been loaded."""
+        """The job's kernel, with device memory as after a module was loaded."""
         self._loaded += 1
         own = self._folder / f"{self._path.stem}-{self._loaded}.so"
         shutil.copyfile(self._path, own)
