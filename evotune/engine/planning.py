@@ -9,25 +9,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from evotune.backends import registry
-from evotune.device.argument_check import POINTER
 from evotune.device.launch import CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
-from evotune.device.sources import fingerprint
 from evotune.engine.champion_cases import obstacle, refusal, scalars_skipped, symbols_kept
+from evotune.engine.compile_jobs import CompileJobs
 from evotune.engine.launches import CasePlanner, Rejected
 from evotune.engine.review import BuildReviewer
-from evotune.engine.space_files import source_path
 from evotune.errors import SpaceError
 from evotune.execute.protocol import EDGE, HELD_OUT, RANDOM, TIMED, CaseJob, Proposal
-from evotune.languages import language
 from evotune.problems.base import Case, Problem, WrongSymbol
 from evotune.space.binding import bind
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument
-from evotune.space.kernel_options import filled
 from evotune.space.language.expression import parse_expression
 from evotune.space.language.scalar import Environment
 from evotune.space.specs import KernelSpec, ProblemSpec
@@ -65,33 +60,29 @@ class Planner:
         sources: Mapping[str, Mapping[str, bytes]],
         secret: str = "",
     ) -> None:
-        """`sources`: the files of each kernel. If a file changes later, the compiler refuses it."""
+        """`sources`: as `CompileJobs` takes them."""
         self._secret = secret
         self.bound = bound
         self._document = document
         self.problem = problem
         self._cases = cases
         self._profile = profile
-        self._sources = {name: fingerprint(files) for name, files in sources.items()}
-        self._choices = _choice_constants(document)
         self._architecture = architecture(profile)
-        self._root = str(document.root.absolute())
-        kernels = document.kernels
-        self._source_paths = {kernel.name: source_path(document, kernel) for kernel in kernels}
+        self._compiling = CompileJobs(document, problem, profile, sources)
         self._kept = {
-            kernel.name: symbols_kept(document, kernel, problem.scalars) for kernel in kernels
+            kernel.name: symbols_kept(document, kernel, problem.scalars)
+            for kernel in document.kernels
         }
         self._edges = {name: self._edge_cases(kept) for name, kept in self._kept.items()}
         self._searched: dict[str, list[_CasePlan]] = {}  # by kernel
         self._limits = registry.named(profile.backend).limits()
         self._reviewer = BuildReviewer(bound, profile, self._limits) if self._limits else None
-        self._refuse_collisions()
         self._refuse_unknown_arguments()
 
     def at(self, root: Path) -> Planner:
         """The same planner; compilers read the sources under another root."""
         moved = copy.copy(self)
-        moved._root = str(root.absolute())
+        moved._compiling = self._compiling.at(root)
         return moved
 
     def proposal(
@@ -197,7 +188,7 @@ class Planner:
         plan = case_plan.launches.plan(known)
         self._check_launches(kernel, plan, case)
         if compiled_in not in compile_jobs:
-            compile_jobs[compiled_in] = self._compile_job(kernel, configuration, case, plan)
+            compile_jobs[compiled_in] = self._compiling.job(kernel, configuration, case, plan)
         return CaseJob(case, case_plan.role, compile_jobs[compiled_in], plan, case_plan.flops)
 
     def _sibling_jobs(
@@ -282,22 +273,6 @@ class Planner:
         jobs = {job.compile.key: job.compile for job in self.proposal(0, configuration).cases}
         return list(jobs.values())
 
-    def _refuse_collisions(self) -> None:
-        """SpaceError at the second of two things that would become the same -D name."""
-        taken = {f"DTYPE_{dtype.upper()}" for dtype in self.problem.dtypes} | {"DTYPE"}
-        for kernel in self._document.kernels:
-            taken |= {name.upper() for name in kernel.define}
-        for spec in self._document.parameters:
-            choices = [v for v in (*spec.parameter.values, spec.otherwise) if isinstance(v, str)]
-            words = [f"{spec.name}_{word.upper()}" for word in dict.fromkeys(choices)]
-            for name in (spec.name, *(words if spec.name != "KERNEL" else ())):
-                if name in taken:
-                    raise spec.position.error(
-                        f"{spec.name} needs the macro {name}, which is taken by another parameter, "
-                        "choice, dtype or compiled-in symbol"
-                    )
-                taken.add(name)
-
     def _refuse_unknown_arguments(self) -> None:
         buffers = {spec.name for spec in self.problem.tensors(self._cases[TIMED][0])}
         for kernel in self._document.kernels:
@@ -315,44 +290,6 @@ class Planner:
     def _kernel(self, configuration: Configuration) -> KernelSpec:
         name = configuration.get("KERNEL")
         return self._document.kernel(str(name) if name is not None else None)
-
-    def _compile_job(
-        self, kernel: KernelSpec, configuration: Configuration, case: Case, plan: LaunchPlan
-    ) -> CompileJob:
-        defines = dict(self._choices)
-        for name, value in configuration.items():
-            if name != "KERNEL":
-                defines[name] = _as_integer(name, value, defines)
-        for index, dtype in enumerate(self.problem.dtypes, start=1):
-            defines[f"DTYPE_{dtype.upper()}"] = index
-        defines["DTYPE"] = defines[f"DTYPE_{self.problem.dtype.upper()}"]
-        for name in kernel.define:
-            if name != "dtype":
-                defines[name.upper()] = _as_integer(name, case.symbols[name], defines)
-        return CompileJob(
-            language=kernel.language,
-            root=self._root,
-            source=self._source_paths[kernel.name],
-            defines=tuple(defines.items()),
-            options=tuple(filled(option, configuration) for option in kernel.options),
-            arch=self._profile.arch,
-            sources_sha256=self._sources[kernel.name],
-            **self._typed(kernel, case, plan),
-        )
-
-    def _typed(self, kernel: KernelSpec, case: Case, plan: LaunchPlan) -> dict[str, Any]:
-        """The entries and argument types, as the language's compiler takes them."""
-        if not language(kernel.language).one_entry:
-            entries = {launch.entry: None for launch in plan.launches} or {kernel.entry: None}
-            given = (
-                POINTER if a.type in ("tensor", "workspace") else a.type for a in plan.arguments
-            )
-            return {"entries": tuple(entries), "signature": tuple(given)}
-        pointees = {spec.name: f"*{spec.dtype}" for spec in self.problem.tensors(case)}
-        pointees |= {workspace.name: "*byte" for workspace in kernel.workspace}
-        own = plan.arguments[: len(kernel.arguments)]
-        types = (pointees[a.name] if a.type in ("tensor", "workspace") else a.type for a in own)
-        return {"entry": kernel.entry, "signature": tuple(types)}
 
 
 def _compiled_in(kernel: KernelSpec, case: Case) -> tuple[Value, ...]:
@@ -386,26 +323,3 @@ def _cases(spec: ProblemSpec, problem: Problem, group: str) -> list[Case]:
                 place = spec.at("variants", j, name) if name in variant else spec.at(group, i, name)
                 raise place.error(str(error)) from error
     return found
-
-
-def _choice_constants(document: SpaceDocument) -> dict[str, int]:
-    """NAME_CHOICE constants for every parameter that has identifiers among its values.
-
-    They count from 1: the preprocessor takes a name it does not know for 0, and a choice that
-    a space leaves out must not look like one that it has.
-    """
-    constants: dict[str, int] = {}
-    for spec in document.parameters:
-        if spec.name == "KERNEL":
-            continue
-        words = (*spec.parameter.values, spec.otherwise)
-        identifiers = list(dict.fromkeys(word for word in words if isinstance(word, str)))
-        for index, word in enumerate(identifiers, start=1):
-            constants[f"{spec.name}_{word.upper()}"] = index
-    return constants
-
-
-def _as_integer(name: str, value: Value, constants: Mapping[str, int]) -> int:
-    if isinstance(value, str):
-        return constants[f"{name.upper()}_{value.upper()}"]
-    return int(value)
