@@ -1,1 +1,1 @@
-"""Backends: each folder is one, and holds all that is peculiar to it."""
+"""Backends: each folder holds one backend and everything that only this backend needs."""

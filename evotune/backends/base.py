@@ -1,8 +1,8 @@
 """A backend: the languages of one kind of device, its compilers, its devices and their facts.
 
-The rest of evotune asks a `Backend` and knows none by name. A method that is not abstract has an
-answer for a device that is simple: it is always here, there is one of it, and its compiler reports
-nothing that could be wrong.
+The rest of evotune asks a `Backend` and knows none by name. A method that is not abstract answers
+for a simple device: the machine always has it, has one of it, and its compiler reports no figures
+by which a launch could be refused.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ from evotune.trial import Check, Json, OutcomeKind, Value
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one launch: what it takes (see `COMPILED_FIGURES` in `space.figures`), and why it
-    cannot run, "" when it can."""
+    """The resources that one launch takes.
+
+    - values: by name, see `COMPILED_FIGURES` in `space.figures`.
+    - violation: why the launch cannot run, "" when it can.
+    """
 
     values: Mapping[str, int | float]
     violation: str
@@ -46,59 +49,61 @@ class SanitizedCase(msgspec.Struct, frozen=True):
 
 
 class Limits(Protocol):
-    """What a device cannot launch. `device` are the attributes of its profile."""
+    """Tells which launches a device refuses. `device` holds the attributes of its profile."""
 
     def violation(self, launch: Launch, device: Mapping[str, Value]) -> str:
-        """Why no device with these attributes takes the launch, before it is compiled; ""."""
+        """Before compiling: why no device with these attributes takes the launch, "" when it
+        does."""
 
     def figures(
         self, launch: Launch, resources: Mapping[str, Json], device: Mapping[str, Value]
     ) -> Figures:
-        """Of a launch whose binary has these resources."""
+        """The figures of a launch whose binary has these resources."""
 
     def worst(self, figures: Iterable[Mapping[str, int | float]]) -> dict[str, int | float]:
-        """By name the worst figure of several launches."""
+        """The worst figure of several launches, by name."""
 
 
 SANITIZER = "compute-sanitizer"
 TOOLS = ("memcheck", "initcheck", "racecheck")
-"""NVIDIA's, of which a champion's checks tell on every backend."""
+"""NVIDIA's tools. A champion has a check of each, on every backend."""
 
 
 def sanitizer_check(tool: str, status: str, detail: str) -> Check:
-    """What one of the tools found of a champion."""
+    """The check that records what one of the tools found in a champion."""
     return Check("edge shapes", f"{SANITIZER} {tool}", status, detail=detail)
 
 
 def not_sanitized(detail: str) -> list[Check]:
-    """What is recorded where the tools cannot run."""
+    """The checks that are recorded where the tools cannot run."""
     return [sanitizer_check(tool, "skipped", detail) for tool in TOOLS]
 
 
 class Backend(ABC):
-    """One object a backend; it has no state. `name` is that of its devices' profiles."""
+    """One stateless object for each backend. The profiles of its devices carry its `name`."""
 
     name: ClassVar[str]
     languages: ClassVar[tuple[Language, ...]]
     requests: ClassVar[tuple[str, ...]]
-    """How `--device` asks for its devices, for messages; models come on top."""
+    """The values of `--device` for its devices, as messages list them beside its models."""
     flagship: ClassVar[str] = ""
-    """The space that is tuned when none is named and `--device` means this backend."""
+    """The space that is tuned when the user names none and `--device` means this backend."""
     preference: ClassVar[int] = 0
-    """Of the backends with a flagship whose device is here `auto` takes the one of the highest."""
+    """`auto` takes the backend of the highest preference, of those that have a flagship and whose
+    device is here."""
     exclusive: ClassVar[bool] = True
-    """Whether compilers would disturb what the device measures: then they take turns."""
+    """Whether compilers would disturb the measurements: then compiling and measuring take turns."""
     several: ClassVar[bool] = False
     """Whether a run can measure on several devices."""
     spare_worker: ClassVar[bool] = False
-    """Whether opening a device takes so long that the next worker waits beside the present one."""
+    """Whether opening a device takes so long that a spare worker waits beside the one at work."""
     times_user_problems: ClassVar[bool] = False
-    """Whether `check` may time a problem's baselines, as it runs where the device is."""
+    """Whether `evotune check` may time a problem's baselines: it needs the device where it runs."""
     least_half_width: ClassVar[float] = 0.0
-    """How far, in ln, a user's program may be from a confirmed figure, whatever the spread of
-    processes: no interval is narrower to either side."""
+    """The least half-width of a confirmed interval, in ln: a user's program may differ this much
+    from the confirmed figure, however little the processes of the confirmation differ."""
     packages: ClassVar[tuple[str, ...]] = ()
-    """Installed packages that times depend on, beside evotune's own."""
+    """Installed packages whose versions change times, beside those that evotune requires."""
 
     # Devices
 
@@ -107,15 +112,15 @@ class Backend(ABC):
         return request in (*self.requests, *self.models())
 
     def models(self) -> tuple[str, ...]:
-        """Names of devices that need not be here to compile for them."""
+        """Names of devices for which evotune can compile where no such device is."""
         return ()
 
     def model(self, name: str) -> DeviceProfile:
-        """The profile of a device of `models`."""
+        """The profile of the device `name`, one of `models`; KeyError for another name."""
         raise KeyError(name)
 
     def completions(self) -> tuple[str, ...]:
-        """Values of `--device` that a shell offers."""
+        """The values of `--device` that a shell's completion offers."""
         return (*self.requests, *self.models())
 
     def is_here(self) -> bool:
@@ -124,78 +129,82 @@ class Backend(ABC):
 
     @abstractmethod
     def profile(self, request: str, *, compile_only: bool = False) -> DeviceProfile:
-        """The device that `request` (or `auto`) means. With `compile_only` a model's name needs no
-        such device. EnvironmentProblem (exit 3) when it is not here or cannot be used."""
+        """The device that `request` (or `auto`) means. With `compile_only` a model's name is enough
+        and no such device need be here. EnvironmentProblem (exit 3) when the device is not here or
+        cannot be used."""
 
     def profiles(self, request: str, count: int | None) -> list[DeviceProfile]:
-        """The first `count` devices that `request` allows, None for all."""
+        """The first `count` devices that `request` allows; all of them when it is None."""
         return [self.profile(request)]
 
     def same_device(self, profile: DeviceProfile) -> str:
-        """The request for the device that a run of before had, or for one like it."""
+        """The request for the device that an earlier run used, or for one like it."""
         return self.requests[0]
 
     def measuring_alone(self, profile: DeviceProfile) -> AbstractContextManager[object]:
-        """RunLocked when another run measures on the device and would disturb this one."""
+        """Holds the device for one run. RunLocked when another run measures on it and would disturb
+        this one."""
         return contextlib.nullcontext()
 
     def take_device(self, stack: ExitStack) -> str:
-        """The request for the first device that nobody measures on, which is held as long as
-        `stack`: so each worker of a cluster on this machine has its own."""
+        """The request for the first device that no other run measures on. It is held as long as
+        `stack`, so that each worker of a cluster on this machine has a device of its own."""
         return self.requests[0]
 
     def offered(self) -> DeviceProfile:
-        """The device that a worker of a cluster offers; EnvironmentProblem when it is unusable."""
+        """The device that a worker of a cluster offers; EnvironmentProblem when it cannot be
+        used."""
         return self.profile(self.requests[0])
 
     def others_at_work(self, profile: DeviceProfile) -> Iterator[str]:
-        """Work of others on the device, in words."""
+        """The work of other processes on the device, in words."""
         yield from ()
 
     # Building
 
     @abstractmethod
     def compiler(self, language: str) -> Compiler:
-        """Of one of its languages."""
+        """The compiler of one of its languages."""
 
     def limits(self) -> Limits | None:
-        """What the device cannot launch; None where every launch can be tried."""
+        """The device's limits on launches; None where every launch can be tried."""
         return None
 
     # Measuring
 
     @abstractmethod
     def open_device(self, profile: DeviceProfile) -> Session:
-        """In a worker process."""
+        """Opens the device, in a worker process."""
 
     def caller(self, profile: DeviceProfile) -> Caller:
-        """Of its kernels, in the user's own process. EvotuneError where they cannot be called."""
+        """Calls its kernels in the user's own process. EvotuneError where they cannot be called."""
         raise EvotuneError(f"kernels for {profile.name} cannot be called from Python")
 
     def worker_environment(self, profile: DeviceProfile) -> Mapping[str, str]:
-        """Environment variables of the device's worker, beside those of this process."""
+        """Environment variables that the device's worker gets beside those of this process."""
         return {}
 
     def sanitize(self, cases: Sequence[SanitizedCase]) -> list[Check]:
-        """What tools find that look for memory errors and races in a champion's machine code."""
+        """The checks of tools that look for memory errors and races in a champion's machine
+        code."""
         return not_sanitized("the kernel is no CUDA kernel")
 
     def sanitizer_limit_s(self) -> float:
-        """How long `sanitize` takes at most."""
+        """The longest time that `sanitize` takes."""
         return 0.0
 
     def disqualification(self, check: Check, *, mbarriers: bool | None) -> OutcomeKind | None:
-        """How a champion ends whose `sanitize` came to `check`; None where it may pass.
-        `mbarriers`: whether its code uses mbarriers; None where nobody noted it."""
+        """The outcome of a champion for which `sanitize` returned `check`; None where it may pass.
+        `mbarriers` tells whether its code uses mbarriers; None where that was not recorded."""
         return None
 
     def rebuilt(self, job: CompileJob, folder: Path, limit_s: float) -> Mapping[str, Path | str]:
-        """A champion's code built anew in `folder` so that it disturbs itself, by what disturbs it:
-        the file to load, or why there is none."""
+        """Builds a champion's code again in `folder`, in ways that disturb it from within. Returns
+        by the way, in words, the file to load or the reason why there is none."""
         return {}
 
     # The user's machine
 
     def doctor(self) -> tuple[list[Finding], list[Finding]]:
-        """What `doctor` says of the packages it needs, and of its compilers and devices."""
+        """The findings of `doctor` on its packages, then on its compilers and devices."""
         return [], []

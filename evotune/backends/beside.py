@@ -1,4 +1,4 @@
-"""Names the other work on a machine when a run begins, since it makes times longer."""
+"""Names the other work on the machine when a run begins, since it makes times longer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from evotune.device.profile import DeviceProfile
 _LOOK_S = 0.2
 _BUSY_CORES = 0.3  # less is what a desktop does anyway
 _IDLE_FIELDS = (3, 4)  # of a line of /proc/stat: idle, and waiting for a disk
-_GUEST_FIELDS = 8  # from here on what was counted before is counted again
+_GUEST_FIELDS = 8  # the fields from here on (guest time) are part of earlier ones
 _WORKER = b"evotune.execute.device_worker"
 
 
 def others_at_work(devices: Sequence[DeviceProfile]) -> list[str]:
-    """In words, one for each: cores that other processes keep busy, other runs of evotune that
-    measure, devices at work. To be asked before this process starts workers; takes 0.2 s."""
+    """A line in words for each: cores that other processes keep busy, other runs of evotune that
+    measure, devices at work. Call it before this process starts workers. Takes 0.2 s."""
     found = [*_busy_cores(), *_other_runs()]
     for device in devices:
         found += named(device.backend).others_at_work(device)
@@ -45,7 +45,7 @@ def _busy_ticks() -> int:
 
 
 def _other_runs() -> Iterator[str]:
-    """Whose workers are children of other processes."""
+    """Other runs of evotune: their device workers name another parent than this process."""
     parents = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError, ValueError, IndexError):

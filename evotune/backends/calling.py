@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     import torch
 
 KernelCall: TypeAlias = Callable[[LaunchPlan, Mapping[str, int]], object]
-"""Launches a kernel on addresses by the names of tensors and workspaces."""
+"""Launches a kernel's plan; the mapping has the address of each tensor and workspace by name."""
 
 
 class Caller(Protocol):
-    """What a process needs to call the kernels of one backend on tensors of torch."""
+    """Calls the kernels of one backend in this process, on PyTorch tensors."""
 
     def refusal(self, device: torch.device) -> str:
         """Why the kernels cannot take tensors on this device, "" when they can."""
 
     def current(self, device: torch.device) -> AbstractContextManager[None]:
-        """Makes the device the one that allocations and launches mean."""
+        """Makes the device current, so that allocations and launches go to it."""
 
     def load(self, binary: Path) -> KernelCall:
-        """A compiled kernel as a function."""
+        """Loads a compiled kernel; returns the function that calls it."""

@@ -1,4 +1,4 @@
-"""What `doctor` finds: a line of a backend, or of evotune's own."""
+"""A finding of `doctor`: one line, of a backend or of evotune itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class Status(enum.StrEnum):
-    """MISSING and BROKEN need the user; ABSENT is fine as things are."""
+    """MISSING and BROKEN ask the user to act; ABSENT is fine on this machine."""
 
     OK = "ok"
     ABSENT = "absent"
@@ -22,7 +22,7 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`fix` is a command or a setting, "" when nothing is to be done."""
+    """`fix` is a command or a setting, "" when the user need do nothing."""
 
     name: str
     status: Status
@@ -34,7 +34,7 @@ class Finding:
 
 
 def version(package: str) -> str:
-    """Of an installed package; "" of one that is not."""
+    """The version of an installed package; "" when it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -42,7 +42,8 @@ def version(package: str) -> str:
 
 
 def optional(package: str, extra: str, use: str) -> Finding:
-    """Of a package that only some need, for `use`; `extra` is evotune's extra with it."""
+    """The finding on a package that only some users need, for `use`; evotune's `extra` brings
+    it."""
     if found := version(package):
         return Finding(package, Status.OK, found)
     fix = f"pip install 'evotune[{extra}]'"

@@ -1,4 +1,4 @@
-"""Backends by name, by a kernel's language and by what `--device` says."""
+"""Finds a backend by its name, by a kernel's language or by the user's `--device`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from evotune.errors import EnvironmentProblem, UsageError
 from evotune.plugins import BACKENDS
 
 AUTO = "auto"
-"""The request that leaves the device open."""
+"""The request that lets evotune choose the device."""
 
 
 def own() -> list[Backend]:
-    """Evotune's own."""
+    """The backends that evotune brings."""
     return [cast("Backend", found) for found in BACKENDS.own().values()]
 
 
 def every() -> Iterator[Backend]:
-    """Evotune's own, then those of installed packages, which are looked for only now. A package
-    that is broken is left out."""
+    """Evotune's own backends, then those of installed packages. Packages are looked for only when
+    the caller asks for more than evotune's own; a broken package is left out."""
     yield from own()
     yield from (cast("Backend", found) for _, found in BACKENDS.loadable())
 
 
 def named(name: str) -> Backend:
-    """The backend of a device's profile. EnvironmentProblem where it is not installed."""
+    """The backend that a device's profile names. EnvironmentProblem where it is not installed."""
     for backend in every():
         if backend.name == name:
             return backend
@@ -40,7 +40,7 @@ def named(name: str) -> Backend:
 
 
 def speaking(language: str) -> Backend:
-    """The backend of a kernel's language; ValueError for one that nobody has."""
+    """The backend of a kernel's language; ValueError when no backend has the language."""
     for backend in every():
         if any(known.name == language for known in backend.languages):
             return backend
@@ -61,9 +61,9 @@ def asked_for(request: str) -> Backend | None:
 
 
 def choose(request: str) -> Backend:
-    """The backend for a `--device` request that names no kernel.
+    """The backend for a `--device` request where no kernel decides it.
 
-    `auto` is the GPU when the machine has one, else the CPU. EnvironmentProblem (exit 3)
+    `auto` means the GPU when the machine has one, else the CPU. EnvironmentProblem (exit 3)
     when a device is there, or asked for, and cannot be used.
     """
     backend = asked_for(request)

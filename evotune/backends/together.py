@@ -1,4 +1,4 @@
-"""Several devices of one run."""
+"""One profile for the several devices of a run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from evotune.errors import EnvironmentProblem
 
 
 def work_together(found: Sequence[DeviceProfile], *, allow_mixed: bool) -> DeviceProfile:
-    """What holds on each of the GPUs: the least of every figure.
+    """A profile that holds on each of the GPUs: it has the least value of every attribute.
 
-    EnvironmentProblem when their models differ (and that was not allowed) or their machine code.
+    EnvironmentProblem when their models differ and `allow_mixed` is false, or when they run
+    different machine code.
     """
     first = found[0]
     models = list(dict.fromkeys(profile.name for profile in found))

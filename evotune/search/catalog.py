@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from evotune.search.own import StrategyMaker
 
 STRATEGY_NAMES: Final = ("evolution", "exhaustive", "local", "nsga2", "random")
-"""Evotune's own."""
+"""The strategies that evotune brings."""
 
 
 def strategy_names() -> tuple[str, ...]:
-    """All there are."""
+    """The names of evotune's own strategies, then of those of installed packages."""
     return (*STRATEGY_NAMES, *STRATEGIES.names())
 
 
 def strategy_name(strategy: str | StrategyMaker) -> str:
-    """As a run's settings have it: `module:Class` of a user's own."""
+    """The name that a run's settings keep; `module:Class` for a user's own strategy."""
     if isinstance(strategy, str):
         return strategy
     from evotune.search.own import maker_name
@@ -32,8 +32,8 @@ def strategy_name(strategy: str | StrategyMaker) -> str:
 
 
 def same_strategy(name: str, given: str | StrategyMaker | None) -> str | StrategyMaker:
-    """What goes on with a search by the strategy `name`. UsageError where that is a user's own
-    and was not given, and where another one is given."""
+    """The strategy that continues a search by `name`. UsageError when that is a user's own strategy
+    and was not given, or when another one is given."""
     if given is not None and strategy_name(given) != name:
         raise UsageError(f"the run searches by {name}, not by {strategy_name(given)}")
     if given is None and ":" in name:
@@ -47,10 +47,10 @@ def same_strategy(name: str, given: str | StrategyMaker | None) -> str | Strateg
 def create_strategy(
     name: str | StrategyMaker, space: SearchSpace, settings: SearchSettings
 ) -> Strategy:
-    """A new strategy that was told nothing, by its name or made by a user's class; UsageError for
-    a name that is not one of them. EnvironmentProblem when an installed package has it and cannot
-    be loaded."""
-    # Imported on demand: listing names or checking settings must not cost DEAP's import.
+    """A new strategy that was told nothing, by its name or made by a user's class. UsageError for
+    an unknown name. EnvironmentProblem when the strategy is an installed package's and cannot be
+    loaded."""
+    # Imported on demand, so that listing names or checking settings does not import DEAP.
     match name:
         case "evolution":
             from evotune.search.evolution import Evolution
@@ -80,7 +80,8 @@ def create_strategy(
 
 
 def _of_a_package(name: str) -> StrategyMaker:
-    """EnvironmentProblem when an installed package has it and cannot be loaded."""
+    """The strategy `name` of an installed package. UsageError when no package has it,
+    EnvironmentProblem when it cannot be loaded."""
     found = STRATEGIES.load(name)
     if found is None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Configurations as numbers: indices of values to keep them by, rows for the models."""
+"""Configurations as numbers: indices of values for storing them, rows for the models."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from evotune.space.parameters import Parameter
 from evotune.trial import Configuration, Value
 
 Floats: TypeAlias = NDArray[np.float64]
-Rows: TypeAlias = NDArray[np.int64]  # configurations x axes: places on them
+Rows: TypeAlias = NDArray[np.int64]  # configurations x axes: places on the axes
 Indices: TypeAlias = NDArray[np.unsignedinteger]  # configurations x parameters: indices of values
 
 _FINEST: Final = 1024  # places told apart on one axis
 
 
 class Encoder:
-    """Indices are exact. Rows leave out parameters with a single value, and an axis has at most
-    1024 places. `axes` holds the distance for each difference of places, in widths of the axis.
+    """Turns configurations into indices and rows. Indices are exact. Rows leave out parameters with
+    a single value, and an axis has at most 1024 places. `axes` holds for each axis the distance at
+    each difference of places, in widths of the axis.
     """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
@@ -34,8 +35,8 @@ class Encoder:
         self._type = np.min_scalar_type(int(self._counts.max(initial=1)) - 1).newbyteorder("<")
 
     def indices(self, configuration: Mapping[str, Value]) -> list[int]:
-        """ValueError for a value outside its domain."""
-        if isinstance(configuration, Configuration):  # whose copy is read without Python's help
+        """The index of each value in its parameter. ValueError for a value outside its domain."""
+        if isinstance(configuration, Configuration):  # a dict is read without Python calls
             configuration = configuration.to_json()
         values = [configuration[name] for name in self._names]
         try:

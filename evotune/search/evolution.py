@@ -15,26 +15,26 @@ from evotune.search.streams import stream
 from evotune.space.protocol import SearchSpace
 from evotune.trial import Configuration, Json, Trial
 
-# Sources of a pool. All are counts: a share could be rounded down to nothing
-# (Helion #3518).
+# The sources of a pool. All are counts, since a share could be rounded down to nothing (Helion
+# #3518).
 _PARENTS: Final = 16
 _NEIGHBOURHOODS: Final = 8  # elites whose neighbours are all candidates
 _SECOND_NEIGHBOURHOODS: Final = 12  # neighbours of elites whose neighbours are candidates too
 _LARGEST_NEIGHBOURHOOD: Final = 64
 _CHILDREN: Final = 96
-_REPAIRS: Final = 8  # invalid children that are repaired: that can cost milliseconds
+_REPAIRS: Final = 8  # invalid children that are repaired, which can cost milliseconds each
 _IMMIGRANTS: Final = 200
 _MATE_CHANCE: Final = 0.6
-_BLIND: Final = 8  # samples for a proposal without a model: the least like the pending ones wins
+_BLIND: Final = 8  # samples where there is no model; the one least like the pending ones wins
 
 
 class Evolution(FoldedStrategy):
-    """Breeds far more offspring than can be tried, and tries the most promising ones by a model
-    of the times and of the failures (`guide.py`).
+    """Breeds far more offspring than can be tried, and tries those that a model of times and
+    failures finds most promising (`guide.py`).
 
     Parents are the best trials so far, each as soon as it is told; failures never breed. The
-    first proposals are the default and uniform samples. Proposals that are in flight together
-    are spread out, since none of them sees the outcomes of the others.
+    first proposals are the default and uniform samples. Proposals in flight together are spread
+    out, since none of them sees the outcomes of the others.
     """
 
     name: ClassVar[str] = "evolution"

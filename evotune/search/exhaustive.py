@@ -1,4 +1,4 @@
-"""Every configuration once, in the space's order; lazily, so that size does not matter."""
+"""Proposes every configuration once, in the space's order, and lists the space only as needed."""
 
 from __future__ import annotations
 

@@ -11,14 +11,14 @@ from evotune.search.encoding import Floats, Rows
 from evotune.search.kernel import Kernel
 from evotune.search.posterior import Posterior
 
-_LEAST_DEVIATION: Final = 0.1  # of the share of successes: no verdict is certain
+_LEAST_DEVIATION: Final = 0.1  # of a predicted share of successes, which is never certain
 _LEAST_CHANCE: Final = 1e-6
 
 
 class Feasibility:
     """The chance of success of every candidate of a pool.
 
-    A Gaussian process of its own, on 1 for a success and 0 for a failure, with its own fitted
+    It is a Gaussian process of its own on 1 for a success and 0 for a failure, with its own fitted
     kernel: failures depend on other parameters than times do, and on few of them. So the model
     of times never sees a failure as a slow configuration.
     """
@@ -33,6 +33,6 @@ class Feasibility:
         self.chances: Floats = np.maximum(chances, _LEAST_CHANCE)
 
     def fail(self, row: Rows) -> None:
-        """Add a new failure: similar candidates become less likely to succeed, by similarity."""
+        """Adds a failure: the more similar a candidate, the more its chance of success falls."""
         alike = self._kernel.between(row[None, :], self._pool)[0]
         self.chances = np.maximum(self.chances * (1 - alike), _LEAST_CHANCE)

@@ -1,4 +1,4 @@
-"""The state that every strategy folds outcomes into: seen trials, elites, generations."""
+"""The state that every strategy keeps of the outcomes told: seen trials, elites, generations."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from evotune.trial import Configuration, Json, Trial
 
 
 class FoldedStrategy:
-    """Base of the strategies: all of the protocol but `ask`, and hooks for further learning.
+    """The base of the strategies: the whole protocol but `ask`, and hooks for further learning.
 
-    `version` changes whenever the fold does, so that an old snapshot is refused and the
-    engine tells the trials again.
+    `version` changes whenever `tell` computes another state, so that an old snapshot is refused and
+    the engine tells the trials again.
     """
 
     name: ClassVar[str]
@@ -31,7 +31,7 @@ class FoldedStrategy:
         self._names = tuple(parameter.name for parameter in space.parameters)
         self._seen = SeenConfigurations()
         self._unseen = UnseenConfigurations(space, self._seen)
-        # A memo of pure answers; the elites are asked for theirs again and again.
+        # A memo: the neighbours of the elites are needed again and again.
         self._neighbours = lru_cache(maxsize=64)(space.neighbours)
         self._chronicle = Chronicle(settings.elites)
         self._told = 0
@@ -64,8 +64,8 @@ class FoldedStrategy:
     def tell(self, trial: Trial) -> None:
         configuration = trial.configuration
         if configuration in self._seen:
-            # Measured again: two labels for one configuration would let the luckier one
-            # lead the search (Helion #3518).
+            # Measured again: with two results of one configuration, the luckier one would lead the
+            # search (Helion #3518).
             self._chronicle.forget(configuration)
             self._forget(configuration)
         self._seen.add(configuration)
@@ -118,16 +118,16 @@ class FoldedStrategy:
         }
 
     def _learn(self, trial: Trial, individual: Individual | None) -> None:
-        """Hook: a trial succeeded, or failed when None."""
+        """Hook: learn a trial. `individual` is None for a failed one."""
 
     def _forget(self, configuration: Configuration) -> None:
-        """Hook: a configuration is measured again, so forget its earlier outcome."""
+        """Hook: forget a configuration's earlier outcome, since it was measured again."""
 
     def _end_generation(self) -> None:
         """Hook: a generation is complete."""
 
     def _snapshot_learnt(self) -> Json:
-        """Hook: the state that the other hooks have folded, JSON-able."""
+        """Hook: the state that the other hooks keep, as JSON-able data."""
         return None
 
     def _restore_learnt(self, learnt: Json) -> None:

@@ -1,9 +1,9 @@
 """The surrogate filter of `evolution`: breeds a pool of candidates, and picks the most promising.
 
-A pool and the model of it are made anew at fixed counts of told trials, ever more seldom, since
-that costs tens of milliseconds. In between, every trial enters the model at once, told or pending
-(`posterior.py`). All of it is a pure function of the settings, the trials told and the pending
-ones; the state kept between calls is a memo.
+A pool and its model are made anew at fixed counts of told trials, ever more seldom, since that
+costs tens of milliseconds. In between, every trial enters the model at once, told or pending
+(`posterior.py`). A pick is a pure function of the settings, the trials told and the pending ones;
+the state kept between calls is a memo.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ from evotune.trial import Configuration, Json
 
 _FIRST_MODEL: Final = 3  # trials told before the first model
 _LEAST_FITTED: Final = 3  # successes before the model of times is fitted
-_REFRESH_SHARE: Final = 24  # a pool lives for 1/24 of the trials told so far,
-_IN_FLIGHT_SHARE: Final = 16  # or for 1/16 of the trials in flight, which enter it first,
-_LONGEST_POOL: Final = 64  # and for so many at most
+# A pool lives for a share of the trials told so far, or of the trials in flight if that is more:
+# these enter it first. It lives for 64 trials at most.
+_REFRESH_SHARE: Final = 24
+_IN_FLIGHT_SHARE: Final = 16
+_LONGEST_POOL: Final = 64
 _REFIT_GROWTH: Final = 1.4
-_MODEL_ROWS: Final = 448  # trials that a model is built on at most
+_MODEL_ROWS: Final = 448  # the most trials that a model is built on
 
 _THREADS: Final = ThreadpoolController()
 
@@ -44,22 +46,22 @@ Breed: TypeAlias = Callable[[Sequence[Elite], random.Random], list[Configuration
 
 @dataclass(slots=True)
 class _Pool:
-    """One epoch's candidates and the models' predictions for them."""
+    """The candidates of one pool and the models' predictions for them."""
 
-    start: int  # trials that were told when it was made
+    start: int  # the number of trials told when the pool was due
     candidates: list[Configuration]
     index: dict[Configuration, int]
     warp: Warp
     posterior: Posterior
     feasibility: Feasibility | None  # None while nothing failed
     best: float
-    counted: int  # trials whose failure `feasibility` knows
+    counted: int  # `feasibility` knows the failures among this many trials
     appended: list[Configuration] = field(default_factory=list)
 
 
 class Guide:
-    """Learns every trial, and picks from the candidates that `breed` makes of the best `parents`
-    successes, best first. A trial must be in `seen` before it is learnt."""
+    """Learns every trial, and picks a candidate. `breed` makes the candidates from the best
+    `parents` successes, best first. A trial must be in `seen` before it is learnt."""
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class Guide:
         self._least_pool = max(1, lookahead // _IN_FLIGHT_SHARE)
         self._told = ToldTrials(self._encoder)
         self._pool: _Pool | None = None
-        self._start: int | None = None  # of the pool that is current
+        self._start: int | None = None  # the current pool's `start`
         self._times: Kernel = default_kernel(self._encoder.axes)
         self._failures = self._times
         self._fits: list[int] = []  # counts of told trials at which a fit is due
@@ -89,7 +91,7 @@ class Guide:
         self._told.add(configuration, fitness)
 
     def drop(self, configuration: Configuration) -> None:
-        """Its earlier outcomes no longer count."""
+        """Makes the configuration's earlier outcomes count no longer."""
         self._told.drop(configuration)
         self._forget_memo()
 
@@ -98,7 +100,8 @@ class Guide:
         return len(self._told)
 
     def snapshot(self) -> Json:
-        """With the kernels, since fitting them again would take longer than all the rest."""
+        """The learnt state as JSON-able data. It has the fitted kernels, since fitting them again
+        would take longer than all the rest."""
         self._advance()
         with _one_thread():
             self._fit_kernels()
@@ -148,8 +151,8 @@ class Guide:
     def least_alike(
         self, configurations: Sequence[Configuration], pending: Sequence[Configuration]
     ) -> Configuration | None:
-        """The candidate that is farthest from its nearest pending neighbour, by a kernel that knows
-        no outcome; the first of equals, None if there is no candidate."""
+        """The candidate that is farthest from its nearest pending configuration, by the default
+        kernel, which is fitted to no outcome. The first of equals; None without candidates."""
         if not configurations or not pending:
             return next(iter(configurations), None)
         rows, others = (
@@ -160,7 +163,7 @@ class Guide:
         return configurations[int(np.argmin(likest))]
 
     def _worth(self, pool: _Pool, values: list[float | None]) -> Floats:
-        """ln of each candidate's expected improvement, weighted by its chance of success."""
+        """For each candidate, ln of (expected improvement x chance of success)."""
         best = max([pool.best, *(v for v in values if v is not None)])
         means = pool.posterior.means(values)
         worth = log_expected_improvement(means, pool.posterior.deviations(), best)
@@ -173,7 +176,7 @@ class Guide:
         return worth + np.log(pool.feasibility.chances)
 
     def _append(self, pool: _Pool, configurations: list[Configuration]) -> None:
-        """Make `configurations` the trials that the posterior has appended to its first ones."""
+        """Makes `configurations` the posterior's appended trials; keeps those it has already."""
         same = 0
         while same < min(len(pool.appended), len(configurations)) and _are_same(
             pool.appended[same], configurations[same]
@@ -196,7 +199,7 @@ class Guide:
         self._fits = []
 
     def _advance(self) -> None:
-        """Advance to the latest fixed count of trials at which a pool is due."""
+        """Advances to the latest fixed count of told trials at which a pool is due."""
         while self._next <= len(self._told):
             self._start = self._next
             if self._start >= self._next_fit:
@@ -206,7 +209,7 @@ class Guide:
             self._next += min(_LONGEST_POOL, lifetime)
 
     def _fit_kernels(self) -> None:
-        """Make the fits that are due. Fits form a chain: each starts from the one before."""
+        """Makes the fits that are due. Each fit starts from the kernel of the fit before."""
         for count in self._fits:
             known, fitness = self._told.successes(count)
             if len(known) >= _LEAST_FITTED:
@@ -218,7 +221,7 @@ class Guide:
         self._fits = []
 
     def _fit_times(self, known: Numbers, fitness: Floats, count: int) -> None:
-        """Fit to the plain and the warped fitness, and keep the one with the greater likelihood."""
+        """Fits to the plain and to the warped fitness, and keeps the likelier kernel."""
         plain, likely = self._fitted(self._times, known, fitness, count, Warp())
         warp = Warp.of_the_slower_half(fitness)
         warped, likely_warped = self._fitted(self._times, known, fitness, count, warp)
@@ -271,7 +274,8 @@ class Guide:
         ]
 
     def _was_told(self, configuration: Configuration, before: int) -> bool:
-        """Look among the first trials only: trials told since must not matter."""
+        """Whether one of the first `before` trials had the configuration; trials told since must
+        not matter."""
         if configuration not in self._seen:
             return False
         since = range(before, len(self._told))
@@ -281,8 +285,8 @@ class Guide:
 
 
 def _one_thread() -> AbstractContextManager[object]:
-    """One BLAS thread for linear algebra. Several threads spin while they wait, which makes it
-    several times slower beside compilers on every core. And with one thread the order of sums is
+    """Limits linear algebra to one BLAS thread. Several threads spin while they wait, which makes
+    it several times slower beside compilers on every core. And with one thread the order of sums is
     the same on every machine."""
     context: AbstractContextManager[object] = _THREADS.limit(limits=1, user_api="blas")
     return context
@@ -293,7 +297,7 @@ def _are_same(one: Configuration, other: Configuration) -> bool:
 
 
 def _best(fitness: Floats, count: int) -> Numbers:
-    """Indices of the greatest values, best first; of equals, the earlier first."""
+    """The indices of the greatest values, best first; among equals the earlier first."""
     at_least = np.arange(len(fitness))
     if len(fitness) > count:
         at_least = np.flatnonzero(fitness >= np.partition(fitness, -count)[-count])
@@ -302,7 +306,8 @@ def _best(fitness: Floats, count: int) -> Numbers:
 
 
 def _most_telling(fitness: Floats, count: int) -> Numbers:
-    """Indices of the best half and of the newest of the rest, in the order of telling."""
+    """The indices of `count` trials in the order of telling: half of them are the best ones, half
+    the newest of the others."""
     if len(fitness) <= count:
         return np.arange(len(fitness))
     chosen = np.zeros(len(fitness), dtype=np.bool_)

@@ -1,13 +1,13 @@
-"""The covariance of a Gaussian process over configurations, and how it is fitted.
+"""The covariance of a Gaussian process over configurations, and its fit.
 
 A configuration is a row of value indices, one a parameter. The correlation of two rows is a
 product over parameters of
 
     (1 - category) * matern32(distance / length) + category * [same value]
 
-so every parameter is a mixture of a smooth axis and a bag of unrelated values, and the data
-say which of the two. Kernels have both: more warps change the time gradually, while a tile
-size that divides the problem's stands out from both its neighbours.
+So every parameter is a mixture of a smooth axis and a bag of unrelated values, and the data
+decide the mixture. GPU kernels have both: more warps change the time gradually, while a tile size
+that divides the problem's size stands out from both its neighbours.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Kernel:
         for i, table in enumerate(self.tables):
             if len(table) > len(first):
                 total += table.take(np.abs(first[:, i, None] - second[None, :, i]))
-            else:  # few places on the axis: each is compared once
+            else:  # an axis with few places: each place is compared once
                 places = np.arange(len(table))
                 along = table.take(np.abs(places[:, None] - second[None, :, i]))
                 total += along.take(first[:, i], axis=0)
@@ -58,7 +58,7 @@ class Kernel:
 
     @classmethod
     def from_json(cls, data: Json, axes: Sequence[Floats]) -> Kernel:
-        """Raises ValueError or TypeError if `to_json` did not write it."""
+        """The inverse of `to_json`. Raises ValueError or TypeError for other data."""
         lengths, categories, noise = data
         tables = (_table(*found) for found in zip(axes, lengths, categories, strict=True))
         return cls(tuple(lengths), tuple(categories), noise + 0.0, tuple(tables))
@@ -86,8 +86,8 @@ def fit_kernel(
 ) -> tuple[Kernel, float]:
     """The most probable kernel on a seeded random walk from `start`, and its log probability.
 
-    `values` (higher is better, any scale) belong to `rows`. Of many trials `worth_fitting`
-    chooses the rows.
+    `values` (higher is better, any scale) belong to `rows`. `worth_fitting` chooses the rows among
+    many trials.
     """
     differences = [np.abs(rows[:, i, None] - rows[None, :, i]) for i in range(len(axes))]
     lengths, categories, noise = list(start.lengths), list(start.categories), start.noise
@@ -124,7 +124,8 @@ def fit_kernel(
 
 
 def worth_fitting(values: Floats, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Choose the trials to fit on: half are the best ones, where the kernel has to be right."""
+    """The trials to fit on, 96 at most. Half are the best ones, where the kernel has to be right;
+    the others are drawn."""
     if len(values) <= _FIT_ROWS:
         return np.arange(len(values))
     best = np.argsort(-values, kind="stable")
@@ -137,7 +138,7 @@ def _within(value: float, limits: tuple[float, float]) -> float:
 
 
 def _evidence(log_correlations: Floats, noise: float, values: Floats) -> float:
-    """Log marginal likelihood of each kernel, with its best amplitude."""
+    """The log marginal likelihood of a kernel, at its best amplitude."""
     covariance = np.exp(log_correlations)
     covariance[np.diag_indices_from(covariance)] += noise
     try:
@@ -152,7 +153,7 @@ def _evidence(log_correlations: Floats, noise: float, values: Floats) -> float:
 
 
 def _prior(lengths: Sequence[float], categories: Sequence[float], noise: float) -> float:
-    """A wide prior, so that a few evaluations do not lead to extremes."""
+    """The log density of a wide prior, so that few evaluations do not lead to extreme kernels."""
     odds = (math.log(c / (1 - c)) - _TYPICAL_CATEGORY for c in categories)
     return (
         -0.5 * sum(math.log(length) ** 2 for length in lengths)

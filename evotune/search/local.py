@@ -1,4 +1,4 @@
-"""Greedy local search: walk to better neighbours, restart at random from every optimum."""
+"""Greedy local search: it walks to better neighbours, and restarts at random at every optimum."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from evotune.trial import Configuration, Json, Trial
 
 
 class LocalSearch(FoldedStrategy):
-    """First improvement over the neighbours of an incumbent, nearest values first.
+    """Tries the neighbours of the incumbent, nearest values first, and moves to the first better
+    one.
 
-    While all neighbours are told or pending, random configurations fill the look-ahead:
-    they become the next start, or replace the incumbent when they are better than it.
-    An incumbent whose neighbours were all told is a local optimum, and is left.
+    While all neighbours are told or pending, random configurations fill the look-ahead. One of them
+    becomes the incumbent if it is better, or if there is none. An incumbent whose neighbours were
+    all told is a local optimum, and the search leaves it.
     """
 
     name: ClassVar[str] = "local"

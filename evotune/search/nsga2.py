@@ -13,15 +13,15 @@ from evotune.search.streams import stream
 from evotune.space.protocol import SearchSpace
 from evotune.trial import Configuration, Json, Trial
 
-_LEAST_PARENTS: Final = 4  # what DEAP's tournament takes
+_LEAST_PARENTS: Final = 4  # DEAP's tournament takes them by fours
 _ATTEMPTS: Final = 32  # children that are invalid or known before a sample is drawn instead
 
 
 class Nsga2(FoldedStrategy):
-    """Keeps the `population` least dominated and least crowded trials, and breeds from those.
+    """Keeps the `population` least dominated and least crowded trials, and breeds from them.
 
-    Steady: a trial enters as soon as it is told, and the last of the ranking leaves. `best` and
-    `elites` stay those of the first objective, the speedup.
+    It is a steady-state search: a trial enters as soon as it is told, and the last of the ranking
+    leaves. `best` and `elites` go by fitness, that is, by the speedup alone.
     """
 
     name: ClassVar[str] = "nsga2"
@@ -36,7 +36,7 @@ class Nsga2(FoldedStrategy):
         if number == 0 and self._unseen.is_free(self._space.default(), taken):
             return self._space.default()
         rng = stream(self._settings.seed, "propose", number)
-        # The first generation is drawn, as in any genetic algorithm.
+        # The first generation is sampled, as in any genetic algorithm.
         if number >= self._settings.population and len(self._population) > _LEAST_PARENTS:
             ranked = self._toolbox.rank(self._population, len(self._population))
             for _ in range(_ATTEMPTS):

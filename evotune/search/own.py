@@ -1,4 +1,4 @@
-"""Strategies that users write: classes with `ask` and `tell`, made into whole ones."""
+"""Strategies that users write: classes with `ask` and `tell`, completed to the whole protocol."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from evotune.trial import Configuration, Json, Trial, Value
 
 
 class AskTell(Protocol):
-    """What a strategy of your own is: `tune(strategy=Mine)` calls `Mine(space, settings)`.
+    """A strategy of your own: `tune(strategy=Mine)` calls `Mine(space, settings)`.
 
     Its answers must depend on nothing but the space, the settings (`settings.seed`) and the trials
-    told: a run that is resumed makes a new one and tells it all trials again.
+    told: a resumed run makes a new object and tells it all trials again.
 
     >>> import evotune
     >>> class Descent:
@@ -43,12 +43,12 @@ class AskTell(Protocol):
     def ask(
         self, number: int, pending: Sequence[Configuration]
     ) -> Configuration | Mapping[str, Value] | None:
-        """Proposal `number`: a member of the space that was neither told nor is in `pending`, the
-        proposals that were not told yet. None ends the search."""
+        """Proposal `number`: a configuration of the space that was neither told nor is in
+        `pending`, the proposals not told yet. None ends the search."""
 
     def tell(self, trial: Trial) -> None:
-        """One outcome, in the order of the trials' numbers; `trial.outcome.fitness` is None for a
-        failed one, else the higher the better."""
+        """Learns a trial; trials come in the order of their numbers. `trial.outcome.fitness` is
+        None for a failed one, else the higher the better."""
 
 
 StrategyMaker: TypeAlias = Callable[[SearchSpace, SearchSettings], AskTell]
@@ -56,7 +56,8 @@ StrategyMaker: TypeAlias = Callable[[SearchSpace, SearchSettings], AskTell]
 
 
 def maker_name(maker: StrategyMaker) -> str:
-    """`module:qualified name`, as a run's store keeps it. UsageError for what is no maker."""
+    """`module:qualified name`, as a run's store keeps it. UsageError when `maker` cannot be
+    called."""
     inner: object = maker
     while isinstance(inner, functools.partial):
         inner = inner.func
@@ -70,7 +71,7 @@ def maker_name(maker: StrategyMaker) -> str:
 
 
 class OwnStrategy(FoldedStrategy):
-    """The whole protocol around an object that a user's class made; what it asks is checked."""
+    """The whole protocol around an object that a user's class made; checks its proposals."""
 
     name: ClassVar[str] = "own"
 
@@ -100,9 +101,9 @@ class OwnStrategy(FoldedStrategy):
         self._own.tell(trial)
 
     def snapshot(self) -> Json:
-        """Nothing: what the user's object has learnt is its own affair."""
+        """None, since the user's object cannot save its state."""
         return None
 
     def restore(self, snapshot: Json) -> None:
-        """StoreError: it is told all trials again."""
+        """Raises StoreError, so that the engine tells all trials again."""
         raise StoreError(f"the strategy {self._title} has no snapshot")

@@ -24,8 +24,8 @@ MAX_BUDGET: Final = 700
 class PerformanceScale:
     """Random search and the optimum on one space, between which the score is measured.
 
-    `valid_times` are the times of all valid configurations, in any unit. Failed ones are not
-    part of the random baseline; a search pays one evaluation for each failed proposal.
+    `valid_times` are the times of all valid configurations, in any unit. Failed configurations are
+    not part of the random baseline; a search pays one evaluation for each failed proposal.
     """
 
     def __init__(self, valid_times: Iterable[float]) -> None:
@@ -42,7 +42,7 @@ class PerformanceScale:
 
     @property
     def budget(self) -> int:
-        """Expected evaluations of random search to reach the target, at most 700."""
+        """The evaluations that random search is expected to need for the target, at most 700."""
         count = len(self._worst_first)
         index = int(np.argmax(self._worst_first <= self.target))
         return min(MAX_BUDGET, max(1, math.ceil(index / (count + 1 - index))))
@@ -50,8 +50,8 @@ class PerformanceScale:
     def baseline(self, evaluations: int) -> NDArray[np.float64]:
         """The time that random search without replacement has after 1, 2, … evaluations.
 
-        The PCHIP smoothing of the methodology passes through its points; with one point an
-        evaluation nothing is left between them to smooth.
+        The methodology smooths by PCHIP, which passes through its points. With one point for each
+        evaluation no gaps are left to smooth.
         """
         count = len(self._worst_first)
         indices = [
@@ -62,11 +62,11 @@ class PerformanceScale:
     def score(self, times: Sequence[float | None], evaluations: int | None = None) -> float:
         """The score of one run, whose evaluations had these `times` (None: failed).
 
-        The mean of (baseline - best so far) / (baseline - optimum) over `evaluations`, the
-        budget when None; the mean over runs is the score of their mean curve. A run that has
-        found nothing valid yet counts as the median, where random search starts. A run that
-        ended early keeps its best. Once random search has reached the optimum, a run scores 1
-        if it is there too, else 0.
+        The score is the mean of (baseline - best so far) / (baseline - optimum) over `evaluations`
+        (None: the budget). The mean over runs is the score of their mean curve. A run that has
+        found nothing valid yet counts as the median, where random search starts. A run that ended
+        early keeps its best. Once random search has reached the optimum, a run scores 1 if it is
+        there too, else 0.
         """
         length = self.budget if evaluations is None else evaluations
         best = self.best_so_far(times, length)
@@ -77,7 +77,7 @@ class PerformanceScale:
         return float(relative.mean())
 
     def best_so_far(self, times: Sequence[float | None], evaluations: int) -> NDArray[np.float64]:
-        """The best time after each evaluation, the median before the first success."""
+        """The best time after each evaluation; the median before the first success."""
         padded = [math.inf if time is None else time for time in times[:evaluations]]
         padded += [math.inf] * (evaluations - len(padded))
         best = np.minimum.accumulate(np.array(padded))
@@ -86,6 +86,6 @@ class PerformanceScale:
     def ends_below_random(
         self, times: Sequence[float | None], evaluations: int | None = None
     ) -> bool:
-        """True if the run's final best time is worse than random search is expected to have."""
+        """Whether the run's final best time is worse than the one expected of random search."""
         length = self.budget if evaluations is None else evaluations
         return bool(self.best_so_far(times, length)[-1] > self.baseline(length)[-1])

@@ -1,8 +1,8 @@
 """The one module that touches DEAP: individuals, operators, selection, hall of fame, records.
 
-DEAP has two habits that a resumable search cannot live with: operators draw from the global
-`random`, and `creator.create` writes classes into a module's globals. So operators here take
-a generator, DEAP's own selection runs with a borrowed one, and the classes are plain ones.
+Two habits of DEAP do not suit a resumable search: its operators draw from the global `random`, and
+`creator.create` writes classes into a module's globals. So the operators here take a generator,
+DEAP's own selection runs with the global one set to the caller's, and the classes are plain ones.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from evotune.search.strategy import Elite
 from evotune.space.protocol import SearchSpace
 from evotune.trial import Configuration, Json, Value
 
-# Strong pressure and small steps: a tuning budget is a few hundred trials, and of the settings
-# tried on recorded kernels these led throughout the first 300.
+# Strong selection and small steps, since a tuning budget is a few hundred trials: of the settings
+# tried on recorded kernels, these led throughout the first 300.
 _TOURNAMENT_SIZE: Final = 5
 _EXTRA_MUTATIONS: Final = 0.3  # genes that mutate besides the one that always does, on average
 
@@ -32,7 +32,7 @@ class HigherIsBetter(base.Fitness):  # type: ignore[misc]  # DEAP has no types
 
 
 class Individual(tuple[Value, ...]):
-    """A genome (the values in space order) with its fitness, as DEAP wants them; immutable."""
+    """A genome (the values in the space's order) with its fitness, as DEAP needs it. Immutable."""
 
     elite: Elite
     fitness: HigherIsBetter
@@ -56,7 +56,7 @@ class Individual(tuple[Value, ...]):
 
 
 class ManyObjectives(base.Fitness):  # type: ignore[misc]  # DEAP has no types
-    """DEAP fitness with as many objectives as it gets values, all to maximise."""
+    """DEAP fitness with one objective for each value, all to maximise."""
 
     def __init__(self, values: Sequence[float]) -> None:
         self.weights = (1.0,) * len(values)
@@ -75,7 +75,7 @@ class Compromise:
 
 @contextmanager
 def lent_global_random(rng: random.Random) -> Iterator[None]:
-    """Make the global `random` continue `rng`'s stream; afterwards it is as it was before."""
+    """Lets the global `random` continue `rng`'s stream, and restores its state at the end."""
     saved = random.getstate()
     random.setstate(rng.getstate())
     try:
@@ -86,11 +86,12 @@ def lent_global_random(rng: random.Random) -> Iterator[None]:
 
 
 def create_toolbox(space: SearchSpace) -> base.Toolbox:
-    """DEAP's toolbox over the operators that the space's parameters own.
+    """DEAP's toolbox with the operators that the space's parameters own.
 
-    `mate(first, second, rng)` and `mutate(configuration, rng)` give values that may be
-    invalid; `select(individuals, count, rng)` are parents. For several objectives
-    `rank(compromises, k)` are the k best, best first, and `pair(ranked, count, rng)` parents.
+    - mate(first, second, rng), mutate(configuration, rng): values, which may be invalid.
+    - select(individuals, count, rng): parents.
+    - rank(compromises, k): for several objectives, the k best, best first.
+    - pair(ranked, count, rng): for several objectives, parents.
     """
     toolbox = base.Toolbox()
     toolbox.register("mate", _mate, space)
@@ -114,7 +115,7 @@ def _mate(
 def _mutate(
     space: SearchSpace, configuration: Configuration, rng: random.Random
 ) -> dict[str, Value]:
-    """Always change one active gene, sometimes another one with it."""
+    """Changes one active gene always, and sometimes further ones."""
     values = configuration.to_json()
     active = frozenset(space.active(configuration))
     genes = [parameter for parameter in space.parameters if parameter.name in active]
@@ -142,9 +143,9 @@ def _pair(ranked: list[Compromise], count: int, rng: random.Random) -> list[Comp
 
 
 class Chronicle:
-    """Records of a search: hall of fame, and statistics and a logbook by generation.
+    """Records a search: its hall of fame, and a logbook with statistics for each generation.
 
-    A fold over trials: `add` for each, and `close` at the end of a generation.
+    Call `add` for each trial, and `close` at the end of each generation.
     """
 
     def __init__(self, elites: int) -> None:
@@ -153,17 +154,17 @@ class Chronicle:
         self._statistics = tools.Statistics(key=lambda individual: individual.elite.fitness)
         for name, function in _STATISTICS.items():
             self._statistics.register(name, function)
-        self._brood: list[Individual] = []  # successes of the generation that is under way
+        self._brood: list[Individual] = []  # successes of the present generation
         self._failures = 0
 
     @property
     def elites(self) -> tuple[Elite, ...]:
-        """Best first; of equals, the earlier first (unlike in the hall of fame)."""
+        """The elites, best first; among equals the earlier first (unlike in the hall of fame)."""
         elites = (individual.elite for individual in self.hall)
         return tuple(sorted(elites, key=lambda elite: (-elite.fitness, elite.number)))
 
     def add(self, individual: Individual | None) -> None:
-        """Record a success, or a failure when None."""
+        """Records a success, or a failure when `individual` is None."""
         if individual is None:
             self._failures += 1
         else:
@@ -199,7 +200,7 @@ class Chronicle:
 
     def restore(self, snapshot: Mapping[str, Json], names: Sequence[str]) -> None:
         self.hall.clear()
-        # From the worst up, as the hall puts a newcomer before its equals.
+        # From the worst to the best, as the hall puts a newcomer before its equals.
         for data in reversed(snapshot["hall"]):
             self.hall.update([Individual.from_json(data, names)])
         self.logbook = tools.Logbook()
@@ -210,7 +211,7 @@ class Chronicle:
 
 
 def _same_configuration(first: Individual, second: Individual) -> bool:
-    """As tuples (1,) and (True,) were equal; their configurations are not."""
+    """Compares configurations, since the tuples (1,) and (True,) would be equal."""
     return first.elite.configuration == second.elite.configuration
 
 

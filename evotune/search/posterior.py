@@ -12,24 +12,24 @@ from evotune.search.kernel import Kernel
 
 _LEAST_VARIANCE: Final = 1e-9
 _ROOM: Final = 32  # appended trials before the first growth
-_FAR: Final = -30.0  # below, the expected improvement goes with the seventh power
+_FAR: Final = -30.0  # below this, expected improvement falls with the seventh power of z
 _T_PEAK: Final = math.gamma(4.5) / (math.gamma(4) * math.sqrt(8 * math.pi))
 
 
 class Posterior:
-    """Mean and variance of every candidate, given `rows` with `values` (higher is better).
+    """The mean and variance of every candidate, given `rows` with `values` (higher is better).
 
-    Further trials are appended in the order of their proposals. One that is pending has no value
-    yet: it lowers the variance around it and leaves the means alone, so that the next proposal
-    lies elsewhere. Its value can be filled in later, with the same result as if it had been known
-    at once. Appending costs rows x candidates, not the cube of the rows.
+    Further trials are appended in the order of their proposals. A pending trial has no value yet:
+    it lowers the variance around it and leaves the means alone, so that the next proposal lies
+    elsewhere. Its value can be filled in later, with the same result as if it had been known at
+    once. Appending costs rows x candidates, not the cube of the rows.
     """
 
     def __init__(self, kernel: Kernel, rows: Rows, values: Floats, pool: Rows) -> None:
         self._kernel = kernel
         self._rows = rows
         self._pool = pool
-        # All tables in one array with the offset of each, to compare a row in one operation.
+        # All tables lie in one array, so that one operation compares a row along all axes.
         self._tables = np.concatenate([*kernel.tables, np.empty(0)])
         lengths = [0, *(len(table) for table in kernel.tables)]
         self._starts = np.cumsum(lengths[:-1] or [0])[:, None][: len(kernel.tables)]
@@ -55,14 +55,14 @@ class Posterior:
         return len(self._own)
 
     def truncate(self, count: int) -> None:
-        """Forget all but the first `count` appended trials."""
+        """Forgets all but the first `count` appended trials."""
         if count == 0:
             self._own: list[Floats] = []  # coordinates of each appended trial, then its residue
-            # Appended trials x candidates, and axes x appended trials; with room for more.
+            # Shapes: appended trials x candidates, and axes x appended trials, with room for more.
             self._extra: Floats = np.empty((_ROOM, self._pool.shape[0]))
             self._appended: Rows = np.zeros((self._pool.shape[1], _ROOM), dtype=np.int64)
-            # Appended trials' coordinates along the first ones, and what takes those along each
-            # other: the inverse of their triangle.
+            # The appended trials' coordinates along the first trials, and the inverse of the
+            # triangle of their coordinates along each other.
             self._along: Floats = np.empty((_ROOM, len(self._rows)))
             self._inverse: Floats = np.zeros((_ROOM, _ROOM))
         else:
@@ -72,11 +72,11 @@ class Posterior:
         )
 
     def append(self, row: Rows) -> None:
-        """Append a trial; `means` gets its value."""
+        """Appends a trial. Its value is an argument of `means`."""
         self._append(row, self._alike(row, self._columns))
 
     def extend(self, rows: Rows) -> None:
-        """Append many at once: the same bits as one after the other, but faster."""
+        """Appends many trials at once: the same bits as one after the other, but faster."""
         if len(rows) == 1:
             self.append(rows[0])
             return
@@ -84,7 +84,7 @@ class Posterior:
             self._append(row, alike)
 
     def _append(self, row: Rows, alike: Floats) -> None:
-        """`alike` holds its correlations with all trials and candidates."""
+        """Appends a trial; `alike` holds its correlations with all first trials and candidates."""
         count, appended = len(self._rows), len(self._own)
         if appended == len(self._extra):
             self._extra = np.concatenate([self._extra, np.empty_like(self._extra)])
@@ -110,14 +110,14 @@ class Posterior:
         self.variance = np.maximum(self.variance - extra**2, _LEAST_VARIANCE)
 
     def _alike(self, row: Rows, columns: Rows) -> Floats:
-        """Correlations of one row with the rows in `columns` (axes x rows): the same bits as
-        `Kernel.between` gives, which holds for two columns or more."""
+        """The correlations of one row with the rows in `columns` (axes x rows). For two columns or
+        more they are the same bits as `Kernel.between` gives."""
         distances = np.abs(columns - row[:, None])
         total: Floats = self._tables.take(distances + self._starts).sum(axis=0)
         return np.exp(total, out=total)
 
     def means(self, values: list[float | None]) -> Floats:
-        """Means of all candidates, given the values of the appended trials (None: unknown)."""
+        """The means of all candidates, given the appended trials' values (None: not known yet)."""
         count = len(self._rows)
         white = np.zeros(count + len(values))
         white[:count] = self._white
@@ -129,7 +129,7 @@ class Posterior:
         return means
 
     def deviations(self) -> Floats:
-        """Standard deviations of all candidates, in the unit of the values."""
+        """The standard deviations of all candidates, in the unit of the values."""
         deviations: Floats = np.sqrt(self.amplitude * self.variance)
         return deviations
 
@@ -137,9 +137,9 @@ class Posterior:
 def log_expected_improvement(means: Floats, deviations: Floats, best: float) -> Floats:
     """ln E[max(0, f - best)] where (f - mean) / deviation is distributed as Student's t.
 
-    With eight degrees of freedom, for which there is a closed form: the model is at times wrong
-    by far more than it believes to be possible. A normal distribution would prefer a candidate
-    that almost surely fails to one that the model puts five deviations too slow.
+    The distribution has eight degrees of freedom, which have a closed form, since the model is at
+    times wrong by far more than its deviations allow. A normal distribution would prefer a
+    candidate that almost surely fails to one that the model puts five deviations too slow.
     """
     z = (means - best) / deviations
     near = np.maximum(z, _FAR)

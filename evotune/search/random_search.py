@@ -1,4 +1,4 @@
-"""Uniform random search without replacement: the yardstick for every other strategy."""
+"""Uniform random search without replacement, against which every other strategy is compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from evotune.trial import Configuration
 
 
 class RandomSearch(FoldedStrategy):
-    """Draws until one is new; the last fraction of a percent of a space follows in order."""
+    """Draws until a configuration is new. The last fraction of a percent of a space follows in the
+    space's order."""
 
     name: ClassVar[str] = "random"
 

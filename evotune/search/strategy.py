@@ -1,7 +1,7 @@
 """The ask/tell protocol of all search strategies.
 
-A search is a fold over outcomes in the order of the proposals. Nothing else may influence it, so
-a resumed run asks for the same configurations as an uninterrupted one.
+A search depends on the settings and on the outcomes in the order of the proposals, and on nothing
+else. So a resumed run asks for the same configurations as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from evotune.trial import Configuration, Json, Trial
 
 @dataclass(frozen=True, slots=True)
 class Elite:
-    """A successful trial as a strategy remembers it; the run's store holds the rest."""
+    """The part of a successful trial that a strategy remembers; the run's store holds the rest."""
 
     number: int
     configuration: Configuration
@@ -39,25 +39,25 @@ class Strategy(Protocol):
         """
 
     def tell(self, trial: Trial) -> None:
-        """Learn an outcome; trials come in the order of their numbers. Cheap.
+        """Learns an outcome. Trials come in the order of their numbers, and telling one is cheap.
 
-        A configuration that is told again was measured again: the newer outcome counts.
+        A configuration that is told again was measured again, and the newer outcome counts.
         """
 
     def snapshot(self) -> Json:
-        """The learnt state, JSON-able: restoring it equals telling all trials again."""
+        """The learnt state as JSON-able data. Restoring it equals telling all trials again."""
 
     def restore(self, snapshot: Json) -> None:
-        """Replace the learnt state. StoreError when the snapshot is damaged or of another search;
-        then the state is empty."""
+        """Replaces the learnt state. StoreError when the snapshot is damaged or of another search;
+        then the strategy is as if it was told nothing."""
 
     @property
     def told(self) -> int:
-        """Number of trials told."""
+        """The number of trials told."""
 
     @property
     def generation(self) -> int:
-        """Number of complete generations."""
+        """The number of complete generations."""
 
     @property
     def best(self) -> Elite | None: ...
@@ -68,9 +68,16 @@ class Strategy(Protocol):
 
     @property
     def contender(self) -> float | None:
-        """The least fitness that makes an elite; None while any fitness does."""
+        """The fitness that a trial must exceed to become an elite; None while any fitness will
+        do."""
 
     @property
     def logbook(self) -> Sequence[Mapping[str, Json]]:
-        """One record a generation: generation, evaluations, failures, best and statistics
-        (mean, deviation, worst, top) of its successful fitness values, None without any."""
+        """A record for each generation.
+
+        - generation: its number.
+        - evaluations: the trials told until its end.
+        - failures: the number of its failed trials.
+        - best: the best fitness so far, None without any.
+        - mean, deviation, worst, top: statistics of its trials' fitness, None without any.
+        """

@@ -1,4 +1,4 @@
-"""The trials that were told, in columns: some 20 bytes each, and a snapshot read at once."""
+"""The trials told, kept in columns: some 20 bytes for each, and a snapshot is read at once."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _KEPT: Final = 128  # newest configurations that are kept as objects
 
 
 class ToldTrials:
-    """Trials, numbered in the order they were told.
+    """Trials, numbered in the order of telling.
 
     A configuration is kept as the indices of its values, and made again when it is asked for. A
-    trial counts unless its configuration was dropped since, that is, measured again.
+    trial counts unless its configuration was dropped later, since it was measured again.
     """
 
     def __init__(self, encoder: Encoder) -> None:
@@ -56,7 +56,7 @@ class ToldTrials:
         self._recent.pop(number - _KEPT, None)
 
     def drop(self, configuration: Configuration) -> None:
-        """Its trials so far no longer count."""
+        """Makes the configuration's trials so far count no longer."""
         self._dropped[: self._count] |= self._are(configuration, self._count)
 
     def _are(self, configuration: Configuration, before: int) -> NDArray[np.bool_]:
@@ -66,7 +66,8 @@ class ToldTrials:
         return same
 
     def has(self, configuration: Configuration, before: int) -> bool:
-        """True if a trial below number `before` had it; reads all of these trials."""
+        """Whether a trial with a number below `before` had the configuration. Reads all of these
+        trials."""
         return bool(self._are(configuration, before).any())
 
     def configuration(self, number: int) -> Configuration:
@@ -78,22 +79,24 @@ class ToldTrials:
         return found
 
     def fitness(self, number: int) -> float | None:
-        """None where it failed or does not count."""
+        """The trial's fitness; None when it failed or does not count."""
         found = float(self._fitness[number])
         return None if self._dropped[number] or np.isnan(found) else found
 
     def failed(self, number: int) -> bool:
-        """False where it does not count."""
+        """Whether the trial failed; False when it does not count."""
         return bool(np.isnan(self._fitness[number]) and not self._dropped[number])
 
     def successes(self, before: int) -> tuple[Numbers, Floats]:
-        """Numbers, in order, and fitness of trials below `before` that succeeded and count."""
+        """The numbers, in order, and the fitness of the trials below `before` that succeeded and
+        count."""
         fitness = self._fitness[:before]
         numbers = np.flatnonzero(~(np.isnan(fitness) | self._dropped[:before]))
         return numbers, fitness[numbers]
 
     def newest(self, before: int, count: int) -> tuple[Numbers, Floats]:
-        """The last `count` trials below `before` that count, in order; 1.0 for a success."""
+        """The numbers of the last `count` trials below `before` that count, in order, and for each
+        1.0 for a success, 0.0 for a failure."""
         numbers = np.flatnonzero(~self._dropped[:before])[-count:]
         return numbers, (~np.isnan(self._fitness[numbers])).astype(np.float64)
 

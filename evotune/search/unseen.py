@@ -1,4 +1,4 @@
-"""Keeps told configurations, and finds one that was not proposed yet."""
+"""Remembers the configurations told, and finds one that was not proposed yet."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _DIGEST_BYTES = 12  # a billion configurations collide with a probability below 
 class SeenConfigurations:
     """The set of configurations told so far, at some 100 bytes each.
 
-    Only what came back from the engine is in it. A candidate that a strategy considered and
-    dropped stays available (a blacklist of those cost Helion good configurations, #3518).
+    It has only configurations that the engine told. A candidate that a strategy considered and
+    dropped stays available: a blacklist of such candidates cost Helion good configurations (#3518).
     """
 
     def __init__(self) -> None:
-        self._digests: dict[bytes, None] = {}  # a dict, for its order: equal folds, equal text
+        self._digests: dict[bytes, None] = {}  # in order: the same trials give the same snapshot
 
     def add(self, configuration: Configuration) -> None:
         self._digests[_digest(configuration)] = None
@@ -43,10 +43,10 @@ class SeenConfigurations:
 
 
 class UnseenConfigurations:
-    """Finds members of a space that are neither told nor pending.
+    """Finds configurations of a space that are neither told nor pending.
 
-    Between calls it keeps a memo of the enumeration, dropped as configurations are
-    told; since they are never untold, the answers do not depend on earlier calls.
+    Between calls it remembers how far it has enumerated the space. A configuration that was told
+    stays told, so the answers do not depend on earlier calls.
     """
 
     def __init__(self, space: SearchSpace, seen: SeenConfigurations) -> None:
@@ -55,7 +55,7 @@ class UnseenConfigurations:
         self.forget()
 
     def forget(self) -> None:
-        """Drop the memo: required when the told configurations are replaced."""
+        """Begins the enumeration again, as needed when the told configurations are replaced."""
         self._rest: Iterator[Configuration] = self._space.enumerate()
         self._passed: list[Configuration] = []  # enumerated, and not told when last looked at
 
@@ -65,9 +65,9 @@ class UnseenConfigurations:
     def sample(
         self, rng: random.Random, pending: Collection[Configuration], attempts: int = 256
     ) -> Configuration | None:
-        """A free configuration as the space draws them; the first free one when draws fail.
+        """A free configuration drawn from the space; the first free one when all attempts fail.
 
-        Draws fail only in a space that is nearly exhausted. None when it is exhausted.
+        Attempts fail only in a space that is nearly exhausted. None when it is exhausted.
         """
         for _ in range(attempts):
             configuration = self._space.sample(rng)

@@ -1,6 +1,6 @@
 """A transformation of fitness for the model of times: it compresses the slow half, or nothing.
 
-Some spaces have a long tail of slow configurations. A model that has to follow it ignores the
+Some spaces have a long tail of slow configurations. A model that has to follow the tail ignores the
 differences among fast configurations, and is too sure of itself. On other spaces the tail helps to
 tell where the fast configurations are. The data decide (`Warp.log_slope`).
 """
@@ -18,8 +18,8 @@ from evotune.search.encoding import Floats
 
 @dataclass(frozen=True, slots=True)
 class Warp:
-    """Keeps a fitness that is at most `knee` behind `best`, and compresses larger differences by
-    the logarithm. The order stays."""
+    """Keeps a fitness that is at most `knee` below `best`, and compresses larger differences by
+    the logarithm. The order stays the same."""
 
     best: float = 0.0
     knee: float = math.inf  # keeps everything
@@ -39,7 +39,7 @@ class Warp:
         return np.array([self(value) for value in fitness])
 
     def log_slope(self, fitness: Floats) -> float:
-        """Log of the compression of these values. Added to the log probability of the warped
-        values, it makes that comparable with the log probability of the plain values."""
+        """The log of the compression of these values. The log probability of the warped values plus
+        this compares with the log probability of the plain values."""
         behind = np.maximum(self.best - fitness, self.knee)
         return 0.0 if math.isinf(self.knee) else float(np.log(self.knee / behind).sum())

@@ -1,4 +1,4 @@
-"""Checksums of a store's rows: each covers its row and the row that was stored before it."""
+"""Checksums of a store's rows. Each covers its row and the checksum of the row stored before it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import msgspec
 from evotune.trial import Json
 
 FIRST = 0
-"""Stands for the checksum of the row before the first one."""
+"""Takes the place of the checksum of a row before the first one."""
 ROW = "number, configuration, outcome, finished_s, kind, fitness, duplicate_of, binary, stage_s"
-"""The columns of an outcome that its checksum covers, besides its place."""
+"""The columns of an outcome that its checksum covers, beside its place in the order of storing."""
 SMALL_TABLES = {
     "meta": "SELECT name, value FROM meta ORDER BY name",
     "confirmations": "SELECT number, outcome, finished_s FROM confirmations ORDER BY number",
     "snapshots": "SELECT told, state FROM snapshots ORDER BY told",
 }
-"""Tables of a few rows that change: one checksum covers all of their rows."""
+"""Tables of a few rows that change. One checksum covers all rows of a table."""
 
-_encode = msgspec.msgpack.Encoder().encode  # the same bytes for the same values, for ever
+_encode = msgspec.msgpack.Encoder().encode  # equal values give equal bytes, in every version
 
 
 def row_sum(values: Sequence[Json], before: int) -> int:
@@ -31,7 +31,7 @@ def row_sum(values: Sequence[Json], before: int) -> int:
 
 
 def table_sum(rows: Iterable[Sequence[Json]]) -> tuple[int, int]:
-    """Number of rows, and one checksum over all of them."""
+    """The number of rows, and one checksum over all of them."""
     count, found = 0, FIRST
     for row in rows:
         found = row_sum(row, found)
@@ -40,7 +40,7 @@ def table_sum(rows: Iterable[Sequence[Json]]) -> tuple[int, int]:
 
 
 def keep_table_sum(connection: sqlite3.Connection, table: str) -> None:
-    """Update the checksum of a small table after a change, in the same transaction."""
+    """Updates the checksum of a small table after a change, in the same transaction."""
     keep_tail(connection, table, *table_sum(connection.execute(SMALL_TABLES[table])))
 
 
@@ -49,7 +49,7 @@ def keep_tail(connection: sqlite3.Connection, table: str, rows: int, found: int)
 
 
 def tail(connection: sqlite3.Connection, table: str) -> tuple[int, int]:
-    """Number of rows of the table, and the checksum of the last one."""
+    """The table's number of rows and the checksum of the last one."""
     found = connection.execute("SELECT rows, sum FROM tails WHERE name = ?", (table,)).fetchone()
     if found is None:
         raise sqlite3.DatabaseError(f"the checksum of {table} is missing")

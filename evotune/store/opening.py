@@ -1,4 +1,4 @@
-"""Opening a store's file: which files are stores, how they are opened, and what errors mean."""
+"""Opens a store's file: recognizes stores, connects to them, and explains SQLite's errors."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _NOT_DAMAGE = frozenset(
 def opened_read_only(path: Path) -> contextlib.AbstractContextManager[sqlite3.Connection]:
     uri = f"{path.resolve().as_uri()}?mode=ro"
     if not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
-        uri += "&immutable=1"  # a folder without room for the index that WAL readers share
+        uri += "&immutable=1"  # WAL readers share an index file, which cannot be made here
     return opening(path, uri)
 
 
 def require(path: Path) -> None:
-    """Raise StoreError for a file that is surely no store, before SQLite touches it."""
+    """Raises StoreError for a file that cannot be a store, before SQLite touches it."""
     if not path.is_file():
         raise StoreError(f"{path} is missing: this folder holds no run, or its store was deleted")
     # SQLite discards the log of a file that is shorter than a page, and so all data.
@@ -45,13 +45,14 @@ def require(path: Path) -> None:
 
 @contextlib.contextmanager
 def opening(path: Path, uri: str) -> Iterator[sqlite3.Connection]:
-    """A connection that is closed again when the block fails, with a StoreError."""
+    """A connection to the store. When the block fails, it is closed and an error of SQLite becomes
+    a StoreError."""
     try:
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=5.0)
     except sqlite3.Error as error:
         raise damaged(path, error) from error
     try:
-        connection.execute("PRAGMA trusted_schema = OFF")  # SQL in the file calls nothing
+        connection.execute("PRAGMA trusted_schema = OFF")  # SQL in the file may call no function
         yield connection
     except sqlite3.Error as error:
         connection.close()
@@ -82,7 +83,7 @@ def _foreign(path: Path) -> StoreError:
 
 
 def damaged(path: Path, error: Exception) -> StoreError:
-    """Describe the error in a sentence that says how to go on."""
+    """The StoreError for an error; its message says how to go on."""
     code = getattr(error, "sqlite_errorcode", None)
     # Extended codes hold the plain one in their lowest byte.
     if isinstance(code, int) and code & 0xFF in _NOT_DAMAGE:

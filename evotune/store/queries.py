@@ -15,15 +15,16 @@ from evotune.store.opening import WRONG_SHAPE, damaged
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
 
 AROUND_SEARCH = "around_search_s"
-"""Name of the fact that holds the seconds of work outside the search."""
+"""The name of the fact that holds the seconds of work outside the search."""
 _CHOSEN = "(SELECT value FROM json_each(?))"
 _TRIAL = "SELECT number, configuration, outcome FROM outcomes"
 Row: TypeAlias = tuple[int, str, str, float]
-"""Number, configuration, outcome and finishing time of a trial, as they are stored."""
+"""A trial's number, configuration, outcome and finishing time, as they are stored."""
 
 
 class StoreQueries:
-    """Reads an open store; StoreError where it holds another shape than was stored."""
+    """Reads an open store. StoreError where the store holds content of another shape than evotune
+    writes."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
@@ -37,7 +38,8 @@ class StoreQueries:
 
     @contextlib.contextmanager
     def trusting_facts(self) -> Iterator[None]:
-        """Turn an error while stored JSON is read into StoreError: another shape is damage."""
+        """Turns an error while stored JSON is read into StoreError, since JSON of another shape is
+        damage."""
         try:
             yield
         except WRONG_SHAPE as error:
@@ -46,12 +48,12 @@ class StoreQueries:
     # --- outcomes ------------------------------------------------------------------------
 
     def trials(self, first: int = 0) -> Iterator[Trial]:
-        """Stored trials in proposal order, from number `first` on."""
+        """The stored trials in proposal order, from number `first` on."""
         for row in self.each_row(f"{_TRIAL} WHERE number >= ? ORDER BY number", (first,)):
             yield self.trial_of(*row)
 
     def rows(self) -> Iterator[Row]:
-        """All trials in proposal order, unread."""
+        """The rows of all trials in proposal order, without reading their JSON."""
         query = "SELECT number, configuration, outcome, finished_s FROM outcomes ORDER BY number"
         return self.each_row(query)
 
@@ -61,38 +63,39 @@ class StoreQueries:
         return [self.trial_of(*row) for row in self.each_row(query, (json.dumps(list(numbers)),))]
 
     def known(self, numbers: Iterable[int]) -> dict[int, bool]:
-        """The stored trials among `numbers`, each with True if it has a fitness."""
+        """For each stored trial among `numbers`, whether it has a fitness."""
         query = f"SELECT number, fitness IS NOT NULL FROM outcomes WHERE number IN {_CHOSEN}"
         return {n: bool(ok) for n, ok in self.each_row(query, (json.dumps(list(numbers)),))}
 
     def fittest(self) -> Iterator[int]:
-        """Numbers of the trials with a fitness, best first; of equals, the first."""
+        """The numbers of the trials with a fitness, best first; among equals the earlier first."""
         for (number,) in self.each_row(
             "SELECT number FROM outcomes WHERE fitness IS NOT NULL ORDER BY fitness DESC, number"
         ):
             yield number
 
     def best_first(self) -> Iterator[Trial]:
-        """Trials with a fitness, in the order of `fittest`; each is read when it is asked for."""
+        """The trials with a fitness, in the order of `fittest`; each is read only when needed."""
         for number in self.fittest():
             yield from self.trials_of([number])
 
     def duplicates(self) -> dict[int, int]:
-        """Trial -> the one that it is a duplicate of, in proposal order."""
+        """For each duplicate, the number of the trial that it repeats; in proposal order."""
         rows = self._read(
             "SELECT number, duplicate_of FROM outcomes WHERE duplicate_of IS NOT NULL"
         )
         return dict(sorted(rows))
 
     def with_binary(self, binary: str) -> Iterator[Trial]:
-        """Trials of that machine code and launch that were measured themselves, in order."""
+        """The trials with this machine code and these launches that were measured and are no
+        duplicates, in proposal order."""
         for row in self.each_row(
             f"{_TRIAL} WHERE binary = ? AND duplicate_of IS NULL ORDER BY number", (binary,)
         ):
             yield self.trial_of(*row)
 
     def trial_of(self, number: int, configuration: str, outcome: str) -> Trial:
-        """Make a trial of a row's texts; StoreError when `append` did not write them."""
+        """The trial of a row's texts. StoreError when `append` cannot have written them."""
         try:
             found = Configuration.from_key(configuration)
         except WRONG_SHAPE as error:
@@ -100,26 +103,26 @@ class StoreQueries:
         return Trial(number, found, self._outcome(outcome))
 
     def finish_times_s(self, numbers: Iterable[int]) -> dict[int, float]:
-        """When each of those trials finished, in seconds of the run's own time."""
+        """The finishing time of each of these trials, in seconds of the run's own time."""
         query = f"SELECT number, finished_s FROM outcomes WHERE number IN {_CHOSEN} ORDER BY number"
         with self.trusting_facts():
             rows = self.each_row(query, (json.dumps(list(numbers)),))
             return {number: _finite(seconds) for number, seconds in rows}
 
     def elapsed_s(self) -> float:
-        """Seconds of work over all sessions: timing the baselines, searching, confirming. A
-        killed run has lost the time after its last outcome."""
+        """The seconds of work over all parts of the run: timing the baselines, searching,
+        confirming. For a killed run the time after its last outcome is missing."""
         with self.trusting_facts():
             return self.searched_s() + _finite(self.meta(AROUND_SEARCH, 0.0))
 
     def searched_s(self) -> float:
-        """Seconds of searching alone, up to the end of the last trial."""
+        """The seconds of searching alone, up to the end of the last trial."""
         ((latest,),) = self._read("SELECT coalesce(max(finished_s), 0) FROM outcomes")
         with self.trusting_facts():
             return _finite(latest)
 
     def stage_s(self) -> dict[str, list[float]]:
-        """Seconds by stage of every trial that went through it."""
+        """For each stage, the seconds that every trial spent in it."""
         seconds: dict[str, list[float]] = {}
         for (text,) in self.each_row("SELECT stage_s FROM outcomes WHERE stage_s IS NOT NULL"):
             with self.trusting_facts():
@@ -128,7 +131,7 @@ class StoreQueries:
         return seconds
 
     def kinds(self) -> dict[OutcomeKind, int]:
-        """Number of trials by kind of outcome."""
+        """The number of trials of each kind of outcome."""
         rows = self._read("SELECT kind, count(*) FROM outcomes GROUP BY kind")
         try:
             return {OutcomeKind(kind): count for kind, count in rows}
@@ -139,12 +142,12 @@ class StoreQueries:
         return int(self._read("SELECT count(*) FROM outcomes")[0][0])
 
     def count_ok(self) -> int:
-        """Number of outcomes with a fitness."""
+        """The number of outcomes with a fitness."""
         return int(self._read("SELECT count(*) FROM outcomes WHERE fitness IS NOT NULL")[0][0])
 
     def first_missing(self) -> int:
         """The lowest number without an outcome."""
-        low, high = 0, self.count()  # none is missing below `low`, one is at `high` or below it
+        low, high = 0, self.count()  # none is missing below `low`; one is, at `high` or below
         while low < high:
             middle = (low + high) // 2
             ((known,),) = self._read(
@@ -154,7 +157,7 @@ class StoreQueries:
         return low
 
     def best(self, before: int) -> Trial | None:
-        """The fittest trial below that number; of equals, the first."""
+        """The fittest trial with a number below `before`; among equals the earliest."""
         rows = self._read(
             f"{_TRIAL} WHERE number < ? AND fitness IS NOT NULL"
             " ORDER BY fitness DESC, number LIMIT 1",
@@ -173,12 +176,12 @@ class StoreQueries:
 
     @contextlib.contextmanager
     def at_one_moment(self) -> Iterator[None]:
-        """Everything read in the block is of one moment, even if a writer works meanwhile."""
+        """Makes all reads in the block see the store of one moment, even if a writer works."""
         self._read("BEGIN")
         try:
             yield
         finally:
-            if self._connection.in_transaction:  # not after every error
+            if self._connection.in_transaction:  # some errors have ended it already
                 self._read("ROLLBACK")
 
     # --- champions and the search's state --------------------------------------------------
@@ -215,7 +218,7 @@ class StoreQueries:
         return list(self.each_row(query, values))
 
     def each_row(self, query: str, values: tuple[Json, ...] = ()) -> Iterator[tuple[Json, ...]]:
-        """Row by row: a million of them do not lie in memory at once."""
+        """The rows one by one, so that a million of them need not be in memory at once."""
         try:
             # `yield from` would close the cursor with the generator, after the connection.
             for row in self._connection.execute(query, values):  # noqa: UP028
@@ -225,8 +228,8 @@ class StoreQueries:
 
 
 def read_row(row: Row) -> tuple[Trial, float]:
-    """The trial, and when it finished, in seconds of the run's own time. Raises one of
-    `WRONG_SHAPE` when `append` did not write the row."""
+    """The trial and its finishing time, in seconds of the run's own time. Raises one of
+    `WRONG_SHAPE` when `append` cannot have written the row."""
     number, configuration, outcome, finished_s = row
     trial = Trial(number, Configuration.from_key(configuration), Outcome.from_text(outcome))
     return trial, _finite(finished_s)

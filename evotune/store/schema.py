@@ -1,4 +1,4 @@
-"""The tables of a run's store, and how older stores become newer ones."""
+"""The tables of a run's store, and the steps that bring an older store to the newest version."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def _version_1(connection: sqlite3.Connection) -> None:
 
 
 def _version_2(connection: sqlite3.Connection) -> None:
-    """Columns that `top`, `status` and `resume` look for, so that they need not read all JSON."""
+    """Adds the columns that `top`, `status` and `resume` search, so that they need not read all
+    JSON."""
     for column in (
         *("kind TEXT NOT NULL DEFAULT ''", "fitness REAL", "duplicate_of INTEGER"),
         *("binary TEXT", "stage_s TEXT"),
@@ -53,7 +54,8 @@ def _version_2(connection: sqlite3.Connection) -> None:
 
 
 def outcome_columns(outcome: Mapping[str, Json]) -> tuple[Json, ...]:
-    """kind, fitness, duplicate_of, binary and stage_s of an outcome's JSON; empty ones are NULL."""
+    """kind, fitness, duplicate_of, binary and stage_s of an outcome's JSON; a missing one is
+    NULL."""
     stage_s, fitness = outcome.get("stage_s"), outcome.get("fitness")
     return (
         outcome.get("kind", ""),
@@ -65,12 +67,13 @@ def outcome_columns(outcome: Mapping[str, Json]) -> tuple[Json, ...]:
 
 
 def real(number: float) -> float:
-    """The float as SQLite returns it: neither an integer nor a negative zero."""
+    """The number as SQLite returns it: a float, and zero without a sign."""
     return float(number) + 0.0
 
 
 def columns_of_text(text: str) -> tuple[Json, ...]:
-    """No columns for a damaged record: reading it will raise the error."""
+    """The columns of an outcome's text. A damaged text gives empty ones; reading it will raise the
+    error."""
     try:
         outcome = json.loads(text)
     except (ValueError, RecursionError):
@@ -79,7 +82,7 @@ def columns_of_text(text: str) -> tuple[Json, ...]:
 
 
 def _version_3(connection: sqlite3.Connection) -> None:
-    """Checksums: of each outcome, in the order of storing, and of every other table."""
+    """Adds a checksum to each outcome, in the order of storing, and one for every other table."""
     connection.execute(
         "CREATE TABLE tails (name TEXT PRIMARY KEY, rows INTEGER NOT NULL, sum INTEGER NOT NULL)"
         " STRICT"
@@ -102,12 +105,13 @@ def _version_3(connection: sqlite3.Connection) -> None:
 
 
 def schema_of(connection: sqlite3.Connection) -> frozenset[tuple[Json, ...]]:
-    """Type, name, table and SQL of all that the store is made of."""
+    """Type, name, table and SQL of each table, index, view and trigger of the store."""
     return frozenset(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
 
 
 MIGRATIONS: Sequence[Callable[[sqlite3.Connection], None]] = (_version_1, _version_2, _version_3)
-"""Step n takes a store from version n to n + 1; all steps and the number are one transaction."""
+"""Step n takes a store from version n to n + 1. All steps and the new version are one
+transaction."""
 
 
 def newest_version() -> int:

@@ -1,8 +1,8 @@
-"""The seal of a store without a writer: the SHA-256 of its file, as `sha256sum -c` reads it.
+"""The seal of a closed store: the SHA-256 of its file, in a file that `sha256sum -c` reads.
 
 A reader that finds the seal unbroken knows that no byte has changed since, and need not check row
-by row. A store without a seal (its writer was killed, or is still at work) or with a
-broken one is checked in full: see `evotune.store.verification`.
+by row. A store without a seal (its writer was killed, or is still at work) or with a broken one is
+checked in full: see `evotune.store.verification`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST_BYTES = 1000
 
 
 def is_sealed(store: Path) -> bool:
-    """True if the file has the bytes that its last writer left."""
+    """Whether the file still has the bytes that its last writer left."""
     try:
         text = read_regular(_seal_of(store), _MOST_BYTES).decode()
         return not _has_log(store) and text == _line(store)
@@ -27,8 +27,8 @@ def is_sealed(store: Path) -> bool:
 
 
 def make_seal(store: Path) -> None:
-    """Write the seal, after the store is closed. Where that fails, readers take longer."""
-    if _has_log(store):  # a reader held it open: part of the store is in the log
+    """Writes the seal after the store was closed. If that fails, readers only take longer."""
+    if _has_log(store):  # a reader holds the store open, so part of it is still in the log
         return
     with contextlib.suppress(OSError):
         unfinished = store.with_suffix(".sha256.new")
@@ -37,7 +37,7 @@ def make_seal(store: Path) -> None:
 
 
 def break_seal(store: Path) -> None:
-    """Remove the seal; a writer does so before it changes anything."""
+    """Removes the seal, as a writer does before it changes anything."""
     _seal_of(store).unlink(missing_ok=True)
 
 

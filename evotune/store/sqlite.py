@@ -1,9 +1,12 @@
 """The store of one run: a SQLite file in WAL mode with one writer and any number of readers.
 
-Guarantees: an outcome that `append` returned from survives the death of this process; a power
-cut loses at most the last second (`synchronous=NORMAL`, with a full fsync at least that often, by
-`append` or in quiet moments by `sync`) and never consistency. Outcomes are never changed or
-deleted. Opening a store refuses one that is not as it was written.
+The store guarantees:
+
+- Once `append` has returned, its outcome survives the death of this process.
+- A power cut loses the last second at most and never damages the store: `synchronous=NORMAL`, with
+  a full fsync at least every second, by `append` or in quiet moments by `sync`.
+- Outcomes are never changed or deleted.
+- A store that is not as it was written is refused when it is opened.
 """
 
 from __future__ import annotations
@@ -35,14 +38,15 @@ from evotune.trial import Json, Outcome, Trial
 
 _SYNC_EVERY_S = 1.0
 _FEW = 20_000
-"""Number of outcomes that can be checked in a fraction of a second."""
+"""So many outcomes can be checked in a fraction of a second."""
 _CHECKED_EVERY_S = 1e-3
-"""Seconds the store must have been open, for each outcome, before a writer checks a store of many
-outcomes. A check takes less than 1e-5 s an outcome, so less than 1% of the time."""
+"""A writer that closes a store of many outcomes checks it only if it was open for this many seconds
+per outcome. A check takes less than 1e-5 s an outcome, so less than 1% of the time."""
 
 
 class RunStore(StoreQueries):
-    """Create with `create`, open with `open_for_writing` or `open_for_reading`."""
+    """The store of one run. Make it with `create`, or open it with `open_for_writing` or
+    `open_for_reading`."""
 
     def __init__(
         self, path: Path, connection: sqlite3.Connection, file: os.stat_result | None = None
@@ -56,7 +60,7 @@ class RunStore(StoreQueries):
 
     @classmethod
     def create(cls, path: Path, facts: Mapping[str, Json] | None = None) -> RunStore:
-        """A new store that knows `facts` (see `meta`): it appears with all of them, or not at all.
+        """A new store with `facts` (see `meta`). Its file appears with all facts or not at all.
 
         StoreError if the file exists or cannot be made.
         """
@@ -72,7 +76,8 @@ class RunStore(StoreQueries):
 
     @classmethod
     def open_for_writing(cls, path: Path) -> RunStore:
-        """An existing store, brought to the newest version first; a damaged one stays as it is."""
+        """An existing store, brought to the newest version. A damaged store is refused and stays as
+        it is."""
         require(path)
         # A closing writer moves the log into the main file, even into a damaged one.
         with opened_read_only(path) as connection:
@@ -82,9 +87,9 @@ class RunStore(StoreQueries):
 
     @classmethod
     def open_for_reading(cls, path: Path, *, checked: bool = False) -> RunStore:
-        """Read a store that may be in use. Writes nothing into it, even if its version is older.
+        """Reads a store that may be in use. Writes nothing into it, even if its version is older.
 
-        `checked`: this process has found it whole before.
+        With `checked`, this process has found it whole before and does not check it again.
         """
         require(path)
         with opened_read_only(path) as connection:
@@ -93,7 +98,8 @@ class RunStore(StoreQueries):
                 _check(path, connection, version)
             if version == newest_version():
                 return cls(path, connection)
-            newest = sqlite3.connect("", isolation_level=None)  # in memory, large ones in a file
+            # A temporary store, which SQLite keeps in memory, and in a file when it is large.
+            newest = sqlite3.connect("", isolation_level=None)
             connection.backup(newest)
             connection.close()
             migrate(newest)
@@ -109,7 +115,7 @@ class RunStore(StoreQueries):
             (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
             migrate(connection)
             store = cls(path, connection, os.stat(path))
-            if mode != "wal":  # on some network folders; there every commit must be synced
+            if mode != "wal":  # some network folders have no WAL: there every commit must be synced
                 store._usual = "FULL"
             connection.execute(f"PRAGMA synchronous = {store._usual}")
             return store
@@ -126,14 +132,15 @@ class RunStore(StoreQueries):
         self.close()
 
     def close(self) -> None:
-        """Close. A writer seals an undamaged store, so that readers need not check it again."""
+        """Closes the store. A writer seals an undamaged one, so that readers need not check it."""
         whole = self._file is not None and self._is_whole()
         self._connection.close()
         if whole:
             make_seal(self.path)
 
     def _is_whole(self) -> bool:
-        """True if no damage is found, where there is time to check: it was whole when opened."""
+        """Whether the store shows no damage. It was whole when it was opened, so it is only checked
+        again where that takes little of the time."""
         try:
             count, _ = tail(self._connection, "outcomes")
             enough_s = 0.0 if count <= _FEW else count * _CHECKED_EVERY_S
@@ -149,7 +156,7 @@ class RunStore(StoreQueries):
         self.set_facts({name: value})
 
     def set_facts(self, facts: Mapping[str, Json]) -> None:
-        """All of them at once, or none."""
+        """Stores all facts in one transaction."""
         rows = [(name, json.dumps(value)) for name, value in facts.items()]
         with self._writing() as connection:
             connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
@@ -158,7 +165,8 @@ class RunStore(StoreQueries):
     # --- outcomes ------------------------------------------------------------------------
 
     def append(self, trial: Trial, finished_s: float) -> None:
-        """Commits one outcome; `finished_s` counts from the run's start, pauses left out."""
+        """Commits one outcome. `finished_s` counts from the run's start, without the pauses between
+        its parts."""
         outcome = trial.outcome.to_json()
         row = (
             trial.number,
@@ -179,14 +187,14 @@ class RunStore(StoreQueries):
     # --- champions and the search's state --------------------------------------------------
 
     def confirm(self, number: int, outcome: Outcome, finished_s: float) -> None:
-        """The outcome of measuring trial `number` again in a fresh process."""
+        """Stores the outcome of measuring trial `number` again in a fresh process."""
         row = (number, encode_json(outcome.to_json()), real(finished_s))
         with self._writing() as connection:
             connection.execute("INSERT OR REPLACE INTO confirmations VALUES (?, ?, ?)", row)
             keep_table_sum(connection, "confirmations")
 
     def save_snapshot(self, told: int, state: Json) -> None:
-        """The search's state after `told` tells; older snapshots leave, but one."""
+        """Stores the search's state after `told` tells, and deletes all older snapshots but one."""
         row = (told, json.dumps(state))
         with self._writing() as connection:
             connection.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", row)
@@ -199,7 +207,8 @@ class RunStore(StoreQueries):
     # --- durability ------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Sync if that is due, in a quiet moment: appended outcomes then survive a power cut."""
+        """Writes appended outcomes to the disk if that is due, so that they survive a power cut.
+        To be called in quiet moments."""
         if not (self._unsynced and self._sync_is_due()):
             return
         try:
@@ -214,7 +223,7 @@ class RunStore(StoreQueries):
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of it is kept, or nothing."""
+        """One transaction: all of its changes are kept, or none."""
         self._require_file()
         due = self._sync_is_due()
         connection = self._connection
@@ -225,7 +234,7 @@ class RunStore(StoreQueries):
             try:
                 yield connection
             except BaseException:
-                if connection.in_transaction:  # not after a full disk
+                if connection.in_transaction:  # a full disk has ended it already
                     connection.execute("ROLLBACK")
                 raise
             connection.execute("COMMIT")
@@ -237,7 +246,8 @@ class RunStore(StoreQueries):
             raise damaged(self.path, error) from error
 
     def _require_file(self) -> None:
-        """StoreError if the file was deleted: SQLite would write into it without an error."""
+        """StoreError if the file was deleted or replaced: SQLite would write into the deleted one
+        without an error."""
         try:
             there = self._file is None or os.path.samestat(os.stat(self.path), self._file)
         except OSError:

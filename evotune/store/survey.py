@@ -1,4 +1,4 @@
-"""Queries of a whole store, column by column: reports on a million trials need no objects."""
+"""Queries of a whole store by columns, so that reports on a million trials make no objects."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping
 from evotune.store.queries import StoreQueries
 from evotune.trial import Configuration, Outcome, Value, parse_json
 
-# A scan from end to end: the index on fitness would fetch rows from all over the file.
+# NOT INDEXED scans from end to end; the index on fitness would fetch rows from all over the file.
 _WITH_FITNESS = "FROM outcomes NOT INDEXED WHERE fitness IS NOT NULL"
 
 
 def standings(store: StoreQueries) -> list[tuple[int, float, float, float, str]]:
-    """Number, fitness, its bounds and the device's model, of each trial with a fitness: best
-    first; of equals, the first."""
-    # A recorded outcome has neither bounds nor a device. SQLite sorts long texts slowly, so that
-    # is done here.
+    """The number, fitness, bounds of the fitness and device's model of each trial with a fitness,
+    best first; among equals the earlier first."""
+    # An outcome of a recorded space has neither bounds nor a device. The rows are sorted here,
+    # since SQLite sorts long texts slowly.
     query = (
         "SELECT number, fitness,"
         " iif(instr(outcome, '\"fitness_') OR instr(outcome, '\"model\"'), outcome, NULL)"
@@ -33,12 +33,12 @@ def standings(store: StoreQueries) -> list[tuple[int, float, float, float, str]]
             low = fitness if outcome.fitness_low is None else outcome.fitness_low
             high = fitness if outcome.fitness_high is None else outcome.fitness_high
             found.append((number, fitness, low, high, outcome.device_model))
-    found.sort(key=operator.itemgetter(1), reverse=True)  # which leaves equals in their order
+    found.sort(key=operator.itemgetter(1), reverse=True)  # the sort leaves equals in their order
     return found
 
 
 def records(store: StoreQueries) -> set[int]:
-    """Trials that were the best so far when they were told, or when they finished."""
+    """The trials that were the best so far when they were told, or when they finished."""
     query = f"SELECT number, fitness {_WITH_FITNESS}"
     found: set[int] = set()
     for order in ("number", "finished_s"):
@@ -51,13 +51,13 @@ def records(store: StoreQueries) -> set[int]:
 
 
 def trials_like(store: StoreQueries, values: Mapping[str, Value]) -> list[int]:
-    """Trials of that configuration."""
+    """The numbers of the trials of this configuration."""
     query = "SELECT number FROM outcomes WHERE configuration = ? ORDER BY number"
     return [number for (number,) in store.each_row(query, (Configuration(values).key,))]
 
 
 def failures(store: StoreQueries) -> Iterator[tuple[str, str]]:
-    """Kind and reason of each trial without a fitness, in proposal order."""
+    """The kind and the reason of each trial without a fitness, in proposal order."""
     query = "SELECT kind, outcome FROM outcomes WHERE fitness IS NULL ORDER BY number"
     with store.trusting_facts():
         for kind, text in store.each_row(query):

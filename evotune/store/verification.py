@@ -1,7 +1,7 @@
-"""Verification that a store is as it was written: its schema, its pages, its rows.
+"""Verifies that a store is as it was written: its schema, its pages and its rows.
 
-Damage that SQLite does not see (a digit changed inside a text, pages swapped, an older page in
-place of a newer one) breaks a checksum, the order of the rows or their number.
+Damage that SQLite does not see (a changed digit in a text, swapped pages, an older page in place of
+a newer one) breaks a checksum, the order of the rows or their number.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from evotune.trial import Json
 
 
 def verify(connection: sqlite3.Connection, version: int) -> None:
-    """Raise sqlite3.Error or one of `WRONG_SHAPE` when anything is not as it was written.
+    """Raises sqlite3.Error or one of `WRONG_SHAPE` when anything is not as it was written.
 
-    Reads the whole store, at one moment. Stores before version 3 have no checksums: there the
-    schema and the pages are checked, and that each outcome's columns repeat its text.
+    Reads the whole store, as of one moment. A store before version 3 has no checksums: its schema
+    and pages are checked, and since version 2 that each outcome's columns repeat its text.
     """
     check_schema(connection, version)
     connection.execute("BEGIN")
@@ -40,8 +40,8 @@ def verify(connection: sqlite3.Connection, version: int) -> None:
 
 
 def check_schema(connection: sqlite3.Connection, version: int) -> None:
-    """sqlite3.DatabaseError when the store holds another table, index, view or trigger than a
-    store of that version: foreign SQL would run while it is read."""
+    """sqlite3.DatabaseError when the tables, indexes, views and triggers are not those of a store
+    of that version: foreign SQL would run while the store is read."""
     _require(schema_of(connection) == _expected_schema(version), "its tables are not a run's")
 
 
@@ -57,7 +57,7 @@ def _expected_schema(version: int) -> frozenset[tuple[Json, ...]]:
 
 
 class _Repeated(msgspec.Struct):
-    """The parts of an outcome's text that columns repeat."""
+    """The parts of an outcome's text that its columns repeat."""
 
     kind: str = ""
     fitness: float | None = None
@@ -76,7 +76,7 @@ def _check_repeated(connection: sqlite3.Connection) -> None:
             part = _decode(text)
             stage_s = bytes(part.stage_s).decode() or None
             found = [part.kind, part.fitness, part.duplicate_of, part.binary, stage_s]
-        except ValueError:  # strict: also for NaN
+        except ValueError:  # msgspec is strict and refuses NaN too
             found = list(columns_of_text(text))
         if found != columns and list(columns_of_text(text)) != columns:
             raise sqlite3.DatabaseError(f"the columns of outcome {number} contradict its text")

@@ -1,4 +1,4 @@
-"""The CPU backend: C++ kernels, compiled by the machine's compiler and called in this process."""
+"""The CPU backend: C++ kernels, compiled by the machine's compiler and called in the worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _CPP = Language(
 
 
 class CpuBackend(Backend):
-    """This machine's processor. Its compilers and its kernels would take each other's cores."""
+    """This machine's processor. Compilers and kernels would take each other's cores, so they take
+    turns."""
 
     name = "cpu"
     languages = (_CPP,)
@@ -33,7 +34,8 @@ class CpuBackend(Backend):
     flagship = "attention-cpu"
     times_user_problems = True
     least_half_width = 0.04
-    """Six figures of `benchmarks/carries_over.py` on quiet machines: 0.8% to 3.7%."""
+    """Programs differed by 0.8% to 3.7% in six figures of `benchmarks/carries_over.py` on quiet
+    machines."""
 
     def profile(self, request: str, *, compile_only: bool = False) -> DeviceProfile:
         from evotune.backends.cpu import device

@@ -18,7 +18,8 @@ from evotune.device.scalars import c_value
 
 
 class CpuCaller:
-    """Calls kernels in PyTorch's threads, of which there are no more than a kernel reckons with."""
+    """Calls kernels in PyTorch's threads. For the time of a call PyTorch has no more threads than
+    the profile that the kernel was compiled for."""
 
     def __init__(self, profile: DeviceProfile) -> None:
         self._profile = profile

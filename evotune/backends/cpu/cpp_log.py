@@ -1,4 +1,4 @@
-"""Reads the log of a C++ compiler and makes an outcome of a failure."""
+"""Reads the log of a C++ compiler and turns a failure into an outcome."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evotune.trial import OutcomeKind
 _LOG_BYTES = 8192
 _CRASH_MARKS = (
     "internal compiler error",
-    "signal terminated program",  # g++ about the compiler proper that it drives
+    "signal terminated program",  # g++ says this of cc1plus, the compiler that it runs
     "out of memory allocating",
     "virtual memory exhausted",
     "clang frontend command failed due to signal",
@@ -21,7 +21,7 @@ _ERROR_MARKS = ("error:", "undefined reference")
 
 
 def read_log(path: Path) -> str:
-    """The text of a log; of a long one the beginning, where the cause is, and the end."""
+    """The text of a log. Of a long one only the beginning, where the cause is, and the end."""
     with path.open("rb") as file:
         head = file.read(_LOG_BYTES)
         rest = path.stat().st_size - len(head)
@@ -32,7 +32,7 @@ def read_log(path: Path) -> str:
 
 
 def failure(status: int, log: str, seconds: float) -> CompileFailure:
-    """Why there is no binary; `status` is the compiler's."""
+    """The failure of a compiler that wrote no binary and ended with `status`."""
     if status < 0:
         reason = f"the compiler {describe_status(status)}"
         return CompileFailure(OutcomeKind.COMPILE_CRASH, reason, log, seconds)

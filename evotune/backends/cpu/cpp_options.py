@@ -1,7 +1,7 @@
 """Options that a space may give to a C++ compiler, beside `cpu.FLAGS`.
 
-None of them names a file, loads a plugin or writes something else than the machine code. What one
-of the compilers does not know is that compiler's error.
+None of them names a file, loads a plugin or writes anything but the machine code. A compiler that
+does not know an option reports it as its own error.
 """
 
 from __future__ import annotations

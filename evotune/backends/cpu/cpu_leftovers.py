@@ -1,4 +1,4 @@
-"""Finds threads, child processes and rounding modes that native code left behind."""
+"""Finds threads, child processes and float settings that native code left behind."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from evotune.backends.cpu.libc import function
 from evotune.device.protocol import Sampler
 
 _GLANCE_S = 0.0005
-_LONGEST_WAIT_S = 0.05  # a thread that is denied a core sleeps as soon as it has had one
-_SPIN_S = 0.001  # of a core: a pool that waits busily for its next work takes a fifth of it
+_LONGEST_WAIT_S = 0.05  # a thread that waits for a core goes to sleep as soon as it gets one
+_SPIN_S = 0.001  # time on a core; a pool that spins until its next work takes a fifth of this
 _LOOK_S = 0.003
-_BUSY_SHARE = 0.02  # of a core, once all threads have rested: they have nothing to do then
-_REST_S = 0.002  # that is waited for others before a sample of a baseline
-_DISTURBED = 4  # samples of a baseline, and a tenth of them: others' load may hit one
+_BUSY_SHARE = 0.02  # of a core; a thread that came to rest has nothing more to do
+_REST_S = 0.002  # the longest wait for other threads before a sample of a baseline
+_DISTURBED = 4  # samples, and a tenth of all: the load of other processes may hit a few
 _CLOCK_OF_THREAD = 6  # Linux: CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED
 
 
 def float_environment_changed() -> bool:
     """Whether this thread flushes denormals, rounds otherwise than to nearest, or traps.
 
-    Constants come from a list: Python would compute an expression of literals by itself.
+    The numbers come from a list, since Python computes an expression of literals beforehand.
     """
     one, tiny, least = _PROBES
     traps = function("fegetexcept")
@@ -40,11 +40,11 @@ _PROBES = [1.0, 2.0**-60, 5e-324]
 def kept_busy() -> str:
     """Names the other threads of this process that are busy now; "" when all rest.
 
-    PyTorch's pool waits busily for milliseconds: it is ended. A pool of the candidate's own may do
-    so for some 200 µs before it sleeps. So first it is waited until no thread runs: who computes
-    for a millisecond meanwhile is busy. From then on nobody has anything to do: who still computes,
-    a little now and then, is busy too. Only time on a core counts, so that other processes' load
-    makes no difference.
+    PyTorch's pool spins for milliseconds after its work, so this function ends it. A pool of the
+    candidate's own may spin for some 200 µs before it sleeps. So the function first waits until no
+    thread runs, and a thread that computes for a millisecond meanwhile is busy. After that no
+    thread has work left, and one that still computes a little now and then is busy too. Only time
+    on a core counts, so that the load of other processes makes no difference.
     """
     openmp.rest()
     began, started_s = cpu_seconds(), time.perf_counter()
@@ -59,8 +59,8 @@ def kept_busy() -> str:
 
 
 def _look() -> str:
-    """Names whoever takes a core from now on, when no thread runs; "" if nobody does."""
-    # Of the whole process too: threads may come and go. All rest, so that it is exact.
+    """Counts the threads that take a core from now on, when all rest, in words; "" if none does."""
+    # The process's clock counts threads that come and go; it is exact while all threads rest.
     began, others_s, started_s = cpu_seconds(), _seconds_of_other_threads(), time.perf_counter()
     time.sleep(_LOOK_S)
     spent = _spent(began, cpu_seconds())
@@ -77,10 +77,10 @@ def _in_words(threads: int, cores: float) -> str:
 
 
 def cpu_seconds() -> dict[int, float]:
-    """Of each thread but this one: how long it was on a core so far, to the microsecond.
+    """How long each other thread was on a core so far, in seconds, exact to the microsecond.
 
-    The process's own clock counts what threads do that are running only at the next tick of
-    the system's, up to 4 ms later: the work itself would look like something left behind.
+    The process's own clock counts the time of running threads only at the system's next tick, up
+    to 4 ms later: then the candidate's own work would look like a thread left behind.
     """
     own, found = threading.get_native_id(), {}
     for task in _tasks():
@@ -92,7 +92,7 @@ def cpu_seconds() -> dict[int, float]:
 
 
 def _spent(began: Mapping[int, float], now: Mapping[int, float]) -> dict[int, float]:
-    """Seconds on a core by thread; of one that is new, all of them."""
+    """Seconds on a core since `began`, by thread. A new thread counts with all its seconds."""
     return {thread: seconds - began.get(thread, 0.0) for thread, seconds in now.items()}
 
 
@@ -101,7 +101,7 @@ def _seconds_of_other_threads() -> float:
 
 
 def _running_threads() -> set[int]:
-    """Threads of this process, but for this one, that run or wait for a core only."""
+    """The other threads of this process that run, or wait for nothing but a core."""
     found = set()
     for task in _tasks():
         with contextlib.suppress(OSError):
@@ -119,7 +119,8 @@ def _tasks() -> list[Path]:
 
 
 def has_children() -> bool:
-    """Whether this process has child processes, dead or alive; False where nobody can tell."""
+    """Whether this process has child processes, dead or alive; False where the system cannot
+    tell."""
     for task in _tasks():
         with contextlib.suppress(OSError):
             if (task / "children").read_text().strip():
@@ -131,8 +132,9 @@ class BesideBaseline:
     """Watches the other threads while a baseline is timed.
 
     The baseline itself keeps `threads` - 1 of them busy, and a candidate's OpenMP threads may be
-    the same ones. So it counts how many had a core: one more than that is somebody's helper. Where
-    the baseline leaves cores idle, a helper may hide, and takes it none.
+    the same ones. So this class counts how many threads had a core: one more than `threads` - 1 is
+    a helper that a candidate left. Where the baseline leaves cores idle, a helper may go unseen,
+    but it takes no core from the baseline.
     """
 
     def __init__(self, threads: int) -> None:
@@ -143,8 +145,8 @@ class BesideBaseline:
         self._pool: frozenset[int] = frozenset()
 
     def let_rest(self) -> None:
-        """A pool of threads of a candidate's own may wait busily for more work before it sleeps.
-        PyTorch's is the baseline's too."""
+        """Waits for a candidate's own pool of threads, which may spin before it sleeps. Threads of
+        PyTorch's pool may spin on: they are the baseline's too."""
         if _running_threads() - self._pool:
             self._pool = openmp.threads()
         deadline = time.perf_counter() + _REST_S
@@ -160,7 +162,7 @@ class BesideBaseline:
             self._cores += sum(busy[: len(busy) - self._most])
 
     def words(self) -> str:
-        """Of all samples since it was asked last."""
+        """In words, how busy helpers were in the samples since the last call; "" for too few."""
         samples, disturbed, cores = self._samples, self._disturbed, self._cores
         self._samples = self._disturbed = 0
         self._cores = 0.0

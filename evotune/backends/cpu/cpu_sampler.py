@@ -1,4 +1,4 @@
-"""A row of calls on the CPU, timed by the clock around them, or with writes between two of them."""
+"""Times a row of calls on the CPU by the clock around them, or makes writes between the calls."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _LONGEST_RENEWING_NS = 30_000_000
 
 
 class CpuSampler:
-    """Calls return when they are done, so the clock around them is the device's time. It starts
-    after the first `untimed` of them."""
+    """A call returns when it is done, so the clock around the calls gives the device's time. The
+    clock starts after the first `untimed` calls."""
 
     def __init__(
         self, calls: Sequence[Callable[[], object]], before: Callable[[], None], untimed: int = 0
@@ -47,8 +47,8 @@ class CpuSampler:
         return (time.perf_counter_ns() - started) / 1000 / len(timed)
 
     def watch(self, interventions: Sequence[Intervention], call_us: float) -> Sequence[bool]:
-        """The writes come between calls, one between two where there are enough calls: so the pause
-        is as short as the one between any two, and no call learns from it that inputs changed."""
+        """Makes the writes between calls. With enough calls there is one write between two: the
+        pause stays as short as between any two calls, and no call can tell that inputs changed."""
         row: list[Callable[[], object]] = []
         made = 0
         for each in interventions:
@@ -68,8 +68,8 @@ class CpuSampler:
         return [True] * len(interventions)
 
     def time_while_renewing(self, renewals: Sequence[Sequence[Renewal]], turn: int) -> float:
-        """One before each call. Calls that keep results take far longer then: of these not all are
-        made."""
+        """Makes one renewal before each call. Calls that keep results take far longer then, so the
+        row ends after 30 ms."""
         rows = [
             (*_renewing(renewals[number % len(renewals)], turn + number), call)
             for number, call in enumerate(self._calls)
@@ -97,8 +97,8 @@ def _renewing(renewals: Sequence[Renewal], turn: int) -> list[Callable[[], objec
 
 
 def _writing(target: torch.Tensor, source: torch.Tensor) -> list[Callable[[], object]]:
-    """Rows of elements. Not by torch, which takes so long that calls would no longer follow each
-    other closely. Both must outlive the calls."""
+    """Functions that copy a row of elements each. They do not use torch, which takes so long that
+    calls would no longer follow each other closely. Both tensors must outlive the functions."""
     return [
         functools.partial(ctypes.memmove, to.data_ptr(), from_.data_ptr(), to.nbytes)
         for to, from_ in zip(target, source, strict=True)

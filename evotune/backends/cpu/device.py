@@ -47,18 +47,18 @@ FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
 )
-# Apart from the compiling: whoever links with -ffast-math gets start-up code that makes the whole
-# process flush denormals, the baseline too.
+# Linking is a step of its own without the compiler's options: linking with -ffast-math adds
+# start-up code that makes the whole process flush denormals, the baseline too.
 LINK_FLAGS = (
     "-shared",
     "-s",
     "-fopenmp",
     "-Wl,--build-id=none",
-    "-Wl,-z,defs",  # a function that is missing is the compiler's error, not the loader's
+    "-Wl,-z,defs",  # a missing function then fails at compile time, not at load time
 )
 
 _LOOKS = 4
-_SEEN = 2  # in so many of them: one may meet a busy machine
+_SEEN = 2  # looks that must find a busy thread: a single one may be due to a busy machine
 _HIGHEST_CLOCK_GHZ = 6.5  # above any CPU sold: keeps the roofline check free of false alarms
 
 
@@ -87,7 +87,7 @@ def profile() -> DeviceProfile:
 
 
 def _flops_per_cycle(flags: frozenset[str], simd_bytes: int) -> int:
-    """At most, of one core, in the narrowest type that a problem may have."""
+    """The most that one core can do, in the narrowest type that a problem may have."""
     if {"amx_bf16", "amx_fp16"} & flags:
         return 2048  # one 16x16x32 tile product every 16 cycles
     two_units = 2 * 2 * simd_bytes // 4
@@ -130,7 +130,7 @@ def _cache_bytes(level: int, fallback: int) -> int:
 
 
 class CpuCompiler:
-    """g++ (or $CXX, clang++, c++) to a shared library."""
+    """Compiles C++ to a shared library by $CXX, g++, clang++ or c++."""
 
     def __init__(self) -> None:
         self._path = find_compiler()
@@ -162,22 +162,23 @@ class CpuCompiler:
     def _build(
         self, job: CompileJob, output: Path, check: str, deadline: float
     ) -> tuple[int | None, str]:
-        """The exit status, None when time ran out, and the log. `check` follows the source."""
+        """Compiles and links the source followed by `check`. Returns the exit status (None when
+        time ran out) and the log."""
         built = output.with_suffix(".o")
         command = [self._path, *FLAGS, *job.options, *LISTING]
         if "clang" in self.version():
-            command.append("-fno-integrated-as")  # clang's own assembler does not list its files
+            command.append("-fno-integrated-as")  # clang's own assembler lists no files it reads
         command += [f"-D{name}={value}" for name, value in job.defines]
         source = str(Path(job.root) / job.source)
-        # The first file, though empty, keeps g++ from a precompiled one beside the source.
+        # The empty first file keeps g++ from using a precompiled header beside the source.
         command += ["-include", os.devnull, "-include", source]
         command += ["-c", "-o", str(built), "-x", "c++", "-"]
         link = [self._path, *LINK_FLAGS, "-o", str(output), str(built)]
         end = checked_end(_text(Path(source)), source, job.defines) + check
         words = output.with_suffix(".log")
         status: int | None = None
-        # A file, not a pipe: the compiler's own children may outlive it and hold a pipe open.
-        # They belong to this process's group, which the parent kills after a time-out.
+        # The log is a file and not a pipe: the compiler's own children may outlive it and hold a
+        # pipe open. They belong to this process's group, which the parent kills after a time-out.
         with words.open("wb") as log_file:
             for step, stdin in ((command, end), (link, "")):
                 rest_s = deadline - time.monotonic()
@@ -188,7 +189,7 @@ class CpuCompiler:
 
 
 def _text(source: Path) -> str:
-    """Empty where it cannot be read: the compiler says why."""
+    """The source's text; empty when the file cannot be read, since the compiler will say why."""
     try:
         return read_regular(source).decode(errors="replace")
     except OSError:
@@ -198,7 +199,7 @@ def _text(source: Path) -> str:
 def _run(
     command: Sequence[str], text: str, log: IO[bytes], folder: Path, *, timeout_s: float
 ) -> int | None:
-    """The exit status of a compiler that reads `text`; None when it took too long."""
+    """Runs a compiler that reads `text`. Its exit status; None when it took too long."""
     with tempfile.TemporaryFile(dir=folder) as stdin:
         stdin.write(text.encode())
         stdin.seek(0)
@@ -219,7 +220,7 @@ def _run(
 
 
 def find_compiler() -> str:
-    """Path of the C++ compiler. EnvironmentProblem with the fix when there is none."""
+    """The path of the C++ compiler. EnvironmentProblem with the fix when there is none."""
     wanted = os.environ.get("CXX", "")
     for name in (wanted,) if wanted else ("g++", "clang++", "c++"):
         path = shutil.which(name)
@@ -234,7 +235,8 @@ def find_compiler() -> str:
 
 @functools.cache
 def _compiler_version(path: str) -> str:
-    """First line of --version, what -march=native means here, and where else it finds headers."""
+    """All that a build depends on: the first line of --version, the flags, the processor's features
+    (the meaning of -march=native here) and environment variables with more header folders."""
     try:
         version = subprocess.run(
             [path, "--version"], capture_output=True, text=True, timeout=30, check=True
@@ -248,16 +250,17 @@ def _compiler_version(path: str) -> str:
 
 
 class CpuSession:
-    """Candidates run in PyTorch's own OpenMP threads, under the wait policy that the user has."""
+    """The open CPU. Candidates run in PyTorch's own OpenMP threads, under the user's wait
+    policy."""
 
     torch_device = "cpu"
     pool_bytes = 1 << 30
     cold_bytes = 0
-    sample_us = 1000.0  # whatever else runs interrupts for tens of microseconds
+    sample_us = 1000.0  # other processes interrupt for tens of microseconds
     warm_bytes = 0
     allocates = True
     untimed_calls = 2
-    in_order = False  # what threads still write shows only before the next launch
+    in_order = False  # a thread that still writes is found only before the next launch
 
     def __init__(self) -> None:
         import torch
@@ -275,7 +278,8 @@ class CpuSession:
         self._beside = BesideBaseline(count)
 
     def take_stock(self) -> str:
-        """The first time, when PyTorch has set up all that it uses, the state is noted."""
+        """Records the process's state at the first call, when PyTorch has set up all that it uses.
+        Later calls tell changes since then."""
         self._beside.words()
         if self._opened is None:
             self._opened = ProcessState.read()
@@ -293,7 +297,7 @@ class CpuSession:
         except OSError as error:
             raise LaunchFailure(f"cannot load entry {plan.entry}: {error}") from error
         function: Callable[..., object] | None = getattr(library, plan.entry, None)
-        # The loader looks on in the libraries that this one needs: a space must not call `kill`.
+        # The loader also searches the libraries that this one needs: a space must not call `kill`.
         if function is None or os.path.realpath(file_of(function)) != os.path.realpath(path):
             reason = 'the source has no such function; is it extern "C"?'
             raise LaunchFailure(f"cannot load entry {plan.entry}: {reason}")
@@ -301,7 +305,8 @@ class CpuSession:
 
     @staticmethod
     def _reset_float_environment() -> None:
-        """A candidate before may have changed rounding, traps or what becomes of denormals."""
+        """Undoes an earlier candidate's changes of rounding, traps or the treatment of
+        denormals."""
         fesetenv = getattr(ctypes.CDLL(None), "fesetenv", None)
         if fesetenv is not None:
             fesetenv(ctypes.c_void_p(-1))  # FE_DFL_ENV
@@ -318,25 +323,26 @@ class CpuSession:
         return functools.partial(kernel, *arguments)
 
     def synchronize(self) -> None:
-        """Calls return when they are done."""
+        """Nothing to wait for: a call returns when it is done."""
         self.settle()
 
     def settle(self) -> None:
-        """What follows must not compute as a candidate set."""
+        """Resets the float environment, so that PyTorch does not compute with a candidate's
+        settings."""
         if float_environment_changed():
             self._float_environment_left = True
             self._reset_float_environment()
 
     def free(self) -> None:
-        """The allocator's affair."""
+        """Nothing to do: the C library's allocator gives memory back by itself."""
 
     def left_running(self, run: Callable[[], object] | None = None) -> str:
-        """Threads that a candidate started would slow the baseline, or finish its work late; so
-        would timers, and whatever else it changed of this process."""
+        """Looks for threads that a candidate left at work, timers, and other changes in this
+        process: they would slow the baseline, or finish the candidate's work late."""
         seen = 0
-        changed = self._changed()  # first: the threads of PyTorch's pool are ended to see others
+        changed = self._changed()  # before `kept_busy`, which ends the threads of PyTorch's pool
         for _ in range(_LOOKS):
-            self._notice()  # at once: a timer may be gone when threads have come to rest
+            self._notice()  # before waiting: a timer may be gone when threads have come to rest
             if self._noticed:
                 break
             busy = kept_busy()
@@ -365,7 +371,8 @@ class CpuSession:
             self._noticed = changed_at_once(self._opened)
 
     def _before_sample(self) -> None:
-        """Either side finds the pool awake, as beside other work of a program."""
+        """Wakes the pool of threads, so that candidate and baseline find it as in a program at
+        work."""
         self._reset_float_environment()
         self._notice()
         openmp.wake()
@@ -374,20 +381,20 @@ class CpuSession:
         return CpuSampler(calls, self._before_sample, untimed)
 
     def perturbations(self) -> Mapping[str, Callable[[], AbstractContextManager[Disturb]]]:
-        """None: the system's scheduler disturbs enough."""
+        """There are none: the system's scheduler disturbs enough."""
         return {}
 
     def undisturbed(self, sampler: Sampler) -> Sampler:
         return UndisturbedSampler(sampler, self._beside)
 
     def eager_sampler(self, calls: Sequence[Callable[[], object]]) -> None:
-        """There are no graphs on the CPU: `sampler` times eager calls."""
+        """None: the CPU has no graphs, so that `sampler` itself times eager calls."""
 
     def copy_gbps(self) -> float:
         return 0.0
 
     def fault(self, error: RuntimeError) -> Fault | None:
-        """PyTorch has no class of its own for memory that runs out on the CPU."""
+        """Recognizes lack of memory by PyTorch's words, as it has no error class for the CPU."""
         reason = str(error).splitlines()[0] if str(error) else ""
         return Fault(OutcomeKind.DEVICE_OOM, reason) if "can't allocate memory" in reason else None
 

@@ -1,4 +1,4 @@
-"""What `doctor` says of the C++ compiler and the processor."""
+"""The findings of `doctor` on the C++ compiler and the processor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The C library of this process, as Python has no module for: handlers, allocator, environment."""
+"""Calls of the C library that no Python module offers: handlers, allocator, environment."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _HANDLER, _MASK, _FLAGS = slice(0, 8), slice(8, 16), slice(136, 140)  # of struct sigaction
-_SIGACTION_BYTES = 152  # 64 bits, glibc and musl: a handler, 1024 bits, flags, a restorer
+_SIGACTION_BYTES = 152  # 64-bit glibc and musl: handler, a mask of 1024 bits, flags, restorer
 _SIGNALS = range(1, 65)
 _SCHED_ATTR_BYTES = 56
 _SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
 
-# What prctl tells of a process (linux/prctl.h), in words.
+# The settings that prctl can read (linux/prctl.h), in words.
 _PRCTL = {
     3: "whether it can be dumped",
     21: "its filter of system calls",
@@ -35,7 +35,7 @@ def _library() -> Any:
 
 
 def function(name: str, result: Any = ctypes.c_int) -> Callable[..., Any] | None:
-    """A function of the C library; None where it has none of that name."""
+    """A function of the C library; None where it has no such function."""
     found = getattr(_library(), name, None)
     if found is not None:
         found.restype = result
@@ -52,7 +52,7 @@ class _Symbol(ctypes.Structure):
 
 
 def file_of(found: Any) -> str:
-    """The library that a function of ctypes is defined in; empty where the system cannot say."""
+    """The path of the library that defines a ctypes function; "" where the system cannot tell."""
     symbol = _Symbol()
     dladdr = function("dladdr")
     if dladdr is None or not dladdr(ctypes.cast(found, ctypes.c_void_p), ctypes.byref(symbol)):
@@ -61,32 +61,32 @@ def file_of(found: Any) -> str:
 
 
 def signal_handlers() -> dict[int, bytes]:
-    """By signal: where its handler is, which signals wait meanwhile, and its flags. Python knows
-    only of handlers that Python set."""
+    """By signal number: the handler's address, the signals blocked while it runs, and its flags.
+    Python's `signal` knows only the handlers that Python set."""
     sigaction = function("sigaction")
     if sigaction is None:
         return {}
     found = {}
     action = (ctypes.c_ubyte * _SIGACTION_BYTES)()
     for number in _SIGNALS:
-        if sigaction(number, None, action) == 0:  # glibc keeps two signals to itself
+        if sigaction(number, None, action) == 0:  # glibc refuses its own two signals
             raw = bytes(action)
             found[number] = raw[_HANDLER] + raw[_MASK] + raw[_FLAGS]
     return found
 
 
 def alternate_stack() -> bytes:
-    """Where signals are handled, if on a stack of their own."""
+    """The alternate stack for signal handlers, as sigaltstack describes it."""
     sigaltstack = function("sigaltstack")
     stack = (ctypes.c_ubyte * 24)()
     if sigaltstack is None or sigaltstack(None, stack):
         return b""
-    return bytes(stack[:12]) + bytes(stack[16:])  # between them is padding
+    return bytes(stack[:12]) + bytes(stack[16:])  # without the padding between the fields
 
 
 def scheduling(thread: int) -> bytes | None:
-    """Policy, niceness, priority, slice and utilization limits of a thread; None where nobody can
-    tell."""
+    """Policy, niceness, priority, slice and utilization limits of a thread; None where the system
+    does not tell."""
     number = _SCHED_GETATTR.get(platform.machine())
     syscall = function("syscall", ctypes.c_long)
     if number is None or syscall is None:
@@ -98,8 +98,8 @@ def scheduling(thread: int) -> bytes | None:
 
 
 def process_settings() -> dict[str, int]:
-    """What prctl can tell of this process, by what it means; speculation too, without which
-    everything is slower."""
+    """This process's settings that prctl can read, by their meaning. Speculation is among them:
+    without it everything is slower."""
     prctl = function("prctl")
     if prctl is None:
         return {}
@@ -110,7 +110,7 @@ def process_settings() -> dict[str, int]:
 
 
 def environment() -> dict[bytes, bytes]:
-    """The variables as C's getenv finds them; os.environ is a copy."""
+    """The environment variables as C's getenv finds them; os.environ is only a copy."""
     entries = ctypes.POINTER(ctypes.c_char_p).in_dll(_library(), "environ")
     found: dict[bytes, bytes] = {}
     index = 0
@@ -134,32 +134,32 @@ class _Mallinfo(ctypes.Structure):
 
 
 _MIB = 1 << 20
-_MOST_DYNAMIC_BYTES = 32 * _MIB  # glibc's limits follow what is freed, up to here
+_MOST_DYNAMIC_BYTES = 32 * _MIB  # glibc's limits rise with the blocks freed, up to here
 _MOST_BLOCKS = 256
-_ROOM_BYTES = 16 << 10  # it asks the system for 128 KiB more than it needs, and some for alignment
-_FILLED_BYTES = 2000  # more than what glibc keeps for the next call unlooked at
+_ROOM_BYTES = 16 << 10  # glibc asks for 128 KiB more than it needs, and some for alignment
+_FILLED_BYTES = 2000  # above the sizes that glibc caches per thread
 _PATTERN = 0xA7
 
 
 def settle_allocator() -> None:
-    """Takes glibc's allocator to where its limits stay.
+    """Raises the limits of glibc's allocator to the point where they no longer rise.
 
-    It maps large blocks one by one, and returns memory from its end, beyond limits that rise with
-    each mapped block that is freed, up to 32 MiB. At their highest nothing but a call of mallopt
-    changes them any more.
+    Two limits decide when the allocator maps a large block on its own, and when it returns memory
+    from the end of its heap. They rise with each mapped block that is freed, up to 32 MiB. Once
+    they are at their highest, only a call of mallopt changes them.
     """
     if (calls := _allocator()) is not None:
         _, free, info = calls
         with _all_in_use(_MOST_DYNAMIC_BYTES - _MIB // 4) as blocks:
             if blocks and info().hblks:
-                free(blocks.pop())  # mapped, if the limits were lower
+                free(blocks.pop())  # a mapped block, if the limits were lower: freeing raises them
 
 
 def allocator_behaviour() -> dict[str, int]:
-    """How malloc goes about blocks of several sizes: how it was set cannot be asked. Empty where it
-    is not glibc's, or where there is no memory.
+    """How malloc treats blocks of several sizes, since its settings cannot be read. Empty where it
+    is not glibc's malloc, or where memory ran out.
 
-    How many arenas threads may have is not seen.
+    The number of arenas that threads may have does not show.
     """
     calls = _allocator()
     if calls is None:
@@ -185,8 +185,8 @@ def allocator_behaviour() -> dict[str, int]:
 
 @contextlib.contextmanager
 def _all_in_use(size: int) -> Iterator[list[int]]:
-    """Blocks of `size` bytes that use up what malloc has, so that the last came from the system;
-    none if there are none to be had. Those that are in the list at the end are freed."""
+    """Blocks of `size` bytes that use up malloc's free memory, so that the last one came from the
+    system; an empty list when memory ran out. The blocks still in the list at the end are freed."""
     calls = _allocator()
     assert calls is not None
     malloc, free, info = calls
@@ -218,7 +218,7 @@ def _fills(malloc: Callable[..., Any], free: Callable[..., Any]) -> bool:
     again = malloc(_FILLED_BYTES)
     if not again:
         return False
-    middle = ctypes.string_at(again + 64, _FILLED_BYTES - 128)  # its ends may hold links
+    middle = ctypes.string_at(again + 64, _FILLED_BYTES - 128)  # malloc writes links at the ends
     free(again)
     return again == block and middle == middle[:1] * len(middle) and middle[0] != _PATTERN
 

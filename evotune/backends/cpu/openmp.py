@@ -1,9 +1,10 @@
 """PyTorch's OpenMP runtime, which the C++ candidates of a worker use too.
 
 A user's program has one pool of threads for PyTorch and for the kernels beside it, if both use one
-runtime. So has the worker. PyTorch brings a copy of libgomp; kernels ask for `libgomp.so.1`. Where
-the names differ, or PyTorch uses LLVM's or Intel's runtime (both know libgomp's functions), the
-kernels would get a second pool, and each would spin on the other's cores.
+runtime. The worker has one pool, too. PyTorch brings a copy of libgomp; kernels ask for
+`libgomp.so.1`. Where the names differ, or PyTorch uses LLVM's or Intel's runtime (both have
+libgomp's functions), the kernels would get a second pool, and each pool would spin on the other's
+cores.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _SOFT = 1  # omp_pause_soft: threads end, settings stay
 
 
 def share() -> str:
-    """Makes PyTorch's runtime the first that kernels loaded from now on find; its path, or "" where
-    PyTorch has none."""
+    """Loads PyTorch's runtime so that kernels loaded from now on find it first. Returns its path,
+    "" where PyTorch has none."""
     path = _path()
     if path:
         ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
@@ -31,7 +32,8 @@ def share() -> str:
 
 
 def wake() -> None:
-    """Starts the pool's threads, and has them wait for work: a first call need not do it."""
+    """Starts the pool's threads, which then wait for work: so the first call need not start
+    them."""
     library = _library()
     with contextlib.suppress(AttributeError):
         nothing = ctypes.cast(library.omp_get_max_threads, ctypes.c_void_p)
@@ -39,7 +41,7 @@ def wake() -> None:
 
 
 def threads() -> frozenset[int]:
-    """Of the pool, but for this one, by the numbers that the system has for them."""
+    """The system's numbers of the pool's threads, without the calling one."""
     library = _library()
     found: set[int] = set()
 
@@ -53,8 +55,8 @@ def threads() -> frozenset[int]:
 
 
 def rest() -> None:
-    """Ends the pool's threads, which else spin for milliseconds after work: who computes from now
-    on is none of them. The next parallel region starts others."""
+    """Ends the pool's threads, which would spin for milliseconds after their work: a thread that
+    computes from now on is none of them. The next parallel region starts new ones."""
     with contextlib.suppress(AttributeError):
         _library().omp_pause_resource_all(_SOFT)
 
@@ -66,7 +68,7 @@ def _path() -> str:
     own = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
         torch_cpu = ctypes.CDLL(str(own), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-        return file_of(torch_cpu.omp_get_max_threads)  # looked up where PyTorch finds it
+        return file_of(torch_cpu.omp_get_max_threads)  # found as PyTorch's own code finds it
     except (OSError, AttributeError):
         return ""
 

@@ -1,10 +1,9 @@
 """The state of this process that a baseline's time depends on, and that native code can change.
 
-A candidate on the CPU is native code in the process that times the baseline. Taken before the
-first candidate and after each, the state says what one of them changed: timers, signal handlers,
-affinity, priorities, numbers of threads, limits, the allocator. What libraries change by
-themselves is left out: threads that are there now and were not, files that were opened, memory
-that is in use.
+A candidate on the CPU is native code in the process that times the baseline. The state is read
+before the first candidate and after each one, and a difference shows what a candidate changed:
+timers, signal handlers, affinity, priorities, numbers of threads, limits, the allocator. Changes
+that libraries make by themselves do not count: new threads, opened files, memory in use.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 from evotune.backends.cpu import libc, openmp
 
 _SIGNAL_MASKS = {"SigBlk": "blocked", "SigIgn": "ignored"}
-_GLIBC_SIGNALS = 0b11 << 31  # 32 and 33, which it handles once threads are cancelled
+_GLIBC_SIGNALS = 0b11 << 31  # 32 and 33, which glibc handles once threads are cancelled
 _INTERVAL_TIMERS = {
     "ITIMER_REAL": signal.ITIMER_REAL,
     "ITIMER_VIRTUAL": signal.ITIMER_VIRTUAL,
@@ -39,7 +38,7 @@ _REALTIME = (1, 2, 6)  # SCHED_FIFO, SCHED_RR, SCHED_DEADLINE
 
 @dataclass(frozen=True, slots=True)
 class ThreadState:
-    """Of one thread: its cores, policy and niceness, and all that the system knows of these."""
+    """One thread's cores, policy and niceness, and all that the system tells of its scheduling."""
 
     cores: frozenset[int]
     policy: int
@@ -48,7 +47,7 @@ class ThreadState:
 
     @classmethod
     def read(cls, thread: int) -> ThreadState:
-        """OSError when there is no such thread any more."""
+        """Reads the state of a thread; OSError when the thread has ended."""
         return cls(
             frozenset(os.sched_getaffinity(thread)),
             os.sched_getscheduler(thread),
@@ -59,7 +58,12 @@ class ThreadState:
 
 @dataclass(frozen=True)
 class ProcessState:
-    """All of it, by what it is in words; `threads` by their numbers."""
+    """The whole state. Most mappings have the setting's name in words as the key.
+
+    - handlers: by the signal's number.
+    - threads: by the thread's number.
+    - files: by the descriptor's number.
+    """
 
     handlers: Mapping[int, bytes]
     masks: Mapping[str, int]
@@ -73,11 +77,11 @@ class ProcessState:
     settings: Mapping[str, object]
     files: Mapping[int, str] = field(default_factory=dict)
     pool: frozenset[int] = frozenset()
-    """The threads of PyTorch's pool, by their numbers; they may be others than before."""
+    """The numbers of the threads in PyTorch's pool; PyTorch may have replaced them since."""
 
     @classmethod
     def read(cls) -> ProcessState:
-        """Of now. Takes half a millisecond."""
+        """Reads the present state, in half a millisecond."""
         pool = openmp.threads()
         status = _status()
         return cls(
@@ -96,12 +100,14 @@ class ProcessState:
         )
 
     def changes(self, now: ProcessState) -> list[str]:
-        """What is other than it was, in words that follow "the kernel"; the worst first."""
+        """The changes from this state to `now`, in words that follow "the kernel"; the worst
+        first."""
         return [words for find in _FINDERS for words in find(self, now)]
 
 
 def changed_at_once(before: ProcessState) -> str:
-    """What a glance shows: for between two samples, as it takes some 20 µs. In words, or ""."""
+    """Looks for new timers and another affinity only, in some 20 µs, so that it can be called
+    between two samples. A change in words that follow "the kernel", or ""."""
     for name in armed_timers():
         if name not in before.timers:
             return f"left {_timer_in_words(name)} running"
@@ -112,7 +118,7 @@ def changed_at_once(before: ProcessState) -> str:
 
 
 def armed_timers() -> Iterator[str]:
-    """Interval timers by name, and the process's POSIX timers."""
+    """The armed interval timers, by name, and the process's POSIX timers."""
     for name, which in _INTERVAL_TIMERS.items():
         if any(signal.getitimer(which)):
             yield name
@@ -174,7 +180,7 @@ def _threads() -> Iterator[tuple[int, ThreadState]]:
 
 
 def _openmp() -> dict[str, int]:
-    """Of the OpenMP that PyTorch uses; a candidate's shares it where it has the same name."""
+    """Settings of PyTorch's OpenMP runtime, which a candidate shares where the name is the same."""
     found = {}
     for name in ("omp_get_max_threads", "omp_get_dynamic", "omp_get_max_active_levels",
                  "omp_get_thread_limit", "omp_get_proc_bind"):  # fmt: skip
@@ -201,7 +207,7 @@ def _torch() -> dict[str, object]:
 
 
 def _files() -> Iterator[tuple[int, str]]:
-    """Descriptors, and what they are of."""
+    """The open descriptors, each with the target of its link in /proc."""
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
@@ -228,8 +234,9 @@ def _signal_name(number: int) -> str:
 
 
 def _threads_changed(before: ProcessState, now: ProcessState) -> Iterator[str]:
-    """A thread that is new may have fewer cores and less priority than the process had: it is
-    the candidate's own, and rests. One of PyTorch's pool is as the thread that started it."""
+    """A new thread may have fewer cores and less priority than the process had: it is the
+    candidate's own, and it rests. A new thread of PyTorch's pool must be like the main thread,
+    which started it."""
     main = before.threads.get(os.getpid())
     for number, thread in now.threads.items():
         was = before.threads.get(number, main if number in now.pool else None)
@@ -268,7 +275,8 @@ def _allocator_changed(before: ProcessState, now: ProcessState) -> Iterator[str]
 
 
 def _files_changed(before: ProcessState, now: ProcessState) -> Iterator[str]:
-    """Files are opened by many libraries; what is no file may act by itself."""
+    """New descriptors of plain files do not count, since many libraries open files. Any other new
+    descriptor (a timer, a socket, a pipe, something of this process in /proc) may act by itself."""
     own = f"/proc/{os.getpid()}/"
     for number in _differing(before.files, now.files):
         what = now.files.get(number, "")

@@ -52,13 +52,13 @@ _TRITON = Language(
         "kernel_triton.py",
         "space_triton.yaml",
         _COMPILE,
-        taken=("problem", "triton", "torch", "evotune"),  # they would hide what is imported
+        taken=("problem", "triton", "torch", "evotune"),  # they would hide imported modules
     ),
 )
 
 
 class CudaBackend(Backend):
-    """NVIDIA's GPUs. Compilers run beside them, on other cores than their workers'."""
+    """NVIDIA's GPUs. Compilers run while a GPU measures, on other cores than the workers'."""
 
     name = "cuda"
     languages = (_CUDA, _TRITON)
@@ -83,7 +83,7 @@ class CudaBackend(Backend):
         return profiles.named(name)
 
     def completions(self) -> tuple[str, ...]:
-        """Of the GPUs that may be here, the first two."""
+        """The first two GPUs by number, then the models."""
         return ("cuda:0", "cuda:1", *profiles.names())
 
     def is_here(self) -> bool:

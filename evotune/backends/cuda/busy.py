@@ -1,4 +1,4 @@
-"""Work of others on a GPU, as NVML has it."""
+"""The work of other processes on a GPU, as NVML reports it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BUSY_GPU_PERCENT = 5
 
 
 def busy_gpu(device: DeviceProfile) -> Iterator[str]:
-    """As NVML has it, where it is here and may be asked."""
+    """Says how busy the GPU is, when it is; nothing where NVML is missing or refuses to answer."""
     try:
         import pynvml
     except ImportError:

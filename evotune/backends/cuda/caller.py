@@ -35,8 +35,8 @@ class CudaCaller:
 
     @contextlib.contextmanager
     def current(self, device: torch.device) -> Iterator[None]:
-        """The driver's functions need the GPU's context, which PyTorch makes current in a thread
-        when it first works there."""
+        """Makes the GPU current. The driver's functions need the GPU's context, which PyTorch makes
+        current in a thread when it first works there."""
         with torch.cuda.device(device):
             if device.index not in _ready.__dict__.setdefault("devices", set()):
                 torch.zeros(1, device=device)
@@ -45,7 +45,7 @@ class CudaCaller:
             yield
 
     def load(self, binary: Path) -> KernelCall:
-        """The machine code is loaded once for each GPU."""
+        """A function that launches the kernel; it loads the machine code once for each GPU."""
         loaded: dict[int, CudaKernel] = {}
 
         def call(plan: LaunchPlan, addresses: Mapping[str, int]) -> None:

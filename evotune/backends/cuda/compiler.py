@@ -1,4 +1,4 @@
-"""CUDA kernels to machine code by NVRTC, through CuPy: needs neither a GPU nor a driver."""
+"""Compiles CUDA kernels to machine code by NVRTC, through CuPy. Needs no GPU and no driver."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from evotune.trial import Json, OutcomeKind
 
 FLAGS = ("--std=c++17", "--ptxas-options=-v")
 _LOG_BYTES = 16_384
-_COMPILATION_FAILED = 6  # nvrtcResult: the source's fault; every other error is the compiler's
+_COMPILATION_FAILED = 6  # nvrtcResult for an error in the source; others are the compiler's
 _INVALID_OPTION = 5
 _ERROR = re.compile(r"^(.*error\b.*)$", re.MULTILINE | re.IGNORECASE)
 _TOO_MUCH = re.compile(r"uses too much (?:shared|local|parameter|constant) data|too many registers")
@@ -35,7 +35,7 @@ _TOO_MUCH = re.compile(r"uses too much (?:shared|local|parameter|constant) data|
 
 @functools.cache
 def _nvrtc() -> Any:
-    """CuPy's binding; EnvironmentProblem with the fix when there is none that works."""
+    """CuPy's binding of NVRTC. EnvironmentProblem with the fix when it does not work."""
     try:
         from cupy.cuda import nvrtc
 
@@ -47,7 +47,7 @@ def _nvrtc() -> Any:
             what = f"CuPy does not load ({_first_line(error)})"
         raise EnvironmentProblem(_with_fix(what)) from error
     except (OSError, RuntimeError, AttributeError, ValueError, TypeError) as error:
-        # The latter three: how a CuPy built against another NumPy fails.
+        # A CuPy built against another NumPy fails with one of the latter three.
         raise EnvironmentProblem(
             _with_fix(f"NVRTC does not load ({_first_line(error)})")
         ) from error
@@ -66,18 +66,18 @@ def _first_line(error: Exception) -> str:
 
 
 def nvrtc_version() -> tuple[int, int]:
-    """Major and minor; EnvironmentProblem when NVRTC cannot be used."""
+    """NVRTC's major and minor version; EnvironmentProblem when NVRTC cannot be used."""
     major, minor = _nvrtc().getVersion()
     return int(major), int(minor)
 
 
 def include_folders() -> tuple[Path, ...]:
-    """Folders of CUDA's headers of NVRTC's major version; empty when there are none."""
+    """The folders with CUDA's headers of NVRTC's major version; empty when there are none."""
     return cuda_folders(nvrtc_version()[0])
 
 
 def _wheel_version() -> str:
-    """The NVRTC wheel's version with its patch level; "" when NVRTC is no wheel."""
+    """The version of NVRTC's wheel, with its patch level; "" when no wheel brought NVRTC."""
     major, _ = nvrtc_version()
     for name in (f"nvidia-cuda-nvrtc-cu{major}", "nvidia-cuda-nvrtc"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -96,7 +96,8 @@ def _version() -> str:
 class NvrtcCompiler:
     """See `evotune.device.protocol.Compiler`. Writes a cubin for the job's `arch`.
 
-    It cannot be stopped from within: its process is killed when a compilation takes too long.
+    NVRTC cannot be stopped from within: the caller kills this process when compiling takes too
+    long.
     """
 
     def version(self) -> str:
@@ -105,7 +106,7 @@ class NvrtcCompiler:
     def compile(
         self, job: CompileJob, output: Path, timeout_s: float
     ) -> Mapping[str, Json] | CompileFailure:
-        """Resources are the worst over the kernel's functions; `entries` has each one's."""
+        """Returns the worst figures over the kernel's functions; `entries` has each function's."""
         nvrtc = _nvrtc()
         with _compiled(job) as program:
             if isinstance(program, CompileFailure):
@@ -136,16 +137,16 @@ def _compiled(job: CompileJob) -> Iterator[Any]:
         yield CompileFailure(OutcomeKind.COMPILE_ERROR, reason, "", 0.0)
         return
     options = [f"--gpu-architecture={job.arch}", *FLAGS, *job.options]
-    # Quoted files are found beside the file that includes them, nowhere else: the scan of the
-    # sources, and so the cache's key, knows no other place.
+    # No folder is added for quoted includes, which are found only beside the including file: the
+    # scan of the sources, and so the cache's key, knows no other place.
     options += [f"-I{folder}" for folder in search_folders(nvrtc_version()[0])]
     options += [f"-D{name}={value}" for name, value in job.defines]
     source += checked_end(source, job.source, job.defines)
     for check in (check_text(job.entries, job.signature, exact=True), ""):
         with _program(nvrtc, source + check, job.source) as program:
             try:
-                # Names in messages and in the machine code are relative to the root: the same
-                # wherever a run's sources lie.
+                # From the root, names in messages and in the machine code are the same wherever a
+                # run's sources lie.
                 with contextlib.chdir(job.root):
                     nvrtc.compileProgram(program, options)
             except nvrtc.NVRTCError as error:
@@ -163,7 +164,7 @@ def _compiled(job: CompileJob) -> Iterator[Any]:
 
 
 def _text(ptx: bytes | str) -> str:
-    """CuPy's PTX, which is of either type."""
+    """PTX as text; CuPy returns bytes or text."""
     return (ptx.decode() if isinstance(ptx, bytes) else ptx).rstrip("\0")
 
 
@@ -177,7 +178,7 @@ def _program(nvrtc: Any, source: str, name: str) -> Iterator[Any]:
 
 
 def _legible(log: str, root: str) -> str:
-    """The log without this machine's folders; of a long one the beginning and the end."""
+    """The log without this machine's folders. Of a long log only the beginning and the end."""
     log = log.replace(root.rstrip(os.sep) + os.sep, "")
     for folder in search_folders(nvrtc_version()[0]):
         log = log.replace(f"{folder}{os.sep}", "")

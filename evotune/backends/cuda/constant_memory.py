@@ -1,7 +1,7 @@
 """A kernel's `__constant__` variables, filled from tensors on the device.
 
-CuPy finds a variable but not its size, which decides whether a tensor fits. So ctypes asks the
-libcuda that torch and CuPy have loaded.
+CuPy gives a variable's address but not its size, which decides whether a tensor fits. So this
+module asks by ctypes the libcuda that torch and CuPy have loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NOT_FOUND = 500
 def copies(
     module: int, wanted: Sequence[ConstantMemory], pointers: Mapping[str, int]
 ) -> list[Callable[[int], object]]:
-    """For each variable a function of a stream: it queues the copy of the tensor's bytes there.
+    """A function for each variable. Called with a stream, it queues the copy of the tensor's bytes.
 
     LaunchFailure for a variable that the module lacks, or that is smaller than the tensor.
     """
@@ -41,12 +41,12 @@ def copies(
 
 
 def variable(module: int, symbol: str) -> tuple[int, int]:
-    """Address and bytes of a variable of the module."""
+    """The address and the size in bytes of a variable of the module."""
     address, size = ctypes.c_uint64(), ctypes.c_size_t()
     status = _finder()(ctypes.byref(address), ctypes.byref(size), module, symbol.encode())
     if status == _NOT_FOUND:
         raise LaunchFailure(f"the kernel has no variable {symbol} in constant memory")
-    if status:  # the device is at fault, or an error before; worded as CuPy's, for `faults`
+    if status:  # the device's error, or an earlier one; worded like CuPy's, so `faults` knows it
         raise RuntimeError(f"CUDA driver error {status} while looking for the variable {symbol}")
     return address.value, size.value
 

@@ -1,4 +1,4 @@
-"""Limits and preferences of the CUDA context: what its kernels have of stack, heap and caches."""
+"""Limits and preferences of the CUDA context, which decide its kernels' stack, heap and caches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evotune.backends.cuda.tensor_maps import LIBRARY
 
 STACK = "stack of a thread"
 _STACK_NUMBER = 0
-# CUlimit, CUDA Driver API; those that a driver or device does not have are left out.
+# CUlimit, CUDA Driver API. A limit that the driver or the device does not have is left out.
 _LIMITS = {
     STACK: _STACK_NUMBER,
     "buffer of printf": 1,
@@ -32,7 +32,7 @@ def _driver() -> Any:
 
 
 def read_limits() -> dict[str, int]:
-    """Of the current context; empty without a driver."""
+    """The limits and preferences of the current context, by name; empty without a driver."""
     driver = _driver()
     found: dict[str, int] = {}
     if driver is None:
@@ -53,7 +53,7 @@ def read_limits() -> dict[str, int]:
 
 
 def changes(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
-    """In words that follow "the kernel"."""
+    """The changes between two readings, in words that follow "the kernel"."""
     return [
         f"changed the device's {words} from {before.get(words)} to {now.get(words)}"
         for words in {**before, **now}
@@ -62,7 +62,8 @@ def changes(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
 
 
 def restore_stack(before: Mapping[str, int]) -> None:
-    """The driver gives a kernel that needs a deeper stack just that, and leaves it so."""
+    """Sets the stack limit back. For a kernel that needs a deeper stack the driver raises it, and
+    does not lower it afterwards."""
     driver = _driver()
     if driver is not None and STACK in before:
         driver.cuCtxSetLimit(_STACK_NUMBER, ctypes.c_size_t(before[STACK]))

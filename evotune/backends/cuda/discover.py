@@ -1,4 +1,5 @@
-"""Which GPU a run uses. One that is there but unusable is an error, never a fall-back."""
+"""Finds the GPU that a run uses. A GPU that is here but unusable is an error, never a reason to
+fall back to the CPU."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def find_gpu(request: str) -> DeviceProfile:
 
 
 def find_gpus(request: str, count: int | None) -> list[DeviceProfile]:
-    """The first `count` GPUs that `auto`, `cuda` or a model's name allows; None: all of them."""
+    """The first `count` GPUs that `auto`, `cuda` or a model's name allows; all of them when it is
+    None."""
     if ":" in request:
         raise UsageError(
             f"--gpus takes the first GPUs there are and --device {request} names one; leave one out"
@@ -63,7 +65,8 @@ def find_gpus(request: str, count: int | None) -> list[DeviceProfile]:
 
 @functools.cache
 def _ask(visible: str | None) -> GpuState:
-    """Asked once in a process: importing torch and CuPy takes the child seconds."""
+    """The state of the GPUs under CUDA_VISIBLE_DEVICES = `visible`. Asked once in a process, since
+    the child takes seconds to import torch and CuPy."""
     return ask_present_gpus()
 
 
@@ -98,7 +101,8 @@ def _no_model(request: str, found: Sequence[str]) -> NoSuchGpu:
 
 
 def same_gpu(recorded: DeviceProfile) -> str:
-    """The request for the GPU that a profile was made of; of its model, if it is not here."""
+    """The request for the GPU of a recorded profile. If that GPU is not here, the request for one
+    of the same model, else `auto`."""
     find_gpu("auto")
     found = _ask(os.environ.get("CUDA_VISIBLE_DEVICES")).profiles
     for alike in (
@@ -113,8 +117,8 @@ def same_gpu(recorded: DeviceProfile) -> str:
 def open_profile(request: str, *, compile_only: bool) -> DeviceProfile:
     """The profile of the GPU that `request` means.
 
-    With `compile_only` a model's name needs no such GPU. EnvironmentProblem (exit 3) when what
-    is asked for is not here.
+    With `compile_only` a model's name is enough and no such GPU need be here. EnvironmentProblem
+    (exit 3) when the GPU is not here.
     """
     if compile_only and request in profiles.names():
         return profiles.named(request)
@@ -127,7 +131,8 @@ def open_profile(request: str, *, compile_only: bool) -> DeviceProfile:
 
 
 def take_gpu(stack: ExitStack) -> str:
-    """The request for the first GPU that nobody else measures on, locked as long as `stack`."""
+    """The request for the first GPU that no other run measures on. It stays locked as long as
+    `stack`."""
     taken: RunLocked | None = None
     for index, profile in enumerate(find_gpus("auto", None)):
         try:

@@ -1,4 +1,4 @@
-"""What `doctor` says of CuPy, Triton, NVRTC, the GPUs and compute-sanitizer."""
+"""The findings of `doctor` on CuPy, Triton, NVRTC, the GPUs and compute-sanitizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _CUDA_FIX = "pip install --force-reinstall 'evotune[cuda12]' (or cuda13, as torc
 
 
 def examine() -> tuple[list[Finding], list[Finding]]:
-    """Of the packages; of the compiler, the GPUs and the tools. Does not import torch."""
+    """The findings on the packages, then those on the compiler, the GPUs and the tools. Does not
+    import torch."""
     state = probe()
     packages = [
         optional("triton", "triton", "only Triton kernels need it"),
@@ -52,7 +53,8 @@ def _gpu_packages(*, needed: bool) -> Iterator[Finding]:
 
 
 def _cuda_compiler(*, needed: bool) -> Iterator[Finding]:
-    """NVRTC and the headers it finds; nothing where CuPy is missing, which is told already."""
+    """The findings on NVRTC and its headers; none where CuPy is missing, since its own finding says
+    so."""
     if not any(version(name) for name in _CUPY):
         return
     try:

@@ -1,4 +1,4 @@
-"""Calls issued one by one from Python, as a PyTorch user's program issues them."""
+"""Times calls that Python issues one by one, as a PyTorch user's program does."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 
 class EagerSampler:
-    """See `evotune.device.protocol.Sampler`. Its time per call is the larger of what the processor
-    takes to issue one and what the GPU takes to run it; one synchronization ends them all.
+    """See `evotune.device.protocol.Sampler`. Its time per call is the larger of two: the
+    processor's time to issue a call and the GPU's time to run it. One synchronization ends the row.
 
-    A candidate's call is its bare launches through CuPy, a baseline's a call of PyTorch's API.
+    A candidate's call is its bare launches through CuPy; a baseline's is a call of PyTorch's API.
     """
 
     def __init__(self, calls: Sequence[Callable[[], object]]) -> None:

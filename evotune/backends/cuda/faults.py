@@ -1,4 +1,4 @@
-"""What a CUDA error says about the candidate that met it.
+"""Classifies a CUDA error of a candidate.
 
 Codes: CUDA Driver API, CUresult. An error is sticky when every later call in the process
 fails as well: then only a new process can use the GPU.
@@ -35,11 +35,12 @@ _CUDA_ERROR = re.compile(
     r"|cuDNN error"
 )
 _CAPTURE = re.compile(r"captur", re.IGNORECASE)
-"""A capture that did not end well stays open for PyTorch's allocator; CUDA forgets the error."""
+"""A failed capture is fatal though CUDA recovers: PyTorch's allocator still takes it for open."""
 
 
 def classify(error: RuntimeError, usable: Callable[[], bool]) -> Fault | None:
-    """None when the error is not CUDA's. `usable` tells whether the GPU still answers."""
+    """The fault that an error means; None when the error is not CUDA's. `usable` tells whether the
+    GPU still answers."""
     words = str(error)
     if not _CUDA_ERROR.search(words):
         return None

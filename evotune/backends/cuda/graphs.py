@@ -1,4 +1,4 @@
-"""Calls captured into a CUDA graph, so that launch gaps stay out of their time."""
+"""Times calls captured into a CUDA graph, so that launch gaps do not count."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from evotune.backends.cuda.pieces import Pieces, pieces_of, renewing
 from evotune.device.protocol import Intervention, Renewal
 
 _HEAD_START_CYCLES = 60_000
-"""The GPU waits this long (some 30 us) or longer before the first event, so that the graph is
-queued before it starts and the processor's launch latency stays out of the time."""
+"""The GPU waits at least this long (some 30 us) before the first event. So the graph is queued
+before it starts, and the processor's launch latency does not count."""
 _LONGEST_HEAD_START_CYCLES = 16 * _HEAD_START_CYCLES
-_HEAD_START_DECAY = 0.998  # a sample: a lasting need for more is met again once in some 350
+_HEAD_START_DECAY = 0.998  # per sample: where more is always needed, one sample in 350 is late
 _MOST_LATE = 4
-_COPY_LEAD_US = 8.0  # from the request of a copy to its begin, about
-# Calls begin and end, as far as the time of the whole graph tells, when they would if all took the
-# same time; it is not relied on more exactly than this.
+_COPY_LEAD_US = 8.0  # about the time from the request of a copy to its begin
+# The begin and end of a call are computed from the time of the whole graph, as if all calls took
+# the same time. These margins allow for the error of that.
 _MARGIN_US, _MARGIN_OF_CALL, _MARGIN_OF_GRAPH = 1.0, 0.1, 0.02
-_STRETCHED, _STRETCHED_US = 1.5, 20.0  # a run that takes longer than that was interrupted
+_STRETCHED, _STRETCHED_US = 1.5, 20.0  # a run that takes longer than this was interrupted
 
 
 class GraphSampler:
     """See `evotune.device.protocol.Sampler`. One replay of the graph is one run of all calls."""
 
-    _head_start_cycles: ClassVar[float] = _HEAD_START_CYCLES  # one machine, all samplers
+    _head_start_cycles: ClassVar[float] = _HEAD_START_CYCLES  # the machine's, for all samplers
     _one_side_stream: ClassVar[torch.cuda.Stream | None] = None
 
     def __init__(
@@ -41,7 +41,7 @@ class GraphSampler:
     ) -> None:
         self._count = len(calls)
         self._graph = torch.cuda.CUDAGraph()
-        self._calls = calls  # the graph holds bare addresses of what they keep alive
+        self._calls = calls  # they keep the memory alive of which the graph has bare addresses
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
             self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -49,7 +49,7 @@ class GraphSampler:
                 for call in calls:
                     call()
             except BaseException:
-                # What went wrong first says more than that the capture was broken by it.
+                # The first error says more than the error of the capture that it broke.
                 with contextlib.suppress(RuntimeError), warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # PyTorch warns of an empty graph
                     self._graph.capture_end()
@@ -57,15 +57,15 @@ class GraphSampler:
             self._graph.capture_end()
         self._start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self._stream = torch.cuda.current_stream()  # to look it up takes longer than a record
+        self._stream = torch.cuda.current_stream()  # looking it up takes longer than a record
         self._side = GraphSampler._side_stream()
         self.run()
 
     @classmethod
     def _side_stream(cls) -> torch.cuda.Stream:
-        """One for all: what copies into memory while a graph runs."""
+        """The one stream, for all samplers, that copies into memory while a graph runs."""
         if cls._one_side_stream is None:
-            # Before the candidate's: its blocks need not wait until no more of these do.
+            # High priority: its blocks need not wait until all of the candidate's are placed.
             cls._one_side_stream = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
         return cls._one_side_stream
 
@@ -74,13 +74,13 @@ class GraphSampler:
         return self._count
 
     def run(self) -> None:
-        """Queued: what follows in the stream sees its results."""
+        """Queues one replay; work queued later in the stream sees its results."""
         self._graph.replay()
 
     def time_us(self) -> float:
-        """Taken again, a few times, with twice the head start, where the GPU was at the first event
-        before the graph was queued: a graph of many kernels, on a busy machine, takes longer to
-        launch, and one side of a ratio would pay for it."""
+        """The mean time of a call. Where the GPU reached the first event before the graph was
+        queued, the sample is taken again with twice the head start, a few times: on a busy machine
+        a graph of many kernels takes longer to launch, and one side of a ratio would pay for it."""
         for _ in range(_MOST_LATE):
             self._begin()
             late = bool(self._start.query())  # type: ignore[no-untyped-call]
@@ -92,8 +92,8 @@ class GraphSampler:
         return run_us / self._count
 
     def watch(self, interventions: Sequence[Intervention], call_us: float) -> Sequence[bool]:
-        """Another stream makes the writes, so that nothing comes between the launches of the graph.
-        When they were made, events tell afterwards."""
+        """Makes the writes in another stream, so that nothing comes between the graph's launches.
+        Events tell afterwards when the writes were made."""
         pieces = Pieces([pieces_of(each.writes) for each in interventions])
         written = [_Writing(each, call_us) for each in interventions]
         self._begin()
@@ -107,14 +107,15 @@ class GraphSampler:
             each.made.record(self._side)
         self._side.synchronize()
         run_us = self._finish()
-        # On a GPU that others use too, a run may be interrupted: then nobody knows which call met
-        # the writes.
+        # On a GPU that other processes use too, a run may be interrupted. Then it is unknown which
+        # call met the writes.
         steady = run_us <= _STRETCHED_US + _STRETCHED * call_us * self._count
         settled = [each.is_settled(self._start, run_us, self._count) for each in written]
         return [steady and each for each in settled]
 
     def time_while_renewing(self, renewals: Sequence[Sequence[Renewal]], turn: int) -> float:
-        """One launch every few microseconds, which is what the processor takes to ask for it."""
+        """Makes a group of renewals every few microseconds, the time the processor takes to launch
+        one."""
         pieces = Pieces([renewing(each) for each in renewals])
         groups = itertools.cycle(range(len(renewals)))
         self._begin()
@@ -142,10 +143,10 @@ class GraphSampler:
 
 
 class _Writing:
-    """The writes of one intervention: when they are to be made, and when they were."""
+    """Plans when the writes of one intervention are to be made, and records when they were."""
 
     _events: ClassVar[list[torch.cuda.Event]] = []
-    """Of earlier ones: to make an event takes longer than to record it."""
+    """Events of earlier interventions, used again: making one takes longer than recording it."""
 
     def __init__(self, intervention: Intervention, call_us: float) -> None:
         self.made = (
@@ -156,13 +157,14 @@ class _Writing:
         self._begin_us = calls * call_us - _COPY_LEAD_US
 
     def wait(self, origin_ns: int) -> None:
-        """For the time to make them, `origin_ns` being the begin of the first call."""
+        """Waits until the writes are to be made; the first call begins at `origin_ns`."""
         until_ns = origin_ns + 1000 * self._begin_us
         while time.perf_counter_ns() < until_ns:
             pass
 
     def is_settled(self, start: torch.cuda.Event, run_us: float, count: int) -> bool:
-        """`run_us` is how long the graph of `count` calls took from `start` on."""
+        """Whether one of the intervention's calls surely began after the writes. The graph of
+        `count` calls took `run_us` from `start` on."""
         made_us = 1000 * float(start.elapsed_time(self.made))
         _Writing._events.append(self.made)
         call_us = run_us / count

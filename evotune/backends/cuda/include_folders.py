@@ -1,8 +1,8 @@
-"""Where NVRTC finds headers in angle brackets: CUDA's, CCCL's, and those of C++ itself.
+"""The folders where NVRTC finds headers in angle brackets: CUDA's, CCCL's and C++'s own.
 
-NVRTC brings none. CUDA's are in wheels or in an installed toolkit; CCCL (`cuda/`, `cub/`, `nv/`)
-is in both, and CuPy has a copy. What device code uses of C++'s own (<cstdint>, <cmath>, <cstdio>)
-is in the folder `include` beside this module.
+NVRTC brings none. CUDA's headers are in wheels or in an installed toolkit; CCCL (`cuda/`, `cub/`,
+`nv/`) is in both, and CuPy has a copy. The folder `include` beside this module has the C++ headers
+that device code uses (<cstdint>, <cmath>, <cstdio>).
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ _PACKAGES = (  # the beginning of a header's name, and the wheel that holds it f
 
 @functools.cache
 def cuda_folders(major: int) -> tuple[Path, ...]:
-    """Folders of CUDA's headers of this major version; empty when there are none.
+    """The folders with CUDA's headers of this major version; empty when there are none.
 
-    From the wheels, or from one toolkit: whichever comes first with all of them (mma.h needs
-    crt/, which for CUDA 13 is a wheel of its own). A kernel that includes none needs none.
+    They are the wheels' folders or one toolkit's: the first place that has all headers (mma.h
+    needs crt/, which for CUDA 13 is a wheel of its own), else the first place with any. A kernel
+    that includes no header needs none.
     """
     sets = list(_header_sets(major))
     complete = (s for s in sets if any((folder / "crt" / "mma.h").is_file() for folder in s))
@@ -44,13 +45,14 @@ def cuda_folders(major: int) -> tuple[Path, ...]:
 
 @functools.cache
 def search_folders(major: int) -> tuple[Path, ...]:
-    """All folders, in the order in which they are searched."""
+    """All folders, in the order of the search."""
     return (_OWN, *cuda_folders(major), *_cccl_folders(major))
 
 
 @functools.cache
 def headers_version(major: int) -> str:
-    """What a build depends on: versions of CUDA's and CCCL's headers, the others' content."""
+    """The headers that a build depends on: the versions of CUDA's and CCCL's, and a digest of the
+    C++ headers' content."""
     cuda = max((header_version(folder) for folder in cuda_folders(major)), default=0)
     versions = (
         _number(f / "cuda/std/__cccl/version.h", _CCCL_VERSION) for f in search_folders(major)
@@ -63,12 +65,12 @@ def headers_version(major: int) -> str:
 
 
 def header_version(folder: Path) -> int:
-    """CUDART_VERSION of the headers there (12090 for 12.9); 0 when they are none."""
+    """CUDART_VERSION of the headers there (12090 for 12.9); 0 when there are none."""
     return _number(folder / "cuda_runtime_api.h", _VERSION)
 
 
 def missing_header(log: str, major: int) -> str:
-    """What to do about a header that the compiler did not find; "" when its log names none."""
+    """Advice on a header that the compiler did not find; "" when its log names none."""
     found = _MISSING.search(log)
     if found is None:
         return ""
@@ -96,7 +98,7 @@ def _header_sets(major: int) -> Iterator[tuple[Path, ...]]:
 
 
 def _with_cccl(folders: list[Path]) -> tuple[Path, ...]:
-    """CUDA 13 has CCCL in a folder of its own below."""
+    """The folders, each followed by its folder `cccl`, where CUDA 13 has CCCL."""
     return tuple(path for each in folders for path in (each, each / "cccl") if path.is_dir())
 
 
@@ -117,7 +119,7 @@ def _nvidia_wheels() -> list[Path]:
 
 
 def _number(path: Path, pattern: re.Pattern[bytes]) -> int:
-    """What a header defines; 0 when it does not, or is not there."""
+    """The number that a header defines; 0 when the header does not define it or is missing."""
     try:
         match = pattern.search(path.read_bytes())
     except OSError:

@@ -15,7 +15,7 @@ from evotune.device.launch import Argument, Launch, LaunchPlan
 from evotune.device.protocol import LaunchFailure
 from evotune.device.scalars import c_value
 
-_FREE_SHARED_BYTES = 48 << 10  # more than this per block, static or not, must be asked for
+_FREE_SHARED_BYTES = 48 << 10  # a block that needs more, static or dynamic, must ask for it
 _CANDIDATES_FAULT = (
     *("INVALID_IMAGE", "NO_BINARY_FOR_GPU", "INVALID_PTX", "UNSUPPORTED_PTX", "INVALID_SOURCE"),
     *("NOT_FOUND", "INVALID_VALUE", "SHARED_OBJECT"),
@@ -42,7 +42,7 @@ class CudaKernel:
         raise TypeError("a CUDA kernel is launched through Session.bind")
 
     def __del__(self) -> None:
-        # At interpreter exit, or after a fault, there is no context left to unload from.
+        # At the interpreter's exit, or after a fault, no context is left to unload from.
         module = getattr(self, "_module", None)
         if module is not None:
             with contextlib.suppress(self._driver.CUDADriverError):
@@ -70,17 +70,17 @@ class CudaKernel:
     def constant_copies(
         self, plan: LaunchPlan, pointers: Mapping[str, int]
     ) -> list[Callable[[int], object]]:
-        """Functions of a stream that fill the plan's constant memory from the tensors."""
+        """Functions that fill the plan's constant memory from the tensors, in a given stream."""
         return copies(self._module, plan.constant_memory, pointers)
 
     def _free_bytes(self, function: int) -> int:
-        """Dynamic shared memory that the function's launches get unasked."""
+        """The dynamic shared memory that the function's launches get without asking."""
         static = self._driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
         return _FREE_SHARED_BYTES - int(self._driver.funcGetAttribute(static, function))
 
 
 def _blames_the_candidate(error: Exception) -> bool:
-    """Whether the code or the request is at fault; else the device is, or a fault before."""
+    """Whether the code or the request is at fault. If not, the device is, or an earlier fault."""
     return any(word in str(error) for word in _CANDIDATES_FAULT)
 
 
@@ -90,11 +90,11 @@ def bind(
     pointers: Mapping[str, int],
     current_stream: Callable[[], int],
 ) -> Callable[[], None]:
-    """All launches of the plan, one after the other on the stream current at each call; before
-    them its constant memory is filled, since inputs may differ from call to call."""
+    """A function that makes all launches of the plan, one after the other, on the stream current at
+    each call. It fills constant memory first, since inputs may differ from call to call."""
     from cupy.cuda import driver
 
-    # The driver reads the values through an array of pointers to them at each launch.
+    # At each launch the driver reads the values through an array of pointers to them.
     values = [_value(argument, pointers) for argument in plan.arguments]
     addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
     calls = [
@@ -117,7 +117,7 @@ def bind(
         for call in calls:
             call(stream, ctypes.addressof(addresses), 0)
 
-    # What the pointers point to, and the module, must live as long as the function.
+    # The values that the pointers point to, and the module, must live as long as the function.
     run.keeps = (values, kernel)  # type: ignore[attr-defined]
     return run
 

@@ -1,4 +1,4 @@
-"""What a GPU cannot launch: known before compiling, and known from the compiled figures."""
+"""Tells which launches a GPU refuses, before compiling and from the compiled figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WORST_IS_LEAST = ("occupancy", "blocks_resident")
 
 
 def launch_violation(launch: Launch, device: Mapping[str, Value]) -> str:
-    """Why no GPU with these limits takes the launch, in words; "" when it does."""
+    """Why no GPU with these limits takes the launch, in words; "" when one does."""
     for what, sizes, limits in (
         ("grid", launch.grid, _GRID_LIMITS),
         ("block", launch.block, _BLOCK_LIMITS),
@@ -39,7 +39,7 @@ def launch_violation(launch: Launch, device: Mapping[str, Value]) -> str:
 def launch_figures(
     launch: Launch, resources: Mapping[str, Json], device: Mapping[str, Value]
 ) -> Figures:
-    """`resources` are those of the launch's binary, as `NvrtcCompiler` gives them."""
+    """The figures of a launch. `resources` are its binary's, as `NvrtcCompiler` returns them."""
     own: Mapping[str, int] = resources.get("entries", {}).get(launch.entry, resources)
     threads = math.prod(launch.block)
     registers = int(own.get("registers", 0))
@@ -86,7 +86,8 @@ def _violation(
 
 
 def worst(figures: Iterable[Mapping[str, int | float]]) -> dict[str, int | float]:
-    """By name the worst of several launches: the least occupancy, the most of all else."""
+    """The worst figure of several launches, by name: the least of `occupancy` and
+    `blocks_resident`, the most of any other."""
     found: dict[str, int | float] = {}
     for values in figures:
         for name, value in values.items():

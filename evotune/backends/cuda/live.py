@@ -1,6 +1,7 @@
-"""The GPUs of this machine, as the CUDA runtime and the driver's management library tell.
+"""The profiles of this machine's GPUs, read from the CUDA runtime and from NVML.
 
-Asking creates no CUDA context, but loads the driver: `probe` asks in a process of its own.
+Reading them creates no CUDA context but loads the driver, so `probe` does it in a process of its
+own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from evotune.backends.cuda.profiles import target
 from evotune.device.profile import DeviceProfile
 from evotune.trial import Value
 
-# cudaDeviceAttr by number: CuPy has no names for all, and the numbers are part of CUDA's ABI.
+# cudaDeviceAttr by number: CuPy does not name them all, and the numbers are part of CUDA's ABI.
 _ATTRIBUTES = {
     "threads_per_block": 1,
     "warp_size": 10,
@@ -35,13 +36,15 @@ _BUS_BITS = 37
 _MAJOR, _MINOR = 75, 76
 
 _TENSOR_FLOPS_PER_CLOCK = {80: 2048, 86: 1024, 89: 1024, 90: 4096}
-"""Dense FP16 with float32 sums, per multiprocessor; NVIDIA's architecture white papers."""
-_CLOCK_HEADROOM = 1.02  # a GPU may run a little above the clock that it states
+"""By architecture, FLOPs of a multiprocessor: dense FP16 with float32 sums. From NVIDIA's
+architecture white papers."""
+_CLOCK_HEADROOM = 1.02  # a GPU may run a little above the clock that it reports
 _DDR = 2  # transfers per clock
 
 
 def profiles() -> list[DeviceProfile]:
-    """Every visible GPU, in CUDA's order. ImportError, OSError or RuntimeError without one."""
+    """The profile of every visible GPU, in CUDA's order. ImportError, OSError or RuntimeError when
+    there is none."""
     runtime = importlib.import_module("cupy").cuda.runtime
     with _management() as nvml:
         return [_profile(runtime, index, nvml) for index in range(int(runtime.getDeviceCount()))]
@@ -49,7 +52,7 @@ def profiles() -> list[DeviceProfile]:
 
 @contextlib.contextmanager
 def _management() -> Iterator[Any]:
-    """The driver's management library; None where it is missing or does not answer."""
+    """The driver's management library (NVML); None where it is missing or does not answer."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -97,13 +100,15 @@ def _text(name: bytes | str) -> str:
 
 
 def _id(runtime: Any, index: int, nvml: Any) -> str:
-    """What CUDA_VISIBLE_DEVICES calls it: GPU-…, MIG-…; its number there when NVML does not tell.
+    """The GPU's name for CUDA_VISIBLE_DEVICES: GPU-… or MIG-…, or its number there when NVML does
+    not tell.
 
-    By the PCI address: NVML counts GPUs in another order, and CuPy's `uuid` may be cut short.
+    NVML is asked by the PCI address, since it counts GPUs in another order. CuPy's `uuid` may be
+    cut short.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     number = visible[index].strip() if index < len(visible) and visible[index] else str(index)
-    if nvml is None or number.startswith("MIG"):  # its address is that of the whole GPU
+    if nvml is None or number.startswith("MIG"):  # a MIG slice has the whole GPU's address
         return number
     try:
         address = runtime.deviceGetPCIBusId(index)

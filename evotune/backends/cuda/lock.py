@@ -1,4 +1,4 @@
-"""One run at a time on a GPU: two would disturb each other's measurements."""
+"""Lets one run at a time measure on a GPU: two would disturb each other's measurements."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from types import TracebackType
 from evotune.errors import RunLocked
 
 FOLDER = Path("/tmp")
-"""The same for every user, whatever TMPDIR says; a GPU is shared by all."""
+"""The same folder for every user, whatever TMPDIR is, since all users share the GPU."""
 
 
 class GpuLock:
-    """An flock on a file named after the GPU: it ends with its process, however that ends."""
+    """An flock on a file named after the GPU. It ends when its process ends, in whatever way."""
 
     def __init__(self, gpu_id: str) -> None:
         name = re.sub(r"[^A-Za-z0-9-]", "_", gpu_id) or "gpu"
@@ -42,7 +42,8 @@ class GpuLock:
         return self
 
     def _open(self) -> tuple[int, bool]:
-        """The file, and whether it is ours to write; another user's can be locked as well."""
+        """The open file, and whether this process may write it. Another user's file can be locked
+        as well."""
         flags = os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             return os.open(self._path, flags | os.O_RDWR | os.O_CREAT, 0o644), True

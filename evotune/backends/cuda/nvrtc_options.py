@@ -15,5 +15,5 @@ IN_WORDS = (
 
 
 def is_allowed(option: str) -> bool:
-    """Whether a space may give it under `options:`; nothing that names a file."""
+    """Whether a space may give `option` under `options:`. No allowed option names a file."""
     return _ALLOWED.fullmatch(option) is not None

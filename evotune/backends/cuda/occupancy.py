@@ -1,4 +1,4 @@
-"""How many blocks of a kernel fit on one multiprocessor, as the hardware allocates resources.
+"""Computes how many blocks of a kernel fit on one multiprocessor, as the hardware allocates them.
 
 Allocation granularities: CUDA C Programming Guide, "Compute Capabilities", and the occupancy
 calculator of the CUDA toolkit. They hold for compute capability 7.0 and later.
@@ -18,7 +18,8 @@ _SHARED_BYTES_UNIT = 128
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """`blocks` resident on one multiprocessor; `share` of its warps that they fill (0 to 1)."""
+    """The blocks resident on one multiprocessor, and the share of its warps that they fill (0 to
+    1)."""
 
     blocks: int
     share: float
@@ -27,8 +28,9 @@ class Occupancy:
 def occupancy(
     device: Mapping[str, Value], *, threads: int, registers: int, shared_bytes: int
 ) -> Occupancy:
-    """Of a block of `threads` threads with `registers` each and `shared_bytes` in all (static
-    and dynamic). `device` holds a CUDA profile's attributes."""
+    """The occupancy of blocks of `threads` threads with `registers` registers each. A block has
+    `shared_bytes` of static and dynamic shared memory together. `device` holds a CUDA profile's
+    attributes."""
 
     def limit(name: str) -> int:
         return int(device[name])

@@ -1,4 +1,4 @@
-"""Ways to disturb a candidate on a GPU: kernels of perturbation.cu beside it, or just before it."""
+"""Disturbs a candidate on a GPU by kernels of perturbation.cu, beside it or just before it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from evotune.device.protocol import Disturb, LaunchFailure
 from evotune.scratch import scratch_folder
 
 SOURCE = "perturbation.cu"
-_TIME_NS = 200_000  # a block beside the candidate lasts a quarter of this, or more
+_TIME_NS = 200_000  # a block beside the candidate lasts from a quarter of this to all of it
 _DIRTY_NS = 3_000
 _COMPILE_S = 60.0
 _LEAST_WORDS, _MOST_WORDS = 1 << 20, 1 << 24  # of 16 bytes: more than the L2 cache holds
-_HEAD_START_CYCLES = 10_000  # so that what runs beside a candidate has begun before it
-_DIRT = (0xFFFFFFFF, 0x7E007E00, 0x7BFF7BFF)  # NaN in every type, in float16, and large
+_HEAD_START_CYCLES = 10_000  # the disturbing kernel has begun when the candidate begins
+_DIRT = (0xFFFFFFFF, 0x7E007E00, 0x7BFF7BFF)  # NaN in every type, NaN in float16, large values
 
 
 class Perturber:
-    """Compiles the kernels when they are first asked for."""
+    """Launches the disturbing kernels; compiles them at the first launch."""
 
     def __init__(self, profile: DeviceProfile) -> None:
         self._arch = profile.arch
@@ -85,8 +85,8 @@ class Perturber:
     def _beside(
         self, entry: str, grid: int, block: int, shared_bytes: int, *arguments: Any
     ) -> Iterator[Disturb]:
-        """On a stream of its own; it begins when what was launched before has ended, and ends
-        by itself."""
+        """Disturbs launches by a kernel on a stream of its own. The kernel begins when the earlier
+        launches have ended, and it ends by itself."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
         def disturb(seed: int) -> None:
@@ -95,7 +95,7 @@ class Perturber:
             self._launch(entry, grid, block, shared_bytes, side.cuda_stream, *arguments, *more)
             torch.cuda._sleep(_HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
 
-        side.wait_stream(torch.cuda.current_stream())  # the memory that it uses is ready
+        side.wait_stream(torch.cuda.current_stream())  # until the kernel's memory is initialized
         try:
             yield disturb
         finally:

@@ -1,8 +1,9 @@
-"""A champion's CUDA sources once more, built so that races show: delays, and late copies.
+"""Builds a champion's CUDA sources again so that races show: with delays, and with late copies.
 
-Run as `python -m evotune.backends.cuda.perturbed_build JOB FOLDER`, where the file JOB has a
-CompileJob: a compiler cannot be stopped from within. For each way it writes PTX into the folder,
-which the driver assembles when it is loaded, or a file that says why it cannot.
+It runs as `python -m evotune.backends.cuda.perturbed_build JOB FOLDER`, where the file JOB has a
+CompileJob: a compiler cannot be stopped from within, but its process can. For each way it writes
+PTX into the folder, which the driver assembles when it loads it, or a file with the reason why
+there is none.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _NO_REASON = "the build was given up"
 
 
 def build(job: CompileJob, folder: Path, limit_s: float) -> dict[str, Path | str]:
-    """By way: the file to load, or why there is none. In a process of its own."""
+    """Builds in a process of its own. Returns by way the file to load or why there is none."""
     (folder / _JOB).write_bytes(encode(job))
     try:
         subprocess.run(
@@ -75,7 +76,7 @@ def main() -> None:
             _write(folder, {way: str(error)})
             continue
         if places:
-            (folder / f"{way}.ptx").write_bytes(made.encode() + b"\0")  # as the driver reads text
+            (folder / f"{way}.ptx").write_bytes(made.encode() + b"\0")  # the driver wants the NUL
         else:
             _write(folder, {way: "the kernel has no such place"})
 

@@ -1,7 +1,7 @@
-"""Copies of small pieces of memory on a stream of their own, many by one launch.
+"""Copies small pieces of memory on a stream of their own, many by one launch.
 
-A kernel of ours (pieces.cu): to ask the driver for as many copies takes ten times as long, and a
-candidate's launches do not wait.
+The copies are made by a kernel, pieces.cu. Asking the driver for as many copies takes ten times as
+long, and a candidate's launches do not wait.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LONGEST_SPAN = 1 << 30
 
 
 class Pieces:
-    """Groups of copies, each ready to be asked for by one launch."""
+    """Groups of copies; one launch makes all copies of a group."""
 
     def __init__(self, groups: Sequence[Sequence[tuple[int, int, int, int, int, int]]]) -> None:
         rows = [piece for group in groups for piece in group]
@@ -50,7 +50,8 @@ class Pieces:
         )
 
     def copy(self, group: int, stream: int, turn: int = 0) -> None:
-        """Queued in `stream`. `turn` says which values those get that have several."""
+        """Queues a group's copies in `stream`. A piece that has several values gets those of
+        `turn`."""
         from cupy.cuda import driver
 
         first, count = self._parts[group]
@@ -63,7 +64,7 @@ class Pieces:
 
 
 def pieces_of(writes: Sequence[Write]) -> list[tuple[int, int, int, int, int, int]]:
-    """A piece for each row."""
+    """A piece for each row of each write."""
     return [
         (to.data_ptr(), from_.data_ptr(), to.nbytes, 0, 0, 0)
         for target, source in writes
@@ -72,7 +73,7 @@ def pieces_of(writes: Sequence[Write]) -> list[tuple[int, int, int, int, int, in
 
 
 def renewing(renewals: Sequence[Renewal]) -> list[tuple[int, int, int, int, int, int]]:
-    """A piece for each row of each target, whose values differ from turn to turn."""
+    """A piece for each row of each target. Its values differ from turn to turn."""
     made = []
     for renewal in renewals:
         size, rows = renewal.values.element_size(), len(renewal.target)
@@ -85,7 +86,8 @@ def renewing(renewals: Sequence[Renewal]) -> list[tuple[int, int, int, int, int,
 
 @functools.cache
 def _kernel() -> tuple[CudaKernel, int]:
-    """Loaded into this process's context, and its function; the module lives as long."""
+    """The kernel, loaded into this process's context, and its function's handle. The cache keeps
+    the kernel, and so its module, alive."""
     major, minor = torch.cuda.get_device_capability(0)
     folder = Path(__file__).parent
     job = CompileJob("cuda", str(folder), "pieces.cu", (), (), f"sm_{major}{minor}", "")

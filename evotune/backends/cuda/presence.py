@@ -1,6 +1,6 @@
 """The NVIDIA GPUs of this machine, and whether torch and CuPy can use them.
 
-Nothing here enters the process that tunes, but `gpus_present`: `probe` asks the rest in a child.
+The process that tunes calls `gpus_present` alone; `probe` calls the rest in a child process.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import warnings
 from pathlib import Path
 
 SYSTEM_ROOT = Path("/")
-"""Where /proc and /dev are looked up; tests point it at a made-up machine."""
+"""The folder that has /proc and /dev; tests set it to a made-up machine's."""
 
 
 def gpus_present() -> list[str]:
-    """Names of the NVIDIA GPUs this machine has, whether or not software can use them.
+    """The names of this machine's NVIDIA GPUs, whether or not software can use them.
 
     The kernel driver's own list comes first, since it needs no library; then the device
-    files, then nvidia-smi (containers and WSL may show only that). Hidden GPUs
-    (CUDA_VISIBLE_DEVICES empty or -1) do not count: the user said so.
+    files, then nvidia-smi (containers and WSL may have only that). GPUs that the user hides
+    (CUDA_VISIBLE_DEVICES empty or -1) do not count.
     """
     if are_hidden():
         return []
@@ -65,7 +65,7 @@ def _nvidia_smi() -> list[str]:
 
 
 def cuda_problem() -> str:
-    """Why torch or CuPy cannot use the GPU, with the fix, in one line; "" when they can."""
+    """Why torch or CuPy cannot use the GPU, and the fix, in one line; "" when they can."""
     import torch
 
     if torch.version.cuda is None:

@@ -1,8 +1,8 @@
-"""What the GPU stack says, asked in a process of its own: a hanging driver hangs only that.
+"""Asks the GPU libraries in a process of its own: a hanging driver hangs only that process.
 
 `python -m evotune.backends.cuda.probe` prints one JSON value a line: the GPUs that are present,
-then, if there are any, why they cannot be used (empty when they can), then their profiles. So
-neither torch nor CuPy, nor a CUDA context, enters the process that asks.
+then, if there are any, why they cannot be used (empty when they can), then their profiles. So the
+process that asks gets neither torch nor CuPy nor a CUDA context.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ _REAP_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """The GPUs found, and in one line why they cannot be used; "" when they can or none is.
+    """The state of this machine's GPUs.
 
-    `profiles` are those of the GPUs that CUDA shows, in its order.
+    - gpus: the names of the GPUs found.
+    - problem: in one line, why they cannot be used; "" when they can, or when there is none.
+    - profiles: those of the GPUs that CUDA lists, in its order.
     """
 
     gpus: tuple[str, ...]
@@ -41,12 +43,12 @@ _PRESENT = "present"
 
 
 def ask_present_gpus() -> GpuState:
-    """`probe` where a GPU is known to be here."""
+    """Probes where a GPU is known to be here."""
     return probe(command=module_command(_SELF, _PRESENT))
 
 
 def probe(timeout_s: float = TIMEOUT_S, command: Sequence[str] = ()) -> GpuState:
-    """Never raises and never waits much longer than `timeout_s`."""
+    """Asks a child process for the state. Never raises, nor waits much longer than `timeout_s`."""
     process = subprocess.Popen(
         command or module_command(_SELF),
         stdin=subprocess.DEVNULL,
@@ -69,7 +71,8 @@ def probe(timeout_s: float = TIMEOUT_S, command: Sequence[str] = ()) -> GpuState
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """A process stuck in the driver may outlive even SIGKILL: it is not waited for."""
+    """Kills the child's group, and waits 2 s at most: a process stuck in the driver may outlive
+    even SIGKILL."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -87,7 +90,7 @@ def _parse(output: bytes) -> GpuState:
         try:
             value = json.loads(line)
         except ValueError:
-            continue  # a library's own words
+            continue  # printed by a library
         if isinstance(value, list):
             gpus = tuple(str(name) for name in value)
         elif isinstance(value, str):
@@ -98,7 +101,7 @@ def _parse(output: bytes) -> GpuState:
 
 
 def main() -> None:
-    """The child's side."""
+    """Prints the answers, in the child process."""
     from evotune.backends.cuda.presence import cuda_problem, gpus_present
 
     gpus = gpus_present()

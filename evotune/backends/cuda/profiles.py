@@ -1,4 +1,4 @@
-"""GPUs by name: their limits as the driver reports them, and what they can do at best.
+"""GPUs by name: their limits as the driver reports them, and their peak figures.
 
 Figures: CUDA C Programming Guide ("Compute Capabilities"), and NVIDIA's data sheets.
 """
@@ -17,7 +17,7 @@ _KIB = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """What one product has of its own. `tensor_gflops` are dense FP16 with float32 sums."""
+    """The figures of one product. `tensor_gflops` are dense FP16 with float32 sums."""
 
     product: str
     arch: int
@@ -56,7 +56,7 @@ def names() -> tuple[str, ...]:
 
 
 def product(name: str) -> str:
-    """What the driver calls it, at least in the beginning of the name."""
+    """The beginning of the name that the driver reports, or all of it."""
     return _MODELS[name].product
 
 
@@ -90,7 +90,8 @@ def named(name: str) -> DeviceProfile:
 
 
 def target(arch: int) -> str:
-    """What NVRTC compiles for: from Hopper on with the instructions of that family alone."""
+    """The architecture that NVRTC compiles for: from Hopper on sm_XXa, which has the instructions
+    of that architecture alone."""
     return f"sm_{arch}a" if arch >= 90 else f"sm_{arch}"
 
 

@@ -1,12 +1,12 @@
-"""Delays put into a kernel's PTX, at random times, wherever its threads wait for each other.
+"""Puts delays into a kernel's PTX, at random times, wherever its threads wait for each other.
 
-Hardware is kind to races: warps that started together stay close, and a barrier that is missing
-is often not needed. A warp that sleeps for some microseconds before or after a barrier, another
-one each time, is far behind or ahead of the others: what it should have waited for shows. In
-PTX all barriers can be found, those of inline assembly and of Triton too, which no macro reaches.
+Hardware hides races: warps that started together stay close, so a missing barrier often does no
+harm. A warp that sleeps for some microseconds before or after a barrier, another warp each time, is
+far behind or ahead of the others, and a missing wait then shows in the results. PTX shows all
+barriers, also those of inline assembly and of Triton, which no macro reaches.
 
-A kernel computes the same with them, as sleeping changes no value. Delays make copies under way
-land in time rather than late: for a wait that is too short see `ptx_late_copies`.
+A kernel computes the same with delays, as sleeping changes no value. Delays give asynchronous
+copies more time to land; `ptx_late_copies` finds a wait for too few of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PLACES = (
     r"atom",
 )
 _STATEMENT = re.compile(
-    # The end of a statement, label or comment, perhaps a predicate; then the place itself.
+    # The end of the statement, label or comment before; perhaps a predicate; the place itself.
     r"(?P<before>(?:^|[;{}:])[ \t]*)(?P<statement>(?:@!?%?[\w$]+[ \t]+)?(?:"
     + "|".join(_PLACES)
     + r")[.\s][^;]*;)",
@@ -34,7 +34,7 @@ _STATEMENT = re.compile(
 _LONGEST_NS = 4096
 _ONE_IN = 8
 
-# A warp's own: the clock, its slot, and the place in the code, mixed.
+# Mixes the clock, the warp's slot and the place in the code, so that each warp sleeps differently.
 _DELAY = """
 {{
 .reg .u32 evotune_a, evotune_b;

@@ -1,12 +1,12 @@
-"""A kernel's asynchronous copies made to land as late as they may, in its PTX.
+"""Rewrites a kernel's PTX so that its asynchronous copies land as late as they may.
 
 cp.async may write shared memory at any time until the wait for its group is over. Hardware is
-fast: a wait that lets one group too many be under way is hardly ever found out. Here a thread
-notes its copies in a queue of its own instead, and makes those that a wait is for when it waits:
-what is read too early is what lay there before.
+fast, so a wait that leaves one group too many under way hardly ever shows. In the rewritten PTX a
+thread notes its copies in a queue of its own, and makes them when it waits for them: a read that
+comes too early finds the old contents.
 
-Copies through mbarriers (cp.async.mbarrier.arrive) are made when that arrives; bulk copies (TMA)
-are left as they are.
+Copies that an mbarrier tracks (cp.async.mbarrier.arrive) are made at that arrive; bulk copies
+(TMA) stay as they are.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _WAIT = re.compile(_START + r"cp\.async\.wait_group[ \t]+(?P<groups>\d+)[ \t]*;"
 _ALL = re.compile(_START + r"cp\.async\.wait_all[ \t]*;", re.MULTILINE)
 _ARRIVE = re.compile(_START + r"cp\.async\.mbarrier\.arrive[^;]*;", re.MULTILINE)
 
-_ENTRIES = 64  # of a thread's queue, 16 bytes each; a copy that finds it full is left as it was
-_MARKS = 16  # groups that may be under way; waits for fewer are what kernels have
+_ENTRIES = 64  # of a thread's queue, 16 bytes each; when it is full, a copy is made at once
+_MARKS = 16  # a wait must leave fewer groups than this under way, as kernels' waits do
 
 # evotune_h and evotune_t count the copies that were noted and made, evotune_c the groups;
 # evotune_m holds how many copies were noted when each of the latest groups was closed.
@@ -70,7 +70,8 @@ evotune_over_{number}:
 }}
 """
 
-# Makes the oldest copies until evotune_u of them are made, byte by byte, zeros behind the source.
+# Makes the oldest copies, byte by byte, until evotune_u copies are made; fills with zeros the bytes
+# that the source does not give.
 _MAKE = """
 {{
 .reg .u32 evb_n, evb_to, evb_bytes, evb_given, evb_i, evb_value;
@@ -120,7 +121,8 @@ evotune_over_{number}:
 }}
 """
 
-# The groups but the latest {groups}: those up to group evotune_c - {groups} - 1, if there is one.
+# Makes the copies of all but the latest {groups} groups, that is, of the groups up to
+# evotune_c - {groups} - 1, if there is one.
 _AWAIT = """
 {{
 .reg .u32 evc_n;
@@ -151,11 +153,12 @@ evotune_over_{number}:
 
 
 class UnknownCopy(Exception):
-    """PTX of a shape that nobody here knows how to rewrite; says which."""
+    """The PTX has a copy that this module cannot rewrite; the message says which."""
 
 
 def with_late_copies(ptx: str) -> tuple[str, int]:
-    """The PTX with its cp.async copies made as late as may be, and how many places issue one."""
+    """The PTX with its cp.async copies made as late as may be, and the number of places that issue
+    one."""
     if not _ANY.search(ptx):
         return ptx, 0
     if any(_ANY.search(function.group()) for function in _FUNCTION.finditer(ptx)):
@@ -176,7 +179,7 @@ def with_late_copies(ptx: str) -> tuple[str, int]:
 
 
 class _Writer:
-    """What stands in the place of each instruction."""
+    """Writes the replacement of each instruction."""
 
     def __init__(self) -> None:
         self.copies = 0

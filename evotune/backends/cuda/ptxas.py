@@ -1,4 +1,4 @@
-"""What ptxas says about the functions it assembled (`--ptxas-options=-v`), as numbers."""
+"""Reads the figures that ptxas prints of each function (`--ptxas-options=-v`)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _STACK_FIGURES = ("stack_bytes", "spill_store_bytes", "spill_load_bytes")
 
 
 def read_figures(log: str) -> dict[str, Json]:
-    """The worst of every figure over the entry functions, and under `entries` each one's own.
+    """The worst of every figure over the entry functions, and each function's own under `entries`.
 
-    A function that is called, not inlined, counts for every entry: ptxas does not say whose
-    it is.
+    A function that is called and not inlined counts for every entry, since ptxas does not say which
+    entry calls it.
     """
     entries: dict[str, dict[str, int]] = {}
     called = dict.fromkeys(_STACK_FIGURES, 0)

@@ -1,9 +1,9 @@
 """Launches machine code once on each of a few small cases: a program for compute-sanitizer.
 
-`python -m evotune.backends.cuda.sanitized_launch JOB`. It uses CuPy's driver calls alone, since a
-tool slows every kernel of its process down and PyTorch has many; and each buffer is an allocation
-of exactly its size, so that the first byte past its end belongs to nobody. An alarm ends it where
-whoever started the tool is gone.
+It runs as `python -m evotune.backends.cuda.sanitized_launch JOB`. It uses CuPy's driver calls
+alone, since a tool slows every kernel of its process down and PyTorch has many. Each buffer is an
+allocation of exactly its size, so that the tool reports the first byte past its end. An alarm ends
+the program in case the process that started the tool is gone.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def _open_device() -> Any:
 
 
 def _launch(runtime: Any, kernel: Any, case: SanitizedCase, *, poison: bool) -> None:
-    """With `poison` what the kernel must write is NaN before, else it is left as it comes."""
+    """Launches one case. With `poison`, outputs and scratch memory hold NaN before; else they stay
+    as they were allocated. Inputs are normal values."""
     from evotune.backends.cuda.kernel import bind
 
     pointers: dict[str, int] = {}
@@ -67,7 +68,7 @@ def _launch(runtime: Any, kernel: Any, case: SanitizedCase, *, poison: bool) -> 
             kind = runtime.memcpyHostToDevice
             runtime.memcpy(pointer, values.ctypes.data, values.nbytes, kind)
     for workspace in case.plan.workspaces:
-        # A kernel may have use for none; an allocation of nothing has no address.
+        # A workspace may have no bytes, and an allocation of none has no address.
         pointers[workspace.name] = runtime.malloc(max(1, workspace.bytes))
         zero = workspace.init == "zero_once"
         if zero or poison:

@@ -1,14 +1,18 @@
-"""A champion's machine code under NVIDIA's compute-sanitizer, where that is installed.
+"""Runs a champion's machine code under NVIDIA's compute-sanitizer, where that is installed.
 
-memcheck finds reads and writes outside any allocation, which guard bands cannot all see: what it
-finds disqualifies. initcheck finds reads of global memory that nobody has written: outputs and
-scratch memory are left for it as they were allocated; that disqualifies too. Of shared memory and
-of registers it knows nothing. racecheck finds hazards between threads on shared memory. What it
-finds disqualifies too, as a result that is not the same each time, in a kernel that uses no
-mbarriers. It knows no hand-over through mbarriers that a kernel drives by hand: producer warps that
-fill a buffer and consumer warps that read it are reported although the barrier orders them. So its
-findings on such a kernel, or on one compiled before that was noted, are kept as a failed check and
-shown as a warning beside the champion, and a reader who knows the kernel judges them.
+- memcheck finds reads and writes outside any allocation, not all of which guard bands can see. Its
+  findings disqualify.
+- initcheck finds reads of global memory that was never written; for it outputs and scratch memory
+  stay as they were allocated. It does not look at shared memory and registers. Its findings
+  disqualify.
+- racecheck finds hazards between threads on shared memory. Its findings disqualify a kernel that
+  uses no mbarriers, as NONDETERMINISTIC.
+
+racecheck does not understand a hand-over through mbarriers that a kernel drives by hand: it reports
+producer warps that fill a buffer and consumer warps that read it although the barrier orders them.
+So its findings on a kernel that uses mbarriers, or on one compiled before that was recorded, are
+kept as a failed check and shown as a warning beside the champion. A reader who knows the kernel
+judges them.
 """
 
 from __future__ import annotations
@@ -36,10 +40,10 @@ from evotune.scratch import scratch_folder
 from evotune.trial import Check, OutcomeKind
 
 LIMIT_S = 180.0
-"""A tool that runs longer is given up: its check is skipped."""
+"""A tool that runs longer is stopped, and its check is skipped."""
 
 DONE = "launched every case"
-"""The last words of a program under a tool: without them the tool has not seen the kernel."""
+"""The last line that the program prints; without it the tool has not seen every launch."""
 
 _OPTIONS = {"memcheck": ("--report-api-errors", "no"), "initcheck": (), "racecheck": ()}
 _ERROR_SUMMARY = re.compile(r"^=+ ERROR SUMMARY: (\d+) errors?\b", re.MULTILINE)
@@ -55,14 +59,14 @@ _WORDS_CHARACTERS = 200
 
 
 def find_sanitizer() -> str:
-    """Its path: on PATH, or in a CUDA toolkit; "" when it is not installed."""
+    """compute-sanitizer's path, on PATH or in a CUDA toolkit; "" when it is not installed."""
     roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     folders = [f"{root}/bin" for root in roots if root]
     return shutil.which(SANITIZER) or shutil.which(SANITIZER, path=os.pathsep.join(folders)) or ""
 
 
 def sanitize(cases: Sequence[SanitizedCase]) -> list[Check]:
-    """One check a tool, on `cases` of small shapes."""
+    """One check for each tool, on `cases` of small shapes."""
     path = find_sanitizer()
     if not path:
         return not_sanitized(f"{SANITIZER} is not installed")
@@ -71,15 +75,15 @@ def sanitize(cases: Sequence[SanitizedCase]) -> list[Check]:
     with scratch_folder() as folder:
         jobs = [folder / tool for tool in TOOLS]
         for tool, job in zip(TOOLS, jobs, strict=True):
-            # Filled memory counts as written.
+            # No poison for initcheck: it takes filled memory for written.
             job.write_bytes(encode(SanitizedLaunches(tuple(cases), poison=tool != "initcheck")))
         with ThreadPoolExecutor(len(TOOLS)) as pool:  # each takes seconds to start
             return list(pool.map(functools.partial(_run, path), TOOLS, jobs))
 
 
 def disqualification(check: Check, *, mbarriers: bool | None) -> OutcomeKind | None:
-    """How a champion of which a tool found that is to end; None when it may pass. Whether it uses
-    `mbarriers` is None where nobody noted it."""
+    """The outcome of a champion for which a tool gave `check`; None when it may pass. `mbarriers`
+    tells whether the kernel uses mbarriers; None where that was not recorded."""
     if check.status != "failed":
         return None
     if check.inputs.endswith("racecheck"):
@@ -109,7 +113,8 @@ def _run(path: str, tool: str, job: Path) -> Check:
 
 
 def read_findings(tool: str, output: str) -> Check:
-    """The check that a tool's output means: skipped unless it saw every launch to its end."""
+    """The check that a tool's output means. Without errors it is skipped unless the tool saw every
+    launch to its end."""
     found = _first_finding(output)
     if tool != "racecheck":
         summary = _ERROR_SUMMARY.search(output)
@@ -118,7 +123,7 @@ def read_findings(tool: str, output: str) -> Check:
         summary = _RACECHECK_SUMMARY.search(output)
         errors, warnings = map(int, summary.groups()) if summary else (0, 0)
     if errors:
-        # Whatever became of the program after: an error is an error.
+        # An error counts even if the program did not reach its end.
         detail = f"{_counted(errors, 'error')}: {found or 'see the tool'}"
         return sanitizer_check(tool, "failed", detail)
     if summary is None or DONE not in output:

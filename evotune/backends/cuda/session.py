@@ -28,18 +28,19 @@ from evotune.trial import Json
 _T = TypeVar("_T")
 _COPY_BYTES = 2 << 30
 _COPY_ROUNDS = 12
-# Of the memory. All sets of one trial on a long sequence must stay: where one of them does not, the
-# least recently used one is always the next, and each is made again, in float64, for each check.
+# A third of the memory. All input sets of one trial on a long sequence must fit: if one does not,
+# the least recently used set is always the next one needed, and every check computes its set again,
+# in float64.
 _POOL_SHARE = 3
 
 
 class CudaSession:
-    """The first GPU that this process sees; see `evotune.device.protocol.Session`."""
+    """The first GPU visible to this process; see `evotune.device.protocol.Session`."""
 
     torch_device = "cuda:0"
     sample_us = 250.0  # an event is exact to half a microsecond
-    untimed_calls = 0  # of hundreds in a graph
-    allocates = False  # a graph's outputs lie where they were when it was made
+    untimed_calls = 0  # a graph has hundreds of calls
+    allocates = False  # a graph's outputs stay where they were when it was captured
     in_order = True
 
     def __init__(self, profile: DeviceProfile) -> None:
@@ -55,10 +56,11 @@ class CudaSession:
         self._limits: Mapping[str, int] = {}
 
     def _open_pool(self) -> None:
-        """One pool for all graphs: what calls allocate while they are captured is free again for
-        the next graph, as no two replays overlap. The first graph keeps the pool alive."""
+        """Opens one memory pool for all graphs. Memory that calls allocate during a capture is free
+        again for the next graph, as no two replays overlap. The first graph keeps the pool
+        alive."""
         one = torch.zeros(1, device=self.torch_device)
-        one = one + one  # what is captured must have run before
+        one = one + one  # an operation must have run once before it is captured
         self._graph_pool = torch.cuda.graph_pool_handle()
         self._keeper = GraphSampler([lambda: one + one], self._stream, self._graph_pool)
 
@@ -75,10 +77,11 @@ class CudaSession:
         torch.cuda.synchronize()
 
     def settle(self) -> None:
-        """Torch's work is queued behind the launch, in the same stream."""
+        """Nothing to do: torch's work is queued behind the launch, in the same stream."""
 
     def free(self) -> None:
-        """A pool's memory is only given back with the last of its graphs."""
+        """Opens a new pool, since a pool's memory is only given back with the last of its
+        graphs."""
         self._open_pool()
         torch.cuda.empty_cache()
 
@@ -96,7 +99,7 @@ class CudaSession:
         target = torch.empty_like(source)
 
         def copy() -> object:
-            # By a kernel: as a node of a graph, a plain copy takes the slower copy engines.
+            # A kernel copies: a plain copy in a graph would run on the slower copy engines.
             return torch.bitwise_not(source, out=target)
 
         copy()
@@ -105,7 +108,8 @@ class CudaSession:
         return 2 * 8 * words / time_us / 1000
 
     def take_stock(self) -> str:
-        """The context's limits; a deeper stack is the driver's doing, and is taken back."""
+        """Compares the context's limits with the first reading. A deeper stack is the driver's
+        doing, so it is set back and not told."""
         self._limits = self._limits or read_limits()
         now = read_limits()
         if now.get(STACK) != self._limits.get(STACK):
@@ -114,15 +118,15 @@ class CudaSession:
         return ", ".join(changes(self._limits, now)[:1])
 
     def left_running(self, run: Callable[[], object] | None = None) -> str:
-        """Device code alone starts nothing that a synchronization does not wait for. What is left
-        of the context's limits is asked anyway: it costs next to nothing."""
+        """Device code alone starts nothing that a synchronization does not wait for. The context's
+        limits are compared anyway, since that costs next to nothing."""
         return self.take_stock()
 
     def perturbations(self) -> Mapping[str, Callable[[], AbstractContextManager[Disturb]]]:
         return Perturber(self._profile).perturbations()
 
     def undisturbed(self, sampler: Sampler) -> Sampler:
-        """Nothing runs beside it."""
+        """The sampler itself: nothing runs beside it."""
         return sampler
 
     def fault(self, error: RuntimeError) -> Fault | None:
@@ -142,18 +146,18 @@ class CudaSession:
 
 
 def _current_stream() -> int:
-    """As `torch.cuda.current_stream().cuda_stream`, which takes longer than a launch."""
+    """The same as `torch.cuda.current_stream().cuda_stream`, which takes longer than a launch."""
     return int(torch._C._cuda_getCurrentRawStream(0))
 
 
 def _with_room(attempt: Callable[[], _T]) -> _T:
-    """For what cannot be had of the memory that PyTorch keeps for later calls: a capture's own,
-    and the driver's for code and graphs. When it runs out, that memory is given back first."""
+    """Tries again, with the memory given back that PyTorch keeps for later calls, when memory ran
+    out. A capture's own memory, and the driver's for code and graphs, cannot come from it."""
     try:
         return attempt()
     except RuntimeError as error:
         if "out of memory" not in str(error):
             raise
-    # Only here: the error held what the calls had allocated.
+    # Outside the handler, since the error keeps alive the memory that the calls had allocated.
     torch.cuda.empty_cache()
     return attempt()

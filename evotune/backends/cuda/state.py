@@ -40,7 +40,8 @@ class GpuState:
             pass
 
     def read(self) -> Mapping[str, Json]:
-        """MHz, watts, degrees Celsius; what this GPU does not tell is left out."""
+        """Readings by name, in MHz, watts and degrees Celsius, and the throttle reasons. A reading
+        that this GPU does not offer is left out."""
         nvml, handle = self._nvml, self._handle
         if nvml is None:
             return {}

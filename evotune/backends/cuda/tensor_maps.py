@@ -1,8 +1,9 @@
-"""Tensor maps for the copy engine, encoded by the driver.
+"""Tensor maps for TMA, encoded by the driver.
 
-CuPy has no call for it. cuda-bindings has one, but is a wheel of its own for each CUDA major
-version that must match the others; this is one C function with a fixed signature, exported since
-CUDA 12.0 by the very libcuda that torch and CuPy have loaded. So ctypes calls it there.
+CuPy has no call that encodes one. cuda-bindings has one, but it is a further wheel for each CUDA
+major version, which must match the other wheels. The encoder is one C function with a fixed
+signature, which libcuda exports since CUDA 12.0; torch and CuPy have loaded libcuda, so ctypes
+calls it there.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _ZEROS_OUTSIDE = 0
 
 
 def encode(tensor_map: TensorMap, pointer: int) -> Any:
-    """128 bytes, aligned to 64, to be passed by value: the map of the tensor at `pointer`.
+    """The map of the tensor at `pointer`: 128 bytes, aligned to 64, passed to a kernel by value.
 
     LaunchFailure when the driver refuses it.
     """

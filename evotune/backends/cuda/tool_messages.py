@@ -1,4 +1,4 @@
-"""Messages in files, to processes of this backend that read one each."""
+"""Messages to this backend's own programs, which read one message from a file each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PERTURBED_BUILD: Decoder[CompileJob] = Decoder(CompileJob)
 
 
 class SanitizedLaunches(msgspec.Struct, frozen=True, tag=True):
-    """Launch each case once. With `poison` what a kernel must write is NaN before."""
+    """Asks to launch each case once. With `poison`, outputs and scratch memory hold NaN before."""
 
     cases: tuple[SanitizedCase, ...]
     poison: bool

@@ -1,8 +1,8 @@
-"""Triton kernels to machine code: needs neither a GPU nor a driver.
+"""Compiles Triton kernels to machine code. Needs no GPU and no driver.
 
-The cubin is launched like any other. What Triton would work out at each call from the values of
-arguments is fixed here: sizes are constexprs where the space has them under `define:`, and all
-pointers are multiples of 16 bytes, since the harness allocates them.
+The cubin is launched like any other. Triton specializes a kernel at each call by the values of its
+arguments; here that is fixed beforehand. Sizes are constexprs where the space has them under
+`define:`, and all pointers are multiples of 16 bytes, since the harness allocates them.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ _FIX = "fix: pip install 'evotune[triton]' (a CUDA build of torch brings its own
 
 
 class TritonCompiler:
-    """See `evotune.device.protocol.Compiler`. Imports the kernel's file: user's code.
+    """See `evotune.device.protocol.Compiler`. Importing the kernel's file runs the user's code.
 
-    It cannot be stopped from within: its process is killed when a compilation takes too long.
+    Triton cannot be stopped from within: the caller kills this process when compiling takes too
+    long.
     """
 
     def version(self) -> str:
@@ -71,7 +72,8 @@ class TritonCompiler:
     def compile(
         self, job: CompileJob, output: Path, timeout_s: float
     ) -> Mapping[str, Json] | CompileFailure:
-        """Resources as `NvrtcCompiler`'s, and the dynamic shared memory that the kernel needs."""
+        """Returns the figures that `NvrtcCompiler` returns, and the kernel's dynamic shared
+        memory."""
         triton = _triton()
         started = time.monotonic()
         printed = io.StringIO()
@@ -99,7 +101,7 @@ class TritonCompiler:
 
 
 class _Unsuitable(Exception):
-    """What is wrong with a kernel, in words for its writer."""
+    """The kernel cannot be compiled for evotune; the message tells its writer why."""
 
 
 def _installed_version() -> str:
@@ -111,7 +113,7 @@ def _installed_version() -> str:
 
 @functools.cache
 def _triton() -> Any:
-    """Triton, set up so that nothing of the user's environment changes what it makes."""
+    """Triton, set up so that the user's environment does not change the machine code."""
     version = _installed_version()
     if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
@@ -125,13 +127,13 @@ def _triton() -> Any:
     except (ImportError, OSError) as error:
         what = " ".join(str(error).split())
         raise EnvironmentProblem(f"Triton does not load ({what}); {_FIX}") from error
-    triton.knobs.nvidia.dump_ptxas_log = True  # printed, and so read: registers and spills
+    triton.knobs.nvidia.dump_ptxas_log = True  # prints registers and spills, which are read
     triton.knobs.compilation.disable_line_info = True  # else the code names a temporary file
     return triton
 
 
 def _function(job: CompileJob) -> Any:
-    """The function to compile, of the very sources that the job is about."""
+    """The function to compile. `_Unsuitable` when the sources are not those that the job names."""
     sources = read_sources(Path(job.root), job.source)
     if fingerprint(sources) != job.sources_sha256:
         raise _Unsuitable(f"{job.source} changed while the run was going on")
@@ -149,7 +151,8 @@ def _function(job: CompileJob) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _module(name: str, content: bytes) -> Any:
-    """Triton reads the functions' source through `linecache`: it must find these bytes there."""
+    """The module of these bytes. Triton reads its functions' source through `linecache`, so the
+    bytes are put there."""
     sha256 = hashlib.sha256(content).hexdigest()
     lines = content.decode().splitlines(keepends=True)
     linecache.cache[name] = (len(content), None, lines, name)
@@ -157,7 +160,7 @@ def _module(name: str, content: bytes) -> Any:
 
 
 def _specialised(function: Any, job: CompileJob) -> tuple[dict[str, str], dict[str, int], Any]:
-    """Type by parameter, value by constexpr, and what is known of pointers, by place."""
+    """Each parameter's type, each constexpr's value, and by position each pointer's attributes."""
     defines = dict(job.defines)
     parameters = list(function.params)
     taken = [parameter.name for parameter in parameters if not parameter.is_constexpr]
@@ -186,7 +189,7 @@ def _options(job: CompileJob) -> dict[str, Any]:
     chosen = {theirs: defines[ours] for ours, theirs in _OPTIONS.items() if ours in defines}
     if chosen.get("maxnreg") == 0:
         del chosen["maxnreg"]
-    # Triton 3.10 will fuse no more unless asked to; NVRTC always does.
+    # Triton 3.10 will no longer fuse unless asked to; NVRTC always fuses.
     return {"num_warps": _DEFAULT_WARPS, **chosen, "enable_fp_fusion": True}
 
 
@@ -199,7 +202,8 @@ def _capability(arch: str) -> int:
 def _refuse_what_a_launch_lacks(
     compiled: Any, signature: Mapping[str, str], job: CompileJob
 ) -> None:
-    """The launch was planned before: what the compiler wants beyond that, nobody gives it."""
+    """Refuses a kernel that needs more than the launch provides, which was planned beforehand:
+    other warps, scratch memory, or other arguments."""
     metadata = compiled.metadata
     warps = dict(job.defines).get(NUM_WARPS, _DEFAULT_WARPS)
     if metadata.num_warps != warps:
@@ -253,13 +257,14 @@ def _reason(error: Exception, job: CompileJob) -> str:
     chain: list[BaseException] = [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
-    # Triton wraps an error in one for each call that led to it; the innermost says most.
+    # Triton wraps an error once for each call that led to it; the innermost error says most.
     words = next((w for cause in reversed(chain) if (w := _words(cause))), type(error).__name__)
     return f"{job.source}: {words}"
 
 
 def _words(error: BaseException) -> str:
-    """One line; of Triton's errors the place in the function and what is wrong with it."""
+    """The error in one line. One of Triton's own errors gives the place in the function and the
+    mistake."""
     node, message = getattr(error, "node", None), getattr(error, "error_message", None)
     if node is not None:
         place = f"line {node.lineno} of its function: " if hasattr(node, "lineno") else ""
