@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from evotune.errors import StoreError
 from evotune.run_options import SearchSettings
-from evotune.search.population import Chronicle, Individual
+from evotune.search.population import Elites, Individual
 from evotune.search.strategy import Elite
 from evotune.search.unseen import SeenConfigurations, UnseenConfigurations
 from evotune.space.protocol import SearchSpace
@@ -33,7 +33,7 @@ class FoldedStrategy:
         self._unseen = UnseenConfigurations(space, self._seen)
         # A memo: the neighbours of the elites are needed again and again.
         self._neighbours = lru_cache(maxsize=64)(space.neighbours)
-        self._chronicle = Chronicle(settings.elites)
+        self._elites = Elites(settings.elites)
         self._told = 0
 
     @property
@@ -46,45 +46,38 @@ class FoldedStrategy:
 
     @property
     def best(self) -> Elite | None:
-        return next(iter(self._chronicle.elites), None)
+        return next(iter(self.elites), None)
 
     @property
     def elites(self) -> Sequence[Elite]:
-        return self._chronicle.elites
+        return self._elites.ranked
 
     @property
     def contender(self) -> float | None:
         elites = self.elites
         return elites[-1].fitness if len(elites) == self._settings.elites else None
 
-    @property
-    def logbook(self) -> Sequence[Mapping[str, Json]]:
-        return tuple(dict(record) for record in self._chronicle.logbook)
-
     def tell(self, trial: Trial) -> None:
         configuration = trial.configuration
         if configuration in self._seen:
             # Measured again: with two results of one configuration, the luckier one would lead the
             # search (Helion #3518).
-            self._chronicle.forget(configuration)
+            self._elites.forget(configuration)
             self._forget(configuration)
         self._seen.add(configuration)
         self._told += 1
         individual = None
         if trial.outcome.fitness is not None:
             individual = Individual(Elite(trial.number, configuration, trial.outcome.fitness))
-        self._chronicle.add(individual)
+            self._elites.add(individual)
         self._learn(trial, individual)
-        if self._told % self._settings.population == 0:
-            self._end_generation()
-            self._chronicle.close(self.generation, self._told)
 
     def snapshot(self) -> Json:
         return {
             **self._identity(),
             "told": self._told,
             "seen": self._seen.snapshot(),
-            "chronicle": self._chronicle.snapshot(),
+            "chronicle": self._elites.snapshot(),
             "learnt": self._snapshot_learnt(),
         }
 
@@ -100,7 +93,7 @@ class FoldedStrategy:
             self._told = int(snapshot["told"])
             self._seen.restore(snapshot["seen"])
             self._unseen.forget()
-            self._chronicle.restore(snapshot["chronicle"], self._names)
+            self._elites.restore(snapshot["chronicle"], self._names)
             self._restore_learnt(snapshot["learnt"])
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             self.__init__(self._space, self._settings)  # type: ignore[misc]  # half restored
@@ -122,9 +115,6 @@ class FoldedStrategy:
 
     def _forget(self, configuration: Configuration) -> None:
         """Hook: forget a configuration's earlier outcome, since it was measured again."""
-
-    def _end_generation(self) -> None:
-        """Hook: a generation is complete."""
 
     def _snapshot_learnt(self) -> Json:
         """Hook: the state that the other hooks keep, as JSON-able data."""

@@ -1,4 +1,4 @@
-"""The one module that touches DEAP: individuals, operators, selection, hall of fame, records.
+"""The one module that touches DEAP: individuals, operators, selection, hall of fame.
 
 Two habits of DEAP do not suit a resumable search: its operators draw from the global `random`, and
 `creator.create` writes classes into a module's globals. So the operators here take a generator,
@@ -8,8 +8,7 @@ DEAP's own selection runs with the global one set to the caller's, and the class
 from __future__ import annotations
 
 import random
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -142,82 +141,37 @@ def _pair(ranked: list[Compromise], count: int, rng: random.Random) -> list[Comp
     return winners
 
 
-class Chronicle:
-    """Records a search: its hall of fame, and a logbook with statistics for each generation.
+class Elites:
+    """The best trials so far: DEAP's hall of fame, with the order that the search needs."""
 
-    Call `add` for each trial, and `close` at the end of each generation.
-    """
-
-    def __init__(self, elites: int) -> None:
-        self.hall = tools.HallOfFame(elites, similar=_same_configuration)
-        self.logbook = tools.Logbook()
-        self._statistics = tools.Statistics(key=lambda individual: individual.elite.fitness)
-        for name, function in _STATISTICS.items():
-            self._statistics.register(name, function)
-        self._brood: list[Individual] = []  # successes of the present generation
-        self._failures = 0
+    def __init__(self, count: int) -> None:
+        self.hall = tools.HallOfFame(count, similar=_same_configuration)
 
     @property
-    def elites(self) -> tuple[Elite, ...]:
-        """The elites, best first; among equals the earlier first (unlike in the hall of fame)."""
+    def ranked(self) -> tuple[Elite, ...]:
+        """Best first; among equals the earlier first (unlike in the hall of fame)."""
         elites = (individual.elite for individual in self.hall)
         return tuple(sorted(elites, key=lambda elite: (-elite.fitness, elite.number)))
 
-    def add(self, individual: Individual | None) -> None:
-        """Records a success, or a failure when `individual` is None."""
-        if individual is None:
-            self._failures += 1
-        else:
-            self._brood.append(individual)
-            self.hall.update([individual])
+    def add(self, individual: Individual) -> None:
+        self.hall.update([individual])
 
     def forget(self, configuration: Configuration) -> None:
         for i, individual in enumerate(self.hall):
             if individual.elite.configuration == configuration:
                 self.hall.remove(i)
                 break
-        self._brood = [i for i in self._brood if i.elite.configuration != configuration]
-
-    def close(self, generation: int, evaluations: int) -> None:
-        compiled = self._statistics.compile(self._brood) if self._brood else {}
-        self.logbook.record(
-            generation=generation,
-            evaluations=evaluations,
-            failures=self._failures,
-            best=self.hall[0].elite.fitness if self.hall else None,
-            **{name: compiled.get(name) for name in _STATISTICS},
-        )
-        self._brood = []
-        self._failures = 0
 
     def snapshot(self) -> dict[str, Json]:
-        return {
-            "hall": [individual.to_json() for individual in self.hall],
-            "logbook": [dict(record) for record in self.logbook],
-            "brood": [individual.to_json() for individual in self._brood],
-            "failures": self._failures,
-        }
+        return {"hall": [individual.to_json() for individual in self.hall]}
 
     def restore(self, snapshot: Mapping[str, Json], names: Sequence[str]) -> None:
         self.hall.clear()
         # From the worst to the best, as the hall puts a newcomer before its equals.
         for data in reversed(snapshot["hall"]):
             self.hall.update([Individual.from_json(data, names)])
-        self.logbook = tools.Logbook()
-        for record in snapshot["logbook"]:
-            self.logbook.record(**record)
-        self._brood = [Individual.from_json(data, names) for data in snapshot["brood"]]
-        self._failures = snapshot["failures"]
 
 
 def _same_configuration(first: Individual, second: Individual) -> bool:
     """Compares configurations, since the tuples (1,) and (True,) would be equal."""
     return first.elite.configuration == second.elite.configuration
-
-
-_STATISTICS: Mapping[str, Callable[[Sequence[float]], float]] = {
-    "mean": statistics.fmean,
-    "deviation": statistics.pstdev,
-    "worst": min,
-    "top": max,
-}

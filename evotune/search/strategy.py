@@ -6,7 +6,7 @@ else. So a resumed run asks for the same configurations as an uninterrupted one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,14 +70,3 @@ class Strategy(Protocol):
     def contender(self) -> float | None:
         """The fitness that a trial must exceed to become an elite; None while any fitness will
         do."""
-
-    @property
-    def logbook(self) -> Sequence[Mapping[str, Json]]:
-        """A record for each generation.
-
-        - generation: its number.
-        - evaluations: the trials told until its end.
-        - failures: the number of its failed trials.
-        - best: the best fitness so far, None without any.
-        - mean, deviation, worst, top: statistics of its trials' fitness, None without any.
-        """

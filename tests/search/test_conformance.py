@@ -203,7 +203,6 @@ def test_views_tell_the_best_the_elites_and_the_generations(name: str) -> None:
     assert search.strategy.best == elites[0]
     assert search.strategy.told == 105
     assert search.strategy.generation == 10
-    assert [record["generation"] for record in search.strategy.logbook] == list(range(1, 11))
 
 
 @every_strategy
@@ -212,8 +211,6 @@ def test_knows_no_best_while_everything_fails(name: str) -> None:
     search.run(60)
     assert search.strategy.best is None
     assert list(search.strategy.elites) == []
-    assert {record["failures"] for record in search.strategy.logbook} == {8}
-    assert {record["mean"] for record in search.strategy.logbook} == {None}
 
 
 @every_strategy

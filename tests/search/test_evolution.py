@@ -111,21 +111,6 @@ def test_pending_proposals_push_the_next_one_elsewhere() -> None:
     assert statistics.fmean(differing) > 2
 
 
-def test_the_logbook_counts_failures_and_describes_each_generation() -> None:
-    recorded = recording()
-    search = session("evolution", recorded.space, recorded.outcome, population=10)
-    search.run(30)
-    search.drain()
-    for generation, record in enumerate(search.strategy.logbook):
-        brood = search.proposals[10 * generation : 10 * generation + 10]
-        fitness = [f for c in brood if (f := recorded.outcome(c).fitness) is not None]
-        assert record["failures"] == 10 - len(fitness)
-        assert record["evaluations"] == 10 * generation + 10
-        assert record["mean"] == pytest.approx(statistics.fmean(fitness))
-        assert record["top"] == max(fitness)
-        assert record["worst"] == min(fitness)
-
-
 def test_keeps_sampling_while_everything_fails() -> None:
     """While there is no success to search around, the search must still sample the whole space."""
     recorded = recording()

@@ -8,7 +8,7 @@ import pytest
 from deap import tools
 
 from evotune.search.population import (
-    Chronicle,
+    Elites,
     HigherIsBetter,
     Individual,
     create_toolbox,
@@ -88,54 +88,29 @@ def test_select_prefers_the_fitter() -> None:
     assert statistics.fmean(chosen) > 14  # 9.5 without selection
 
 
-def test_the_chronicle_keeps_deap_objects_and_the_best_distinct_elites() -> None:
-    chronicle = Chronicle(elites=2)
+def test_the_best_distinct_elites_are_kept_in_deaps_hall_of_fame() -> None:
+    elites = Elites(2)
     for number, fitness in enumerate([0.1, 0.5, 0.3, 0.5]):
-        chronicle.add(individual(number, fitness))
-    chronicle.add(None)
-    assert isinstance(chronicle.hall, tools.HallOfFame)
-    assert isinstance(chronicle.logbook, tools.Logbook)
-    assert [(e.number, e.fitness) for e in chronicle.elites] == [(1, 0.5), (3, 0.5)]
-
-
-def test_a_generation_is_recorded_with_statistics_of_its_successes() -> None:
-    chronicle = Chronicle(elites=2)
-    for number, fitness in enumerate([1.0, 2.0, 6.0]):
-        chronicle.add(individual(number, fitness))
-    chronicle.add(None)
-    chronicle.close(generation=1, evaluations=4)
-    chronicle.add(individual(4, 3.0))
-    chronicle.close(generation=2, evaluations=5)
-    assert chronicle.logbook.select("mean") == [3.0, 3.0]
-    assert chronicle.logbook.select("failures") == [1, 0]
-    assert chronicle.logbook[0] == {
-        "generation": 1,
-        "evaluations": 4,
-        "failures": 1,
-        "best": 6.0,
-        "mean": 3.0,
-        "deviation": statistics.pstdev([1.0, 2.0, 6.0]),
-        "worst": 1.0,
-        "top": 6.0,
-    }
-    assert chronicle.logbook[1]["best"] == 6.0  # of all generations; `top` is of one
+        elites.add(individual(number, fitness))
+    assert isinstance(elites.hall, tools.HallOfFame)
+    assert [(e.number, e.fitness) for e in elites.ranked] == [(1, 0.5), (3, 0.5)]
 
 
 def test_true_and_one_are_different_genes() -> None:
-    chronicle = Chronicle(elites=2)
-    chronicle.add(Individual(Elite(0, Configuration({"A": True}), 1.0)))
-    chronicle.add(Individual(Elite(1, Configuration({"A": 1}), 2.0)))
-    assert [e.number for e in chronicle.elites] == [1, 0]
+    elites = Elites(2)
+    elites.add(Individual(Elite(0, Configuration({"A": True}), 1.0)))
+    elites.add(Individual(Elite(1, Configuration({"A": 1}), 2.0)))
+    assert [e.number for e in elites.ranked] == [1, 0]
 
 
 def test_equal_elites_keep_their_order_in_a_snapshot() -> None:
-    chronicle = Chronicle(elites=3)
+    elites = Elites(3)
     for number in range(5):
-        chronicle.add(individual(number, 1.0))
-    restored = Chronicle(elites=3)
-    restored.restore(chronicle.snapshot(), NAMES)
-    assert restored.elites == chronicle.elites
-    for copy in (chronicle, restored):
+        elites.add(individual(number, 1.0))
+    restored = Elites(3)
+    restored.restore(elites.snapshot(), NAMES)
+    assert restored.ranked == elites.ranked
+    for copy in (elites, restored):
         copy.add(individual(6, 1.0))
         copy.add(individual(7, 2.0))
-    assert [e.number for e in restored.elites] == [e.number for e in chronicle.elites]
+    assert [e.number for e in restored.ranked] == [e.number for e in elites.ranked]
