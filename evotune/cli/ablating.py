@@ -1,4 +1,4 @@
-"""`ablate`: what each choice of a run's champion is worth, measured."""
+"""`ablate`: measures the worth of each choice in a run's champion."""
 
 from __future__ import annotations
 

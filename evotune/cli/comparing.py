@@ -106,7 +106,7 @@ def _verdict(undecided: bool, broken: bool) -> int:
 
 
 def _why_not(a: Side, b: Side) -> str:
-    """Why there is nothing to compare."""
+    """The reason why A and B cannot be compared."""
     for one in (a, b):
         if one.outcome is None:
             return f"{one.name} was not tried; --remeasure times both now"
@@ -116,7 +116,11 @@ def _why_not(a: Side, b: Side) -> str:
 
 
 def _side(text: str, runs_dir: Path) -> tuple[RunFolder, Side]:
-    """RUN, RUN:NUMBER or RUN:default; what comes after the last colon, if it looks like one."""
+    """The run and the configuration that RUN, RUN:NUMBER or RUN:default names.
+
+    The text after the last colon counts only when it is a number or `default`: a run's path may
+    hold a colon too.
+    """
     from evotune.engine.folder import find_run
     from evotune.report.comparison import side
     from evotune.report.data import RunData

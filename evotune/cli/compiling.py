@@ -1,4 +1,4 @@
-"""`compile`: what becomes of a space's configurations in the compiler."""
+"""`compile`: compiles configurations of a space, and shows the resources that each needs."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _compile(
 
 
 class ProgressNotes:
-    """A line for each of the first failures, and one every few seconds."""
+    """Writes a line for each of the first failures, and a line every few seconds."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -125,7 +125,8 @@ def _progress(summary: CompileSummary) -> str:
 def _writer(
     terminal: Terminal, style: str, output: str
 ) -> Iterator[tuple[Callable[[CompileRow], None], Callable[[CompileSummary], None]]]:
-    """What to do with each row, and with the summary in the end. Only `json` keeps all rows."""
+    """A function to call with each row, and one to call with the summary at the end. Only the
+    `json` format keeps all rows in memory."""
     from evotune.report.records import to_json, to_jsonl
 
     if style == "jsonl":
@@ -149,7 +150,7 @@ def _writer(
 
 @dataclass(slots=True)
 class _Shown:
-    """The rows a table has room for: failures first, then broken limits, spills, and the rest."""
+    """The rows that fit into a table: failures first, then broken limits, spills, and the rest."""
 
     kinds: tuple[list[CompileRow], ...] = field(default_factory=lambda: ([], [], [], []))
 
@@ -198,7 +199,7 @@ def _parts(rows: Sequence[CompileRow], summary: CompileSummary) -> Iterator[Tabl
 
 
 def _varying(rows: Sequence[CompileRow]) -> list[str]:
-    """The parameters that tell the rows apart; all of them where there is only one row."""
+    """The parameters whose values differ between the rows; all parameters for a single row."""
     if len(rows) == 1:
         return list(rows[0].configuration)
     names = rows[0].configuration if rows else ()
@@ -220,7 +221,7 @@ def _figure(row: CompileRow, name: str) -> str:
 
 
 def failure_parts(summary: CompileSummary) -> Iterator[Table | str]:
-    """The reasons, most frequent first, and the summary."""
+    """A table of the failures' reasons, the most frequent first, and the summary's lines."""
     from evotune.cli.tables import text_table
 
     if summary.reasons:

@@ -1,4 +1,4 @@
-"""Values that a shell offers for options and arguments."""
+"""The values that a shell offers when it completes options and arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evotune.command_line import RUNS_DIR
 def complete_run(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """`latest`, the runs of the folder, newest first, and paths."""
+    """`latest` and the folder's runs, newest first; paths when none of these fits."""
     from evotune.engine.folder import list_runs
 
     runs_dir = context.params.get("runs_dir") or RUNS_DIR
@@ -23,7 +23,7 @@ def complete_run(
 def complete_device(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The values of `--device`; of the GPUs that may be here, the first two."""
+    """The values of `--device`: `auto`, and the names that each backend offers."""
     from evotune.backends import registry
 
     known = [

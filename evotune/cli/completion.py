@@ -1,4 +1,4 @@
-"""`completion`: a shell's script that completes evotune's commands, options, runs and spaces."""
+"""`completion`: prints a shell script that completes evotune's commands, options, runs, spaces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def completion(context: click.Context, *, shell: str) -> int:
     kind = get_completion_class(shell)
     assert kind is not None
     made = kind(context.find_root().command, {}, "evotune", _VARIABLE)
-    # Not `source()`: for bash it runs bash to ask its version, and any since 2009 will do.
+    # Not `source()`: for bash it starts bash to ask for its version, and every bash since 2009 is
+    # new enough.
     text = made.source_template % made.source_vars()
     sys.stdout.write(text.strip() + "\n")
     return 0

@@ -1,4 +1,4 @@
-"""An error nobody foresaw: one line for the user, the traceback in a file."""
+"""An internal error: the user reads one line, and a file keeps the traceback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from evotune.version import __version__
 
 
 def report(error: BaseException, terminal: Terminal) -> None:
-    """Says what happened and where the traceback is; with --verbose shows it too."""
+    """Names the error and the file with its traceback on stderr; --verbose shows the traceback
+    there too."""
     text = "".join(traceback.format_exception(error))
     path = _write(text, terminal)
     if terminal.verbose or path is None:
@@ -29,7 +30,8 @@ def report(error: BaseException, terminal: Terminal) -> None:
 
 
 def _write(text: str, terminal: Terminal) -> Path | None:
-    """Into the run's logs when there is a run, else the cache, else the temporary folder."""
+    """Writes the traceback into the run's logs when there is a run, else into the cache, else into
+    the temporary folder. None when no folder takes it."""
     name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     for folder in _folders(terminal):
         with contextlib.suppress(OSError):

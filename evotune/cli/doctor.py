@@ -1,4 +1,4 @@
-"""`doctor`: is everything here that tuning needs, and if not, how to get it."""
+"""`doctor`: shows whether everything that tuning needs is here, and how to get the rest."""
 
 from __future__ import annotations
 

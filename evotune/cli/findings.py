@@ -1,4 +1,4 @@
-"""What `evotune doctor` looks at. Each finding that is not fine says how to make it so."""
+"""The findings of `evotune doctor`. A finding that is not fine says how to fix it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evotune.version import __version__
 
 
 def examine() -> list[Finding]:
-    """All findings, in the order they are shown. Does not import torch."""
+    """All findings, in the order in which they are shown. Does not import torch."""
     with interruptible():
         found = [backend.doctor() for backend in registry.every()]
     return [
@@ -39,7 +39,7 @@ def _package(name: str) -> Finding:
 
 
 def _broken(line: str) -> Finding:
-    """Of a plugin that cannot be loaded."""
+    """The finding for a plugin that cannot be loaded."""
     what, _, fix = line.partition("; fix: ")
     return Finding("plugin", Status.BROKEN, what, fix)
 

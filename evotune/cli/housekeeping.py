@@ -1,4 +1,4 @@
-"""`list`, `rm` and `cache`: what ships with evotune, and what it keeps on this machine."""
+"""`list`, `rm` and `cache`: the shipped spaces, and the runs and kernels kept on this machine."""
 
 from __future__ import annotations
 
@@ -136,6 +136,6 @@ def cache(terminal: Terminal, *, clear: bool, days: float) -> int:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Objects and jobs; nothing else that lies there."""
+    """The cache's own files, objects and jobs; anything else in the folder stays."""
     for part in ("objects", "jobs"):
         yield from (path for path in sorted((folder / part).glob("??/*")) if path.is_file())

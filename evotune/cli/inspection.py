@@ -1,4 +1,4 @@
-"""`check` and `schema`: a space looked at without searching it."""
+"""`check` and `schema`: read a space without searching it, and print the schema of its file."""
 
 from __future__ import annotations
 

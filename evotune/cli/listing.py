@@ -1,4 +1,4 @@
-"""`status` without a run: all runs of a folder, a row each."""
+"""`status` without a run: a table of all runs in a folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def print_runs(terminal: Terminal, runs_dir: Path, style: str, output: str) -> None:
-    """The oldest first, as files are listed; a damaged one is a row, too."""
+    """Prints a row for each run, the oldest first. A damaged run has a row too."""
     found = list(_summaries(runs_dir))
     if style == "json":
         from evotune.report.records import to_json
@@ -56,7 +56,8 @@ def _row(run: RunFolder, summary: RunSummary | StoreError) -> tuple[str, ...]:
 
 
 def _best(summary: RunSummary) -> str:
-    """The leader without its interval; `(search)` behind what no fresh process confirmed."""
+    """The speedup of the run's best, without its interval. `(search)` follows a speedup that no
+    fresh process has confirmed."""
     row = summary.best
     if row is None:
         return wording.NONE

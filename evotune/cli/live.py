@@ -1,4 +1,4 @@
-"""The live view of a run: what a terminal shows while it goes on."""
+"""The live panel: the facts of a run, laid out for a terminal while the run is going on."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _ASCII_BLOCKS = "_.-=+*#@"
 _ELITES = 5
 _FIRST_TO_GO = ("elites", "configuration", "stages", "device", "curve")
-_ROW_BY_ROW = ("elites",)  # each row is whole without the next
-_WIDEST = 100  # wider lines are hard to take in at a glance
+_ROW_BY_ROW = ("elites",)  # parts whose rows stand alone: cut between two rows, no ellipsis needed
+_WIDEST = 100  # wider lines are hard to read at a glance
 
 
 def panel(
     standing: Standing, width: int, encoding: str = "utf-8", height: int | None = None
 ) -> Group:
-    """No line is wider than `width`, and there are `height` lines at most: what scrolls out of a
-    terminal cannot be drawn again. The same number as long as nothing new is known."""
+    """The panel's lines: each narrower than `width`, and at most `height` of them.
+
+    A line that scrolls out of the terminal cannot be drawn again, hence the limit. The number of
+    lines stays the same until a new fact is known.
+    """
     from rich.console import Group
     from rich.text import Text
 
@@ -53,8 +56,11 @@ def panel(
 
 
 def _cut(parts: dict[str, list[Text]], height: int) -> None:
-    """Until there are `height` rows at most: the parts of `_FIRST_TO_GO` lose their last rows, one
-    part after the other; what is cut in the middle ends with an ellipsis."""
+    """Removes rows until at most `height` are left.
+
+    The parts of `_FIRST_TO_GO` lose their last rows first, one part after the other. A text that is
+    cut in the middle ends with an ellipsis.
+    """
     for name in (*_FIRST_TO_GO, *reversed(parts)):
         rows = parts[name]
         excess = sum(map(len, parts.values())) - height
@@ -67,7 +73,8 @@ def _cut(parts: dict[str, list[Text]], height: int) -> None:
 
 
 def sparkline(values: Sequence[float], width: int, blocks: str = _BLOCKS) -> str:
-    """`values` in at most `width` characters, the last of each stretch; a space where NaN."""
+    """Draws `values` as at most `width` characters. Each stands for a stretch of values and shows
+    the last of them; NaN is a space."""
     count = min(width, len(values))
     picked = [values[(at + 1) * len(values) // count - 1] for at in range(count)]
     known = [value for value in picked if math.isfinite(value)]
@@ -81,7 +88,7 @@ def sparkline(values: Sequence[float], width: int, blocks: str = _BLOCKS) -> str
 
 
 def _labelled(label: str, text: str, width: int, style: str = "") -> list[Text]:
-    """The text wrapped behind its label, which is dim; nothing for no text."""
+    """The text, wrapped, behind its dim label. No lines when the text is empty."""
     from rich.text import Text
 
     indent = 10

@@ -1,4 +1,4 @@
-"""The entry point: finds the command, and turns every way it can end into an exit code.
+"""The entry point: finds the command, runs it, and turns the way it ends into an exit code.
 
 0 done · 1 no valid candidate, a check failed · 2 usage or space error · 3 environment ·
 4 store damaged · 5 run locked · 6 undecided, too noisy ·
@@ -86,16 +86,17 @@ class Application(click.Group):
             say("interrupted")
             return Interrupted.exit_code
         except BrokenPipeError:
-            _discard_stdout()  # the reader (head, less) has seen enough
+            _discard_stdout()  # the program that reads our output (head, less) has closed the pipe
             return terminal.verdict
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
-        except Exception as error:  # noqa: BLE001 - the process's border: recorded, never lost
+        except Exception as error:  # noqa: BLE001 - nothing above this would record the error
             return _unexpected(error, terminal)
 
 
 def _interrupted(error: BaseException | None) -> bool:
-    """Whether it came of a KeyboardInterrupt: an import that meets one may raise another error."""
+    """Whether a KeyboardInterrupt caused the error: an import that is interrupted may raise another
+    error in its place."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -121,7 +122,7 @@ def _unexpected(error: Exception, terminal: Terminal) -> int:
 
 
 def _discard_stdout() -> None:
-    """Lets the interpreter's own flush at exit succeed."""
+    """Sends stdout to the null device, so that the interpreter's own flush at exit succeeds."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
@@ -155,7 +156,7 @@ application = Application(
 def main(arguments: list[str] | None = None) -> Any:
     """Runs the command line and exits the process with its code."""
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character gets its escape, never an exception.
+        # Where the stream's encoding lacks a character, its escape is printed: no exception.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     return application.main(args=arguments, prog_name="evotune")

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the command class that knows the global ones."""
+"""Options that several commands share, and the command class that adds the global ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TRUST = "evotune.trust"  # in a context: whether either name of the flag was gi
 
 
 def global_options() -> list[click.Option]:
-    """--color, -q and -v: allowed before a command and after it."""
+    """--color, -q and -v. They may stand before a command's name and after it."""
     return [
         click.Option(
             ["--color"],
@@ -54,7 +54,7 @@ class Command(click.Command):
 
 
 class _Positive(click.FloatRange):
-    """A number above 0 that is one: FloatRange lets NaN and infinity through."""
+    """A finite number above 0: FloatRange alone lets NaN and infinity through."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -65,7 +65,7 @@ class _Positive(click.FloatRange):
         return number
 
 
-STRATEGIES = "evolution, local, random, exhaustive or nsga2"  # a test holds it to the catalog's
+STRATEGIES = "evolution, local, random, exhaustive or nsga2"  # a test compares it with the catalog
 POSITIVE = _Positive(min=0, min_open=True)
 
 
@@ -99,7 +99,8 @@ def space_argument(*, required: bool = True) -> Callable[[Function], Function]:
 
 
 def trust_option(function: Function) -> Function:
-    """--trust: execute code from elsewhere without asking. It was called --trust-problem once."""
+    """--trust: execute code from elsewhere without asking. Its old name --trust-problem is hidden,
+    and still works."""
     for name in ("--trust-problem", "--trust"):
         function = click.option(
             name,
@@ -124,12 +125,12 @@ def runs_dir_option(function: Function) -> Function:
 
 
 def run_argument(function: Function) -> Function:
-    """RUN: an id, a unique beginning of one, a path, or `latest`."""
+    """RUN: a run's id, a unique beginning of an id, a path, or `latest`."""
     return click.argument("run", metavar="RUN", shell_complete=complete_run)(function)
 
 
 def optional_run_argument(function: Function) -> Function:
-    """RUN, or None."""
+    """RUN, which may be left out: the command then gets None."""
     return click.argument("run", metavar="[RUN]", required=False, shell_complete=complete_run)(
         function
     )
@@ -213,7 +214,7 @@ def _trust(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
 
 
 def _ask(paths: Sequence[Path]) -> bool:
-    """Whether somebody at the terminal agrees to execute the files; nobody is no."""
+    """Asks at the terminal whether to execute the files. Without a terminal the answer is no."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     say("This would execute code that lies outside this folder, or came with a run's:")

@@ -1,4 +1,4 @@
-"""The packages that evotune cannot do without. Imports none of them, nor a module that does."""
+"""The packages that evotune requires. This module imports none of them, and no module that does."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ REQUIRED = {
     "click": "click",
     "plotly": "plotly",
 }
-"""By the name that pip knows: the name to import."""
+"""The module to import, by pip's name of the package."""
 
 _ENVIRONMENT = 3
 
 
 def missing() -> list[str]:
-    """The required packages that cannot be imported, since there are none of that name."""
+    """The required packages whose module is not found. Nothing is imported to find out."""
     return [name for name, module in REQUIRED.items() if not _is_here(module)]
 
 
@@ -37,7 +37,7 @@ def _is_here(module: str) -> bool:
 
 
 def version(name: str) -> str:
-    """Of an installed package; "" of one that is not."""
+    """An installed package's version; "" when the package is not installed."""
     import importlib.metadata
 
     try:
@@ -47,12 +47,12 @@ def version(name: str) -> str:
 
 
 def fix(name: str) -> str:
-    """The command that installs it, in the version that evotune asks for."""
+    """The command that installs the package in a version that evotune accepts."""
     return f"pip install '{_requirement(name)}'"
 
 
 def _requirement(name: str) -> str:
-    """As evotune's own metadata says it; the bare name in a source tree."""
+    """The requirement in evotune's own metadata; the bare name where evotune is not installed."""
     import importlib.metadata
     import re
 
@@ -68,20 +68,22 @@ def _requirement(name: str) -> str:
 
 
 def provider(module: str | None) -> str | None:
-    """The required package that a module belongs to, by the name that pip knows."""
+    """Pip's name of the required package that a module belongs to; None for other modules."""
     top = (module or "").partition(".")[0]
     return next((name for name, known in REQUIRED.items() if known == top), None)
 
 
 def say_missing(name: str) -> int:
-    """For any command but `doctor`; the exit code."""
+    """Tells the user that the package is missing; returns the exit code. `doctor` does not use it:
+    it tells more."""
     text = f"error: not installed: {name}; `evotune doctor` tells how to get it"
     print(text, file=sys.stderr)
     return _ENVIRONMENT
 
 
 def doctor(names: Sequence[str], arguments: Sequence[str]) -> int:
-    """Says in the formats of `doctor` what can be said without the packages; the exit code."""
+    """`doctor` without the missing packages: lists them in doctor's own formats, with the commands
+    that install them, and returns the exit code."""
     import argparse
     import json
 

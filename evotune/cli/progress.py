@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 _PLAIN_EVERY_S = 10.0
-_PLAIN_COLUMNS = 118  # log viewers and CI pages cut or fold what is longer
+_PLAIN_COLUMNS = 118  # log viewers and CI pages cut or fold longer lines
 _REFRESH_PER_SECOND = 4
 
 
 class PlainProgress:
-    """A line at each new best and about every ten seconds, none for the replay of a resumed run.
+    """Writes a line at each new best and about every ten seconds.
 
-    A lost stderr never ends a run.
+    While a resumed run is told its stored trials again, it writes no such lines. An OSError of
+    stderr does not end the run.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """The same facts in place, redrawn a few times a second by rich's own thread."""
+    """A panel of the same facts. rich's own thread redraws it in place a few times a second."""
 
     def __init__(
         self,
@@ -110,13 +111,15 @@ class LiveProgress:
         self._standing.ended_s = elapsed_s
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # One line less than there are: behind the last panel the cursor takes a line of its own.
+        # One line less than the terminal has: the cursor stands on a line of its own below the
+        # last panel.
         height = options.size.height - 1
         yield panel(self._standing, options.max_width, options.encoding, height)
 
 
 class KnowsTheRun:
-    """Passes everything on; as soon as the run has a folder, tracebacks of bugs go there."""
+    """Passes every call on to the observer. Once the run has a folder, tracebacks of bugs go
+    there."""
 
     def __init__(self, observer: Observer, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -134,14 +137,15 @@ class KnowsTheRun:
 
 @contextlib.contextmanager
 def show_progress(terminal: Terminal) -> Iterator[Observer]:
-    """The observer of a run of this process."""
+    """The observer for a run that this process works on."""
     with progress_observer(terminal) as observer:
         yield KnowsTheRun(observer, terminal)
 
 
 @contextlib.contextmanager
 def progress_observer(terminal: Terminal) -> Iterator[Observer]:
-    """The observer that suits stderr; the live panel ends with the block."""
+    """The observer that suits stderr: none of it with --quiet, plain lines or the live panel. The
+    panel ends with the block."""
     console = terminal.stderr()
     if terminal.quiet:
         yield SilentObserver()
@@ -151,8 +155,8 @@ def progress_observer(terminal: Terminal) -> Iterator[Observer]:
         from rich.live import Live
 
         standing = Standing()
-        # Live takes over stderr: a line written meanwhile appears above the panel. It starts with
-        # the run: before that, somebody may be asked something.
+        # Live takes over stderr: a line written meanwhile appears above the panel. It starts only
+        # with the run, since the user may be asked a question before that.
         panels = Live(console=console, refresh_per_second=_REFRESH_PER_SECOND)
         live = LiveProgress(standing, start=panels.start)
         panels.update(live)

@@ -1,4 +1,4 @@
-"""`status`, `top` and `report`: what a run's folder holds, without touching a device."""
+"""`status`, `top` and `report`: show the content of a run's folder, without touching a device."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from evotune.report.data import RunData
     from evotune.report.summary import RunSummary
 
-_FACT_COLUMNS = len("trials per minute") + 3  # what stands before a fact in `status`
+_FACT_COLUMNS = len("trials per minute") + 3  # the width of the names before the facts in `status`
 
 
 @click.command(cls=Command, example="evotune status latest --watch")
@@ -152,7 +152,7 @@ def report(
                 for piece in REPORTS[style](data):
                     write(piece)
         except EvotuneError:
-            if Path(output).is_file():  # the beginning of a report is none
+            if Path(output).is_file():  # half a report would be taken for a whole one
                 Path(output).unlink()
             raise
     return 0

@@ -148,7 +148,8 @@ def _facts(found: Replay, strategy: str) -> Iterator[tuple[str, str]]:
 
 
 def _reached(evaluations: list[int | None]) -> str:
-    """The median over all repeats; one that did not get there took longer than any that did."""
+    """The median over all repeats. A repeat that did not reach the time counts as longer than any
+    that did."""
     found = sorted(n for n in evaluations if n is not None)
     share = f"{len(found)} of {len(evaluations)} repeats"
     middle = (len(evaluations) - 1) // 2

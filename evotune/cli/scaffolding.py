@@ -1,4 +1,4 @@
-"""`init`: a tunable kernel of the user's own, complete enough to run at once."""
+"""`init`: makes a folder with a tunable kernel that runs at once, for the user to change."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _bring_in(
     from evotune.cli.kernel_tuner.importing import import_script
 
     if name is not None:
-        _new_folder(name)  # refused before anything is read
+        _new_folder(name)  # refuses a wrong name before the script is read
     made = import_script(script, name, kernel, outputs)
     folder = _new_folder(made.name)
     _write(terminal, folder, made.files)
@@ -127,7 +127,7 @@ def _write(terminal: Terminal, folder: Path, files: Mapping[str, bytes]) -> None
 
 
 def scaffold(name: str, language: str) -> dict[str, str]:
-    """File name -> text of everything in the folder."""
+    """The text of every file in the new folder, by the file's name."""
     from evotune.space.reading.schema import schema_text
 
     entry = name.replace("-", "_").lower()

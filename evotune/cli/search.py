@@ -1,4 +1,4 @@
-"""`run` and `resume`: the search itself."""
+"""`run` and `resume`: start a search, and continue one."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def _conclude(
     cluster: str | None,
     allow_mixed: bool,
 ) -> int:
-    """The leaderboard on stdout, what to do next on stderr, and the exit code."""
+    """Prints the leaderboard on stdout and the next commands on stderr; returns the exit code."""
     from evotune.cli.tables import print_leaderboard
     from evotune.report.data import RunData
 
@@ -199,7 +199,7 @@ def _conclude(
 
 
 def more_devices(gpus: int | str | None, cluster: str | None, allow_mixed: bool) -> list[str]:
-    """The options that have a run go on where it began; they are not kept in it."""
+    """The device options to repeat when the run is resumed: its store does not keep them."""
     return [
         *([] if gpus is None else ["--gpus", str(gpus)]),
         *([] if cluster is None else ["--cluster", cluster]),
@@ -208,8 +208,11 @@ def more_devices(gpus: int | str | None, cluster: str | None, allow_mixed: bool)
 
 
 def _more_budget(reason: str, settings: Mapping[str, Json]) -> list[str] | None:
-    """What `resume` is to be told for the run to go on: nothing, or twice of what ended it. None
-    where nothing that it can be told would help."""
+    """The options with which `resume` continues the run.
+
+    An interrupted run needs none. A run that ended at its trials or minutes needs twice as many.
+    None: the run ended for another reason, and no option continues it.
+    """
     if reason == "interrupted":
         return []
     if reason in ("trials", "minutes"):

@@ -1,4 +1,4 @@
-"""What is known of a run while it goes on, and how that reads."""
+"""The known facts of a run while it is going on, and the lines that show them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evotune.report import wording
 from evotune.report.evidence import figures
 from evotune.trial import Json, Outcome, Trial
 
-_CONFIRMATION_S = 20.0  # of a champion, roughly, where nobody knows better
+_CONFIRMATION_S = 20.0  # a rough guess of the time that confirming one champion takes
 _STATE_FORMS = {
     "sm_mhz": "SM {:.0f} MHz",
     "power_w": "{:.0f} W",
@@ -25,10 +25,11 @@ _STATE_FORMS = {
 
 @dataclass(slots=True)
 class Standing:
-    """What is known of the run right now, and how its lines read.
+    """The facts of the run right now, and its lines.
 
-    A resumed run is told its stored trials again, from the last snapshot on: `replaying` while
-    that lasts. `unseen` trials lie before the snapshot; their outcomes are not among the counts.
+    A resumed run is told its stored trials again, from the last snapshot on; `replaying` is true
+    while that lasts. `unseen` counts the trials before the snapshot: they are not told again, so
+    their outcomes are missing from the counts.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -40,14 +41,14 @@ class Standing:
     outcomes: Counter[str] = field(default_factory=Counter)
     stage_s: Counter[str] = field(default_factory=Counter)
     confirmed: dict[int, Outcome] = field(default_factory=dict)
-    """What fresh processes found of the best, by trial."""
+    """The outcomes of the confirmations in fresh processes, by the trial's number."""
     ended_s: float | None = None
-    """Time at work over all sessions, once that is known for good."""
+    """Time at work over all parts of the run, once the run has ended."""
     began_s: float = field(init=False)
     curve: list[float] = field(default_factory=list)
-    """The best fitness after each told trial; NaN before there was one."""
+    """The best fitness after each told trial; NaN as long as no trial was valid."""
     state: Mapping[str, Json] = field(default_factory=dict)
-    """The device's own figures, as the last measured trial found them."""
+    """The device's clocks, power and temperature at the last measured trial."""
 
     def __post_init__(self) -> None:
         self.began_s = self.clock()
@@ -57,7 +58,7 @@ class Standing:
         self.began_s = self.clock()
 
     def tell(self, trial: Trial, progress: Progress) -> bool:
-        """True when there is a new best, unless it was read back from the store."""
+        """Takes the trial in. True when it is a new best and was not told again from the store."""
         if self.progress is None:
             self.unseen = progress.told - 1
         self.previous_best = self.progress.best if self.progress else None
@@ -78,7 +79,7 @@ class Standing:
 
     @property
     def elapsed_s(self) -> float:
-        """Time at work over all sessions, as reports will say it."""
+        """Time at work over all parts of the run, as reports will say it."""
         if self.ended_s is not None:
             return self.ended_s
         return (self.info.elapsed_s if self.info else 0.0) + self.clock() - self.began_s
@@ -90,13 +91,13 @@ class Standing:
         return f"{info.space} on {info.device}: {info.strategy}, seed {info.seed}"
 
     def counts(self) -> str:
-        """`12 ok, 3 timeout`: valid ones first, then the most frequent failures."""
+        """`12 ok, 3 timeout`: the valid trials first, then the most frequent failures."""
         ranked = sorted(self.outcomes.items(), key=lambda item: (item[0] != "ok", -item[1]))
         text = wording.counts_text(dict(ranked))
         return f"{text} ({self.unseen} earlier ones not counted)" if self.unseen else text
 
     def best(self) -> str:
-        """The best trial's figure; the configuration is `best_configuration`."""
+        """The best trial's result and number, without its configuration."""
         trial = self.progress.best if self.progress else None
         return f"{result(trial.outcome)} (trial {trial.number})" if trial else "none yet"
 
@@ -105,7 +106,8 @@ class Standing:
         return wording.configuration_text(trial.configuration) if trial else ""
 
     def confirmations(self) -> str:
-        """The figures of fresh processes, the best first and with its interval; then failures."""
+        """The results of the confirmations, the best first and with its interval; then the
+        failures."""
         sound = sorted(
             (-outcome.fitness, number, outcome)
             for number, outcome in self.confirmed.items()
@@ -123,7 +125,8 @@ class Standing:
         return f"{self.best()}: {configuration}" if configuration else self.best()
 
     def best_change(self) -> str:
-        """What the best changes in the one before it; the whole configuration of the first."""
+        """The parameters that differ between the best and the best before it. The first best shows
+        its whole configuration."""
         if self.previous_best is None or self.progress is None or self.progress.best is None:
             return self.best_configuration()
         return wording.difference_text(
@@ -131,7 +134,7 @@ class Standing:
         )
 
     def stages(self) -> str:
-        """`compile 51 s, verify 12 s`, the longest first."""
+        """`compile 51 s, verify 12 s`: time by stage, the longest first."""
         return ", ".join(
             f"{stage} {wording.duration_text(spent_s)}"
             for stage, spent_s in self.stage_s.most_common()
@@ -139,7 +142,8 @@ class Standing:
         )
 
     def device_state(self) -> str:
-        """`1980 MHz, 140 W, 46 °C`, with what lowers the clocks; "" where nothing is known."""
+        """`SM 1980 MHz, 140 W, 46 °C`, then the reasons why the clocks are lowered; "" when no
+        figure is known."""
         parts = [
             form.format(self.state[name])
             for name, form in _STATE_FORMS.items()
@@ -149,7 +153,7 @@ class Standing:
         return ", ".join((*parts, *([f"clocks lowered by {reasons}"] if reasons else [])))
 
     def elites(self, count: int) -> list[tuple[str, str]]:
-        """(figure, what its configuration changes in the first one's) of the best few."""
+        """For each of the best few: its figure, and the parameters that differ from the first."""
         known = sorted(self.progress.elites if self.progress else (), key=lambda e: -e[0])[:count]
         return [
             (self.figure(fitness), wording.difference_text(configuration, known[0][1]))
@@ -157,7 +161,7 @@ class Standing:
         ]
 
     def figure(self, fitness: float) -> str:
-        """A fitness as people read it: a speedup, or a recorded time."""
+        """A fitness as a speedup, or as a time in ms where the trials are recorded."""
         best = self.progress.best if self.progress else None
         if best is not None and is_recorded(best.outcome):
             return f"{wording.time_ms_text(1000 * math.exp(-fitness))} ms"
@@ -189,5 +193,5 @@ def is_recorded(outcome: Outcome) -> bool:
 
 
 def result(outcome: Outcome) -> str:
-    """The speedup, or the recorded time."""
+    """The outcome's speedup as text, or its recorded time."""
     return wording.result_text(figures(outcome, recorded=is_recorded(outcome)))

@@ -1,4 +1,4 @@
-"""Plain-text tables as rich renders them on a terminal, in a pipe, or into a file."""
+"""Text tables, which rich renders on a terminal, into a pipe or into a file."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ def text_table(
     numeric: Sequence[bool] = (),
     title: str | None = None,
 ) -> Table:
-    """Cells are taken literally; numeric columns align right and are never broken. A column
-    without a single entry is left out."""
+    """A table of the rows. Cells are taken literally: no markup.
+
+    Numeric columns align right and are never wrapped. A column that is empty in every row is left
+    out.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -56,7 +59,7 @@ def text_table(
 
 
 def print_leaderboard(terminal: Terminal, data: RunData, count: int, output: str = "-") -> None:
-    """The leaderboard as `top` and the end of a run show it, as wide as the screen."""
+    """Prints the leaderboard, as wide as the screen: for `top` and for the end of a run."""
     from evotune.report.layout import plain
     from evotune.report.screen import leaderboard_lines
 
@@ -77,7 +80,8 @@ def _print_styled(terminal: Terminal, lines: Sequence[Line]) -> None:
 
 
 def print_tables(terminal: Terminal, parts: Iterable[Table | str], output: str = "-") -> None:
-    """Tables and lines of text, in order; to a file without colours, to a pipe unpadded."""
+    """Prints tables and lines of text in their order. A file gets no colours; in a file and in a
+    pipe no line ends with spaces."""
     from rich.text import Text
 
     from evotune.report.escape import printable

@@ -1,7 +1,7 @@
-"""How the user wants to be talked to: colour, how much of it, and on which stream.
+"""Output of the commands: its colours, its amount, its width and its stream.
 
-Data goes to stdout, everything else to stderr. Text that comes from elsewhere passes through
-`report.escape.printable` before it is printed.
+Data goes to stdout, everything else to stderr. Text from elsewhere (a file, a compiler, a store)
+passes through `report.escape.printable` before it is printed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-_PIPE_COLUMNS = 100  # what has no screen is laid out for this one
+_PIPE_COLUMNS = 100  # the width to lay out for where there is no screen: in a pipe or a file
 _UNLIMITED_COLUMNS = 100_000  # rich shrinks tables to 80 columns when it sees no terminal
 _ASCII = {"─": "-", "µ": "u"}
 
 
 @dataclass(slots=True)
 class Terminal:
-    """Set by --color, -q and -v; `crash_folder` is where the traceback of a bug is kept. `verdict`
-    is the exit code of a command whose output nobody reads to its end (`head`, `less`)."""
+    """The user's wishes for the output, set by --color, -q and -v.
+
+    - crash_folder: the folder that keeps the traceback of a bug
+    - verdict: the exit code when the reader of stdout (`head`, `less`) stops before the end
+    """
 
     color: str = "auto"
     quiet: bool = False
@@ -47,7 +50,7 @@ class Terminal:
         return self.color == "always"
 
     def columns(self, output: str = "-") -> int:
-        """The width to lay `output` out for: COLUMNS, the screen's, or that of a usual one."""
+        """The width to lay `output` out for: COLUMNS, else the screen's width, else 100."""
         wanted = os.environ.get("COLUMNS", "")
         if wanted.isdecimal() and int(wanted):
             return int(wanted)
@@ -73,21 +76,22 @@ class Terminal:
         )
 
     def note(self, text: str) -> None:
-        """A line for people, on stderr; none with --quiet."""
+        """Writes a line for people on stderr; with --quiet it writes nothing."""
         if not self.quiet:
             say(text)
 
 
 def say(text: str) -> None:
-    """A line on stderr, whatever the options say."""
+    """Writes a line on stderr, also with --quiet."""
     from evotune.report.escape import printable
 
-    # Not `err=True`: click then writes past whoever stands in for stderr, as the live view does.
+    # Not `err=True`: click would then write past an object that replaces stderr, as the live
+    # panel does.
     click.echo(printable(text), file=sys.stderr)
 
 
 def write_output(text: str, output: str) -> None:
-    """Data to stdout (`-`) or to a file; UsageError when the file cannot be written."""
+    """Writes data to stdout (`-`) or to a file; UsageError when the file cannot be written."""
     from evotune.errors import UsageError
 
     if output == "-":
@@ -101,7 +105,7 @@ def write_output(text: str, output: str) -> None:
 
 
 def write_bytes(content: bytes, output: str) -> None:
-    """Binary data, as `write_output`; UsageError rather than spoiling a terminal."""
+    """Writes binary data as `write_output` writes text; UsageError when stdout is a terminal."""
     from evotune.errors import UsageError
 
     if output == "-":
@@ -117,7 +121,8 @@ def write_bytes(content: bytes, output: str) -> None:
 
 @contextlib.contextmanager
 def opened_output(output: str) -> Iterator[Callable[[str], None]]:
-    """`write_output` piece by piece: for data that is not held as a whole."""
+    """A function that writes data piece by piece where `write_output` would write all at once: for
+    data that is never held as a whole."""
     if output == "-":
         yield lambda text: write_output(text, output)
         return
@@ -135,7 +140,8 @@ def opened_output(output: str) -> Iterator[Callable[[str], None]]:
 
 
 def _legible(text: str, encoding: str) -> str:
-    """Rules and micro signs as ASCII where the terminal lacks them; others get their escape."""
+    """Replaces rules (─) and micro signs by ASCII where the encoding lacks them. Any other
+    character that it lacks is printed as its escape (`main`)."""
     for char, ascii_char in _ASCII.items():
         if char in text:
             try:

@@ -1,4 +1,4 @@
-"""`verify`: the correctness gate again, for configurations of a run."""
+"""`verify`: checks configurations of a run once more in the correctness gate."""
 
 from __future__ import annotations
 

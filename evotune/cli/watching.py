@@ -1,4 +1,4 @@
-"""`status --watch`: a running run seen from another terminal, read from its store alone."""
+"""`status --watch`: follows a running run from any terminal, by reading its store alone."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _EVERY_S = 0.5
 
 
 class Follower:
-    """Tells an observer what a run's store says, as the run itself would.
+    """Reads a run's store and tells an observer about it, as the run itself would.
 
-    Outcomes are told as they arrive, so a generation's border may be a few trials off.
+    It tells outcomes in the order in which they were stored, the run in the order of the proposals.
+    So the trial at which a generation begins may be a few trials off.
     """
 
     def __init__(self, run: RunFolder, observer: Observer) -> None:
@@ -35,7 +36,7 @@ class Follower:
         self._population = 1
         self._elites = 1
         self.elapsed_s = 0.0
-        """Of the run, as stored when it was looked at."""
+        """The run's time at work, as the store had it at the last look."""
 
     def start(self) -> None:
         data = RunData.load(self._run, 1)
@@ -59,7 +60,7 @@ class Follower:
         )
 
     def look(self) -> str:
-        """Tells what is new; the run's state as stored."""
+        """Tells the observer every new outcome and confirmation; returns the run's stored state."""
         with RunStore.open_for_reading(self._run.store, checked=True) as store:
             new = [t for t in store.trials(self._first_missing) if t.number not in self._told]
             self.elapsed_s = store.elapsed_s()
@@ -100,7 +101,7 @@ class Follower:
 
 
 def watch(terminal: Terminal, run: RunFolder) -> None:
-    """Until nobody works on the run any more, or Ctrl-C."""
+    """Follows the run until no process works on it any more, or until Ctrl-C."""
     from evotune.report import wording
 
     with interruptible(), progress_observer(terminal) as observer:
