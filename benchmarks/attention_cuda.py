@@ -31,12 +31,12 @@ from typing import Any
 from tuning import champion, derive, environment, told, tune
 
 from evotune.backends.cuda import CudaBackend
+from evotune.engine.confirming import outcome_of, repeated
 from evotune.engine.kernel_executor import open_kernel_executor
-from evotune.engine.repetition import outcome_of, repeated
 from evotune.engine.setup import load_kernel_setup
-from evotune.execute.protocol import HELD_OUT, TIMED
+from evotune.execute.executor import HELD_OUT, TIMED
 from evotune.problems.attention import Attention
-from evotune.problems.base import Case
+from evotune.problems.problem import Case
 from evotune.trial import Configuration
 
 PROBLEM = Attention("float16")

@@ -30,14 +30,14 @@ from typing import Any
 import msgspec
 import torch
 
-from evotune.backends.cpu.device import CpuCompiler
+from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.device.launch import CompileFailure
 from evotune.engine.folder import list_runs
 from evotune.engine.reopening import ReopenedRun
 from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
-from evotune.execute.protocol import TIMED, CaseJob
+from evotune.execute.executor import TIMED, CaseJob
 from evotune.store import RunStore
 from evotune.trial import Configuration, Measurement, Outcome
 

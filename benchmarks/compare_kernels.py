@@ -34,15 +34,15 @@ from tuning import ROOT, derive
 
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.device.profile import DeviceProfile
-from evotune.device.protocol import Session
+from evotune.device.session import Session
 from evotune.engine.setup import load_kernel_setup
 from evotune.execute.compile_worker import compiler_for
 from evotune.execute.device_worker import open_session
-from evotune.execute.protocol import TIMED, CaseJob
+from evotune.execute.executor import TIMED, CaseJob
 from evotune.measure.paired import TimingSettings, measure_paired
 from evotune.measure.samplers import warm_sampler
 from evotune.problems import create_problem
-from evotune.problems.base import Problem
+from evotune.problems.problem import Problem
 from evotune.trial import Configuration
 from evotune.verify.buffers import BufferSets
 from evotune.verify.pool import InputPool

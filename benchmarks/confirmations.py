@@ -35,15 +35,15 @@ import torch
 from carries_over import busy_processes
 
 from evotune.backends import registry
-from evotune.backends.cpu import device as cpu
-from evotune.cli.scaffolding import scaffold
+from evotune.backends.cpu import cpu_profile
+from evotune.cli.init_command import scaffold
+from evotune.engine.confirming import outcome_of, repeated, timed_again
 from evotune.engine.kernel_executor import open_kernel_executor
 from evotune.engine.reopening import against
-from evotune.engine.repetition import outcome_of, repeated, timed_again
 from evotune.engine.setup import KernelSetup, load_kernel_setup
 from evotune.engine.spaces import find_space
+from evotune.execute.executor import Proposal
 from evotune.execute.local import LocalExecutor
-from evotune.execute.protocol import Proposal
 from evotune.measure.processes import MOST, TOO_NOISY, fitness_by_process
 from evotune.trial import Outcome
 
@@ -184,7 +184,7 @@ def _write(path: Path, space: str, rows: list[dict[str, Any]]) -> None:
     record = {
         "command": f"python benchmarks/confirmations.py {' '.join(sys.argv[1:])}",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": cpu.profile().name,
+        "device": cpu_profile.profile().name,
         "cores": len(os.sched_getaffinity(0)),
         "torch": torch.__version__,
         "space": space,

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from evotune.problems import create_problem  # noqa: E402
-from evotune.problems.base import Case, Problem  # noqa: E402
+from evotune.problems.problem import Case, Problem  # noqa: E402
 from evotune.verify.accuracy import LIMITS, errors_against  # noqa: E402
 from evotune.verify.pool import InputPool, InputSet  # noqa: E402
 from tests.problems import user_emulations  # noqa: E402

@@ -22,7 +22,7 @@ from pathlib import Path
 from evotune.device.recorded import read_recorded_space
 from evotune.engine.observer import SilentObserver
 from evotune.engine.search_loop import SearchLoop
-from evotune.execute.protocol import Proposal
+from evotune.execute.executor import Proposal
 from evotune.run_options import RunOptions
 from evotune.search.catalog import create_strategy
 from evotune.store import RunStore

@@ -27,14 +27,14 @@ from typing import Any
 from attention_cuda import JOBS_BY_NAME, PROBLEM, Job, load
 from tuning import derive
 
-from evotune.backends.base import SanitizedCase
+from evotune.backends.backend import SanitizedCase
 from evotune.backends.cuda.tool_messages import SanitizedLaunches
 from evotune.device.channel import encode
 from evotune.device.launch import Binary
 from evotune.engine.setup import load_kernel_setup
 from evotune.execute.build_cache import BuildCache, default_cache_dir
 from evotune.execute.compile_worker import build
-from evotune.execute.protocol import TIMED
+from evotune.execute.executor import TIMED
 from evotune.trial import Configuration
 
 _SECTIONS = ("SpeedOfLight", "ComputeWorkloadAnalysis", "WarpStateStats", "SchedulerStats")

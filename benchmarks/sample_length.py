@@ -30,14 +30,13 @@ from attention_cuda import JOBS, JOBS_BY_NAME, Job
 from tuning import derive
 
 from evotune.device.launch import CompileFailure
-from evotune.device.protocol import Sampler, Session
+from evotune.device.session import Sampler, Session
 from evotune.engine.setup import load_kernel_setup
 from evotune.execute.compile_worker import compiler_for
 from evotune.execute.device_worker import open_session
-from evotune.execute.protocol import TIMED
-from evotune.measure.paired import TimingSettings, measure_paired
+from evotune.execute.executor import TIMED
+from evotune.measure.paired import TimingSettings, measure_paired, median_interval
 from evotune.measure.samplers import time_in_turn_us, warm_sampler
-from evotune.measure.statistics import median_interval
 from evotune.problems import create_problem
 from evotune.trial import Measurement
 from evotune.verify.buffers import BufferSets

@@ -25,7 +25,7 @@ import numpy as np
 from evotune.device.recorded import read_recorded_space
 from evotune.engine.replay import replay
 from evotune.run_options import SearchSettings
-from evotune.search import evolution, feasibility, guide, kernel, warp
+from evotune.search import covariance, evolution, guide, warp
 from evotune.search.performance import PerformanceScale
 
 FOLDER = Path(__file__).parents[2] / "shared" / "recorded_spaces"
@@ -56,8 +56,8 @@ PARTS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
     "whole": {},
     "no model of times": {"log_expected_improvement": (guide, _any_order)},
     "no model of failures": {
-        "__init__": (feasibility.Feasibility, _certain),
-        "fail": (feasibility.Feasibility, lambda self, row: None),
+        "__init__": (guide.Feasibility, _certain),
+        "fail": (guide.Feasibility, lambda self, row: None),
     },
     "no fit of the kernels": {"fit_kernel": (guide, _kernel_as_it_is)},
     "fitness as it is": {"of_the_slower_half": (warp.Warp, lambda fitness: warp.Warp())},
@@ -67,8 +67,8 @@ PARTS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
         "log_expected_improvement": (guide, _normal),
     },
     "smooth axes only": {
-        "_CATEGORIES": (kernel, (1e-3, 1e-3)),
-        "_TYPICAL_CATEGORY": (kernel, -6.9),
+        "_CATEGORIES": (covariance, (1e-3, 1e-3)),
+        "_TYPICAL_CATEGORY": (covariance, -6.9),
     },
     "first proposals as they come": {"_BLIND": (evolution, 1)},
     "no neighbours": {

@@ -24,7 +24,7 @@ from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
 from evotune.run_options import SearchSettings
 from evotune.search.catalog import create_strategy
-from evotune.space.protocol import SearchSpace
+from evotune.space.search_space import SearchSpace
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 
 ASKS = 128

@@ -28,12 +28,12 @@ import numpy as np
 from attention_cuda import JOBS
 from tuning import derive, environment, shipped, tune
 
-from evotune.backends.cpu.device import CpuSession
-from evotune.backends.cuda.session import CudaSession
+from evotune.backends.cpu.cpu_session import CpuSession
+from evotune.backends.cuda.cuda_session import CudaSession
 from evotune.engine.folder import list_runs
 from evotune.engine.kernel_executor import open_kernel_executor
 from evotune.engine.setup import load_kernel_setup
-from evotune.execute.protocol import TIMED
+from evotune.execute.executor import TIMED
 from evotune.store import RunStore
 from evotune.trial import Configuration, Measurement
 

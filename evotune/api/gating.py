@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from evotune.run_options import SearchSettings
-    from evotune.space.protocol import SearchSpace
+    from evotune.space.search_space import SearchSpace
     from evotune.trial import Trial
 
 

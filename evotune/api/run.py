@@ -11,16 +11,57 @@ from evotune.engine.folder import RunFolder, find_run
 from evotune.engine.observer import Observer, Progress, RunInfo, SilentObserver
 from evotune.errors import UsageError
 from evotune.report.data import RunData
+from evotune.report.formats import REPORTS
 from evotune.report.leaderboard import Row, rank
 from evotune.trial import Check, Configuration, Measurement, Outcome, Trial, Value
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evotune.api.kernel import CallableKernel
+    from evotune.api.tuned_kernel import CallableKernel
     from evotune.engine.ablation import AblationRow
     from evotune.engine.reopening import Verified
     from evotune.search.own import StrategyMaker
+
+
+# --- `Run.report`: a run written to a file --------------------------------------------------------
+
+STYLES = ("html", "md", "csv", "json", "jsonl", "parquet", "t4")
+
+
+def write_report(run: RunFolder, path: Path, style: str | None = None) -> Path:
+    """UsageError for an unknown style or suffix, or a file that cannot be written. A report that
+    could not be finished leaves no file."""
+    style = path.suffix.removeprefix(".").lower() if style is None else style
+    if style not in STYLES:
+        raise UsageError(f"{path}: expected a report's suffix, one of {', '.join(STYLES)}")
+    try:
+        with path.open("wb") as file:
+            for piece in _pieces(run, style):
+                file.write(piece)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _pieces(run: RunFolder, style: str) -> Iterator[bytes]:
+    if style == "html":
+        from evotune.report.html import MOST_TRIALS, html_page
+
+        with RunData.thinned(run, MOST_TRIALS) as data:
+            yield html_page([data]).encode()
+        return
+    with RunData.opened(run) as data:
+        if style == "parquet":
+            from evotune.report.frame import run_columns, to_parquet
+
+            yield to_parquet(run_columns(data))
+            return
+        for piece in REPORTS[style](data):
+            yield piece.encode()
 
 
 class Candidate:
@@ -86,7 +127,7 @@ class Candidate:
 
     def kernel(self) -> CallableKernel:
         """The kernel as a function of torch tensors, in this process: see `CallableKernel`."""
-        from evotune.api.kernel import CallableKernel
+        from evotune.api.tuned_kernel import CallableKernel
 
         return CallableKernel(self._run.folder, self.configuration)
 
@@ -153,7 +194,7 @@ class Run:
 
         UsageError for another suffix, or a file that cannot be written.
         """
-        from evotune.api.reporting import write_report
+        from evotune.api.run import write_report
 
         return write_report(self.folder, Path(path), style)
 
@@ -177,7 +218,7 @@ class Run:
         on it, UsageError for less trials than there are.
         """
         from evotune.api.given_space import trusting
-        from evotune.engine.cluster import cluster_request
+        from evotune.engine.cluster_run import cluster_request
         from evotune.engine.setup import GpuRequest
         from evotune.engine.starting import resume_run
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 from evotune.api.given_space import AnySpace, SpaceKeywords, space_file, trusting
 from evotune.api.run import Run, open_run, watching
 from evotune.command_line import RUNS_DIR
-from evotune.engine.cluster import cluster_request
+from evotune.engine.cluster_run import cluster_request
 from evotune.engine.setup import GpuRequest
 from evotune.engine.starting import RunRequest, start_run
 from evotune.trial import Trial

@@ -42,7 +42,7 @@ def check(terminal: Terminal, *, space: str, device: str, no_compile: bool) -> i
     A mistake in the file is reported as file:line:column, with exit code 2; one in the Python file
     of a problem, whose methods are tried on a tiny shape, as file:line.
     """
-    from evotune.cli.compiling import ProgressNotes, failure_parts
+    from evotune.cli.compile_command import ProgressNotes, failure_parts
     from evotune.cli.tables import print_tables
 
     found = evotune.check(space, device=device)

@@ -7,10 +7,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import os
 import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -22,25 +28,64 @@ from evotune.errors import EvotuneError, Interrupted
 from evotune.space.suggest import did_you_mean
 from evotune.version import __version__
 
+# --- An internal error: the user reads one line, and a file keeps the traceback -------------------
+
+
+def report_crash(error: BaseException, terminal: Terminal) -> None:
+    """Names the error and the file with its traceback on stderr; --verbose shows the traceback
+    there too."""
+    text = "".join(traceback.format_exception(error))
+    path = _write(text, terminal)
+    if terminal.verbose or path is None:
+        click.echo(text, err=True, nl=False)
+    what = str(error).strip().partition("\n")[0]
+    name = type(error).__name__
+    kept = f"; the traceback is in {path}" if path else ""
+    say(f"error: internal error, please report it: {name}{f': {what}' if what else ''}{kept}")
+
+
+def _write(text: str, terminal: Terminal) -> Path | None:
+    """Writes the traceback into the run's logs when there is a run, else into the cache, else into
+    the temporary folder. None when no folder takes it."""
+    name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    for folder in _folders(terminal):
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / name
+            path.write_text(f"evotune {__version__}\n{text}", encoding="utf-8")
+            return path
+    return None
+
+
+def _folders(terminal: Terminal) -> Iterator[Path]:
+    if terminal.crash_folder is not None:
+        yield terminal.crash_folder
+    with contextlib.suppress(ImportError):
+        from evotune.execute.build_cache import default_cache_dir
+
+        yield default_cache_dir() / "crashes"
+    yield Path(tempfile.gettempdir())
+
+
 _COMMANDS = {
-    "run": "evotune.cli.search:run",
-    "resume": "evotune.cli.search:resume",
+    "run": "evotune.cli.run_commands:run",
+    "resume": "evotune.cli.run_commands:resume",
     "status": "evotune.cli.readers:status",
     "top": "evotune.cli.readers:top",
     "report": "evotune.cli.readers:report",
-    "compare": "evotune.cli.comparing:compare",
-    "ablate": "evotune.cli.ablating:ablate",
-    "verify": "evotune.cli.verification:verify",
+    "compare": "evotune.cli.compare_command:compare",
+    "ablate": "evotune.cli.ablate_command:ablate",
+    "verify": "evotune.cli.verify_command:verify",
     "check": "evotune.cli.inspection:check",
-    "compile": "evotune.cli.compiling:compile_command",
-    "init": "evotune.cli.scaffolding:init",
-    "replay": "evotune.cli.replay:replay",
+    "compile": "evotune.cli.compile_command:compile_command",
+    "init": "evotune.cli.init_command:init",
+    "replay": "evotune.cli.replay_command:replay",
     "list": "evotune.cli.housekeeping:list_command",
     "rm": "evotune.cli.housekeeping:rm",
     "cache": "evotune.cli.housekeeping:cache",
     "schema": "evotune.cli.inspection:schema",
     "completion": "evotune.cli.completion:completion",
-    "doctor": "evotune.cli.doctor:doctor",
+    "doctor": "evotune.cli.doctor_command:doctor",
 }
 _INTERNAL_ERROR = 70  # EX_SOFTWARE
 _ENVIRONMENT = 3
@@ -115,9 +160,9 @@ def _unexpected(error: Exception, terminal: Terminal) -> int:
         where = f"{error.filename}: " if error.filename else ""
         say(f"error: {where}{error.strerror}")
         return _ENVIRONMENT
-    from evotune.cli import crash
+    from evotune.cli.main import report_crash
 
-    crash.report(error, terminal)
+    report_crash(error, terminal)
     return _INTERNAL_ERROR
 
 

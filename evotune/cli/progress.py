@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evotune.cli.live import panel
+from evotune.cli.live_view import panel
 from evotune.cli.standing import Standing, result
 from evotune.cli.terminal import Terminal, say
 from evotune.engine.observer import Observer, Progress, RunInfo, SilentObserver

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from evotune.device.launch import Argument
-from evotune.device.protocol import LaunchFailure
+from evotune.device.session import LaunchFailure
 
 _TYPES: Mapping[str, type[Any]] = {
     "int32": ctypes.c_int32,

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from evotune.engine.confirming import outcome_of, repeated
 from evotune.engine.folder import RunFolder
 from evotune.engine.reopening import ReopenedRun, against
-from evotune.engine.repetition import outcome_of, repeated
 from evotune.measure.processes import MOST, fitness_by_process, widened
 from evotune.store import RunStore
 from evotune.trial import Configuration, Json, Outcome, Value

@@ -10,9 +10,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from evotune.execute.executor import Proposal
 from evotune.execute.local import LocalExecutor
-from evotune.execute.protocol import Proposal
-from evotune.problems.base import Case
+from evotune.problems.problem import Case
 from evotune.trial import Json, Outcome
 
 

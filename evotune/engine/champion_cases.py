@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from evotune.errors import SpaceError
-from evotune.problems.base import Case
+from evotune.problems.problem import Case
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument
 from evotune.space.language.expression import Expression
 from evotune.space.language.scalar import truth
 from evotune.space.specs import KernelSpec
 from evotune.trial import Check, Configuration
-from evotune.verify.summary import ALL_KINDS
+from evotune.verify.kept_checks import ALL_KINDS
 
 
 def obstacle(

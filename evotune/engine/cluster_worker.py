@@ -18,12 +18,13 @@ from pathlib import Path
 from evotune.backends import registry
 from evotune.device.channel import decode, encode
 from evotune.engine.calibration import calibrate
+from evotune.engine.confirming import timed_again
 from evotune.engine.folder import RunFolder
 from evotune.engine.kernel_executor import open_kernel_executor
-from evotune.engine.repetition import timed_again
 from evotune.engine.setup import load_kernel_setup
 from evotune.errors import EnvironmentProblem, EvotuneError
 from evotune.execute.background import BackgroundExecutor
+from evotune.execute.executor import HELD_OUT, TIMED, BaselineReport
 from evotune.execute.messages import (
     TO_CLUSTER_WORKER,
     Calibrate,
@@ -38,7 +39,6 @@ from evotune.execute.messages import (
     TimeBaselines,
     ToClusterWorker,
 )
-from evotune.execute.protocol import HELD_OUT, TIMED, BaselineReport
 from evotune.regular_file import read_regular
 from evotune.scratch import scratch_folder
 from evotune.trial import Configuration, Outcome

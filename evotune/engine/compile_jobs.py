@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evotune.device.argument_check import POINTER
 from evotune.device.launch import CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
+from evotune.device.source_checks import POINTER
 from evotune.device.sources import fingerprint
 from evotune.engine.space_files import source_path
 from evotune.languages import language
-from evotune.problems.base import Case, Problem
+from evotune.problems.problem import Case, Problem
 from evotune.space.document import SpaceDocument
 from evotune.space.kernel_options import filled
 from evotune.space.specs import KernelSpec

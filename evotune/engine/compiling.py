@@ -17,7 +17,7 @@ from evotune.engine.stop_signal import interruptible
 from evotune.errors import UsageError
 from evotune.execute.build_cache import writable_cache_dir
 from evotune.execute.compile_pool import CompilePool
-from evotune.execute.protocol import Proposal
+from evotune.execute.executor import Proposal
 from evotune.scratch import scratch_folder
 from evotune.space.bound import BoundSpace
 from evotune.trial import Configuration, Json, OutcomeKind

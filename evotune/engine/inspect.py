@@ -8,14 +8,14 @@ from evotune.backends import registry
 from evotune.engine.setup import KernelSetup, RecordedSetup, Setup, load_setup
 from evotune.engine.spaces import find_space
 from evotune.execute.device_slot import ProblemSource
+from evotune.execute.executor import TIMED
 from evotune.execute.problem_check import check_problem
-from evotune.execute.protocol import TIMED
 from evotune.problems import UserProblem, create_problem
 from evotune.search.catalog import strategy_names
 from evotune.space.counting.blame import ConstraintReport
 from evotune.space.parameters import Parameter
-from evotune.space.protocol import SpaceSize
 from evotune.space.reading.yaml_source import Position
+from evotune.space.search_space import SpaceSize
 from evotune.space.suggest import did_you_mean
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from evotune.engine.setup import KernelSetup
 from evotune.execute.build_cache import writable_cache_dir
+from evotune.execute.in_flight import Twins
 from evotune.execute.local import LocalExecutor, open_local_executor
-from evotune.execute.twins import Twins
 
 
 def open_kernel_executor(

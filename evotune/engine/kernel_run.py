@@ -11,16 +11,14 @@ import msgspec
 from evotune.backends import registry
 from evotune.backends.beside import others_at_work
 from evotune.counted import counted
-from evotune.engine import champions
+from evotune.engine import confirming
 from evotune.engine.calibration import calibrate
 from evotune.engine.folder import RunFolder
 from evotune.engine.kernel_executor import open_kernel_executor
 from evotune.engine.observer import Observer
 from evotune.engine.setup import KernelSetup
 from evotune.execute.background import BackgroundExecutor
-from evotune.execute.in_flight import speaks_for_its_code
-from evotune.execute.local import LocalExecutor
-from evotune.execute.protocol import (
+from evotune.execute.executor import (
     HELD_OUT,
     TIMED,
     BaselineReport,
@@ -28,7 +26,8 @@ from evotune.execute.protocol import (
     Executor,
     Proposal,
 )
-from evotune.execute.twins import Twin, Twins
+from evotune.execute.in_flight import Twin, Twins, speaks_for_its_code
+from evotune.execute.local import LocalExecutor
 from evotune.measure.agreement import agreement
 from evotune.problems import Case
 from evotune.run_options import RunOptions
@@ -37,7 +36,7 @@ from evotune.store import RunStore
 from evotune.trial import Configuration, Json, Outcome, Trial
 
 if TYPE_CHECKING:
-    from evotune.engine.cluster import Cluster
+    from evotune.engine.cluster_run import Cluster
 
 
 class KernelRun:
@@ -109,11 +108,11 @@ class KernelRun:
                 made = self.setup.planner.proposal(trial.number, trial.configuration, confirm=True)
                 return dataclasses.replace(made, device=device)
 
-            yield from champions.confirm(
+            yield from confirming.confirm(
                 executor,
                 (
                     trial
-                    for trial in champions.finalists(self._store)
+                    for trial in confirming.finalists(self._store)
                     if (trial.outcome.device_model or own) == model
                 ),
                 known=known,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from evotune.device.launch import Argument, ConstantMemory, Launch, LaunchPlan, Workspace
 from evotune.device.tensor_map import DTYPE_BYTES, FIRST_ARCH, TensorMap
 from evotune.languages import language
-from evotune.problems.base import Case, TensorSpec
+from evotune.problems.problem import Case, TensorSpec
 from evotune.space.bound import Evaluator
 from evotune.space.language.expression import Expression, parse_expression
 from evotune.space.language.scalar import Environment

@@ -18,8 +18,8 @@ from evotune.engine.compile_jobs import CompileJobs
 from evotune.engine.launches import CasePlanner, Rejected
 from evotune.engine.review import BuildReviewer
 from evotune.errors import SpaceError
-from evotune.execute.protocol import EDGE, HELD_OUT, RANDOM, TIMED, CaseJob, Proposal
-from evotune.problems.base import Case, Problem, WrongSymbol
+from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, CaseJob, Proposal
+from evotune.problems.problem import Case, Problem, WrongSymbol
 from evotune.space.binding import bind
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument
@@ -27,7 +27,7 @@ from evotune.space.language.expression import parse_expression
 from evotune.space.language.scalar import Environment
 from evotune.space.specs import KernelSpec, ProblemSpec
 from evotune.trial import Check, Configuration, Value
-from evotune.verify.summary import ALL_KINDS
+from evotune.verify.kept_checks import ALL_KINDS
 
 _RANDOM_TESTS = 100
 _RANDOM_SHAPES = 1000  # the most that are drawn to find so many that the kernel supports

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from evotune.engine.setup import RecordedSetup
+from evotune.execute.executor import Executor, Proposal
 from evotune.execute.inline import InlineExecutor
-from evotune.execute.protocol import Executor, Proposal
 from evotune.trial import Configuration, Outcome, Trial
 
 

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from evotune.backends.registry import measuring_alone
+from evotune.engine.confirming import outcome_of, repeated
 from evotune.engine.folder import RunFolder
 from evotune.engine.kernel_executor import open_kernel_executor
 from evotune.engine.planning import Planner
-from evotune.engine.repetition import outcome_of, repeated
 from evotune.engine.setup import KernelSetup, load_run_setup
 from evotune.engine.stop_signal import interruptible
 from evotune.errors import UsageError
+from evotune.execute.executor import TIMED, CaseJob, Proposal
 from evotune.execute.local import LocalExecutor
-from evotune.execute.protocol import TIMED, CaseJob, Proposal
 from evotune.scratch import scratch_folder
 from evotune.space.bound import BoundSpace
 from evotune.space.suggest import did_you_mean

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from evotune.backends.base import Figures, Limits
+from evotune.backends.backend import Figures, Limits
 from evotune.device.launch import Binary
 from evotune.device.profile import DeviceProfile
-from evotune.execute.protocol import TIMED, BuildReview, CaseJob, worst_resources
+from evotune.execute.executor import TIMED, BuildReview, CaseJob, worst_resources
 from evotune.space.bound import BoundSpace
 from evotune.trial import Configuration
 

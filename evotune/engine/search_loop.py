@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from evotune.engine.observer import Observer, Progress
 from evotune.errors import StoreError
-from evotune.execute.protocol import Executor, Proposal
+from evotune.execute.executor import Executor, Proposal
 from evotune.run_options import RunOptions
 from evotune.search.strategy import Strategy
 from evotune.store import RunStore

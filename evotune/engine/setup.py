@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import ClassVar, Protocol, TypeAlias
 
 from evotune.backends import registry
-from evotune.backends.base import Backend
-from evotune.backends.together import work_together
+from evotune.backends.backend import Backend
+from evotune.backends.registry import work_together
 from evotune.command_line import command_line
 from evotune.device.profile import DeviceProfile
 from evotune.device.recorded import RecordedSpace, read_named_recording, read_recorded_space
@@ -28,13 +28,13 @@ from evotune.engine.spaces import is_recording, shipped_name
 from evotune.errors import NoSuchGpu, UsageError
 from evotune.languages import language
 from evotune.problems import Case, Problem, create_problem
-from evotune.problems.base import WrongKey
+from evotune.problems.problem import WrongKey
 from evotune.regular_file import read_regular
 from evotune.run_options import RunOptions
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument, load_space
 from evotune.space.kernel_options import filled, parameters_in
-from evotune.space.protocol import SearchSpace
+from evotune.space.search_space import SearchSpace
 from evotune.space.specs import KernelSpec, ProblemSpec
 from evotune.space.suggest import did_you_mean
 from evotune.store import RunStore

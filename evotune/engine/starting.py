@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from evotune.backends.registry import measuring_alone
 from evotune.command_line import RUNS_DIR
 from evotune.engine import environment
-from evotune.engine.cluster import Cluster, ClusterRequest, connected
+from evotune.engine.cluster_run import Cluster, ClusterRequest, connected
 from evotune.engine.folder import RunFolder, create_folder, write_durably
 from evotune.engine.kernel_run import KernelRun
 from evotune.engine.observer import Observer
@@ -24,16 +26,50 @@ from evotune.engine.setup import GpuRequest, RecordedSetup, Setup, load_run_setu
 from evotune.engine.space_files import fingerprints, snapshot
 from evotune.engine.spaces import find_space, flagship
 from evotune.engine.stop_signal import interruptible
-from evotune.engine.warm_start import warm_starts
 from evotune.engine.work import KindOfRun, RunWork
 from evotune.errors import EnvironmentProblem, EvotuneError, UsageError
 from evotune.run_options import RunOptions
 from evotune.search.catalog import create_strategy, same_strategy, strategy_name
+from evotune.space.search_space import SearchSpace
 from evotune.store import RunStore
-from evotune.trial import Json
+from evotune.trial import Configuration, Json
 
 if TYPE_CHECKING:
     from evotune.search.own import StrategyMaker
+
+
+# --- The best of an earlier run as the first proposals of a new one -------------------------------
+
+_STARTS: Final = 8
+
+
+def warm_starts(
+    space: SearchSpace, first: Sequence[Configuration], run: RunFolder
+) -> list[Configuration]:
+    """The configurations to try `first`, then the run's best, brought into this space.
+
+    The run may be of another shape, device or version of the space: parameters that it lacks get
+    their defaults, and a configuration that is not valid here is repaired. UsageError when the run
+    has no valid configuration, or shares no parameter with the space.
+    """
+    with RunStore.open_for_reading(run.store) as store:
+        best = store.best(before=sys.maxsize)
+        if best is None:
+            raise UsageError(f"run {run.id} has no valid configuration to start from")
+        names = {parameter.name for parameter in space.parameters}
+        if not names & best.configuration.keys():
+            raise UsageError(f"run {run.id} shares no parameter with this space")
+        starts = dict.fromkeys(first)
+        most = len(starts) + _STARTS
+        for trial in store.best_first():
+            if len(starts) == most:
+                break
+            known = {name: value for name, value in trial.configuration.items() if name in names}
+            repaired = space.repair({**space.default(), **known}, random.Random(0))
+            if repaired is not None:
+                starts[repaired] = None
+    return list(starts)
+
 
 LOOKAHEAD_PER_DEVICE = 16
 """Enough to feed each of many GPUs (`benchmarks/lookahead.py`); fixed for the run."""

@@ -16,7 +16,7 @@ from evotune.engine.search_loop import SearchLoop
 from evotune.engine.setup import Setup
 from evotune.engine.stop_signal import StopSignal
 from evotune.errors import StoreError
-from evotune.execute.protocol import Executor, Proposal
+from evotune.execute.executor import Executor, Proposal
 from evotune.run_options import RunOptions
 from evotune.search.catalog import create_strategy, same_strategy
 from evotune.store import AROUND_SEARCH, RunStore

@@ -12,15 +12,15 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from evotune.execute.executor import Proposal
 from evotune.execute.local import LocalExecutor
-from evotune.execute.protocol import Proposal
 from evotune.trial import Outcome
 
 _TURN_S = 0.2
 
 
 class BackgroundExecutor:
-    """See `evotune.execute.protocol.Executor`. Only the thread uses `inner` until `close`.
+    """See `evotune.execute.executor.Executor`. Only the thread uses `inner` until `close`.
 
     The thread lives until `close`, because the kernel kills a child process when the thread that
     started it ends. An error of `inner` ends the thread; the next call raises it.

@@ -6,18 +6,18 @@ import dataclasses
 from collections.abc import Sequence
 
 from evotune.backends import registry
-from evotune.backends.base import SanitizedCase
+from evotune.backends.backend import SanitizedCase
 from evotune.device.profile import DeviceProfile
-from evotune.device.protocol import LaunchFailure, Session
+from evotune.device.session import LaunchFailure, Session
+from evotune.execute.executor import EDGE, TIMED
 from evotune.execute.messages import TrialCase
-from evotune.execute.protocol import EDGE, TIMED
-from evotune.problems.base import Problem
+from evotune.problems.problem import Problem
 from evotune.scratch import scratch_folder
 from evotune.trial import Check
+from evotune.verify.disturbed import CASE, PerturbedLaunches
 from evotune.verify.gate import Gate, Subject, Verdict
-from evotune.verify.perturbation import CASE, PerturbedLaunches
+from evotune.verify.kept_checks import ALL_KINDS
 from evotune.verify.pool import InputPool
-from evotune.verify.summary import ALL_KINDS
 
 _PERTURBED_S = 2.0
 _REBUILD_S = 10.0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from evotune.backends import registry
 from evotune.device.launch import Binary, CompileFailure, CompileJob
-from evotune.device.protocol import Compiler
+from evotune.device.session import Compiler
 from evotune.device.sources import fingerprint, read_sources
 from evotune.errors import EnvironmentProblem, SpaceError
 from evotune.execute.build_cache import BuildCache

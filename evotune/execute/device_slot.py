@@ -19,6 +19,7 @@ from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem, ProblemMistake
 from evotune.execute.child import Child
 from evotune.execute.entry import cannot_read
+from evotune.execute.executor import RANDOM
 from evotune.execute.messages import (
     DEVICE_WORKER,
     Answer,
@@ -35,7 +36,6 @@ from evotune.execute.messages import (
     TrialDone,
     TrialRequest,
 )
-from evotune.execute.protocol import RANDOM
 from evotune.problems.loading import is_file_reference, problem_source
 from evotune.trial import QUARANTINED, Outcome, OutcomeKind
 from evotune.user_code import trust

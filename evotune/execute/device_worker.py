@@ -17,9 +17,10 @@ import msgspec
 from evotune.backends import registry
 from evotune.device.channel import BlockingChannel
 from evotune.device.profile import DeviceProfile
-from evotune.device.protocol import Session
+from evotune.device.session import Session
 from evotune.errors import ProblemMistake
 from evotune.execute.entry import open_channel
+from evotune.execute.executor import BaselineReport
 from evotune.execute.messages import (
     DEVICE_WORKER,
     BaselinesRequest,
@@ -33,7 +34,6 @@ from evotune.execute.messages import (
     TrialDone,
     TrialRequest,
 )
-from evotune.execute.protocol import BaselineReport
 from evotune.problems import Case, Problem, UserProblem, create_problem
 from evotune.problems.examination import examine, mistake_of, tiny_case
 from evotune.user_code import trust

@@ -5,15 +5,46 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import msgspec
 
 from evotune.device.launch import MBARRIERS, Binary, CompileFailure, LaunchPlan
+from evotune.execute.executor import TIMED, CaseJob, Proposal
 from evotune.execute.messages import TrialCase, TrialRequest
-from evotune.execute.protocol import TIMED, CaseJob, Proposal
-from evotune.execute.twins import Twin
 from evotune.trial import QUARANTINED, Json, Outcome, OutcomeKind, plain
+
+# --- Earlier outcomes of the same machine code, so that no code is measured twice in a run --------
+
+Twin: TypeAlias = tuple[int, Outcome]  # the trial's number and its outcome
+
+_RECENT = 256  # far more outcomes than can be finished and not yet stored
+
+
+class Twins:
+    """Finds trials by fingerprint (machine code and launch). It remembers the latest outcomes and
+    asks `stored` for the others.
+
+    `stored` finds a trial in the run's store, in whichever thread this object is used.
+    """
+
+    def __init__(self, stored: Callable[[str], Twin | None] = lambda fingerprint: None) -> None:
+        self._stored = stored
+        self._recent: dict[str, Twin] = {}
+
+    def find(self, fingerprint: str) -> Twin | None:
+        return self.recent(fingerprint) or self._stored(fingerprint)
+
+    def recent(self, fingerprint: str) -> Twin | None:
+        """As `find`, but among the latest outcomes only, which takes no time."""
+        return self._recent.get(fingerprint)
+
+    def remember(self, number: int, outcome: Outcome) -> None:
+        self._recent[outcome.binary] = (number, outcome)
+        if len(self._recent) > _RECENT:
+            del self._recent[next(iter(self._recent))]
+
 
 _encode = json.JSONEncoder(check_circular=False).encode
 _NOT_ITS_FAULT = frozenset({OutcomeKind.WORKER_LOST, OutcomeKind.DEVICE_LOST})

@@ -6,7 +6,7 @@ import heapq
 import time
 from collections.abc import Callable
 
-from evotune.execute.protocol import Proposal
+from evotune.execute.executor import Proposal
 from evotune.trial import Configuration, Outcome
 
 

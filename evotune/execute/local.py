@@ -24,7 +24,8 @@ from evotune.device.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem
 from evotune.execute.compile_pool import CompilePool
 from evotune.execute.device_slot import DeviceSlot, ProblemSource
-from evotune.execute.in_flight import InFlight, failed_to_compile, speaks_for_its_code
+from evotune.execute.executor import BaselineReport, Proposal
+from evotune.execute.in_flight import InFlight, Twins, failed_to_compile, speaks_for_its_code
 from evotune.execute.messages import (
     Answer,
     BaselinesRequest,
@@ -32,9 +33,7 @@ from evotune.execute.messages import (
     GateSettings,
     TrialDone,
 )
-from evotune.execute.protocol import BaselineReport, Proposal
-from evotune.execute.twins import Twins
-from evotune.problems.base import Case
+from evotune.problems.problem import Case
 from evotune.trial import Outcome, OutcomeKind
 
 _TURN_S = 0.2
@@ -45,7 +44,7 @@ class _Readable(Protocol):
 
 
 class LocalExecutor:
-    """See `evotune.execute.protocol.Executor`.
+    """See `evotune.execute.executor.Executor`.
 
     - `baselines`: the baseline's name by case label.
     - `fixed_sampling`: losers get as many samples as contenders.

@@ -16,8 +16,8 @@ from msgspec.msgpack import Decoder
 from evotune.device.channel import Wire
 from evotune.device.launch import Binary, CompileFailure, CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
-from evotune.execute.protocol import BaselineReport
-from evotune.problems.base import Case
+from evotune.execute.executor import BaselineReport
+from evotune.problems.problem import Case
 from evotune.trial import Check, Outcome, Value
 
 

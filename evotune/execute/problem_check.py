@@ -12,8 +12,8 @@ from evotune.execute.child import Child
 from evotune.execute.device_slot import ProblemSource
 from evotune.execute.entry import cannot_read
 from evotune.execute.messages import PROBLEM_WORKER, Tried, TryProblem
-from evotune.problems.base import Case
 from evotune.problems.examination import tiny_case
+from evotune.problems.problem import Case
 from evotune.problems.user import UserProblem
 from evotune.scratch import scratch_folder
 

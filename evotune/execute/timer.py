@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from evotune.device.protocol import Sampler, Session
-from evotune.execute.protocol import RIVAL
+from evotune.device.session import Sampler, Session
+from evotune.execute.executor import RIVAL
 from evotune.measure.paired import TimingSettings, eager_times_us, measure_paired
 from evotune.measure.samplers import eager_sampler, places, rotating_sampler, warm_sampler
-from evotune.problems.base import Case, Problem, TensorSpec
+from evotune.problems.problem import Case, Problem, TensorSpec
 from evotune.trial import Measurement
 from evotune.verify.buffers import BufferSets
 from evotune.verify.gate import Gate, Subject

@@ -17,22 +17,21 @@ from typing import TypeAlias
 import msgspec
 
 from evotune.device.profile import DeviceProfile
-from evotune.device.protocol import LaunchFailure, Sampler, Session
+from evotune.device.session import LaunchFailure, Sampler, Session
 from evotune.execute.champion_checks import ChampionChecks
+from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTiming
 from evotune.execute.messages import TrialCase, TrialRequest
-from evotune.execute.protocol import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTiming
 from evotune.execute.scoring import is_suspicious, needed_speedup, outcome_of
 from evotune.execute.timer import BaselineSamplers, CaseTimer
 from evotune.measure.paired import TimingSettings
 from evotune.measure.samplers import time_in_turn_us, warm_sampler
-from evotune.problems.base import Case, Problem, Tensors
+from evotune.problems.problem import Case, Problem, Tensors
 from evotune.trial import Domain, Measurement, Outcome, OutcomeKind
 from evotune.verify.accuracy import LIMITS, errors_against
-from evotune.verify.domain import checked_domain
 from evotune.verify.gate import Gate, Subject, Verdict
+from evotune.verify.kept_checks import checked_domain, worth_keeping
 from evotune.verify.pool import InputPool, InputSet
 from evotune.verify.random_tests import run_random_tests
-from evotune.verify.summary import worth_keeping
 
 Loaded: TypeAlias = tuple[TrialCase, Subject]
 

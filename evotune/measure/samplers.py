@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from evotune.device.protocol import Sampler, Session, WatchableSampler
+from evotune.device.session import Sampler, Session, WatchableSampler
 from evotune.measure.paired import TimingSettings
 
 

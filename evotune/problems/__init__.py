@@ -1,7 +1,7 @@
 """Problems that kernels solve: inputs, reference, tolerances, baselines, FLOPs and bytes."""
 
-from evotune.problems.base import Case, Problem, TensorSpec
-from evotune.problems.registry import create_problem, problem_names
+from evotune.problems.by_name import create_problem, problem_names
+from evotune.problems.problem import Case, Problem, TensorSpec
 from evotune.problems.user import UserProblem
 
 __all__ = ["Case", "Problem", "TensorSpec", "UserProblem", "create_problem", "problem_names"]

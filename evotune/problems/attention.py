@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from evotune.problems.attention_shapes import edge_shapes, random_shapes
-from evotune.problems.base import Case, Place, Tensors, TensorSpec, WrongSymbol
+from evotune.problems.problem import Case, Place, Tensors, TensorSpec, WrongSymbol
 from evotune.trial import Value
 
 _SHAPE_NAMES = (

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from evotune.problems.base import Case, Tensors, TensorSpec
+from evotune.problems.problem import Case, Tensors, TensorSpec
 
 _SPECIAL = 4.0
 """Size of the component of k that gives the rows of a trait their scores."""

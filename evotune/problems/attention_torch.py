@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from evotune.problems.base import Case, Tensors
+from evotune.problems.problem import Case, Tensors
 from evotune.problems.rounding import rounding_of
 
 _BACKENDS = {

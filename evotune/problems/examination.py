@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from evotune.errors import ProblemMistake
-from evotune.problems.base import Case, Problem
+from evotune.problems.problem import Case, Problem
 from evotune.problems.user import UserProblem
 
 

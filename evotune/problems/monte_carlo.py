@@ -18,7 +18,7 @@ import torch
 from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from evotune.problems.base import Tensors
+from evotune.problems.problem import Tensors
 
 _UNIT = 2.0**-24  # of float32
 _IN_ORDER = 0.45

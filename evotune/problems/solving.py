@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-from evotune.problems.base import Case
+from evotune.problems.problem import Case
 from evotune.problems.written import Written
 from evotune.trial import Value
 

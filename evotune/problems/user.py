@@ -33,11 +33,11 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from evotune.problems.base import Case, Place, Tensors, TensorSpec, WrongSymbol
 from evotune.problems.lengths import significant
+from evotune.problems.problem import Case, Place, Tensors, TensorSpec, WrongSymbol
 from evotune.problems.problem_file import ProblemFile
 from evotune.problems.solving import Shapes, solved_case
-from evotune.problems.user_sizes import Sizes, edge_sizes, random_sizes
+from evotune.problems.user_cases import Sizes, edge_sizes, random_sizes
 from evotune.problems.written import Written
 from evotune.trial import Value
 
@@ -136,11 +136,11 @@ class UserProblem(abc.ABC):
           fifth begins with a zero.
         - spike: one value of 6.5 to 13 in each row of small ones.
         """
-        from evotune.problems import user_inputs
+        from evotune.problems import user_cases
 
-        return user_inputs.input_values(shape, kind, generator)
+        return user_cases.input_values(shape, kind, generator)
 
-    # --- for evotune: implements `evotune.problems.base.Problem` --------------------------------
+    # --- for evotune: implements `evotune.problems.problem.Problem` -------------------------------
 
     def case(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> Case:
         """ValueError, one line, when the shape makes no sense."""

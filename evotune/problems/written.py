@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from evotune.errors import ProblemMistake
-from evotune.problems.base import Tensors
+from evotune.problems.problem import Tensors
 from evotune.problems.problem_file import ProblemFile
 from evotune.space.suggest import shorten
 

@@ -11,7 +11,7 @@ from evotune.trial import Json, Value
 
 
 class _Timing(msgspec.Struct):
-    """The shape of a stored `evotune.execute.protocol.BaselineTiming`."""
+    """The shape of a stored `evotune.execute.executor.BaselineTiming`."""
 
     case: str
     name: str

@@ -13,13 +13,13 @@ from evotune.report.devices import MEANING as MEANING_OF_DEVICES
 from evotune.report.devices import devices_table
 from evotune.report.domain import MEANING as DOMAIN
 from evotune.report.domain import domain_table, domain_text
-from evotune.report.escape import markdown_code, markdown_text
 from evotune.report.front import MEANING, front_table, pareto_front
 from evotune.report.leaderboard import Leaderboard, rank
 from evotune.report.reasons import alike_reasons
 from evotune.report.summary import RunSummary, summarize
 from evotune.report.table import TextTable, leaderboard_table
 from evotune.report.whole import failures, in_proposal_order
+from evotune.report.wording import markdown_code, markdown_text
 from evotune.space.suggest import shorten
 from evotune.trial import Json
 

@@ -8,7 +8,7 @@ from evotune.errors import UsageError
 from evotune.plugins import STRATEGIES
 from evotune.run_options import SearchSettings
 from evotune.search.strategy import Strategy
-from evotune.space.protocol import SearchSpace
+from evotune.space.search_space import SearchSpace
 
 if TYPE_CHECKING:
     from evotune.search.own import StrategyMaker
@@ -57,11 +57,11 @@ def create_strategy(
 
             return Evolution(space, settings)
         case "exhaustive":
-            from evotune.search.exhaustive import ExhaustiveSearch
+            from evotune.search.simple import ExhaustiveSearch
 
             return ExhaustiveSearch(space, settings)
         case "local":
-            from evotune.search.local import LocalSearch
+            from evotune.search.simple import LocalSearch
 
             return LocalSearch(space, settings)
         case "nsga2":
@@ -69,7 +69,7 @@ def create_strategy(
 
             return Nsga2(space, settings)
         case "random":
-            from evotune.search.random_search import RandomSearch
+            from evotune.search.simple import RandomSearch
 
             return RandomSearch(space, settings)
         case _:

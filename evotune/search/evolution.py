@@ -10,9 +10,8 @@ from evotune.run_options import SearchSettings
 from evotune.search.folded import FoldedStrategy
 from evotune.search.guide import Guide
 from evotune.search.population import Individual, create_toolbox
-from evotune.search.strategy import Elite
-from evotune.search.streams import stream
-from evotune.space.protocol import SearchSpace
+from evotune.search.strategy import Elite, stream
+from evotune.space.search_space import SearchSpace
 from evotune.trial import Configuration, Json, Trial
 
 # The sources of a pool. All are counts, since a share could be rounded down to nothing (Helion

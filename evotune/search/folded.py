@@ -11,7 +11,7 @@ from evotune.run_options import SearchSettings
 from evotune.search.population import Elites, Individual
 from evotune.search.strategy import Elite
 from evotune.search.unseen import SeenConfigurations, UnseenConfigurations
-from evotune.space.protocol import SearchSpace
+from evotune.space.search_space import SearchSpace
 from evotune.trial import Configuration, Json, Trial
 
 

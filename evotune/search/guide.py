@@ -8,6 +8,7 @@ the state kept between calls is a memo.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -17,17 +18,44 @@ from typing import Final, TypeAlias
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from evotune.search.encoding import Encoder, Floats
-from evotune.search.feasibility import Feasibility
-from evotune.search.kernel import Kernel, default_kernel, fit_kernel, worth_fitting
+from evotune.search.covariance import Kernel, default_kernel, fit_kernel, worth_fitting
+from evotune.search.encoding import Encoder, Floats, Rows
 from evotune.search.posterior import Posterior, log_expected_improvement
-from evotune.search.strategy import Elite
-from evotune.search.streams import stream
+from evotune.search.strategy import Elite, stream
 from evotune.search.told import Numbers, ToldTrials
 from evotune.search.unseen import SeenConfigurations
 from evotune.search.warp import Warp
 from evotune.space.parameters import Parameter
 from evotune.trial import Configuration, Json
+
+# --- A model of the probability that a configuration fails ----------------------------------------
+
+_LEAST_DEVIATION: Final = 0.1  # of a predicted share of successes, which is never certain
+_LEAST_CHANCE: Final = 1e-6
+
+
+class Feasibility:
+    """The chance of success of every candidate of a pool.
+
+    It is a Gaussian process of its own on 1 for a success and 0 for a failure, with its own fitted
+    kernel: failures depend on other parameters than times do, and on few of them. So the model
+    of times never sees a failure as a slow configuration.
+    """
+
+    def __init__(self, kernel: Kernel, rows: Rows, succeeded: Floats, pool: Rows) -> None:
+        self._kernel = kernel
+        self._pool = pool
+        posterior = Posterior(kernel, rows, succeeded, pool)
+        deviations = np.maximum(posterior.deviations(), _LEAST_DEVIATION)
+        z = (posterior.means([]) - 0.5) / deviations
+        chances = np.fromiter((0.5 * math.erfc(-x / math.sqrt(2)) for x in z), float, len(z))
+        self.chances: Floats = np.maximum(chances, _LEAST_CHANCE)
+
+    def fail(self, row: Rows) -> None:
+        """Adds a failure: the more similar a candidate, the more its chance of success falls."""
+        alike = self._kernel.between(row[None, :], self._pool)[0]
+        self.chances = np.maximum(self.chances * (1 - alike), _LEAST_CHANCE)
+
 
 _FIRST_MODEL: Final = 3  # trials told before the first model
 _LEAST_FITTED: Final = 3  # successes before the model of times is fitted

@@ -9,8 +9,8 @@ from evotune.objectives import values
 from evotune.run_options import SearchSettings
 from evotune.search.folded import FoldedStrategy
 from evotune.search.population import Compromise, Individual, create_toolbox
-from evotune.search.streams import stream
-from evotune.space.protocol import SearchSpace
+from evotune.search.strategy import stream
+from evotune.space.search_space import SearchSpace
 from evotune.trial import Configuration, Json, Trial
 
 _LEAST_PARENTS: Final = 4  # DEAP's tournament takes them by fours

@@ -10,7 +10,7 @@ from evotune.errors import StoreError, UsageError
 from evotune.run_options import SearchSettings
 from evotune.search.folded import FoldedStrategy
 from evotune.search.population import Individual
-from evotune.space.protocol import SearchSpace
+from evotune.space.search_space import SearchSpace
 from evotune.space.suggest import shorten
 from evotune.trial import Configuration, Json, Trial, Value
 

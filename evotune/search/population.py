@@ -15,7 +15,7 @@ from typing import Any, Final
 from deap import base, tools
 
 from evotune.search.strategy import Elite
-from evotune.space.protocol import SearchSpace
+from evotune.space.search_space import SearchSpace
 from evotune.trial import Configuration, Json, Value
 
 # Strong selection and small steps, since a tuning budget is a few hundred trials: of the settings

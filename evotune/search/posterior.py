@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
+from evotune.search.covariance import Kernel
 from evotune.search.encoding import Floats, Rows
-from evotune.search.kernel import Kernel
 
 _LEAST_VARIANCE: Final = 1e-9
 _ROOM: Final = 32  # appended trials before the first growth

@@ -6,11 +6,21 @@ else. So a resumed run asks for the same configurations as an uninterrupted one.
 
 from __future__ import annotations
 
+import hashlib
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from evotune.trial import Configuration, Json, Trial
+
+# --- Random streams derived from their purpose, so that none has to be stored ---------------------
+
+
+def stream(seed: int, purpose: str, number: int) -> random.Random:
+    """The generator for one purpose of one proposal: always the same, unrelated to others."""
+    digest = hashlib.blake2b(f"{seed}/{purpose}/{number}".encode(), digest_size=8).digest()
+    return random.Random(int.from_bytes(digest, "big"))
 
 
 @dataclass(frozen=True, slots=True)

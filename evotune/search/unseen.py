@@ -7,7 +7,7 @@ import hashlib
 import random
 from collections.abc import Collection, Iterator
 
-from evotune.space.protocol import SearchSpace
+from evotune.space.search_space import SearchSpace
 from evotune.trial import Configuration
 
 _DIGEST_BYTES = 12  # a billion configurations collide with a probability below 1e-11

@@ -9,7 +9,7 @@ from evotune.errors import SpaceError
 from evotune.space.bound import BoundSpace
 from evotune.space.language.expression import Expression
 from evotune.space.language.interning import Interner
-from evotune.space.language.kinds import BOOL
+from evotune.space.language.nodes import BOOL
 from evotune.space.naming import Names
 from evotune.space.scope import BoundConstraint, Gene, Scope
 from evotune.space.specs import ConstraintSpec, ParameterSpec

@@ -29,8 +29,8 @@ from evotune.space.language.nodes import EvaluationError, Literal, Node, Operati
 from evotune.space.language.scalar import Environment, Evaluate, compile_scalar, truth
 from evotune.space.naming import Names
 from evotune.space.parameters import Parameter
-from evotune.space.protocol import SpaceSize
 from evotune.space.scope import BoundConstraint, Gene, Scope
+from evotune.space.search_space import SpaceSize
 from evotune.trial import Configuration, Value
 
 if TYPE_CHECKING:

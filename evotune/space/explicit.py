@@ -12,7 +12,7 @@ import numpy as np
 
 from evotune.errors import SpaceError
 from evotune.space.parameters import Parameter
-from evotune.space.protocol import SpaceSize
+from evotune.space.search_space import SpaceSize
 from evotune.trial import Configuration, Value
 
 _UNKNOWN: Final = -1  # index of a value that is missing or outside its domain

@@ -6,16 +6,39 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from evotune.space.figures import COMPILED_FIGURES
 from evotune.space.language.expression import Expression
-from evotune.space.language.kinds import KindChecker, Kinds, kinds_of
-from evotune.space.language.nodes import Literal, Name, Node, Operation
+from evotune.space.language.nodes import (
+    KindChecker,
+    Kinds,
+    Literal,
+    Name,
+    Node,
+    Operation,
+    kinds_of,
+)
 from evotune.space.parameters import Parameter
 from evotune.space.suggest import did_you_mean
 from evotune.trial import Value
 
 if TYPE_CHECKING:
     from evotune.space.document import SpaceDocument
+
+
+# --- Figures of a candidate that are known only after compiling; `after_compile` may use them -----
+
+COMPILED_FIGURES: Mapping[str, type] = {
+    "registers": int,  # of a thread
+    "spill_bytes": int,  # stores and loads
+    "spill_store_bytes": int,
+    "spill_load_bytes": int,
+    "stack_bytes": int,  # of a thread
+    "serialized": int,  # 1 where ptxas makes each wgmma wait for the one before it
+    "static_shared_bytes": int,
+    "shared_bytes_total": int,  # of a block, static and dynamic
+    "occupancy": float,  # resident warps / the most a multiprocessor takes, 0 to 1
+    "blocks_resident": int,  # on a multiprocessor
+}
+"""Name -> type of each figure. A figure is the worst over the launches of a case."""
 
 
 class Names:

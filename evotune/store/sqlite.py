@@ -21,18 +21,30 @@ from pathlib import Path
 from types import TracebackType
 
 from evotune.errors import StoreError
-from evotune.store.checksums import ROW, keep_table_sum, keep_tail, row_sum, tail
+from evotune.store.checksums import (
+    ROW,
+    break_seal,
+    is_sealed,
+    keep_table_sum,
+    keep_tail,
+    make_seal,
+    row_sum,
+    tail,
+)
 from evotune.store.opening import (
     WRONG_SHAPE,
     check_version,
     damaged,
+    encode_json,
+    migrate,
+    newest_version,
     opened_read_only,
     opening,
+    outcome_columns,
+    real,
     require,
 )
 from evotune.store.queries import StoreQueries
-from evotune.store.schema import encode_json, migrate, newest_version, outcome_columns, real
-from evotune.store.seal import break_seal, is_sealed, make_seal
 from evotune.store.verification import check_schema, verify
 from evotune.trial import Json, Outcome, Trial
 

@@ -13,7 +13,7 @@ import sqlite3
 import msgspec
 
 from evotune.store.checksums import FIRST, ROW, SMALL_TABLES, row_sum, table_sum, tail
-from evotune.store.schema import MIGRATIONS, columns_of_text, schema_of
+from evotune.store.opening import MIGRATIONS, columns_of_text, schema_of
 from evotune.trial import Json
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from evotune.device.protocol import Session
-from evotune.problems.base import Tensors
+from evotune.device.session import Session
+from evotune.problems.problem import Tensors
 from evotune.verify.buffers import BufferSets
 from evotune.verify.pool import InputSet, elements_of
 

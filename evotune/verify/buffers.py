@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from evotune.device.launch import LaunchPlan, Workspace
-from evotune.device.protocol import LaunchFailure
-from evotune.problems.base import Tensors, TensorSpec
+from evotune.device.session import LaunchFailure
+from evotune.problems.problem import Tensors, TensorSpec
 
 _GUARD_BYTES = 128 << 10
 _GUARD_WORD = 0x7FFA

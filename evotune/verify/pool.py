@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from evotune.problems.base import Case, Problem, Tensors, TensorSpec
+from evotune.problems.problem import Case, Problem, Tensors, TensorSpec
 from evotune.verify.accuracy import expected, is_rounding
 
 _CHANGED = "changed"

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from evotune.problems.base import Case
+from evotune.problems.problem import Case
 from evotune.trial import Check
 from evotune.verify.gate import Gate, Subject, Verdict
-from evotune.verify.summary import ALL_KINDS, nearest_limit
+from evotune.verify.kept_checks import ALL_KINDS, nearest_limit
 
 
 def run_random_tests(

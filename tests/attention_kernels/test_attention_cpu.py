@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from evotune.backends.cpu.device import find_compiler
+from evotune.backends.cpu.cpp_compiler import find_compiler
 from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from _pytest.mark import ParameterSet
 
-from evotune.execute.protocol import TIMED, CaseJob
+from evotune.execute.executor import TIMED, CaseJob
 from evotune.trial import Configuration, Value
 
 from .hopper import emulation

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 
-from evotune.backends.base import Backend
-from evotune.backends.cpu.device import CpuSession
+from evotune.backends.backend import Backend
+from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.device.launch import CompileFailure, CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
-from evotune.device.protocol import Compiler, Session
+from evotune.device.session import Compiler, Session
 from evotune.languages import Language
 from evotune.trial import Json, OutcomeKind
 

@@ -10,9 +10,9 @@ import pytest
 from measure.test_processes import outcome as timed
 from report.runs import failed, make_run, ok, recorded
 
+from evotune.cli.compare_command import parse_condition
 from evotune.errors import UsageError
 from evotune.measure.processes import combined
-from evotune.report.fail_if import parse_condition
 from evotune.trial import OutcomeKind
 
 from .conftest import Invoke

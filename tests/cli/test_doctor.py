@@ -8,7 +8,7 @@ import pytest
 
 from evotune.backends.cuda.probe import GpuState, probe
 from evotune.backends.finding import Finding, Status
-from evotune.cli import findings
+from evotune.cli import doctor_command
 
 from .conftest import Invoke
 
@@ -26,8 +26,8 @@ NO_GPU = GpuState(())
 
 def examine(monkeypatch: pytest.MonkeyPatch, state: GpuState) -> list[Finding]:
     """The findings of `doctor` on a machine whose probe answers `state`."""
-    monkeypatch.setattr("evotune.backends.cuda.doctor.probe", lambda: state)
-    return findings.examine()
+    monkeypatch.setattr("evotune.backends.cuda.cuda_doctor.probe", lambda: state)
+    return doctor_command.examine()
 
 
 @pytest.fixture(autouse=True)

@@ -158,7 +158,7 @@ def test_nor_by_a_command_that_compiles_and_measures(
 def test_nor_does_a_process_that_works_on_a_long_report(downloads: Downloads) -> None:
     program = downloads.script.with_name("long_report.py")
     program.write_text(
-        "import operator\nfrom evotune.report.processes import mapped\n"
+        "import operator\nfrom evotune.report.whole import mapped\n"
         "if __name__ == '__main__':\n    print(list(mapped(operator.neg, range(3), 2)))\n"
     )
     assert downloads.run(program).stdout == "[0, -1, -2]\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from report.runs import make_run, ok, text_of
 
-from evotune.cli.search import more_devices
+from evotune.cli.run_commands import more_devices
 from evotune.command_line import command_line, run_command
 from evotune.engine.folder import find_run
 from evotune.report.data import RunData

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.cli.scaffolding import scaffold
+from evotune.cli.init_command import scaffold
 from evotune.space.document import parse_space
 
 from .conftest import Invoke

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyte
 import pytest
 
-from evotune.cli.live import panel
+from evotune.cli.live_view import panel
 from evotune.cli.standing import Standing
 from evotune.engine.observer import Progress
 from evotune.trial import Configuration, Trial

@@ -9,7 +9,7 @@ import pytest
 from report.runs import configuration, failed, ok, recorded
 from rich.console import Console
 
-from evotune.cli.live import panel, sparkline
+from evotune.cli.live_view import panel, sparkline
 from evotune.cli.progress import LiveProgress, PlainProgress
 from evotune.cli.standing import Standing
 from evotune.engine.observer import Progress, RunInfo

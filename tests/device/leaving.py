@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from evotune.backends.cpu.device import CpuSession
+from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.device.launch import Argument, LaunchPlan
 
 DEFAULTS = {-6: 0, -3: 32 << 20, -1: 64 << 20}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.cpu.device import CpuCompiler
+from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.trial import Json, OutcomeKind

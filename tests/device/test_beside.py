@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from evotune.backends.beside import others_at_work
-from evotune.backends.cpu import device as cpu
+from evotune.backends.cpu import cpu_profile
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def spinning() -> Iterator[None]:
 
 
 def test_cores_that_others_keep_busy_are_counted(spinning: None) -> None:
-    words = " ".join(others_at_work([cpu.profile()]))
+    words = " ".join(others_at_work([cpu_profile.profile()]))
     assert f"of {os.cpu_count()} cores busy" in words
     assert "other processes keep" in words
 
@@ -37,7 +37,9 @@ def test_a_worker_of_another_run_is_named() -> None:
     try:
         while b"device_worker" not in Path(f"/proc/{worker.pid}/cmdline").read_bytes():
             time.sleep(0.01)
-        assert "another run of evotune measures (process 4321)" in others_at_work([cpu.profile()])
+        assert "another run of evotune measures (process 4321)" in others_at_work(
+            [cpu_profile.profile()]
+        )
     finally:
         worker.communicate()
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from evotune.backends.cuda import constant_memory
+from evotune.backends.cuda import kernel as kernel_module
 from evotune.backends.cuda.kernel import CudaKernel, bind
 from evotune.device.launch import Argument, ConstantMemory, Launch, LaunchPlan
-from evotune.device.protocol import LaunchFailure
+from evotune.device.session import LaunchFailure
 
 pytest.importorskip("cupy")
 
@@ -34,7 +34,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         ctypes.cast(size, ctypes.POINTER(ctypes.c_size_t))[0] = ROOM
         return 0
 
-    monkeypatch.setattr(constant_memory, "_finder", lambda: find)
+    monkeypatch.setattr(kernel_module, "_finder", lambda: find)
     monkeypatch.setattr(runtime, "memcpyAsync", lambda *words: made.append(("copy", *words)))
     monkeypatch.setattr(driver, "launchKernel", lambda *words: made.append(("launch", words[0])))
     return made

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 import torch
 
-from evotune.backends.cpu import cpu_cores
-from evotune.backends.cpu import device as cpu
+from evotune.backends.cpu import cpu_profile
+from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_sampler import CpuSampler
-from evotune.backends.cpu.device import CpuCompiler, CpuSession
+from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.device.launch import (
     Argument,
     CompileFailure,
@@ -21,7 +21,7 @@ from evotune.device.launch import (
     Workspace,
 )
 from evotune.device.profile import DeviceProfile
-from evotune.device.protocol import Intervention, LaunchFailure
+from evotune.device.session import Intervention, LaunchFailure
 from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem
 from evotune.trial import OutcomeKind
@@ -122,7 +122,7 @@ def test_the_float_environment_is_reset_before_a_kernel_is_loaded(tmp_path: Path
 
     upward, nearest = 0x800, 0  # x86
     libc = ctypes.CDLL(None)
-    if not hasattr(libc, "fesetround") or cpu.profile().arch.startswith("aarch64"):
+    if not hasattr(libc, "fesetround") or cpu_profile.profile().arch.startswith("aarch64"):
         pytest.skip("needs x86 glibc")
     libc.fesetround(upward)
     try:
@@ -150,16 +150,16 @@ def test_a_missing_or_broken_compiler_is_an_error_with_the_fix(
 
 def test_the_threads_are_those_the_user_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert cpu_cores.threads() == 1
+    assert cpu_profile.threads() == 1
     for value in ("1000000", "0", "all", "2,1"):
         monkeypatch.setenv("OMP_NUM_THREADS", value)
-        assert cpu_cores.threads() >= 1
+        assert cpu_profile.threads() >= 1
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert cpu_cores.threads() >= 1
+    assert cpu_profile.threads() >= 1
 
 
 def test_the_profile_survives_json() -> None:
-    profile = cpu.profile()
+    profile = cpu_profile.profile()
     assert DeviceProfile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
     assert profile.peak_gflops > 0
     assert profile.attributes["l1_bytes"] >= 8 << 10

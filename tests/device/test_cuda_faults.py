@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evotune.backends.cuda.faults import classify
+from evotune.backends.cuda.cuda_session import classify
 from evotune.trial import OutcomeKind
 
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from evotune.backends.cuda import profiles
-from evotune.backends.cuda.limits import launch_figures, launch_violation, worst
-from evotune.backends.cuda.occupancy import Occupancy, occupancy
+from evotune.backends.cuda.limits import (
+    Occupancy,
+    launch_figures,
+    launch_violation,
+    occupancy,
+    worst,
+)
 from evotune.device.launch import Launch
 
 L4, A100, H200 = (dict(profiles.named(name).attributes) for name in ("l4", "a100", "h200"))

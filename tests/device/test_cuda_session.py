@@ -12,10 +12,10 @@ from typing import Any, cast
 import pytest
 import torch
 
+from evotune.backends.cuda import cuda_session as module
 from evotune.backends.cuda import profiles
-from evotune.backends.cuda import session as module
+from evotune.backends.cuda.cuda_session import CudaSession
 from evotune.backends.cuda.graphs import GraphSampler
-from evotune.backends.cuda.session import CudaSession
 from evotune.device.launch import LaunchPlan
 from evotune.problems.attention import Attention
 from evotune.verify.pool import InputPool

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.cpu.device import CpuCompiler
-from evotune.device.define_checks import checked_end, redefined
+from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.device.launch import CompileFailure, CompileJob
+from evotune.device.source_checks import checked_end, redefined
 from evotune.trial import OutcomeKind
 
 KERNEL = 'extern "C" int f(int x) { return x + @; }\n'
@@ -65,7 +65,7 @@ def test_a_right_kernel_compiles_to_what_it_was_without_the_check(
 ) -> None:
     assert compiled(tmp_path, source, TILE=8) is None
     checked = (tmp_path / "k.so").read_bytes()
-    monkeypatch.setattr("evotune.backends.cpu.device.checked_end", lambda *_: "")
+    monkeypatch.setattr("evotune.backends.cpu.cpp_compiler.checked_end", lambda *_: "")
     assert compiled(tmp_path, source, TILE=8) is None
     assert (tmp_path / "k.so").read_bytes() == checked
 
@@ -97,7 +97,7 @@ def test_a_source_that_is_gone_is_the_compilers_matter(tmp_path: Path) -> None:
 def test_a_precompiled_file_beside_the_source_is_not_used(tmp_path: Path) -> None:
     import subprocess
 
-    from evotune.backends.cpu import device as cpu
+    from evotune.backends.cpu import cpp_compiler as cpu
 
     (tmp_path / "k.cpp").write_text('extern "C" int f() { return 1; }\n')
     flags = [flag for flag in cpu.FLAGS if not flag.startswith("-Wl") and flag != "-shared"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.cpu.device import CpuCompiler
+from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.device.sources import read_sources
 from evotune.errors import EnvironmentProblem, SpaceError
@@ -144,7 +144,7 @@ def test_headers_of_the_compiler_and_own_ones_are_fine(tmp_path: Path, name: str
 def test_folders_of_headers_from_the_environment_are_part_of_what_compiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from evotune.backends.cpu import device as cpu
+    from evotune.backends.cpu import cpp_compiler as cpu
     from evotune.device import dependencies
 
     (tmp_path / "more").mkdir()

@@ -12,7 +12,7 @@ from evotune.backends.cuda import discover, presence, profiles
 from evotune.backends.cuda.discover import find_gpu, find_gpus, open_profile, same_gpu
 from evotune.backends.cuda.presence import cuda_problem, gpus_present
 from evotune.backends.cuda.probe import GpuState
-from evotune.backends.together import work_together
+from evotune.backends.registry import work_together
 from evotune.device.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem, UsageError
 

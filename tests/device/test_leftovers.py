@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.cpu.device import CpuCompiler
+from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.device.launch import CompileFailure, CompileJob
 
 HERE = Path(__file__).parent

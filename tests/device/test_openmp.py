@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from evotune.backends.cpu import openmp
-from evotune.backends.cpu.device import CpuCompiler, CpuSession
+from evotune.backends.cpu.cpp_compiler import CpuCompiler
+from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.backends.cpu.libc import file_of
 from evotune.device.launch import Argument, CompileFailure, CompileJob, LaunchPlan
 

@@ -10,7 +10,7 @@ import pytest
 
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.backends.cuda.perturbation import perturbation_job
-from evotune.backends.cuda.ptx_delays import with_delays
+from evotune.backends.cuda.perturbed_build import with_delays
 from evotune.backends.cuda.ptx_late_copies import UnknownCopy, with_late_copies
 from evotune.device.launch import CompileFailure, CompileJob
 

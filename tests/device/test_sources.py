@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.cpu.device import FLAGS
+from evotune.backends.cpu.cpp_compiler import FLAGS
 from evotune.device.sources import fingerprint, read_sources
 from evotune.errors import SpaceError
 

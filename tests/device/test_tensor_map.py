@@ -14,7 +14,7 @@ import pytest
 
 from evotune.backends.cuda import kernel, tensor_maps
 from evotune.device.launch import Argument, Launch, LaunchPlan
-from evotune.device.protocol import LaunchFailure
+from evotune.device.session import LaunchFailure
 from evotune.device.tensor_map import TensorMap
 
 MAP = TensorMap("float16", (2, 8, 500, 64), (1, 1, 128, 64), 128, 256)

@@ -58,7 +58,7 @@ def test_the_problem_the_kernel_and_its_space_run(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the child processes
     monkeypatch.setenv("EVOTUNE_CACHE_DIR", str(folder / "cache"))
     # One process: only the champion's figures need more, and this test is about correctness.
-    monkeypatch.setattr("evotune.engine.repetition.MOST", 1)
+    monkeypatch.setattr("evotune.engine.confirming.MOST", 1)
     for _, *words in [*commands, ["evotune", "report", "latest", "--format", "csv"]]:
         done = CliRunner().invoke(application, words, prog_name="evotune")
         assert done.exit_code == 0, done.stderr

@@ -50,7 +50,7 @@ CPU_CRASH_POINTS: dict[str, tuple[str, str, str, int]] = {
     "confirmation stored": ("evotune.store.sqlite", "RunStore.confirm", "after", 1),
 }
 _IMPORTED_BY_EVERY_COMMAND = (
-    *("evotune.cli.search", "evotune.cli.progress", "evotune.engine.starting"),
+    *("evotune.cli.run_commands", "evotune.cli.progress", "evotune.engine.starting"),
     *("evotune.search.evolution", "evotune.report.screen"),
 )
 _ROOT = Path(__file__).parents[2]

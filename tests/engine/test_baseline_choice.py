@@ -8,7 +8,7 @@ from execute.faulty import SPACE
 from evotune.engine.kernel_run import chosen_baseline
 from evotune.engine.setup import load_setup
 from evotune.errors import SpaceError
-from evotune.execute.protocol import TIMED, BaselineTiming
+from evotune.execute.executor import TIMED, BaselineTiming
 
 
 def test_what_a_case_has_is_told_and_not_what_another_one_has() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from evotune.engine.setup import load_setup
-from evotune.execute.protocol import EDGE, RANDOM, Proposal
+from evotune.execute.executor import EDGE, RANDOM, Proposal
 from evotune.trial import Configuration, Value
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from evotune.engine.champions import confirm
-from evotune.execute.protocol import Proposal
+from evotune.engine.confirming import confirm
+from evotune.execute.executor import Proposal
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 
 

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from evotune.device.recorded import read_recorded_space
-from evotune.engine import cluster, cluster_worker
-from evotune.engine.cluster import ClusterRequest, cluster_request, connected
+from evotune.engine import cluster_run, cluster_worker
+from evotune.engine.cluster_run import ClusterRequest, cluster_request, connected
 from evotune.engine.folder import list_runs
 from evotune.errors import EnvironmentProblem, UsageError
-from evotune.execute import cluster as cluster_executor
-from evotune.execute.cluster import ClusterExecutor
+from evotune.execute import cluster_executor
+from evotune.execute.cluster_executor import ClusterExecutor
+from evotune.execute.in_flight import Twins
 from evotune.execute.inline import InlineExecutor
-from evotune.execute.twins import Twins
 from evotune.store import RunStore
 from evotune.user_code import trust
 
@@ -75,7 +75,7 @@ def test_workers_that_die_refuse_or_join_late_change_nothing(
         troublemaker.start()
         executor = ClusterExecutor(client, task, RUN, twins=Twins())
         trials = search(
-            tmp_path / "cluster.sqlite", executor, recording.space, trials=60, lookahead=12
+            tmp_path / "cluster_run.sqlite", executor, recording.space, trials=60, lookahead=12
         )
         troublemaker.join()
         os.killpg(dask.scheduler.pid, signal.SIGKILL)
@@ -98,7 +98,7 @@ def test_devices_of_this_machine_do_not_go_with_a_cluster() -> None:
 
 
 def test_a_scheduler_that_does_not_answer_ends_with_3(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_CONNECT_S", 0.5)
+    monkeypatch.setattr(cluster_run, "_CONNECT_S", 0.5)
     with (
         pytest.raises(EnvironmentProblem, match=r"no Dask scheduler answers at tcp://127") as found,
         connected(ClusterRequest("tcp://127.0.0.1:9")),

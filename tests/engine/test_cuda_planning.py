@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from evotune.device.launch import Binary, Launch
+from evotune.engine.confirming import timed_again
 from evotune.engine.planning import Planner
-from evotune.engine.repetition import timed_again
 from evotune.engine.setup import load_setup
 from evotune.errors import EnvironmentProblem, SpaceError, UsageError
-from evotune.execute.protocol import HELD_OUT, Proposal
+from evotune.execute.executor import HELD_OUT, Proposal
 from evotune.trial import Configuration, Value
 
 SHIPPED = Path(__file__).parents[2] / "search_spaces"

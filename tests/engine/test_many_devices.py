@@ -17,13 +17,13 @@ from evotune.engine.observer import SilentObserver
 from evotune.engine.search_loop import SearchLoop
 from evotune.engine.setup import load_setup
 from evotune.execute.background import BackgroundExecutor
+from evotune.execute.executor import TIMED, Executor, Proposal
 from evotune.execute.inline import InlineExecutor
 from evotune.execute.local import LocalExecutor, open_local_executor
-from evotune.execute.protocol import TIMED, Executor, Proposal
 from evotune.measure.agreement import agreement
 from evotune.run_options import RunOptions
 from evotune.search.catalog import create_strategy
-from evotune.space.protocol import SearchSpace
+from evotune.space.search_space import SearchSpace
 from evotune.store import RunStore
 from evotune.trial import Configuration, Trial
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from measure.test_processes import outcome
 
-from evotune.engine.repetition import repeated, timed_again
-from evotune.execute.protocol import Proposal
+from evotune.engine.confirming import repeated, timed_again
+from evotune.execute.executor import Proposal
 from evotune.measure.processes import LEAST, MOST, combined
 from evotune.trial import Configuration, Outcome, OutcomeKind
 

@@ -13,7 +13,7 @@ from evotune.device.tensor_map import TensorMap
 from evotune.engine.planning import Planner
 from evotune.engine.setup import load_setup
 from evotune.errors import SpaceError
-from evotune.execute.protocol import Proposal
+from evotune.execute.executor import Proposal
 
 SPACE = """\
 name: mapped

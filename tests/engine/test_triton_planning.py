@@ -13,7 +13,7 @@ from evotune.device.launch import DYNAMIC_SHARED_BYTES, Argument, Binary, Launch
 from evotune.engine.planning import Planner
 from evotune.engine.setup import load_setup
 from evotune.errors import SpaceError
-from evotune.execute.protocol import Proposal
+from evotune.execute.executor import Proposal
 from evotune.trial import Configuration
 from evotune.user_code import trust
 

@@ -11,8 +11,7 @@ import pytest
 
 from evotune.device.recorded import read_recorded_space
 from evotune.engine.observer import SilentObserver
-from evotune.engine.starting import RunRequest, resume_run, start_run
-from evotune.engine.warm_start import warm_starts
+from evotune.engine.starting import RunRequest, resume_run, start_run, warm_starts
 from evotune.errors import UsageError
 from evotune.report.data import RunData
 

@@ -18,8 +18,8 @@ from evotune.engine.folder import RunFolder
 from evotune.engine.planning import Planner
 from evotune.engine.setup import load_setup
 from evotune.engine.space_files import snapshot
+from evotune.execute.executor import TIMED, Proposal
 from evotune.execute.local import LocalExecutor, open_local_executor
-from evotune.execute.protocol import TIMED, Proposal
 from evotune.store import RunStore
 from evotune.trial import Configuration, Outcome, Value
 

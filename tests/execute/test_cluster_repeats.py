@@ -8,7 +8,9 @@ import pytest
 
 from evotune.device.channel import decode, encode
 from evotune.engine.cluster_worker import answer
-from evotune.execute.cluster import ClusterExecutor
+from evotune.execute.cluster_executor import ClusterExecutor
+from evotune.execute.executor import Proposal
+from evotune.execute.in_flight import Twins
 from evotune.execute.messages import (
     TO_CLUSTER_WORKER,
     ClusterRun,
@@ -16,8 +18,6 @@ from evotune.execute.messages import (
     ClusterTrialDone,
     ToClusterWorker,
 )
-from evotune.execute.protocol import Proposal
-from evotune.execute.twins import Twins
 from evotune.trial import Configuration, Outcome, OutcomeKind
 
 RUN = ClusterRun(

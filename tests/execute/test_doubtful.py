@@ -8,10 +8,10 @@ import pytest
 
 from evotune.execute.compile_pool import CompilePool
 from evotune.execute.device_slot import DeviceSlot
+from evotune.execute.executor import Proposal
 from evotune.execute.in_flight import InFlight
 from evotune.execute.local import LocalExecutor
 from evotune.execute.messages import TrialDone
-from evotune.execute.protocol import Proposal
 from evotune.trial import Configuration, Outcome, OutcomeKind
 
 WRONG = Outcome(OutcomeKind.WRONG_RESULT, reason="off")

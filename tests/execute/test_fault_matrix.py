@@ -11,7 +11,7 @@ import pytest
 
 from evotune.device.launch import Workspace
 from evotune.engine.setup import load_setup
-from evotune.measure.statistics import median_interval
+from evotune.measure.paired import median_interval
 from evotune.trial import Measurement, Outcome, OutcomeKind
 
 from .faulty import SPACE, FaultyKernels, descendants, wait_until_gone

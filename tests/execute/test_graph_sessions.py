@@ -16,14 +16,15 @@ import torch
 from verify.kernels import PROBLEM, exact, kernel, make_case, plan
 
 from evotune.backends import registry
-from evotune.backends.cpu.device import CpuSampler, CpuSession
-from evotune.backends.cuda.faults import classify
+from evotune.backends.cpu.cpu_sampler import CpuSampler
+from evotune.backends.cpu.cpu_session import CpuSession
+from evotune.backends.cuda.cuda_session import classify
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
-from evotune.device.protocol import Fault, Sampler
+from evotune.device.session import Fault, Sampler
 from evotune.execute import scoring, timer
+from evotune.execute.executor import HELD_OUT, TIMED
 from evotune.execute.messages import TrialCase, TrialRequest
-from evotune.execute.protocol import HELD_OUT, TIMED
 from evotune.execute.trial_runner import TrialRunner
 from evotune.measure.paired import TimingSettings, measure_paired
 from evotune.trial import Measurement, Outcome, OutcomeKind

@@ -12,9 +12,9 @@ import pytest
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.execute.device_slot import DeviceSlot, ProblemSource
+from evotune.execute.executor import RANDOM, TIMED
 from evotune.execute.messages import BaselinesRequest, Request, TrialCase, TrialRequest
-from evotune.execute.protocol import RANDOM, TIMED
-from evotune.problems.base import Case
+from evotune.problems.problem import Case
 from evotune.trial import OutcomeKind
 
 from .faulty import FaultyKernels

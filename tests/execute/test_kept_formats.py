@@ -13,10 +13,10 @@ from evotune.device.launch import (
 )
 from evotune.device.profile import DeviceProfile
 from evotune.device.tensor_map import TensorMap
+from evotune.execute.executor import EDGE, TIMED, CaseJob, Proposal
 from evotune.execute.in_flight import InFlight
-from evotune.execute.protocol import EDGE, TIMED, CaseJob, Proposal
-from evotune.problems.base import Case
-from evotune.store.schema import encode_json
+from evotune.problems.problem import Case
+from evotune.store.opening import encode_json
 from evotune.trial import (
     Check,
     Configuration,

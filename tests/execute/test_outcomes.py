@@ -17,8 +17,8 @@ from evotune.device.launch import Argument, Workspace
 from evotune.engine.setup import load_setup
 from evotune.errors import EnvironmentProblem
 from evotune.execute.device_slot import _crash_kind, _last_words
-from evotune.execute.protocol import Proposal
-from evotune.execute.twins import Twins
+from evotune.execute.executor import Proposal
+from evotune.execute.in_flight import Twins
 from evotune.measure.paired import TimingSettings
 from evotune.trial import Configuration, Outcome, OutcomeKind
 

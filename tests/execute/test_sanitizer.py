@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evotune.backends.base import TOOLS, SanitizedCase, not_sanitized
+from evotune.backends.backend import TOOLS, SanitizedCase, not_sanitized
 from evotune.backends.cuda import sanitizer
 from evotune.backends.cuda.sanitized_launch import normal_values
 from evotune.backends.cuda.sanitizer import (
@@ -19,7 +19,7 @@ from evotune.backends.cuda.sanitizer import (
     sanitize,
 )
 from evotune.device.launch import LaunchPlan
-from evotune.problems.base import TensorSpec
+from evotune.problems.problem import TensorSpec
 from evotune.trial import OutcomeKind
 
 CASE = SanitizedCase("x.bin", LaunchPlan("f", (), (), ()), (TensorSpec("q", (4,), "float16"),))

@@ -13,10 +13,10 @@ from evotune.device.launch import Binary, CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.execute.compile_pool import CompilePool
 from evotune.execute.device_slot import DeviceSlot
+from evotune.execute.executor import TIMED, CaseJob, Proposal
 from evotune.execute.local import LocalExecutor, compile_processes, open_local_executor
 from evotune.execute.messages import TrialDone, TrialRequest
-from evotune.execute.protocol import TIMED, CaseJob, Proposal
-from evotune.problems.base import Case
+from evotune.problems.problem import Case
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from verify.kernels import PROBLEM, exact, kernel, make_case, plan
 
-from evotune.backends.cpu.device import CpuSession
+from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.device.launch import Workspace
 from evotune.execute.timer import BaselineSamplers, CaseTimer
 from evotune.measure.paired import TimingSettings

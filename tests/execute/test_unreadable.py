@@ -22,7 +22,7 @@ from evotune.errors import EnvironmentProblem
 from evotune.execute import child as child_module
 from evotune.execute import device_slot, problem_check
 from evotune.execute.child import Child
-from evotune.execute.cluster import ask_each
+from evotune.execute.cluster_executor import ask_each
 from evotune.execute.compile_pool import CompilePool
 from evotune.execute.device_slot import DeviceSlot, ProblemSource
 from evotune.execute.entry import CANNOT_READ
@@ -139,7 +139,7 @@ def test_what_a_device_worker_says_without_having_been_asked_is_no_answer(
 
 ANSWERS_WITH_BASELINES = """
 from evotune.execute.messages import BaselinesTimed, TrialRequest
-from evotune.execute.protocol import BaselineReport
+from evotune.execute.executor import BaselineReport
 token = msgspec.msgpack.decode(hear(), type=TrialRequest).token
 say(encode(BaselinesTimed(token=token, report=BaselineReport((), 0.0))))
 hear()

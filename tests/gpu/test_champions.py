@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evotune.backends.base import TOOLS
+from evotune.backends.backend import TOOLS
 from evotune.backends.cuda.discover import open_profile
 from evotune.backends.cuda.sanitizer import find_sanitizer
 from evotune.execute.device_worker import open_session

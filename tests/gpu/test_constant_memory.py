@@ -16,7 +16,7 @@ from evotune.device.launch import (
     Launch,
     LaunchPlan,
 )
-from evotune.device.protocol import LaunchFailure
+from evotune.device.session import LaunchFailure
 from evotune.execute.compile_worker import compiler_for
 from evotune.execute.device_worker import open_session
 

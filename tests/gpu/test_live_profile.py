@@ -10,7 +10,7 @@ import pytest
 from evotune.backends.cuda import profiles
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.backends.cuda.discover import find_gpu
-from evotune.backends.cuda.occupancy import occupancy
+from evotune.backends.cuda.limits import occupancy
 from evotune.device.launch import CompileJob
 from evotune.device.profile import DeviceProfile
 

@@ -9,7 +9,7 @@ import torch
 
 from evotune.backends.cuda.discover import open_profile
 from evotune.device.launch import Argument, CompileFailure, CompileJob, Launch, LaunchPlan
-from evotune.device.protocol import LaunchFailure
+from evotune.device.session import LaunchFailure
 from evotune.execute.compile_worker import compiler_for
 from evotune.execute.device_worker import open_session
 

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from evotune.device.protocol import Sampler
+from evotune.device.session import Sampler
 
 CANDIDATE, BASELINE = (lambda: "candidate"), (lambda: "baseline")
 

@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from evotune.device.protocol import Session
+from evotune.device.session import Session
 from evotune.measure import paired
 from evotune.measure.paired import (
     TimingSettings,

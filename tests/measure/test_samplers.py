@@ -8,8 +8,8 @@ from typing import cast
 
 import pytest
 
-from evotune.backends.cpu.device import CpuSession
-from evotune.device.protocol import Session
+from evotune.backends.cpu.cpu_session import CpuSession
+from evotune.device.session import Session
 from evotune.measure.paired import TimingSettings
 from evotune.measure.samplers import places, rotating_sampler, time_in_turn_us, warm_sampler
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evotune.measure.statistics import Interval, median_interval
+from evotune.measure.paired import Interval, median_interval
 
 
 def test_the_interval_holds_the_median_and_depends_on_the_samples_alone() -> None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evotune.engine.setup import load_setup
+from evotune.execute.executor import TIMED, Proposal
 from evotune.execute.local import open_local_executor
-from evotune.execute.protocol import TIMED, Proposal
-from evotune.problems.base import Case
+from evotune.problems.problem import Case
 from evotune.trial import Configuration, Outcome
 
 from .pipeline import SPACES

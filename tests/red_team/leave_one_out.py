@@ -18,9 +18,9 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from evotune.execute.protocol import RANDOM, TIMED
+from evotune.execute.executor import RANDOM, TIMED
 from evotune.trial import Check, Outcome
-from evotune.verify.perturbation import CASE as DISTURBED
+from evotune.verify.disturbed import CASE as DISTURBED
 
 from .cuda_expected import CLASSES
 from .cuda_pipeline import CudaPipeline, Judgement

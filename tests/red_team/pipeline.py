@@ -7,8 +7,8 @@ from pathlib import Path
 
 from evotune.engine.planning import Planner
 from evotune.engine.setup import Setup, load_setup
+from evotune.execute.executor import HELD_OUT, TIMED, Proposal
 from evotune.execute.local import open_local_executor
-from evotune.execute.protocol import HELD_OUT, TIMED, Proposal
 from evotune.space.specs import ParameterSpec
 from evotune.trial import Configuration, Outcome
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evotune.problems.base import Tensors
+from evotune.problems.problem import Tensors
 
 from .cuda_expected import CLASSES, PASSES, RIGHT
 from .emulated.running import EmulatedSpace

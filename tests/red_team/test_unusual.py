@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from evotune.backends.cpu.device import CpuCompiler, CpuSession
+from evotune.backends.cpu.cpp_compiler import CpuCompiler
+from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.device.launch import CompileFailure
-from evotune.device.protocol import Session
+from evotune.device.session import Session
 from evotune.engine.planning import Planner
 from evotune.engine.setup import load_setup
-from evotune.execute.protocol import TIMED, CaseJob
+from evotune.execute.executor import TIMED, CaseJob
 from evotune.problems import create_problem
 from evotune.trial import Configuration
 from evotune.verify.gate import Gate, Subject, Verdict
@@ -122,7 +123,7 @@ def methods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AllMethods]:
     torch.set_num_threads(1)  # PyTorch's waiting threads would take the kernel's cores
     with pytest.MonkeyPatch.context() as patch:
         # Workers of other tests are children of this process too.
-        patch.setattr("evotune.backends.cpu.device.has_children", lambda: False)
+        patch.setattr("evotune.backends.cpu.cpu_session.has_children", lambda: False)
         yield made
     torch.set_num_threads(threads)
 

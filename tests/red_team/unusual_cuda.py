@@ -20,9 +20,9 @@ from pathlib import Path
 
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.device.launch import CompileFailure, CompileJob
-from evotune.device.protocol import Session
+from evotune.device.session import Session
 from evotune.engine.setup import load_setup
-from evotune.execute.protocol import TIMED, CaseJob
+from evotune.execute.executor import TIMED, CaseJob
 from evotune.problems import create_problem
 from evotune.space.document import load_space
 from evotune.trial import Configuration
@@ -82,7 +82,7 @@ class CudaMethods:
             failures = [words for words in pool.map(compile_job, compiles.values()) if words]
         assert not failures, failures
         # Imported only here: the modules that come with it need a GPU.
-        from evotune.backends.cuda.session import CudaSession
+        from evotune.backends.cuda.cuda_session import CudaSession
 
         self._session: Session = CudaSession(profile)
         self._problem = create_problem("attention", "float16")

@@ -17,13 +17,13 @@ from evotune.engine.folder import RunFolder
 from evotune.errors import EnvironmentProblem, StoreError
 from evotune.report import whole
 from evotune.report.data import RunData
-from evotune.report.processes import mapped
+from evotune.report.whole import mapped
 from evotune.trial import Outcome, OutcomeKind
 
 from .runs import failed, make_run, ok, text_of
 
 _SLEEPERS = """import time
-from evotune.report.processes import mapped
+from evotune.report.whole import mapped
 for done in mapped(time.sleep, [0, 0] + [0.2] * 1000, 2):
     print("ready", flush=True)
 """

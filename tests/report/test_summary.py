@@ -8,10 +8,10 @@ import pytest
 from evotune.errors import StoreError
 from evotune.report import wording
 from evotune.report.data import RunData
-from evotune.report.escape import markdown_text
 from evotune.report.html.payload import run_payload
 from evotune.report.records import to_json
 from evotune.report.summary import StageTime, summarize
+from evotune.report.wording import markdown_text
 from evotune.trial import Json, OutcomeKind
 
 from .runs import failed, make_run, ok, text_of

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from evotune.search.covariance import default_kernel, fit_kernel
 from evotune.search.encoding import Encoder
-from evotune.search.kernel import default_kernel, fit_kernel
 from evotune.search.posterior import Posterior, log_expected_improvement
 from evotune.space.parameters import Categorical, IntegerRange, OrderedParameter
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from evotune.search.streams import stream
+from evotune.search.strategy import stream
 
 
 def test_a_stream_is_fixed_for_good() -> None:

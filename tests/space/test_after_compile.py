@@ -8,7 +8,7 @@ from evotune.errors import SpaceError
 from evotune.space.binding import bind
 from evotune.space.bound import BoundSpace
 from evotune.space.document import parse_space
-from evotune.space.figures import COMPILED_FIGURES
+from evotune.space.naming import COMPILED_FIGURES
 
 from .spaces import DEVICE
 

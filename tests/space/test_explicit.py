@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from evotune.errors import SpaceError
 from evotune.space.explicit import ExplicitSpace
 from evotune.space.parameters import Boolean, Categorical, IntegerRange, OrderedParameter
-from evotune.space.protocol import SearchSpace, SpaceSize
+from evotune.space.search_space import SearchSpace, SpaceSize
 from evotune.trial import Configuration, Value
 
 PARAMETERS = (

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from evotune.store.checksums import FIRST, ROW, SMALL_TABLES, keep_table_sum, keep_tail, row_sum
-from evotune.store.schema import columns_of_text
+from evotune.store.opening import columns_of_text
 
 
 def change(store: Path, *statements: str) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from evotune.errors import StoreError
-from evotune.store import RunStore, schema
+from evotune.store import RunStore, opening
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 
 RELEASED = Path(__file__).parent / "released"
-VERSIONS = range(1, schema.newest_version() + 1)
+VERSIONS = range(1, opening.newest_version() + 1)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from evotune.errors import StoreError
-from evotune.store import RunStore, schema
+from evotune.store import RunStore, opening
 from evotune.trial import Check, Configuration, Measurement, Outcome, OutcomeKind, Trial
 
 from .forging import change, forge
@@ -214,7 +214,8 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "foreign": (_foreign, "is not an evotune store"),
     "newer": (
         _newer,
-        f"newer evotune .store version 99, this one reads up to {schema.newest_version()}.; update",
+        "newer evotune .store version 99, this one reads up to "
+        f"{opening.newest_version()}.; update",
     ),
     "truncated": (_truncated, "is damaged"),
     "beheaded": (_beheaded, "is not an evotune store"),
@@ -320,7 +321,7 @@ def _version(path: Path) -> int:
 
 def test_a_new_store_has_the_newest_version(path: Path) -> None:
     RunStore.create(path).close()
-    assert _version(path) == len(schema.MIGRATIONS)
+    assert _version(path) == len(opening.MIGRATIONS)
 
 
 def test_an_older_store_is_migrated_when_opened_for_writing_and_not_for_reading(
@@ -328,8 +329,8 @@ def test_an_older_store_is_migrated_when_opened_for_writing_and_not_for_reading(
 ) -> None:
     with RunStore.create(path) as store:
         store.append(trial(0), 0.0)
-    before = schema.newest_version()
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, _next_step))
+    before = opening.newest_version()
+    monkeypatch.setattr(opening, "MIGRATIONS", (*opening.MIGRATIONS, _next_step))
     with RunStore.open_for_reading(path) as store:
         assert store._read("SELECT note FROM outcomes") == [("",)]
     assert _version(path) == before
@@ -344,11 +345,11 @@ def test_a_migration_that_fails_changes_nothing(
 ) -> None:
     with RunStore.create(path) as store:
         store.save_snapshot(1000, {})
-    old = schema.MIGRATIONS
-    monkeypatch.setattr(schema, "MIGRATIONS", (*old, _next_step, _failing_step))
+    old = opening.MIGRATIONS
+    monkeypatch.setattr(opening, "MIGRATIONS", (*old, _next_step, _failing_step))
     with pytest.raises(StoreError):
         RunStore.open_for_writing(path)
-    monkeypatch.setattr(schema, "MIGRATIONS", old)
+    monkeypatch.setattr(opening, "MIGRATIONS", old)
     with RunStore.open_for_writing(path) as store:
         assert store.snapshot(1000) == (1000, {})
 

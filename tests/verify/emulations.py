@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from evotune.problems.base import Case, Tensors
+from evotune.problems.problem import Case, Tensors
 
 
 @dataclass(frozen=True)

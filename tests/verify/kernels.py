@@ -11,7 +11,7 @@ import torch
 
 from evotune.device.launch import Argument, LaunchPlan, Workspace
 from evotune.problems.attention import Attention
-from evotune.problems.base import Case
+from evotune.problems.problem import Case
 
 PROBLEM = Attention("float32")
 Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evotune.device.launch import LaunchPlan, Workspace
-from evotune.device.protocol import LaunchFailure
-from evotune.problems.base import TensorSpec
+from evotune.device.session import LaunchFailure
+from evotune.problems.problem import TensorSpec
 from evotune.verify.buffers import BufferSets, unwritten
 
 NO_LAUNCH = LaunchPlan("f", (), (), ())

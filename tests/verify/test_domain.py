@@ -6,7 +6,7 @@ import msgspec
 
 from evotune.device.profile import DeviceProfile
 from evotune.trial import Domain, Outcome, OutcomeKind, Region
-from evotune.verify.domain import checked_domain
+from evotune.verify.kept_checks import checked_domain
 
 from .kernels import PROBLEM, make_case
 

@@ -9,15 +9,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from evotune.backends.cpu.device import CpuSession
+from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.device.launch import LaunchPlan, Workspace
 from evotune.problems.attention import Attention
-from evotune.problems.base import Case
+from evotune.problems.problem import Case
 from evotune.trial import OutcomeKind
 from evotune.verify.accuracy import LIMITS, errors_against
 from evotune.verify.buffers import BufferSets
-from evotune.verify.evidence import Evidence
 from evotune.verify.gate import Gate, Subject, Verdict
+from evotune.verify.launch_evidence import Evidence
 from evotune.verify.pool import InputPool
 
 from . import emulations, kernels

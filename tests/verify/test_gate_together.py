@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from evotune.backends.cpu.device import CpuSession
+from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.device.launch import LaunchPlan, Workspace
 from evotune.trial import OutcomeKind
 from evotune.verify.gate import Gate, Subject, Verdict

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from evotune.problems.attention import Attention
-from evotune.problems.base import Case
+from evotune.problems.problem import Case
 from evotune.problems.rounding import rounding_of
 from evotune.verify.accuracy import (
     LIMITS,

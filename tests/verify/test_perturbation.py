@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from evotune.backends.cpu.device import CpuSession
-from evotune.device.protocol import Disturb, LaunchFailure
+from evotune.backends.cpu.cpu_session import CpuSession
+from evotune.device.session import Disturb, LaunchFailure
 from evotune.trial import OutcomeKind
+from evotune.verify.disturbed import PerturbedLaunches
 from evotune.verify.gate import Gate, Subject, Verdict
-from evotune.verify.perturbation import PerturbedLaunches
 from evotune.verify.pool import InputPool
 
 from .kernels import PROBLEM, Memory, exact, kernel, make_case, plan

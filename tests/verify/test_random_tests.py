@@ -7,12 +7,12 @@ from itertools import islice
 import pytest
 import torch
 
-from evotune.backends.cpu.device import CpuSession
+from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.trial import Check, OutcomeKind
 from evotune.verify.gate import Gate, Subject, Verdict
+from evotune.verify.kept_checks import nearest_limit, worth_keeping
 from evotune.verify.pool import InputPool
 from evotune.verify.random_tests import run_random_tests
-from evotune.verify.summary import nearest_limit, worth_keeping
 
 from .kernels import PROBLEM, Compute, exact, kernel, make_case, plan
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from evotune.backends.cpu.device import CpuSampler, CpuSession
-from evotune.device.protocol import Intervention, Renewal
+from evotune.backends.cpu.cpu_sampler import CpuSampler
+from evotune.backends.cpu.cpu_session import CpuSession
+from evotune.device.session import Intervention, Renewal
 from evotune.trial import OutcomeKind
 from evotune.verify import watch as watch_module
 from evotune.verify.gate import Gate, Subject, Verdict

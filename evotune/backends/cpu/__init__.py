@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from evotune.backends.base import Backend
+from evotune.backends.backend import Backend
 from evotune.backends.cpu import cpp_options
 from evotune.languages import Language, Template
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from evotune.backends.calling import Caller
     from evotune.backends.finding import Finding
     from evotune.device.profile import DeviceProfile
-    from evotune.device.protocol import Compiler, Session
+    from evotune.device.session import Compiler, Session
 
 _CPP = Language(
     name="cpp",
@@ -38,35 +38,36 @@ class CpuBackend(Backend):
     machines."""
 
     def profile(self, request: str, *, compile_only: bool = False) -> DeviceProfile:
-        from evotune.backends.cpu import device
+        from evotune.backends.cpu.cpu_profile import profile
 
-        return device.profile()
+        return profile()
 
     def offered(self) -> DeviceProfile:
-        from evotune.backends.cpu import device
+        from evotune.backends.cpu.cpp_compiler import find_compiler
+        from evotune.backends.cpu.cpu_profile import profile
 
-        device.find_compiler()
-        return device.profile()
+        find_compiler()
+        return profile()
 
     def compiler(self, language: str) -> Compiler:
-        from evotune.backends.cpu.device import CpuCompiler
+        from evotune.backends.cpu.cpp_compiler import CpuCompiler
 
         return CpuCompiler()
 
     def open_device(self, profile: DeviceProfile) -> Session:
-        from evotune.backends.cpu.device import CpuSession
+        from evotune.backends.cpu.cpu_session import CpuSession
 
         return CpuSession()
 
     def caller(self, profile: DeviceProfile) -> Caller:
-        from evotune.backends.cpu.caller import CpuCaller
+        from evotune.backends.cpu.cpu_caller import CpuCaller
 
         return CpuCaller(profile)
 
     def doctor(self) -> tuple[list[Finding], list[Finding]]:
-        from evotune.backends.cpu import doctor
+        from evotune.backends.cpu import cpu_doctor
 
-        return [], doctor.examine()
+        return [], cpu_doctor.examine()
 
 
 ROOM = CpuBackend()

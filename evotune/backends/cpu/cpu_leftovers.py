@@ -10,7 +10,7 @@ from pathlib import Path
 
 from evotune.backends.cpu import openmp
 from evotune.backends.cpu.libc import function
-from evotune.device.protocol import Sampler
+from evotune.device.session import Sampler
 
 _GLANCE_S = 0.0005
 _LONGEST_WAIT_S = 0.05  # a thread that waits for a core goes to sleep as soon as it gets one
@@ -172,7 +172,7 @@ class BesideBaseline:
 
 
 class UndisturbedSampler:
-    """See `evotune.device.protocol.Session.undisturbed`."""
+    """See `evotune.device.session.Session.undisturbed`."""
 
     def __init__(self, sampler: Sampler, beside: BesideBaseline) -> None:
         self._sampler = sampler

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from evotune.device.protocol import Intervention, Renewal
+from evotune.device.session import Intervention, Renewal
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from evotune.backends.base import TOOLS, Backend
+from evotune.backends.backend import TOOLS, Backend
 from evotune.backends.cuda import nvrtc_options, profiles, triton_language
 from evotune.languages import Language, Template
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager, ExitStack
     from pathlib import Path
 
-    from evotune.backends.base import Limits, SanitizedCase
+    from evotune.backends.backend import Limits, SanitizedCase
     from evotune.backends.calling import Caller
     from evotune.backends.finding import Finding
     from evotune.device.launch import CompileJob
     from evotune.device.profile import DeviceProfile
-    from evotune.device.protocol import Compiler, Session
+    from evotune.device.session import Compiler, Session
     from evotune.trial import Check, OutcomeKind
 
 _REQUEST = re.compile(r"cuda(?::[0-9]{1,3})?")
@@ -120,7 +120,7 @@ class CudaBackend(Backend):
         return self.profiles("auto", 1)[0]
 
     def others_at_work(self, profile: DeviceProfile) -> Iterator[str]:
-        from evotune.backends.cuda.busy import busy_gpu
+        from evotune.backends.cuda.discover import busy_gpu
 
         return busy_gpu(profile)
 
@@ -139,12 +139,12 @@ class CudaBackend(Backend):
         return GpuLimits()
 
     def open_device(self, profile: DeviceProfile) -> Session:
-        from evotune.backends.cuda.session import CudaSession
+        from evotune.backends.cuda.cuda_session import CudaSession
 
         return CudaSession(profile)
 
     def caller(self, profile: DeviceProfile) -> Caller:
-        from evotune.backends.cuda.caller import CudaCaller
+        from evotune.backends.cuda.cuda_caller import CudaCaller
 
         return CudaCaller(profile)
 
@@ -172,9 +172,9 @@ class CudaBackend(Backend):
         return {WAYS[way]: made for way, made in build(job, folder, limit_s).items()}
 
     def doctor(self) -> tuple[list[Finding], list[Finding]]:
-        from evotune.backends.cuda import doctor
+        from evotune.backends.cuda import cuda_doctor
 
-        return doctor.examine()
+        return cuda_doctor.examine()
 
 
 ROOM = CudaBackend()

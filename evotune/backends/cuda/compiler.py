@@ -19,9 +19,15 @@ from evotune.backends.cuda.include_folders import (
     search_folders,
 )
 from evotune.backends.cuda.ptxas import read_figures
-from evotune.device.argument_check import check_text, errs_in_check, mismatch
-from evotune.device.define_checks import checked_end, reason_of, redefined
 from evotune.device.launch import MBARRIERS, CompileFailure, CompileJob, uses_mbarriers
+from evotune.device.source_checks import (
+    check_text,
+    checked_end,
+    errs_in_check,
+    mismatch,
+    reason_of,
+    redefined,
+)
 from evotune.errors import EnvironmentProblem
 from evotune.trial import Json, OutcomeKind
 
@@ -94,7 +100,7 @@ def _version() -> str:
 
 
 class NvrtcCompiler:
-    """See `evotune.device.protocol.Compiler`. Writes a cubin for the job's `arch`.
+    """See `evotune.device.session.Compiler`. Writes a cubin for the job's `arch`.
 
     NVRTC cannot be stopped from within: the caller kills this process when compiling takes too
     long.

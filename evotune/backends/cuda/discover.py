@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 from evotune.backends.cuda import profiles
@@ -15,6 +15,31 @@ from evotune.backends.cuda.probe import GpuState, ask_present_gpus
 from evotune.counted import counted
 from evotune.device.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem, NoSuchGpu, RunLocked, UsageError
+
+# --- The work of other processes on a GPU, as NVML reports it -------------------------------------
+
+_BUSY_GPU_PERCENT = 5
+
+
+def busy_gpu(device: DeviceProfile) -> Iterator[str]:
+    """Says how busy the GPU is, when it is; nothing where NVML is missing or refuses to answer."""
+    try:
+        import pynvml
+    except ImportError:
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(device.id)
+        percent = int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        if percent > _BUSY_GPU_PERCENT:
+            yield f"{device.name} is {percent}% busy"
+    except pynvml.NVMLError:
+        return
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def find_gpu(request: str) -> DeviceProfile:

@@ -15,7 +15,7 @@ from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.backends.cuda.kernel import CudaKernel
 from evotune.device.launch import CompileFailure, CompileJob, Launch
 from evotune.device.profile import DeviceProfile
-from evotune.device.protocol import Disturb, LaunchFailure
+from evotune.device.session import Disturb, LaunchFailure
 from evotune.scratch import scratch_folder
 
 SOURCE = "perturbation.cu"

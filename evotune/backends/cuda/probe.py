@@ -111,9 +111,9 @@ def main() -> None:
     problem = cuda_problem()
     print(json.dumps(problem), flush=True)
     if not problem:
-        from evotune.backends.cuda import live
+        from evotune.backends.cuda import live_profile
 
-        print(json.dumps({"profiles": [profile.to_json() for profile in live.profiles()]}))
+        print(json.dumps({"profiles": [profile.to_json() for profile in live_profile.profiles()]}))
 
 
 if __name__ == "__main__":

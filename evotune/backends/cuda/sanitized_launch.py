@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from evotune.backends.base import SanitizedCase
+from evotune.backends.backend import SanitizedCase
 from evotune.backends.cuda.sanitizer import DONE, LIMIT_S
 from evotune.backends.cuda.tool_messages import SANITIZED_LAUNCHES
 from evotune.device.channel import UnreadableMessage, decode

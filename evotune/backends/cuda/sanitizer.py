@@ -26,13 +26,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from evotune.backends.base import (
-    SANITIZER,
-    TOOLS,
-    SanitizedCase,
-    not_sanitized,
-    sanitizer_check,
-)
+from evotune.backends.backend import SANITIZER, TOOLS, SanitizedCase, not_sanitized, sanitizer_check
 from evotune.backends.cuda.tool_messages import SanitizedLaunches
 from evotune.device.channel import encode
 from evotune.python_process import module_command

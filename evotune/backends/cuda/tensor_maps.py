@@ -12,7 +12,7 @@ import ctypes
 import functools
 from typing import Any
 
-from evotune.device.protocol import LaunchFailure
+from evotune.device.session import LaunchFailure
 from evotune.device.tensor_map import TensorMap
 
 MAP_BYTES = 128

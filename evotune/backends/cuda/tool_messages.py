@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.msgpack import Decoder
 
-from evotune.backends.base import SanitizedCase
+from evotune.backends.backend import SanitizedCase
 from evotune.device.launch import CompileJob
 
 PERTURBED_BUILD: Decoder[CompileJob] = Decoder(CompileJob)

@@ -60,7 +60,7 @@ _FIX = "fix: pip install 'evotune[triton]' (a CUDA build of torch brings its own
 
 
 class TritonCompiler:
-    """See `evotune.device.protocol.Compiler`. Importing the kernel's file runs the user's code.
+    """See `evotune.device.session.Compiler`. Importing the kernel's file runs the user's code.
 
     Triton cannot be stopped from within: the caller kills this process when compiling takes too
     long.

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from evotune.report import wording
 from evotune.report.changes import change_text
 from evotune.report.data import RunData
-from evotune.report.escape import printable
 from evotune.report.evidence import figures
 from evotune.report.leaderboard import Row
+from evotune.report.wording import printable
 from evotune.trial import Json, Outcome, Value
 
 

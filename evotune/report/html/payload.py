@@ -20,7 +20,6 @@ from evotune.report.data import RunData
 from evotune.report.devices import MEANING, devices_table
 from evotune.report.domain import MEANING as DOMAIN
 from evotune.report.domain import domain_table, domain_text
-from evotune.report.escape import printable
 from evotune.report.evidence import Evidence, weigh
 from evotune.report.front import pareto_front
 from evotune.report.html.findings import ablation, against_default
@@ -30,6 +29,7 @@ from evotune.report.reasons import alike_reasons
 from evotune.report.records import trial_record
 from evotune.report.summary import RunSummary, StageTime, summarize
 from evotune.report.whole import failures, in_proposal_order
+from evotune.report.wording import printable
 from evotune.space.suggest import shorten
 from evotune.trial import Json, Measurement, Trial, Value
 

@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from evotune.space.document import SpaceDocument, load_space, parse_space
-from evotune.space.objects.class_source import module_of_class
 from evotune.space.objects.domains import Constraint, Domain
-from evotune.space.objects.from_data import condition_from_data, domain_from_data, kernel_from_data
+from evotune.space.objects.gathering import module_of_class
 from evotune.space.objects.kernel_objects import Kernel
 from evotune.space.objects.plain_data import Expression, plain
-from evotune.space.objects.yaml_text import yaml_text
+from evotune.space.objects.yaml_text import (
+    condition_from_data,
+    domain_from_data,
+    kernel_from_data,
+    yaml_text,
+)
 from evotune.space.reading.object_path import Data, DataPath, object_path
 from evotune.space.reading.yaml_source import MADE_OF_OBJECTS, MAX_BYTES, Position, read_yaml
 from evotune.space.suggest import describe

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evotune.device.launch import LaunchPlan
-from evotune.problems.base import Case
+from evotune.problems.problem import Case
 
 HERE = Path(__file__).parent
 KERNELS = Path(__file__).parents[3] / "kernels" / "attention"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from evotune import Configuration, Trial
 from evotune.run_options import SearchSettings
-from evotune.space.protocol import SearchSpace
+from evotune.space.search_space import SearchSpace
 
 
 class Flood:

@@ -11,9 +11,9 @@ import torch
 import yaml
 
 from evotune.engine.setup import load_setup
-from evotune.execute.protocol import TIMED, CaseJob
+from evotune.execute.executor import TIMED, CaseJob
 from evotune.problems import create_problem
-from evotune.problems.base import Tensors
+from evotune.problems.problem import Tensors
 from evotune.trial import Configuration
 
 from .session import EmulatedFile, EmulatedKernel, EmulatedSession

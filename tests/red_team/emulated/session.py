@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from evotune.backends.cpu.device import CpuSession
+from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.device.launch import CompileJob, Launch, LaunchPlan
 from evotune.device.scalars import c_value
 

@@ -1,0 +1,198 @@
+"""`CallableKernel`: a configuration of a run as a function of torch tensors, in this process."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from evotune.backends import registry
+from evotune.backends.calling import KernelCall
+from evotune.device.launch import Binary, CompileJob, LaunchPlan
+from evotune.engine.launches import Rejected
+from evotune.engine.reopening import ReopenedRun
+from evotune.errors import EvotuneError
+from evotune.execute.build_cache import writable_cache_dir
+from evotune.execute.compile_pool import CompilePool
+from evotune.execute.executor import TIMED, CaseJob
+from evotune.problems.problem import Case, Tensors
+from evotune.scratch import scratch_folder
+from evotune.trial import Configuration, Value
+
+if TYPE_CHECKING:
+    from evotune.engine.folder import RunFolder
+
+_ALIGNMENT = 16
+"""Bytes: a kernel may load so many at once, as the tensors that it was checked on allow it."""
+
+
+class CallableKernel:
+    """`kernel(q, k, v)`: the output, or a dict of outputs by name where there are several.
+
+    Inputs are torch tensors in the problem's order, or by name. Their shapes say which case it is.
+    Other keywords name what shapes do not say: a variant (`causal=True`), a scale or another
+    constant, a size that no input has. Sizes and variants that all cases of the run share need not
+    be said. The first call for a case may compile the kernel for it, which the build cache keeps.
+
+    The kernel was checked on the cases that the run's report names as its domain, and on nothing
+    beyond. It has no gradient, and calls it from one thread at a time. On a GPU it runs on the
+    current stream.
+
+    ValueError, one line, for tensors of a wrong number, dtype, shape, layout or device, and for a
+    case that the kernel cannot be asked for.
+    """
+
+    def __init__(self, run: RunFolder, configuration: Configuration) -> None:
+        """UsageError for a run on a recorded space, which has no kernel."""
+        self._reopened = ReopenedRun.load(run)
+        self._configuration = configuration
+        self._jobs: dict[str, CaseJob] = {}
+        self._launches: dict[str, tuple[Binary, KernelCall]] = {}
+        profile = self._reopened.setup.profile
+        self._caller = registry.named(profile.backend).caller(profile)
+        self.__name__ = self._reopened.setup.name.replace("-", "_")
+
+    @property
+    def configuration(self) -> Configuration:
+        return self._configuration
+
+    def __repr__(self) -> str:
+        names = ", ".join(spec.name for spec in self._specs if not spec.is_output)
+        return f"<kernel {self.__name__}({names})>"
+
+    def __call__(self, *tensors: torch.Tensor, **named: Any) -> torch.Tensor | Tensors:
+        inputs, options = self._inputs(tensors, named)
+        case = self._case({name: tuple(t.shape) for name, t in inputs.items()}, options)
+        self._check(inputs, case)
+        job = self._job(case)
+        binary, launch = self._launch(job.compile)
+        device = next(iter(inputs.values())).device
+        plan = job.plan.completed(binary.resources)
+        with self._caller.current(device):
+            buffers = {**inputs, **self._outputs(case, device), **_workspaces(plan, device)}
+            launch(plan, {name: t.data_ptr() for name, t in buffers.items()})
+        outputs = {spec.name: buffers[spec.name] for spec in self._specs if spec.is_output}
+        return outputs if len(outputs) > 1 else next(iter(outputs.values()))
+
+    @functools.cached_property
+    def _timed(self) -> list[Case]:
+        return self._reopened.setup.cases[TIMED]
+
+    @functools.cached_property
+    def _problem(self) -> Any:
+        return self._reopened.planner.problem
+
+    @functools.cached_property
+    def _specs(self) -> Any:
+        """Of some case: names and roles are those of every case."""
+        return self._problem.tensors(self._timed[0])
+
+    def _inputs(
+        self, tensors: tuple[torch.Tensor, ...], named: Mapping[str, Any]
+    ) -> tuple[Tensors, dict[str, Value]]:
+        """The tensors by name, and all else."""
+        names = [spec.name for spec in self._specs if not spec.is_output]
+        call = f"{self.__name__}({', '.join(names)})"
+        if len(tensors) > len(names):
+            raise ValueError(f"{call} takes {len(names)} tensors, got {len(tensors)}")
+        given = dict(zip(names, tensors, strict=False))
+        for name in names:
+            if name in named:
+                if name in given:
+                    raise ValueError(f"{call} got {name} twice")
+                given[name] = named[name]
+        missing = [name for name in names if name not in given]
+        if missing:
+            raise ValueError(f"{call} lacks {', '.join(missing)}")
+        for name, tensor in given.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise ValueError(f"{name}: expected a tensor, got a {type(tensor).__name__}")
+        inputs = {name: given[name] for name in names}
+        return inputs, {name: value for name, value in named.items() if name not in names}
+
+    def _case(self, shapes: Mapping[str, tuple[int, ...]], options: Mapping[str, Value]) -> Case:
+        case: Case = self._problem.called_case(shapes, options, self._timed)
+        return case
+
+    def _check(self, inputs: Tensors, case: Case) -> None:
+        wanted = {spec.name: spec for spec in self._problem.tensors(case)}
+        first = next(iter(inputs))
+        for name, tensor in inputs.items():
+            spec = wanted[name]
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            if dtype != spec.dtype:
+                raise ValueError(f"{name} is {dtype}, the kernel takes {spec.dtype}")
+            if tuple(tensor.shape) != spec.shape:
+                raise ValueError(
+                    f"{name} has the shape {tuple(tensor.shape)}, expected {spec.shape} "
+                    f"for {case.label}"
+                )
+            if tensor.device != inputs[first].device:
+                raise ValueError(f"{name} is on {tensor.device}, {first} on {inputs[first].device}")
+            if not tensor.is_contiguous():
+                raise ValueError(f"{name} is not contiguous: call it with {name}.contiguous()")
+            if tensor.data_ptr() % _ALIGNMENT:
+                raise ValueError(
+                    f"{name} begins at no multiple of {_ALIGNMENT} bytes: "
+                    f"call it with {name}.clone()"
+                )
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise ValueError(
+                    f"{name} requires grad, and a kernel has no gradient: "
+                    f"call it with {name}.detach() or under torch.no_grad()"
+                )
+        device = inputs[first].device
+        refusal = self._caller.refusal(device)
+        if refusal:
+            raise ValueError(f"the tensors are on {device}: {refusal}")
+
+    def _outputs(self, case: Case, device: torch.device) -> Tensors:
+        return {
+            spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
+            for spec in self._problem.tensors(case)
+            if spec.is_output
+        }
+
+    def _job(self, case: Case) -> CaseJob:
+        if case.label not in self._jobs:
+            try:
+                job = self._reopened.planner.case_job(self._configuration, case)
+            except (Rejected, EvotuneError) as error:
+                raise ValueError(f"the kernel cannot be asked for {case.label}: {error}") from error
+            self._jobs[case.label] = job
+        return self._jobs[case.label]
+
+    def _launch(self, job: CompileJob) -> tuple[Binary, KernelCall]:
+        if job.key not in self._launches:
+            binary = _compiled(job, self._reopened)
+            self._launches[job.key] = binary, self._caller.load(Path(binary.path))
+        return self._launches[job.key]
+
+
+def _compiled(job: CompileJob, reopened: ReopenedRun) -> Binary:
+    """From the build cache, or compiled now. ValueError when it does not compile."""
+    with scratch_folder() as folder:
+        timeout_s = reopened.setup.document.timeouts.compile_s
+        pool = CompilePool(folder, writable_cache_dir(), processes=1, timeout_s=timeout_s)
+        try:
+            pool.submit(job)
+            while True:
+                for _, result in pool.wait(0.5):
+                    if isinstance(result, Binary):
+                        return result
+                    raise ValueError(f"the kernel does not compile: {result.reason}")
+        finally:
+            pool.close()
+
+
+def _workspaces(plan: LaunchPlan, device: torch.device) -> Tensors:
+    """Fresh ones for each call: calls on other streams have their own."""
+    return {
+        workspace.name: (torch.zeros if workspace.init == "zero_once" else torch.empty)(
+            workspace.bytes, dtype=torch.uint8, device=device
+        )
+        for workspace in plan.workspaces
+    }

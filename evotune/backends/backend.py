@@ -1,0 +1,210 @@
+"""A backend: the languages of one kind of device, its compilers, its devices and their facts.
+
+The rest of evotune asks a `Backend` and knows none by name. A method that is not abstract answers
+for a simple device: the machine always has it, has one of it, and its compiler reports no figures
+by which a launch could be refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+import msgspec
+
+from evotune.backends.calling import Caller
+from evotune.backends.finding import Finding
+from evotune.device.launch import CompileJob, Launch, LaunchPlan
+from evotune.device.profile import DeviceProfile
+from evotune.device.session import Compiler, Session
+from evotune.errors import EvotuneError
+from evotune.languages import Language
+from evotune.problems.problem import TensorSpec
+from evotune.trial import Check, Json, OutcomeKind, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The resources that one launch takes.
+
+    - values: by name, see `COMPILED_FIGURES` in `space.figures`.
+    - violation: why the launch cannot run, "" when it can.
+    """
+
+    values: Mapping[str, int | float]
+    violation: str
+
+
+class SanitizedCase(msgspec.Struct, frozen=True):
+    """A small case of a champion, to be launched under tools."""
+
+    binary: str
+    plan: LaunchPlan
+    tensors: tuple[TensorSpec, ...]
+
+
+class Limits(Protocol):
+    """Tells which launches a device refuses. `device` holds the attributes of its profile."""
+
+    def violation(self, launch: Launch, device: Mapping[str, Value]) -> str:
+        """Before compiling: why no device with these attributes takes the launch, "" when it
+        does."""
+
+    def figures(
+        self, launch: Launch, resources: Mapping[str, Json], device: Mapping[str, Value]
+    ) -> Figures:
+        """The figures of a launch whose binary has these resources."""
+
+    def worst(self, figures: Iterable[Mapping[str, int | float]]) -> dict[str, int | float]:
+        """The worst figure of several launches, by name."""
+
+
+SANITIZER = "compute-sanitizer"
+TOOLS = ("memcheck", "initcheck", "racecheck")
+"""NVIDIA's tools. A champion has a check of each, on every backend."""
+
+
+def sanitizer_check(tool: str, status: str, detail: str) -> Check:
+    """The check that records what one of the tools found in a champion."""
+    return Check("edge shapes", f"{SANITIZER} {tool}", status, detail=detail)
+
+
+def not_sanitized(detail: str) -> list[Check]:
+    """The checks that are recorded where the tools cannot run."""
+    return [sanitizer_check(tool, "skipped", detail) for tool in TOOLS]
+
+
+class Backend(ABC):
+    """One stateless object for each backend. The profiles of its devices carry its `name`."""
+
+    name: ClassVar[str]
+    languages: ClassVar[tuple[Language, ...]]
+    requests: ClassVar[tuple[str, ...]]
+    """The values of `--device` for its devices, as messages list them beside its models."""
+    flagship: ClassVar[str] = ""
+    """The space that is tuned when the user names none and `--device` means this backend."""
+    preference: ClassVar[int] = 0
+    """`auto` takes the backend of the highest preference, of those that have a flagship and whose
+    device is here."""
+    exclusive: ClassVar[bool] = True
+    """Whether compilers would disturb the measurements: then compiling and measuring take turns."""
+    several: ClassVar[bool] = False
+    """Whether a run can measure on several devices."""
+    spare_worker: ClassVar[bool] = False
+    """Whether opening a device takes so long that a spare worker waits beside the one at work."""
+    times_user_problems: ClassVar[bool] = False
+    """Whether `evotune check` may time a problem's baselines: it needs the device where it runs."""
+    least_half_width: ClassVar[float] = 0.0
+    """The least half-width of a confirmed interval, in ln: a user's program may differ this much
+    from the confirmed figure, however little the processes of the confirmation differ."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Installed packages whose versions change times, beside those that evotune requires."""
+
+    # Devices
+
+    def understands(self, request: str) -> bool:
+        """Whether `--device` `request` means a device of this backend."""
+        return request in (*self.requests, *self.models())
+
+    def models(self) -> tuple[str, ...]:
+        """Names of devices for which evotune can compile where no such device is."""
+        return ()
+
+    def model(self, name: str) -> DeviceProfile:
+        """The profile of the device `name`, one of `models`; KeyError for another name."""
+        raise KeyError(name)
+
+    def completions(self) -> tuple[str, ...]:
+        """The values of `--device` that a shell's completion offers."""
+        return (*self.requests, *self.models())
+
+    def is_here(self) -> bool:
+        """Whether this machine has such a device, whether or not software can use it."""
+        return True
+
+    @abstractmethod
+    def profile(self, request: str, *, compile_only: bool = False) -> DeviceProfile:
+        """The device that `request` (or `auto`) means. With `compile_only` a model's name is enough
+        and no such device need be here. EnvironmentProblem (exit 3) when the device is not here or
+        cannot be used."""
+
+    def profiles(self, request: str, count: int | None) -> list[DeviceProfile]:
+        """The first `count` devices that `request` allows; all of them when it is None."""
+        return [self.profile(request)]
+
+    def same_device(self, profile: DeviceProfile) -> str:
+        """The request for the device that an earlier run used, or for one like it."""
+        return self.requests[0]
+
+    def measuring_alone(self, profile: DeviceProfile) -> AbstractContextManager[object]:
+        """Holds the device for one run. RunLocked when another run measures on it and would disturb
+        this one."""
+        return contextlib.nullcontext()
+
+    def take_device(self, stack: ExitStack) -> str:
+        """The request for the first device that no other run measures on. It is held as long as
+        `stack`, so that each worker of a cluster on this machine has a device of its own."""
+        return self.requests[0]
+
+    def offered(self) -> DeviceProfile:
+        """The device that a worker of a cluster offers; EnvironmentProblem when it cannot be
+        used."""
+        return self.profile(self.requests[0])
+
+    def others_at_work(self, profile: DeviceProfile) -> Iterator[str]:
+        """The work of other processes on the device, in words."""
+        yield from ()
+
+    # Building
+
+    @abstractmethod
+    def compiler(self, language: str) -> Compiler:
+        """The compiler of one of its languages."""
+
+    def limits(self) -> Limits | None:
+        """The device's limits on launches; None where every launch can be tried."""
+        return None
+
+    # Measuring
+
+    @abstractmethod
+    def open_device(self, profile: DeviceProfile) -> Session:
+        """Opens the device, in a worker process."""
+
+    def caller(self, profile: DeviceProfile) -> Caller:
+        """Calls its kernels in the user's own process. EvotuneError where they cannot be called."""
+        raise EvotuneError(f"kernels for {profile.name} cannot be called from Python")
+
+    def worker_environment(self, profile: DeviceProfile) -> Mapping[str, str]:
+        """Environment variables that the device's worker gets beside those of this process."""
+        return {}
+
+    def sanitize(self, cases: Sequence[SanitizedCase]) -> list[Check]:
+        """The checks of tools that look for memory errors and races in a champion's machine
+        code."""
+        return not_sanitized("the kernel is no CUDA kernel")
+
+    def sanitizer_limit_s(self) -> float:
+        """The longest time that `sanitize` takes."""
+        return 0.0
+
+    def disqualification(self, check: Check, *, mbarriers: bool | None) -> OutcomeKind | None:
+        """The outcome of a champion for which `sanitize` returned `check`; None where it may pass.
+        `mbarriers` tells whether its code uses mbarriers; None where that was not recorded."""
+        return None
+
+    def rebuilt(self, job: CompileJob, folder: Path, limit_s: float) -> Mapping[str, Path | str]:
+        """Builds a champion's code again in `folder`, in ways that disturb it from within. Returns
+        by the way, in words, the file to load or the reason why there is none."""
+        return {}
+
+    # The user's machine
+
+    def doctor(self) -> tuple[list[Finding], list[Finding]]:
+        """The findings of `doctor` on its packages, then on its compilers and devices."""
+        return [], []

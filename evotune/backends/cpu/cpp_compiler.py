@@ -1,0 +1,207 @@
+"""The C++ compiler of this machine: kernels become shared libraries."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from evotune.backends.cpu.cpu_profile import cpu_flags
+from evotune.device.dependencies import LISTING, SEARCH_VARIABLES, foreign_file
+from evotune.device.launch import CompileFailure, CompileJob
+from evotune.device.signals import describe_status
+from evotune.device.source_checks import (
+    check_text,
+    checked_end,
+    errs_in_check,
+    mismatch,
+    reason_of,
+    redefined,
+)
+from evotune.errors import EnvironmentProblem
+from evotune.regular_file import read_regular
+from evotune.trial import Json, OutcomeKind
+
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+)
+# Linking is a step of its own without the compiler's options: linking with -ffast-math adds
+# start-up code that makes the whole process flush denormals, the baseline too.
+LINK_FLAGS = (
+    "-shared",
+    "-s",
+    "-fopenmp",
+    "-Wl,--build-id=none",
+    "-Wl,-z,defs",  # a missing function then fails at compile time, not at load time
+)
+
+
+class CpuCompiler:
+    """Compiles C++ to a shared library by $CXX, g++, clang++ or c++."""
+
+    def __init__(self) -> None:
+        self._path = find_compiler()
+
+    def version(self) -> str:
+        return _compiler_version(self._path)
+
+    def compile(
+        self, job: CompileJob, output: Path, timeout_s: float
+    ) -> Mapping[str, Json] | CompileFailure:
+        started = time.monotonic()
+        check = check_text(job.entries, job.signature, exact=False)
+        status, log = self._build(job, output, check, started + timeout_s)
+        if status and errs_in_check(log):
+            if reason := mismatch(log):
+                seconds = time.monotonic() - started
+                return CompileFailure(OutcomeKind.COMPILE_ERROR, reason, log, seconds)
+            status, log = self._build(job, output, "", started + timeout_s)
+        seconds = time.monotonic() - started
+        if status is None:
+            reason = f"the compiler ran longer than {timeout_s:g} s"
+            return CompileFailure(OutcomeKind.COMPILE_TIMEOUT, reason, "", seconds)
+        if status != 0 or not output.is_file():
+            return failure(status, log, seconds)
+        if foreign := foreign_file(self._path, job, output.parent):
+            return CompileFailure(OutcomeKind.COMPILE_ERROR, foreign, log, seconds)
+        return {"code_bytes": output.stat().st_size}
+
+    def _build(
+        self, job: CompileJob, output: Path, check: str, deadline: float
+    ) -> tuple[int | None, str]:
+        """Compiles and links the source followed by `check`. Returns the exit status (None when
+        time ran out) and the log."""
+        built = output.with_suffix(".o")
+        command = [self._path, *FLAGS, *job.options, *LISTING]
+        if "clang" in self.version():
+            command.append("-fno-integrated-as")  # clang's own assembler lists no files it reads
+        command += [f"-D{name}={value}" for name, value in job.defines]
+        source = str(Path(job.root) / job.source)
+        # The empty first file keeps g++ from using a precompiled header beside the source.
+        command += ["-include", os.devnull, "-include", source]
+        command += ["-c", "-o", str(built), "-x", "c++", "-"]
+        link = [self._path, *LINK_FLAGS, "-o", str(output), str(built)]
+        end = checked_end(_text(Path(source)), source, job.defines) + check
+        words = output.with_suffix(".log")
+        status: int | None = None
+        # The log is a file and not a pipe: the compiler's own children may outlive it and hold a
+        # pipe open. They belong to this process's group, which the parent kills after a time-out.
+        with words.open("wb") as log_file:
+            for step, stdin in ((command, end), (link, "")):
+                rest_s = deadline - time.monotonic()
+                status = _run(step, stdin, log_file, output.parent, timeout_s=rest_s)
+                if status != 0 or not built.is_file():
+                    break
+        return status, read_log(words).replace(job.root + os.sep, "")
+
+
+def _text(source: Path) -> str:
+    """The source's text; empty when the file cannot be read, since the compiler will say why."""
+    try:
+        return read_regular(source).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _run(
+    command: Sequence[str], text: str, log: IO[bytes], folder: Path, *, timeout_s: float
+) -> int | None:
+    """Runs a compiler that reads `text`. Its exit status; None when it took too long."""
+    with tempfile.TemporaryFile(dir=folder) as stdin:
+        stdin.write(text.encode())
+        stdin.seek(0)
+        process = subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env={**os.environ, "LC_ALL": "C", "TMPDIR": "."},
+        )
+    try:
+        return process.wait(max(0.0, timeout_s))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return None
+
+
+def find_compiler() -> str:
+    """The path of the C++ compiler. EnvironmentProblem with the fix when there is none."""
+    wanted = os.environ.get("CXX", "")
+    for name in (wanted,) if wanted else ("g++", "clang++", "c++"):
+        path = shutil.which(name)
+        if path:
+            return path
+    missing = f"the compiler named by CXX ({wanted})" if wanted else "a C++ compiler"
+    raise EnvironmentProblem(
+        f"{missing} was not found; install one (Debian/Ubuntu: apt-get install g++) "
+        "or set CXX to its path"
+    )
+
+
+@functools.cache
+def _compiler_version(path: str) -> str:
+    """All that a build depends on: the first line of --version, the flags, the processor's features
+    (the meaning of -march=native here) and environment variables with more header folders."""
+    try:
+        version = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=30, check=True
+        ).stdout.splitlines()[0]
+    except (OSError, subprocess.SubprocessError, IndexError) as error:
+        raise EnvironmentProblem(
+            f"the C++ compiler {path} does not run ({error}); set CXX to one that does"
+        ) from error
+    headers = (f"{name}={os.environ[name]}" for name in SEARCH_VARIABLES if os.environ.get(name))
+    return " ".join((version, *FLAGS, *LINK_FLAGS, *sorted(cpu_flags()), *headers))
+
+
+# --- Reads the log of a C++ compiler and turns a failure into an outcome --------------------------
+
+_LOG_BYTES = 8192
+_CRASH_MARKS = (
+    "internal compiler error",
+    "signal terminated program",  # g++ says this of cc1plus, the compiler that it runs
+    "out of memory allocating",
+    "virtual memory exhausted",
+    "clang frontend command failed due to signal",
+)
+_ERROR_MARKS = ("error:", "undefined reference")
+
+
+def read_log(path: Path) -> str:
+    """The text of a log. Of a long one only the beginning, where the cause is, and the end."""
+    with path.open("rb") as file:
+        head = file.read(_LOG_BYTES)
+        rest = path.stat().st_size - len(head)
+        if rest > 0:
+            file.seek(max(len(head), len(head) + rest - _LOG_BYTES))
+            head += b"\n[...]\n" + file.read(_LOG_BYTES)
+    return head.decode(errors="replace")
+
+
+def failure(status: int, log: str, seconds: float) -> CompileFailure:
+    """The failure of a compiler that wrote no binary and ended with `status`."""
+    if status < 0:
+        reason = f"the compiler {describe_status(status)}"
+        return CompileFailure(OutcomeKind.COMPILE_CRASH, reason, log, seconds)
+    lines = [line.strip() for line in log.splitlines()]
+    crash = next((line for line in lines if any(mark in line for mark in _CRASH_MARKS)), "")
+    if crash:
+        return CompileFailure(OutcomeKind.COMPILE_CRASH, crash, log, seconds)
+    name = redefined(log)
+    error = next((line for line in lines if any(mark in line for mark in _ERROR_MARKS)), "")
+    reason = (reason_of(name) if name else error) or f"the compiler {describe_status(status)}"
+    return CompileFailure(OutcomeKind.COMPILE_ERROR, reason, log, seconds)

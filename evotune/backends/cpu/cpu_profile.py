@@ -1,0 +1,114 @@
+"""This machine's processor: its figures for `device.*`, and its cores."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from pathlib import Path
+
+from evotune.device.profile import DeviceProfile
+from evotune.trial import Value
+
+_HIGHEST_CLOCK_GHZ = 6.5  # above any CPU sold: keeps the roofline check free of false alarms
+
+
+@functools.cache
+def profile() -> DeviceProfile:
+    """This machine's CPU."""
+    flags = cpu_flags()
+    simd_bytes = 64 if "avx512f" in flags else 32 if "avx2" in flags else 16
+    attributes: dict[str, Value] = {
+        "threads": threads(),
+        "cores": len(os.sched_getaffinity(0)),
+        "simd_bytes": simd_bytes,
+        "vector_registers": 32 if "avx512f" in flags or platform.machine() == "aarch64" else 16,
+        "l1_bytes": _cache_bytes(1, 32 << 10),
+        "l2_bytes": _cache_bytes(2, 512 << 10),
+        "l3_bytes": _cache_bytes(3, 8 << 20),
+    }
+    level = {64: "avx512", 32: "avx2", 16: "simd128"}[simd_bytes]
+    return DeviceProfile(
+        name=_cpu_name(),
+        backend="cpu",
+        arch=f"{platform.machine()}-{level}",
+        attributes=attributes,
+        peak_gflops=threads() * _HIGHEST_CLOCK_GHZ * _flops_per_cycle(flags, simd_bytes),
+    )
+
+
+def _flops_per_cycle(flags: frozenset[str], simd_bytes: int) -> int:
+    """The most that one core can do, in the narrowest type that a problem may have."""
+    if {"amx_bf16", "amx_fp16"} & flags:
+        return 2048  # one 16x16x32 tile product every 16 cycles
+    two_units = 2 * 2 * simd_bytes // 4
+    narrow = {"avx512_bf16", "avx512_fp16", "asimdhp", "bf16"} & flags
+    return 2 * two_units if narrow else two_units
+
+
+def cpuinfo(field: str) -> str:
+    """The first processor's value in /proc/cpuinfo; "" when there is none."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == field:
+                return value.strip()
+    except OSError:
+        pass
+    return ""
+
+
+def cpu_flags() -> frozenset[str]:
+    """Names of the instruction sets that the processor has."""
+    return frozenset(cpuinfo("flags").split())
+
+
+def _cpu_name() -> str:
+    return cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def _cache_bytes(level: int, fallback: int) -> int:
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            if (index / "level").read_text().strip() != str(level):
+                continue
+            if (index / "type").read_text().strip() == "Instruction":
+                continue
+            text = (index / "size").read_text().strip()
+        except OSError:
+            continue
+        unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
+        return int(text.rstrip("KM")) * unit
+    return fallback
+
+
+# --- The cores that C++ kernels and PyTorch run on ------------------------------------------------
+
+
+def threads() -> int:
+    """The number of threads of both candidate and baseline: OMP_NUM_THREADS, or PyTorch's default,
+    which is the number of physical cores that this process may run on."""
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    logical = os.sched_getaffinity(0)
+    if limit.isdigit() and int(limit) > 0:
+        return min(int(limit), len(logical))
+    return len({_core_of(cpu) for cpu in logical})
+
+
+def cpus_of_cores(count: int) -> set[int]:
+    """The logical CPUs of `count` of the physical cores that this process may run on. All of them
+    when it has fewer cores than `count`."""
+    logical = os.sched_getaffinity(0)
+    cores = list(dict.fromkeys(_core_of(cpu) for cpu in sorted(logical)))[:count]
+    chosen = {cpu for cpu in logical if _core_of(cpu) in cores}
+    return chosen if count <= len(cores) else logical
+
+
+def _core_of(cpu: int) -> str:
+    """The name of the physical core: the list of the logical CPUs that share it. The CPU's own
+    number where the system does not tell."""
+    try:
+        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        return path.read_text().strip()
+    except OSError:
+        return str(cpu)

@@ -1,0 +1,220 @@
+"""`run` and `resume`: start a search, and continue one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from evotune.cli.options import (
+    POSITIVE,
+    STRATEGIES,
+    Command,
+    cluster_option,
+    complete_run,
+    complete_strategy,
+    device_option,
+    gpus_option,
+    run_argument,
+    runs_dir_option,
+    space_argument,
+    trust_option,
+)
+from evotune.cli.terminal import Terminal, pass_terminal
+from evotune.command_line import run_command
+
+if TYPE_CHECKING:
+    from evotune.engine.starting import RunResult
+    from evotune.trial import Json
+
+_SHOWN_ROWS = 5
+_NO_VALID_CANDIDATE = 1
+_INTERRUPTED = 130
+
+
+@click.command(cls=Command, example="evotune run attention-cpu --trials 200 --seed 1")
+@space_argument(required=False)
+@click.option("--trials", type=click.IntRange(min=1), help="Stop after so many trials.")
+@click.option("--minutes", type=POSITIVE, help="Stop after so many minutes.")
+@click.option("--compiles", type=click.IntRange(min=1), help="Stop after so many compiles.")
+@click.option("--speedup", type=POSITIVE, help="Stop when this is reached.")
+@click.option(
+    "--no-improvement",
+    type=click.IntRange(min=1),
+    help="Stop after so many trials without a better one.",
+)
+@click.option(
+    "--warm-start",
+    metavar="RUN",
+    shell_complete=complete_run,
+    help="Begin with the best of this run, of another device too.",
+)
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of the search.")
+@click.option(
+    "--strategy",
+    metavar="NAME",
+    shell_complete=complete_strategy,
+    help=f"{STRATEGIES}; the space's choice if not given.",
+)
+@click.option(
+    "--racing/--no-racing",
+    default=True,
+    help="Take few samples of candidates that cannot win, or equally many of all.",
+)
+@click.option(
+    "--lookahead",
+    type=click.IntRange(min=0, max=10_000),
+    help="Trials in flight: proposal n sees those before n - N. Fixed for the run.",
+)
+@click.option(
+    "--champions",
+    type=click.IntRange(1, 100),
+    help="Confirm so many of the best in fresh processes; 3 if not given.",
+)
+@gpus_option
+@cluster_option
+@click.option(
+    "--allow-mixed", is_flag=True, help="Use GPUs of several models together, ranked apart."
+)
+@trust_option
+@device_option
+@runs_dir_option
+@pass_terminal
+def run(
+    terminal: Terminal,
+    /,
+    *,
+    space: str | None,
+    warm_start: str | None,
+    strategy: str | None,
+    gpus: int | str | None,
+    cluster: str | None,
+    allow_mixed: bool,
+    device: str,
+    runs_dir: Path,
+    **options: bool | float | None,
+) -> int:
+    """Search SPACE for the fastest correct configuration.
+
+    SPACE is a file, or the name of a space that ships with evotune; without it the flagship
+    for the device is tuned. The first Ctrl-C ends the run tidily, it can be resumed.
+    """
+    from evotune.cli.progress import show_progress
+    from evotune.engine.cluster_run import cluster_request
+    from evotune.engine.folder import find_run
+    from evotune.engine.setup import GpuRequest
+    from evotune.engine.starting import RunRequest, start_run
+
+    request = RunRequest(
+        space=space,
+        device=device,
+        runs_dir=runs_dir,
+        options=options,
+        strategy=strategy,
+        warm_start=None if warm_start is None else find_run(warm_start, runs_dir),
+        gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),
+        cluster=cluster_request(cluster, device, gpus, allow_mixed=allow_mixed),
+        command=("evotune", *sys.argv[1:]),
+    )
+    with show_progress(terminal) as observer:
+        result = start_run(request, observer)
+    return _conclude(terminal, result, gpus, cluster, allow_mixed)
+
+
+@click.command(cls=Command, example="evotune resume latest --trials 2000")
+@run_argument
+@click.option("--trials", type=click.IntRange(min=1), help="New total of trials.")
+@click.option("--minutes", type=POSITIVE, help="New total of minutes.")
+@trust_option
+@click.option(
+    "--allow-mixed", is_flag=True, help="Go on even on another device, or another driver."
+)
+@gpus_option
+@cluster_option
+@runs_dir_option
+@pass_terminal
+def resume(
+    terminal: Terminal,
+    *,
+    run: str,
+    trials: int | None,
+    minutes: float | None,
+    allow_mixed: bool,
+    gpus: int | str | None,
+    cluster: str | None,
+    runs_dir: Path,
+) -> int:
+    """Go on with an interrupted run, or with a finished one.
+
+    A finished run needs more budget: new totals of trials or minutes.
+    """
+    from evotune.cli.progress import show_progress
+    from evotune.engine.cluster_run import cluster_request
+    from evotune.engine.folder import find_run
+    from evotune.engine.setup import GpuRequest
+    from evotune.engine.starting import resume_run
+
+    folder = find_run(run, runs_dir)
+    terminal.crash_folder = folder.logs
+    with show_progress(terminal) as observer:
+        result = resume_run(
+            folder,
+            observer,
+            trials=trials,
+            minutes=minutes,
+            allow_mixed=allow_mixed,
+            gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),
+            cluster=cluster_request(cluster, "auto", gpus, allow_mixed=allow_mixed),
+        )
+    return _conclude(terminal, result, gpus, cluster, allow_mixed)
+
+
+def _conclude(
+    terminal: Terminal,
+    result: RunResult,
+    gpus: int | str | None,
+    cluster: str | None,
+    allow_mixed: bool,
+) -> int:
+    """Prints the leaderboard on stdout and the next commands on stderr; returns the exit code."""
+    from evotune.cli.tables import print_leaderboard
+    from evotune.report.data import RunData
+
+    interrupted = result.reason == "interrupted"
+    failed = 0 if result.ok_trials else _NO_VALID_CANDIDATE
+    terminal.verdict = _INTERRUPTED if interrupted else failed
+    data = RunData.load(result.run, _SHOWN_ROWS)
+    print_leaderboard(terminal, data, _SHOWN_ROWS)
+    sys.stdout.flush()
+    more = _more_budget(result.reason, data.settings)
+    if more is not None:
+        devices = more_devices(gpus, cluster, allow_mixed)
+        terminal.note(f"resume: {run_command('resume', result.run.path, *more, *devices)}")
+    page = ("--format", "html", "-o", "report.html")
+    terminal.note(f"report: {run_command('report', result.run.path, *page)}")
+    return terminal.verdict
+
+
+def more_devices(gpus: int | str | None, cluster: str | None, allow_mixed: bool) -> list[str]:
+    """The device options to repeat when the run is resumed: its store does not keep them."""
+    return [
+        *([] if gpus is None else ["--gpus", str(gpus)]),
+        *([] if cluster is None else ["--cluster", cluster]),
+        *(["--allow-mixed"] if allow_mixed else []),
+    ]
+
+
+def _more_budget(reason: str, settings: Mapping[str, Json]) -> list[str] | None:
+    """The options with which `resume` continues the run.
+
+    An interrupted run needs none. A run that ended at its trials or minutes needs twice as many.
+    None: the run ended for another reason, and no option continues it.
+    """
+    if reason == "interrupted":
+        return []
+    if reason in ("trials", "minutes"):
+        return [f"--{reason}", f"{2 * settings[reason]:g}"]
+    return None

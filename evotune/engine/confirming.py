@@ -1,0 +1,160 @@
+"""Times champions in several fresh processes: as many as their spread needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+
+from evotune.execute.executor import TIMED, Executor, Proposal
+from evotune.measure.processes import LEAST, MOST, SETTLED, combined, fitness_by_process, widened
+from evotune.store import RunStore
+from evotune.trial import Outcome, Trial
+
+# --- Confirming the best trials: a fresh process, unseen inputs, held-out shapes, more samples ----
+
+
+def finalists(store: RunStore) -> Iterator[Trial]:
+    """Successful trials, best first, one for each machine code."""
+    for trial in store.best_first():
+        if trial.outcome.duplicate_of is None:
+            yield trial
+
+
+def confirm(
+    executor: Executor,
+    candidates: Iterable[Trial],
+    *,
+    known: Mapping[int, Outcome],
+    count: int,
+    propose: Callable[[Trial], Proposal],
+    stop: Callable[[], bool],
+    least_width: float = 0.0,
+    no_time: Callable[[], bool] = lambda: False,
+) -> Iterator[tuple[Trial, Outcome]]:
+    """Confirms one candidate after the other until `count` of them passed; `known` outcomes count.
+
+    Each is timed in further processes until it is clear whether it beats the leader so far;
+    `least_width` is as for `repeated`. Gives up after three times `count` candidates. Ends early
+    when `stop` says so, or when one passed and there is `no_time` for another.
+    """
+    passed = 0
+    leader: Outcome | None = None
+    for trial in islice(candidates, 3 * count):
+        if passed == count or (passed and no_time()):
+            return
+        outcome = known.get(trial.number)
+        if outcome is None:
+            executor.set_contender(_bound(leader))
+            proposal = propose(trial)
+            first = outcome_unless(executor, proposal, stop)
+            if first is None:
+                return
+            run = functools.partial(outcome_unless, executor, stop=stop)
+            outcome = repeated(
+                run,
+                proposal,
+                first,
+                leader=leader,
+                least_width=least_width,
+                no_time=no_time,
+            )
+            if stop():
+                return
+            yield trial, outcome
+        passed += outcome.ok
+        if outcome.ok and _bound(outcome) > _bound(leader):
+            leader = outcome
+
+
+def _bound(outcome: Outcome | None) -> float:
+    """The lower end of a champion's 95% interval; minus infinity for none."""
+    known = outcome is not None and outcome.fitness_low is not None
+    return outcome.fitness_low if known else -math.inf  # type: ignore[return-value, union-attr]
+
+
+_ROUNDING = 1e-9  # so that an interval of exactly the allowed width counts as narrow
+
+
+def repeated(
+    run: Callable[[Proposal], Outcome | None],
+    proposal: Proposal,
+    first: Outcome,
+    *,
+    leader: Outcome | None = None,
+    processes: int = LEAST,
+    least_width: float = 0.0,
+    no_time: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """The `first` outcome of `proposal`, joined with the figures of further processes.
+
+    Starts further processes until
+    - the interval is narrow, or
+    - the interval lies below the `leader`'s. The leader's spread between processes is assumed for
+      the first process too, so one process may be enough; or
+    - `MOST` processes have run; or
+    - `processes` have run and there is `no_time` for more; or
+    - `run` returns None: it was told to stop.
+
+    The interval is never narrower to either side than `least_width`. When a process fails, its
+    outcome is returned: the kernel is not right each time.
+    """
+    spread = fitness_by_process(leader) if leader is not None else []
+    if first.ok and leader is not None and len(spread) > 1:
+        supposed = widened(first, spread, least_width)
+        if _is_below(supposed, leader):
+            return supposed
+    outcomes = [first]
+    again = timed_again(proposal)
+    while first.ok and len(outcomes) < MOST:
+        enough = len(outcomes) >= processes
+        if enough and (
+            no_time() or _is_known(combined(outcomes, least_width), leader, least_width)
+        ):
+            break
+        outcome = run(again)
+        if outcome is None:
+            break
+        if not outcome.ok:
+            return outcome
+        outcomes.append(outcome)
+    return combined(outcomes, least_width) if first.ok else first
+
+
+def timed_again(proposal: Proposal) -> Proposal:
+    """The same candidate in a fresh process, which checks the timed cases alone."""
+    cases = tuple(job for job in proposal.cases if job.role == TIMED)
+    return dataclasses.replace(proposal, cases=cases, confirm=False, repeat=True, skipped=())
+
+
+def _is_known(found: Outcome, leader: Outcome | None, least_width: float) -> bool:
+    assert found.fitness_low is not None
+    assert found.fitness_high is not None
+    narrow = (found.fitness_high - found.fitness_low) / 2 <= max(SETTLED, least_width) + _ROUNDING
+    return narrow or (leader is not None and _is_below(found, leader))
+
+
+def _is_below(outcome: Outcome, leader: Outcome) -> bool:
+    assert outcome.fitness_high is not None
+    assert leader.fitness_low is not None
+    return outcome.fitness_high < leader.fitness_low
+
+
+def outcome_of(executor: Executor, proposal: Proposal) -> Outcome:
+    """Runs one proposal to its end."""
+    outcome = outcome_unless(executor, proposal, lambda: False)
+    assert outcome is not None
+    return outcome
+
+
+def outcome_unless(
+    executor: Executor, proposal: Proposal, stop: Callable[[], bool]
+) -> Outcome | None:
+    """Runs one proposal to its end; None when `stop` said so before."""
+    executor.submit(proposal)
+    while not stop():
+        for _, outcome in executor.poll(0.5):
+            return outcome
+    return None

@@ -1,0 +1,136 @@
+"""The executor seam: proposals go in, outcomes come out in the order in which trials finish."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from evotune.device.launch import Binary, CompileJob, LaunchPlan
+from evotune.problems.problem import Case
+from evotune.trial import Check, Configuration, Json, Outcome
+
+TIMED, EDGE, HELD_OUT, RANDOM = "timed", "edge", "held_out", "random"
+RIVAL = "rival"
+"""Takes the place of a baseline's name when a candidate is timed against another configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseJob:
+    """One case of a trial: its compile job and its launches.
+
+    The `role` is one of:
+    - timed: makes the fitness.
+    - edge: is only checked.
+    - held-out: is checked and timed when a champion is confirmed, and never steers the search.
+    - random: is checked when a champion is confirmed, on inputs of one kind.
+    """
+
+    case: Case
+    role: str
+    compile: CompileJob
+    plan: LaunchPlan
+    flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class BuildReview:
+    """A candidate judged by its compiled figures: `resources` for its record, and as `violation`
+    why it must not be launched ("" when it may be)."""
+
+    resources: Mapping[str, Json]
+    violation: str = ""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A configuration to try.
+
+    - `rejection`: why it need not even be compiled.
+    - `confirm`: it is a champion's confirmation, with every check.
+    - `audit`, with `confirm`: the user asked for the confirmation. Its outcome holds every check
+      made, and its timing is as brief as in the search.
+    - `repeat`: a candidate that was found correct is timed once more, in a fresh process; only the
+      timed launches are checked.
+    - `skipped`: checks that should be made and cannot be.
+    - `rival`: the timed cases of another configuration, known to be correct. The candidate is timed
+      against them instead of the baselines, thoroughly.
+    - `device`: the only one of the executor's devices that may take it; it is measured there even
+      if an outcome of the same code is known.
+    - `review`: if given, judges the cases once all their binaries (by compile key) are there.
+    """
+
+    number: int
+    configuration: Configuration
+    cases: tuple[CaseJob, ...] = ()
+    rejection: str = ""
+    confirm: bool = False
+    audit: bool = False
+    repeat: bool = False
+    skipped: tuple[Check, ...] = ()
+    rival: tuple[CaseJob, ...] = ()
+    device: int | None = None
+    review: Callable[[Sequence[CaseJob], Mapping[str, Binary]], BuildReview] | None = field(
+        default=None, compare=False
+    )
+
+    @functools.cached_property
+    def compile_jobs(self) -> dict[str, CompileJob]:
+        """All jobs that must be compiled for it, by key."""
+        return {case.compile.key: case.compile for case in (*self.cases, *self.rival)}
+
+    def examine(self, binaries: Mapping[str, Binary]) -> BuildReview:
+        """The review of its own binaries (not the rival's). Without `review` it only has the worst
+        of each figure."""
+        own = {case.compile.key: binaries[case.compile.key] for case in self.cases}
+        if self.review is None:
+            return BuildReview(worst_resources(own.values()))
+        return self.review(self.cases, own)
+
+
+def worst_resources(binaries: Iterable[Binary]) -> dict[str, Json]:
+    """The largest value of every figure, without the figures of single functions."""
+    found: dict[str, Json] = {}
+    for binary in binaries:
+        for name, value in binary.resources.items():
+            if not isinstance(value, dict):
+                found[name] = max(value, found.get(name, value))
+    return found
+
+
+class BaselineTiming(msgspec.Struct, frozen=True):
+    """One baseline on one case: its time alone in µs, and whether it passed the gate itself."""
+
+    case: str
+    name: str
+    time_us: float
+    passed: bool
+
+
+class BaselineReport(msgspec.Struct, frozen=True, tag=True):
+    """The times of every baseline on every case, and the bandwidth of a large copy (0: not
+    measured)."""
+
+    timings: tuple[BaselineTiming, ...]
+    copy_gbps: float
+
+
+class Executor(Protocol):
+    """Runs trials. `submit` never blocks; `poll` waits at most `timeout_s` for outcomes."""
+
+    def submit(self, proposal: Proposal) -> None: ...
+
+    def poll(self, timeout_s: float) -> list[tuple[int, Outcome]]:
+        """Finished (number, outcome) pairs, each proposal exactly once."""
+
+    def set_contender(self, fitness: float) -> None:
+        """Candidates surely below this fitness need no further samples."""
+
+    def drop(self) -> None:
+        """Forgets every proposal that has not finished; their outcomes never come."""
+
+    def close(self) -> None:
+        """Ends every child process; safe to call twice."""

@@ -1,0 +1,71 @@
+"""Chooses the checks that a trial's record keeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+
+from evotune.device.profile import DeviceProfile
+from evotune.problems.problem import Case, Place, Problem
+from evotune.trial import Check, Domain, Region
+
+ALL_KINDS = "all"
+"""The name of the inputs in a check that stands for several kinds of inputs."""
+
+
+def worth_keeping(checks: Sequence[Check], measured: Collection[str]) -> tuple[Check, ...]:
+    """The passed comparison nearest its limit for each measured case, and one for all edge shapes.
+    All other checks stay: summaries, skipped ones, findings of tools."""
+    compared = [check for check in checks if _compared(check)]
+    groups: dict[str, list[Check]] = {}
+    for check in compared:
+        groups.setdefault(check.case if check.case in measured else "", []).append(check)
+    kept = [nearest_limit(group) for group in groups.values()]
+    return (*kept, *(check for check in checks if not _compared(check)))
+
+
+def nearest_limit(checks: Sequence[Check]) -> Check:
+    """The check that used the largest share of its error limits."""
+    return max(checks, key=_closeness)
+
+
+def _compared(check: Check) -> bool:
+    """True if the check compares an output with a reference, on inputs of one kind."""
+    return check.status == "passed" and check.max_error is not None and check.inputs != ALL_KINDS
+
+
+def _closeness(check: Check) -> float:
+    shares = [
+        error / limit
+        for error, limit in (
+            (check.max_error, check.max_limit),
+            (check.rms_error, check.rms_limit),
+        )
+        if error is not None and limit
+    ]
+    return max(shares, default=0.0)
+
+
+# --- A champion's domain: the cases between the ones on which it was checked ----------------------
+
+
+def checked_domain(
+    problem: Problem, checked: Iterable[tuple[str, Case]], profile: DeviceProfile
+) -> Domain:
+    """The domain of the cases that passed, each with its binary. Two binaries share no region,
+    since no case between them was checked."""
+    places: dict[tuple[str, str], list[Place]] = {}
+    for binary, case in checked:
+        place = problem.place(case)
+        places.setdefault((binary, json.dumps(place.fixed, sort_keys=True)), []).append(place)
+    return Domain(
+        device=profile.name,
+        multiprocessors=int(profile.attributes.get("multiprocessors", 0)),
+        regions=tuple(map(_region, places.values())),
+    )
+
+
+def _region(places: list[Place]) -> Region:
+    met = {name: [place.ranged[name] for place in places] for name in places[0].ranged}
+    ranges = {name: (min(values), max(values)) for name, values in met.items()}
+    return Region(dict(places[0].fixed), ranges, len(places))
