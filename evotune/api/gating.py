@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from evotune.api.given_space import AnySpace, SpaceKeywords
+from evotune.api._given_space import AnySpace, SpaceKeywords
 from evotune.api.tuning import tune
 from evotune.errors import UsageError
 from evotune.report.data import RunData

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Unpack
 
-from evotune.api.given_space import AnySpace, SpaceKeywords, space_file, trusting
+from evotune.api._given_space import AnySpace, SpaceKeywords, space_file, trusting
 from evotune.engine.compiling import CompileRow, CompileSummary, compile_space
 from evotune.engine.inspect import CheckReport, check_space
 

@@ -18,7 +18,7 @@ from evotune.trial import Check, Configuration, Measurement, Outcome, Trial, Val
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evotune.api.tuned_kernel import CallableKernel
+    from evotune.api._tuned_kernel import CallableKernel
     from evotune.engine.ablation import AblationRow
     from evotune.engine.reopening import Verified
     from evotune.search.own import StrategyMaker
@@ -127,7 +127,7 @@ class Candidate:
 
     def kernel(self) -> CallableKernel:
         """The kernel as a function of torch tensors, in this process: see `CallableKernel`."""
-        from evotune.api.tuned_kernel import CallableKernel
+        from evotune.api._tuned_kernel import CallableKernel
 
         return CallableKernel(self._run.folder, self.configuration)
 
@@ -194,7 +194,6 @@ class Run:
 
         UsageError for another suffix, or a file that cannot be written.
         """
-        from evotune.api.run import write_report
 
         return write_report(self.folder, Path(path), style)
 
@@ -217,7 +216,7 @@ class Run:
         EnvironmentProblem where the run was made elsewhere, RunLocked while another process works
         on it, UsageError for less trials than there are.
         """
-        from evotune.api.given_space import trusting
+        from evotune.api._given_space import trusting
         from evotune.engine.cluster_run import cluster_request
         from evotune.engine.setup import GpuRequest
         from evotune.engine.starting import resume_run

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from evotune.api.given_space import AnySpace, SpaceKeywords, space_file, trusting
+from evotune.api._given_space import AnySpace, SpaceKeywords, space_file, trusting
 from evotune.api.run import Run, open_run, watching
 from evotune.command_line import RUNS_DIR
 from evotune.engine.cluster_run import cluster_request

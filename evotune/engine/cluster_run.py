@@ -16,7 +16,7 @@ import msgspec
 
 from evotune.counted import counted
 from evotune.device.profile import DeviceProfile
-from evotune.engine import cluster_worker
+from evotune.engine import _cluster_worker
 from evotune.engine.folder import RunFolder
 from evotune.engine.setup import KernelSetup
 from evotune.engine.stop_signal import interruptible
@@ -77,7 +77,7 @@ class Cluster:
         """The cluster's workers, for a run whose files lie in its folder."""
         told = ClusterRun(
             part=uuid.uuid4().hex,
-            files=cluster_worker.pack(run),
+            files=_cluster_worker.pack(run),
             space_file=setup.space_file,
             backend=setup.profile.backend,
             device_name=setup.profile.name,
@@ -92,7 +92,7 @@ class Cluster:
         self, message: ToClusterWorker, workers: Sequence[str] | None = None
     ) -> dict[str, FromClusterWorker]:
         """The answers by worker. Asks all workers if none are named."""
-        return ask_each(self.client, cluster_worker.answer, message, workers)
+        return ask_each(self.client, _cluster_worker.answer, message, workers)
 
 
 class ClusterRunWorkers:
@@ -123,7 +123,7 @@ class ClusterRunWorkers:
         answers = self._cluster.ask(Calibrate(told))
         _refuse_if_all_refuse(answers)
         calibrated = [each for each in answers.values() if isinstance(each, Calibrated)]
-        executor = ClusterExecutor(self._cluster.client, cluster_worker.answer, told, twins=twins)
+        executor = ClusterExecutor(self._cluster.client, _cluster_worker.answer, told, twins=twins)
         return executor, [device for each in calibrated for device in each.devices]
 
 
@@ -224,6 +224,6 @@ def _local_cluster(distributed: Any, count: int) -> Any:
 
 def _environment(share: Sequence[int]) -> dict[str, str]:
     return {
-        cluster_worker.CORES_VARIABLE: ",".join(map(str, share)),
+        _cluster_worker.CORES_VARIABLE: ",".join(map(str, share)),
         "OMP_NUM_THREADS": str(len(share)),
     }

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from evotune.device.launch import Binary, CompileFailure
-from evotune.engine.planning import Planner
+from evotune.engine._planning import Planner
 from evotune.engine.setup import load_kernel_setup
 from evotune.engine.spaces import find_space
 from evotune.engine.stop_signal import interruptible

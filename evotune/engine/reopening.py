@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from evotune.backends.registry import measuring_alone
+from evotune.engine._planning import Planner
 from evotune.engine.confirming import outcome_of, repeated
 from evotune.engine.folder import RunFolder
 from evotune.engine.kernel_executor import open_kernel_executor
-from evotune.engine.planning import Planner
 from evotune.engine.setup import KernelSetup, load_run_setup
 from evotune.engine.stop_signal import interruptible
 from evotune.errors import UsageError

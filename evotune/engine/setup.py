@@ -15,15 +15,15 @@ from evotune.backends.registry import work_together
 from evotune.command_line import command_line
 from evotune.device.profile import DeviceProfile
 from evotune.device.recorded import RecordedSpace, read_named_recording, read_recorded_space
-from evotune.engine.folder import RunFolder
-from evotune.engine.planning import Planner, architecture, bind_space
-from evotune.engine.space_files import (
+from evotune.engine._planning import Planner, architecture, bind_space
+from evotune.engine._space_files import (
     problem_file,
     read_kernel_sources,
     require_agreement,
     space_file_name,
     space_path,
 )
+from evotune.engine.folder import RunFolder
 from evotune.engine.spaces import is_recording, shipped_name
 from evotune.errors import NoSuchGpu, UsageError
 from evotune.languages import language

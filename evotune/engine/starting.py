@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Final
 from evotune.backends.registry import measuring_alone
 from evotune.command_line import RUNS_DIR
 from evotune.engine import environment
+from evotune.engine._kernel_run import KernelRun
+from evotune.engine._recorded_run import RecordedRun
+from evotune.engine._space_files import fingerprints, snapshot
+from evotune.engine._work import KindOfRun, RunWork
 from evotune.engine.cluster_run import Cluster, ClusterRequest, connected
 from evotune.engine.folder import RunFolder, create_folder, write_durably
-from evotune.engine.kernel_run import KernelRun
 from evotune.engine.observer import Observer
-from evotune.engine.recorded_run import RecordedRun
 from evotune.engine.setup import GpuRequest, RecordedSetup, Setup, load_run_setup, load_setup
-from evotune.engine.space_files import fingerprints, snapshot
 from evotune.engine.spaces import find_space, flagship
 from evotune.engine.stop_signal import interruptible
-from evotune.engine.work import KindOfRun, RunWork
 from evotune.errors import EnvironmentProblem, EvotuneError, UsageError
 from evotune.run_options import RunOptions
 from evotune.search.catalog import create_strategy, same_strategy, strategy_name

@@ -39,7 +39,7 @@ from evotune.problems.examination import examine, mistake_of, tiny_case
 from evotune.user_code import trust
 
 if TYPE_CHECKING:
-    from evotune.execute.trial_runner import TrialRunner
+    from evotune.execute._trial_runner import TrialRunner
 
 Channel: TypeAlias = BlockingChannel[ToDeviceWorker, FromDeviceWorker]
 
@@ -53,7 +53,6 @@ def main() -> None:
     with open_channel(DEVICE_WORKER, owns_processes=False) as channel:
         # PyTorch takes seconds to import. `open_channel` comes first, so that this process dies
         # with its parent meanwhile; a spare worker has imported it by the time it is needed.
-        import evotune.execute.trial_runner  # noqa: F401
 
         hello = channel.receive()
         if isinstance(hello, Hello):
@@ -61,7 +60,7 @@ def main() -> None:
 
 
 def _serve(channel: Channel, hello: Hello) -> None:
-    from evotune.execute.trial_runner import TrialRunner
+    from evotune.execute._trial_runner import TrialRunner
 
     warnings.simplefilter("ignore")  # PyTorch explains refused backends at length
     if hello.cores:

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import ClassVar
 
-from evotune.problems.attention_shapes import edge_shapes, random_shapes
+from evotune.problems._attention_shapes import edge_shapes, random_shapes
 from evotune.problems.problem import Case, Place, Tensors, TensorSpec, WrongSymbol
 from evotune.trial import Value
 
@@ -24,7 +24,7 @@ _LONG = 1200  # from this length on, one key hardly shows on normal inputs
 
 
 class Attention:
-    """The flagship problem. See `evotune.problems.attention_torch` for the tensor side."""
+    """The flagship problem. See `evotune.problems._attention_torch` for the tensor side."""
 
     name: ClassVar[str] = "attention"
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
@@ -172,26 +172,26 @@ class Attention:
         return self.case(whole, {"causal": case.symbols["causal"]})
 
     def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
-        from evotune.problems import attention_inputs
+        from evotune.problems import _attention_inputs
 
-        return attention_inputs.make_inputs(self.tensors(case), case, kind, seed, device)
+        return _attention_inputs.make_inputs(self.tensors(case), case, kind, seed, device)
 
     def reference(self, case: Case, inputs: Tensors) -> Tensors:
-        from evotune.problems import attention_torch
+        from evotune.problems import _attention_torch
 
-        return attention_torch.reference(case, inputs)
+        return _attention_torch.reference(case, inputs)
 
     def tolerances(self, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
-        from evotune.problems import attention_torch
+        from evotune.problems import _attention_torch
 
-        return attention_torch.tolerances(case, inputs, reference)
+        return _attention_torch.tolerances(case, inputs, reference)
 
     def baselines(
         self, case: Case, inputs: Tensors, only: str = ""
     ) -> dict[str, Callable[[], Tensors]]:
-        from evotune.problems import attention_torch
+        from evotune.problems import _attention_torch
 
-        return attention_torch.baselines(case, inputs, only)
+        return _attention_torch.baselines(case, inputs, only)
 
 
 def _sizes(shape: Mapping[str, Value]) -> dict[str, int]:

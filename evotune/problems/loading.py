@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from evotune.errors import ProblemMistake, UsageError
+from evotune.problems._problem_file import ProblemFile
 from evotune.problems.problem import WrongKey
-from evotune.problems.problem_file import ProblemFile
 from evotune.problems.user import UserProblem
 from evotune.regular_file import read_regular
 from evotune.user_code import run_content, trust

@@ -33,12 +33,12 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from evotune.problems.lengths import significant
+from evotune.problems._lengths import significant
+from evotune.problems._problem_file import ProblemFile
+from evotune.problems._solving import Shapes, solved_case
+from evotune.problems._user_cases import Sizes, edge_sizes, random_sizes
+from evotune.problems._written import Written
 from evotune.problems.problem import Case, Place, Tensors, TensorSpec, WrongSymbol
-from evotune.problems.problem_file import ProblemFile
-from evotune.problems.solving import Shapes, solved_case
-from evotune.problems.user_cases import Sizes, edge_sizes, random_sizes
-from evotune.problems.written import Written
 from evotune.trial import Value
 
 if TYPE_CHECKING:
@@ -136,9 +136,9 @@ class UserProblem(abc.ABC):
           fifth begins with a zero.
         - spike: one value of 6.5 to 13 in each row of small ones.
         """
-        from evotune.problems import user_cases
+        from evotune.problems import _user_cases
 
-        return user_cases.input_values(shape, kind, generator)
+        return _user_cases.input_values(shape, kind, generator)
 
     # --- for evotune: implements `evotune.problems.problem.Problem` -------------------------------
 
@@ -293,7 +293,7 @@ class UserProblem(abc.ABC):
         `yardstick_of` is off by more than that, plus twice the largest excess."""
         import torch
 
-        from evotune.problems.monte_carlo import rounding_errors
+        from evotune.problems._monte_carlo import rounding_errors
         from evotune.problems.rounding import rounding_of
 
         dtype: torch.dtype = getattr(torch, self.dtype)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from evotune.regular_file import read_regular
-from evotune.report.facts import read_facts
-from evotune.report.twins import deciding
+from evotune.report._facts import read_facts
+from evotune.report._twins import deciding
 from evotune.store import RunStore, survey
 from evotune.store.opening import damaged
 from evotune.trial import Json, Outcome, OutcomeKind, Trial, Value

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from evotune.measure.agreement import baseline_factor
 from evotune.report import wording
+from evotune.report._table import TextTable
 from evotune.report.evidence import Figures
-from evotune.report.table import TextTable
 from evotune.trial import Json
 
 MEANING = (

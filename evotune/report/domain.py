@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evotune.report.table import TextTable
+from evotune.report._table import TextTable
 from evotune.report.wording import value_text
 from evotune.trial import Domain
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import msgspec
 
 from evotune.objectives import worst_check
+from evotune.report._twins import leaders
 from evotune.report.data import RunData
-from evotune.report.twins import leaders
 from evotune.trial import Outcome, Trial
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from evotune.objectives import SINGLE, values
 from evotune.report import wording
+from evotune.report._table import TextTable
 from evotune.report.data import RunData
 from evotune.report.evidence import Evidence, weigh
-from evotune.report.table import TextTable
 from evotune.trial import Configuration
 
 MEANING = (

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from evotune.command_line import run_command
 from evotune.measure.agreement import agreement
 from evotune.report import wording
+from evotune.report._table import TextTable, leaderboard_table
 from evotune.report.data import RunData
 from evotune.report.devices import MEANING as MEANING_OF_DEVICES
 from evotune.report.devices import devices_table
@@ -17,7 +18,6 @@ from evotune.report.front import MEANING, front_table, pareto_front
 from evotune.report.leaderboard import Leaderboard, rank
 from evotune.report.reasons import alike_reasons
 from evotune.report.summary import RunSummary, summarize
-from evotune.report.table import TextTable, leaderboard_table
 from evotune.report.whole import failures, in_proposal_order
 from evotune.report.wording import markdown_code, markdown_text
 from evotune.space.suggest import shorten

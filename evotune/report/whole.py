@@ -20,10 +20,10 @@ from typing import TypeAlias, TypeVar
 from evotune.errors import EnvironmentProblem
 from evotune.execute.entry import die_with_parent
 from evotune.python_process import started_by_a_library
+from evotune.report._twins import stored_leaders
 from evotune.report.data import RunData, without_collecting
 from evotune.report.evidence import Evidence, interval, judge, verdicts_by_twin, weigh
 from evotune.report.leaderboard import rank, ranks_of, sort_key
-from evotune.report.twins import stored_leaders
 from evotune.store import RunStore, survey
 from evotune.store.queries import Row, read_row
 from evotune.trial import Outcome

@@ -57,19 +57,19 @@ def create_strategy(
 
             return Evolution(space, settings)
         case "exhaustive":
-            from evotune.search.simple import ExhaustiveSearch
+            from evotune.search._simple import ExhaustiveSearch
 
             return ExhaustiveSearch(space, settings)
         case "local":
-            from evotune.search.simple import LocalSearch
+            from evotune.search._simple import LocalSearch
 
             return LocalSearch(space, settings)
         case "nsga2":
-            from evotune.search.nsga2 import Nsga2
+            from evotune.search._nsga2 import Nsga2
 
             return Nsga2(space, settings)
         case "random":
-            from evotune.search.simple import RandomSearch
+            from evotune.search._simple import RandomSearch
 
             return RandomSearch(space, settings)
         case _:

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from evotune.search.encoding import Floats, Rows
+from evotune.search._encoding import Floats, Rows
 from evotune.trial import Json
 
 _FIT_ROWS: Final = 96  # a fit costs the cube of this

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from evotune.errors import StoreError
 from evotune.run_options import SearchSettings
-from evotune.search.population import Elites, Individual
+from evotune.search._population import Elites, Individual
+from evotune.search._unseen import SeenConfigurations, UnseenConfigurations
 from evotune.search.strategy import Elite
-from evotune.search.unseen import SeenConfigurations, UnseenConfigurations
 from evotune.space.search_space import SearchSpace
 from evotune.trial import Configuration, Json, Trial
 

@@ -18,12 +18,12 @@ from typing import Final, TypeAlias
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from evotune.search._encoding import Encoder, Floats, Rows
+from evotune.search._posterior import Posterior, log_expected_improvement
+from evotune.search._told import Numbers, ToldTrials
+from evotune.search._unseen import SeenConfigurations
 from evotune.search.covariance import Kernel, default_kernel, fit_kernel, worth_fitting
-from evotune.search.encoding import Encoder, Floats, Rows
-from evotune.search.posterior import Posterior, log_expected_improvement
 from evotune.search.strategy import Elite, stream
-from evotune.search.told import Numbers, ToldTrials
-from evotune.search.unseen import SeenConfigurations
 from evotune.search.warp import Warp
 from evotune.space.parameters import Parameter
 from evotune.trial import Configuration, Json

@@ -8,8 +8,8 @@ from typing import ClassVar, Protocol, TypeAlias
 
 from evotune.errors import StoreError, UsageError
 from evotune.run_options import SearchSettings
+from evotune.search._population import Individual
 from evotune.search.folded import FoldedStrategy
-from evotune.search.population import Individual
 from evotune.space.search_space import SearchSpace
 from evotune.space.suggest import shorten
 from evotune.trial import Configuration, Json, Trial, Value

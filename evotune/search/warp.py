@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evotune.search.encoding import Floats
+from evotune.search._encoding import Floats
 
 
 @dataclass(frozen=True, slots=True)

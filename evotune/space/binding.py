@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from evotune.errors import SpaceError
+from evotune.space._naming import Names
 from evotune.space.bound import BoundSpace
 from evotune.space.language.expression import Expression
 from evotune.space.language.interning import Interner
 from evotune.space.language.nodes import BOOL
-from evotune.space.naming import Names
 from evotune.space.scope import BoundConstraint, Gene, Scope
 from evotune.space.specs import ConstraintSpec, ParameterSpec
 from evotune.space.suggest import did_you_mean

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from evotune.errors import SpaceError
+from evotune.space._naming import Names
 from evotune.space.counting.blame import (
     ConstraintReport,
     blame_crowd,
@@ -27,7 +28,6 @@ from evotune.space.language.expression import Expression
 from evotune.space.language.interning import Interner
 from evotune.space.language.nodes import EvaluationError, Literal, Node, Operation
 from evotune.space.language.scalar import Environment, Evaluate, compile_scalar, truth
-from evotune.space.naming import Names
 from evotune.space.parameters import Parameter
 from evotune.space.scope import BoundConstraint, Gene, Scope
 from evotune.space.search_space import SpaceSize

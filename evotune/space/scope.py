@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from evotune.errors import SpaceError
+from evotune.space._naming import Names
 from evotune.space.language.expression import Expression
 from evotune.space.language.interning import Interner
 from evotune.space.language.nodes import Literal, Name, Node
-from evotune.space.naming import Names
 from evotune.space.specs import ConstraintSpec, ParameterSpec
 from evotune.trial import Value
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from evotune.errors import StoreError
-from evotune.store.checksums import FIRST, ROW, SMALL_TABLES, keep_table_sum, keep_tail, row_sum
+from evotune.store._checksums import FIRST, ROW, SMALL_TABLES, keep_table_sum, keep_tail, row_sum
 from evotune.trial import Json
 
 # --- The tables of a run's store, and the steps that bring an older store to the newest version ---

@@ -21,8 +21,8 @@ import torch
 
 from evotune.device.session import Intervention, Renewal, Sampler, Session, WatchableSampler
 from evotune.problems.problem import Case, Tensors
+from evotune.verify._launch_evidence import Evidence, gather
 from evotune.verify.buffers import POISON_BYTE, SPOT_BYTES, BufferSets
-from evotune.verify.launch_evidence import Evidence, gather
 from evotune.verify.pool import InputPool, InputSet, elements_of
 
 _RUNS_OF_A_ROUND = 3  # of a candidate, the first of them untimed

@@ -15,7 +15,7 @@ pytest.importorskip("cupy")
 
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.device.launch import CompileFailure, CompileJob
-from evotune.engine.planning import Planner
+from evotune.engine._planning import Planner
 from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
 from evotune.space.bound import BoundSpace

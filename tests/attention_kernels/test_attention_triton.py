@@ -16,7 +16,7 @@ import yaml
 
 pytest.importorskip("triton")
 
-from evotune.backends.cuda.triton_compiler import TritonCompiler
+from evotune.backends.cuda._triton_compiler import TritonCompiler
 from evotune.device.launch import Argument, LaunchPlan
 from evotune.device.scalars import c_value
 from evotune.engine.setup import load_setup

@@ -16,14 +16,14 @@ PACKAGE = Path(evotune.__file__).parent
 ROOMS = PACKAGE / "backends"
 EXCEPTIONS = {
     # The torch device on which a problem's tensors are made.
-    "problems/base.py": {"cpu"},
+    "problems/problem.py": {"cpu"},
     "problems/attention.py": {"cpu"},
     "problems/user.py": {"cpu"},
     "problems/examination.py": {"cpu"},
     "verify/pool.py": {"cpu"},
-    "verify/altered.py": {"cpu"},
+    "verify/_altered.py": {"cpu"},
     # Each of these API classes is for one language.
-    "space/objects/kernel_objects.py": {"cpp", "cuda", "triton", ".cpp", ".cu"},
+    "space/objects/_kernel_objects.py": {"cpp", "cuda", "triton", ".cpp", ".cu"},
     # Part of a help text.
     "cli/options.py": {"auto|cpu|cuda:N|NAME"},
 }

@@ -14,7 +14,7 @@ from report.runs import make_run, recorded
 from evotune.cli.main import application
 from evotune.engine.folder import RunFolder, find_run
 from evotune.report.data import RunData
-from evotune.report.html.findings import ablation
+from evotune.report.html._findings import ablation
 
 from .conftest import Invoke, _python_path
 

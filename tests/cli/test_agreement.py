@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from report.runs import make_run, ok
 
-from evotune.backends.cuda import profiles
+from evotune.backends.cuda import _profiles
 from evotune.engine.folder import list_runs
 from evotune.engine.setup import load_setup
 from evotune.errors import SpaceError
@@ -293,8 +293,8 @@ def test_kernels_for_a_gpu_are_executed_only_once_somebody_agreed(
     space = folder / "space.yaml"
     space.write_text(GPU.replace("SOURCE", source).replace("LAUNCH", LAUNCHES[source]))
     monkeypatch.setattr(
-        "evotune.backends.cuda.discover.open_profile",
-        lambda *asked, **named: profiles.named("h200"),
+        "evotune.backends.cuda._discover.open_profile",
+        lambda *asked, **named: _profiles.named("h200"),
     )
     with pytest.raises(SpaceError, match=rf"space\.yaml:6:\d+: .*{source}, which .* add --trust"):
         load_setup(space, "h200")

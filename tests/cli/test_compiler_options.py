@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from evotune.backends.cpu._cpp_options import is_allowed
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
-from evotune.backends.cpu.cpp_options import is_allowed
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.space.document import parse_space
 from evotune.space.kernel_options import filled

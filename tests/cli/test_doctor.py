@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.cuda.probe import GpuState, probe
+from evotune.backends.cuda._probe import GpuState, probe
 from evotune.backends.finding import Finding, Status
 from evotune.cli import doctor_command
 
@@ -26,7 +26,7 @@ NO_GPU = GpuState(())
 
 def examine(monkeypatch: pytest.MonkeyPatch, state: GpuState) -> list[Finding]:
     """The findings of `doctor` on a machine whose probe answers `state`."""
-    monkeypatch.setattr("evotune.backends.cuda.cuda_doctor.probe", lambda: state)
+    monkeypatch.setattr("evotune.backends.cuda._cuda_doctor.probe", lambda: state)
     return doctor_command.examine()
 
 

@@ -17,7 +17,7 @@ from evotune.cli.run_commands import more_devices
 from evotune.command_line import command_line, run_command
 from evotune.engine.folder import find_run
 from evotune.report.data import RunData
-from evotune.report.html.payload import run_payload
+from evotune.report.html._payload import run_payload
 
 from .conftest import ROOT, Invoke, start
 
@@ -102,7 +102,7 @@ def test_devices_that_were_asked_for_are_kept() -> None:
 def test_the_way_to_compile_without_a_gpu_names_the_space(
     invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evotune.backends.cuda.discover.gpus_present", list)
+    monkeypatch.setattr("evotune.backends.cuda._discover.gpus_present", list)
     invoke("init", "my-kernel", "--language", "cuda")
     (tmp_path / "my-kernel").rename(tmp_path / "my kernel")
     for space, asked, expected in (

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from evotune.backends.cuda import kernel as kernel_module
-from evotune.backends.cuda.kernel import CudaKernel, bind
+from evotune.backends.cuda import _kernel as kernel_module
+from evotune.backends.cuda._kernel import CudaKernel, bind
 from evotune.device.launch import Argument, ConstantMemory, Launch, LaunchPlan
 from evotune.device.session import LaunchFailure
 

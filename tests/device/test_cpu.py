@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from evotune.backends.cpu import cpu_profile
+from evotune.backends.cpu._cpu_sampler import CpuSampler
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
-from evotune.backends.cpu.cpu_sampler import CpuSampler
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.device.launch import (
     Argument,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.cuda import nvrtc_options, profiles
+from evotune.backends.cuda import _profiles, nvrtc_options
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.errors import EnvironmentProblem
@@ -55,9 +55,9 @@ def failure(folder: Path, source: str, *options: str, arch: str = "sm_89") -> Co
     return result
 
 
-@pytest.mark.parametrize("name", profiles.names())
+@pytest.mark.parametrize("name", _profiles.names())
 def test_a_kernel_compiles_for_every_named_gpu(tmp_path: Path, name: str) -> None:
-    found = compiled(tmp_path, SOURCE, arch=profiles.named(name).arch)
+    found = compiled(tmp_path, SOURCE, arch=_profiles.named(name).arch)
     assert isinstance(found, dict)
     assert (tmp_path / "k.cubin").read_bytes()[:4] == b"\x7fELF"
     assert found["code_bytes"] == (tmp_path / "k.cubin").stat().st_size

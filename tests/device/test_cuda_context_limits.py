@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from evotune.backends.cuda.state import STACK, changes, read_limits
+from evotune.backends.cuda._state import STACK, changes, read_limits
 
 
 def test_what_differs_is_named_with_both_values() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evotune.backends.cuda.kernel import CudaKernel
+from evotune.backends.cuda._kernel import CudaKernel
 from evotune.device.launch import Launch
 
 KIB = 1 << 10

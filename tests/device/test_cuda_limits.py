@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from evotune.backends.cuda import profiles
-from evotune.backends.cuda.limits import (
+from evotune.backends.cuda import _profiles
+from evotune.backends.cuda._limits import (
     Occupancy,
     launch_figures,
     launch_violation,
@@ -14,7 +14,7 @@ from evotune.backends.cuda.limits import (
 )
 from evotune.device.launch import Launch
 
-L4, A100, H200 = (dict(profiles.named(name).attributes) for name in ("l4", "a100", "h200"))
+L4, A100, H200 = (dict(_profiles.named(name).attributes) for name in ("l4", "a100", "h200"))
 
 # device, threads, registers, shared bytes -> blocks a multiprocessor, share of its warps
 KNOWN = [
@@ -99,7 +99,7 @@ def test_what_no_block_fits_is_a_violation() -> None:
 
 
 def test_profiles_by_name() -> None:
-    assert {name: profiles.named(name).arch for name in profiles.names()} == {
+    assert {name: _profiles.named(name).arch for name in _profiles.names()} == {
         "l4": "sm_89",
         "a100": "sm_80",
         "h100": "sm_90a",
@@ -128,4 +128,4 @@ def test_profiles_by_name() -> None:
     ],
 )
 def test_a_model_is_known_by_the_driver_s_name(name: str, found: str, same: bool) -> None:
-    assert profiles.matches(name, found) is same
+    assert _profiles.matches(name, found) is same

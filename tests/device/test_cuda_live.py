@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evotune.backends.cuda import live_profile
+from evotune.backends.cuda import _live_profile
 
 
 class Runtime:
@@ -43,4 +43,4 @@ def test_a_gpu_is_named_so_that_a_worker_sees_that_one(
     monkeypatch: pytest.MonkeyPatch, visible: str, nvml: Any, name: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert live_profile._id(Runtime, 0, nvml) == name
+    assert _live_profile._id(Runtime, 0, nvml) == name

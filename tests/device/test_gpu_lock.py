@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.cuda import lock, profiles
-from evotune.backends.cuda.lock import GpuLock
+from evotune.backends.cuda import _lock, _profiles
+from evotune.backends.cuda._lock import GpuLock
 from evotune.backends.registry import measuring_alone
 from evotune.errors import RunLocked
 
 
 @pytest.fixture(autouse=True)
 def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "FOLDER", tmp_path)
+    monkeypatch.setattr(_lock, "FOLDER", tmp_path)
 
 
 def test_a_gpu_is_locked_once_and_free_again_afterwards() -> None:
@@ -33,8 +33,8 @@ def test_a_gpu_is_locked_once_and_free_again_afterwards() -> None:
 def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
     code = (
         "import os, pathlib; from evotune.backends.cuda import lock\n"
-        "lock.FOLDER = pathlib.Path(os.environ['FOLDER'])\n"
-        "lock.GpuLock('GPU-1').__enter__(); os.kill(os.getpid(), 9)"
+        "_lock.FOLDER = pathlib.Path(os.environ['FOLDER'])\n"
+        "_lock.GpuLock('GPU-1').__enter__(); os.kill(os.getpid(), 9)"
     )
     environment = {**os.environ, "FOLDER": str(tmp_path)}
     ended = subprocess.run([sys.executable, "-c", code], check=False, env=environment)
@@ -44,7 +44,7 @@ def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
 
 
 def test_all_gpus_of_a_run_are_locked_or_none() -> None:
-    gpus = [dataclasses.replace(profiles.named("l4"), id=id) for id in ("GPU-1", "GPU-2")]
+    gpus = [dataclasses.replace(_profiles.named("l4"), id=id) for id in ("GPU-1", "GPU-2")]
     with GpuLock("GPU-2"):
         with pytest.raises(RunLocked, match="GPU-2"), measuring_alone(gpus):
             pass

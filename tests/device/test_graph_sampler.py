@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from evotune.backends.cuda.graphs import GraphSampler
+from evotune.backends.cuda._graphs import GraphSampler
 
 
 class Event:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from evotune.backends.cpu import openmp
+from evotune.backends.cpu import _openmp
+from evotune.backends.cpu._libc import file_of
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
-from evotune.backends.cpu.libc import file_of
 from evotune.device.launch import Argument, CompileFailure, CompileJob, LaunchPlan
 
 KERNEL = """
@@ -32,7 +32,7 @@ def test_a_kernel_calls_the_runtime_that_pytorch_calls(tmp_path: Path) -> None:
     session = CpuSession()
     found = (ctypes.c_void_p * 1)()
     session.bind(session.load(tmp_path / "k.so", PLAN), PLAN, {"x": ctypes.addressof(found)})()
-    own = openmp.share()
+    own = _openmp.share()
     assert own
     address = ctypes.CFUNCTYPE(ctypes.c_int)(found[0])
     assert os.path.realpath(file_of(address)) == os.path.realpath(own)
@@ -40,13 +40,13 @@ def test_a_kernel_calls_the_runtime_that_pytorch_calls(tmp_path: Path) -> None:
 
 def test_the_pool_has_a_thread_for_each_core_but_this_one_and_ends_when_told() -> None:
     torch.ones(1 << 20).add_(1)
-    openmp.wake()
-    pool = openmp.threads()
+    _openmp.wake()
+    pool = _openmp.threads()
     assert len(pool) == torch.get_num_threads() - 1
     tasks = {int(name) for name in os.listdir("/proc/self/task")}
     assert pool <= tasks
-    openmp.rest()
+    _openmp.rest()
     deadline = time.monotonic() + 5
     while pool & {int(name) for name in os.listdir("/proc/self/task")}:
         assert time.monotonic() < deadline
-    assert len(openmp.threads()) == len(pool)
+    assert len(_openmp.threads()) == len(pool)

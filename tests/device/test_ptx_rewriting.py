@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from evotune.backends.cuda._perturbation import perturbation_job
+from evotune.backends.cuda._perturbed_build import with_delays
+from evotune.backends.cuda._ptx_late_copies import UnknownCopy, with_late_copies
 from evotune.backends.cuda.compiler import NvrtcCompiler
-from evotune.backends.cuda.perturbation import perturbation_job
-from evotune.backends.cuda.perturbed_build import with_delays
-from evotune.backends.cuda.ptx_late_copies import UnknownCopy, with_late_copies
 from evotune.device.launch import CompileFailure, CompileJob
 
 from .one_thread import Thread

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from evotune.backends.cuda.triton_compiler import TritonCompiler, parameter_bytes
+from evotune.backends.cuda._triton_compiler import TritonCompiler, parameter_bytes
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.device.sources import fingerprint, read_sources
 from evotune.trial import Json, OutcomeKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from execute.faulty import SPACE
 
-from evotune.engine.kernel_run import chosen_baseline
+from evotune.engine._kernel_run import chosen_baseline
 from evotune.engine.setup import load_setup
 from evotune.errors import SpaceError
 from evotune.execute.executor import TIMED, BaselineTiming

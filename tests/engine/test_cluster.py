@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from evotune.device.recorded import read_recorded_space
-from evotune.engine import cluster_run, cluster_worker
+from evotune.engine import _cluster_worker, cluster_run
 from evotune.engine.cluster_run import ClusterRequest, cluster_request, connected
 from evotune.engine.folder import list_runs
 from evotune.errors import EnvironmentProblem, UsageError
@@ -151,7 +151,7 @@ def test_what_the_coordinator_agreed_to_runs_on_its_workers_too(tmp_path: Path) 
     path = tmp_path / "problem.py"
     with pytest.raises(UsageError, match="lies outside this folder"):
         trust.require({path: content})
-    cluster_worker._unpack({"problem.py": zlib.compress(content)}, tmp_path)
+    _cluster_worker._unpack({"problem.py": zlib.compress(content)}, tmp_path)
     assert path.read_bytes() == content
     trust.require({path: content})
     assert not (tmp_path / "state").exists(), "nobody agreed on the worker's machine"

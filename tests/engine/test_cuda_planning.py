@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from evotune.device.launch import Binary, Launch
+from evotune.engine._planning import Planner
 from evotune.engine.confirming import timed_again
-from evotune.engine.planning import Planner
 from evotune.engine.setup import load_setup
 from evotune.errors import EnvironmentProblem, SpaceError, UsageError
 from evotune.execute.executor import HELD_OUT, Proposal

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from evotune.device.recorded import read_recorded_space
-from evotune.engine.calibration import calibrate
+from evotune.engine._calibration import calibrate
 from evotune.engine.observer import SilentObserver
 from evotune.engine.search_loop import SearchLoop
 from evotune.engine.setup import load_setup

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from evotune.engine import search_loop, work
-from evotune.engine.kernel_run import KernelRun
+from evotune.engine import _work, search_loop
+from evotune.engine._kernel_run import KernelRun
+from evotune.engine._recorded_run import RecordedRun
 from evotune.engine.observer import SilentObserver
-from evotune.engine.recorded_run import RecordedRun
 from evotune.engine.starting import resume_run
 from evotune.execute.inline import InlineExecutor
 from evotune.run_options import RunOptions
@@ -31,7 +31,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
         clock.now_s += 1.0
         return really_poll(self, timeout_s)
 
-    for module in (search_loop, work):
+    for module in (search_loop, _work):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(InlineExecutor, "poll", poll)
     return clock

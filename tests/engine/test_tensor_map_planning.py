@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from evotune.device.launch import LaunchPlan
 from evotune.device.tensor_map import TensorMap
-from evotune.engine.planning import Planner
+from evotune.engine._planning import Planner
 from evotune.engine.setup import load_setup
 from evotune.errors import SpaceError
 from evotune.execute.executor import Proposal

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evotune.device.launch import DYNAMIC_SHARED_BYTES, Argument, Binary, Launch
-from evotune.engine.planning import Planner
+from evotune.engine._planning import Planner
 from evotune.engine.setup import load_setup
 from evotune.errors import SpaceError
 from evotune.execute.executor import Proposal

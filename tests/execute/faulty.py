@@ -14,10 +14,10 @@ from report.runs import make_run, ok
 
 from evotune.device.launch import Argument, CompileJob, Workspace
 from evotune.device.profile import DeviceProfile
+from evotune.engine._planning import Planner
+from evotune.engine._space_files import snapshot
 from evotune.engine.folder import RunFolder
-from evotune.engine.planning import Planner
 from evotune.engine.setup import load_setup
-from evotune.engine.space_files import snapshot
 from evotune.execute.executor import TIMED, Proposal
 from evotune.execute.local import LocalExecutor, open_local_executor
 from evotune.store import RunStore

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evotune.device.channel import decode, encode
-from evotune.engine.cluster_worker import answer
+from evotune.engine._cluster_worker import answer
 from evotune.execute.cluster_executor import ClusterExecutor
 from evotune.execute.executor import Proposal
 from evotune.execute.in_flight import Twins

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.cuda import profiles
+from evotune.backends.cuda import _profiles
 from evotune.device.launch import Binary, CompileFailure, CompileJob
-from evotune.engine.planning import Planner
+from evotune.engine._planning import Planner
 from evotune.engine.setup import load_setup
 from evotune.execute.compile_pool import CompilePool
 from evotune.execute.local import LocalExecutor, open_local_executor
@@ -34,7 +34,7 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalExecutor
     made = open_local_executor(
         folder=folder / "logs",
         cache=folder / "cache",
-        profiles=[profiles.named("l4")],
+        profiles=[_profiles.named("l4")],
         problem="attention",
         dtype="float16",
         deterministic=True,

@@ -16,16 +16,16 @@ import torch
 from verify.kernels import PROBLEM, exact, kernel, make_case, plan
 
 from evotune.backends import registry
-from evotune.backends.cpu.cpu_sampler import CpuSampler
+from evotune.backends.cpu._cpu_sampler import CpuSampler
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.backends.cuda.cuda_session import classify
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.session import Fault, Sampler
-from evotune.execute import scoring, timer
+from evotune.execute import _scoring, _timer
+from evotune.execute._trial_runner import TrialRunner
 from evotune.execute.executor import HELD_OUT, TIMED
 from evotune.execute.messages import TrialCase, TrialRequest
-from evotune.execute.trial_runner import TrialRunner
 from evotune.measure.paired import TimingSettings, measure_paired
 from evotune.trial import Measurement, Outcome, OutcomeKind
 from evotune.verify import gate as gate_module
@@ -120,7 +120,7 @@ def test_only_what_decides_between_champions_is_timed_on_while_in_doubt(
             asked.append((how["held_out"], bool(how["settings"].extra_rounds), *speedups))
         return measure_paired(*samplers, **how)
 
-    monkeypatch.setattr(timer, "measure_paired", noted)
+    monkeypatch.setattr(_timer, "measure_paired", noted)
     session = GraphSession({case.label: kernel(case, exact) for case in CASES})
     assert run(session, confirm=confirm, contender=math.log(1e-9)).ok
     needed = pytest.approx(1e-9)
@@ -178,7 +178,7 @@ def test_whether_a_slow_champion_reuses_results_is_asked_too(
 def test_a_champion_that_is_hard_to_believe_is_audited(
     confirm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "_SUSPICIOUS_SPEEDUP", 0.0)
+    monkeypatch.setattr(_scoring, "_SUSPICIOUS_SPEEDUP", 0.0)
     monkeypatch.setattr(gate_module, "_AUDITED_RUNS", 5)
     session = GraphSession({case.label: kernel(case, exact) for case in CASES})
     outcome = run(session, confirm=confirm)

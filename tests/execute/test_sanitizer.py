@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from evotune.backends.backend import TOOLS, SanitizedCase, not_sanitized
-from evotune.backends.cuda import sanitizer
-from evotune.backends.cuda.sanitized_launch import normal_values
-from evotune.backends.cuda.sanitizer import (
+from evotune.backends.cuda import _sanitizer
+from evotune.backends.cuda._sanitized_launch import normal_values
+from evotune.backends.cuda._sanitizer import (
     DONE,
     disqualification,
     find_sanitizer,
@@ -176,7 +176,7 @@ print({RACECHECK_HAZARDS!r} if tool == "racecheck" else {MEMCHECK_CLEAN!r})
     assert [check.inputs.split()[-1] for check in checks] == list(TOOLS)
     assert [check.status for check in checks] == ["passed", "passed", "failed"]
     told = sorted((tmp_path / "told").read_text().splitlines())
-    cases = "evotune.backends.cuda.sanitized_launch x.bin"
+    cases = "evotune.backends.cuda._sanitized_launch x.bin"
     # For initcheck memory is not filled with poison: it would look like memory that was written.
     assert told == [
         f"told initcheck {cases} False",
@@ -189,7 +189,7 @@ def test_a_tool_that_hangs_or_cannot_start_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = install(tmp_path, monkeypatch, "import time; time.sleep(60)")
-    monkeypatch.setattr(sanitizer, "LIMIT_S", 0.3)
+    monkeypatch.setattr(_sanitizer, "LIMIT_S", 0.3)
     details = [check.detail for check in sanitize([CASE])]
     assert details == [f"{name} did not end within 0.3 s" for name in TOOLS]
     tool.write_text("#!/no/such/interpreter\n")

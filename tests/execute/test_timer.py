@@ -10,7 +10,7 @@ from verify.kernels import PROBLEM, exact, kernel, make_case, plan
 
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.device.launch import Workspace
-from evotune.execute.timer import BaselineSamplers, CaseTimer
+from evotune.execute._timer import BaselineSamplers, CaseTimer
 from evotune.measure.paired import TimingSettings
 from evotune.trial import Measurement, OutcomeKind
 from evotune.verify.gate import Gate, Subject, Verdict

@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from evotune.backends.cuda import perturbed_build
+from evotune.backends.cuda import _perturbed_build
 from evotune.device.channel import UnreadableMessage, Wire
 from evotune.device.launch import CompileFailure
 from evotune.device.profile import DeviceProfile
-from evotune.engine import cluster_worker
+from evotune.engine import _cluster_worker
 from evotune.errors import EnvironmentProblem
 from evotune.execute import child as child_module
 from evotune.execute import device_slot, problem_check
@@ -289,10 +289,10 @@ def test_a_problem_worker_that_cannot_read_its_request_is_the_machine_s_problem(
 def test_a_build_that_cannot_read_its_job_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(perturbed_build, "encode", lambda job: b"\xc1")
-    found = perturbed_build.build(compile_job("none"), tmp_path, 60.0)
+    monkeypatch.setattr(_perturbed_build, "encode", lambda job: b"\xc1")
+    found = _perturbed_build.build(compile_job("none"), tmp_path, 60.0)
     assert all(str(each).startswith("the job cannot be read: ") for each in found.values())
-    assert set(found) == set(perturbed_build.WAYS)
+    assert set(found) == set(_perturbed_build.WAYS)
 
 
 def test_a_sanitized_launch_that_cannot_read_its_job_ends_with_a_line(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_a_sanitized_launch_that_cannot_read_its_job_ends_with_a_line(tmp_path: 
     command = [
         sys.executable,
         "-m",
-        "evotune.backends.cuda.sanitized_launch",
+        "evotune.backends.cuda._sanitized_launch",
         str(tmp_path / "job"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -337,10 +337,10 @@ class Client:
 def test_a_cluster_worker_that_answers_one_ends_the_run(answer: object) -> None:
     words = "worker of the cluster sent a message that cannot be read: .*install the same evotune"
     with pytest.raises(EnvironmentProblem, match=words):
-        ask_each(Client(answer), cluster_worker.answer, DescribeDevice("cpu", "1"))
+        ask_each(Client(answer), _cluster_worker.answer, DescribeDevice("cpu", "1"))
 
 
 @pytest.mark.parametrize("message", [b"\xc1", body({"type": "ClusterTrial", "number": 1})])
 def test_a_cluster_worker_that_cannot_read_a_message_says_so(message: bytes) -> None:
     with pytest.raises(UnreadableMessage):
-        cluster_worker.answer(message)
+        _cluster_worker.answer(message)

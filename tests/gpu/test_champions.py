@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from evotune.backends.backend import TOOLS
-from evotune.backends.cuda.discover import open_profile
-from evotune.backends.cuda.sanitizer import find_sanitizer
+from evotune.backends.cuda._discover import open_profile
+from evotune.backends.cuda._sanitizer import find_sanitizer
 from evotune.execute.device_worker import open_session
 from evotune.trial import Json
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evotune.backends.cuda.discover import open_profile
+from evotune.backends.cuda._discover import open_profile
 from evotune.device.launch import (
     Argument,
     CompileFailure,

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from evotune.backends.cuda.discover import open_profile
-from evotune.backends.cuda.perturbed_build import build
-from evotune.backends.cuda.state import read_limits
+from evotune.backends.cuda._discover import open_profile
+from evotune.backends.cuda._perturbed_build import build
+from evotune.backends.cuda._state import read_limits
 from evotune.device.launch import Argument, CompileFailure, CompileJob, Launch, LaunchPlan
 from evotune.device.session import Disturb, LaunchFailure, Session
 from evotune.execute.compile_worker import compiler_for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from evotune.engine.planning import Planner
+from evotune.engine._planning import Planner
 from evotune.engine.setup import Setup, load_setup
 from evotune.execute.executor import HELD_OUT, TIMED, Proposal
 from evotune.execute.local import open_local_executor

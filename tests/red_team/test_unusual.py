@@ -17,7 +17,7 @@ from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.device.launch import CompileFailure
 from evotune.device.session import Session
-from evotune.engine.planning import Planner
+from evotune.engine._planning import Planner
 from evotune.engine.setup import load_setup
 from evotune.execute.executor import TIMED, CaseJob
 from evotune.problems import create_problem

@@ -8,7 +8,7 @@ import pytest
 
 from evotune.report.data import RunData
 from evotune.report.front import pareto_front
-from evotune.report.html.payload import run_payload
+from evotune.report.html._payload import run_payload
 from evotune.report.layout import plain
 from evotune.report.screen import leaderboard_lines
 from evotune.trial import Outcome, OutcomeKind

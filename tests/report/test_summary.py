@@ -8,7 +8,7 @@ import pytest
 from evotune.errors import StoreError
 from evotune.report import wording
 from evotune.report.data import RunData
-from evotune.report.html.payload import run_payload
+from evotune.report.html._payload import run_payload
 from evotune.report.records import to_json
 from evotune.report.summary import StageTime, summarize
 from evotune.report.wording import markdown_text

@@ -7,7 +7,7 @@ import statistics
 import pytest
 from deap import tools
 
-from evotune.search.population import (
+from evotune.search._population import (
     Elites,
     HigherIsBetter,
     Individual,

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from evotune.search._encoding import Encoder
+from evotune.search._posterior import Posterior, log_expected_improvement
 from evotune.search.covariance import default_kernel, fit_kernel
-from evotune.search.encoding import Encoder
-from evotune.search.posterior import Posterior, log_expected_improvement
 from evotune.space.parameters import Categorical, IntegerRange, OrderedParameter
 
 ENCODER = Encoder(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from evotune.search.unseen import SeenConfigurations, UnseenConfigurations
+from evotune.search._unseen import SeenConfigurations, UnseenConfigurations
 from evotune.space.explicit import ExplicitSpace
 from evotune.trial import Configuration
 

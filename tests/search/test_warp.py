@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
+from evotune.search._unseen import SeenConfigurations
 from evotune.search.guide import Guide
-from evotune.search.unseen import SeenConfigurations
 from evotune.search.warp import Warp
 from evotune.space.parameters import IntegerRange
 from evotune.trial import Configuration

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from evotune.errors import SpaceError
+from evotune.space._naming import COMPILED_FIGURES
 from evotune.space.binding import bind
 from evotune.space.bound import BoundSpace
 from evotune.space.document import parse_space
-from evotune.space.naming import COMPILED_FIGURES
 
 from .spaces import DEVICE
 

@@ -16,9 +16,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-import evotune.space.objects.domains
-import evotune.space.objects.kernel_objects
-import evotune.space.objects.space_object
+import evotune.space.objects._domains
+import evotune.space.objects._kernel_objects
+import evotune.space.objects._space_object
 from evotune.engine.setup import Setup, load_setup
 from evotune.engine.space_folder import materialize
 from evotune.errors import SpaceError
@@ -39,7 +39,7 @@ from evotune.space.objects import (
     powers_of_two,
     values,
 )
-from evotune.space.objects.yaml_text import yaml_text
+from evotune.space.objects._yaml_text import yaml_text
 from evotune.space.reading.yaml_source import parse_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -273,9 +273,9 @@ def test_what_is_written_is_read_as_it_was(data: dict[str, object]) -> None:
 
 
 WITH_EXAMPLES = [
-    evotune.space.objects.domains,
-    evotune.space.objects.kernel_objects,
-    evotune.space.objects.space_object,
+    evotune.space.objects._domains,
+    evotune.space.objects._kernel_objects,
+    evotune.space.objects._space_object,
 ]
 
 

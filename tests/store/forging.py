@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from evotune.store.checksums import FIRST, ROW, SMALL_TABLES, keep_table_sum, keep_tail, row_sum
+from evotune.store._checksums import FIRST, ROW, SMALL_TABLES, keep_table_sum, keep_tail, row_sum
 from evotune.store.opening import columns_of_text
 
 

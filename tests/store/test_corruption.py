@@ -239,7 +239,7 @@ def test_a_sealed_store_is_not_checked_again_and_a_changed_one_is(
 ) -> None:
     checked: list[int] = []
     RunStore.open_for_writing(path).close()
-    monkeypatch.setattr("evotune.store.sqlite.verify", lambda *words: checked.append(1))
+    monkeypatch.setattr("evotune.store._sqlite.verify", lambda *words: checked.append(1))
     RunStore.open_for_reading(path).close()
     assert not checked
     change(path, "VACUUM")

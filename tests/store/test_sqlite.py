@@ -380,7 +380,7 @@ def test_in_a_quiet_moment_everything_moves_into_the_main_file(
         store.append(trial(0), 0.0)
         store.sync()  # not due yet: a second has not passed
         assert _count_in_copy_without_wal(path, tmp_path / "early.sqlite") == 0
-        monkeypatch.setattr("evotune.store.sqlite._SYNC_EVERY_S", 0.0)
+        monkeypatch.setattr("evotune.store._sqlite._SYNC_EVERY_S", 0.0)
         store.sync()
         assert _count_in_copy_without_wal(path, tmp_path / "late.sqlite") == 1
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from evotune.backends.cpu.cpu_sampler import CpuSampler
+from evotune.backends.cpu._cpu_sampler import CpuSampler
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.device.launch import Argument, LaunchPlan
 from evotune.problems.problem import Tensors

@@ -14,10 +14,10 @@ from evotune.device.launch import LaunchPlan, Workspace
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
 from evotune.trial import OutcomeKind
+from evotune.verify._launch_evidence import Evidence
 from evotune.verify.accuracy import LIMITS, errors_against
 from evotune.verify.buffers import BufferSets
 from evotune.verify.gate import Gate, Subject, Verdict
-from evotune.verify.launch_evidence import Evidence
 from evotune.verify.pool import InputPool
 
 from . import emulations, kernels

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from evotune.backends.cpu.cpu_sampler import CpuSampler
+from evotune.backends.cpu._cpu_sampler import CpuSampler
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.device.session import Intervention, Renewal
 from evotune.trial import OutcomeKind

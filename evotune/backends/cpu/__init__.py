@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from evotune.backends.backend import Backend
-from evotune.backends.cpu import cpp_options
+from evotune.backends.cpu import _cpp_options
 from evotune.languages import Language, Template
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ _CPP = Language(
     name="cpp",
     suffixes=(".cpp", ".cc", ".cxx"),
     needs="a C++ compiler",
-    takes_option=cpp_options.is_allowed,
-    options_in_words=cpp_options.IN_WORDS,
+    takes_option=_cpp_options.is_allowed,
+    options_in_words=_cpp_options.IN_WORDS,
     template=Template(__name__, "kernel.cpp", "space_cpp.yaml"),
 )
 
@@ -60,14 +60,14 @@ class CpuBackend(Backend):
         return CpuSession()
 
     def caller(self, profile: DeviceProfile) -> Caller:
-        from evotune.backends.cpu.cpu_caller import CpuCaller
+        from evotune.backends.cpu._cpu_caller import CpuCaller
 
         return CpuCaller(profile)
 
     def doctor(self) -> tuple[list[Finding], list[Finding]]:
-        from evotune.backends.cpu import cpu_doctor
+        from evotune.backends.cpu import _cpu_doctor
 
-        return [], cpu_doctor.examine()
+        return [], _cpu_doctor.examine()
 
 
 ROOM = CpuBackend()

@@ -9,18 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from evotune.backends.cpu import cpu_profile, openmp
-from evotune.backends.cpu.cpu_leftovers import (
+from evotune.backends.cpu import _openmp, cpu_profile
+from evotune.backends.cpu._cpu_leftovers import (
     BesideBaseline,
     UndisturbedSampler,
     float_environment_changed,
     has_children,
     kept_busy,
 )
+from evotune.backends.cpu._cpu_sampler import CpuSampler
+from evotune.backends.cpu._libc import file_of, settle_allocator
+from evotune.backends.cpu._process_state import ProcessState, changed_at_once
 from evotune.backends.cpu.cpu_profile import cpuinfo
-from evotune.backends.cpu.cpu_sampler import CpuSampler
-from evotune.backends.cpu.libc import file_of, settle_allocator
-from evotune.backends.cpu.process_state import ProcessState, changed_at_once
 from evotune.device.launch import LaunchPlan
 from evotune.device.scalars import c_value
 from evotune.device.session import Disturb, Fault, LaunchFailure, Sampler
@@ -49,7 +49,7 @@ class CpuSession:
         count = cpu_profile.threads()
         if torch.get_num_threads() != count:
             torch.set_num_threads(count)
-        openmp.share()
+        _openmp.share()
         # A candidate that asks for more threads than the baseline has gets no more cores.
         os.sched_setaffinity(0, cpu_profile.cpus_of_cores(count))
         self._float_environment_left = False
@@ -156,7 +156,7 @@ class CpuSession:
         work."""
         self._reset_float_environment()
         self._notice()
-        openmp.wake()
+        _openmp.wake()
 
     def sampler(self, calls: Sequence[Callable[[], object]], *, untimed: int = 0) -> CpuSampler:
         return CpuSampler(calls, self._before_sample, untimed)

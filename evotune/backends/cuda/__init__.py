@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from evotune.backends.backend import TOOLS, Backend
-from evotune.backends.cuda import nvrtc_options, profiles, triton_language
+from evotune.backends.cuda import _profiles, _triton_language, nvrtc_options
 from evotune.languages import Language, Template
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ _TRITON = Language(
     suffixes=(".py",),
     needs="an NVIDIA GPU, triton",
     launched=True,
-    block=triton_language.block_size,
-    decided=triton_language.DECIDED,
+    block=_triton_language.block_size,
+    decided=_triton_language.DECIDED,
     one_entry=True,
-    extra_arguments=triton_language.EXTRA_ARGUMENTS,
+    extra_arguments=_triton_language.EXTRA_ARGUMENTS,
     runs_when_compiled=True,
     options_in_words="none in Triton; NUM_WARPS, NUM_STAGES, MAXNREG are genes",
     template=Template(
@@ -74,53 +74,53 @@ class CudaBackend(Backend):
     packages = ("cupy-cuda12x", "cupy-cuda13x", "nvidia-ml-py", "triton")
 
     def understands(self, request: str) -> bool:
-        return request in profiles.names() or _REQUEST.fullmatch(request) is not None
+        return request in _profiles.names() or _REQUEST.fullmatch(request) is not None
 
     def models(self) -> tuple[str, ...]:
-        return profiles.names()
+        return _profiles.names()
 
     def model(self, name: str) -> DeviceProfile:
-        return profiles.named(name)
+        return _profiles.named(name)
 
     def completions(self) -> tuple[str, ...]:
         """The first two GPUs by number, then the models."""
-        return ("cuda:0", "cuda:1", *profiles.names())
+        return ("cuda:0", "cuda:1", *_profiles.names())
 
     def is_here(self) -> bool:
-        from evotune.backends.cuda.presence import gpus_present
+        from evotune.backends.cuda._presence import gpus_present
 
         return bool(gpus_present())
 
     def profile(self, request: str, *, compile_only: bool = False) -> DeviceProfile:
-        from evotune.backends.cuda import discover
+        from evotune.backends.cuda import _discover
 
-        return discover.open_profile(request, compile_only=compile_only)
+        return _discover.open_profile(request, compile_only=compile_only)
 
     def profiles(self, request: str, count: int | None) -> list[DeviceProfile]:
-        from evotune.backends.cuda import discover
+        from evotune.backends.cuda import _discover
 
-        return discover.find_gpus(request, count)
+        return _discover.find_gpus(request, count)
 
     def same_device(self, profile: DeviceProfile) -> str:
-        from evotune.backends.cuda import discover
+        from evotune.backends.cuda import _discover
 
-        return discover.same_gpu(profile)
+        return _discover.same_gpu(profile)
 
     def measuring_alone(self, profile: DeviceProfile) -> AbstractContextManager[object]:
-        from evotune.backends.cuda.lock import GpuLock
+        from evotune.backends.cuda._lock import GpuLock
 
         return GpuLock(profile.id)
 
     def take_device(self, stack: ExitStack) -> str:
-        from evotune.backends.cuda import discover
+        from evotune.backends.cuda import _discover
 
-        return discover.take_gpu(stack)
+        return _discover.take_gpu(stack)
 
     def offered(self) -> DeviceProfile:
         return self.profiles("auto", 1)[0]
 
     def others_at_work(self, profile: DeviceProfile) -> Iterator[str]:
-        from evotune.backends.cuda.discover import busy_gpu
+        from evotune.backends.cuda._discover import busy_gpu
 
         return busy_gpu(profile)
 
@@ -129,12 +129,12 @@ class CudaBackend(Backend):
             from evotune.backends.cuda.compiler import NvrtcCompiler
 
             return NvrtcCompiler()
-        from evotune.backends.cuda.triton_compiler import TritonCompiler
+        from evotune.backends.cuda._triton_compiler import TritonCompiler
 
         return TritonCompiler()
 
     def limits(self) -> Limits | None:
-        from evotune.backends.cuda.limits import GpuLimits
+        from evotune.backends.cuda._limits import GpuLimits
 
         return GpuLimits()
 
@@ -144,7 +144,7 @@ class CudaBackend(Backend):
         return CudaSession(profile)
 
     def caller(self, profile: DeviceProfile) -> Caller:
-        from evotune.backends.cuda.cuda_caller import CudaCaller
+        from evotune.backends.cuda._cuda_caller import CudaCaller
 
         return CudaCaller(profile)
 
@@ -152,29 +152,29 @@ class CudaBackend(Backend):
         return {"CUDA_VISIBLE_DEVICES": profile.id} if profile.id else {}
 
     def sanitize(self, cases: Sequence[SanitizedCase]) -> list[Check]:
-        from evotune.backends.cuda.sanitizer import sanitize
+        from evotune.backends.cuda._sanitizer import sanitize
 
         return sanitize(cases)
 
     def sanitizer_limit_s(self) -> float:
-        from evotune.backends.cuda.sanitizer import LIMIT_S
+        from evotune.backends.cuda._sanitizer import LIMIT_S
 
         return LIMIT_S * len(TOOLS)
 
     def disqualification(self, check: Check, *, mbarriers: bool | None) -> OutcomeKind | None:
-        from evotune.backends.cuda.sanitizer import disqualification
+        from evotune.backends.cuda._sanitizer import disqualification
 
         return disqualification(check, mbarriers=mbarriers)
 
     def rebuilt(self, job: CompileJob, folder: Path, limit_s: float) -> Mapping[str, Path | str]:
-        from evotune.backends.cuda.perturbed_build import WAYS, build
+        from evotune.backends.cuda._perturbed_build import WAYS, build
 
         return {WAYS[way]: made for way, made in build(job, folder, limit_s).items()}
 
     def doctor(self) -> tuple[list[Finding], list[Finding]]:
-        from evotune.backends.cuda import cuda_doctor
+        from evotune.backends.cuda import _cuda_doctor
 
-        return cuda_doctor.examine()
+        return _cuda_doctor.examine()
 
 
 ROOM = CudaBackend()

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from evotune.backends.cuda.include_folders import (
+from evotune.backends.cuda._include_folders import (
     cuda_folders,
     headers_version,
     missing_header,
     search_folders,
 )
-from evotune.backends.cuda.ptxas import read_figures
+from evotune.backends.cuda._ptxas import read_figures
 from evotune.device.launch import MBARRIERS, CompileFailure, CompileJob, uses_mbarriers
 from evotune.device.source_checks import (
     check_text,

@@ -15,10 +15,10 @@ from typing import TypeVar
 
 import torch
 
-from evotune.backends.cuda.graphs import GraphSampler
-from evotune.backends.cuda.kernel import CudaKernel, bind
-from evotune.backends.cuda.perturbation import Perturber
-from evotune.backends.cuda.state import STACK, GpuState, changes, read_limits, restore_stack
+from evotune.backends.cuda._graphs import GraphSampler
+from evotune.backends.cuda._kernel import CudaKernel, bind
+from evotune.backends.cuda._perturbation import Perturber
+from evotune.backends.cuda._state import STACK, GpuState, changes, read_limits, restore_stack
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.session import Disturb, Fault, Sampler

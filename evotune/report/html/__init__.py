@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from evotune.report.html.page import html_page
+from evotune.report.html._page import html_page
 
 __all__ = ["MOST_TRIALS", "html_page"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from evotune.space.counting._residual import conjuncts
 from evotune.space.counting.expansion import Variable
-from evotune.space.counting.residual import conjuncts
 from evotune.space.language.nodes import Name, Node, Operation
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evotune.space.counting._residual import Step
 from evotune.space.counting.effort import NEVER, Deadline
-from evotune.space.counting.residual import Step
 from evotune.space.language.bounds import Bounds, bounds_of_column, bounds_of_values, can_hold
 from evotune.space.language.columns import Array, Column, codes, column_of, evaluate_columns
 from evotune.space.language.nodes import Node

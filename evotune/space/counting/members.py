@@ -10,16 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from evotune.space.counting.diagram import (
-    Budget,
-    Diagram,
-    Thinning,
-    build_diagram,
-    build_thinned,
-)
+from evotune.space.counting._diagram import Budget, Diagram, Thinning, build_diagram, build_thinned
+from evotune.space.counting._residual import Residuals, conjuncts
 from evotune.space.counting.effort import FULL, NEVER, Deadline, Effort, OutOfSteps, Patience
 from evotune.space.counting.expansion import ROOT, States, Variable, expand, unknown_bounds
-from evotune.space.counting.residual import Residuals, conjuncts
 from evotune.space.language.interning import Interner
 from evotune.space.language.nodes import Node
 

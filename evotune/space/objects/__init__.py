@@ -3,7 +3,7 @@
 They become the very data that a space file holds, and are checked in the same way.
 """
 
-from evotune.space.objects.domains import (
+from evotune.space.objects._domains import (
     Constraint,
     Domain,
     booleans,
@@ -12,7 +12,7 @@ from evotune.space.objects.domains import (
     powers_of_two,
     values,
 )
-from evotune.space.objects.kernel_objects import (
+from evotune.space.objects._kernel_objects import (
     Argument,
     CppKernel,
     CudaKernel,
@@ -22,7 +22,7 @@ from evotune.space.objects.kernel_objects import (
     TritonKernel,
     Workspace,
 )
-from evotune.space.objects.space_object import Space
+from evotune.space.objects._space_object import Space
 
 __all__ = [
     "Argument",

@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 
 from evotune.languages import Language, all_languages, find_language
 from evotune.space.language.expression import Expression, parse_expression
+from evotune.space.reading._parameter_conversion import ParameterConverter
 from evotune.space.reading.object_path import DataPath
-from evotune.space.reading.parameter_conversion import ParameterConverter
 from evotune.space.reading.schema import (
     ConstraintField,
     ConstraintModel,

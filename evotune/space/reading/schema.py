@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from evotune.space.reading.fields import (
+from evotune.space.reading._fields import (
     ExpressionField,
     Grid,
     Identifier,
@@ -32,13 +32,8 @@ from evotune.space.reading.fields import (
     Text,
     Values,
 )
-from evotune.space.reading.search_schema import (
-    BudgetModel,
-    SearchModel,
-    StopModel,
-    TimeoutsModel,
-)
-from evotune.space.reading.strict_model import SpaceModel, at_key
+from evotune.space.reading._search_schema import BudgetModel, SearchModel, StopModel, TimeoutsModel
+from evotune.space.reading._strict_model import SpaceModel, at_key
 from evotune.space.tensor_map_limits import MOST_DIMENSIONS
 
 MAX_PARAMETERS = 64

@@ -1,0 +1,303 @@
+"""The state of this process that a baseline's time depends on, and that native code can change.
+
+A candidate on the CPU is native code in the process that times the baseline. The state is read
+before the first candidate and after each one, and a difference shows what a candidate changed:
+timers, signal handlers, affinity, priorities, numbers of threads, limits, the allocator. Changes
+that libraries make by themselves do not count: new threads, opened files, memory in use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evotune.backends.cpu import _libc, _openmp
+
+_SIGNAL_MASKS = {"SigBlk": "blocked", "SigIgn": "ignored"}
+_GLIBC_SIGNALS = 0b11 << 31  # 32 and 33, which glibc handles once threads are cancelled
+_INTERVAL_TIMERS = {
+    "ITIMER_REAL": signal.ITIMER_REAL,
+    "ITIMER_VIRTUAL": signal.ITIMER_VIRTUAL,
+    "ITIMER_PROF": signal.ITIMER_PROF,
+}
+_LIMITS = {
+    name: getattr(resource, name)
+    for name in dir(resource)
+    if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"
+}
+_NOT_FILES = ("anon_inode:", "socket:", "pipe:")
+_REALTIME = (1, 2, 6)  # SCHED_FIFO, SCHED_RR, SCHED_DEADLINE
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadState:
+    """One thread's cores, policy and niceness, and all that the system tells of its scheduling."""
+
+    cores: frozenset[int]
+    policy: int
+    niceness: int
+    scheduling: bytes | None
+
+    @classmethod
+    def read(cls, thread: int) -> ThreadState:
+        """Reads the state of a thread; OSError when the thread has ended."""
+        return cls(
+            frozenset(os.sched_getaffinity(thread)),
+            os.sched_getscheduler(thread),
+            os.getpriority(os.PRIO_PROCESS, thread),
+            _libc.scheduling(thread),
+        )
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """The whole state. Most mappings have the setting's name in words as the key.
+
+    - handlers: by the signal's number.
+    - threads: by the thread's number.
+    - files: by the descriptor's number.
+    """
+
+    handlers: Mapping[int, bytes]
+    masks: Mapping[str, int]
+    timers: frozenset[str]
+    threads: Mapping[int, ThreadState]
+    openmp: Mapping[str, int]
+    torch: Mapping[str, object]
+    limits: Mapping[str, object]
+    allocator: Mapping[str, int]
+    variables: Mapping[bytes, bytes]
+    settings: Mapping[str, object]
+    files: Mapping[int, str] = field(default_factory=dict)
+    pool: frozenset[int] = frozenset()
+    """The numbers of the threads in PyTorch's pool; PyTorch may have replaced them since."""
+
+    @classmethod
+    def read(cls) -> ProcessState:
+        """Reads the present state, in half a millisecond."""
+        pool = _openmp.threads()
+        status = _status()
+        return cls(
+            handlers=_libc.signal_handlers(),
+            masks=_masks(status),
+            timers=frozenset(armed_timers()),
+            threads=dict(_threads()),
+            openmp=_openmp_settings(),
+            torch=_torch(),
+            limits={name: resource.getrlimit(which) for name, which in _LIMITS.items()},
+            allocator=_libc.allocator_behaviour(),
+            variables=_libc.environment(),
+            settings=_settings(status),
+            files=dict(_files()),
+            pool=pool,
+        )
+
+    def changes(self, now: ProcessState) -> list[str]:
+        """The changes from this state to `now`, in words that follow "the kernel"; the worst
+        first."""
+        return [words for find in _FINDERS for words in find(self, now)]
+
+
+def changed_at_once(before: ProcessState) -> str:
+    """Looks for new timers and another affinity only, in some 20 µs, so that it can be called
+    between two samples. A change in words that follow "the kernel", or ""."""
+    for name in armed_timers():
+        if name not in before.timers:
+            return f"left {_timer_in_words(name)} running"
+    own = before.threads.get(threading.get_native_id())
+    if own is not None and own.cores != os.sched_getaffinity(0):
+        return "changed the CPU affinity"
+    return ""
+
+
+def armed_timers() -> Iterator[str]:
+    """The armed interval timers, by name, and the process's POSIX timers."""
+    for name, which in _INTERVAL_TIMERS.items():
+        if any(signal.getitimer(which)):
+            yield name
+    with contextlib.suppress(OSError):
+        timers = Path("/proc/self/timers").read_text()
+        yield from (line.strip() for line in timers.splitlines() if line.startswith("ID:"))
+
+
+def _timer_in_words(name: str) -> str:
+    return f"the interval timer {name}" if name in _INTERVAL_TIMERS else "a POSIX timer"
+
+
+def _status() -> dict[str, str]:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _masks(status: Mapping[str, str]) -> dict[str, int]:
+    return {
+        words: int(status[name], 16) & ~_GLIBC_SIGNALS
+        for name, words in _SIGNAL_MASKS.items()
+        if name in status
+    }
+
+
+def _settings(status: Mapping[str, str]) -> dict[str, object]:
+    found: dict[str, object] = dict(_libc.process_settings())
+    found["the stack that signals are handled on"] = _libc.alternate_stack()
+    found["the working folder"] = _or_none(os.getcwd)
+    found["the mask of new files' modes"] = status.get("Umask")
+    found["what is locked in memory"] = status.get("VmLck")
+    for words, path in (
+        ("its control group", "/proc/self/cgroup"),
+        ("the priority of its session", "/proc/self/autogroup"),
+        ("how its memory is laid out", "/proc/self/personality"),
+    ):
+        found[words] = _or_none(Path(path).read_text)
+    return found
+
+
+def _or_none(read: Callable[[], str]) -> str | None:
+    try:
+        return read()
+    except OSError:
+        return None
+
+
+def _threads() -> Iterator[tuple[int, ThreadState]]:
+    try:
+        numbers = [int(name) for name in os.listdir("/proc/self/task")]
+    except OSError:
+        numbers = [0]
+    for number in numbers:
+        with contextlib.suppress(OSError):
+            yield number, ThreadState.read(number)
+
+
+def _openmp_settings() -> dict[str, int]:
+    """Settings of PyTorch's OpenMP runtime, which a candidate shares where the name is the same."""
+    found = {}
+    for name in ("omp_get_max_threads", "omp_get_dynamic", "omp_get_max_active_levels",
+                 "omp_get_thread_limit", "omp_get_proc_bind"):  # fmt: skip
+        ask = _libc.function(name)
+        if ask is not None:
+            found[name] = ask()
+    return found
+
+
+def _torch() -> dict[str, object]:
+    import torch
+
+    return {
+        "number of threads": torch.get_num_threads(),
+        "number of threads between operations": torch.get_num_interop_threads(),
+        "precision of float32 products": torch.get_float32_matmul_precision(),
+        "use of oneDNN": torch._C._get_mkldnn_enabled(),
+        "backends of attention": (
+            torch._C._get_flash_sdp_enabled(),
+            torch._C._get_mem_efficient_sdp_enabled(),
+            torch._C._get_math_sdp_enabled(),
+        ),
+    }
+
+
+def _files() -> Iterator[tuple[int, str]]:
+    """The open descriptors, each with the target of its link in /proc."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                yield int(name), os.readlink(f"/proc/self/fd/{name}")
+
+
+def _new_timers(before: ProcessState, now: ProcessState) -> Iterator[str]:
+    for name in sorted(now.timers - before.timers):
+        yield f"left {_timer_in_words(name)} running"
+
+
+def _new_handlers(before: ProcessState, now: ProcessState) -> Iterator[str]:
+    for number in _differing(before.handlers, now.handlers):
+        yield f"changed the handler of {_signal_name(number)}"
+    for words in _differing(before.masks, now.masks):
+        yield f"changed which signals are {words}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _threads_changed(before: ProcessState, now: ProcessState) -> Iterator[str]:
+    """A new thread may have fewer cores and less priority than the process had: it is the
+    candidate's own, and it rests. A new thread of PyTorch's pool must be like the main thread,
+    which started it."""
+    main = before.threads.get(os.getpid())
+    for number, thread in now.threads.items():
+        was = before.threads.get(number, main if number in now.pool else None)
+        if was is not None:
+            if was.cores != thread.cores:
+                yield "changed the CPU affinity"
+            elif was != thread:
+                yield "changed the priority of a thread"
+        elif main is not None:
+            if not thread.cores <= main.cores:
+                yield "has a thread on more cores than the process may use"
+            elif thread.policy in _REALTIME or thread.niceness < main.niceness:
+                yield "has a thread with more priority than the process has"
+
+
+def _threads_counted(before: ProcessState, now: ProcessState) -> Iterator[str]:
+    for name in _differing(before.torch, now.torch):
+        yield (f"changed PyTorch's {name} from {before.torch.get(name)} to {now.torch.get(name)}")
+    for name in _differing(before.openmp, now.openmp):
+        yield f"changed OpenMP's settings ({name} tells {now.openmp.get(name)})"
+
+
+def _limits_changed(before: ProcessState, now: ProcessState) -> Iterator[str]:
+    for name in _differing(before.limits, now.limits):
+        yield f"changed the limit {name}"
+    for words in _differing(before.settings, now.settings):
+        yield f"changed {words}"
+    for name in _differing(before.variables, now.variables):
+        yield f"changed the environment variable {name.decode(errors='replace')}"
+
+
+def _allocator_changed(before: ProcessState, now: ProcessState) -> Iterator[str]:
+    if before.allocator and now.allocator and before.allocator != now.allocator:
+        which = ", ".join(map(str, _differing(before.allocator, now.allocator)))
+        yield f"changed how malloc works ({which})"
+
+
+def _files_changed(before: ProcessState, now: ProcessState) -> Iterator[str]:
+    """New descriptors of plain files do not count, since many libraries open files. Any other new
+    descriptor (a timer, a socket, a pipe, something of this process in /proc) may act by itself."""
+    own = f"/proc/{os.getpid()}/"
+    for number in _differing(before.files, now.files):
+        what = now.files.get(number, "")
+        if number in before.files:
+            yield "changed a file descriptor that was not its own"
+        elif what.startswith((*_NOT_FILES, own)) and what != f"{own}fd":
+            yield f"left {what.split(own)[-1]} open"
+
+
+_FINDERS = (
+    _new_timers,
+    _new_handlers,
+    _threads_changed,
+    _threads_counted,
+    _limits_changed,
+    _allocator_changed,
+    _files_changed,
+)
+
+
+def _differing(before: Mapping[Any, object], now: Mapping[Any, object]) -> list[Any]:
+    """Keys of either whose values differ."""
+    keys = {**before, **now}
+    return [key for key in keys if before.get(key) != now.get(key)]

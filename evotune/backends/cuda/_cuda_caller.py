@@ -1,0 +1,61 @@
+"""CUDA kernels called in the user's own process, on PyTorch's current stream."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from evotune.backends.calling import KernelCall
+from evotune.backends.cuda._kernel import CudaKernel, bind
+from evotune.device.launch import LaunchPlan
+from evotune.device.profile import DeviceProfile
+
+_ready = threading.local()
+
+
+class CudaCaller:
+    """Calls kernels on the GPUs of one architecture."""
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        self._profile = profile
+
+    def refusal(self, device: torch.device) -> str:
+        mine = f"the kernel is for {self._profile.name}"
+        if device.type != "cuda":
+            return mine
+        major, minor = torch.cuda.get_device_capability(device)
+        wanted = self._profile.attributes["arch"]
+        if 10 * major + minor != wanted:
+            return f"it is sm_{major}{minor}, {mine}, sm_{wanted}"
+        return ""
+
+    @contextlib.contextmanager
+    def current(self, device: torch.device) -> Iterator[None]:
+        """Makes the GPU current. The driver's functions need the GPU's context, which PyTorch makes
+        current in a thread when it first works there."""
+        with torch.cuda.device(device):
+            if device.index not in _ready.__dict__.setdefault("devices", set()):
+                torch.zeros(1, device=device)
+                torch.cuda.synchronize()
+                _ready.devices.add(device.index)
+            yield
+
+    def load(self, binary: Path) -> KernelCall:
+        """A function that launches the kernel; it loads the machine code once for each GPU."""
+        loaded: dict[int, CudaKernel] = {}
+
+        def call(plan: LaunchPlan, addresses: Mapping[str, int]) -> None:
+            index = torch.cuda.current_device()
+            if index not in loaded:
+                loaded[index] = CudaKernel(binary)
+            bind(loaded[index], plan, addresses, _current_stream)()
+
+        return call
+
+
+def _current_stream() -> int:
+    return int(torch.cuda.current_stream().cuda_stream)

@@ -1,0 +1,169 @@
+"""Finds the GPU that a run uses. A GPU that is here but unusable is an error, never a reason to
+fall back to the CPU."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+from evotune.backends.cuda import _profiles
+from evotune.backends.cuda._lock import GpuLock
+from evotune.backends.cuda._presence import are_hidden, gpus_present
+from evotune.backends.cuda._probe import GpuState, ask_present_gpus
+from evotune.counted import counted
+from evotune.device.profile import DeviceProfile
+from evotune.errors import EnvironmentProblem, NoSuchGpu, RunLocked, UsageError
+
+# --- The work of other processes on a GPU, as NVML reports it -------------------------------------
+
+_BUSY_GPU_PERCENT = 5
+
+
+def busy_gpu(device: DeviceProfile) -> Iterator[str]:
+    """Says how busy the GPU is, when it is; nothing where NVML is missing or refuses to answer."""
+    try:
+        import pynvml
+    except ImportError:
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(device.id)
+        percent = int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        if percent > _BUSY_GPU_PERCENT:
+            yield f"{device.name} is {percent}% busy"
+    except pynvml.NVMLError:
+        return
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def find_gpu(request: str) -> DeviceProfile:
+    """The live GPU that `auto`, `cuda`, `cuda:N` or a model's name asks for.
+
+    EnvironmentProblem (exit 3) when it is not there, or when software cannot use it.
+    """
+    gpus = gpus_present()
+    if not gpus:
+        raise _no_gpu(request)
+    index = int(request.partition(":")[2] or 0)
+    if index >= len(gpus):
+        raise _too_few(request, len(gpus))
+    state = _ask(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if state.problem:
+        raise EnvironmentProblem(
+            f"GPU found ({gpus[0]}) but {state.problem}; or tune C++ kernels with --device cpu"
+        )
+    if request in _profiles.names():
+        for profile in state.profiles:
+            if _profiles.matches(request, profile.name):
+                return profile
+        raise _no_model(request, [profile.name for profile in state.profiles])
+    if index >= len(state.profiles):
+        raise _too_few(request, len(state.profiles))
+    return state.profiles[index]
+
+
+def find_gpus(request: str, count: int | None) -> list[DeviceProfile]:
+    """The first `count` GPUs that `auto`, `cuda` or a model's name allows; all of them when it is
+    None."""
+    if ":" in request:
+        raise UsageError(
+            f"--gpus takes the first GPUs there are and --device {request} names one; leave one out"
+        )
+    find_gpu(request)
+    found = list(_ask(os.environ.get("CUDA_VISIBLE_DEVICES")).profiles)
+    if request in _profiles.names():
+        found = [profile for profile in found if _profiles.matches(request, profile.name)]
+    if count is not None and count > len(found):
+        names = ", ".join(profile.name for profile in found)
+        raise EnvironmentProblem(
+            f"--gpus {count}: this machine has {counted(len(found), 'such GPU')} ({names}); "
+            "fix: ask for fewer, or --gpus all"
+        )
+    return found[:count]
+
+
+@functools.cache
+def _ask(visible: str | None) -> GpuState:
+    """The state of the GPUs under CUDA_VISIBLE_DEVICES = `visible`. Asked once in a process, since
+    the child takes seconds to import torch and CuPy."""
+    return ask_present_gpus()
+
+
+def _too_few(request: str, count: int) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        f"--device {request}: this machine has {counted(count, 'GPU')}, counted from cuda:0"
+    )
+
+
+def _no_gpu(request: str) -> EnvironmentProblem:
+    if request in _profiles.names():
+        return _no_model(request, [])
+    where = "is visible (CUDA_VISIBLE_DEVICES hides all)" if are_hidden() else "was found"
+    if request == "auto":
+        return NoSuchGpu(
+            f"CUDA kernels need a GPU and no NVIDIA GPU {where}; fix: run where `nvidia-smi` lists "
+            "one, or choose a space of C++ kernels"
+        )
+    return EnvironmentProblem(
+        f"--device {request}: no NVIDIA GPU {where}; fix: run where `nvidia-smi` lists one, "
+        "or tune a space of C++ kernels with --device cpu"
+    )
+
+
+def _no_model(request: str, found: Sequence[str]) -> NoSuchGpu:
+    product = _profiles.product(request)
+    return NoSuchGpu(
+        f"--device {request}: this machine has no {product} (found: {', '.join(found) or 'none'}); "
+        "fix: run on one",
+        request,
+    )
+
+
+def same_gpu(recorded: DeviceProfile) -> str:
+    """The request for the GPU of a recorded profile. If that GPU is not here, the request for one
+    of the same model, else `auto`."""
+    find_gpu("auto")
+    found = _ask(os.environ.get("CUDA_VISIBLE_DEVICES")).profiles
+    for alike in (
+        [recorded.id != "" and profile.id == recorded.id for profile in found],
+        [profile.name == recorded.name for profile in found],
+    ):
+        if any(alike):
+            return f"cuda:{alike.index(True)}"
+    return "auto"
+
+
+def open_profile(request: str, *, compile_only: bool) -> DeviceProfile:
+    """The profile of the GPU that `request` means.
+
+    With `compile_only` a model's name is enough and no such GPU need be here. EnvironmentProblem
+    (exit 3) when the GPU is not here.
+    """
+    if compile_only and request in _profiles.names():
+        return _profiles.named(request)
+    if compile_only and request == "auto" and not gpus_present():
+        raise EnvironmentProblem(
+            "no NVIDIA GPU was found to compile for; fix: name one, "
+            f"--device {'|'.join(_profiles.names())}"
+        )
+    return find_gpu(request)
+
+
+def take_gpu(stack: ExitStack) -> str:
+    """The request for the first GPU that no other run measures on. It stays locked as long as
+    `stack`."""
+    taken: RunLocked | None = None
+    for index, profile in enumerate(find_gpus("auto", None)):
+        try:
+            stack.enter_context(GpuLock(profile.id))
+        except RunLocked as error:
+            taken = error
+        else:
+            return f"cuda:{index}"
+    raise taken or EnvironmentProblem("this worker sees no GPU")

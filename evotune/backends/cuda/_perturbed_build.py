@@ -1,0 +1,163 @@
+"""Builds a champion's CUDA sources again so that races show: with delays, and with late copies.
+
+It runs as `python -m evotune.backends.cuda._perturbed_build JOB FOLDER`, where the file JOB has a
+CompileJob: a compiler cannot be stopped from within, but its process can. For each way it writes
+PTX into the folder, which the driver assembles when it loads it, or a file with the reason why
+there is none.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from evotune.backends.cuda._ptx_late_copies import UnknownCopy, with_late_copies
+from evotune.backends.cuda.compiler import NvrtcCompiler
+from evotune.backends.cuda.tool_messages import PERTURBED_BUILD
+from evotune.device.channel import UnreadableMessage, decode, encode
+from evotune.device.launch import CompileFailure, CompileJob
+from evotune.python_process import module_command
+
+# --- Puts delays into a kernel's PTX, at random times, wherever its threads wait for each other ---
+# Hardware hides races: warps that started together stay close, so a missing barrier often does no
+# harm. A warp that sleeps for some microseconds before or after a barrier, another warp each time,
+# is
+# far behind or ahead of the others, and a missing wait then shows in the results. PTX shows all
+# barriers, also those of inline assembly and of Triton, which no macro reaches.
+#
+# A kernel computes the same with delays, as sleeping changes no value. Delays give asynchronous
+# copies more time to land; `ptx_late_copies` finds a wait for too few of them.
+
+_PLACES = (
+    r"bar(?:rier)?(?:\.cta)?\.(?:sync|arrive|red)",
+    r"bar\.warp\.sync",
+    r"barrier\.cluster\.(?:arrive|wait)",
+    r"mbarrier\.(?:arrive|test_wait|try_wait)",
+    r"cp\.async(?:\.bulk)?\.(?:wait_group|wait_all)",
+    r"cp\.async\.mbarrier\.arrive",
+    r"membar",
+    r"fence\.(?:acq_rel|sc)",
+    r"atom",
+)
+_STATEMENT = re.compile(
+    # The end of the statement, label or comment before; perhaps a predicate; the place itself.
+    r"(?P<before>(?:^|[;{}:])[ \t]*)(?P<statement>(?:@!?%?[\w$]+[ \t]+)?(?:"
+    + "|".join(_PLACES)
+    + r")[.\s][^;]*;)",
+    re.MULTILINE,
+)
+_LONGEST_NS = 4096
+_ONE_IN = 8
+
+# Mixes the clock, the warp's slot and the place in the code, so that each warp sleeps differently.
+_DELAY = """
+{{
+.reg .u32 evotune_a, evotune_b;
+.reg .pred evotune_p;
+mov.u32 evotune_a, %clock;
+mov.u32 evotune_b, %warpid;
+mad.lo.u32 evotune_b, evotune_b, 0x9e3779b9, {place};
+xor.b32 evotune_a, evotune_a, evotune_b;
+mul.lo.u32 evotune_a, evotune_a, 0x85ebca6b;
+shr.u32 evotune_b, evotune_a, 15;
+xor.b32 evotune_a, evotune_a, evotune_b;
+mul.lo.u32 evotune_a, evotune_a, 0xc2b2ae35;
+shr.u32 evotune_b, evotune_a, 16;
+and.b32 evotune_b, evotune_b, {seldom};
+setp.eq.u32 evotune_p, evotune_b, 0;
+and.b32 evotune_a, evotune_a, {longest};
+@evotune_p nanosleep.u32 evotune_a;
+}}
+"""
+
+
+def with_delays(ptx: str) -> tuple[str, int]:
+    """The PTX with a delay before and after each place, and how many places there are."""
+    count = 0
+
+    def delayed(match: re.Match[str]) -> str:
+        nonlocal count
+        count += 1
+        before, after = _delay(2 * count), _delay(2 * count + 1)
+        return f"{match['before']}{before}{match['statement']}{after}"
+
+    made = _STATEMENT.sub(delayed, ptx)
+    return made, count
+
+
+def _delay(place: int) -> str:
+    return _DELAY.format(
+        place=place * 0x61C88647 % (1 << 31), seldom=_ONE_IN - 1, longest=_LONGEST_NS - 1
+    )
+
+
+WAYS = {
+    "delays": "with delays before and after barriers",
+    "late": "with copies as late as may be",
+}
+_JOB = "job"
+_SELF = "evotune.backends.cuda._perturbed_build"
+_NO_REASON = "the build was given up"
+
+
+def build(job: CompileJob, folder: Path, limit_s: float) -> dict[str, Path | str]:
+    """Builds in a process of its own. Returns by way the file to load or why there is none."""
+    (folder / _JOB).write_bytes(encode(job))
+    try:
+        subprocess.run(
+            module_command(_SELF, str(folder / _JOB), str(folder)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return dict.fromkeys(WAYS, f"no build within {limit_s:g} s")
+    return {way: _found(folder, way) for way in WAYS}
+
+
+def _found(folder: Path, way: str) -> Path | str:
+    if (path := folder / f"{way}.ptx").is_file():
+        return path
+    reason = folder / f"{way}.reason"
+    return reason.read_text() if reason.is_file() else _NO_REASON
+
+
+def main() -> None:
+    job_file, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    try:
+        job = decode(PERTURBED_BUILD, job_file.read_bytes())
+    except UnreadableMessage as error:
+        _write(folder, dict.fromkeys(WAYS, f"the job cannot be read: {error}"))
+        return
+    ptx: str | CompileFailure
+    if job.language == "cuda":
+        ptx = NvrtcCompiler().ptx(job)
+    else:
+        _write(folder, dict.fromkeys(WAYS, f"{job.language} code is not rebuilt"))
+        return
+    if isinstance(ptx, CompileFailure):
+        _write(folder, dict.fromkeys(WAYS, ptx.reason))
+        return
+    for way, rewrite in {"delays": with_delays, "late": with_late_copies}.items():
+        try:
+            made, places = rewrite(ptx)
+        except UnknownCopy as error:
+            _write(folder, {way: str(error)})
+            continue
+        if places:
+            (folder / f"{way}.ptx").write_bytes(made.encode() + b"\0")  # the driver wants the NUL
+        else:
+            _write(folder, {way: "the kernel has no such place"})
+
+
+def _write(folder: Path, reasons: dict[str, str]) -> None:
+    for way, reason in reasons.items():
+        (folder / f"{way}.reason").write_text(reason)
+
+
+if __name__ == "__main__":
+    main()

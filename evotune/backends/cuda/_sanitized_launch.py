@@ -1,0 +1,92 @@
+"""Launches machine code once on each of a few small cases: a program for compute-sanitizer.
+
+It runs as `python -m evotune.backends.cuda._sanitized_launch JOB`. It uses CuPy's driver calls
+alone, since a tool slows every kernel of its process down and PyTorch has many. Each buffer is an
+allocation of exactly its size, so that the tool reports the first byte past its end. An alarm ends
+the program in case the process that started the tool is gone.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from evotune.backends.backend import SanitizedCase
+from evotune.backends.cuda._sanitizer import DONE, LIMIT_S
+from evotune.backends.cuda.tool_messages import SANITIZED_LAUNCHES
+from evotune.device.channel import UnreadableMessage, decode
+
+_POISON_BYTE = 0xFF
+_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+
+def main() -> None:
+    signal.alarm(round(LIMIT_S))
+    from evotune.backends.cuda._kernel import CudaKernel
+
+    try:
+        job = decode(SANITIZED_LAUNCHES, Path(sys.argv[1]).read_bytes())
+    except UnreadableMessage as error:
+        sys.exit(f"the job cannot be read: {error}")
+    runtime = _open_device()
+    kernels: dict[str, CudaKernel] = {}
+    for case in job.cases:
+        if case.binary not in kernels:
+            kernels[case.binary] = CudaKernel(Path(case.binary))
+        _launch(runtime, kernels[case.binary], case, poison=job.poison)
+    print(DONE, flush=True)
+
+
+def _open_device() -> Any:
+    """CuPy's runtime calls, with the first visible GPU's context made current."""
+    from cupy.cuda import runtime
+
+    runtime.setDevice(0)
+    runtime.free(0)
+    return runtime
+
+
+def _launch(runtime: Any, kernel: Any, case: SanitizedCase, *, poison: bool) -> None:
+    """Launches one case. With `poison`, outputs and scratch memory hold NaN before; else they stay
+    as they were allocated. Inputs are normal values."""
+    from evotune.backends.cuda._kernel import bind
+
+    pointers: dict[str, int] = {}
+    for spec in case.tensors:
+        count = math.prod(spec.shape)
+        pointer = pointers[spec.name] = runtime.malloc(count * _BYTES[spec.dtype])
+        if spec.is_output and poison:
+            runtime.memset(pointer, _POISON_BYTE, count * _BYTES[spec.dtype])
+        elif not spec.is_output:
+            values = normal_values(count, spec.dtype)
+            kind = runtime.memcpyHostToDevice
+            runtime.memcpy(pointer, values.ctypes.data, values.nbytes, kind)
+    for workspace in case.plan.workspaces:
+        # A workspace may have no bytes, and an allocation of none has no address.
+        pointers[workspace.name] = runtime.malloc(max(1, workspace.bytes))
+        zero = workspace.init == "zero_once"
+        if zero or poison:
+            byte = 0 if zero else _POISON_BYTE
+            runtime.memset(pointers[workspace.name], byte, workspace.bytes)
+    bind(kernel, case.plan, pointers, lambda: 0)()
+    runtime.deviceSynchronize()
+    for pointer in pointers.values():
+        runtime.free(pointer)
+
+
+def normal_values(count: int, dtype: str) -> npt.NDArray[Any]:
+    """`count` seeded N(0, 1) values; bfloat16, which NumPy lacks, as 16 bits, cut off."""
+    values = np.random.default_rng(count).standard_normal(count, dtype=np.float32)
+    if dtype == "bfloat16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(dtype)
+
+
+if __name__ == "__main__":
+    main()

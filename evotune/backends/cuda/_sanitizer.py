@@ -1,0 +1,138 @@
+"""Runs a champion's machine code under NVIDIA's compute-sanitizer, where that is installed.
+
+- memcheck finds reads and writes outside any allocation, not all of which guard bands can see. Its
+  findings disqualify.
+- initcheck finds reads of global memory that was never written; for it outputs and scratch memory
+  stay as they were allocated. It does not look at shared memory and registers. Its findings
+  disqualify.
+- racecheck finds hazards between threads on shared memory. Its findings disqualify a kernel that
+  uses no mbarriers, as NONDETERMINISTIC.
+
+racecheck does not understand a hand-over through mbarriers that a kernel drives by hand: it reports
+producer warps that fill a buffer and consumer warps that read it although the barrier orders them.
+So its findings on a kernel that uses mbarriers, or on one compiled before that was recorded, are
+kept as a failed check and shown as a warning beside the champion. A reader who knows the kernel
+judges them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from evotune.backends.backend import SANITIZER, TOOLS, SanitizedCase, not_sanitized, sanitizer_check
+from evotune.backends.cuda.tool_messages import SanitizedLaunches
+from evotune.device.channel import encode
+from evotune.python_process import module_command
+from evotune.scratch import scratch_folder
+from evotune.trial import Check, OutcomeKind
+
+LIMIT_S = 180.0
+"""A tool that runs longer is stopped, and its check is skipped."""
+
+DONE = "launched every case"
+"""The last line that the program prints; without it the tool has not seen every launch."""
+
+_OPTIONS = {"memcheck": ("--report-api-errors", "no"), "initcheck": (), "racecheck": ()}
+_ERROR_SUMMARY = re.compile(r"^=+ ERROR SUMMARY: (\d+) errors?\b", re.MULTILINE)
+_RACECHECK_SUMMARY = re.compile(
+    r"^=+ RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)",
+    re.MULTILINE,
+)
+_FINDING = re.compile(
+    r"^=+ ((?:Error: |Warning: |Invalid |Misaligned |Uninitialized ).+(?:\n=+ +at .+)?)",
+    re.MULTILINE,
+)
+_WORDS_CHARACTERS = 200
+
+
+def find_sanitizer() -> str:
+    """compute-sanitizer's path, on PATH or in a CUDA toolkit; "" when it is not installed."""
+    roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    folders = [f"{root}/bin" for root in roots if root]
+    return shutil.which(SANITIZER) or shutil.which(SANITIZER, path=os.pathsep.join(folders)) or ""
+
+
+def sanitize(cases: Sequence[SanitizedCase]) -> list[Check]:
+    """One check for each tool, on `cases` of small shapes."""
+    path = find_sanitizer()
+    if not path:
+        return not_sanitized(f"{SANITIZER} is not installed")
+    if not cases:
+        return not_sanitized("the kernel supports no edge shape")
+    with scratch_folder() as folder:
+        jobs = [folder / tool for tool in TOOLS]
+        for tool, job in zip(TOOLS, jobs, strict=True):
+            # No poison for initcheck: it takes filled memory for written.
+            job.write_bytes(encode(SanitizedLaunches(tuple(cases), poison=tool != "initcheck")))
+        with ThreadPoolExecutor(len(TOOLS)) as pool:  # each takes seconds to start
+            return list(pool.map(functools.partial(_run, path), TOOLS, jobs))
+
+
+def disqualification(check: Check, *, mbarriers: bool | None) -> OutcomeKind | None:
+    """The outcome of a champion for which a tool gave `check`; None when it may pass. `mbarriers`
+    tells whether the kernel uses mbarriers; None where that was not recorded."""
+    if check.status != "failed":
+        return None
+    if check.inputs.endswith("racecheck"):
+        return OutcomeKind.NONDETERMINISTIC if mbarriers is False else None
+    if check.inputs.endswith("initcheck"):
+        return OutcomeKind.WRONG_RESULT
+    return OutcomeKind.OUT_OF_BOUNDS
+
+
+def _run(path: str, tool: str, job: Path) -> Check:
+    program = module_command("evotune.backends.cuda._sanitized_launch", str(job))
+    command = [path, "--tool", tool, *_OPTIONS[tool], *program]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return sanitizer_check(tool, "skipped", f"{tool} did not end within {LIMIT_S:g} s")
+    except OSError as error:
+        return sanitizer_check(tool, "skipped", f"{tool} does not start: {error.strerror}")
+    return read_findings(tool, done.stdout.decode(errors="replace"))
+
+
+def read_findings(tool: str, output: str) -> Check:
+    """The check that a tool's output means. Without errors it is skipped unless the tool saw every
+    launch to its end."""
+    found = _first_finding(output)
+    if tool != "racecheck":
+        summary = _ERROR_SUMMARY.search(output)
+        errors, warnings = (int(summary.group(1)) if summary else 0), 0
+    else:
+        summary = _RACECHECK_SUMMARY.search(output)
+        errors, warnings = map(int, summary.groups()) if summary else (0, 0)
+    if errors:
+        # An error counts even if the program did not reach its end.
+        detail = f"{_counted(errors, 'error')}: {found or 'see the tool'}"
+        return sanitizer_check(tool, "failed", detail)
+    if summary is None or DONE not in output:
+        words = [line for line in map(str.strip, output.splitlines()) if line.strip("= ")]
+        last = words[-1][:_WORDS_CHARACTERS] if words else "it said nothing"
+        return sanitizer_check(tool, "skipped", f"{tool} did not see the launches: {last}")
+    detail = f"{_counted(warnings, 'warning')}: {found}" if warnings else ""
+    return sanitizer_check(tool, "passed", detail)
+
+
+def _first_finding(output: str) -> str:
+    match = _FINDING.search(output)
+    words = match.group(1).replace("=", " ").split() if match else ()
+    return " ".join(words)[:_WORDS_CHARACTERS]
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,213 @@
+"""A run that compiles and measures kernels: its devices, its baselines, its champions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from evotune.backends import registry
+from evotune.backends.beside import others_at_work
+from evotune.counted import counted
+from evotune.engine import confirming
+from evotune.engine._calibration import calibrate
+from evotune.engine.folder import RunFolder
+from evotune.engine.kernel_executor import open_kernel_executor
+from evotune.engine.observer import Observer
+from evotune.engine.setup import KernelSetup
+from evotune.execute.background import BackgroundExecutor
+from evotune.execute.executor import (
+    HELD_OUT,
+    TIMED,
+    BaselineReport,
+    BaselineTiming,
+    Executor,
+    Proposal,
+)
+from evotune.execute.in_flight import Twin, Twins, speaks_for_its_code
+from evotune.execute.local import LocalExecutor
+from evotune.measure.agreement import agreement
+from evotune.problems import Case
+from evotune.run_options import RunOptions
+from evotune.space.document import SpaceDocument
+from evotune.store import RunStore
+from evotune.trial import Configuration, Json, Outcome, Trial
+
+if TYPE_CHECKING:
+    from evotune.engine.cluster_run import Cluster
+
+
+class KernelRun:
+    """The kind of run that has devices: those of this machine, or those of a `cluster`.
+
+    The baselines that were chosen, the calibration of the devices and the other work found on the
+    machine are kept in the run's store.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        store: RunStore,
+        setup: KernelSetup,
+        *,
+        options: RunOptions,
+        observer: Observer,
+        cluster: Cluster | None,
+    ) -> None:
+        self.setup = setup
+        self._run = run
+        self._store = store
+        self._options = options
+        self._observer = observer
+        self._cluster = cluster
+
+    @property
+    def confirms(self) -> bool:
+        """Whether champions are to be confirmed after the search."""
+        return self._options.champions > 0
+
+    def proposal(self, number: int, configuration: Configuration) -> Proposal:
+        return self.setup.planner.proposal(number, configuration)
+
+    def open_executor(self) -> Executor:
+        """Opens the devices, times or recalls the baselines, and calibrates several devices."""
+        self._name_other_work()
+        if self._cluster is not None:
+            return self._open_on_cluster(self._cluster)
+        setup = self.setup
+        executor = open_kernel_executor(setup, self._run.logs, Twins(self._stored_twin))
+        try:
+            executor.fixed_sampling = not self._options.racing
+            elsewhere = setup.devices[0].name != self._store.meta("device")["name"]
+            executor.name_devices |= elsewhere
+            executor.open_devices()
+            executor.baselines = self._baselines(
+                lambda: executor.time_baselines(self._measured_cases())
+            )
+            if len(setup.devices) > 1 or self._store.meta("devices"):
+                self._calibrate(executor)
+        except BaseException:
+            executor.close()
+            raise
+        return BackgroundExecutor(executor)
+
+    def confirmed(
+        self, executor: Executor, *, stop: Callable[[], bool], no_time: Callable[[], bool]
+    ) -> Iterator[tuple[Trial, Outcome]]:
+        """Confirms the finalists that were not confirmed before. An interruption loses only the one
+        at work."""
+        known = self._store.confirmations()
+        # Champions of one model meet on one device.
+        models = [device.name for device in self.setup.devices]
+        own = str(self._store.meta("device")["name"])
+        for model in dict.fromkeys(models):
+
+            def propose(trial: Trial, device: int = models.index(model)) -> Proposal:
+                made = self.setup.planner.proposal(trial.number, trial.configuration, confirm=True)
+                return dataclasses.replace(made, device=device)
+
+            yield from confirming.confirm(
+                executor,
+                (
+                    trial
+                    for trial in confirming.finalists(self._store)
+                    if (trial.outcome.device_model or own) == model
+                ),
+                known=known,
+                count=self._options.champions,
+                propose=propose,
+                stop=stop,
+                least_width=registry.named(self.setup.profile.backend).least_half_width,
+                no_time=no_time,
+            )
+
+    def _name_other_work(self) -> None:
+        """Names the other work on this machine; the record has it by the trials stored before."""
+        found = others_at_work(self.setup.devices)
+        if found:
+            self._observer.phase(f"times may suffer: {'; '.join(found)}")
+            known = self._store.meta("beside", {})
+            self._store.set_meta("beside", {**known, str(self._store.count()): found})
+
+    def _open_on_cluster(self, cluster: Cluster) -> Executor:
+        self._observer.phase(f"opening {counted(len(self.setup.devices), 'worker')} of the cluster")
+        workers = cluster.workers_of(self._run, self.setup, fixed_sampling=not self._options.racing)
+        baselines = self._baselines(workers.time_baselines)
+        executor, calibrated = workers.executor(baselines, Twins(self._stored_twin))
+        self._keep_calibration(calibrated)
+        return executor
+
+    def _calibrate(self, executor: LocalExecutor) -> None:
+        """Every device against the same baselines and configuration."""
+        self._observer.phase(f"calibrating {counted(len(executor.devices), 'device')}")
+        reference = self.proposal(0, self.setup.space.default())
+        self._keep_calibration(calibrate(executor, reference, self.setup.cases[TIMED]))
+
+    def _keep_calibration(self, found: Sequence[Mapping[str, Json]]) -> None:
+        """In the store, by the device's id."""
+        known = {entry["id"]: entry for entry in self._store.meta("devices", [])}
+        known |= {entry["id"]: entry for entry in found}
+        self._store.set_meta("devices", list(known.values()))
+        self._observer.phase(agreement(list(known.values())))
+
+    def _stored_twin(self, binary: str) -> Twin | None:
+        """The first stored outcome that speaks for this machine code and launch.
+
+        The executor's thread calls it, so it opens the store anew: the run's own connection belongs
+        to the run's thread.
+        """
+        with RunStore.open_for_reading(self._store.path, checked=True) as store:
+            for trial in store.with_binary(binary):
+                if speaks_for_its_code(trial.outcome):
+                    return trial.number, trial.outcome
+        return None
+
+    def _measured_cases(self) -> list[Case]:
+        return [*self.setup.cases[TIMED], *self.setup.cases[HELD_OUT]]
+
+    def _baselines(self, time_baselines: Callable[[], BaselineReport]) -> dict[str, str]:
+        """The baseline of every measured case: chosen once in a run, by time, and kept."""
+        stored = self._store.meta("baselines")
+        if stored is not None:
+            with self._store.trusting_facts():
+                chosen = {str(case): str(name) for case, name in stored["chosen"].items()}
+            self._observer.phase(_in_words(chosen))
+            return chosen
+        self._observer.phase("timing the baselines")
+        found = time_baselines()
+        chosen = {
+            case.label: chosen_baseline(self.setup.document, case, found.timings)
+            for case in self._measured_cases()
+        }
+        record = {
+            "timings": msgspec.to_builtins(found.timings),
+            "chosen": chosen,
+            "copy_gbps": found.copy_gbps,
+        }
+        self._store.set_meta("baselines", record)
+        self._observer.phase(_in_words(chosen))
+        return chosen
+
+
+def _in_words(chosen: Mapping[str, str]) -> str:
+    return "baselines: " + ", ".join(f"{name} for {case}" for case, name in chosen.items())
+
+
+def chosen_baseline(document: SpaceDocument, case: Case, timings: Sequence[BaselineTiming]) -> str:
+    """`family:best` is the fastest of the family that passes the gate itself. SpaceError when the
+    case has no such baseline on this device."""
+    usable = [t for t in timings if t.case == case.label and t.passed]
+    family, _, member = document.baseline.partition(":")
+    if member == "best":
+        usable = [t for t in usable if t.name.startswith(f"{family}:")]
+    else:
+        usable = [t for t in usable if t.name == document.baseline]
+    if not usable:
+        names = sorted({t.name for t in timings if t.case == case.label and t.passed})
+        raise document.baseline_position.error(
+            f"no baseline {document.baseline!r} for {case.label} on this device; "
+            f"it has {', '.join(names) or 'none that fits its memory and is correct'}"
+        )
+    return min(usable, key=lambda t: t.time_us).name

@@ -1,0 +1,325 @@
+"""From a configuration to everything needed to compile, launch, check and time it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from evotune.backends import registry
+from evotune.device.launch import CompileJob, LaunchPlan
+from evotune.device.profile import DeviceProfile
+from evotune.engine._champion_cases import obstacle, refusal, scalars_skipped, symbols_kept
+from evotune.engine._compile_jobs import CompileJobs
+from evotune.engine._review import BuildReviewer
+from evotune.engine.launches import CasePlanner, Rejected
+from evotune.errors import SpaceError
+from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, CaseJob, Proposal
+from evotune.problems.problem import Case, Problem, WrongSymbol
+from evotune.space.binding import bind
+from evotune.space.bound import BoundSpace
+from evotune.space.document import SpaceDocument
+from evotune.space.language.expression import parse_expression
+from evotune.space.language.scalar import Environment
+from evotune.space.specs import KernelSpec, ProblemSpec
+from evotune.trial import Check, Configuration, Value
+from evotune.verify.kept_checks import ALL_KINDS
+
+_RANDOM_TESTS = 100
+_RANDOM_SHAPES = 1000  # the most that are drawn to find so many that the kernel supports
+
+_CompileJobs = dict[tuple[Value, ...], CompileJob]  # by the symbols that are compiled in
+
+
+@dataclass(frozen=True, slots=True)
+class _CasePlan:
+    """A kernel on a case, before there is a configuration."""
+
+    case: Case
+    role: str
+    compiled_in: tuple[Value, ...]
+    flops: int
+    launches: CasePlanner
+
+
+class Planner:
+    """Turns configurations of one bound space into proposals. Raises SpaceError when made."""
+
+    def __init__(
+        self,
+        document: SpaceDocument,
+        bound: BoundSpace,
+        problem: Problem,
+        cases: Mapping[str, Sequence[Case]],
+        profile: DeviceProfile,
+        *,
+        sources: Mapping[str, Mapping[str, bytes]],
+        secret: str = "",
+    ) -> None:
+        """`sources`: as `CompileJobs` takes them."""
+        self._secret = secret
+        self.bound = bound
+        self._document = document
+        self.problem = problem
+        self._cases = cases
+        self._profile = profile
+        self._architecture = architecture(profile)
+        self._compiling = CompileJobs(document, problem, profile, sources)
+        self._kept = {
+            kernel.name: symbols_kept(document, kernel, problem.scalars)
+            for kernel in document.kernels
+        }
+        self._edges = {name: self._edge_cases(kept) for name, kept in self._kept.items()}
+        self._searched: dict[str, list[_CasePlan]] = {}  # by kernel
+        self._limits = registry.named(profile.backend).limits()
+        self._reviewer = BuildReviewer(bound, profile, self._limits) if self._limits else None
+        self._refuse_unknown_arguments()
+
+    def at(self, root: Path) -> Planner:
+        """The same planner; compilers read the sources under another root."""
+        moved = copy.copy(self)
+        moved._compiling = self._compiling.at(root)
+        return moved
+
+    def proposal(
+        self, number: int, configuration: Configuration, *, confirm: bool = False
+    ) -> Proposal:
+        """Every case with its compiler run and its launches; a rejection when a case breaks a limit
+        of the device. A champion that is confirmed gets further cases: held-out ones, edge shapes
+        of the variants that the space does not tune, and random shapes."""
+        kernel = self._kernel(configuration)
+        compile_jobs: _CompileJobs = {}
+        try:
+            jobs = self._case_jobs(kernel, configuration, compile_jobs)
+        except Rejected as rejected:
+            return Proposal(number, configuration, rejection=str(rejected), confirm=confirm)
+        skipped: list[Check] = []
+        if confirm:
+            jobs += self._random_jobs(kernel, configuration, compile_jobs, number, skipped)
+            jobs += self._sibling_jobs(kernel, configuration, compile_jobs, skipped)
+            skipped += scalars_skipped(self._document, kernel, self.problem.scalars)
+        cases = tuple(job for job in jobs if confirm or job.role != HELD_OUT)
+        review = None
+        if self._reviewer is not None:
+            review = functools.partial(self._reviewer.review, configuration)
+        return Proposal(
+            number, configuration, cases, confirm=confirm, skipped=tuple(skipped), review=review
+        )
+
+    def case_job(self, configuration: Configuration, case: Case) -> CaseJob:
+        """For a case outside the space. Rejected or SpaceError when the kernel cannot run it."""
+        kernel = self._kernel(configuration)
+        names = {*self.problem.scalars, *self.problem.place(case).fixed}
+        if why := refusal(self.bound, kernel, configuration, case, self._cases[TIMED], names):
+            raise Rejected(why)
+        return self._case_job(kernel, configuration, case, TIMED, {})
+
+    def _case_jobs(
+        self, kernel: KernelSpec, configuration: Configuration, compile_jobs: _CompileJobs
+    ) -> list[CaseJob]:
+        """Held-out cases too: a configuration that cannot run on them is rejected at once."""
+        known = configuration.to_json()
+        return [
+            self._planned_job(kernel, configuration, known, plan, compile_jobs)
+            for plan in self._case_plans(kernel)
+        ]
+
+    def _case_plans(self, kernel: KernelSpec) -> list[_CasePlan]:
+        """The kernel must support every timed case; other cases that it does not support are left
+        out."""
+        if kernel.name in self._searched:
+            return self._searched[kernel.name]
+        unsupported = kernel.unsupported(self._architecture)
+        if unsupported is not None:
+            raise Rejected(unsupported)
+        plans = []
+        cases = {**self._cases, EDGE: self._edges[kernel.name]}
+        for role in (TIMED, EDGE, HELD_OUT):
+            for case in cases[role]:
+                unsupported = kernel.unsupported(case.symbols)
+                if unsupported is not None and role == TIMED:
+                    raise Rejected(unsupported)
+                if unsupported is None:
+                    plans.append(self._case_plan(kernel, case, role))
+        self._searched[kernel.name] = plans
+        return plans
+
+    def _edge_cases(self, kept: Collection[str]) -> list[Case]:
+        """The edge cases of all timed cases, without the timed cases themselves."""
+        timed = {case.label for case in self._cases[TIMED]}
+        edges = {
+            edge.label: edge
+            for case in self._cases[TIMED]
+            for edge in self.problem.edge_cases(case, kept)
+        }
+        return [edge for label, edge in edges.items() if label not in timed]
+
+    def _case_plan(self, kernel: KernelSpec, case: Case, role: str) -> _CasePlan:
+        arch = int(self._profile.attributes.get("arch", 0))
+        evaluator = self.bound.evaluator(case.symbols)
+        launches = CasePlanner(kernel, case, evaluator, self.problem.tensors(case), arch)
+        flops = self.problem.flops(case)
+        return _CasePlan(case, role, _compiled_in(kernel, case), flops, launches)
+
+    def _case_job(
+        self,
+        kernel: KernelSpec,
+        configuration: Configuration,
+        case: Case,
+        role: str,
+        compile_jobs: _CompileJobs,
+    ) -> CaseJob:
+        plan = self._case_plan(kernel, case, role)
+        return self._planned_job(kernel, configuration, configuration.to_json(), plan, compile_jobs)
+
+    def _planned_job(
+        self,
+        kernel: KernelSpec,
+        configuration: Configuration,
+        known: Environment,
+        case_plan: _CasePlan,
+        compile_jobs: _CompileJobs,
+    ) -> CaseJob:
+        case, compiled_in = case_plan.case, case_plan.compiled_in
+        plan = case_plan.launches.plan(known)
+        self._check_launches(kernel, plan, case)
+        if compiled_in not in compile_jobs:
+            compile_jobs[compiled_in] = self._compiling.job(kernel, configuration, case, plan)
+        return CaseJob(case, case_plan.role, compile_jobs[compiled_in], plan, case_plan.flops)
+
+    def _sibling_jobs(
+        self,
+        kernel: KernelSpec,
+        configuration: Configuration,
+        compile_jobs: _CompileJobs,
+        skipped: list[Check],
+    ) -> list[CaseJob]:
+        """Edge shapes of the variants that the space does not tune: a kernel that gets the variant
+        as an argument must be right for each. They may need another binary."""
+        tuned = {case.label for case in self._cases[TIMED]}
+        known = {case.label for cases in self._cases.values() for case in cases}
+        known |= {case.label for case in self._edges[kernel.name]}
+        kept = self._kept[kernel.name]
+        jobs = []
+        for case in self._cases[TIMED]:
+            for sibling in self.problem.siblings(case):
+                if sibling.label in tuned:
+                    continue
+                why = obstacle(self.bound, kernel, configuration, case, sibling)
+                if why:
+                    skipped.append(
+                        Check(f"edge shapes of {sibling.label}", ALL_KINDS, "skipped", detail=why)
+                    )
+                    continue
+                for edge in self.problem.edge_cases(sibling, kept):
+                    if edge.label not in known and kernel.unsupported(edge.symbols) is None:
+                        known.add(edge.label)
+                        try:
+                            job = self._case_job(kernel, configuration, edge, EDGE, compile_jobs)
+                        except (Rejected, SpaceError) as error:
+                            detail = str(error)
+                            skipped.append(Check(edge.label, ALL_KINDS, "skipped", detail=detail))
+                        else:
+                            jobs.append(job)
+        return jobs
+
+    def _random_jobs(
+        self,
+        kernel: KernelSpec,
+        configuration: Configuration,
+        compile_jobs: _CompileJobs,
+        seed: int,
+        skipped: list[Check],
+    ) -> list[CaseJob]:
+        """Random shapes that the kernel supports and that need no further binary."""
+        text = f"{self._secret}/shapes/{seed}".encode()
+        draw = int.from_bytes(hashlib.sha256(text).digest()[:6], "big")
+        jobs: list[CaseJob] = []
+        drawn = self.problem.random_cases(self._cases[TIMED], draw, self._kept[kernel.name])
+        known = {case.label for case in self._cases[TIMED]}
+        for case in islice(drawn, _RANDOM_SHAPES):
+            if len(jobs) == _RANDOM_TESTS:
+                break
+            compiled = _compiled_in(kernel, case) in compile_jobs
+            if compiled and case.label not in known and kernel.unsupported(case.symbols) is None:
+                known.add(case.label)
+                try:
+                    job = self._case_job(kernel, configuration, case, RANDOM, compile_jobs)
+                except (Rejected, SpaceError):
+                    continue
+                jobs.append(job)
+        if not jobs:
+            detail = f"kernel {kernel.name} takes no random shape without another binary"
+            skipped.append(Check("random tests", ALL_KINDS, "skipped", detail=detail))
+        return jobs
+
+    def _check_launches(self, kernel: KernelSpec, plan: LaunchPlan, case: Case) -> None:
+        if kernel.launches and not plan.launches:
+            raise Rejected(
+                f"{case.label}: no launch of kernel {kernel.name} has a 'when' that holds"
+            )
+        if self._limits is not None:
+            for launch in plan.launches:
+                violation = self._limits.violation(launch, self._profile.attributes)
+                if violation:
+                    raise Rejected(f"{case.label}: {violation}")
+
+    def compile_jobs(self, configuration: Configuration) -> list[CompileJob]:
+        """The distinct compiler runs of the timed cases."""
+        jobs = {job.compile.key: job.compile for job in self.proposal(0, configuration).cases}
+        return list(jobs.values())
+
+    def _refuse_unknown_arguments(self) -> None:
+        buffers = {spec.name for spec in self.problem.tensors(self._cases[TIMED][0])}
+        for kernel in self._document.kernels:
+            for workspace in kernel.workspace:
+                if workspace.name in buffers:
+                    what = f"workspace {workspace.name} has the name of a tensor"
+                    raise workspace.size_bytes.error(what)
+            known = buffers | {workspace.name for workspace in kernel.workspace}
+            for argument in kernel.arguments:
+                if argument.tensor_map is not None:
+                    continue
+                if argument.name is not None and argument.name not in known:
+                    self.bound.check(parse_expression(argument.name, argument.position))
+
+    def _kernel(self, configuration: Configuration) -> KernelSpec:
+        name = configuration.get("KERNEL")
+        return self._document.kernel(str(name) if name is not None else None)
+
+
+def _compiled_in(kernel: KernelSpec, case: Case) -> tuple[Value, ...]:
+    return tuple(case.symbols[name] for name in kernel.define)
+
+
+def architecture(profile: DeviceProfile) -> dict[str, Value]:
+    """`arch`, for kernels that state the architectures they support; a CPU has none."""
+    return {name: profile.attributes[name] for name in ("arch",) if name in profile.attributes}
+
+
+def bind_space(
+    document: SpaceDocument, spec: ProblemSpec, problem: Problem, profile: DeviceProfile
+) -> tuple[BoundSpace, dict[str, list[Case]]]:
+    """The bound space and its cases by role; every mistake is a SpaceError with a position."""
+    timed, held_out = (_cases(spec, problem, group) for group in ("shapes", "held_out"))
+    bound = bind(document, [dict(case.symbols) for case in timed], dict(profile.attributes))
+    return bound, {TIMED: timed, HELD_OUT: held_out}
+
+
+def _cases(spec: ProblemSpec, problem: Problem, group: str) -> list[Case]:
+    """A case for each shape of `shapes` or `held_out` in each variant. SpaceError at a wrong
+    value."""
+    found = []
+    for i, shape in enumerate(getattr(spec, group)):
+        for j, variant in enumerate(spec.variants):
+            try:
+                found.append(problem.case(shape, variant))
+            except ValueError as error:
+                name = error.name if isinstance(error, WrongSymbol) else ""
+                place = spec.at("variants", j, name) if name in variant else spec.at(group, i, name)
+                raise place.error(str(error)) from error
+    return found

@@ -1,0 +1,382 @@
+"""One trial inside the device worker: load, verify, measure, replay.
+
+Runs in a killable process: an infinite loop or a segmentation fault here ends the trial,
+never the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from evotune.device.profile import DeviceProfile
+from evotune.device.session import LaunchFailure, Sampler, Session
+from evotune.execute._champion_checks import ChampionChecks
+from evotune.execute._scoring import is_suspicious, needed_speedup, outcome_of
+from evotune.execute._timer import BaselineSamplers, CaseTimer
+from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTiming
+from evotune.execute.messages import TrialCase, TrialRequest
+from evotune.measure.paired import TimingSettings
+from evotune.measure.samplers import time_in_turn_us, warm_sampler
+from evotune.problems.problem import Case, Problem, Tensors
+from evotune.trial import Domain, Measurement, Outcome, OutcomeKind
+from evotune.verify.accuracy import LIMITS, errors_against
+from evotune.verify.gate import Gate, Subject, Verdict
+from evotune.verify.kept_checks import checked_domain, worth_keeping
+from evotune.verify.pool import InputPool, InputSet
+from evotune.verify.random_tests import run_random_tests
+
+Loaded: TypeAlias = tuple[TrialCase, Subject]
+
+_POOL_SEEDS = 4
+_CONFIRM_SEED = 1_000_000  # champions see inputs the search never saw
+_NEAR_PEAK = 0.85  # of the device's peak
+_CACHED = 2.0  # an L2 cache that does not work by LRU still holds some of the rotating inputs
+_START_S = 1.0
+_RANDOM_TESTS_S = 10.0  # a GPU makes a hundred in a second; a CPU as many as it can
+
+
+class TrialRunner:
+    """Holds the session, the problem and the input pool of one worker."""
+
+    def __init__(
+        self,
+        session: Session,
+        profile: DeviceProfile,
+        problem: Problem,
+        *,
+        deterministic: bool,
+        secret: str = "",
+        without: Collection[str] = (),
+    ) -> None:
+        """Inputs and places are drawn from `secret`; checks `without` are left out."""
+        self._session = session
+        self._profile = profile
+        self._problem = problem
+        self._without = without
+        self._kinds = [each for each in problem.input_kinds if each not in without]
+        self._pool = InputPool(problem, session.torch_device, session.pool_bytes, secret)
+        twice = deterministic and "second launch" not in without
+        self._gate = Gate(session, problem, self._pool, deterministic=twice)
+        self._champions = ChampionChecks(
+            session, profile, problem, self._gate, self._pool, deterministic=deterministic
+        )
+        self._baselines = BaselineSamplers(session, problem, self._pool)
+        self.tainted = False
+        """A candidate left something running, or broke the device's context: this process must
+        measure nothing more."""
+        self.doubtful = False
+        """Earlier candidates may have caused the last verdict: they overwrote inputs or references,
+        or left no memory."""
+
+    def time_baselines(self, cases: Sequence[Case]) -> list[BaselineTiming]:
+        """Every baseline on every case, timed alone and held to the same error limits."""
+        timings: list[BaselineTiming] = []
+        for case in cases:
+            inputs = self._pool.get(case, "normal", 0)
+            passed: dict[str, bool] = {}
+            samplers: dict[str, Sampler] = {}
+            for name, call in self._problem.baselines(case, dict(inputs.inputs)).items():
+                with self._unless_too_large():
+                    passed[name] = _passes(call, inputs)
+                    samplers[name] = warm_sampler(self._session, [call], TimingSettings())
+            timings += [
+                BaselineTiming(case.label, name, time_us, passed[name])
+                for name, time_us in time_in_turn_us(samplers).items()
+            ]
+            samplers.clear()
+            self._session.free()
+        return timings
+
+    @contextlib.contextmanager
+    def _unless_too_large(self) -> Iterator[None]:
+        """Passes over a baseline that runs out of memory, as one that stores all attention scores
+        does at long lengths."""
+        try:
+            yield
+        except RuntimeError as error:
+            fault = self._session.fault(error)
+            if fault is None or fault.kind is not OutcomeKind.DEVICE_OOM:
+                raise
+
+    def copy_gbps(self) -> float:
+        """Bandwidth of a large copy on this device, measured now; 0 where it is not measured."""
+        return self._session.copy_gbps()
+
+    def prepare(self, job: TrialRequest) -> None:
+        """Makes the trial's inputs, references and limits: work that is not the candidate's."""
+        seed = self._seed(job)
+        for item in job.cases:
+            case = item.case
+            if item.role == RANDOM:
+                continue
+            for kind in ("normal",) if job.repeat else self._problem.input_kinds:
+                self._pool.get(case, kind, seed)
+            if item.role != EDGE:
+                self._pool.get(case, "normal", seed + 1)
+                self._pool.changed(case, seed)
+
+    def run(self, job: TrialRequest) -> Outcome:
+        """The whole gate, then the timing; a failure is an Outcome."""
+        self.doubtful = False
+        stage_s: dict[str, float] = {}
+        verdict = Verdict(list(job.skipped))
+        measurements: list[Measurement] = []
+        seed = self._seed(job)
+        if changed := self._session.take_stock():
+            self.doubtful = True  # an earlier candidate may have done it after its trial
+            reason = f"a kernel before, or somebody else, {changed}"
+            return Outcome(OutcomeKind.LAUNCH_ERROR, reason=reason)
+        random_tests = 0
+        try:
+            with _timed(stage_s, "load"):
+                subjects = self._load(job.cases)
+                rivals = {item.case.label: subject for item, subject in self._load(job.rival)}
+            self._check_start(subjects, job, seed, verdict, stage_s)
+            if not job.repeat:
+                with _timed(stage_s, "verify"):
+                    self._verify(subjects, seed, verdict)
+                    self._check_quiet(verdict)
+            if job.confirm:
+                random_tests = self._check_champion(subjects, job, seed, verdict, stage_s)
+            if verdict.passed:
+                with _timed(stage_s, "measure"):
+                    measurements = self._measure(subjects, rivals, job, seed, verdict)
+            if job.confirm and verdict.passed and "sanitizer" not in self._without:
+                with _timed(stage_s, "sanitizer"):
+                    self._champions.sanitize(job.cases, verdict)
+        except LaunchFailure as error:
+            return Outcome(OutcomeKind.LAUNCH_ERROR, reason=str(error), stage_s=stage_s)
+        except RuntimeError as error:
+            fault = self._session.fault(error)
+            if fault is None:
+                raise
+            self.tainted = fault.fatal
+            self.doubtful = fault.kind is OutcomeKind.DEVICE_OOM
+            return Outcome(fault.kind, reason=fault.reason, stage_s=stage_s)
+        if verdict.kind in (OutcomeKind.WRONG_RESULT, OutcomeKind.NAN, OutcomeKind.OUT_OF_BOUNDS):
+            self.doubtful = not self._pool.intact()
+        if not job.audit and verdict.passed:
+            verdict.checks = list(worth_keeping(verdict.checks, {m.case for m in measurements}))
+        outcome = outcome_of(verdict, measurements, stage_s, self._session.state())
+        if job.confirm and verdict.passed:
+            domain = self._domain(job.cases, random_tests)
+            outcome = msgspec.structs.replace(outcome, domain=domain)
+        return outcome
+
+    def _check_champion(
+        self,
+        subjects: Sequence[Loaded],
+        job: TrialRequest,
+        seed: int,
+        verdict: Verdict,
+        stage_s: dict[str, float],
+    ) -> int:
+        """A champion's checks before the timing. Returns how many random tests passed."""
+        random_tests = 0
+        if "random" not in self._without:
+            with _timed(stage_s, "random_tests"):
+                random_tests = self._test_randomly(subjects, seed, verdict)
+        if "perturbation" not in self._without:
+            with _timed(stage_s, "perturbation"):
+                timed = [subject for item, subject in subjects if item.role == TIMED]
+                self._champions.disturb(timed, job.cases, seed, verdict)
+        return random_tests
+
+    def _domain(self, cases: Sequence[TrialCase], random_tests: int) -> Domain:
+        """The domain of all checked cases: random ones count as far as there was time for them."""
+        items = [item for item in cases if item.role != RANDOM]
+        items += [item for item in cases if item.role == RANDOM][:random_tests]
+        checked = [(item.binary, item.case) for item in items]
+        return checked_domain(self._problem, checked, self._profile)
+
+    def _seed(self, job: TrialRequest) -> int:
+        """The seed of the trial's inputs. In the search it is one of a few, as many as the pool can
+        hold."""
+        if job.thorough:
+            return _CONFIRM_SEED + job.number
+        trial_bytes = sum(self._pool.trial_bytes(item.case) for item in job.cases)
+        return job.number % max(1, min(_POOL_SEEDS, self._session.pool_bytes // trial_bytes))
+
+    def _load(self, cases: Sequence[TrialCase]) -> list[Loaded]:
+        """Loads the kernels; a binary that several cases share is loaded once."""
+        kernels: dict[tuple[str, str], Callable[..., object]] = {}
+        subjects = []
+        for item in cases:
+            key = (item.binary, item.plan.entry)
+            if key not in kernels:
+                kernels[key] = self._session.load(Path(item.binary), item.plan)
+            subjects.append((item, Subject(item.case, item.plan, kernels[key])))
+        return subjects
+
+    def _verify(self, subjects: Sequence[Loaded], seed: int, verdict: Verdict) -> None:
+        for role in (TIMED, EDGE, HELD_OUT):
+            for item, subject in subjects:
+                if item.role == role and role not in self._without:
+                    self._gate.examine(subject, self._kinds, seed, verdict)
+
+    def _check_start(
+        self,
+        subjects: Sequence[Loaded],
+        job: TrialRequest,
+        seed: int,
+        verdict: Verdict,
+        stage_s: dict[str, float],
+    ) -> None:
+        """Checks a champion's first launches, before anything else is launched in its fresh
+        process."""
+        if not job.confirm or "start" in self._without:
+            return
+        with _timed(stage_s, "start"):
+            for item, subject in subjects:
+                if item.role == TIMED:
+                    self._gate.start(subject, seed, verdict, limit_s=_START_S, draw=job.number)
+
+    def _test_randomly(self, subjects: Sequence[Loaded], seed: int, verdict: Verdict) -> int:
+        """Runs the random tests and returns how many passed."""
+        chosen = [subject for item, subject in subjects if item.role == RANDOM]
+        made = run_random_tests(
+            self._gate,
+            chosen,
+            self._random_kinds,
+            seed,
+            verdict,
+            limit_s=_RANDOM_TESTS_S,
+        )
+        self._check_quiet(verdict)
+        return made
+
+    def _random_kinds(self, case: Case, number: int) -> Sequence[str]:
+        kinds = self._problem.random_kinds(case, number)
+        return [each for each in kinds if each not in self._without]
+
+    def _measure(
+        self,
+        subjects: Sequence[Loaded],
+        rivals: Mapping[str, Subject],
+        job: TrialRequest,
+        seed: int,
+        verdict: Verdict,
+    ) -> list[Measurement]:
+        repeat = job.repeat
+        thorough = (job.confirm and not job.audit) or repeat
+        settings = TimingSettings.repeated() if repeat else TimingSettings.thorough()
+        if not (thorough or rivals):
+            racing = TimingSettings.fixed() if job.fixed_sampling else TimingSettings()
+            settings = dataclasses.replace(racing, sample_us=self._session.sample_us)
+        timed = sum(item.role == TIMED for item, _ in subjects)
+        measurements: list[Measurement] = []
+        for item, subject in subjects:
+            role, flops = item.role, item.flops
+            if role not in (TIMED, HELD_OUT) or not verdict.passed:
+                continue
+            deciding = thorough and role == TIMED and not repeat
+            own = TimingSettings.deciding(timed) if deciding else settings
+            timer = CaseTimer(
+                self._session,
+                self._problem,
+                self._pool,
+                self._baselines,
+                seed,
+                watching="watch" not in self._without,
+                draw=job.number,
+            )
+            candidate = timer.place(self._gate, subject, own)
+            rival = rivals.get(subject.case.label)
+            needed = needed_speedup(job.contender, timed, measurements)
+            measurement = timer.measure(
+                candidate,
+                timer.place(self._gate, rival, own) if rival else job.baselines[subject.case.label],
+                contender_speedup=0.0 if thorough else needed,
+                leader_speedup=needed,
+                held_out=role == HELD_OUT,
+                watched=functools.partial(self._gate.judge_watched, subject.case, verdict=verdict),
+            )
+            if "alter" not in self._without:
+                self._gate.alter(subject, candidate.buffers, seed, verdict, draw=job.number)
+            if candidate.watch and thorough and self._is_suspicious(measurement, flops):
+                self._gate.audit(subject.case, candidate.watch, verdict)
+            # In the search a slow candidate would gain nothing by reusing results.
+            contends = thorough or measurement.speedup_high >= needed
+            if candidate.watch and contends and "reuse" not in self._without:
+                self._gate.reuse(subject.case, candidate.watch, verdict)
+            replay = functools.partial(self._gate.replay, seed=seed + 1, verdict=verdict)
+            if "replay" not in self._without:
+                replay(subject, candidate.sampler, candidate.buffers)
+            if thorough and verdict.passed and not repeat:
+                measurement, eager = timer.with_eager_times(measurement, candidate)
+                if eager:
+                    replay(subject, eager.sampler, eager.buffers, how="replayed eagerly,")
+            candidate.sampler.run()  # threads that it left may rest until the next call
+            self._session.synchronize()  # a fault now would be the next candidate's
+            self._check_quiet(verdict, candidate.sampler.run)
+            self._check_roofline(measurement, flops, verdict)
+            measurements.append(measurement)
+            if repeat or not (thorough and verdict.passed):
+                continue
+            if cold := timer.measure_cold(subject, measurement):
+                measurement, timed_cold = cold
+                replay(subject, timed_cold.sampler, timed_cold.buffers, how="replayed cold,")
+                self._check_roofline(measurement, flops, verdict, subject.case)
+                measurements.append(measurement)
+        return measurements
+
+    def _check_quiet(self, verdict: Verdict, run: Callable[[], object] | None = None) -> None:
+        if "quiet" in self._without:
+            return
+        left = self._session.left_running(run)
+        if left:
+            self.tainted = True
+        if left and verdict.passed:
+            verdict.kind, verdict.reason = OutcomeKind.LAUNCH_ERROR, f"the kernel {left}"
+
+    def _is_suspicious(self, measurement: Measurement, flops: int) -> bool:
+        """Whether a champion is so fast that it must pass the deepest audit as well."""
+        gflops = flops / measurement.time_us / 1e3
+        near_peak = self._profile.peak_gflops and gflops > _NEAR_PEAK * self._profile.peak_gflops
+        return bool(near_peak or is_suspicious(measurement))
+
+    def _check_roofline(
+        self, measurement: Measurement, flops: int, verdict: Verdict, cold: Case | None = None
+    ) -> None:
+        """Fails a candidate that is faster than the device's peak GFLOP/s allows, or, on a `cold`
+        case, faster than the memory's peak GB/s: caches may serve some of the bytes, but not
+        most."""
+        if not verdict.passed:
+            return
+        peak_gflops = self._profile.peak_gflops
+        gflops = flops / measurement.time_us / 1e3
+        reason = ""
+        if peak_gflops and gflops > peak_gflops:
+            reason = f"{gflops:.0f} GFLOP/s is more than the device's peak of {peak_gflops:.0f}"
+        peak_gbps = float(self._profile.attributes.get("memory_gbps", 0.0))
+        if cold is not None and peak_gbps:
+            gbps = self._problem.bytes_moved(cold) / measurement.time_us / 1e3
+            if gbps > _CACHED * peak_gbps:
+                reason = f"{gbps:.0f} GB/s on cold inputs, the memory's peak is {peak_gbps:.0f}"
+        if reason:
+            verdict.kind = OutcomeKind.TOO_FAST
+            verdict.reason = f"{measurement.case}: {reason}"
+
+
+def _passes(call: Callable[[], Tensors], inputs: InputSet) -> bool:
+    """Whether a baseline's outputs are within the error limits that candidates must keep."""
+    return all(
+        LIMITS.hold(errors_against(value, inputs.expected[out])) for out, value in call().items()
+    )
+
+
+@contextlib.contextmanager
+def _timed(stage_s: dict[str, float], stage: str) -> Iterator[None]:
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        stage_s[stage] = time.monotonic() - started

@@ -1,0 +1,181 @@
+"""Calls the methods that a user wrote and checks their answers: see `Written`."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from evotune.errors import ProblemMistake
+from evotune.problems._problem_file import ProblemFile
+from evotune.problems.problem import Tensors
+from evotune.space.suggest import shorten
+
+if TYPE_CHECKING:
+    import torch
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Written:
+    """Calls a problem's own methods. An exception becomes a ProblemMistake at the line that raised
+    it; an answer of a wrong type becomes one at the line of the method's `def`."""
+
+    def __init__(self, problem: object, file: ProblemFile) -> None:
+        self._problem = problem
+        self._file = file
+        self._lines: dict[str, int] = {}
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """The method's answer, unchecked."""
+        hint = f"; it is called with {', '.join(arguments)}"
+        with self._file.running(self._line(method), hint):
+            return getattr(self._problem, method)(**arguments)
+
+    def check(self, sizes: Mapping[str, int]) -> str:
+        """Why the sizes make no sense, which `check` says by a ValueError; "" when they do."""
+        try:
+            found = self.call("check", **sizes)
+        except ProblemMistake as mistake:
+            if isinstance(mistake.__cause__, ValueError):
+                return shorten(str(mistake.__cause__), 300) or "check refuses these sizes"
+            raise
+        if found is not None:
+            raise self._wrong("check", found, "nothing: it raises ValueError for wrong sizes")
+        return ""
+
+    def shapes(self, method: str, sizes: Mapping[str, int]) -> Shapes:
+        """Name -> shape, of `inputs` or of `outputs`."""
+        found = self.call(method, **sizes)
+        if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+            raise self._wrong(method, found, "a dict, name -> shape")
+        if not found:
+            raise self._at(method, f"{method} names no tensor, a kernel needs at least one")
+        return {name: self._shape(method, name, shape) for name, shape in found.items()}
+
+    def operations(self, sizes: Mapping[str, int]) -> int:
+        found = self.call("operations", **sizes)
+        number = isinstance(found, numbers.Real) and not isinstance(found, bool)
+        if not number or not math.isfinite(found) or found < 0:
+            raise self._wrong("operations", found, "a number")
+        return int(found)
+
+    def input(
+        self, name: str, shape: tuple[int, ...], kind: str, generator: torch.Generator
+    ) -> torch.Tensor:
+        found = self.call("make_input", name=name, shape=shape, kind=kind, generator=generator)
+        return self._tensor("make_input", "make_input", name, found, shape=shape)
+
+    def tensors(
+        self,
+        method: str,
+        arguments: Mapping[str, Any],
+        wanted: Mapping[str, tuple[int, ...]],
+        dtype: torch.dtype | None,
+    ) -> Tensors:
+        """The outputs by name as `compute` or `yardstick_of` gives them; any dtype for None."""
+        return self.outputs(method, self.call(method, **arguments), wanted, dtype)
+
+    def outputs(
+        self,
+        method: str,
+        found: Any,
+        wanted: Mapping[str, tuple[int, ...]],
+        dtype: torch.dtype | None,
+        of: str = "",
+    ) -> Tensors:
+        """The tensors in `found`, the method's answer; ProblemMistake unless they are the wanted
+        ones. `of` names a baseline."""
+        teller = of or method
+        if not isinstance(found, Mapping):
+            raise self._wrong(method, found, "a dict, name -> tensor", of)
+        if found.keys() != wanted.keys():
+            names = ", ".join(map(str, found)) or "nothing"
+            expected = ", ".join(wanted)
+            raise self._at(method, f"{teller} gave {names}; outputs names {expected}")
+        return {
+            name: self._tensor(method, teller, name, found[name], shape=shape, dtype=dtype)
+            for name, shape in wanted.items()
+        }
+
+    def baselines(self, arguments: Mapping[str, Any]) -> dict[str, Callable[[], Tensors]]:
+        found = self.call("baselines_of", **arguments)
+        if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+            raise self._wrong("baselines_of", found, "a dict, name -> function")
+        if not found:
+            raise self._at("baselines_of", "baselines_of names no baseline, expected at least one")
+        for name, function in found.items():
+            if not callable(function):
+                message = f"{name} of baselines_of is {_kind(function)}"
+                raise self._at("baselines_of", f"{message}, expected a function without arguments")
+        return dict(found)
+
+    def baseline_outputs(
+        self,
+        name: str,
+        function: Callable[[], Tensors],
+        wanted: Mapping[str, tuple[int, ...]],
+        dtype: torch.dtype,
+    ) -> Tensors:
+        """One call of a baseline."""
+        with self._file.running(self._line("baselines_of"), f"; {name} is called without any"):
+            found = function()
+        return self.outputs("baselines_of", found, wanted, dtype, of=f"{name} of baselines_of")
+
+    def _tensor(
+        self,
+        method: str,
+        teller: str,
+        name: str,
+        found: Any,
+        *,
+        shape: tuple[int, ...],
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        import torch
+
+        if not isinstance(found, torch.Tensor):
+            raise self._at(method, f"{teller} gave {_kind(found)} for {name}, expected a tensor")
+        if tuple(found.shape) != shape:
+            given = f"{name} of shape {tuple(found.shape)}"
+            raise self._at(method, f"{teller} gave {given}, expected {shape}")
+        if dtype is not None and found.dtype != dtype:
+            given, expected = (str(each).removeprefix("torch.") for each in (found.dtype, dtype))
+            raise self._at(
+                method, f"{teller} gave {name} as {given} for inputs of {expected}: keep the dtype"
+            )
+        return found.contiguous()
+
+    def _shape(self, method: str, name: str, found: Any) -> tuple[int, ...]:
+        if isinstance(found, tuple | list):
+            try:
+                return tuple(map(operator.index, found))
+            except TypeError:
+                pass
+        raise self._at(
+            method, f"{method} gave {_kind(found)} for {name}, expected a tuple of integers"
+        )
+
+    def _wrong(self, method: str, found: object, expected: str, of: str = "") -> ProblemMistake:
+        return self._at(method, f"{of or method} gave {_kind(found)}, expected {expected}")
+
+    def _at(self, method: str, message: str) -> ProblemMistake:
+        return self._file.at(self._line(method), message)
+
+    def _line(self, method: str) -> int:
+        if method not in self._lines:
+            self._lines[method] = self._file.line_of(type(self._problem), method)
+        return self._lines[method]
+
+
+def _kind(found: object) -> str:
+    """An unexpected value, in a few words."""
+    if found is None or isinstance(found, bool | int | float):
+        return str(found)
+    if isinstance(found, str):
+        return f"the text {shorten(repr(found))}"
+    if isinstance(found, tuple) and len(found) <= 8:
+        return shorten(repr(found))
+    return f"a {type(found).__name__}"

@@ -1,0 +1,86 @@
+"""The facts about a run that reports show, and the shape that the engine stores them in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from evotune.store import AROUND_SEARCH, RunStore
+from evotune.trial import Json, Value
+
+
+class _Timing(msgspec.Struct):
+    """The shape of a stored `evotune.execute.executor.BaselineTiming`."""
+
+    case: str
+    name: str
+    time_us: float
+    passed: bool
+
+
+class _Baselines(msgspec.Struct):
+    timings: Sequence[_Timing] = ()
+    chosen: Mapping[str, str] = msgspec.field(default_factory=dict)
+    copy_gbps: float | None = None
+
+
+class _Calibration(msgspec.Struct):
+    """The shape of a stored result of `evotune.engine._calibration.calibrate`."""
+
+    id: str
+    model: str
+    reason: str
+    baseline_us: Mapping[str, float]
+    speedup: float | None
+    speedup_low: float | None
+    speedup_high: float | None
+
+    def __post_init__(self) -> None:
+        speedups = (self.speedup, self.speedup_low, self.speedup_high)
+        figures = [*self.baseline_us.values(), *(s for s in speedups if s is not None)]
+        if not all(figure > 0 for figure in figures):
+            raise ValueError("a device without figures")
+
+
+class _Change(msgspec.Struct):
+    """The shape of a stored `evotune.engine.ablation.AblationRow`."""
+
+    parameter: str
+    before: Value | None
+    after: Value | None
+    also: Mapping[str, Value]
+    why: str
+    outcome: str
+    reason: str
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    same_code: bool = False
+
+
+class _Ablation(msgspec.Struct):
+    trial: int
+    configuration: Mapping[str, Value]
+    date: str
+    rows: Sequence[_Change]
+
+
+_FACTS: Mapping[str, type] = {
+    **dict.fromkeys(("space", "kind", "state", "created"), str),
+    **dict.fromkeys(("device", "problem", "settings", "default"), dict),
+    "command": list,
+    AROUND_SEARCH: float,
+    "beside": dict[int, list[str]],
+    "devices": list[_Calibration],
+    "baselines": _Baselines,
+    "ablation": _Ablation,
+}
+
+
+def read_facts(store: RunStore) -> dict[str, Json]:
+    """The stored facts; ValueError when one has another shape than the engine stores."""
+    facts = {name: value for name in _FACTS if (value := store.meta(name)) is not None}
+    for name, value in facts.items():
+        msgspec.convert(value, _FACTS[name], str_keys=True)
+    return facts

@@ -1,0 +1,88 @@
+"""The page: skeleton, style, the runs' data, the script that draws them, and plotly once.
+
+No text from elsewhere ever becomes markup. The runs are one JSON text in which no character can
+end its element; the script puts text into the page as text. A content security policy lets only
+the page's own two scripts run (by their hashes), lets no text become code, and forbids every
+connection.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+
+from evotune.report.data import RunData
+from evotune.report.html._payload import run_payload
+from evotune.report.records import finite
+from evotune.trial import Json
+from evotune.version import __version__
+
+_SCRIPTS = (
+    "elements.js",
+    "filter.js",
+    "table.js",
+    "charts.js",
+    "parallel.js",
+    "plots.js",
+    "sections.js",
+    "main.js",
+)
+
+
+def html_page(runs: Sequence[RunData]) -> str:
+    """The page of one or more runs. About 5 MB of it are plotly."""
+    from plotly.offline import get_plotlyjs
+
+    data = {"evotune": __version__, "runs": [run_payload(run) for run in runs]}
+    plotly = get_plotlyjs()
+    script = "'use strict';\n" + "\n".join(_asset(name) for name in _SCRIPTS)
+    names = ", ".join(dict.fromkeys(run.space or "run" for run in runs))
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{_policy(plotly, script)}">
+<title>{html.escape(names)} - evotune</title>
+<link rel="icon" href="data:,">
+<style>
+{_asset("report.css")}
+</style>
+</head>
+<body>
+<noscript>This report draws itself with JavaScript, all of which is inside the file.</noscript>
+<main id="page"></main>
+<script type="application/json" id="data">{_embedded(data)}</script>
+<script>{script}</script>
+<script>{plotly}</script>
+</body>
+</html>
+"""
+
+
+def _asset(name: str) -> str:
+    return files("evotune.report.html").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _policy(*scripts: str) -> str:
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+        for text in scripts
+    )
+    rules = (
+        "default-src 'none'",
+        f"script-src {hashes}",
+        "style-src 'unsafe-inline'",
+        "img-src data: blob:",
+    )
+    return "; ".join(rules)
+
+
+def _embedded(data: Json) -> str:
+    """JSON that is safe inside a script element: no `<`, so neither `</script` nor `<!--`."""
+    text = json.dumps(finite(data), separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

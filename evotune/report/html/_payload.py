@@ -1,0 +1,391 @@
+"""A run's data for the page's script: columns of numbers, and each text once.
+
+Ten thousand trials must stay a small part of the page. So figures keep five digits, reasons and
+values are indices into lists of texts, and only the leaders have measurements of single cases.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+
+from evotune.command_line import run_command
+from evotune.measure.agreement import agreement
+from evotune.objectives import worst_check
+from evotune.report import wording
+from evotune.report.data import RunData
+from evotune.report.devices import MEANING, devices_table
+from evotune.report.domain import MEANING as DOMAIN
+from evotune.report.domain import domain_table, domain_text
+from evotune.report.evidence import Evidence, weigh
+from evotune.report.front import pareto_front
+from evotune.report.html._findings import ablation, against_default
+from evotune.report.leaderboard import Leaderboard, Row, rank
+from evotune.report.markdown import sentence
+from evotune.report.reasons import alike_reasons
+from evotune.report.records import trial_record
+from evotune.report.summary import RunSummary, StageTime, summarize
+from evotune.report.whole import failures, in_proposal_order
+from evotune.report.wording import printable
+from evotune.space.suggest import shorten
+from evotune.trial import Json, Measurement, Trial, Value
+
+_DETAILED_ROWS = 100
+_REASON_CHARACTERS = 160
+_SHOWN_REASONS = 6
+
+
+def run_payload(data: RunData) -> dict[str, Json]:
+    """The run as a JSON value in which every text is `printable`."""
+    evidence = weigh(data)
+    board = rank(data, evidence)
+    if data.sample is not None:  # further trials are a sample and have no rank
+        board = dataclasses.replace(board, rows=board.rows[: data.sample.leaders])
+    summary = summarize(data, board)
+    leader = board.rows[0] if board.rows else None
+    return {
+        "id": printable(data.id),
+        "space": printable(data.space or "run"),
+        "device": printable(summary.device),
+        "recorded": data.recorded,
+        "csv_command": printable(run_command("report", data.path, "--format", "csv")),
+        "ablate_command": printable(run_command("ablate", data.path)),
+        "total": data.totals.trials,
+        "every": data.sample.every if data.sample else 1,
+        "sentence": printable(sentence(summary)),
+        "headline": _headline(data, summary, leader),
+        "facts": _facts(data, summary),
+        "command": shlex.join(printable(str(word)) for word in data.meta.get("command") or ()),
+        "environment": printable_json(data.environment),
+        "parameters": _parameters(data.trials),
+        "trials": _columns(data, board, evidence),
+        "front": _front(data),
+        "details": {str(row.number): _details(row) for row in board.rows[:_DETAILED_ROWS]},
+        "leader": None if leader is None else leader.number,
+        "domain": _domain(leader),
+        "baselines": _baselines(data),
+        "devices": _devices(data),
+        "outcomes": _outcomes(data, summary),
+        "stages": _stages(summary.stages),
+        "confirmation_stages": _stages(summary.confirmation_stages),
+        "state": _device_state(data),
+        "default": against_default(data, leader),
+        "ablation": ablation(data),
+        "disqualified": [
+            [item.trial.number, printable(item.reason)] for item in board.disqualified
+        ],
+        "warnings": [
+            [row.number, printable(warning)]
+            for row in board.rows[:_DETAILED_ROWS]
+            for warning in row.warnings
+        ],
+    }
+
+
+def printable_json(value: Json) -> Json:
+    """The same value with every text in it `printable`."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {printable(str(name)): printable_json(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [printable_json(item) for item in value]
+    return value
+
+
+def short(figure: float | None) -> float | None:
+    """Five significant digits, as many as a chart or a table can show."""
+    if figure is None or not math.isfinite(figure):
+        return None
+    return float(f"{figure:.5g}")
+
+
+def _headline(data: RunData, summary: RunSummary, leader: Row | None) -> Json:
+    if leader is None:
+        return None
+    figures = leader.figures
+    used = dict.fromkeys(m.baseline for m in leader.timed)
+    return {
+        "trial": leader.number,
+        "speedup": short(figures.speedup),
+        "low": short(figures.speedup_low),
+        "high": short(figures.speedup_high),
+        "time": wording.time_text(figures.time_us) if figures.time_us else "",
+        "time_us": short(figures.time_us),
+        "baseline": printable(", ".join(used)),
+        "confirmed": leader.confirmed,
+        "configuration": printable(wording.configuration_text(leader.configuration)),
+    }
+
+
+def _facts(data: RunData, summary: RunSummary) -> list[list[str]]:
+    problem: Mapping[str, Json] = data.meta.get("problem") or {}
+    packages: Mapping[str, Json] = data.environment.get("packages") or {}
+    pace = summary.trials_per_minute
+    facts = {
+        "state": wording.state_text(summary.state),
+        "device": summary.device,
+        "beside": wording.beside_text(summary.beside),
+        "problem": " ".join(str(problem[name]) for name in ("name", "dtype") if name in problem),
+        "cases": ", ".join(data.cases),
+        "held out": ", ".join(data.held_out_cases),
+        "search": f"{summary.strategy}, seed {summary.seed}",
+        "trials": f"{summary.done} of {summary.trials or '?'}",
+        "elapsed": wording.duration_text(summary.elapsed_s),
+        "pace": "" if pace is None else f"{pace:.1f} trials per minute",
+        "created": str(data.meta.get("created", "")),
+        "versions": ", ".join(
+            f"{name} {version}"
+            for name, version in {
+                **{name: data.environment.get(name) for name in ("evotune", "python")},
+                **packages,
+            }.items()
+            if version
+        ),
+        "compiler": shorten(str(data.environment.get("compiler", "")), _REASON_CHARACTERS),
+    }
+    return [[name, printable(text)] for name, text in facts.items() if text]
+
+
+def _parameters(trials: Sequence[Trial]) -> list[dict[str, Json]]:
+    """Every parameter with the values that were tried, in order: numbers, then words."""
+    if not trials:
+        return []
+    found: dict[str, dict[Value, None]] = {name: {} for name in trials[0].configuration}
+    for trial in trials:
+        for name, value in trial.configuration.items():
+            found.setdefault(name, {})[value] = None
+    return [
+        {"name": printable(name), "values": [printable(wording.value_text(v)) for v in values]}
+        for name, values in ((name, _ordered(values)) for name, values in found.items())
+    ]
+
+
+def _ordered(values: Iterable[Value]) -> list[Value]:
+    """Numbers by value, then words, numbers in them by value too: `tile9` before `tile10`."""
+    numbers: list[bool | int | float] = []
+    words: list[str] = []
+    for value in values:
+        if isinstance(value, str):
+            words.append(value)
+        else:
+            numbers.append(value)
+    return [*sorted(numbers), *sorted(words, key=_natural)]
+
+
+def _natural(word: str) -> list[tuple[str, int, str]]:
+    """A sort key: the texts in a word and the numbers between them. Numbers stay digits, since
+    Python refuses to convert very long ones."""
+    return [
+        ("", len(part.lstrip("0")), part.lstrip("0")) if at % 2 else (part, 0, "")
+        for at, part in enumerate(re.split("([0-9]+)", word))
+    ]
+
+
+def _columns(
+    data: RunData, board: Leaderboard, evidence: Mapping[int, Evidence]
+) -> dict[str, list[Json]]:
+    """A list for each column, with a value for each trial: leaders first, the rest by number."""
+    rows = {row.number: row for row in board.rows}
+    order = [*rows, *(number for number in evidence if number not in rows)]
+    reasons: dict[str, int] = {}
+    columns: dict[str, list[Json]] = {
+        name: []
+        for name in (
+            *("number", "place", "outcome", "reason", "speedup", "low", "high", "time_us"),
+            *("error", "confirmed", "flags", "same_code", "finished_s", "seen"),
+        )
+    }
+    for number in order:
+        item = evidence[number]
+        row = rows.get(number)
+        record = trial_record(data.recorded, item, row.rank if row else None)
+        reason = shorten(printable(item.reason), _REASON_CHARACTERS)
+        error, limit = record["error"], record["error_limit"]
+        cells = {
+            "number": number,
+            "place": row.place if row else None,
+            "outcome": item.outcome.kind.value,
+            "reason": reasons.setdefault(reason, len(reasons)),
+            "speedup": short(record["speedup"]),
+            "low": short(record["speedup_low"]),
+            "high": short(record["speedup_high"]),
+            "time_us": short(record["time_us"]),
+            "error": None if _is_rounding(item) else short(_share(error, limit)),
+            "confirmed": int(item.confirmed),
+            "flags": " ".join(record["flags"]),
+            "same_code": record["duplicate_of"],
+            "finished_s": short(data.finish_times_s.get(number)),
+            "seen": _seen(data, item.trial),
+        }
+        for name, cell in cells.items():
+            columns[name].append(cell)
+    places = [
+        {value: place for place, value in enumerate(spec["values"])}
+        for spec in _parameters(data.trials)
+    ]
+    columns["configurations"] = [
+        [
+            place.get(printable(wording.value_text(value)))
+            for place, value in zip(
+                places, evidence[number].trial.configuration.values(), strict=False
+            )
+        ]
+        for number in order
+    ]
+    columns["reasons"] = list(reasons)
+    return columns
+
+
+def _share(error: float | None, limit: float | None) -> float | None:
+    return error / limit if limit and error is not None else error
+
+
+def _is_rounding(item: Evidence) -> bool:
+    check = worst_check(item.outcome.checks)
+    return check is not None and check.rounding
+
+
+def _seen(data: RunData, trial: Trial) -> list[float | None] | None:
+    """The search's own measurement: [speedup, low, high], or [time_us] of a recording."""
+    outcome = trial.outcome
+    if outcome.fitness is None:
+        return None
+    if data.recorded:
+        time_ms = outcome.resources.get("time_ms")
+        return [short(time_ms * 1000)] if isinstance(time_ms, int | float) else None
+    bounds = (outcome.fitness, outcome.fitness_low, outcome.fitness_high)
+    return [short(_exp(outcome.fitness if bound is None else bound)) for bound in bounds]
+
+
+def _exp(fitness: float) -> float:
+    return math.exp(min(fitness, 700.0))
+
+
+def _front(data: RunData) -> Json:
+    return [
+        {
+            "trial": row.number,
+            "speedup": short(row.speedup),
+            "error": short(row.error),
+            "confirmed": row.confirmed,
+            "configuration": printable(wording.configuration_text(row.configuration)),
+        }
+        for row in pareto_front(data, in_proposal_order(data))
+    ]
+
+
+def _details(row: Row) -> dict[str, Json]:
+    return {
+        "cases": [_case(measurement) for measurement in row.outcome.measurements],
+        "compiled": wording.compiled_text(row.outcome.resources),
+        "duplicates": list(row.duplicates[:20]),
+    }
+
+
+def _case(m: Measurement) -> dict[str, Json]:
+    return {
+        "case": printable(m.case),
+        "cache": m.cache,
+        "held_out": m.held_out,
+        "time_us": short(m.time_us),
+        "baseline": printable(m.baseline),
+        "baseline_us": short(m.baseline_us),
+        "speedup": short(m.speedup),
+        "low": short(m.speedup_low),
+        "high": short(m.speedup_high),
+        "samples": m.samples,
+    }
+
+
+def _baselines(data: RunData) -> list[list[Json]]:
+    return [
+        [
+            printable(str(timing.get("case", ""))),
+            printable(str(timing.get("name", ""))),
+            short(timing.get("time_us")),
+            bool(timing.get("passed")),
+            data.chosen_baselines.get(timing.get("case", "")) == timing.get("name"),
+        ]
+        for timing in data.baseline_timings
+    ]
+
+
+def _domain(leader: Row | None) -> Json:
+    """The leader's domain; None if there is none."""
+    found = None if leader is None else leader.outcome.domain
+    if leader is None or found is None:
+        return None
+    table = domain_table(found)
+    return printable_json(
+        {
+            "note": f"Trial {leader.number} {domain_text(found)}. {DOMAIN}",
+            "columns": table.columns,
+            "rows": table.rows,
+            "numeric": table.numeric,
+        }
+    )
+
+
+def _devices(data: RunData) -> Json:
+    """None in a run on one device."""
+    table = devices_table(data.calibrations)
+    if table is None:
+        return None
+    return printable_json(
+        {
+            "note": f"{MEANING} {agreement(data.calibrations)}.",
+            "columns": table.columns,
+            "rows": table.rows,
+            "numeric": table.numeric,
+        }
+    )
+
+
+def _outcomes(data: RunData, summary: RunSummary) -> list[dict[str, Json]]:
+    """Counts by kind, with the most frequent reasons."""
+    reasons: dict[str, list[list[Json]]] = {}
+    for reason in alike_reasons(failures(data)):
+        if reason.example:
+            example = shorten(printable(reason.example), _REASON_CHARACTERS)
+            reasons.setdefault(reason.kind, []).append([reason.trials, example])
+    return [
+        {
+            "kind": kind,
+            "count": count,
+            "reasons": reasons.get(kind, [])[:_SHOWN_REASONS],
+            "more": max(0, len(reasons.get(kind, ())) - _SHOWN_REASONS),
+        }
+        for kind, count in summary.outcomes.items()
+    ]
+
+
+def _stages(stages: Iterable[StageTime]) -> list[list[Json]]:
+    return [[printable(s.stage), s.trials, short(s.total_s), short(s.median_s)] for s in stages]
+
+
+def _device_state(data: RunData) -> dict[str, Json]:
+    """The seconds at which trials ended, and the figures that the device gave after the last
+    measurement of each."""
+    moments = []
+    names: dict[str, None] = {}
+    every = data.sample.every if data.sample else 1
+    trials = (trial for trial in data.trials if trial.number % every == 0)
+    for trial in sorted(trials, key=lambda t: data.finish_times_s.get(t.number, 0.0)):
+        state = trial.outcome.measurements[-1].state if trial.outcome.measurements else {}
+        figures = {n: v for n, v in state.items() if isinstance(v, int | float)}
+        if figures:
+            names.update(dict.fromkeys(figures))
+            throttled = " ".join(map(str, state.get("throttled_by") or ()))
+            moments.append((data.finish_times_s.get(trial.number), figures, printable(throttled)))
+    return {
+        "seconds": [short(seconds) for seconds, _, _ in moments],
+        "figures": {
+            printable(name): [short(figures.get(name)) for _, figures, _ in moments]
+            for name in names
+        },
+        "throttled": [throttled for _, _, throttled in moments],
+    }

@@ -1,0 +1,278 @@
+"""The store of one run: a SQLite file in WAL mode with one writer and any number of readers.
+
+The store guarantees:
+
+- Once `append` has returned, its outcome survives the death of this process.
+- A power cut loses the last second at most and never damages the store: `synchronous=NORMAL`, with
+  a full fsync at least every second, by `append` or in quiet moments by `sync`.
+- Outcomes are never changed or deleted.
+- A store that is not as it was written is refused when it is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+
+from evotune.errors import StoreError
+from evotune.store._checksums import (
+    ROW,
+    break_seal,
+    is_sealed,
+    keep_table_sum,
+    keep_tail,
+    make_seal,
+    row_sum,
+    tail,
+)
+from evotune.store._verification import check_schema, verify
+from evotune.store.opening import (
+    WRONG_SHAPE,
+    check_version,
+    damaged,
+    encode_json,
+    migrate,
+    newest_version,
+    opened_read_only,
+    opening,
+    outcome_columns,
+    real,
+    require,
+)
+from evotune.store.queries import StoreQueries
+from evotune.trial import Json, Outcome, Trial
+
+_SYNC_EVERY_S = 1.0
+_FEW = 20_000
+"""So many outcomes can be checked in a fraction of a second."""
+_CHECKED_EVERY_S = 1e-3
+"""A writer that closes a store of many outcomes checks it only if it was open for this many seconds
+per outcome. A check takes less than 1e-5 s an outcome, so less than 1% of the time."""
+
+
+class RunStore(StoreQueries):
+    """The store of one run. Make it with `create`, or open it with `open_for_writing` or
+    `open_for_reading`."""
+
+    def __init__(
+        self, path: Path, connection: sqlite3.Connection, file: os.stat_result | None = None
+    ) -> None:
+        """`file` is the writer's open file, None for a reader."""
+        super().__init__(path, connection)
+        self._file = file
+        self._opened_s = self._synced_s = time.monotonic()
+        self._unsynced = False
+        self._usual = "NORMAL"
+
+    @classmethod
+    def create(cls, path: Path, facts: Mapping[str, Json] | None = None) -> RunStore:
+        """A new store with `facts` (see `meta`). Its file appears with all facts or not at all.
+
+        StoreError if the file exists or cannot be made.
+        """
+        if path.exists():
+            raise StoreError(f"{path} exists already")
+        unfinished = path.with_name(f".{path.name}.unfinished")
+        unfinished.unlink(missing_ok=True)
+        store = cls._open_writable(unfinished)
+        with contextlib.closing(store._connection):
+            store.set_facts(facts or {})
+        os.rename(unfinished, path)
+        return cls._open_writable(path)
+
+    @classmethod
+    def open_for_writing(cls, path: Path) -> RunStore:
+        """An existing store, brought to the newest version. A damaged store is refused and stays as
+        it is."""
+        require(path)
+        # A closing writer moves the log into the main file, even into a damaged one.
+        with opened_read_only(path) as connection:
+            _check(path, connection, check_version(path, connection))
+            connection.close()
+        return cls._open_writable(path)
+
+    @classmethod
+    def open_for_reading(cls, path: Path, *, checked: bool = False) -> RunStore:
+        """Reads a store that may be in use. Writes nothing into it, even if its version is older.
+
+        With `checked`, this process has found it whole before and does not check it again.
+        """
+        require(path)
+        with opened_read_only(path) as connection:
+            version = check_version(path, connection)
+            if not checked:
+                _check(path, connection, version)
+            if version == newest_version():
+                return cls(path, connection)
+            # A temporary store, which SQLite keeps in memory, and in a file when it is large.
+            newest = sqlite3.connect("", isolation_level=None)
+            connection.backup(newest)
+            connection.close()
+            migrate(newest)
+            return cls(path, newest)
+
+    @classmethod
+    def _open_writable(cls, path: Path) -> RunStore:
+        new = not path.exists()
+        with opening(path, path.resolve().as_uri()) as connection:
+            if not new:
+                check_version(path, connection)
+            break_seal(path)
+            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            migrate(connection)
+            store = cls(path, connection, os.stat(path))
+            if mode != "wal":  # some network folders have no WAL: there every commit must be synced
+                store._usual = "FULL"
+            connection.execute(f"PRAGMA synchronous = {store._usual}")
+            return store
+
+    def __enter__(self) -> RunStore:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the store. A writer seals an undamaged one, so that readers need not check it."""
+        whole = self._file is not None and self._is_whole()
+        self._connection.close()
+        if whole:
+            make_seal(self.path)
+
+    def _is_whole(self) -> bool:
+        """Whether the store shows no damage. It was whole when it was opened, so it is only checked
+        again where that takes little of the time."""
+        try:
+            count, _ = tail(self._connection, "outcomes")
+            enough_s = 0.0 if count <= _FEW else count * _CHECKED_EVERY_S
+            if time.monotonic() - self._opened_s >= enough_s:
+                verify(self._connection, newest_version())
+        except (sqlite3.Error, *WRONG_SHAPE):
+            return False
+        return True
+
+    # --- facts about the run -------------------------------------------------------------
+
+    def set_meta(self, name: str, value: Json) -> None:
+        self.set_facts({name: value})
+
+    def set_facts(self, facts: Mapping[str, Json]) -> None:
+        """Stores all facts in one transaction."""
+        rows = [(name, json.dumps(value)) for name, value in facts.items()]
+        with self._writing() as connection:
+            connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+            keep_table_sum(connection, "meta")
+
+    # --- outcomes ------------------------------------------------------------------------
+
+    def append(self, trial: Trial, finished_s: float) -> None:
+        """Commits one outcome. `finished_s` counts from the run's start, without the pauses between
+        its parts."""
+        outcome = trial.outcome.to_json()
+        row = (
+            trial.number,
+            trial.configuration.key,
+            encode_json(outcome),
+            real(finished_s),
+            *outcome_columns(outcome),
+        )
+        with self._writing() as connection:
+            place, before = tail(connection, "outcomes")
+            found = row_sum((*row, place), before)
+            connection.execute(
+                f"INSERT INTO outcomes ({ROW}, place, sum) VALUES ({'?, ' * len(row)}?, ?)",
+                (*row, place, found),
+            )
+            keep_tail(connection, "outcomes", place + 1, found)
+
+    # --- champions and the search's state --------------------------------------------------
+
+    def confirm(self, number: int, outcome: Outcome, finished_s: float) -> None:
+        """Stores the outcome of measuring trial `number` again in a fresh process."""
+        row = (number, encode_json(outcome.to_json()), real(finished_s))
+        with self._writing() as connection:
+            connection.execute("INSERT OR REPLACE INTO confirmations VALUES (?, ?, ?)", row)
+            keep_table_sum(connection, "confirmations")
+
+    def save_snapshot(self, told: int, state: Json) -> None:
+        """Stores the search's state after `told` tells, and deletes all older snapshots but one."""
+        row = (told, json.dumps(state))
+        with self._writing() as connection:
+            connection.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", row)
+            connection.execute(
+                "DELETE FROM snapshots WHERE told NOT IN"
+                " (SELECT told FROM snapshots ORDER BY told DESC LIMIT 2)"
+            )
+            keep_table_sum(connection, "snapshots")
+
+    # --- durability ------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Writes appended outcomes to the disk if that is due, so that they survive a power cut.
+        To be called in quiet moments."""
+        if not (self._unsynced and self._sync_is_due()):
+            return
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        except sqlite3.Error as error:
+            raise damaged(self.path, error) from error
+        self._unsynced = False
+        self._synced_s = time.monotonic()
+
+    def _sync_is_due(self) -> bool:
+        return time.monotonic() - self._synced_s >= _SYNC_EVERY_S
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: all of its changes are kept, or none."""
+        self._require_file()
+        due = self._sync_is_due()
+        connection = self._connection
+        try:
+            if due:
+                connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+            except BaseException:
+                if connection.in_transaction:  # a full disk has ended it already
+                    connection.execute("ROLLBACK")
+                raise
+            connection.execute("COMMIT")
+            if due:
+                connection.execute(f"PRAGMA synchronous = {self._usual}")
+                self._synced_s = time.monotonic()
+            self._unsynced = not due
+        except sqlite3.Error as error:
+            raise damaged(self.path, error) from error
+
+    def _require_file(self) -> None:
+        """StoreError if the file was deleted or replaced: SQLite would write into the deleted one
+        without an error."""
+        try:
+            there = self._file is None or os.path.samestat(os.stat(self.path), self._file)
+        except OSError:
+            there = False
+        if not there:
+            raise StoreError(f"the store {self.path} was deleted or replaced while it was in use")
+
+
+def _check(path: Path, connection: sqlite3.Connection, version: int) -> None:
+    """StoreError when the store is not as it was written."""
+    try:
+        check_schema(connection, version)
+        if version < newest_version() or not is_sealed(path):
+            verify(connection, version)
+    except (sqlite3.Error, *WRONG_SHAPE) as error:
+        raise damaged(path, error) from error

@@ -1,0 +1,64 @@
+"""Rules of the code's structure: imports, names and sizes of modules."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import graphlib
+from pathlib import Path
+
+import grimp
+import pytest
+
+_ROOT = Path(__file__).parents[1]
+_MOST_LINES = 415  # about 400
+
+
+@functools.cache
+def graph() -> grimp.ImportGraph:
+    """Imports inside functions count; imports for type checkers do not."""
+    return grimp.build_graph("evotune", exclude_type_checking_imports=True, cache_dir=None)
+
+
+def files() -> list[Path]:
+    folders = (_ROOT / name for name in ("evotune", "benchmarks"))
+    return [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+
+
+def test_no_imports_form_a_circle() -> None:
+    needs = {
+        module: {
+            needed
+            for needed in graph().find_modules_directly_imported_by(module)
+            if not graph().find_children(module) or not needed.startswith(f"{module}.")
+        }
+        for module in graph().modules
+    }
+    try:
+        graphlib.TopologicalSorter(needs).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_no_module_has_the_name_of_another_one() -> None:
+    known = collections.defaultdict(list)
+    for module in graph().modules:
+        known[module.rpartition(".")[2].lstrip("_")].append(module)
+    assert not {name: modules for name, modules in known.items() if len(modules) > 1}
+
+
+def test_only_its_own_package_imports_a_module_with_an_underscore() -> None:
+    wrong = [
+        f"{user} imports {module}"
+        for module in graph().modules
+        if module.rpartition(".")[2].startswith("_") and module != "evotune.__main__"
+        for user in graph().find_modules_that_directly_import(module)
+        if not user.startswith(module.rpartition(".")[0])
+    ]
+    assert not wrong
+
+
+def test_a_module_is_short_enough_to_be_read_at_once() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files()}
+    long = {str(p.relative_to(_ROOT)): n for p, n in lengths.items() if n > _MOST_LINES}
+    assert not long
