@@ -113,7 +113,6 @@ def compare(
     A and B are runs (the leaderboard's first counts) or RUN:TRIAL, or RUN:default for the
     configuration that the space starts from. Ratios are A's time / B's: above 1, B is faster.
     """
-    from evotune.cli.compare_command import parse_condition
     from evotune.report.comparison import compare as compare_sides
     from evotune.report.wording import noise_text
 

@@ -82,7 +82,6 @@ def doctor(terminal: Terminal, style: str, output: str) -> int:
 
     Packages, compiler, CPU, GPUs, cache. The exit code is 3 when something must be fixed.
     """
-    from evotune.cli.doctor_command import examine
 
     found = examine()
     if style == "json":

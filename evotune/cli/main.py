@@ -160,7 +160,6 @@ def _unexpected(error: Exception, terminal: Terminal) -> int:
         where = f"{error.filename}: " if error.filename else ""
         say(f"error: {where}{error.strerror}")
         return _ENVIRONMENT
-    from evotune.cli.main import report_crash
 
     report_crash(error, terminal)
     return _INTERNAL_ERROR

@@ -116,8 +116,6 @@ def status(
     no fresh process has confirmed.
     """
     if run is None and not watch:
-        from evotune.cli.readers import print_runs
-
         print_runs(terminal, runs_dir, style, output)
         return 0
     run = run or "latest"
