@@ -1,9 +1,9 @@
-"""The fast CPU attention kernel against SDPA, tuned for each of several shapes.
+"""Compares the fast CPU attention kernel, tuned for each of several shapes, with SDPA.
 
     python benchmarks/attention_cpu.py [--seed 0] [-o FILE]
 
-For each shape: `evotune run` on search_spaces/attention_cpu.yaml with that shape, then the
-best confirmed configuration (fresh process, unseen inputs). Prints a Markdown table.
+For each shape it calls `evotune run` on search_spaces/attention_cpu.yaml with that shape and takes
+the best confirmed configuration (fresh process, unseen inputs). Prints a Markdown table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The CUDA attention ladder against SDPA on one GPU, tuned for each shape.
+"""Compares the CUDA attention ladder, tuned for each shape, with SDPA on one GPU.
 
     python benchmarks/attention_cuda.py [--only NAME ...] [--seed 0] [--trials N] [--again]
         [--ablate] -o benchmarks/results/FILE.json
@@ -6,12 +6,14 @@
     python benchmarks/attention_cuda.py --table benchmarks/results/FILE.json
 
 Each job is one `evotune run` (its space, trials and seed are in the record) whose best
-configuration was confirmed in a fresh process. A job's record replaces the one of the same name
-in the file; with --again the search starts from that one's champion. With --ablate the record says
-what each choice of the champion is worth, measured in turn with it. With --confirm nothing is
-searched: the champions of FILE go through today's confirmation, and OTHER says how each ended, in
-how many seconds, and how fast it was; a second call goes on where the first one ended. Times are
-device time by CUDA graph replay, warm unless it says cold.
+configuration was confirmed in a fresh process. A job's record replaces the one of the same name in
+the file. Times are device time by CUDA graph replay, warm unless it says cold.
+
+- --again: the search starts from the champion of the job's last record.
+- --ablate: the record also has the worth of each choice of the champion, measured in turn with it.
+- --confirm: nothing is searched. The champions of FILE go through today's confirmation, and OTHER
+  says for each how it ended, in how many seconds, and how fast it was. A second call continues
+  where the first one ended.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from evotune.trial import Configuration
 
 PROBLEM = Attention("float16")
 Shape = tuple[int, int, int, int, int, int]
-"""batch, query heads, key and value heads, queries, keys, head size"""
+"""Batch, query heads, key and value heads, queries, keys, head size."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Job:
     space: str
     shape: Shape
     masks: tuple[bool, ...]
-    """Causal or not; both: one configuration is tuned for the mean of the two."""
+    """Causal or not. With both, one configuration is tuned for the mean of the two."""
     trials: int
     start: dict[str, Any] = field(default_factory=dict)
     """The first configuration to try, where the space's own suits the shape badly."""
@@ -63,7 +65,7 @@ class Job:
         }
 
     def _nearby(self) -> Shape:
-        """Another batch, and lengths that no tile divides."""
+        """The held-out shape: another batch size, and lengths that no tile divides."""
         batch, heads, kv_heads, queries, keys, head_dim = self.shape
         return (batch + 1, heads, kv_heads, max(1, queries - 12), keys - 12, head_dim)
 
@@ -156,7 +158,7 @@ def run(job: Job, seed: int, *, ablate: bool) -> dict[str, Any]:
 
 
 def confirm(job: Job, record: dict[str, Any]) -> dict[str, Any]:
-    """A champion of before through the confirmation of today, as a run confirms its first one."""
+    """Puts a recorded champion through today's confirmation, as a run confirms its first one."""
     with tempfile.TemporaryDirectory() as folder:
         path = derive(job.space, {"problem": job.problem()}, Path(folder) / "space.yaml")
         setup = load_kernel_setup(path, "cuda:0")
@@ -250,7 +252,7 @@ def measurement(
 
 
 def table(records: Records) -> list[str]:
-    """Markdown: the fastest champion of each shape and mask, then the rungs side by side."""
+    """Markdown tables: the fastest champion of each shape and mask, then the rungs side by side."""
     lines = [
         "| shape (batch, heads, length, head_dim), mask | SDPA µs | evotune µs | rung "
         "| speedup [95%] | TFLOP/s "
@@ -299,7 +301,7 @@ def table(records: Records) -> list[str]:
 
 
 def fastest(records: Records) -> Iterator[tuple[Job, bool, dict[str, Any]]]:
-    """Of each shape and mask the job whose champion has the greatest speedup."""
+    """For each shape and mask, the job whose champion has the greatest speedup."""
     found: dict[str, tuple[Job, bool, dict[str, Any]]] = {}
     for job in JOBS:
         for causal in job.masks:

@@ -1,12 +1,12 @@
-"""What STAGES, PRODUCER_WARPS and SWIZZLE each buy in the WMMA kernel: the story's question.
+"""Measures the worth of STAGES, PRODUCER_WARPS and SWIZZLE in the WMMA kernel, each by itself.
 
     python benchmarks/attention_story.py [--trials 150] [--seed 0] -o benchmarks/results/FILE.json
     python benchmarks/attention_story.py --table benchmarks/results/FILE.json
 
-For each length: `evotune run` finds the best configuration, then a space that holds only it and
-its neighbours along one of the three parameters is measured exhaustively. A ratio is the
-neighbour's speed over the best one's, each measured against SDPA in the same minutes; its bounds
-come from both 95% intervals.
+For each length, `evotune run` finds the best configuration. Then a space that holds only it and its
+neighbours along one of the three parameters is measured exhaustively. A ratio is the neighbour's
+speed over that of the best, both measured against SDPA in the same minutes. Its bounds come from
+both 95% intervals.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def study(length: int, trials: int, seed: int) -> dict[str, Any]:
 
 
 def around(best: dict[str, Any]) -> dict[str, Any]:
-    """Changes to the space: one parameter of VARIED at a time differs from `best`."""
+    """Changes that restrict the space to `best` and the configurations that differ from it in one
+    parameter of VARIED."""
     document = shipped("attention_wmma")
     parameters = {
         name: document["parameters"][name]

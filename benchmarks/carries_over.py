@@ -1,14 +1,14 @@
-"""Does what a run confirmed come out again in a user's program?
+"""Compares the speedup that a run confirmed with the speedup in a user's program.
 
     python benchmarks/carries_over.py [--spaces attention-cpu ...] [--device cpu] [--busy 0 2]
         [--trials 12] [--programs 9] [-o FILE]
 
-For each space of attention and number of busy processes beside it: a run with one champion, then
-that champion called from `programs/attention_cpu.py` or `attention_cuda.py` in processes of their
-own, which know nothing of evotune. These call each side once, twice or five times (on a GPU 5, 20
-or 100) in a row, in turn: `by_row` has the medians. A line says `inside` where the median over all
-programs lies within the confirmed interval; where `flags` have `too_noisy`, the run made no
-statement.
+For each attention space and each number of busy processes beside it, a run confirms one champion.
+Then `programs/attention_cpu.py` or `attention_cuda.py`, which use nothing of evotune, call that
+champion in processes of their own. A program calls each side once, twice or five times (on a GPU
+5, 20 or 100 times) in a row, in turn; `by_row` has the medians. `inside` is true when the median
+over all programs lies within the confirmed interval. Where `flags` contain `too_noisy`, the run
+made no statement.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from evotune.trial import Configuration, Measurement, Outcome
 
 ROOT = Path(__file__).parents[1]
 ROWS = {"cpu": (1, 2, 5), "cuda": (5, 20, 100)}
-"""How often a program calls one side before it calls the other."""
+"""The numbers of calls that a program makes to one side before it calls the other."""
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """So many that do nothing but spin, for as long as the block lasts."""
+    """Keeps `count` processes spinning for as long as the block lasts."""
     spinning = [sys.executable, "-c", "while True: pass"]
     processes = [subprocess.Popen(spinning) for _ in range(count)]
     try:

@@ -1,14 +1,14 @@
-"""What a change of kernel sources does to configurations' times.
+"""Measures how a change of kernel sources changes the times of configurations.
 
     python benchmarks/compare_kernels.py CHANGED [--device cuda:0] [--only NAME ...] [--random 6]
         [-o benchmarks/results/FILE.json]
     python benchmarks/compare_kernels.py --table benchmarks/results/FILE.json
 
-CHANGED is another checkout, of which only the kernels count; whether they are right is not asked
-here. For each of attention_cuda.py's jobs its champion, and random configurations, are compiled
-from both sources and timed in turn: on the same buffers at 4 places, each side the mean over 8
-graphs, up to 60 rounds. Ratios are times of the sources as they are over the others': below 1 the
-change is slower. "Same sources" is the same code in other graphs: noise.
+CHANGED is another checkout. Only its kernels are used, and their results are not checked. For each
+of attention_cuda.py's jobs, the champion and random configurations are compiled from both sources
+and timed in turn: on the same buffers at 4 places, each side the mean over 8 graphs, up to 60
+rounds. A ratio is the time of this checkout's sources over the time of the changed ones: below 1
+the change is slower. "Same sources" is the ratio of the same code in other graphs: the noise.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PLACES = 4
 
 @dataclass(frozen=True)
 class Subject:
-    """A configuration of a job, on the case that is timed."""
+    """A configuration of a job, and its first timed case."""
 
     job: str
     profile: DeviceProfile

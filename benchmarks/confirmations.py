@@ -1,16 +1,21 @@
-"""Do the intervals of repeated measurements cover the figure that all of them come to?
+"""Counts how often the interval of a measurement covers the median of all measurements.
 
     python benchmarks/confirmations.py [--space SPACE] [--of champion itself] [--count 40]
         [--busy 0 2] [-o FILE]
 
-The default configuration of a space (the C++ kernel that `evotune init` writes, if none is given)
-is measured again and again, each time in as many fresh processes as a run takes, without the checks
-that a champion passes first. `champion` times it against the baseline. `itself` times it against
-itself: `ablate` is the first row of `evotune ablate` (six processes), `remeasure` is
-`compare --remeasure` (as many of the same processes as it would have taken). The pooled median is
-that of all processes. `covered` counts the measurements whose interval has it, of `count`; 95% are
-to be expected, and 36 of 40 demanded. `--busy` runs so many busy processes beside it. FILE is
-written after each measurement.
+The default configuration of a space (without SPACE: the C++ kernel that `evotune init` writes) is
+measured `--count` times. Each measurement takes as many fresh processes as a run takes, and leaves
+out the checks that a champion passes first.
+
+- champion: timed against the baseline
+- itself: timed against itself. `ablate` is measured as the first row of `evotune ablate` (six
+  processes), `remeasure` as by `compare --remeasure` (as many of the same processes as it would
+  have taken)
+
+The pooled median is the median over the processes of all measurements. `covered` counts the
+measurements, of `count`, whose interval covers it: 95% are expected, and 36 of 40 are required.
+`--busy` runs that many busy processes beside the measurements. FILE is written after each
+measurement.
 """
 
 from __future__ import annotations
@@ -62,7 +67,7 @@ def main() -> None:
     output = arguments.output and arguments.output.absolute()
     done: list[dict[str, Any]] = []
     for kind, busy in itertools.product(arguments.of, arguments.busy):
-        # In its folder, as a space of one's own needs no agreement.
+        # Inside the space's folder, since code of the working folder needs no agreement.
         with (
             tempfile.TemporaryDirectory() as folder,
             contextlib.chdir(folder),
@@ -86,7 +91,7 @@ def _new_kernel(folder: Path) -> str:
 
 
 def _measured(space: str, folder: Path, kind: str, count: int) -> Iterator[list[dict[str, Any]]]:
-    """The rows as of each measurement."""
+    """Yields the rows so far after each measurement."""
     setup = load_kernel_setup(find_space(space), "cpu")
     executor = open_kernel_executor(setup, folder)
     try:
@@ -128,7 +133,7 @@ def _row(found: Sequence[Outcome], processes: Sequence[float]) -> dict[str, Any]
 
 
 def _choose_baselines(executor: LocalExecutor, setup: KernelSetup) -> None:
-    """The fastest of each case, as a run would choose once."""
+    """Chooses the fastest baseline of each case, as a run does once."""
     cases = [case for group in setup.cases.values() for case in group]
     timings = [t for t in executor.time_baselines(cases).timings if t.passed]
     executor.baselines = {
@@ -138,7 +143,7 @@ def _choose_baselines(executor: LocalExecutor, setup: KernelSetup) -> None:
 
 
 Measured = tuple[Sequence[Outcome], Sequence[float]]
-"""An outcome for each name of its kind, and ln speedup in each process."""
+"""An outcome for each name of the kind (`NAMES`), and the ln speedup in each process."""
 
 
 def _champion(executor: LocalExecutor, setup: KernelSetup, number: int) -> Measured:

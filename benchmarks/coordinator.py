@@ -1,11 +1,11 @@
-"""How many workers one coordinator can feed: runs on the `recorded` device with virtual workers.
+"""Measures how many workers one coordinator can feed: `recorded` device, virtual workers.
 
     python benchmarks/coordinator.py [--workers 1 10 100 1000] [--trial-s 0.126] [-o FILE]
 
-The search loop, the strategy and the store are the real ones; workers are virtual, each trial
-takes one of them `--trial-s` on average. What the coordinator spends is its CPU time per trial.
-Workers can be fed as long as that is less than trial time / workers: the table says how many that
-are. The lookahead is twice the number of workers.
+The search loop, the strategy and the store are the real ones. The workers are virtual: a trial
+takes one of them `--trial-s` on average. The coordinator can feed its workers as long as its CPU
+time per trial is less than trial time / workers; the table shows how many workers that allows. The
+lookahead is twice the number of workers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from evotune.store import RunStore
 from evotune.trial import Configuration
 
 STRATEGIES = {"random": 1000, "local": 1000, "evolution": 100}
-"""And for how many workers each is tried: beyond that a trial costs it a tenth of a second."""
+"""Each strategy, and the most workers that it is tried with. With more workers than that, a trial
+costs `evolution` a tenth of a second."""
 _SIZE = 12  # 12^4 configurations
 
 

@@ -1,10 +1,11 @@
-"""Softmax, RMSNorm and matmul against PyTorch, on a GPU Triton's attention too: each shipped space.
+"""Tunes the shipped spaces of softmax, RMSNorm and matmul (on a GPU Triton's attention too) against
+PyTorch.
 
     python benchmarks/examples.py [--device cpu|cuda:0] [--trials 12] [--seed 0]
         [-o benchmarks/results/examples_DEVICE.json]
 
-Prints a Markdown table of each champion (fresh process, unseen inputs) on its timed and held-out
-shapes.
+Prints a Markdown table with the times of each champion (fresh process, unseen inputs) on its timed
+and held-out shapes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How much is left to write after `init --from-kernel-tuner`, for each CUDA example of a checkout.
+"""Shows the work that `init --from-kernel-tuner` leaves, for each CUDA example of a checkout.
 
     python benchmarks/from_kernel_tuner.py CHECKOUT
 
-Adapter lines are lines in or around the kernel that a user has to write: a kernel comes in as it
-is, so there are none, and this fails if a file is not copied byte for byte. `compute` says whether
-the reference is still to be written.
+Adapter lines are lines in or around the kernel that the user has to write. There are none, since a
+kernel is brought in unchanged; this fails if a file is not copied byte for byte. `compute` says
+whether the user must still write the reference.
 """
 
 from __future__ import annotations

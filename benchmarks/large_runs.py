@@ -1,14 +1,14 @@
-"""What commands cost on large runs: `top`, `status`, `resume` and reports of recorded outcomes.
+"""Measures the cost of commands on large runs: `top`, `status`, `resume` and reports.
 
     python benchmarks/large_runs.py [--trials 100000 1000000] [--folder FOLDER] [-o FILE]
 
 The runs are written through the store's own interface: a recording of more configurations than
 trials is replayed in random order and told to the search, whose snapshots are kept as the engine
-keeps them. Each command is a whole process, interpreter and imports included; wall time, CPU time
-and peak memory of it are the least of some repeats, as a busy machine only adds to them. What a
-`resume` costs is the whole command for one trial more, its leaderboard included, and the reading
-of the recording too, which is given apart: runs of kernels have none. With `--folder` the runs are
-kept, and taken up again the next time.
+keeps them. Each command is a whole process, interpreter and imports included. Its wall time, CPU
+time and peak memory are the least of some repeats, as a busy machine only adds to them. `resume` is
+the whole command for one more trial, with its leaderboard and with reading the recording. The time
+of reading is also given by itself, since runs of kernels have no recording. With `--folder` the
+runs are kept and used again the next time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PARAMETERS = {
     "unroll": [2**n for n in range(8)],
     "order": list(range(1, 11)),
 }
-"""1,200,000 configurations; a recording for fewer trials leaves values of `order` out."""
+"""1,200,000 configurations. A recording for fewer trials leaves out values of `order`."""
 
 COMMANDS = {
     "top": ("top",),
@@ -67,7 +67,7 @@ read_recorded_space(Path(sys.argv[1]))
 
 
 def write_recording(path: Path, trials: int) -> None:
-    """A tenth of the configurations failed."""
+    """Writes a recording with enough configurations for the trials. A tenth of them failed."""
     rng = random.Random(0)
     whole = math.prod(map(len, PARAMETERS.values())) // len(PARAMETERS["order"])
     orders = max(1, math.ceil(1.1 * trials / whole))
@@ -91,12 +91,13 @@ def _product(domains: dict[str, list[int]]) -> Iterator[dict[str, int]]:
 
 
 def make_run(folder: Path, trials: int, strategy: str) -> RunFolder:
-    """A run of so many trials, as the engine leaves one whose budget was spent."""
+    """A run of `trials` trials, in the state in which the engine leaves a run with a spent
+    budget."""
     runs_dir = folder / f"{strategy}-{trials}"
     known = list_runs(runs_dir)
     if known:
         return known[0]
-    # By another process: the peak of a child's memory begins with that of its parent.
+    # Another process makes it: the peak memory of this process's children would start at its own.
     maker = multiprocessing.get_context("spawn").Process(
         target=_make_run, args=(folder, runs_dir, trials, strategy)
     )
@@ -154,7 +155,7 @@ def _cost_once(command: list[str]) -> dict[str, float]:
 
 
 def measure(run: RunFolder, commands: list[str], repeats: int) -> dict[str, dict[str, float]]:
-    """Cost by command; `resume` does one trial more each time."""
+    """The cost of each command. Each `resume` does one trial more."""
     costs: dict[str, dict[str, float]] = {}
     for _ in range(repeats):
         for name in commands:

@@ -1,13 +1,18 @@
-"""Compares errors with their limits, for right and wrong ways to compute.
+"""Compares the errors of right and wrong ways to compute with their limits.
 
     python benchmarks/limits.py [--seeds 100] [-o benchmarks/results/limits.json]
     python benchmarks/limits.py --table benchmarks/results/limits.json
 
 Each way of tests/verify/emulations.py and tests/problems/user_emulations.py, written with PyTorch,
-runs on every kind of inputs, shape and dtype. Of a right way the largest share over all is told: 1
-would be refused. Of a wrong one, for each shape, the least over the seeds of what the kinds show:
-above 1 it is refused whatever the seed. A shape of one row, or of a length that a fault needs more
-than, may not show a fault; a candidate meets all of its shapes. PyTorch's own ways are right ones.
+runs on every kind of inputs, shape and dtype. PyTorch's own ways count as right ones. An error is
+given as a share of its limit; a share above 1 is refused.
+
+- right ways: the largest share over all kinds and seeds
+- wrong ways: for each seed the largest share over the kinds, and of these the least over the seeds.
+  Above 1 the way is refused whatever the seed
+
+Figures are for each shape. A shape with one row, or one that is too short for a fault, may not show
+it; a candidate must pass on all of its shapes.
 """
 
 from __future__ import annotations
@@ -63,7 +68,7 @@ def subjects() -> Iterator[tuple[str, str, Problem, list[Case]]]:
 
 
 def ways(name: str, dtype: str, problem: Problem, case: Case, made: InputSet) -> tuple[Ways, Ways]:
-    """The right and the wrong ones, on these inputs."""
+    """The right and the wrong ways to compute on these inputs."""
     own = {
         call_name: (lambda call=call: call()["out"])
         for call_name, call in problem.baselines(case, dict(made.inputs)).items()
@@ -73,7 +78,8 @@ def ways(name: str, dtype: str, problem: Problem, case: Case, made: InputSet) ->
         given = emulations.problem_of(case, made.inputs)
         right = {key: (lambda way=way: way(given)) for key, way in emulations.HONEST.items()}
         kinds = {**emulations.WRONG, **emulations.WRONG_IN[dtype]}
-        # Neither does anything where scales are 1 / sqrt(head_dim), and nothing is masked.
+        # Faults that change nothing here: the scale is 1 / sqrt(head_dim), and without a causal
+        # mask no score is masked.
         skipped = {"scale_ignored"} | (set() if case.symbols["causal"] else _MASKS)
         wrong = {
             key: (lambda way=way: way(given)) for key, way in kinds.items() if key not in skipped

@@ -1,4 +1,4 @@
-"""How far must a run look ahead to keep its devices fed? Virtual time, real search loop.
+"""Shows the lookahead that keeps a run's devices busy, with the real search loop in virtual time.
 
     python benchmarks/lookahead.py [--compile-s 0.55] [--device-s 0.126] [--trials 1000] [-o FILE]
 
@@ -37,7 +37,7 @@ FAILED = Outcome(OutcomeKind.COMPILE_ERROR)
 
 
 class VirtualPipeline:
-    """Compile processes, then devices; each takes the oldest that waits for it."""
+    """Compile processes, then devices. Each takes the oldest trial that waits for it."""
 
     def __init__(self, processes: int, devices: int, compile_s: float, device_s: float) -> None:
         self._rng = random.Random(0)
@@ -79,7 +79,8 @@ class VirtualPipeline:
 
 
 def used_share(gpus: int, lookahead: int, options: argparse.Namespace) -> float:
-    """Of the stage that limits: the least possible wall time over the simulated one."""
+    """The busy share of the stage that limits the run: the least possible wall time over the
+    simulated one."""
     processes = options.processes or CORES_PER_GPU * gpus
     pipeline = VirtualPipeline(processes, gpus, options.compile_s, options.device_s)
     space = read_recorded_space(RECORDING).space

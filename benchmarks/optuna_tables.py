@@ -1,10 +1,10 @@
-"""Optuna's multivariate TPE on discrete parameters, from tables: its suggestions, sooner.
+"""Optuna's multivariate TPE on discrete parameters, from tables: the same suggestions, sooner.
 
-A suggestion that is outside the space is drawn again, hundreds of times where few
-combinations are members, and Optuna builds its densities anew for each. Between two outcomes
-nothing changes, so here they are built once (by Optuna), and tabulated: the probability of each
-index under each kernel. A draw takes the same random numbers in the same order, and comes to the
-same suggestion (`python benchmarks/optuna_tables.py` compares them).
+A suggestion outside the space is drawn again, hundreds of times where few combinations are members,
+and Optuna builds its densities anew for each draw. Between two outcomes the densities do not
+change. So here Optuna builds them once, and they are tabulated: the probability of each index under
+each kernel. A draw takes the same random numbers in the same order and gives the same suggestion
+(`python benchmarks/optuna_tables.py` compares them).
 """
 
 from __future__ import annotations
@@ -27,15 +27,19 @@ _TINY = 1e-300
 
 
 class _Mixture(NamedTuple):
-    """Kernels of a density: `weights` (kernels), and for each parameter the probability of each
-    index under each of them (kernels, indices), summed up and as a logarithm."""
+    """The kernels of a density.
+
+    - weights (kernels): the weight of each kernel
+    - cumulative, log_probability: for each parameter the probability of each index under each
+      kernel (kernels, indices), summed up and as a logarithm
+    """
 
     weights: NDArray[np.float64]
     cumulative: list[NDArray[np.float64]]
     log_probability: list[NDArray[np.float64]]
 
     def draw(self, rng: np.random.RandomState, size: int) -> NDArray[np.int64]:
-        """(size, parameters), with the random numbers that Optuna takes for it."""
+        """Indices (size, parameters), drawn with the same random numbers as Optuna's."""
         kernels = rng.choice(len(self.weights), p=self.weights, size=size)
         quantiles = rng.uniform(low=0, high=1, size=(len(self.cumulative), size))
         return np.stack(
@@ -47,7 +51,7 @@ class _Mixture(NamedTuple):
         )
 
     def log_density(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
-        """(size): of each row of `indices` (size, parameters)."""
+        """The ln density (size) of each row of `indices` (size, parameters)."""
         log = np.log(self.weights)[None, :] + sum(
             table[:, column].T
             for table, column in zip(self.log_probability, indices.T, strict=True)
@@ -57,7 +61,7 @@ class _Mixture(NamedTuple):
 
 
 def _tabulated(density: Any) -> _Mixture:
-    """Of Optuna's `_ParzenEstimator` over integers from 0 on, or over categories."""
+    """The tables of an Optuna `_ParzenEstimator` over integers from 0 on, or over categories."""
     mixture = density._mixture_distribution
     cumulative, logs = [], []
     for kernels in mixture.distributions:
@@ -68,7 +72,7 @@ def _tabulated(density: Any) -> _Mixture:
         edges = np.arange(kernels.low, kernels.high + 2) - 0.5
         edges = (edges[None, :] - kernels.mu[:, None]) / kernels.sigma[:, None]
         low, high = edges[:, :-1], edges[:, 1:]
-        # The difference of two numbers near 1 has no digits left: the other tail has.
+        # The difference of two numbers near 1 loses its digits; that of the other tail keeps them.
         mass = np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))
         mass /= mass.sum(axis=1, keepdims=True)
         cumulative.append(np.cumsum(mass, axis=1))
@@ -77,8 +81,8 @@ def _tabulated(density: Any) -> _Mixture:
 
 
 class TabulatedTPESampler(TPESampler):
-    """For one study of integer parameters from 0 on or of categories alone, one objective, no
-    trials in flight."""
+    """The sampler for one study. It handles only integer parameters from 0 on, or only categories;
+    one objective; and no trials in flight."""
 
     _known: int = -1
     _below: _Mixture
@@ -105,7 +109,8 @@ class TabulatedTPESampler(TPESampler):
 
 
 def main(paths: Sequence[str]) -> None:
-    """Whether 60 evaluations of three seeds are the same, by each use, and what each way took."""
+    """Prints for each use and three seeds whether both samplers give the same 60 evaluations, and
+    how many times as fast the tables are."""
     from search_peers import OPTUNA, optuna_run
 
     from evotune.device.recorded import read_recorded_space

@@ -1,9 +1,9 @@
-"""What evotune itself costs per trial: a run on the `recorded` device, store included.
+"""Measures evotune's own time per trial: a run on the `recorded` device, store included.
 
     python benchmarks/overhead.py [--trials 1000] [--repeats 5] [-o FILE]
 
 Every outcome is looked up, so all the time is the framework's: ask, plan, store (one SQLite
-commit a trial), tell, progress. Also the time of `evotune --help` as a whole process.
+commit a trial), tell, progress. It also measures `evotune --help` as a whole process.
 """
 
 from __future__ import annotations

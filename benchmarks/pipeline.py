@@ -1,13 +1,13 @@
-"""How busy a coordinator keeps its devices, without any: children that sleep where real ones work.
+"""Measures how busy a coordinator keeps its devices; children that sleep stand for real workers.
 
     python benchmarks/pipeline.py [--devices 1 2 4] [--compilers-per-device 16] [--compile-s 0.7]
         [--device-s 0.08] [--trials 400] [--lookahead-per-device 24] [-o FILE]
 
 The search, the planner, the store and the executor with its thread are those of a run of
-attention-mma; compilers and device workers are processes that wait for as long as real ones take
-(log-normal, these means) and answer as they do. What a device idles then is the coordinator's
-fault. Each line: trials per minute, how much of the time devices were at work, and the
-coordinator's CPU time per trial.
+attention-mma. Compilers and device workers are processes that wait for as long as real ones take
+(log-normal, with these means) and answer as they do. So the idle time of a device is the
+coordinator's fault. Each line shows trials per minute, the share of the time in which devices were
+at work, and the coordinator's CPU time per trial.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PRETENDER = str(Path(__file__).parent / "pipeline_child.py")
 
 
 class _Pretenders:
-    """Stands for `subprocess` where children are started."""
+    """Replaces the module `subprocess` where children are started: starts pretenders instead."""
 
     PIPE = subprocess.PIPE
     TimeoutExpired = subprocess.TimeoutExpired

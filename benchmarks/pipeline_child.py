@@ -1,4 +1,4 @@
-"""A child of `pipeline.py`: sleeps for as long as a compiler or a device works, then answers."""
+"""A child of `pipeline.py`: sleeps as long as a compiler or a device would work, then answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STATE = {
 
 
 def pretend(role: str, mean_s: float) -> None:
-    """The child's side: says what a worker of that role would say, after as long."""
+    """Answers messages as a worker of that role would, after as long a time."""
     rng = random.Random(os.getpid())
 
     def work() -> float:

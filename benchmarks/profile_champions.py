@@ -1,12 +1,12 @@
-"""What holds a champion: pipes, issue slots and stall reasons by NVIDIA's ncu.
+"""Shows what limits a champion: busy pipes, issue slots and stall reasons, by NVIDIA's ncu.
 
     python benchmarks/profile_champions.py RECORD [--only NAME ...] [-o PROFILE]
     python benchmarks/profile_champions.py --table benchmarks/results/profile_h200.json
 
 RECORD is a file of `attention_cuda.py`. Each champion in it is compiled again and launched once
-under ncu, at the clocks as they are, on normal inputs of its own shape. Shares are of the peak
-while the kernel runs; a stall is how many cycles, in the mean, a warp waits so between two
-instructions.
+under ncu, with the clocks left as they are, on normal inputs of its own shape. Shares are of the
+peak while the kernel runs. A stall is the mean number of cycles for which a warp waits, for that
+reason, between two instructions.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def launch_file(job: Job, configuration: Mapping[str, Any], folder: Path) -> Pat
     """What `evotune.backends.cuda._sanitized_launch` needs to launch it on its timed cases."""
     space = derive(job.space, {"problem": job.problem()}, folder / "space.yaml")
     setup = load_kernel_setup(space, "cuda:0")
-    # Genes that came after the champion have no effect as they are by default.
+    # A parameter that is newer than the champion has no effect at its default.
     values = {**setup.planner.bound.default(), **configuration}
     proposal = setup.planner.proposal(0, Configuration(values))
     cache = BuildCache(default_cache_dir())
@@ -141,7 +141,8 @@ def table(records: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def share(values: Mapping[str, float], name: str) -> float:
-    """Of the peak, in percent, where the unit has work; L2 and DRAM: over the whole time."""
+    """A unit's share of its peak, in percent, while it has work; L2 and DRAM: over the whole
+    time."""
     over = (f"{name}.avg.pct_of_peak_sustained_{over}" for over in ("active", "elapsed"))
     return next((values[metric] for metric in over if metric in values), 0.0)
 

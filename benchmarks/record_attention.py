@@ -1,15 +1,16 @@
-"""An attention space measured whole on a GPU, and how soon searches come near its optimum.
+"""Measures a whole attention space on a GPU, and how soon searches come near its optimum.
 
     python benchmarks/record_attention.py record [--minutes 20] [--gpus N] [-o RECORDING]
     python benchmarks/record_attention.py curve RECORDING [--repeats 30] [-o FILE]
 
-`record` takes the tensor-core rung at the mission shape with some parameters held (see `_HELD`),
-each configuration gated and timed against SDPA as a search does it (champions' confirmations have
-no part in it). Its time in the recording is SDPA's median time over its speedup, so that what
-several GPUs of one machine measured can be compared; not so what several machines did: SDPA took
-9.1 us on one, 10.0 on another, where the kernels took the same. `curve` needs no GPU: it replays
-strategies on the recording and tells after how many evaluations the median run is within 5% and 1%
-of its best. The peers need the `bench` extra.
+`record` takes the tensor-core rung at the mission shape with some parameters held (see `_HELD`).
+Each configuration is checked and timed against SDPA as in a search; the confirmations of champions
+are not used. A configuration's time in the recording is SDPA's median time over its speedup, so
+that the figures of several GPUs of one machine can be compared. Those of several machines cannot:
+SDPA took 9.1 us on one and 10.0 on another, where the kernels took the same.
+
+`curve` needs no GPU. It replays strategies on the recording and shows after how many evaluations
+the median run is within 5% and 1% of the recording's best. The peers need the `bench` extra.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from evotune.run_options import SearchSettings
 from evotune.store import RunStore
 from evotune.trial import Outcome
 
-# What matters least at this shape by earlier runs, and what depends on the length of the keys.
+# Parameters that matter least at this shape in earlier runs, or that depend on the keys' length.
 _HELD = {
     "KV_ORDER": "forward",
     "RESCALE_LOG2": 0,
@@ -89,7 +90,7 @@ def main() -> None:
 
 
 def record(devices: Sequence[str], minutes: float, output: Path) -> None:
-    """Measures the space in an order without rhyme, so that a part of it would be a fair sample."""
+    """Measures the space in random order, so that even a part of it is a fair sample."""
     constraints = [*shipped("attention_mma")["constraints"], *_LEFT_OUT]
     constraints += [f"{name} == {value}" for name, value in _HELD.items()]
     changes: dict[str, Any] = {"problem": JOBS[0].problem(), "constraints": constraints}
@@ -111,7 +112,8 @@ def record(devices: Sequence[str], minutes: float, output: Path) -> None:
 
 
 def _as_searched(results: Sequence[dict[str, Any]], outcomes: Sequence[Outcome]) -> None:
-    """A report has a champion's time of its confirmation: here all are to be measured alike."""
+    """Replaces confirmed speedups by those of the search, so that all are measured alike. A report
+    gives a champion the figures of its confirmation."""
     for result, outcome in zip(results, outcomes, strict=True):
         found = figures(outcome)
         for measurement in result["measurements"]:
@@ -120,7 +122,8 @@ def _as_searched(results: Sequence[dict[str, Any]], outcomes: Sequence[Outcome])
 
 
 def _by_speedup(results: Sequence[dict[str, Any]]) -> None:
-    """Times as of one device: the baseline's median over the configuration's speedup."""
+    """Sets each time to the baseline's median time over the configuration's speedup, as if one
+    device had measured all."""
     timed = []
     for result in results:
         named = {measurement["name"]: measurement for measurement in result["measurements"]}
@@ -132,8 +135,8 @@ def _by_speedup(results: Sequence[dict[str, Any]]) -> None:
 
 
 def curves(recording: RecordedSpace, strategies: Sequence[str], repeats: int) -> dict[str, Any]:
-    """Evaluations to within each of `_NEAR` of the optimum, by strategy and repeat; None where
-    1000 were not enough."""
+    """The evaluations until a run is within each of `_NEAR` of the optimum, by strategy and repeat;
+    None where 1000 were not enough."""
     optimum = min(recording.times_ms.values())
     evaluations = min(_EVALUATIONS, len(recording.space))
     found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The red teams, again and again: is every bad kernel caught, whatever the seed, and no honest one?
+"""Runs the red team's kernels with many seeds: every bad one must be caught, no honest one may be.
 
     python benchmarks/red_team.py [--device cpu] [--seeds 20] [--minutes M]
         [--spaces NAME ...] [--behaviours NAME ...] [--without CHECK ...]
@@ -7,10 +7,11 @@
     python benchmarks/red_team.py --table benchmarks/results/red_team_cpu.json
 
 Each kernel of tests/red_team goes through the search and, if it passes there, through the
-confirmation of a champion; honest ones are confirmed with the first seeds only (`--confirmed`).
-Each seed has a worker of its own, and its number is that of the proposals. What is in FILE
-already is not done again, so that a campaign can be run in parts: `--minutes` ends one. `--without`
-leaves checks out of the gate: what escapes then is what they catch alone.
+confirmation of a champion. Honest kernels are confirmed with the first seeds only (`--confirmed`).
+Each seed has a worker of its own, and the seed is the number of its proposals. Results that are in
+FILE already are not measured again, so a campaign can be run in parts: `--minutes` ends a part.
+`--without` leaves checks out of the gate: the kernels that then pass are caught by these checks
+alone.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ PASSED = ""
 
 @dataclass(frozen=True)
 class Result:
-    """The end of one kernel with one seed. `caught` is the stage, or "" if it passed both."""
+    """The result of one kernel with one seed. `caught` is the stage that caught it; "" when it
+    passed both stages."""
 
     space: str
     behaviour: str
@@ -56,13 +58,13 @@ class Result:
 
     @property
     def bad(self) -> bool:
-        """Whether it is to be caught."""
+        """Whether the kernel is a bad one, which must be caught."""
         return not (self.space.startswith("unusual") or self.behaviour in ("right", "none"))
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """Which kernels are judged, how often, and where."""
+    """The kernels to judge, the number of seeds, and the device."""
 
     device: str
     spaces: Sequence[str]
@@ -79,7 +81,7 @@ class Campaign:
         ]
 
     def groups(self) -> list[tuple[str, ...]]:
-        """Spaces of one problem share a worker."""
+        """The spaces by problem: those of the same problem share a worker."""
         found: dict[str, list[str]] = defaultdict(list)
         for space in self.spaces:
             found[problem_of(space, self.device)].append(space)
@@ -93,7 +95,7 @@ def spaces_of(device: str, honest: bool) -> list[str]:
 
 
 def run(campaign: Campaign, known: set[tuple[str, str, int, str]]) -> Iterator[tuple[str, Result]]:
-    """The device's name, and each result that is not known yet."""
+    """Yields the device's name and the result of each kernel and seed that is not known yet."""
     kernels = {space: campaign.kernels(space) for space in campaign.spaces}
     without = ",".join(sorted(campaign.without))
     groups = campaign.groups()
@@ -125,7 +127,7 @@ def run(campaign: Campaign, known: set[tuple[str, str, int, str]]) -> Iterator[t
 def judge(
     pipeline: Pipeline, space: str, name: str, seed: int, confirm: bool
 ) -> tuple[str, str, str, float]:
-    """The stage that caught it, the outcome, its reason and the time that it took."""
+    """The stage that caught the kernel, the outcome, its reason, and the seconds it took."""
     started = time.monotonic()
     if confirm:
         stage, outcome = pipeline.judge(name, space, number=seed)
@@ -136,7 +138,8 @@ def judge(
 
 
 def table(results: Sequence[Result]) -> str:
-    """A row for each class of kernels, then every kernel that became what it must not."""
+    """A row for each space, then a line for each bad kernel that passed and each honest kernel that
+    was refused."""
     lines = [
         "| space | kernels | runs | caught in the search | as champions | passed |",
         "|---|---|---|---|---|---|",
@@ -170,7 +173,7 @@ def read(path: Path | None) -> list[Result]:
 
 
 def write(path: Path, results: Sequence[Result], about: Mapping[str, str]) -> None:
-    """Whole or not at all."""
+    """Writes FILE as a whole: a reader never sees a part of it."""
     ordered = sorted(results, key=lambda result: result.key)
     lines = ",\n".join(json.dumps(asdict(result)) for result in ordered)
     text = f'{{"about": {json.dumps(about)},\n"results": [\n{lines}\n]}}\n'

@@ -1,12 +1,15 @@
-"""How large the HTML report of a long run is, how long it takes to write and to open.
+"""Measures the HTML report of a long run: its size, and the time to write and to open it.
 
     python benchmarks/report_html.py [--trials 10000] [--repeats 5] [-o FILE]
 
-The run is made up: 14 parameters, two cases, a fifth of the trials failed, each failure with a
-reason of its own. Opening is from the navigation to the moment when the page is laid out and the
-first screen's charts are drawn, reading to the moment when its texts and tables are, in headless
-Chromium with software rendering. The longest frame is the longest that the page stood still while
-it was scrolled through from top to bottom, every chart drawn on the way.
+The run is made up: it has 14 parameters and two cases, and a fifth of the trials failed, each with
+a different reason. The page is opened in headless Chromium with software rendering.
+
+- opening: the time from the navigation until the page is laid out and the first screen's charts are
+  drawn
+- reading: the time from the navigation until the page's texts and tables are drawn
+- longest frame: the longest time for which the page stands still while it is scrolled from top to
+  bottom, which draws every chart
 """
 
 from __future__ import annotations
@@ -102,7 +105,7 @@ def made_up_run(folder: Path, trials: int) -> RunData:
 
 
 def opening_s(page: Path, repeats: int) -> tuple[list[float], list[float]]:
-    """Until the charts are drawn, and until the page can be read."""
+    """The seconds until the charts are drawn, and those until the page can be read."""
     program = chromium.find()
     if program is None:
         raise SystemExit(f"needs one of {', '.join(chromium.NAMES)}")
@@ -122,7 +125,7 @@ def opening_s(page: Path, repeats: int) -> tuple[list[float], list[float]]:
 
 
 def longest_frame_ms(page: Path) -> float:
-    """While somebody scrolls through the page until every chart is drawn."""
+    """The longest frame while the page is scrolled through until every chart is drawn."""
     program = chromium.find()
     assert program is not None
     with chromium.Browser(program) as browser:

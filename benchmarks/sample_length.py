@@ -1,16 +1,19 @@
-"""What the length of a sample does to times and speedups.
+"""Measures how the length of a sample changes times and speedups.
 
     python benchmarks/sample_length.py [--device cuda:0] [--job NAME] [--rounds 64]
         [-o benchmarks/results/sample_length_DEVICE.json]
     python benchmarks/sample_length.py --table benchmarks/results/sample_length_DEVICE.json
 
-One configuration, the job's start, and the baseline that took least, on the job's first case: each
-on buffers at one place, inputs unchanged, paired as a search pairs them. Each side has 8 graphs of
-each length, one a round, where a call is shorter than a sample: a graph is slower or faster by its
-place. The lengths take turns, so that drift meets all alike. Starting a graph adds the same to both
-sides of a round, which pulls the speedup of a short sample towards 1: the difference to the longest
-is what a search sees wrong. On the CPU, attention-cpu as it ships, a call is longer than most of
-these lengths, and what is seen is the noise.
+It times the job's start configuration against the fastest baseline, on the job's first case. Both
+use buffers at one place and unchanged inputs, and are paired as in a search. Where a call is
+shorter than a sample, each side has 8 graphs of each length and replays one a round, since a
+graph's place in memory makes it slower or faster. The lengths take turns, so that drift affects all
+of them alike.
+
+Starting a graph adds the same time to both sides of a round, which pulls the speedup of a short
+sample towards 1. The difference to the longest sample is a search's error. On the CPU
+(attention-cpu as it ships) a call is longer than most of these lengths, so the differences are
+noise.
 """
 
 from __future__ import annotations
@@ -97,7 +100,8 @@ def _fastest(session: Session, baselines: Mapping[str, Callable[[], object]]) ->
 
 
 def _rows(pairs: Mapping[float, Sequence[Sampler]], rounds: int) -> list[dict[str, float]]:
-    """A row for each length of a sample; `pairs` are the candidate's sampler and the baseline's."""
+    """A row for each length of a sample. `pairs` holds the candidate's and the baseline's sampler,
+    by that length."""
     once = TimingSettings(min_rounds=1, max_rounds=1)
     found: dict[float, list[Measurement]] = {sample_us: [] for sample_us in pairs}
     for _ in range(rounds):

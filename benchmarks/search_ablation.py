@@ -1,10 +1,10 @@
-"""`evolution` without one of its parts at a time, on recorded spaces: does each part pay?
+"""Measures the worth of each part of `evolution`: leaves out one at a time, on recorded spaces.
 
     python benchmarks/search_ablation.py [FOLDER] [--repeats 10] [--evaluations 120]
         [--lookahead 0] [--parts NAME,NAME,…] [-o FILE]
 
-Scores over the first evaluations only (`evotune.search.performance`), where the parts differ
-most; paired by seed. The last columns say by how much the whole leads.
+Scores (`evotune.search.performance`) are over the first evaluations only, where the parts differ
+most, and are paired by seed. The last column is the lead of the whole search.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _kernel_as_it_is(start: Any, *others: Any) -> Any:
 
 
 def _normal(means: Any, deviations: Any, best: float) -> Any:
-    """ln of the expected improvement where the model's own distribution is believed."""
+    """The ln of the expected improvement under the model's own normal distribution."""
     z = (means - best) / deviations
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
     tail = np.array([0.5 * math.erfc(x) for x in (-z / math.sqrt(2)).tolist()])

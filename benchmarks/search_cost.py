@@ -1,11 +1,11 @@
-"""What `evolution` costs: ask + tell with 1,000 and 10,000 outcomes told, on a real space.
+"""Measures the cost of `evolution`: ask + tell after 1,000 and 10,000 outcomes, on a real space.
 
     python benchmarks/search_cost.py [--space attention-mma --device h200] [-o FILE]
 
-Outcomes are made up (a smooth function of the values, one in ten fails): only the search's own
-time counts. Most asks look into a pool of candidates that is there already; a few make a new one.
-Both are shown: the median, and the mean, which the search pays over a run. CPU time, so that
-other work on the machine does not count; set OMP_NUM_THREADS=1.
+Outcomes are made up (a smooth function of the values, one in ten fails), so only the search's own
+time is measured. Most asks look into a pool of candidates that exists already; a few make a new
+one. The median shows the cost of most asks, the mean the cost over a run. Times are CPU time, so
+that other work on the machine does not count; set OMP_NUM_THREADS=1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ ASKS = 128
 
 
 def outcome(space: SearchSpace, configuration: Configuration) -> Outcome:
-    """Best in the middle of every domain; a tenth fails, chosen by the values alone."""
+    """A made-up outcome: the best is in the middle of every domain. A tenth fails, chosen by the
+    values alone."""
     if random.Random(configuration.key).random() < 0.1:
         return Outcome(OutcomeKind.LAUNCH_ERROR)
     off = 0.0
@@ -43,7 +44,7 @@ def outcome(space: SearchSpace, configuration: Configuration) -> Outcome:
 
 
 def costs_ms(space: SearchSpace, told: int, lookahead: int) -> list[float]:
-    """Of ASKS proposals in a row, each an ask and the tell of the oldest one in flight."""
+    """The costs of ASKS proposals in a row, each an ask and the tell of the oldest in flight."""
     strategy = create_strategy("evolution", space, SearchSettings(lookahead=lookahead))
     rng = random.Random(0)
     configurations = dict.fromkeys(space.sample(rng) for _ in range(told))
@@ -51,7 +52,7 @@ def costs_ms(space: SearchSpace, told: int, lookahead: int) -> list[float]:
         configurations[space.sample(rng)] = None
     for number, configuration in enumerate(configurations):
         strategy.tell(Trial(number, configuration, outcome(space, configuration)))
-    strategy.ask(told, ())  # fits that a run would have made on its way
+    strategy.ask(told, ())  # makes the fits that a run would have made before
     pending: deque[Configuration] = deque()
     costs = []
     for number in range(told, told + ASKS + lookahead):

@@ -1,14 +1,15 @@
-"""`evolution` against random search on made-up spaces, each hard in a way of its own.
+"""Compares `evolution` with random search on made-up spaces, each hard in a different way.
 
     python benchmarks/search_holdout.py [--repeats 5] [--instances 2] [--evaluations 150]
         [--lookahead 0] [-o FILE]
 
-They show what becomes of the search where a space is unlike those that were recorded. They have
-had a veto (a change that cost score on them was not taken, see "The search" in docs/design.md),
-but nothing was fitted to them. Every kind is drawn anew for each instance, from its number.
-Scored as `search_score.py` scores, over `--evaluations` at most: 0 is what random search is
-expected to reach. `ends below random`: runs whose best is worse than that at the end. `random`
-runs beside it, as its own score is below 0 wherever times have a long tail.
+The spaces are unlike the recorded ones, and show how the search does on such spaces. They had a
+veto (a change of the search that lost score on them was not taken, see "The search" in
+docs/design.md), but nothing was fitted to them. Each instance of a kind is drawn anew, from the
+instance's number. The score is that of `search_score.py`, over `--evaluations` at most: 0 is the
+expected result of random search. `ends below random` is the share of runs whose best is worse than
+that at the end. `random` runs too, for comparison: its own score is below 0 wherever times have a
+long tail.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def effects(rows: Indices, rng: np.random.Generator, smooth: bool = True) -> Flo
 
 
 def rugged(rng: np.random.Generator) -> Landscape:
-    """A smooth trend under noise of its own size that is fixed for each configuration."""
+    """A smooth trend plus noise of the same size. The noise is fixed for each configuration."""
     parameters = ordered(6, 5, 4, 6, 5)
     rows = everything(parameters)
     times = effects(rows, rng)
@@ -78,7 +79,7 @@ def rugged(rng: np.random.Generator) -> Landscape:
 
 
 def failing(rng: np.random.Generator, share: float) -> Landscape:
-    """A share of the configurations fails, behind a plane: the fast ones lie beside it."""
+    """A share of the configurations fails: those beyond a plane. The fast ones lie close to it."""
     parameters = ordered(6, 5, 4, 6, 5)
     rows = everything(parameters)
     places = rows / (rows.max(axis=0))
@@ -89,7 +90,7 @@ def failing(rng: np.random.Generator, share: float) -> Landscape:
 
 
 def scattered_failures(rng: np.random.Generator) -> Landscape:
-    """Half of the configurations fails, by nothing that could be learnt."""
+    """Half of the configurations fail, at random: there is nothing to learn from."""
     parameters = ordered(6, 5, 4, 6, 5)
     rows = everything(parameters)
     times = effects(rows, rng)
@@ -98,7 +99,7 @@ def scattered_failures(rng: np.random.Generator) -> Landscape:
 
 
 def irrelevant(rng: np.random.Generator) -> Landscape:
-    """Three parameters matter, nine do nothing."""
+    """Three parameters change the time, nine change nothing."""
     parameters = [*ordered(8, 8, 8), *(Boolean(f"B{i}") for i in range(9))]
     rows = everything(parameters)
     rows = rows[rng.choice(len(rows), 20_000, replace=False)]
@@ -113,21 +114,22 @@ def booleans(rng: np.random.Generator) -> Landscape:
 
 
 def unordered(rng: np.random.Generator) -> Landscape:
-    """Words without an order, of twelve values each."""
+    """Four parameters of twelve words each, without an order."""
     parameters = [Categorical(f"C{i}", tuple(f"v{k}" for k in range(12))) for i in range(4)]
     rows = everything(parameters)
     return parameters, rows, effects(rows, rng, smooth=False)
 
 
 def large(rng: np.random.Generator) -> Landscape:
-    """Fifty thousand members of a product of a billion: hardly any has a neighbour."""
+    """Fifty thousand configurations of a billion combinations: hardly any has a neighbour."""
     parameters = ordered(*(8,) * 10)
     rows = rng.integers(0, 8, (50_000, 10))
     return parameters, np.unique(rows, axis=0), effects(np.unique(rows, axis=0), rng)
 
 
 def constrained(rng: np.random.Generator) -> Landscape:
-    """A thin slice of the product: products of two parameters must divide those of two others."""
+    """Few of the combinations are valid: the product of two parameters must be divisible by the
+    product of two others."""
     parameters = ordered(12, 12, 12, 12, 4)
     rows = everything(parameters)
     values = rows + 1
@@ -152,7 +154,7 @@ def long_tail(rng: np.random.Generator) -> Landscape:
 
 
 def needles(rng: np.random.Generator) -> Landscape:
-    """Noise everywhere: nothing that is learnt helps, and nothing may be lost by it."""
+    """Pure noise: learning cannot help here, and it must not hurt."""
     parameters = ordered(6, 5, 4, 6, 5)
     rows = everything(parameters)
     return parameters, rows, rng.gamma(2.0, 0.3, len(rows))
@@ -192,7 +194,7 @@ def recording(kind: str, instance: int) -> RecordedSpace:
 
 
 def runs(options: argparse.Namespace, kind: str) -> Iterator[tuple[str, int, int, dict[str, Any]]]:
-    """(strategy, instance, seed, what came of it)"""
+    """Yields (strategy, instance, seed, results) for each run."""
     for instance in range(options.instances):
         space = recording(kind, instance)
         scale = PerformanceScale(space.times_ms.values())

@@ -1,23 +1,27 @@
-"""`evolution` with measurement noise: what its final pick is worth without the noise.
+"""Runs `evolution` with measurement noise, and shows its final pick's time without the noise.
 
     python benchmarks/search_noise.py [FOLDER] [--repeats 10] [-o FILE]
 
-Every sample is drawn from a configuration's recorded raw samples, with replacement. Two ways to
-make a time of them:
+Every sample is drawn from a configuration's recorded raw samples, with replacement. There are two
+ways to make a time of samples:
 
-- `evotune`: what a run does. `measure_paired` times each candidate against a baseline that does
-  not vary, by the median over rounds, with more rounds for those that are in question; the best are
-  confirmed, and the one with the highest lower bound is the pick.
-- `mean`: what Kernel Tuner does: the mean of as many samples as were recorded. The best are
-  measured anew with four times the samples, and the best of that is the pick.
+- evotune: as in a run. `measure_paired` times each candidate against a baseline that does not vary,
+  by the median over rounds, with more rounds for candidates that are in question. The best are
+  confirmed, and the pick is the one with the highest lower bound.
+- mean: as in Kernel Tuner. A time is the mean of as many samples as were recorded. The best are
+  measured anew with four times the samples, and the pick is the best of these.
 
-`excess` is the noiseless time of that pick over the one of what a search without noise picks with
-the same seed, minus one. "tried" is the best that the search tried at all, "own" what it takes for
-the best, "best of 3" the best of the three that are confirmed: what an excess has beyond that is
-the confirmation's. Each search's best are confirmed anew `--confirmations` times by each rule
-(`RULES`; the last one is what a run does). Noiseless is what either way comes to with endless
-samples. `beyond` is the share of picks that are more than 1% off, `rounds` how many a champion
-took (samples, the other way), `taken` how many the search took.
+Each search's best are confirmed anew `--confirmations` times by each rule (`RULES`; the last one is
+a run's). The results:
+
+- excess: the pick's noiseless time over that of the pick of a search without noise and with the
+  same seed, minus one. A noiseless time is the limit of the way's time for endless samples
+- tried, own, best of 3: the excess of the best configuration that the search tried, of the one that
+  it takes for the best, and of the best of its first three. An excess beyond that of "best of 3" is
+  due to the confirmation
+- beyond: the share of picks whose excess is more than 1%
+- rounds: the rounds (`mean`: samples) that confirming a champion took
+- taken: the rounds or samples that the search took
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ from evotune.trial import Configuration, Measurement, Outcome, OutcomeKind, Tria
 
 FOLDER = Path(__file__).parents[2] / "shared" / "recorded_spaces"
 SMALLEST_BUDGET = 25
-_CONFIRMING_SAMPLES = 4  # of `mean`, in times as many as the search takes
+_CONFIRMING_SAMPLES = 4  # `mean` confirms with this many times the search's samples
 
 Samples = Mapping[Configuration, NDArray[np.float64]]
 
@@ -67,7 +71,8 @@ def raw_samples_ms(path: Path, recording: RecordedSpace) -> Samples:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How champions are confirmed; with `races`, each knows the bound that it has to beat."""
+    """A way to confirm champions. With `races`, each champion's timing knows the bound it has to
+    beat."""
 
     champions: int
     timing: TimingSettings
@@ -93,10 +98,10 @@ class Stopwatch(Protocol):
     def noiseless(self, configuration: Configuration) -> float: ...
 
     def time(self, configuration: Configuration, rival: float) -> float:
-        """As the search sees it; `rival` is the time of the last of the elites."""
+        """The time that the search sees; `rival` is the time of the last of the elites."""
 
     def confirm(self, configuration: Configuration, rule: Rule, leader: float) -> float:
-        """What finalists are ranked by, as `leader` was: lower is better."""
+        """The figure that ranks a finalist: lower is better. `leader` is the best one so far."""
 
 
 class Mean:
@@ -182,7 +187,7 @@ def best_first(
     seed: int,
     time: Callable[[Configuration, Strategy], float],
 ) -> list[Configuration]:
-    """What a search tried with success, by the times that it saw."""
+    """The valid configurations that a search tried, fastest first by the times that it saw."""
     search = create_strategy("evolution", recording.space, SearchSettings(seed=seed, lookahead=0))
     seen = []
     for number in range(evaluations):
@@ -232,7 +237,7 @@ def repeat(
 
 
 def pick(watch: Stopwatch, rule: Rule, tried: Sequence[Configuration]) -> Configuration:
-    """The one of the first that its confirmation says is the best."""
+    """Confirms the first few, and returns the best of them by their confirmations."""
     leader, best = math.inf, tried[0]
     for configuration in tried[: rule.champions]:
         time = watch.confirm(configuration, rule, leader)
@@ -242,7 +247,7 @@ def pick(watch: Stopwatch, rule: Rule, tried: Sequence[Configuration]) -> Config
 
 
 def noise_of_a_time(samples: Samples, way: str, configurations: Sequence[Configuration]) -> float:
-    """The relative standard deviation of what a search sees that has no rival yet; the median
+    """The relative standard deviation of the times that a search without a rival sees; the median
     over `configurations`."""
     spreads = []
     for number, configuration in enumerate(configurations):

@@ -1,8 +1,8 @@
-"""Kernel Tuner's and Optuna's strategies on a recorded space, one list of times a run.
+"""Runs Kernel Tuner's and Optuna's strategies on a recorded space.
 
-A run is the times in ms (None: failed) of the distinct configurations that a strategy asked
-for, in its order: a configuration asked for again costs nothing, a failed one costs as any
-other. Needs the `bench` extra.
+A run is a list of times in ms (None: failed), one for each distinct configuration that the strategy
+asked for, in its order. A configuration that it asks for again costs nothing; a failed one costs as
+much as any other. Needs the `bench` extra.
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ _KERNEL_TUNER = {
 
 
 class _OptunaUse(NamedTuple):
-    """How a user may put it to Optuna: values as categories or by their index, which says that
-    their order means something; what is outside the space told as pruned, or drawn again."""
+    """A way in which a user may describe the space to Optuna.
+
+    - categories: values are categories; else they are their indices, which tells Optuna that their
+      order means something
+    - tells_outside: a suggestion outside the space is told as pruned; else it is drawn again
+    """
 
     categories: bool
     tells_outside: bool
@@ -40,11 +44,11 @@ OPTUNA = {
     "optuna:tpe-categories-pruned": _OptunaUse(categories=True, tells_outside=True),
 }
 PEERS = (*_KERNEL_TUNER, *OPTUNA)
-_ATTEMPTS = 400  # useless suggestions in a row, until a random new member is taken instead
+_ATTEMPTS = 400  # after so many useless suggestions in a row, a random new member is taken
 
 
 class _Ledger:
-    """What a configuration costs, and what was asked for so far."""
+    """The time of each configuration, and the configurations that were asked for so far."""
 
     def __init__(self, recording: RecordedSpace) -> None:
         self.domains = {p.name: list(p.values) for p in recording.space.parameters}
@@ -61,7 +65,7 @@ class _Ledger:
 def peer_runs(
     name: str, recording: RecordedSpace, evaluations: int, seeds: Sequence[int]
 ) -> Iterator[Times]:
-    """One run a seed."""
+    """Yields one run for each seed."""
     if name in OPTUNA:
         run: Callable[[_Ledger, int, int], None] = functools.partial(_run_optuna, OPTUNA[name])
     else:
@@ -85,7 +89,7 @@ def _kernel_tuner_runner(
     def is_member(values: Mapping[str, Value]) -> bool:
         return tuple(values[name] for name in members.domains) in members.times_ms
 
-    # Building the space costs seconds; it holds nothing of a run.
+    # Building the space takes seconds, and all runs can share it: it holds no state of a run.
     space = Searchspace(members.domains, is_member, 1_000_000_000)
     if space.size != len(members.times_ms):
         raise AssertionError(f"{space.size} of {len(members.times_ms)} configurations")
@@ -103,7 +107,7 @@ def _kernel_tuner_runner(
             verbose=False,
             cache={},
         )
-        # A strategy that is content before its budget is spent starts again.
+        # A strategy that ends before its budget is spent is started again.
         for _ in range(50):
             asked = len(ledger.asked)
             strategy_map[strategy].tune(space, runner(ledger), options)
@@ -114,7 +118,8 @@ def _kernel_tuner_runner(
 
 
 def _recorded_runner() -> Callable[[_Ledger], Any]:
-    """A Kernel Tuner runner that looks times up. A function, for its imports."""
+    """A Kernel Tuner runner that looks times up. It is made in a function because its base class is
+    imported only when it is needed."""
     from kernel_tuner import util
     from kernel_tuner.runners.runner import Runner
 
@@ -151,7 +156,7 @@ def _recorded_runner() -> Callable[[_Ledger], Any]:
 def optuna_run(
     name: str, sampler_class: type[Any], recording: RecordedSpace, evaluations: int, seed: int
 ) -> list[tuple[Value, ...]]:
-    """What one run asked for."""
+    """The configurations that one run asked for."""
     ledger = _Ledger(recording)
     _run_optuna(OPTUNA[name], ledger, evaluations, seed, sampler_class)
     return list(ledger.asked)
@@ -164,8 +169,11 @@ def _run_optuna(
     seed: int,
     sampler_class: type[Any] | None = None,
 ) -> None:
-    """What is outside the space costs nothing. A recorded failure is told as pruned, and costs as
-    any other. What was told before is drawn again."""
+    """Runs Optuna's sampler until the evaluations are spent.
+
+    A suggestion outside the space costs nothing. A recorded failure is told as pruned, and costs as
+    much as any other. A suggestion that was told before is drawn again.
+    """
     import optuna
     from optuna_tables import TabulatedTPESampler
 

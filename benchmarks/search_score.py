@@ -1,12 +1,12 @@
-"""The published performance score of evotune's strategies and its peers', on recorded spaces.
+"""Measures the published performance score of evotune's strategies and of its peers' strategies.
 
     python benchmarks/search_score.py [FOLDER] [--repeats 30] [--strategies NAME,NAME,…]
     python benchmarks/search_score.py --table benchmarks/results/search_score.json
 
-FOLDER holds recordings (`*/*.json.gz`, default ../shared/recorded_spaces). The peers need the
-`bench` extra. Runs are paired: repeat i has seed i for every strategy. What the results hold
-already is not run again, so that a change of one strategy needs only its own runs (delete its
-runs, or name it in --again), and an interrupted measurement goes on.
+FOLDER holds the recorded spaces (`*/*.json.gz`, default ../shared/recorded_spaces). The peers need
+the `bench` extra. Runs are paired: repeat i has seed i for every strategy. Runs that the results
+hold already are not made again. So an interrupted measurement can be continued, and a change of one
+strategy needs only its own runs (delete them, or give --again with its name in --strategies).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from evotune.search.performance import PerformanceScale
 
 RESULTS = Path(__file__).parent / "results" / "search_score.json"
 FOLDER = Path(__file__).parents[2] / "shared" / "recorded_spaces"
-# evolution@16: with 16 proposals in flight, as a run on a device has.
+# evolution@16 has 16 proposals in flight, as a run on a device has.
 OWN = ("evolution", "evolution@16", "local", "random")
 SMALLEST_BUDGET = 25
-BUDGETS = (25, 50, 100, 200)  # scored besides the space's own
+BUDGETS = (25, 50, 100, 200)  # also scored, besides the space's own budget
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def _load(path: Path) -> dict[str, Any]:
 def _measure(
     results: dict[str, Any], folder: Path, names: Sequence[str], repeats: int
 ) -> Iterator[None]:
-    """Yields after each run, so that little is lost when it is stopped."""
+    """Yields after each run, so that the caller can save it: a long measurement may be stopped."""
     for path in sorted(folder.glob("*/*.json.gz")):
         recording = read_recorded_space(path)
         scale = PerformanceScale(recording.times_ms.values())
@@ -104,7 +104,13 @@ def _runs(name: str, recording: RecordedSpace, evaluations: int, seeds: range) -
 
 
 def _scored(times: Times, scale: PerformanceScale) -> dict[str, Any]:
-    """`scores` by budget, the space's own last; how many evaluations failed; the end."""
+    """The figures of a run.
+
+    - scores: the score by budget, the space's own budget last
+    - below_random: whether the run ends below random search
+    - failed: the number of failed evaluations
+    - best_over_optimum: the best time over the optimum
+    """
     budgets = [*(b for b in BUDGETS if b < scale.budget), scale.budget]
     return {
         "scores": {str(budget): round(scale.score(times, budget), 4) for budget in budgets},
@@ -117,8 +123,8 @@ def _scored(times: Times, scale: PerformanceScale) -> dict[str, Any]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Scores with standard errors, by space and over those with a budget of at least 25; below
-    that, by how much `evolution` leads on each space."""
+    """Two tables: scores with standard errors, for each space and over the spaces with a budget of
+    at least 25; and the lead of `evolution` on each space."""
     spaces = results["spaces"]
     judged = [name for name, space in spaces.items() if space["budget"] >= SMALLEST_BUDGET]
     strategies = list(dict.fromkeys(s for space in spaces.values() for s in space["strategies"]))
@@ -154,7 +160,7 @@ def _scores(space: Mapping[str, Any], strategy: str) -> list[float]:
 
 
 def _lead(spaces: Mapping[str, Any], judged: Sequence[str], strategy: str) -> str:
-    """Of evolution, paired by seed, and in standard errors of the paired difference."""
+    """The lead of evolution, paired by seed; also in standard errors of the paired difference."""
     differences = []
     for name in judged:
         pairs = zip(
@@ -168,7 +174,7 @@ def _lead(spaces: Mapping[str, Any], judged: Sequence[str], strategy: str) -> st
 
 
 def _mean_of_means(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """The mean over groups of their means, and its standard error."""
+    """The mean of the groups' means, and its standard error."""
     mean = statistics.fmean(statistics.fmean(group) for group in groups)
     variances = [statistics.variance(g) / len(g) if len(g) > 1 else 0.0 for g in groups]
     return mean, math.sqrt(math.fsum(variances)) / len(groups)
@@ -189,7 +195,7 @@ def _environment() -> dict[str, str]:
 
 
 def _compact(results: Mapping[str, Any]) -> str:
-    """One run a line."""
+    """The results as JSON, with one run a line."""
     text = json.dumps(results, indent=1)
     run = r'\{\s+"scores": \{[^}]*\},[^}]*\}'
     return re.sub(run, lambda found: " ".join(found.group().split()), text) + "\n"

@@ -1,14 +1,15 @@
-"""How long a constrained space takes until it can be searched, here and in Kernel Tuner.
+"""Measures the time until a constrained space can be searched, here and in Kernel Tuner.
 
     python benchmarks/space_construction.py [--repeats 3] [-o FILE]
 
-The spaces: GEMM as Kernel Tuner's users publish it (the same 17,956 valid configurations), one of
-the size and density of its hotspot, and tilings over two to four levels, of which nobody can
-enumerate the larger ones. CPU-seconds, the least of the repeats, alternating:
+The spaces are GEMM as Kernel Tuner's users publish it (the same 17,956 valid configurations), one
+of the size and density of its hotspot, and tilings over two to four levels, of which the larger
+ones are too large to enumerate. Figures are CPU-seconds, the least of the repeats, which alternate
+between the two:
 
-- ours: reading, binding and counting (exactly, where it says so), then 1000 uniform samples;
-- ours, all: the same and every valid configuration as an object;
-- Kernel Tuner: `Searchspace(...)`, which enumerates; nothing where it cannot.
+- ours: reading, binding and counting (exactly, where it says so), then 1000 uniform samples
+- ours, all: the same, and every valid configuration as an object
+- Kernel Tuner: `Searchspace(...)`, which enumerates; no figure where it cannot
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Space:
     name: str
     parameters: dict[str, list[int]]
     constraints: list[str]
-    """In words that both understand: comparisons, arithmetic, `and`, `or`."""
+    """In the language that both understand: comparisons, arithmetic, `and`, `or`."""
     published_valid: int | None = None
 
 
@@ -101,8 +102,9 @@ GEMM = Space(
 
 
 def tiled(name: str, levels: int) -> Space:
-    """A kernel tiled over several levels in three directions: each level divides the one before,
-    and tiles fit a cache. 18 values a parameter, few of which go together."""
+    """A kernel tiled over several levels in three directions. Each level's tile sizes divide those
+    of the level before, and the tiles fit into a cache. A parameter has 18 values, and few
+    combinations of them are valid."""
     sizes = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]
     parameters = {f"{axis}{level}": list(sizes) for level in range(levels) for axis in "MNK"}
     constraints = []

@@ -1,24 +1,25 @@
-"""How fast candidates go through: trials per minute, where the time goes, how busy the device is.
+"""Measures throughput: trials per minute, the time by stage, and how busy the device is.
 
     python benchmarks/throughput.py [--device cuda:0 | --gpus N] [--trials 1000] [--strategy NAME]
         [--lookahead N] [--job NAME] [--part NAME ...]
         [-o benchmarks/results/throughput_DEVICE.json]
     python benchmarks/throughput.py --table benchmarks/results/throughput_DEVICE.json
 
-- search: one run with an empty compile cache: attention rung 3 at the mission shape, or another of
-  attention_cuda.py's jobs (on the CPU: attention-cpu as it ships). Its wall time, from the first
-  proposal to the last outcome, against the least possible: the larger of compile CPU-seconds /
-  processes and device seconds / devices (their sum on the CPU, where compiling and measuring take
-  turns). With --gpus or --job the results keep a row for each job and number of GPUs; for what
-  more GPUs bring, give each number its share of the cores (`taskset`).
-- plain, kernel_tuner: random configurations of one space through evotune and, fewer of them,
-  through Kernel Tuner's NVRTC backend (GPU only; needs kernel-tuner and cuda-bindings), which takes
-  as many samples of each as evotune did in the mean, rounded up. The space is cut down to what
-  Kernel Tuner can launch: one launch, no cluster, at most 48 KiB of shared memory. A sample of
-  Kernel Tuner is one launch, of evotune a paired round of hundreds; and it checks no result there.
+- search: makes one run with an empty compile cache, of attention rung 3 at the mission shape or of
+  another of attention_cuda.py's jobs (on the CPU: attention-cpu as it ships). It compares the wall
+  time, from the first proposal to the last outcome, with the least possible: the larger of compile
+  CPU-seconds / processes and device seconds / devices (their sum on the CPU, where compiling and
+  measuring take turns). With --gpus or --job the results keep a row for each job and number of
+  GPUs. To see the gain of more GPUs, give each number of them its share of the cores (`taskset`).
+- plain, kernel_tuner: sends random configurations of one space through evotune and, fewer of them,
+  through Kernel Tuner's NVRTC backend (GPU only; needs kernel-tuner and cuda-bindings). Kernel
+  Tuner takes as many samples of each as evotune's mean, rounded up. The space is restricted to
+  configurations that Kernel Tuner can launch: one launch, no cluster, at most 48 KiB of shared
+  memory. A sample of Kernel Tuner is one launch, of evotune a paired round of hundreds; and Kernel
+  Tuner checks no result there.
 
-Device seconds are what the workers spent on trials. What they spent between trials, waiting or
-being renewed, is the idle share.
+Device seconds are the workers' time on trials. The idle share is their time between trials, when
+they wait or are renewed.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Clock(SilentObserver):
-    """When the search began, and when its last trial was told."""
+    """Notes when the search began and when its last trial was told."""
 
     def __init__(self) -> None:
         self.began_s = self.ended_s = 0.0
@@ -74,7 +75,7 @@ class Clock(SilentObserver):
 
 
 class ChildTimes(threading.Thread):
-    """CPU-seconds of this process's compile and device workers, seen as long as they live."""
+    """Samples the CPU-seconds of this process's compile and device workers while they live."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -94,7 +95,7 @@ class ChildTimes(threading.Thread):
 
 
 def _children() -> Iterator[tuple[tuple[str, int], float]]:
-    """((role, pid), CPU-seconds, those of compilers that they waited for included)."""
+    """Yields ((role, pid), CPU-seconds) of each worker, with those of compilers it waited for."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().split(b"\0")
@@ -107,7 +108,7 @@ def _children() -> Iterator[tuple[tuple[str, int], float]]:
 
 
 def search(space: Path, options: argparse.Namespace, **more: Any) -> dict[str, Any]:
-    """One run with an empty cache, as figures."""
+    """The figures of one run with an empty cache."""
     gpus = None if options.gpus is None else GpuRequest(options.gpus)
     clock, children = Clock(), ChildTimes()
     with tempfile.TemporaryDirectory() as folder:
@@ -245,13 +246,13 @@ def main() -> None:
             data["by_gpus"] = [*_others(data.get("by_gpus", ()), found), found]
         else:
             data[part] = found
-        if options.output:  # after each part: a lent machine may go before the last
+        if options.output:  # after each part: a lent machine may be taken back before the last
             options.output.write_text(json.dumps(data, indent=1) + "\n")
     print("\n".join(table(data)))
 
 
 def _others(rows: Iterable[dict[str, Any]], found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """All but the row that `found` replaces."""
+    """All rows but the one that `found` replaces."""
     for row in rows:
         same_job = row.get("job", JOBS[0].name) == found["job"]
         if not (same_job and row["devices"] == found["devices"]):

@@ -1,8 +1,8 @@
-"""The same configurations through Kernel Tuner's own `tune_kernel` with its NVRTC backend.
+"""Measures the same configurations with Kernel Tuner's own `tune_kernel` and its NVRTC backend.
 
-Used by `throughput.py`. Kernel Tuner walks one parameter, the number of a configuration; source,
-grid, block and shared memory follow from it, as functions, which is part of its interface. The
-driver's cache of what it makes of PTX is off, as evotune's compile cache starts empty.
+Used by `throughput.py`. Kernel Tuner walks one parameter, the number of a configuration. Source,
+grid, block and shared memory are functions of it, which Kernel Tuner's interface allows. The
+driver's cache of machine code compiled from PTX is off, as evotune's compile cache starts empty.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ LIMITS = {
     "constraints": [*_SHIPPED["constraints"], "shared_bytes <= 49152"],
     "default": {**_SHIPPED.get("default", {}), "SPLIT_KV": 1, "PERSISTENT": 0},
 }
-"""What its launcher can do: it launches once and never raises the limit on shared memory."""
+"""The limits of Kernel Tuner's launcher: it launches once and never raises the limit on shared
+memory."""
 _MAPPED = {"int32": np.int32, "int64": np.int64, "float32": np.float32, "float64": np.float64}
 
 
 def measure(space: Path, device: str, count: int, iterations: int) -> dict[str, Any]:
-    """`count` random configurations; their wall time without Kernel Tuner's own set-up."""
+    """Measures `count` random configurations. Their wall time is without Kernel Tuner's set-up."""
     os.environ["CUDA_CACHE_DISABLE"] = "1"
     import kernel_tuner
 
@@ -72,7 +73,7 @@ def measure(space: Path, device: str, count: int, iterations: int) -> dict[str, 
         lambda values: (*launch(values).grid, 1, 1)[:3],
         _arguments(jobs[0].plan, setup, jobs),
         {"NUMBER": list(range(count)), "block_size_x": threads},
-        restrictions=is_launched,  # it would take a lambda apart
+        restrictions=is_launched,  # no lambda: Kernel Tuner would take its source apart
         grid_div_x=[],
         grid_div_y=[],
         grid_div_z=[],
@@ -100,7 +101,8 @@ def measure(space: Path, device: str, count: int, iterations: int) -> dict[str, 
 
 
 def _arguments(plan: LaunchPlan, setup: Any, jobs: list[CaseJob]) -> list[Any]:
-    """Random tensors, the largest workspace that any configuration asks for, and scalars."""
+    """The kernel's arguments: random tensors, scalars, and workspaces of the largest size that any
+    configuration asks for."""
     rng = np.random.default_rng(0)
     problem = setup.planner._problem
     tensors = {spec.name: spec for spec in problem.tensors(jobs[0].case)}

@@ -1,15 +1,16 @@
-"""Do the figures hold? The same measurement in fresh processes, winners before and after they are
-confirmed, and what racing saves.
+"""Checks that evotune's figures hold: the same measurement in fresh processes, winners before and
+after they are confirmed, and the time that racing saves.
 
     python benchmarks/trust.py [--device cuda:0] [--processes 20] [--runs 8] [--part NAME ...]
         -o benchmarks/results/trust_DEVICE.json
     python benchmarks/trust.py --table benchmarks/results/trust_DEVICE.json
 
-On a GPU: attention-mma at the mission shape; on the CPU: attention-cpu as it ships.
+On a GPU it uses attention-mma at the mission shape, on the CPU attention-cpu as it ships. Parts:
 
-- repeat: one configuration, timed as a champion is, each time in a fresh process.
-- winners: searches with other seeds; each champion's speedup as the search saw it and confirmed.
-- racing: the same random candidates, with and without racing.
+- repeat: times one configuration as a champion, each time in a fresh process.
+- winners: searches with different seeds, and compares each champion's speedup in the search with
+  its confirmed one.
+- racing: times the same random candidates with and without racing.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def racing(device: str, backend: str, folder: Path) -> dict[str, Any]:
 
 
 def sampling_s(measurement: Measurement, backend: str) -> float:
-    """Time on the device in timed samples: two of each side a round."""
+    """The device's time in timed samples: a round has two samples of each side."""
     least_us = CpuSession.sample_us if backend == "cpu" else CudaSession.sample_us
     both_us = sum(
         time_us * max(1, math.ceil(least_us / time_us))

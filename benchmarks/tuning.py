@@ -1,4 +1,4 @@
-"""What the attention benchmarks share: a shipped space with another shape, tuned and reported."""
+"""Functions that the benchmarks share: derive a shipped space, tune it, and read its report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVOTUNE = [sys.executable, "-m", "evotune"]
 
 
 def shipped(space: str) -> dict[str, Any]:
-    """search_spaces/`space`.yaml as data."""
+    """The data in search_spaces/`space`.yaml."""
     document: dict[str, Any] = yaml.safe_load((ROOT / f"search_spaces/{space}.yaml").read_text())
     return document
 
@@ -32,7 +32,7 @@ def derive(space: str, changes: Mapping[str, Any], path: Path) -> Path:
 
 
 def tune(path: Path, runs_dir: Path, *options: str) -> dict[str, Any]:
-    """`evotune run` on a space file; the run's JSON report."""
+    """Calls `evotune run` on a space file; returns the run's JSON report."""
     runs = ["--runs-dir", str(runs_dir)]
     subprocess.run([*EVOTUNE, "run", str(path), *options, *runs], check=True)
     data: dict[str, Any] = told("report", runs_dir)
@@ -40,7 +40,7 @@ def tune(path: Path, runs_dir: Path, *options: str) -> dict[str, Any]:
 
 
 def told(command: str, runs_dir: Path) -> Any:
-    """What `evotune COMMAND latest --format json` prints."""
+    """The data that `evotune COMMAND latest --format json` prints."""
     words = [*EVOTUNE, command, "latest", "--format", "json", "--runs-dir", str(runs_dir)]
     return json.loads(subprocess.run(words, check=True, capture_output=True).stdout)
 
@@ -59,7 +59,7 @@ def shape_of(batch: int, heads: int, length: int, head_dim: int) -> dict[str, in
 
 
 def environment(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Where and with what it ran, without what names the one machine."""
+    """The device and the versions of a run, without the command and the device's own id."""
     found = {name: value for name, value in report["environment"].items() if name != "command"}
     found["device"] = {name: value for name, value in found["device"].items() if name != "id"}
     return found

@@ -7,12 +7,12 @@
     softmax = run.best.kernel()                  # a function of torch tensors
 
 `tune` searches a space, given as a file or as objects (`Space`, `CudaKernel`, …), and `open_run`
-opens an earlier run; both give a `Run`. `check`, `compile`, `gate` and `replay` do what the
-commands of these names do. Nothing is imported before it is used.
+opens an earlier run; both return a `Run`. `check`, `compile`, `gate` and `replay` do the same as
+the commands of these names. Nothing is imported before it is used.
 """
 
-# No module of Python's own is imported here: `python -m evotune` begins with this file, and a file
-# of the working folder could still stand in for one.
+# This file imports no module of the standard library: `python -m evotune` begins with this file,
+# and a file of the working folder could still take the module's place.
 from evotune.version import __version__
 
 TYPE_CHECKING = False

@@ -1,10 +1,10 @@
-"""`evotune` and `python -m evotune`: the process of the command line, from its first instruction.
+"""`evotune` and `python -m evotune`: the start of the command line's process.
 
-It imports next to nothing before it is ready for Ctrl-C and, for `doctor`, has looked which
-packages are here.
-`python -m` puts the working folder before everything that is installed. Its files must not be taken
-for modules, so it leaves the path first, unless evotune itself lies there. Until then only modules
-are imported that Python has loaded already.
+It imports next to nothing before it is ready for Ctrl-C and, for `doctor`, has checked which
+packages are installed.
+`python -m` puts the working folder before everything that is installed. The folder's files must not
+be taken for modules, so this module first removes the folder from the path, unless evotune itself
+lies there. Until then it imports only modules that Python has loaded already.
 """
 
 try:
@@ -25,7 +25,7 @@ _INTERRUPTED = 130
 
 def main() -> None:
     """Runs the command line and exits the process with its code."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell has it for `&`
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell has `&` ignore it
         signal.signal(signal.SIGINT, _leave)
     from evotune.cli import packages
 
@@ -41,9 +41,9 @@ def main() -> None:
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:
-    """Ctrl-C while nothing needs cleaning up: commands have their own way while something does.
+    """Ends the process at Ctrl-C. Commands replace this handler while something needs cleaning up.
 
-    No KeyboardInterrupt, since an import that meets one fails in ways of its own.
+    It raises no KeyboardInterrupt, since an import may turn that into another error.
     """
     try:
         os.write(2, b"interrupted\n")

@@ -1,7 +1,7 @@
-"""The hashes of code that somebody agreed to run, kept from one process to the next.
+"""The hashes of code that the user agreed to run, kept from one process to the next.
 
-A file in the user's state folder with a SHA-256 in hexadecimal on each line. Other lines are passed
-over. A file that cannot be read or written is no error: then evotune asks again.
+They are in a file in the user's state folder, with a SHA-256 in hexadecimal on each line. Other
+lines are ignored. A file that cannot be read or written is not an error: evotune then asks again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def read() -> frozenset[str]:
 
 
 def add(hashes: Iterable[str]) -> None:
-    """Appends them in one write, so that processes may do so at the same time."""
+    """Appends the hashes in one write, so that several processes may append at the same time."""
     path = _file()
     lines = "".join(f"{sha256}\n" for sha256 in hashes)
     if path is None or not lines:
@@ -40,9 +40,10 @@ def add(hashes: Iterable[str]) -> None:
 
 
 def _file() -> Path | None:
-    """In $EVOTUNE_STATE_DIR, else in evotune/ under $XDG_STATE_HOME or ~/.local/state.
+    """The file's path: in $EVOTUNE_STATE_DIR, else in evotune/ under $XDG_STATE_HOME or
+    ~/.local/state.
 
-    A relative path is none: it would lead to a file of whoever made the working folder.
+    None for a relative path, since it would lead to a file that came with the working folder.
     """
     folder = os.environ.get("EVOTUNE_STATE_DIR")
     if not folder:

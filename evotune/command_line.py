@@ -1,4 +1,4 @@
-"""Command lines that a user is shown and can paste into a shell as they stand."""
+"""Command lines in messages, which a user can paste into a shell as they stand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 RUNS_DIR = Path("runs")
-"""Where runs are when nobody says otherwise."""
+"""The default folder of the runs."""
 
 
 def command_line(*words: object) -> str:
@@ -18,14 +18,14 @@ def command_line(*words: object) -> str:
 
 
 def run_command(name: str, run: str | Path, *words: object) -> str:
-    """`evotune NAME RUN WORD …` for the run in the folder `run`, wherever that is."""
+    """`evotune NAME RUN WORD …` for the run in the folder `run`, wherever that folder is."""
     folder = Path(run).absolute()
     where = _runs_dir(folder.parent)
     return command_line(name, folder.name, *words, *(("--runs-dir", where) if where else ()))
 
 
 def _runs_dir(folder: Path) -> str:
-    """As short as it can be named from here; "" where it need not be named."""
+    """The shortest name of the folder from the working folder; "" where it is the default."""
     if folder == RUNS_DIR.absolute():
         return ""
     here = Path.cwd()
@@ -33,12 +33,12 @@ def _runs_dir(folder: Path) -> str:
 
 
 def _program() -> str:
-    """The shell's word for this evotune, in any folder: its name alone where that finds it. The
-    shell does not find it in a virtual environment that is not active."""
+    """The shell's words that start this evotune, from any folder: its name alone where the shell
+    finds it. The shell does not find it in a virtual environment that is not active."""
     called = Path(sys.argv[0])
     module = called.name == "__main__.py" and called.parent.name == "evotune"
     if not module and called.name != "evotune":
-        return "evotune"  # used as a library
+        return "evotune"  # another program uses evotune as a library
     found = shutil.which("evotune")
     script = Path(sys.executable).with_name("evotune") if module else called
     if found is not None and os.path.realpath(found) == os.path.realpath(script):

@@ -1,4 +1,4 @@
-"""Numbers with the noun that they count."""
+"""Numbers with the nouns that they count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every error evotune raises on purpose, and the exit code each one ends a command with.
+"""The errors that evotune raises on purpose, each with the exit code of the command that it ends.
 
     EvotuneError                1   no valid candidate, regression found
     ├── SpaceError              2   bad space (carries file:line:column, or an object's path)
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 
 class EvotuneError(Exception):
-    """Base of all expected errors. `str(error)` is the one line a user reads."""
+    """The base of all expected errors. `str(error)` is the one line that a user reads."""
 
     exit_code = 1
 
@@ -58,13 +58,14 @@ class ProblemMistake(EvotuneError):
 
 
 class EnvironmentProblem(EvotuneError):
-    """Something this machine lacks; the message ends with how to get it."""
+    """This machine lacks something; the message ends with how to get it."""
 
     exit_code = 3
 
 
 class NoSuchGpu(EnvironmentProblem):
-    """`model` was asked for; "" for any. Kernels can be compiled for it all the same."""
+    """The GPU that was asked for is not here: `model`, or "" for any GPU. Kernels can still be
+    compiled for it."""
 
     def __init__(self, message: str, model: str = "") -> None:
         self.model = model
@@ -78,7 +79,7 @@ class StoreError(EvotuneError):
 
 
 class RunLocked(EvotuneError):
-    """The run is being worked on by another process."""
+    """Another process works on the run."""
 
     exit_code = 5
 

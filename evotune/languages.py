@@ -1,4 +1,4 @@
-"""What a space may say of a kernel in each language. The backends bring their languages along."""
+"""The languages of kernels, and what a space may state of a kernel in each. Backends bring them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ def _takes_none(option: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What `init` makes a folder of: texts in the package `package`, under `templates/`.
+    """The texts that `init` fills a folder with. They lie in `package`, under `templates/`.
 
-    `arguments` follow in a test's call of `evotune compile`, as Python text; `taken` are names
-    that the kernel's file cannot have.
+    - kernel, space: the files' names.
+    - arguments: further arguments, as Python text, of the call of `evotune compile` in a test.
+    - taken: names that the kernel's file cannot have.
     """
 
     package: str
@@ -34,12 +35,12 @@ class Language:
 
     name: str
     suffixes: tuple[str, ...]
-    """Of its files, with the dot."""
+    """The suffixes of its files, with the dot."""
     needs: str = ""
-    """What a machine must have to run its kernels, in words."""
+    """The things that a machine needs to run its kernels, in words."""
     launched: bool = False
-    """Whether a space states the launches of a kernel, and may hold what the compiler reports to
-    conditions: so it is on a GPU."""
+    """Whether a space states a kernel's launches and may have conditions on the compiler's figures,
+    as on a GPU."""
     tensor_maps: bool = False
     """Whether a kernel takes tensor maps as arguments."""
     constant_memory: bool = False
@@ -51,38 +52,39 @@ class Language:
     """Keys of a launch that the space must not state, with the reason. `entry` may be stated, but
     only as the kernel's own."""
     one_entry: bool = False
-    """Whether the compiler compiles one function, for arguments of types that are known before."""
+    """Whether the compiler compiles one function, for argument types known beforehand."""
     extra_arguments: tuple[str, ...] = ()
-    """Types of arguments that the compiler adds behind the kernel's own; all are 0."""
+    """The types of arguments that the compiler adds after the kernel's own; all are passed as 0."""
     runs_when_compiled: bool = False
     """Whether compiling a kernel executes its file."""
     takes_option: Callable[[str], bool] = _takes_none
-    """Whether the compiler may be given an option."""
+    """Whether a space may give the compiler an option."""
     options_in_words: str = "none"
     template: Template | None = None
 
 
 def own_languages() -> Iterator[Language]:
-    """Those of evotune's own backends."""
+    """The languages of evotune's own backends."""
     for backend in BACKENDS.own().values():
         yield from _of(backend)
 
 
 def all_languages() -> Iterator[Language]:
-    """Evotune's own, then those of installed packages, which are looked for only now. A package
-    that is broken is left out."""
+    """The languages of evotune's own backends, then those of installed packages. Packages are
+    looked for only when the caller asks for more than evotune's own; a broken package is left
+    out."""
     yield from own_languages()
     for _, backend in BACKENDS.loadable():
         yield from _of(backend)
 
 
 def find_language(name: str) -> Language | None:
-    """None for a name that no backend has."""
+    """The language of that name; None when no backend has it."""
     return next((found for found in all_languages() if found.name == name), None)
 
 
 def language(name: str) -> Language:
-    """The language of a kernel that was read; KeyError for a name that no backend has."""
+    """The language of that name, as a valid space names it; KeyError when no backend has it."""
     found = find_language(name)
     if found is None:
         raise KeyError(name)

@@ -1,4 +1,4 @@
-"""What a search can be for: figures of a valid outcome, each the better the higher it is."""
+"""The objectives of a search: figures of a valid outcome. For each, higher is better."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Final
 
 from evotune.trial import Check, Outcome
 
-_UNCHECKED_SHARE: Final = 1.0  # of the limit: the most that a valid outcome can have used
+_UNCHECKED_SHARE: Final = 1.0  # the largest share of its limit that a passed check can have used
 
 
 def worst_check(checks: Iterable[Check]) -> Check | None:
-    """The check that used most of its limit on the maximum error; failed ones before passed."""
+    """The check whose maximum error used the largest share of its limit. A failed check comes
+    before a passed one. None when no check has a maximum error."""
     made = [check for check in checks if check.status != "skipped" and check.max_error is not None]
     if not made:
         return None
@@ -20,20 +21,20 @@ def worst_check(checks: Iterable[Check]) -> Check | None:
 
 
 def error_share(check: Check) -> float:
-    """Its maximum error as a share of the limit; infinite when that is NaN."""
+    """The check's maximum error as a share of its limit; infinite when that is NaN."""
     error, limit = check.max_error or 0.0, check.max_limit
     share = error / limit if limit else error
     return math.inf if math.isnan(share) else share
 
 
 def _speedup(outcome: Outcome) -> float:
-    """ln of the geometric mean over the timed cases."""
+    """ln of the speedup's geometric mean over the timed cases."""
     assert outcome.fitness is not None
     return outcome.fitness
 
 
 def _accuracy(outcome: Outcome) -> float:
-    """How far the error stays below its limit, in the check that came closest."""
+    """The negative share of its limit that the error used, in the check that used most."""
     check = worst_check(outcome.checks)
     return -(_UNCHECKED_SHARE if check is None else error_share(check))
 
@@ -46,5 +47,5 @@ SINGLE: Final = ("speedup",)
 
 
 def values(outcome: Outcome, objectives: Iterable[str]) -> tuple[float, ...]:
-    """Of a valid outcome, in the order of `objectives`."""
+    """The figures of a valid outcome, in the order of `objectives`."""
     return tuple(OBJECTIVES[name](outcome) for name in objectives)

@@ -1,8 +1,8 @@
 """Backends, problems and strategies by name: evotune's own, and those of installed packages.
 
-A package names its own in the entry points of its metadata. Nobody looks for them while evotune's
-own have the name: start-up stays as fast. A package that is broken is an error for whoever needs
-something of it, and a line for whoever asks for all there is.
+A package names its plugins in the entry points of its metadata. They are looked for only when
+evotune's own do not have the name, so that start-up stays fast. A broken package is an error for a
+command that needs one of its plugins, and a line in a listing of all plugins.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """`name`, as the package `package` offers it; `target` is `module:attribute`."""
+    """The plugin `name` of the package `package`; `target` is `module:attribute`."""
 
     name: str
     kind: str
@@ -31,39 +31,39 @@ class Plugin:
 
 
 class Group:
-    """All of one kind. `kind` names one in messages; each has the attributes `needed`."""
+    """All plugins of one kind. Messages call one a `kind`; each has the attributes `needed`."""
 
     def __init__(self, group: str, kind: str, needed: Sequence[str], rooms: str = "") -> None:
-        """`rooms`: a package of evotune's own, each of whose folders has one as `ROOM`."""
+        """`rooms` is evotune's own package of this kind; each of its folders has one as `ROOM`."""
         self._group = group
         self._kind = kind
         self._needed = tuple(needed)
         self._rooms = rooms
 
     def own(self) -> dict[str, object]:
-        """Evotune's own, by the names of their folders."""
+        """The objects that evotune brings, by the names of their folders."""
         return _own(self._rooms) if self._rooms else {}
 
     def names(self) -> tuple[str, ...]:
-        """Of the installed packages' ones. None is loaded."""
+        """The names of the installed packages' plugins. Loads none of them."""
         return tuple(plugin.name for plugin in self.plugins())
 
     def plugins(self) -> tuple[Plugin, ...]:
-        """The installed packages' ones by name; of two of one name the package that is first on
-        the path has it. None is loaded."""
+        """The installed packages' plugins, sorted by name. Where two packages have one name, the
+        package that is first on the path wins. Loads none of them."""
         entries = _entries(self._group, tuple(sys.path))
         return tuple(Plugin(name, self._kind, *entries[name]) for name in sorted(entries))
 
     def load(self, name: str) -> object | None:
-        """An installed package's; None where there is none of that name. EnvironmentProblem where
-        it cannot be loaded."""
+        """Loads an installed package's plugin; None where no package has the name.
+        EnvironmentProblem where it cannot be loaded."""
         for plugin in self.plugins():
             if plugin.name == name:
                 return self._load(plugin)
         return None
 
     def loadable(self) -> Iterator[tuple[str, object]]:
-        """(name, it) of the installed packages' ones; those that are broken are left out."""
+        """The installed packages' plugins, each with its name; broken ones are left out."""
         for name in self.names():
             try:
                 found = self.load(name)
@@ -72,7 +72,7 @@ class Group:
             yield name, found
 
     def broken(self) -> list[str]:
-        """Why some of the installed packages' ones cannot be loaded, a line each."""
+        """Why some of the installed packages' plugins cannot be loaded, a line for each."""
         lines = []
         for name in self.names():
             try:
@@ -108,12 +108,12 @@ GROUPS = (BACKENDS, PROBLEMS, STRATEGIES)
 
 
 def installed() -> list[Plugin]:
-    """Plugins of all kinds. None is loaded."""
+    """The plugins of all kinds in installed packages. Loads none of them."""
     return [plugin for group in GROUPS for plugin in group.plugins()]
 
 
 def broken() -> list[str]:
-    """Why installed plugins of any kind cannot be loaded, a line each."""
+    """Why installed plugins of any kind cannot be loaded, a line for each."""
     return [line for group in GROUPS for line in group.broken()]
 
 
@@ -126,7 +126,7 @@ def _own(package: str) -> dict[str, object]:
 
 @functools.cache
 def _entries(group: str, path: tuple[str, ...]) -> dict[str, tuple[str, str]]:
-    """Name -> (package, target). `path` is where packages were looked for."""
+    """(package, target) by name. `path`, where packages are looked for, is the cache's key."""
     found: dict[str, tuple[str, str]] = {}
     for entry in importlib.metadata.entry_points(group=group):
         package = entry.dist.name if entry.dist is not None else entry.module
@@ -136,7 +136,7 @@ def _entries(group: str, path: tuple[str, ...]) -> dict[str, tuple[str, str]]:
 
 @functools.cache
 def _target(target: str) -> object:
-    """What `module:attribute` names; of a module alone, the module."""
+    """The object that `module:attribute` names; the module itself without an attribute."""
     module, _, attributes = target.partition(":")
     found: object = importlib.import_module(module.strip())
     for attribute in attributes.split(".") if attributes else ():

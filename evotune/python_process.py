@@ -1,10 +1,10 @@
-"""Python processes that evotune starts: they import nothing from the working folder.
+"""Starts Python processes so that they import nothing from the working folder.
 
-`python -m` puts the working folder before everything that is installed. Then a file `msgspec.py`
-in a folder of downloads runs in the place of the library. The user's own site-packages stay on the
+`python -m` puts the working folder before everything that is installed. So a file `msgspec.py`
+in a folder of downloads would run in place of the library. The user's own site-packages stay on the
 path (no `-s`): `pip install --user` puts torch there, and evotune too.
 
-Where evotune itself lies in the working folder, a checkout that is not installed, its processes
+Where evotune itself lies in the working folder (a checkout that is not installed), its processes
 must find it there, as this one did.
 """
 
@@ -28,8 +28,8 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 @contextlib.contextmanager
 def started_by_a_library() -> Iterator[None]:
-    """Around the start of processes whose command line a library writes (multiprocessing, Dask):
-    they inherit the variable that says the same as -P."""
+    """Sets the environment variable that has the effect of -P, for processes whose command line a
+    library writes (multiprocessing, Dask). They inherit it if they start within the block."""
     before = os.environ.get(_SAFE_PATH)
     if not _works_beside_evotune():
         os.environ[_SAFE_PATH] = "1"

@@ -1,4 +1,4 @@
-"""Opening files that a user names: regular files only, since the others can wait for ever."""
+"""Opens files that a user names. Only regular files: reading another kind can wait for ever."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _KINDS = {
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """The file, opened for reading. OSError for what is no regular file, or cannot be read.
+    """The file, opened for reading. OSError when it is not a regular file or cannot be read.
 
-    What is no regular file is not opened: that alone can wait for ever, or rewind a tape. Another
-    process may put such a thing there in between, so opening does not wait either.
+    A file of another kind is not even opened: opening it can wait for ever, or rewind a tape.
+    Another process may put one there after the check, so the file is opened without waiting.
     """
     _require_regular(os.stat(path), path)
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -34,7 +34,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, most_bytes: int | None = None) -> bytes:
-    """The file's content, of a larger file the first `most_bytes`. OSError as `open_regular`."""
+    """The file's content, or the first `most_bytes` of a larger file. OSError as `open_regular`."""
     with open_regular(path) as file:
         return file.read() if most_bytes is None else file.read(most_bytes)
 

@@ -1,7 +1,7 @@
-"""Temporary folders that outlive no owner for long.
+"""Temporary folders that are removed even if their process is killed.
 
-An owner that is killed cannot remove its folder. So it holds a lock (flock) on a file in the
-folder as long as it lives, and whoever makes the next folder removes those that nobody holds.
+A killed process cannot remove its folder. So a process holds a lock (flock) on a file in its folder
+as long as it lives, and the next process that makes a folder removes those that are not locked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOCK = "owner.lock"
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """An empty folder (but for the lock) under the system's temporary one, removed at the end."""
+    """A folder, empty but for the lock, under the system's temporary one; removed at the end."""
     _remove_abandoned()
     path, lock = _make()
     try:
@@ -32,21 +32,23 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def _make() -> tuple[Path, int]:
-    """The folder and its lock, which is held until it is closed or the process ends."""
+    """The folder and its lock's descriptor, which holds the lock until it is closed or the process
+    ends."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (path / _LOCK).exists():
             return path, lock
-        os.close(lock)  # another process held it for a moment, took it for abandoned and removed it
+        os.close(lock)  # before the lock was held, another process took the folder for abandoned
 
 
 @functools.cache
 def _remove_abandoned() -> None:
-    """Once a process. Folders of other users, and what has no lock, are left alone."""
+    """Removes abandoned folders, once in a process. Leaves other users' folders and those without a
+    lock alone."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # it goes away, or belongs to somebody else
+        with contextlib.suppress(OSError):  # the folder is gone, locked, or another user's
             if path.is_symlink() or path.stat().st_uid != os.getuid():
                 continue
             lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)

@@ -1,7 +1,7 @@
-"""The values every part of evotune passes around: Configuration, Outcome, Trial.
+"""The values that all parts of evotune share: Configuration, Outcome, Trial.
 
 All are immutable and go to JSON and back without loss, since the run's store, the worker
-processes and the reports share them.
+processes and the reports use them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _decode_values = msgspec.json.Decoder(dict[str, Value]).decode
 
 
 def plain(value: object) -> Json:
-    """A hook for msgspec's encoders: a number of NumPy's as the number of Python's that it also is,
-    any mapping as a dict. TypeError for what is neither."""
+    """A hook for msgspec's encoders: turns a NumPy value that is also a Python int, float or str
+    into that, and any mapping into a dict. TypeError for anything else."""
     for kind in (int, float, str):
         if isinstance(value, kind):
             return kind(value)
@@ -34,10 +34,10 @@ def plain(value: object) -> Json:
 
 
 def parse_json(text: str) -> Json:
-    """`json.loads`, at a fraction of its price, as a store holds millions of texts."""
+    """`json.loads` in a fraction of its time, as a store holds millions of texts."""
     try:
         return _decode(text)
-    except ValueError:  # strict: also for NaN, and for half of a surrogate pair
+    except ValueError:  # msgspec is strict: it also refuses NaN and half of a surrogate pair
         return json.loads(text)
 
 
@@ -52,7 +52,7 @@ class Configuration(Mapping[str, Value]):
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self._values: dict[str, Value] = dict(values)
-        self._key: str | None = None  # made when it is asked for: listing a space does not
+        self._key: str | None = None  # made at its first use, as listing a space needs no key
 
     @property
     def key(self) -> str:
@@ -62,7 +62,8 @@ class Configuration(Mapping[str, Value]):
 
     @classmethod
     def from_key(cls, key: str) -> Configuration:
-        """The one whose `key` that is; ValueError for text that is no JSON object of values."""
+        """The configuration with that `key`. ValueError for text that is not a JSON object of
+        values."""
         configuration = cls.__new__(cls)
         try:
             configuration._values = _decode_values(key)
@@ -118,22 +119,25 @@ class OutcomeKind(enum.StrEnum):
 
 
 QUARANTINED = "quarantined"
-"""Flag of an outcome: the configuration ended two workers, the second one all by itself."""
+"""Flag of an outcome: the configuration ended two workers, and was alone in the second one."""
 
 
 class Measurement(msgspec.Struct, frozen=True):
     """Paired timing of one case (shape x variant). Times in microseconds.
 
-    `speedup` is the median of the paired baseline/candidate ratios; `speedup_low` and
-    `speedup_high` bound it at 95% (bootstrap). Where it was measured in several processes,
-    `processes` has the speedup of each; then `speedup` is their geometric mean, and its bounds
-    cover the spread between them. `cache` is `warm` (the same buffers again and
-    again) or `cold` (buffers rotated over more memory than the caches hold). Neither a cold
-    measurement nor a `held_out` case has a part in the fitness. `state` holds the device's
-    clocks, power, temperature and throttling right after the last sample. `retakes` counts the
-    takes before this one, thrown away since the device slowed down in them; `throttled` says that
-    it did so in this one too. `eager_us` and `eager_baseline_us` are wall-clock times per call
-    without a graph, as a PyTorch user sees them; None where they were not taken.
+    - speedup: the median of the paired baseline/candidate ratios, or the geometric mean of
+      `processes`.
+    - speedup_low, speedup_high: its 95% interval (bootstrap). With several processes the interval
+      covers the spread between them.
+    - processes: the speedup in each process, where the case was measured in several.
+    - cache: `warm` (the same buffers again and again) or `cold` (buffers rotated over more memory
+      than the caches hold). A cold measurement has no part in the fitness.
+    - held_out: whether the case has no part in the fitness.
+    - state: the device's clocks, power, temperature and throttling right after the last sample.
+    - retakes: how many earlier takes were discarded because the device slowed down in them.
+    - throttled: whether the device slowed down in this take too.
+    - eager_us, eager_baseline_us: wall-clock times per call without a graph, as a PyTorch user sees
+      them; None where they were not taken.
     """
 
     case: str
@@ -156,7 +160,7 @@ class Measurement(msgspec.Struct, frozen=True):
 
     @property
     def counts(self) -> bool:
-        """Whether it is part of the trial's fitness."""
+        """Whether the measurement is part of the trial's fitness."""
         return self.cache == "warm" and not self.held_out
 
     def to_json(self) -> dict[str, Json]:
@@ -166,9 +170,10 @@ class Measurement(msgspec.Struct, frozen=True):
 class Check(msgspec.Struct, frozen=True):
     """One check of the correctness gate on one case and input kind.
 
-    Each element's error against the float64 reference is a share of what it may be off:
-    `max_error` and `rms_error` are of these shares, see `evotune.verify.accuracy`. `rounding`:
-    errors and limits are no more than rounding the result makes; the shares tell nothing.
+    Each element's error against the float64 reference is taken as a share of the element's limit.
+    `max_error` and `rms_error` are the maximum and the RMS of these shares, see
+    `evotune.verify.accuracy`. With `rounding`, errors and limits are no larger than the rounding of
+    the result, and the shares tell nothing.
     """
 
     case: str
@@ -191,11 +196,13 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class Region(msgspec.Struct, frozen=True):
-    """Cases of one binary that a champion was right on.
+    """The cases of one binary on which a champion was right.
 
-    `fixed` has what they all share (dtype, mask, a size that is compiled in), `ranges` the least
-    and the most that was met of everything else; `cases` is how many there were. A case is inside
-    if it has the fixed values and none of its others is outside its range.
+    - fixed: the values that they all share (dtype, mask, a size that is compiled in).
+    - ranges: the least and the greatest value of everything else.
+    - cases: the number of cases.
+
+    A case is inside if it has the fixed values and none of its other values is out of range.
     """
 
     fixed: Mapping[str, Value]
@@ -204,9 +211,12 @@ class Region(msgspec.Struct, frozen=True):
 
 
 class Domain(msgspec.Struct, frozen=True):
-    """For which cases a champion was checked, and where: what was not tried is outside.
+    """The cases and the device on which a champion was checked. Anything not tried is outside.
 
-    `device` is its model; `multiprocessors` is 0 on a CPU. Tensors were as `layout` says.
+    - device: the device's model.
+    - multiprocessors: their number; 0 on a CPU.
+    - regions: the cases.
+    - layout: the layout of the tensors.
     """
 
     device: str
@@ -220,14 +230,15 @@ class Domain(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of one trial.
+    """The outcome of one trial. The fields are in the order in which they are stored.
 
-    `fitness` (higher is better) is the mean over cases of ln(speedup), or -ln(time) on a
-    recorded space; None unless `kind` is OK. `reason` is one line for people, `log` the
-    tail of the compiler's or worker's own words. `stage_s` are seconds per stage.
-    `resources` holds what the compiler reported (registers, shared bytes, spills, ...).
-    `domain` is that of a confirmation that passed. Its fields stand in the order in which they
-    are stored.
+    - fitness: the mean over cases of ln(speedup), or -ln(time) on a recorded space. Higher is
+      better; None unless `kind` is OK.
+    - reason: one line for people.
+    - log: the end of the compiler's or the worker's output.
+    - stage_s: seconds in each stage.
+    - resources: the compiler's figures (registers, shared bytes, spills, ...).
+    - domain: where a champion was checked; only in a confirmation that passed.
     """
 
     kind: OutcomeKind
@@ -237,7 +248,7 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     duplicate_of: int | None = None
     reason: str = ""
     log: str = ""
-    binary: str = ""  # SHA-256 of machine code and launches, "" when it was not to be launched
+    binary: str = ""  # SHA-256 of machine code and launches; "" when nothing was to be launched
     flags: tuple[str, ...] = ()
     measurements: tuple[Measurement, ...] = ()
     checks: tuple[Check, ...] = ()
@@ -256,13 +267,13 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def device_model(self) -> str:
-        """Of the device that made it, where a run has several devices; else ""."""
+        """The model of the device that measured it, where a run has several devices; else ""."""
         device = self.resources.get("device")
         return str(device.get("model", "")) if isinstance(device, Mapping) else ""
 
     def to_json(self) -> dict[str, Json]:
-        """As it is stored: only the fields that differ from their defaults, so that failures stay
-        small."""
+        """The outcome as it is stored: only the fields that differ from their defaults, so that
+        failures stay small."""
         fields: dict[str, Json] = msgspec.to_builtins(self, enc_hook=plain)
         return fields
 
@@ -273,7 +284,7 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def from_text(cls, text: str) -> Outcome:
-        """Of the JSON text of `to_json`; the errors of `from_json`."""
+        """The outcome of the JSON text of `to_json`. Raises the errors of `from_json`."""
         try:
             return _decode_outcome(text)
         except ValueError:
@@ -284,7 +295,7 @@ _decode_outcome = msgspec.json.Decoder(Outcome).decode
 
 
 class Trial(NamedTuple):
-    """Proposal `number` of a run, its configuration, and what became of it."""
+    """Proposal `number` of a run, with its configuration and outcome."""
 
     number: int
     configuration: Configuration

@@ -1,10 +1,10 @@
 """Code of users that evotune executes: kernels in any language, and problems.
 
 Code that lies in or under the working folder is executed without asking, as a script there would
-be. Code from any other folder, or that a run's folder carries with it wherever that lies, is
-executed only after somebody agreed (`Trust.ask`). Agreement is to a file's content, and it is kept
-(`agreed_hashes`): the copies that a run makes need no second one, in a later process either. What
-ships with evotune needs none.
+be. Code from any other folder, and the copies of code in a run's folder, wherever that lies, are
+executed only after the user agreed (`Trust.ask`). The user agrees to a file's content, and the
+agreement is kept (`agreed_hashes`): the copies that a run makes need no second agreement, nor does
+a later process. Code that ships with evotune needs none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from evotune.errors import UsageError
 
 
 class NotAgreed(UsageError):
-    """Nobody agreed to execute the file at `path`."""
+    """The user did not agree to execute the file at `path`."""
 
     def __init__(self, path: Path, others: int) -> None:
         self.path = path
@@ -34,14 +34,14 @@ class NotAgreed(UsageError):
 
 
 class Trust:
-    """Which code this process may execute. `ask` decides about files that nobody agreed to."""
+    """Decides which code this process may execute. `ask` decides on files not agreed to yet."""
 
     def __init__(self) -> None:
         self._agreed: set[str] = set()
         self.ask: Callable[[Sequence[Path]], bool] = lambda paths: False
 
     def agree(self, sha256: str) -> None:
-        """For this process alone: another one, which handed the file over, has asked."""
+        """Agrees for this process alone, where the process that handed the file over has asked."""
         self._agreed.add(sha256)
 
     def own(self, content: bytes) -> None:
@@ -52,7 +52,8 @@ class Trust:
         self.agree(sha256)
 
     def require(self, files: Mapping[Path, bytes]) -> None:
-        """NotAgreed when nobody agreed to execute one of the files, given by absolute paths."""
+        """NotAgreed when the user does not agree to execute one of the files, which are given by
+        absolute paths."""
         hashes = {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}
         known = self._agreed | _shipped()
         unknown = {path: sha256 for path, sha256 in hashes.items() if sha256 not in known}
@@ -71,10 +72,10 @@ trust = Trust()
 
 
 def run_content(name: str, file_name: str, content: bytes) -> ModuleType:
-    """The module `name` made of these very bytes, not of a newer file or of cached bytecode.
+    """The module `name` made of exactly these bytes, not of a newer file or of cached bytecode.
 
-    `file_name` is what messages call it. Whatever the code raises, this raises; the module is not
-    entered into `sys.modules`.
+    Messages call it `file_name`. Errors of the code pass through. The module is not entered into
+    `sys.modules`.
     """
     loader = _ContentLoader(file_name, content)
     spec = importlib.util.spec_from_file_location(name, file_name, loader=loader)
@@ -102,7 +103,7 @@ def _belongs_here(path: Path) -> bool:
 
 
 def _came_with_a_run(path: Path) -> bool:
-    """Whether it lies in the copies that a run's folder has of its sources (`RunFolder`)."""
+    """Whether the file is one of the copies of sources in a run's folder (`RunFolder`)."""
     folders = (*path.parents, *path.resolve().parents)
     return any(
         folder.name == "sources" and (folder.parent / "store.sqlite").exists() for folder in folders
@@ -111,9 +112,10 @@ def _came_with_a_run(path: Path) -> bool:
 
 @functools.cache
 def _shipped() -> frozenset[str]:
-    """The kernels and problems that ship with evotune, by content: a run has copies of them."""
+    """The SHA-256 of each kernel and problem that ships with evotune. Content decides, since a run
+    has copies of them."""
     package = Path(__file__).parent
-    # The first in an installed package, the second beside it in a working tree.
+    # The first is the place in an installed package, the second in a working tree.
     places = (package / "shipped" / "kernels", package.parent / "kernels")
     place = next((place for place in places if place.is_dir()), package / "shipped")
     files = (file for file in place.rglob("*.*") if file.is_file())

@@ -1,3 +1,3 @@
-"""The version of evotune that runs, stores and pages say. Imports nothing: see `evotune`."""
+"""The version of evotune, as runs, stores and pages record it. Imports nothing: see `evotune`."""
 
 __version__ = "0.1.0"

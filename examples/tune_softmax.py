@@ -1,4 +1,4 @@
-"""Tunes softmax on the CPU and uses what was found: `python examples/tune_softmax.py [TRIALS]`."""
+"""Tunes softmax on the CPU and uses the best kernel: `python examples/tune_softmax.py [TRIALS]`."""
 
 import sys
 

@@ -1,9 +1,9 @@
-"""A user's program: a compiled attention kernel and SDPA in turn, on the CPU.
+"""A user's program: calls a compiled attention kernel and SDPA in turn, on the CPU.
 
     python attention_cpu.py JOB ROW
 
-It knows PyTorch and ctypes, and nothing of evotune. JOB is JSON: library, entry, symbols of the
-case, arguments and workspaces. Each side is called ROW times before the other one's turn, and
+It uses PyTorch and ctypes, and nothing of evotune. JOB is JSON: library, entry, symbols of the
+case, arguments and workspaces. Each side is called ROW times before it is the other one's turn, and
 allocates its output. Prints [ratio, kernel us, SDPA us], medians over the turns.
 """
 

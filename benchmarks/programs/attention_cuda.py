@@ -1,12 +1,12 @@
-"""A user's program: a compiled attention kernel and SDPA in turn, on a GPU, in CUDA graphs.
+"""A user's program: replays CUDA graphs of a compiled attention kernel and of SDPA in turn.
 
     python attention_cuda.py JOB ROW
 
-It knows PyTorch, ctypes and the driver, and nothing of evotune. JOB is JSON: library (a cubin),
+It uses PyTorch, ctypes and the driver, and nothing of evotune. JOB is JSON: library (a cubin),
 launches, baseline, symbols of the case, arguments and workspaces. Each side is a graph of ROW calls
-that allocate their output; the graphs are replayed in turn, timed by events, behind a pause of the
-GPU long enough for the processor to ask for the replay. Prints [ratio, kernel us, SDPA us], medians
-over the turns. Kernels that take tensor maps are not for it.
+that allocate their output. The graphs are replayed in turn and timed by events. Before each replay
+the GPU pauses long enough for the CPU to enqueue it. Prints [ratio, kernel us, SDPA us], medians
+over the turns. It cannot launch kernels that take tensor maps.
 """
 
 import ctypes

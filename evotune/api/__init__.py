@@ -1,4 +1,4 @@
-"""What `import evotune` offers: spaces are tuned, runs are opened, kernels are checked.
+"""The Python API of `import evotune`: it tunes spaces, opens runs and checks kernels.
 
-`evotune/__init__.py` names it all; each module here does one of these things.
+`evotune/__init__.py` lists its names; each module here has one part of it.
 """

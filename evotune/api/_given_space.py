@@ -1,4 +1,4 @@
-"""A space however it is given: a file, a shipped name, or objects."""
+"""Turns a space given as a path, a shipped name or objects into a space file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from evotune.user_code import trust
 
 AnySpace: TypeAlias = "str | Path | Space | Kernel"
 """The path of a space file, the name of a shipped space, a `Space`, or a kernel: `CppKernel`,
-`CudaKernel`, `TritonKernel`. A kernel needs the other arguments of `Space` as keywords; with a
-problem of your own its baseline is `torch:best`, if you name no other."""
+`CudaKernel`, `TritonKernel`. A kernel needs the other arguments of `Space` as keywords. With a
+problem of your own its baseline is `torch:best`, unless you name another."""
 
 
 class SpaceKeywords(TypedDict, total=False):
@@ -53,9 +53,10 @@ class SpaceKeywords(TypedDict, total=False):
 def space_file(
     space: AnySpace, keywords: Mapping[str, Any], *, compile_only: bool = False
 ) -> Iterator[str]:
-    """The path of its file, or the shipped name. The file of objects is deleted in the end.
+    """The path of the space's file, or its shipped name. A file made of objects is deleted at the
+    end.
 
-    UsageError for what is no space; SpaceError for a mistake in one.
+    UsageError when `space` is not a space; SpaceError for a mistake in it.
     """
     if isinstance(space, Kernel):
         usual = {} if keywords.get("problem") == "attention" else {"baseline": "torch:best"}
@@ -76,7 +77,7 @@ def space_file(
 
 @contextlib.contextmanager
 def trusting(given: bool) -> Iterator[None]:
-    """Within it all code is agreed to, if `given`: as the command line's --trust."""
+    """Within the block all code is agreed to, if `given`, as with the command line's --trust."""
     before = trust.ask
     if given:
         trust.ask = lambda paths: True

@@ -26,23 +26,24 @@ if TYPE_CHECKING:
     from evotune.engine.folder import RunFolder
 
 _ALIGNMENT = 16
-"""Bytes: a kernel may load so many at once, as the tensors that it was checked on allow it."""
+"""In bytes. The tensors that a kernel was checked on lie at such multiples, so it may load as many
+bytes at once."""
 
 
 class CallableKernel:
-    """`kernel(q, k, v)`: the output, or a dict of outputs by name where there are several.
+    """`kernel(q, k, v)` returns the output, or a dict of outputs by name where there are several.
 
-    Inputs are torch tensors in the problem's order, or by name. Their shapes say which case it is.
-    Other keywords name what shapes do not say: a variant (`causal=True`), a scale or another
-    constant, a size that no input has. Sizes and variants that all cases of the run share need not
-    be said. The first call for a case may compile the kernel for it, which the build cache keeps.
+    Inputs are torch tensors in the problem's order, or by name. Their shapes tell which case it is.
+    Other keywords give what shapes do not tell: a variant (`causal=True`), a scale or another
+    constant, a size that no input has. Sizes and variants that all cases of the run share may be
+    left out. The first call for a case may compile the kernel for it; the build cache keeps the
+    result.
 
-    The kernel was checked on the cases that the run's report names as its domain, and on nothing
-    beyond. It has no gradient, and calls it from one thread at a time. On a GPU it runs on the
-    current stream.
+    The kernel was checked only on the cases that the run's report names as its domain. It has no
+    gradient. Call it from one thread at a time. On a GPU it runs on the current stream.
 
     ValueError, one line, for tensors of a wrong number, dtype, shape, layout or device, and for a
-    case that the kernel cannot be asked for.
+    case that the kernel does not support.
     """
 
     def __init__(self, run: RunFolder, configuration: Configuration) -> None:
@@ -87,13 +88,13 @@ class CallableKernel:
 
     @functools.cached_property
     def _specs(self) -> Any:
-        """Of some case: names and roles are those of every case."""
+        """The tensors of the first case; their names and roles are the same in every case."""
         return self._problem.tensors(self._timed[0])
 
     def _inputs(
         self, tensors: tuple[torch.Tensor, ...], named: Mapping[str, Any]
     ) -> tuple[Tensors, dict[str, Value]]:
-        """The tensors by name, and all else."""
+        """The input tensors by name, and the other keywords."""
         names = [spec.name for spec in self._specs if not spec.is_output]
         call = f"{self.__name__}({', '.join(names)})"
         if len(tensors) > len(names):
@@ -173,7 +174,8 @@ class CallableKernel:
 
 
 def _compiled(job: CompileJob, reopened: ReopenedRun) -> Binary:
-    """From the build cache, or compiled now. ValueError when it does not compile."""
+    """The job's binary from the build cache, or compiled now. ValueError when it does not
+    compile."""
     with scratch_folder() as folder:
         timeout_s = reopened.setup.document.timeouts.compile_s
         pool = CompilePool(folder, writable_cache_dir(), processes=1, timeout_s=timeout_s)
@@ -189,7 +191,7 @@ def _compiled(job: CompileJob, reopened: ReopenedRun) -> Binary:
 
 
 def _workspaces(plan: LaunchPlan, device: torch.device) -> Tensors:
-    """Fresh ones for each call: calls on other streams have their own."""
+    """Fresh workspaces for each call, so that calls on several streams do not share them."""
     return {
         workspace.name: (torch.zeros if workspace.init == "zero_once" else torch.empty)(
             workspace.bytes, dtype=torch.uint8, device=device

@@ -1,4 +1,4 @@
-"""`gate`: one kernel, checked and timed as a champion is."""
+"""`gate`: checks and times one kernel as a champion is checked and timed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the gate found of one configuration. `record` is the trial as reports have it."""
+    """The gate's verdict on one configuration. `record` is the trial's record in reports."""
 
     configuration: Configuration
     outcome: Outcome
@@ -37,12 +37,12 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether every check passed; what was skipped stands among `checks`."""
+        """Whether every check passed. Skipped checks are among `checks`."""
         return self.outcome.ok
 
     @property
     def reason(self) -> str:
-        """Why it did not pass, in one line; "" when it did."""
+        """Why the kernel did not pass, in one line; "" when it did."""
         return self.outcome.reason
 
     @property
@@ -65,11 +65,11 @@ class Verdict:
 
     @property
     def time_us(self) -> float | None:
-        """Microseconds, geometric mean over the shapes."""
+        """The time in microseconds, geometric mean over the shapes."""
         return self._figures.time_us
 
     def to_json(self) -> dict[str, Json]:
-        """{passed, …}: the record of a trial as `report --format json` has it."""
+        """The trial's record, as `report --format json` writes it, with `passed` in front."""
         return {"passed": self.passed, **self.record}
 
 
@@ -82,16 +82,16 @@ def gate(
     **space_keywords: Unpack[SpaceKeywords],
 ) -> Verdict:
     """Compiles one kernel, checks it as a champion is checked, and times it in turn with the
-    baseline: a verdict with `passed`, `checks` and `speedup`.
+    baseline. Returns a verdict with `passed`, `checks` and `speedup`.
 
-    `candidate` is a kernel, with `problem` and `shapes` as `Space` has them, or a whole space.
-    `configuration`: values of its parameters; None: its default. Nothing is left on the disk.
-    A kernel that fails is a verdict; the errors are those of `tune`.
+    `candidate` is a kernel, with `problem` and `shapes` as `Space` takes them, or a whole space.
+    `configuration` gives values for its parameters; None means its default. Nothing is left on the
+    disk. A kernel that fails gives a verdict, not an error; the errors are those of `tune`.
 
-    UsageError for a recorded space, and for a configuration that is none of the space's.
+    UsageError for a recorded space, and for a configuration that is not in the space.
     """
     if isinstance(candidate, Kernel) and "parameters" not in space_keywords:
-        space_keywords["parameters"] = {"GATED": [1]}  # a space has one at least
+        space_keywords["parameters"] = {"GATED": [1]}  # a space needs at least one parameter
     given: dict[str, Any] = dict(space_keywords)
     with scratch_folder() as folder:
         run = tune(

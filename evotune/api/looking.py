@@ -1,4 +1,4 @@
-"""`check` and `compile`: a space looked at, on a machine with or without the device."""
+"""`check` and `compile`: examine a space on a machine with or without the device."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ def check(
     trust: bool = False,
     **space_keywords: Unpack[SpaceKeywords],
 ) -> CheckReport:
-    """Validates a space for a device and counts it: `size.valid`, `parameters`, `constraints` with
-    what each removes, `cases`. Nothing is compiled. A GPU's name (l4, h100, …) needs no GPU.
+    """Validates a space for a device and counts its configurations. Nothing is compiled. A GPU's
+    name (l4, h100, …) needs no GPU.
 
-    `space`, `trust` and the keywords are those of `tune`. SpaceError or ProblemMistake at the first
-    mistake.
+    The report has `size.valid`, `parameters`, `cases`, and `constraints` with the number of
+    configurations that each removes. `space`, `trust` and the keywords are those of `tune`.
+    SpaceError or ProblemMistake at the first mistake.
 
     >>> import evotune
     >>> found = evotune.check("softmax-cpu")
@@ -47,11 +48,12 @@ def compile(
     on_row: Callable[[CompileRow, CompileSummary], object] | None = None,
     **space_keywords: Unpack[SpaceKeywords],
 ) -> CompileSummary:
-    """Compiles `sample` random configurations of a space, or all for None, on all cores.
+    """Compiles `sample` random configurations of a space, or all when it is None, on all cores.
 
-    Nothing is run, so a GPU's name (l4, h100, …) needs no GPU. The answer counts: `tried`,
-    `compiled`, `failed`, `all_compile`, `reasons`. `on_row` gets each configuration's result as it
-    finishes (outcome, resources, seconds), with the counts so far; results are not kept.
+    No kernel is run, so a GPU's name (l4, h100, …) needs no GPU. The summary has the counts
+    `tried`, `compiled` and `failed`, and `all_compile` and `reasons`. `on_row` gets each
+    configuration's result as it finishes (outcome, resources, seconds), with the counts so far; the
+    summary does not keep the results.
 
     The other arguments are those of `tune`. UsageError for a recorded space.
 

@@ -1,4 +1,4 @@
-"""`replay`: a search strategy on a space that was measured before."""
+"""`replay`: runs a search strategy on a space that was measured before."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What the repeats saw, in order. `score`: 0 is random search, 1 the optimum at once; None
-    where nothing on record is valid."""
+    """The result of a replay, with the repeats in order. `score`: 0 is random search, 1 finds the
+    optimum at once; None where the recording has no valid configuration."""
 
     recording: RecordedSpace
     evaluations: int
@@ -45,11 +45,13 @@ def replay(
 ) -> Replay:
     """Runs a search strategy on a recorded space; no device is needed.
 
-    `cache` is a Kernel Tuner cache, T4 results, an evotune run or its JSON report, or a space file
-    with `recorded:`. `evaluations` a repeat: the budget of the published score for None. Repeats
-    have the seeds `seed`, `seed` + 1, …; `lookahead` proposals are in flight.
+    - `cache`: a Kernel Tuner cache, T4 results, an evotune run or its JSON report, or a space file
+      with `recorded:`.
+    - `evaluations`: how many each repeat makes; None means the budget of the published score.
+    - `repeats`, `seed`: the repeats have the seeds `seed`, `seed` + 1, …
+    - `lookahead`: the number of proposals in flight.
 
-    UsageError for what is no recording, and for an unknown strategy.
+    UsageError when `cache` is not a recording, and for an unknown strategy.
     """
     recording = find_recording(Path(cache), Path(runs_dir))
     count = budget(recording) if evaluations is None else evaluations
@@ -70,14 +72,14 @@ def replaying(
     seed: int,
     lookahead: int,
 ) -> Iterator[Evaluation]:
-    """`replay`, each evaluation as soon as it was made."""
+    """Replays, and yields each evaluation as soon as it was made."""
     for repeat in range(repeats):
         settings = SearchSettings(seed=seed + repeat, lookahead=lookahead)
         yield from engine.replay(recording, strategy, settings, evaluations, repeat)
 
 
 def find_recording(cache: Path, runs_dir: Path) -> RecordedSpace:
-    """From a file; what is none and has no suffix is a run."""
+    """The recording in a file. A name without a suffix that is not a file names a run."""
     if (os.path.lexists(cache) or cache.suffix) and not cache.is_dir():
         return engine.load_recording(cache)
     run = find_run(str(cache), runs_dir)
@@ -86,12 +88,12 @@ def find_recording(cache: Path, runs_dir: Path) -> RecordedSpace:
 
 
 def budget(recording: RecordedSpace) -> int:
-    """Evaluations of the published score."""
+    """The number of evaluations of the published score."""
     return PerformanceScale(recording.times_ms.values()).budget
 
 
 def score(recording: RecordedSpace, repeats: list[Repeat], evaluations: int) -> Score | None:
-    """None where nothing on record is valid."""
+    """The score of the repeats; None where the recording has no valid configuration."""
     if not recording.times_ms:
         return None
     return Score.of(PerformanceScale(recording.times_ms.values()), repeats, evaluations)

@@ -1,4 +1,4 @@
-"""`Run`: what a run's folder holds, and what can be done with it."""
+"""`Run`: reads a run's folder, and resumes, verifies and reports the run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ STYLES = ("html", "md", "csv", "json", "jsonl", "parquet", "t4")
 
 
 def write_report(run: RunFolder, path: Path, style: str | None = None) -> Path:
-    """UsageError for an unknown style or suffix, or a file that cannot be written. A report that
+    """Writes a run's report to `path`, in `style` or the style of the suffix. Returns the path.
+
+    UsageError for an unknown style or suffix, or a file that cannot be written. A report that
     could not be finished leaves no file."""
     style = path.suffix.removeprefix(".").lower() if style is None else style
     if style not in STYLES:
@@ -78,7 +80,7 @@ class Candidate:
 
     @property
     def number(self) -> int:
-        """Of the trial."""
+        """The trial's number."""
         return self._row.number
 
     @property
@@ -91,12 +93,12 @@ class Candidate:
 
     @property
     def rank(self) -> int:
-        """1 is the best; rows whose intervals overlap share a rank."""
+        """The rank, from 1 for the best; rows whose intervals overlap share a rank."""
         return self._row.rank
 
     @property
     def confirmed(self) -> bool:
-        """Whether a fresh process has measured and checked it again."""
+        """Whether a fresh process has measured and checked the candidate again."""
         return self._row.confirmed
 
     @property
@@ -113,7 +115,7 @@ class Candidate:
 
     @property
     def time_us(self) -> float | None:
-        """Geometric mean over the timed cases."""
+        """The time in microseconds, geometric mean over the timed cases."""
         return self._row.figures.time_us
 
     @property
@@ -122,7 +124,7 @@ class Candidate:
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """Of each case: times, baseline, speedup."""
+        """The times, baseline and speedup of each case."""
         return self.outcome.measurements
 
     def kernel(self) -> CallableKernel:
@@ -140,12 +142,12 @@ class Candidate:
 
 
 class Run:
-    """A run in its folder, finished or not. Everything is read from the folder when it is asked
-    for: a run that goes on meanwhile shows its new trials."""
+    """A run in its folder, finished or not. Each property reads the folder anew, so a run at work
+    shows its new trials."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        """Where its files are."""
+        """The folder with the run's files."""
 
     @property
     def id(self) -> str:
@@ -162,7 +164,7 @@ class Run:
 
     @property
     def best(self) -> Candidate:
-        """The first of the leaderboard. UsageError when no candidate is valid."""
+        """The leaderboard's first candidate. UsageError when no candidate is valid."""
         rows = self.leaderboard(1)
         if not rows:
             raise UsageError(f"run {self.id} has no valid candidate")
@@ -179,7 +181,8 @@ class Run:
         return [Candidate(self, row) for row in rows]
 
     def to_pandas(self) -> pd.DataFrame:
-        """A row for each trial, the leaderboard first: the columns of `evotune.report.frame`.
+        """A data frame with a row for each trial, the leaderboard first. `evotune.report.frame`
+        lists the columns.
 
         Missing values are NA; parameters are in columns `param.NAME`.
         """
@@ -189,10 +192,10 @@ class Run:
             return to_pandas(run_columns(data))
 
     def report(self, path: str | Path, style: str | None = None) -> Path:
-        """Writes the run to a file: html (a page that opens offline), md, csv, json, jsonl, parquet
-        or t4, by the file's suffix where `style` is not given. Returns the path.
+        """Writes the run to a file. Returns the path.
 
-        UsageError for another suffix, or a file that cannot be written.
+        `style` is html (a page that opens offline), md, csv, json, jsonl, parquet or t4; None means
+        the file's suffix. UsageError for another style or suffix, or a file that cannot be written.
         """
 
         return write_report(self.folder, Path(path), style)
@@ -209,12 +212,12 @@ class Run:
         trust: bool = False,
         on_trial: Callable[[Trial], object] | None = None,
     ) -> Run:
-        """Goes on with the run; `trials` and `minutes` are new totals. Returns this run.
+        """Continues the run. `trials` and `minutes` are new totals. Returns this run.
 
         A run with a strategy of your own needs it again as `strategy`. The other arguments are
-        those of `tune`; `allow_mixed` also goes on with another device or driver.
+        those of `tune`; `allow_mixed` also allows another device or driver than before.
         EnvironmentProblem where the run was made elsewhere, RunLocked while another process works
-        on it, UsageError for less trials than there are.
+        on it, UsageError for fewer trials than the run has.
         """
         from evotune.api._given_space import trusting
         from evotune.engine.cluster_run import cluster_request
@@ -237,18 +240,18 @@ class Run:
     def verify(
         self, configuration: Mapping[str, Value] | None = None, *, top: int = 1
     ) -> list[Verified]:
-        """All checks of a champion again, in a fresh process, for `configuration` or for the first
-        `top` of the leaderboard. Each answer has `passed` and `outcome.checks`. The run is left as
-        it is.
+        """Repeats all checks of a champion in a fresh process, for `configuration` or for the first
+        `top` candidates of the leaderboard. Each answer has `passed` and `outcome.checks`. The run
+        stays as it is.
 
-        UsageError where there is no valid candidate, or the space does not hold the configuration.
+        UsageError where the run has no valid candidate, or the configuration is not in the space.
         """
         return list(self.verifying(configuration, top=top))
 
     def verifying(
         self, configuration: Mapping[str, Value] | None = None, *, top: int = 1
     ) -> Iterator[Verified]:
-        """`verify`, each answer as soon as it is there."""
+        """Verifies, and yields each answer as soon as it is known."""
         from evotune.engine.reopening import verify_run
 
         wanted: list[Mapping[str, Value]] = [configuration] if configuration is not None else []
@@ -259,22 +262,24 @@ class Run:
         return verify_run(self.folder, wanted)
 
     def ablate(self, number: int | None = None) -> list[AblationRow]:
-        """What each choice of the best candidate (or of trial `number`) is worth: one parameter at
-        a time set to the default or to a neighbouring value, timed in turn with the candidate.
+        """Measures the worth of each choice in the best candidate (or in trial `number`): sets one
+        parameter at a time to the default or to a neighbouring value, and times that in turn with
+        the candidate.
 
-        The rows are stored in the run; the first is the candidate against itself. UsageError where
-        there is no such candidate.
+        The run stores the rows; the first is the candidate against itself. UsageError where the run
+        has no such candidate.
         """
         return list(self.ablating(self.candidate(number)))
 
     def ablating(self, candidate: Candidate) -> Iterator[AblationRow]:
-        """`ablate`, each row as soon as it is there."""
+        """Ablates, and yields each row as soon as it is measured."""
         from evotune.engine.ablation import ablate_run
 
         return ablate_run(self.folder, candidate.number, candidate.configuration)
 
     def candidate(self, number: int | None = None) -> Candidate:
-        """The leaderboard's row of trial `number`, or its first. UsageError where there is none."""
+        """The leaderboard's row of trial `number`; the first row when that is None. UsageError
+        where there is no such row."""
         rows = rank(RunData.load(self.folder, 1 if number is None else None)).rows
         chosen = next((row for row in rows if number in (None, row.number)), None)
         if chosen is None:
@@ -287,15 +292,15 @@ class Run:
 
 
 def open_run(run: str | Path = "latest", runs_dir: str | Path = RUNS_DIR) -> Run:
-    """A run by its id, a unique beginning of one, its path, or `latest`: the newest one.
+    """Opens a run by its id, a unique beginning of its id, its path, or `latest` (the newest run).
 
-    UsageError where there is none.
+    UsageError where there is no such run.
     """
     return Run(find_run(str(run), Path(runs_dir)))
 
 
 class _Calls(SilentObserver):
-    """Calls `on_trial` with each trial that was not stored before this session."""
+    """Calls `on_trial` with each trial that was not stored before this part of the run."""
 
     def __init__(self, on_trial: Callable[[Trial], object]) -> None:
         self._on_trial = on_trial
@@ -310,5 +315,5 @@ class _Calls(SilentObserver):
 
 
 def watching(on_trial: Callable[[Trial], object] | None) -> Observer:
-    """The observer of a run that calls `on_trial`."""
+    """An observer that calls `on_trial`; a silent one when that is None."""
     return SilentObserver() if on_trial is None else _Calls(on_trial)

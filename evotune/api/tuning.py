@@ -1,4 +1,4 @@
-"""`tune`: a new run."""
+"""`tune`: makes a new run."""
 
 from __future__ import annotations
 
@@ -41,32 +41,33 @@ def tune(
     on_trial: Callable[[Trial], object] | None = None,
     **space_keywords: Unpack[SpaceKeywords],
 ) -> Run:
-    """Searches a space for the fastest correct configuration; the finished run.
+    """Searches a space for the fastest correct configuration. Returns the finished run.
 
     `space` is the path of a space file, the name of a shipped space, an `evotune.Space`, or a
     kernel with the other arguments of `Space` as keywords.
 
-    - `trials`, `minutes`, `compiles`, `speedup`, `no_improvement` (in trials) end the run; None:
-      as the space says.
+    - `trials`, `minutes`, `compiles`, `speedup`, `no_improvement` (in trials): limits that end the
+      run; None means the space's own.
     - `strategy`: evolution, local, random, exhaustive, nsga2, or a class with `ask` and `tell`
       (`evotune.Strategy`).
-    - `device`: auto, cpu, cuda:N, or a GPU's name (l4, h100, …), which demands that model.
-    - `runs_dir`: the folder in which the run gets its own.
+    - `device`: auto, cpu, cuda:N, or a GPU's name (l4, h100, …), which requires that model.
+    - `runs_dir`: the folder in which the run's own folder is made.
     - `warm_start`: a run whose best configurations are tried first.
-    - `champions`: so many of the best are confirmed in fresh processes (3). `racing`: fewer
-      samples of candidates that cannot win. `lookahead`: trials in flight.
+    - `champions`: how many of the best candidates are confirmed in fresh processes (3).
+    - `racing`: whether candidates that cannot win get fewer samples.
+    - `lookahead`: the number of trials in flight.
     - `gpus`: "all" or a number; `cluster`: tcp://HOST:PORT or local:N; `allow_mixed`: GPUs of
       several models together.
-    - `trust`: execute kernels and problems though they lie outside the working folder.
-    - `on_trial` is called with each finished trial (number, configuration, outcome), while the
-      next ones go on; what it raises ends the run, which can be resumed.
+    - `trust`: execute kernels and problems even if they lie outside the working folder.
+    - `on_trial`: called with each finished trial (number, configuration, outcome) while the next
+      ones are at work. An exception from it ends the run, which can be resumed.
 
-    Ctrl-C ends the run tidily (in the main thread): its state is then "interrupted". Nothing else
-    of the caller's process is changed, and its script is not run again by others: no `__main__`
-    guard is needed.
+    Ctrl-C in the main thread ends the run tidily; its state is then "interrupted". Nothing else in
+    the caller's process changes. Worker processes do not run the caller's script again, so it needs
+    no `__main__` guard.
 
-    SpaceError, ProblemMistake and UsageError for what is wrong with the space or the arguments,
-    EnvironmentProblem for what this machine lacks.
+    SpaceError, ProblemMistake or UsageError for a mistake in the space or the arguments,
+    EnvironmentProblem when this machine lacks something.
 
     >>> import evotune, tempfile
     >>> folder = tempfile.mkdtemp()

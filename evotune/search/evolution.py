@@ -28,8 +28,8 @@ _BLIND: Final = 8  # samples where there is no model; the one least like the pen
 
 
 class Evolution(FoldedStrategy):
-    """Breeds far more offspring than can be tried, and tries those that a model of times and
-    failures finds most promising (`guide.py`).
+    """Breeds far more offspring than can be tried. A model of times and failures (`guide.py`)
+    chooses the most promising ones, which are tried.
 
     Parents are the best trials so far, each as soon as it is told; failures never breed. The
     first proposals are the default and uniform samples. Proposals in flight together are spread

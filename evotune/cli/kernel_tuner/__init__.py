@@ -1,1 +1,1 @@
-"""`init --from-kernel-tuner`: a Kernel Tuner script is read, never run, and written as a space."""
+"""`init --from-kernel-tuner`: reads a Kernel Tuner script, never runs it, and writes a space."""

@@ -1,4 +1,4 @@
-"""The kernel's arguments: which are tensors, which of them it writes, and their one type."""
+"""The kernel's arguments: which of them are tensors, which tensors it writes, and their type."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ _TAKEN = ("self", "torch", "dtype", "device")
 
 
 class Arguments:
-    """`values` in order; `arrays` and `outputs` each array once; `constant_memory` by symbol.
+    """The kernel's arguments. ScriptError, one line, for an argument that a problem cannot have.
 
-    ScriptError, one line, for what a problem cannot have.
+    - values: all arguments in their order
+    - constant_memory: the arrays in constant memory, by symbol
+    - arrays: every array once
+    - inputs, outputs: the arrays that the kernel reads, and those that it writes, each once
+    - dtype: the one element type of all arrays
     """
 
     def __init__(
@@ -81,7 +85,7 @@ class Arguments:
         return made
 
     def _arrays(self) -> list[Array]:
-        """Each once; two of one name are told apart."""
+        """Every array once. Where two have the same name, one of them gets a _ more."""
         found = [value for value in self.values if isinstance(value, Array)]
         if not found:
             raise self._call.error("arguments", "no argument is an array; a problem has tensors")
@@ -153,7 +157,7 @@ def _made_empty(arrays: Sequence[Array]) -> list[Array]:
 
 
 def _maker(array: Array) -> str:
-    """Through casts: `zeros(size).astype(float32)`."""
+    """The function that made the array, also behind casts: `zeros(size).astype(float32)`."""
     while array.same is not None and array.maker not in ("zeros", "empty"):
         array = array.same
     return array.maker

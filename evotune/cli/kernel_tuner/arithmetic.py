@@ -1,4 +1,4 @@
-"""Arithmetic on the numbers of a script, bounded: no result is large, none takes long."""
+"""Arithmetic on the numbers of a script. It is bounded: no result is large or takes long."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _OPERATIONS: dict[str, Callable[..., int | float]] = {
 
 
 class NoNumber(Exception):
-    """Why there is no result."""
+    """An operation has no result. The message says why."""
 
 
 def combine(name: str, *numbers: Number) -> Number:
-    """The operation's value and tree; NoNumber where it has none that is of use."""
+    """The operation's value and tree; NoNumber when it has no value or one that is too large."""
     values = [number.value for number in numbers]
     if name == "**":
         value = _power(*values)
@@ -39,7 +39,7 @@ def combine(name: str, *numbers: Number) -> Number:
 
 
 def opaque(value: int | float, numbers: Sequence[Number]) -> Number:
-    """A value whose way from the numbers is not kept."""
+    """A value that depends on the numbers in a way that is not kept: its tree says `?`."""
     return _made(value, "?", numbers)
 
 
@@ -48,7 +48,7 @@ def negative(number: Number) -> Number:
 
 
 def integer(number: Number, dtype: str = "") -> Number:
-    """As Python's `int`."""
+    """The number as Python's `int` makes it."""
     value, tree = number.value, number.tree
     if isinstance(value, float):
         value = _checked(int(value) if math.isfinite(value) else value)
@@ -62,7 +62,8 @@ def integer(number: Number, dtype: str = "") -> Number:
 
 
 def floating(number: Number, dtype: str = "") -> Number:
-    """As Python's `float`; what becomes of a division is told by the integers."""
+    """The number as Python's `float` makes it. Its tree stays, so that `int(a / b)` is still known
+    as a division."""
     value = float(number.value)
     return Number(value, value if number.is_constant else number.tree, dtype)
 

@@ -26,18 +26,18 @@ Arguments = Sequence[Value]
 
 MOST_ITEMS = 100_000
 READING = ("keys", "values", "items", "get", "copy", "index", "count", "format", "join")
-"""Methods that change nothing."""
+"""Methods that do not change their object."""
 
 _SUMS = ("sum", "max", "min", "mean")
 _SAME_PATH = ("resolve", "absolute", "strip")
 
 
 class TooLarge(NotRead):
-    """A list has more values than are read."""
+    """A list has more values than this module reads."""
 
 
 def bind(target: ast.expr, value: Value, names: Names) -> None:
-    """Gives a name, or several, their values."""
+    """Assigns the value to the target's name, or its parts to the target's names."""
     if isinstance(target, ast.Name):
         names[target.id] = value
     elif isinstance(target, ast.Tuple | ast.List):
@@ -49,7 +49,7 @@ def bind(target: ast.expr, value: Value, names: Names) -> None:
 
 
 def put(table: Table, key: Value, value: Value) -> None:
-    """A list under a key remembers the key: it may be a tunable's."""
+    """Stores the value under the key. A list remembers its key, which may be a tunable's name."""
     if not isinstance(key, Text):
         raise NotRead("a key of the dictionary is not known")
     if isinstance(value, Listed):
@@ -66,7 +66,7 @@ def spread(value: Value) -> list[Value]:
 
 
 def table_of(first: Value | None, keywords: Mapping[str, Value]) -> Table:
-    """As `dict(first, **keywords)`."""
+    """The table that `dict(first, **keywords)` makes."""
     made = Table({})
     if isinstance(first, Table):
         made.items.update(first.items)
@@ -81,7 +81,7 @@ def table_of(first: Value | None, keywords: Mapping[str, Value]) -> Table:
 
 
 def path_call(name: str, arguments: Arguments) -> Value:
-    """A function of `os.path`."""
+    """The result of a function of `os.path`; NotRead when it is not followed."""
     parts = [part.text for part in arguments if isinstance(part, Text)]
     if len(parts) == len(arguments) > 0:
         if name == "join":
@@ -96,7 +96,7 @@ def path_call(name: str, arguments: Arguments) -> Value:
 def call_method(
     owner: Value, name: str, arguments: Arguments, keywords: Mapping[str, Value]
 ) -> Value:
-    """NotRead for one that is not followed."""
+    """The result of a method; NotRead when the method is not followed."""
     found: Value | None = None
     match owner:
         case File() if name == "read":
@@ -166,7 +166,7 @@ def _table_method(
 
 
 def change(value: Value, why: str) -> None:
-    """A container that the script may have changed is unknown from here on."""
+    """Makes every item of a container unknown, since the script may have changed it."""
     unknown = Unknown(0, why)
     if isinstance(value, Table):
         value.items.update(dict.fromkeys(value.items, unknown))
@@ -175,7 +175,7 @@ def change(value: Value, why: str) -> None:
 
 
 def item_of(owner: Value, key: Value) -> Value:
-    """`owner[key]`: of a tunable's list it is a number that knows its tunable."""
+    """`owner[key]`. A number from a tunable's list knows its tunable."""
     if isinstance(owner, Table) and isinstance(key, Text) and key.text in owner.items:
         return owner.items[key.text]
     if isinstance(owner, Listed) and isinstance(key, Number) and isinstance(key.value, int):

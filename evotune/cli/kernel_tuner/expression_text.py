@@ -25,7 +25,7 @@ _OPERATORS: dict[str, type[ast.operator]] = {
     **{"%": ast.Mod, "**": ast.Pow},
 }
 _FUNCTIONS = ("min", "max", "abs")
-_SAME = ("int", "round")  # of what is whole already, as tunables are
+_SAME = ("int", "round")  # leave an integer as it is, and every tunable is one
 _PLAIN = (
     *(ast.Constant, ast.Compare, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Tuple),
     *(ast.List, ast.Load, ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
@@ -33,15 +33,16 @@ _PLAIN = (
 
 
 class NotWritten(Exception):
-    """Why it is no expression of a space."""
+    """The script's code cannot be written as an expression. The message says why."""
 
 
 NamesOf = Callable[[str], ast.expr | None]
-"""The expression in the place of a name of the script; None for a name that it does not know."""
+"""Gives the expression that replaces a name of the script; None for an unknown name."""
 
 
 def tree_node(tree: Tree, name_of: Callable[[Leaf], str | None]) -> ast.expr:
-    """A number without a name is written as its value."""
+    """The tree as an expression over the names of its leaves. A part of it without a name is
+    written as its value."""
     if not has_names(tree, name_of):
         return ast.Constant(tree if isinstance(tree, int | float) else tree.value)
     if isinstance(tree, Leaf):
@@ -73,7 +74,7 @@ def unparsed(node: ast.expr) -> str:
 
 
 def python_text(node: ast.expr) -> str:
-    """With `ceil_div` as Python has it."""
+    """The expression as Python, which has no `ceil_div`: it is written as `-(-a // b)`."""
     return unparsed(_CeilDiv().visit(ast.fix_missing_locations(node)))
 
 
@@ -88,7 +89,7 @@ class _CeilDiv(ast.NodeTransformer):
 
 
 def c_text(node: ast.expr) -> str:
-    """NotWritten for what C has no operator for."""
+    """The expression as C; NotWritten when C has no operator for a part of it."""
     match node:
         case ast.Constant() if type(node.value) is int:
             return str(node.value)
@@ -114,7 +115,8 @@ def from_text(text: str, names: NamesOf) -> ast.expr:
 
 
 def from_function(function: Function, names: NamesOf) -> ast.expr:
-    """A function of the tunables that does nothing but return an expression: `lambda p: ...`."""
+    """The expression that a function of the tunables returns: `lambda p: ...`. NotWritten when the
+    function does more than that."""
     node = function.node
     body: ast.expr | None
     if isinstance(node, ast.Lambda):
@@ -145,7 +147,8 @@ def from_function(function: Function, names: NamesOf) -> ast.expr:
 def expression_of(
     value: Value, number: Callable[[Number], ast.expr], names: NamesOf
 ) -> ast.expr | None:
-    """A number, a text or a function of the script; None for anything else."""
+    """The expression that a number, a text or a function of the script stands for; None for any
+    other value."""
     match value:
         case Number():
             return number(value)
@@ -161,7 +164,7 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 class _Subscripts(ast.NodeTransformer):
-    """`p["block_size_x"]` as `block_size_x`."""
+    """Replaces `p["block_size_x"]` by `block_size_x`."""
 
     def __init__(self, parameter: str) -> None:
         self._parameter = parameter
@@ -224,7 +227,8 @@ def _call(node: ast.Call, arguments: list[ast.expr], seen: Mapping[str, Value]) 
 
 
 def as_condition(node: ast.expr) -> ast.expr:
-    """Python takes a number for a condition, a space does not."""
+    """Adds `!= 0` to each number that stands as a condition: Python allows that, a space does
+    not."""
     match node:
         case ast.BoolOp():
             return ast.BoolOp(node.op, [as_condition(part) for part in node.values])
@@ -240,7 +244,7 @@ def as_condition(node: ast.expr) -> ast.expr:
 
 
 def checked(node: ast.expr) -> str:
-    """The text, which the language of spaces takes."""
+    """The expression's text; NotWritten when a space's own parser refuses it."""
     text = unparsed(node)
     try:
         parse_expression(text, Position())

@@ -1,4 +1,4 @@
-"""The value of an expression of a script, worked out without running any of it."""
+"""Works out the value of an expression in a script, without running any of the script."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _FOLLOWED = (
     *("builtins", "numpy", "math", "os", "pathlib", "collections", "generator"),
     *("kernel_tuner", "logging", "json", "time", "copy", "pprint"),
 )
-"""Modules of functions that change none of their arguments."""
+"""Modules whose functions do not change their arguments."""
 _ON_ARRAYS = ("+", "-", "*", "/", "**")
 _COMPARISONS: dict[type[ast.cmpop], Callable[[float, float], bool]] = {
     ast.Eq: lambda a, b: a == b,
@@ -65,7 +65,8 @@ BUILTINS = (
 
 
 class Evaluator:
-    """One for a script: the steps and items of all its expressions together are bounded."""
+    """Evaluates the expressions of one script. It bounds the steps and the items of all of them
+    together."""
 
     def __init__(self, script: str) -> None:
         self.script = script
@@ -73,7 +74,7 @@ class Evaluator:
         self._items = 0
 
     def evaluate(self, node: ast.expr, names: Names, depth: int = 0) -> Value:
-        """Unknown, with the reason, for what cannot be told."""
+        """The expression's value; Unknown, with the reason, when it cannot be told."""
         self.step()
         if depth > _MOST_DEPTH:
             return Unknown(node.lineno, "the expression is nested too deep")
@@ -126,7 +127,7 @@ class Evaluator:
     _list = _tuple
 
     def _many(self, nodes: list[ast.expr], names: Names, depth: int) -> list[Value]:
-        """Their values; `*list` gives those in the list."""
+        """The values of the expressions. `*list` gives the items of the list."""
         found: list[Value] = []
         for node in nodes:
             if isinstance(node, ast.Starred):
@@ -352,7 +353,8 @@ class Evaluator:
     def _known_call(
         self, path: str, arguments: list[Value], keywords: dict[str, Value]
     ) -> Value | None:
-        """The functions that are not about numbers and arrays."""
+        """The result of a function that makes texts, paths, lists or dictionaries; None for any
+        other function."""
         module, _, name = path.rpartition(".")
         first = arguments[0] if arguments else None
         found: Value | None = None
@@ -386,7 +388,7 @@ class Evaluator:
 
 
 def _texts(operator: str, first: Text, second: Text) -> Value:
-    if operator == "/":  # of paths
+    if operator == "/":  # paths of pathlib
         return Text(posixpath.join(first.text, second.text))
     if operator != "+" or first.file or second.file:
         raise NotRead("the text is put together in a way that it does not follow")

@@ -1,4 +1,4 @@
-"""A Kernel Tuner script becomes the files of a space."""
+"""Turns a Kernel Tuner script into the files of a space."""
 
 from __future__ import annotations
 
@@ -44,7 +44,11 @@ from evotune.space.reading.schema import schema_text
 
 
 class Adapter:
-    """`before` and `after` stand around the source; `define` are the sizes that are compiled in."""
+    """Collects the lines for one kernel.
+
+    - before, after: the lines before and after the source
+    - define: the sizes that are compiled in
+    """
 
     def __init__(
         self, source: KernelSource, tunables: Tunables, parameters: dict[str, str], sizes: Sizes
@@ -61,7 +65,11 @@ class Adapter:
             self._name(name, size.upper())
 
     def _name(self, name: str, macro: str) -> None:
-        """A source that gives the name another value would be tuned for nothing."""
+        """Defines a tunable's name as the macro of its parameter or size.
+
+        Where the source defines the name too, a static_assert after it compares the two values: a
+        source that sets its own value would not be tuned at all.
+        """
         words = [value for value in self._tunables[name] if isinstance(value, str)]
         for place, word in enumerate(words):
             condition = "#if" if place == 0 else "#elif"
@@ -82,7 +90,8 @@ class Adapter:
     def add_launch(
         self, call: TuneCall, block_names: Sequence[str], grid: Sequence[ast.expr]
     ) -> None:
-        """Block and grid, where the source names them: each is a macro for Kernel Tuner."""
+        """Defines the block's and the grid's sizes where the source uses their names, which are
+        macros in Kernel Tuner."""
         words = self._source.words
         for name, default in zip(block_names, BLOCK_DEFAULTS, strict=True):
             if name in words and name not in self._tunables:
@@ -94,7 +103,7 @@ class Adapter:
                 self.before.append(f"#define grid_size_{axis} {self._grid_size(call, node)}")
 
     def _grid_size(self, call: TuneCall, node: ast.expr) -> str:
-        """Over macros: the sizes in it are compiled in."""
+        """The grid's size as text over macros. The sizes in it are compiled in."""
         try:
             text = expressions.c_text(node)
         except NotWritten as reason:
@@ -116,8 +125,12 @@ _WRAPPERS = ("wrapper.cu", "evotune_wrapper.cu", "evotune_wrapper_2.cu")
 
 @dataclass(frozen=True)
 class Imported:
-    """Files by name, the lines to tell about them, and the line of problem.py where `compute` is
-    to be written (0: it is there)."""
+    """The files of a new space.
+
+    - files: their contents by name
+    - notes: lines that tell the user about them
+    - unwritten: the line of problem.py where the user must write `compute`; 0: it is written
+    """
 
     name: str
     files: dict[str, bytes]
@@ -128,8 +141,12 @@ class Imported:
 def import_script(
     path: Path, name: str | None, kernel: str | None, outputs: Sequence[str]
 ) -> Imported:
-    """ScriptError, one line, for the first thing that cannot be told. `name` is the space's, the
-    kernel's if None; `kernel` the one to take of several; `outputs` the arrays that it writes."""
+    """The space of a script. ScriptError, one line, for the first thing that cannot be told.
+
+    - name: the space's name; the kernel's if None
+    - kernel: the kernel to take where the script tunes several
+    - outputs: the arrays that the kernel writes, where that cannot be told
+    """
     call = read_call(path, kernel)
     for argument, why in _REFUSED.items():
         if not isinstance(call.get(argument), Nothing):
@@ -202,7 +219,8 @@ def _entry(call: TuneCall) -> str:
 
 
 def _harmless(name: str) -> str:
-    """A file's name may have quotes and line ends in it, and it is written into comments."""
+    """The file's name with a _ for each unusual character: the name is written into comments, and
+    quotes or line ends in it would end them."""
     return re.sub(r"[^A-Za-z0-9_. +-]", "_", name)
 
 
@@ -216,7 +234,7 @@ def _sizes_told(sizes: Sizes) -> list[str]:
 def _shape(array: Array, sizes: Sizes) -> list[str]:
     try:
         return [expressions.python_text(sizes.node(size)) for size in array.shape]
-    except NotWritten:  # a size in it that cannot be written is one that keeps its value
+    except NotWritten:  # a size that cannot be written as an expression keeps its value (`fixed`)
         return [str(size.value) for size in array.shape]
 
 
@@ -235,8 +253,10 @@ def _argument(value: Array | Number, sizes: Sizes) -> str:
 
 
 def _answers(call: TuneCall, arguments: Arguments, sizes: Sizes) -> dict[str, str]:
-    """Output -> torch expression, of those for which the script's answer is an expression. With a
-    comparison of its own (`verify`) the answer is not the output."""
+    """A torch expression for each output whose value the script's `answer` gives as an expression.
+
+    A script with its own comparison (`verify`) gives none: its answer need not be the output.
+    """
     answer = call.get("answer")
     made: dict[str, str] = {}
     if not isinstance(answer, Listed) or not isinstance(call.get("verify"), Nothing):

@@ -1,4 +1,4 @@
-"""The kernel's source: the script's files as they are, and a wrapper that fits them to a space."""
+"""The kernel's source: the script's files unchanged, and a wrapper that fits them to a space."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HELP = "evotune brings in CUDA kernels"
 
 @dataclass(frozen=True)
 class Parameter:
-    """One of the kernel's, as its signature has it."""
+    """A parameter in the kernel's signature."""
 
     name: str
     is_pointer: bool
@@ -31,7 +31,12 @@ class Parameter:
 
 @dataclass(frozen=True)
 class KernelSource:
-    """`files` by name, as the script has them; `main` is the one with the kernel in it."""
+    """The files of the kernel's source.
+
+    - main: the name of the file with the kernel in it
+    - files: the contents by name, as the script has them
+    - text: the main file's content as text
+    """
 
     main: str
     files: Mapping[str, bytes]
@@ -39,19 +44,19 @@ class KernelSource:
 
     @property
     def words(self) -> frozenset[str]:
-        """Every identifier in the files, their comments left out."""
+        """Every identifier in the files, without those in comments and strings."""
         texts = (_bare(content.decode(errors="replace")) for content in self.files.values())
         return frozenset(word for text in texts for word in _WORD.findall(text))
 
     def defines(self, name: str) -> bool:
-        """Whether the files define the macro themselves, if only where it is missing."""
+        """Whether a file defines the macro, even if only under `#ifndef`."""
         pattern = re.compile(rf"#\s*define\s+{re.escape(name)}\b")
         return any(
             pattern.search(content.decode(errors="replace")) for content in self.files.values()
         )
 
     def parameters(self, entry: str) -> list[Parameter] | None:
-        """Of the kernel's definition; None where it is not found."""
+        """The parameters in the kernel's definition; None when the definition is not found."""
         found = re.search(rf"\b{re.escape(entry)}\s*\(([^()]*)\)\s*\{{", _bare(self.text))
         if found is None:
             return None
@@ -65,7 +70,7 @@ class KernelSource:
 
 
 def read_kernel(call: TuneCall, entry: str) -> KernelSource:
-    """ScriptError for what is no CUDA source, or is made by code."""
+    """The script's kernel source. ScriptError when it is not CUDA, or when code makes it."""
     found = call.get("kernel_source")
     if isinstance(found, Listed) and len(found.items) == 1:
         found = found.items[0]
@@ -115,15 +120,16 @@ def _refuse_other_languages(call: TuneCall, source: Text) -> None:
 
 
 def _is_file_name(text: str) -> bool:
-    """As Kernel Tuner tells files from code."""
+    """Whether the text is a file's name and not code, by Kernel Tuner's own rule."""
     marks = any(mark in text for mark in "();{}\\\n") or "void " in text
     return len(text) <= 250 and not marks and any(m in text for m in (".c", ".opencl", ".F"))
 
 
 def wrapper(source: KernelSource, lines: Sequence[str], checks: Sequence[str]) -> str:
-    """A source that includes the script's, after `lines`, with C linkage as Kernel Tuner gives it.
+    """A source that includes the script's file between `lines` and `checks`.
 
-    The compiler's own headers come before: templates cannot have that linkage.
+    It gives the file C linkage, as Kernel Tuner does. The file's headers in angle brackets come
+    first, outside of that linkage: templates cannot have it.
     """
     head = f"// Fits {source.main}, which is as Kernel Tuner had it, to space.yaml.\n"
     has_linkage = 'extern "C"' in source.text
@@ -140,7 +146,7 @@ def needs_no_wrapper(source: KernelSource, lines: Sequence[str]) -> bool:
 
 
 def _angle_includes(text: str) -> list[str]:
-    """Includes in angle brackets that stand under no condition."""
+    """The includes in angle brackets that are not inside an #if."""
     depth, found = 0, []
     for line in text.splitlines():
         if mark := _CONDITIONAL.match(line):
@@ -151,5 +157,5 @@ def _angle_includes(text: str) -> list[str]:
 
 
 def _bare(text: str) -> str:
-    """Without comments and the insides of strings."""
+    """The text without its comments and with empty strings."""
     return _COMMENT.sub(lambda match: '""' if match[0][0] == '"' else " ", text)

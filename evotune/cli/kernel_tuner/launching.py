@@ -18,7 +18,12 @@ _MOST_THREADS = 1024
 
 
 class Launching:
-    """`block_names` are the tunables that say the block, with Kernel Tuner's names for the rest."""
+    """The launch of a kernel.
+
+    - block_names: the tunables with the block's sizes in x, y and z; Kernel Tuner's default names
+      for the sizes that have no tunable
+    - block: the block's sizes as expressions
+    """
 
     def __init__(self, call: TuneCall, tunables: Tunables, sizes: Sizes, names: NamesOf) -> None:
         self._call = call
@@ -47,7 +52,7 @@ class Launching:
         return [*names, *_BLOCK_NAMES[len(names) :]]
 
     def grid(self, dimensions: Sequence[Value]) -> list[ast.expr]:
-        """ceil(problem size / product of the divisors), in x, y and z."""
+        """The grid in x, y and z: ceil(problem size / product of the divisors)."""
         nodes: list[ast.expr] = []
         for axis, dimension, block_name in zip(AXES, dimensions, self.block_names, strict=False):
             key = f"grid_div_{axis}"
@@ -89,7 +94,8 @@ class Launching:
         raise self._call.cannot_tell("smem_args", "the size in smem_args", size, hint)
 
     def thread_limit(self) -> list[str]:
-        """Kernel Tuner leaves out blocks that are too large for the device without being told."""
+        """A constraint on the block's threads where a block may have more than 1,024. Kernel Tuner
+        needs no such restriction: it skips blocks that are too large for the device by itself."""
         most = 1
         tuned = []
         for name, default in zip(self.block_names, BLOCK_DEFAULTS, strict=True):

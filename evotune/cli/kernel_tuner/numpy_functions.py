@@ -1,4 +1,4 @@
-"""NumPy's functions as a script calls them: the shapes and types that they give, no data."""
+"""The results of NumPy's functions: their shapes and types, without data."""
 
 from __future__ import annotations
 
@@ -56,11 +56,12 @@ _MOST_DIMENSIONS = 16
 
 
 class NotRead(Exception):
-    """Why the result of a call cannot be told."""
+    """The result of a call cannot be told. The message says why."""
 
 
 def dtype_of(value: Value) -> str:
-    """NumPy's name of the type that `numpy.float32`, `"float32"` or `float` says; "" if none."""
+    """NumPy's name of the type that `numpy.float32`, `"float32"` or `float` stands for; "" when the
+    value is no known type."""
     if isinstance(value, Text):
         name = value.text
     elif isinstance(value, Dotted):
@@ -76,7 +77,7 @@ def dtype_of(value: Value) -> str:
 
 
 def call(path: str, arguments: Arguments, keywords: Keywords) -> Value:
-    """The result of the function at `path`; NotRead, or NoNumber, where it cannot be told."""
+    """The result of the function at `path`; NotRead or NoNumber when it cannot be told."""
     module, _, name = path.rpartition(".")
     kind = dtype_of(Dotted(path))
     if kind and len(arguments) == 1:
@@ -132,7 +133,7 @@ def reshaped(array: Array, shape: tuple[Number, ...]) -> Array:
 
 
 def elementwise(name: str, first: Value, *others: Value) -> Value:
-    """An operator or function on arrays, element by element; numbers join in."""
+    """The result of an operator or a function on arrays and numbers, element by element."""
     operands: list[Array | Number] = []
     shape: tuple[Number, ...] = ()
     for value in (first, *others):
@@ -246,7 +247,8 @@ _NUMBERS = ("prod", "sum", "max", "min", "amax", "amin", "ceil", "floor", "len",
 
 
 def _number(name: str, arguments: Arguments, keywords: Keywords) -> Value | None:
-    """None where an array is among the arguments, which is another function's matter."""
+    """The result of a function of numbers. None when the first argument is an array and another
+    function must handle it."""
     first = arguments[0] if arguments else None
     if name == "len":
         return _length(first)
@@ -266,7 +268,8 @@ def _number(name: str, arguments: Arguments, keywords: Keywords) -> Value | None
 
 
 def tunable_number(tunable: str, value: int | float) -> Number:
-    """A value of a tunable: where a shape depends on it, the tunable is a size."""
+    """A value of a tunable, as a number that knows the tunable: if a shape depends on the number,
+    the tunable becomes a size."""
     return Number(value, Leaf(tunable, value, tunable))
 
 

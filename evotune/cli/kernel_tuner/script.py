@@ -1,4 +1,4 @@
-"""The call of `tune_kernel` in a script, and what its arguments stand for."""
+"""Finds the call of `tune_kernel` in a script, and works out the values of its arguments."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ PARAMETERS = (
 
 @dataclass(frozen=True)
 class TuneCall:
-    """`values` and `lines` by the names of tune_kernel's parameters; absent where not given."""
+    """A call of `tune_kernel`. `values` and `lines` hold each given argument's value and line, by
+    the name of its parameter."""
 
     path: Path
     line: int
@@ -53,7 +54,7 @@ class TuneCall:
         return self.values.get(name, Nothing())
 
     def error(self, about: str | int, message: str) -> ScriptError:
-        """At the line of that argument, or at that line."""
+        """An error at the line of an argument, when `about` is its name, or at the line `about`."""
         line = about if isinstance(about, int) else self.lines.get(about, self.line)
         return ScriptError(str(self.path), line, message)
 
@@ -64,7 +65,8 @@ class TuneCall:
 
 
 def read_call(path: Path, kernel: str | None) -> TuneCall:
-    """The script's only call, or the only one for that kernel; UsageError, one line, if none."""
+    """The script's only call, or the only one for that kernel. UsageError, one line, when there is
+    none or more than one."""
     tree = _parsed(path)
     reader = _Reader(path, tree)
     calls = reader.calls
@@ -110,7 +112,7 @@ def _parsed(path: Path) -> ast.Module:
 
 
 class _Reached(Exception):
-    """The statement that contains the call comes next."""
+    """The next statement contains the call: reading ends before it."""
 
 
 class _Reader:
@@ -150,7 +152,7 @@ class _Reader:
         if self._evaluator.exhausted:
             message = "the script takes too many steps to read; make its lists and loops shorter"
             raise ScriptError(str(self._path), call.lineno, message)
-        # A script that says the answer, and does not have it checked, still says what is right.
+        # A script may compute `answer` and not pass it on. It still says the correct result.
         answer = names.get("answer")
         if "answer" not in values and isinstance(answer, Listed):
             values["answer"], lines["answer"] = answer, call.lineno
@@ -162,7 +164,7 @@ class _Reader:
             yield node
 
     def _names_at(self, node: ast.AST, depth: int) -> Names:
-        """The names known right before the statement with `node` in it."""
+        """The names and values known right before the statement that contains `node`."""
         above = list(self._above(node))
         function = next((one for one in above if isinstance(one, ast.FunctionDef)), None)
         names: Names = {}
@@ -176,7 +178,8 @@ class _Reader:
         return local
 
     def _parameters(self, function: ast.FunctionDef, names: Names, depth: int) -> Names:
-        """From the only call of the function in the script, else from its defaults."""
+        """The parameters' values: from the function's call if the script has only one, else from
+        the defaults."""
         spec = function.args
         known = [*spec.posonlyargs, *spec.args]
         found: Names = {
@@ -284,7 +287,8 @@ class _Reader:
             names[goal.id] = _named(value, goal.id, goal.lineno)
 
     def _branch(self, node: ast.If, names: Names, target: set[ast.AST]) -> None:
-        """The branch that is taken; where that is not known, the one with the call in it."""
+        """Runs the branch that contains the call, else the branch that the condition takes. When
+        the condition is unknown, the names that either branch changes become unknown."""
         for body in (node.body, node.orelse):
             if any(statement in target for statement in body):
                 self._run(body, names, target)
@@ -311,7 +315,7 @@ class _Reader:
 
 
 def _named(value: Value, name: str, line: int) -> Value:
-    """The value under its name: a plain number becomes one that an expression can name."""
+    """The value, which now has a name: a plain number becomes one that an expression can name."""
     if isinstance(value, Number) and value.is_constant and value.dtype != "bool":
         return Number(value.value, Leaf(name, value.value), value.dtype)
     if isinstance(value, Array) and not value.name:
@@ -325,7 +329,7 @@ def _named(value: Value, name: str, line: int) -> Value:
 
 
 def _forget(node: ast.stmt, names: Names, why: str) -> None:
-    """Names that the statement may change are unknown from here on."""
+    """Makes every name that the statement may change unknown."""
     for part in ast.walk(node):
         changed: ast.expr | None = None
         if isinstance(part, ast.Name | ast.Subscript) and not isinstance(part.ctx, ast.Load):
@@ -352,7 +356,7 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
-    """Name in the script -> what it is, by its dotted path; cupy's arrays are as numpy's."""
+    """The imported names and their dotted paths. cupy's names are read as numpy's."""
     for alias in node.names:
         if isinstance(node, ast.ImportFrom):
             path = f"{node.module}.{alias.name}"
@@ -365,7 +369,8 @@ def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
 
 
 def _canonical(path: str) -> str:
-    """`from kernel_tuner.interface import tune_kernel` is the same function."""
+    """One path for each function: `kernel_tuner.interface.tune_kernel` is
+    `kernel_tuner.tune_kernel`, and cupy's functions are numpy's."""
     if path.startswith("kernel_tuner.") and path.endswith(".tune_kernel"):
         return _TUNE
     return "numpy" + path[len("cupy") :] if path.split(".", maxsplit=1)[0] == "cupy" else path

@@ -1,4 +1,4 @@
-"""The sizes of the problem: what makes up problem_size, and tunables that shapes depend on."""
+"""The problem's sizes: the numbers in problem_size, and the tunables that shapes depend on."""
 
 from __future__ import annotations
 
@@ -35,8 +35,13 @@ _RESERVED = ("dtype", "device", "self", "torch", "arch")
 
 @dataclass
 class Sizes:
-    """`values` by name. `names` says which leaf has which; `tunables`, which of the names are
-    Kernel Tuner's tunables; `free` are those that the kernel is told, so that they may vary."""
+    """The problem's sizes.
+
+    - values: each size's value, by the size's name
+    - names: the size's name for each leaf
+    - tunables: the size's name for each of Kernel Tuner's tunables that is a size
+    - free: the sizes that may vary, since the kernel gets them as arguments
+    """
 
     values: dict[str, int] = field(default_factory=dict)
     names: dict[Leaf, str] = field(default_factory=dict)
@@ -47,7 +52,7 @@ class Sizes:
         return self.tunables.get(leaf.tunable) if leaf.tunable else self.names.get(leaf)
 
     def node(self, number: Number) -> ast.expr:
-        """The number over the sizes."""
+        """The number as an expression over the sizes."""
         return tree_node(number.tree, self.name_of)
 
     def varies(self, number: Number) -> bool:
@@ -59,7 +64,7 @@ class Sizes:
 
 
 def extents(call: TuneCall) -> list[Value]:
-    """problem_size in x, y and z, those that are given."""
+    """The dimensions that problem_size gives: x, and perhaps y and z."""
     found = call.get("problem_size")
     items: list[Value] = found.items if isinstance(found, Listed) else [found]
     for item in items:
@@ -73,7 +78,7 @@ def extents(call: TuneCall) -> list[Value]:
 def find_sizes(
     call: TuneCall, dimensions: Sequence[Value], arguments: Arguments, tunables: Sequence[str]
 ) -> tuple[Sizes, list[Value]]:
-    """And the dimensions, a plain number among them made a size."""
+    """The sizes, and the dimensions: a plain number among the dimensions becomes a size."""
     naming = _Naming(call, tunables, [array.name for array in arguments.arrays])
     made = [
         naming.dimension(axis, dimension, alone=len(dimensions) == 1)
@@ -95,7 +100,7 @@ def find_sizes(
 
 
 class _Naming:
-    """Gives sizes names that nothing else has."""
+    """Gives each size a name that no tunable, array or other size has."""
 
     def __init__(self, call: TuneCall, tunables: Sequence[str], arrays: Sequence[str]) -> None:
         self.sizes = Sizes()
@@ -103,7 +108,7 @@ class _Naming:
         self._used = {name.upper() for name in (*tunables, *arrays, *_RESERVED)}
 
     def dimension(self, axis: str, dimension: Value, *, alone: bool) -> Value:
-        """A 1 beside others is no size."""
+        """The dimension, with its sizes named. A 1 beside other dimensions is no size."""
         if not isinstance(dimension, Number):
             return dimension
         unnamed = dimension.is_constant or (
@@ -125,7 +130,7 @@ class _Naming:
         self.sizes.names[leaf] = self._added(wanted, leaf.value)
 
     def tunable(self, leaf: Leaf) -> None:
-        """One that is a size keeps its name."""
+        """Makes a tunable a size under its own name."""
         known = self.sizes.tunables.get(leaf.tunable)
         if known is None:
             self._used.discard(leaf.tunable.upper())

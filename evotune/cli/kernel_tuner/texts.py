@@ -1,4 +1,5 @@
-"""The Python text of problem.py; `compute` from the script's `answer` where it is an expression."""
+"""The Python text of problem.py. Its `compute` is made from the script's `answer` if that can be
+written as an expression."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
 
 @dataclass(frozen=True)
 class SpaceText:
-    """The content of space.yaml; arguments, grid, block and constraints are YAML texts already."""
+    """The content of space.yaml. Arguments, grid, block and constraints are given as YAML text."""
 
     name: str
     script: str
@@ -77,7 +78,7 @@ class SpaceText:
 
 
 def quoted(text: str) -> str:
-    """A YAML scalar, in quotes where it might be read as something else."""
+    """The text as a YAML scalar, in quotes where YAML might read another value than a text."""
     plain = _PLAIN.fullmatch(text) is not None and text.lower() not in _WORDS
     return text if plain or text.isdigit() else json.dumps(text)
 
@@ -91,7 +92,7 @@ def _mapping(items: Mapping[str, object]) -> str:
 
 
 def _domain(values: Sequence[Value]) -> str:
-    """`pow2` and `range` where the values are just that, in this order."""
+    """The values as `pow2` or `range` where these give them in the same order; else as a list."""
     numbers = [value for value in values if type(value) is int]
     if len(numbers) == len(values) >= 3:
         first, second, last = numbers[0], numbers[1], numbers[-1]
@@ -125,8 +126,11 @@ _METHODS = {
 
 
 def torch_expression(array: Array, inputs: Sequence[Array], varies: Varies) -> str:
-    """Over the inputs' names; NotWritten where the answer is not made of them alone. A number
-    that `varies` with a size is none."""
+    """The array as a torch expression over the names of the inputs.
+
+    NotWritten when the array is not made of the inputs and constants alone. A number that `varies`
+    with a size is no constant.
+    """
     return ast.unparse(ast.fix_missing_locations(_node(array, inputs, varies, 0)))
 
 
@@ -161,7 +165,7 @@ def _node(value: Array | Number, inputs: Sequence[Array], varies: Varies, depth:
 
 @dataclass(frozen=True)
 class ProblemText:
-    """The content of problem.py; shapes and answers are Python texts already."""
+    """The content of problem.py. Shapes and answers are given as Python text."""
 
     script: str
     kernel: str
@@ -212,7 +216,7 @@ def _returned(items: Mapping[str, str]) -> list[str]:
 
 
 def unwritten_line(text: str) -> int:
-    """The line of `compute` where it is still to be written; 0 where it is not."""
+    """The line of `compute` that the user must still write; 0 when `compute` is complete."""
     for number, line in enumerate(text.splitlines(), start=1):
         if UNWRITTEN in line:
             return number

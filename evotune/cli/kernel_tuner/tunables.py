@@ -1,4 +1,4 @@
-"""tune_params and restrictions as a space's parameters and constraints."""
+"""Turns tune_params and restrictions into a space's parameters and constraints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ Tunables = dict[str, list[ParameterValue]]
 
 
 def read_tunables(call: TuneCall) -> Tunables:
-    """Name -> values; ScriptError for what is no parameter of a space."""
+    """Each tunable's values, by its name. ScriptError for a tunable that a space cannot have as a
+    parameter."""
     found = call.get("tune_params")
     if not isinstance(found, Table):
         raise call.cannot_tell("tune_params", "tune_params", found, "make it a dict of lists")
@@ -60,7 +61,8 @@ def _value(call: TuneCall, name: str, value: Value) -> ParameterValue:
 
 
 def parameter_names(tunables: Tunables, source: KernelSource, sizes: Sizes) -> dict[str, str]:
-    """Tunable -> parameter, in capitals; with a _ more where the source uses that otherwise."""
+    """The parameter's name for each tunable: the tunable's in capitals. It gets a _ more where the
+    source uses that name for something else."""
     words = source.words
     made: dict[str, str] = {}
     for name in tunables:
@@ -76,7 +78,7 @@ def parameter_names(tunables: Tunables, source: KernelSource, sizes: Sizes) -> d
 
 
 def names_of(parameters: dict[str, str], sizes: Sizes) -> NamesOf:
-    """The text that an expression of the space has in the place of a tunable."""
+    """A function that gives the name by which an expression of the space calls a tunable."""
 
     def node(name: str) -> ast.expr | None:
         found = parameters.get(name) or sizes.tunables.get(name)
@@ -86,8 +88,8 @@ def names_of(parameters: dict[str, str], sizes: Sizes) -> NamesOf:
 
 
 def read_constraints(call: TuneCall, names: NamesOf) -> list[str]:
-    """ScriptError for a restriction that is no condition of a space: without it the search would
-    go where the script does not."""
+    """The restrictions as constraints. ScriptError for a restriction that a space cannot express:
+    without it the search would try configurations that the script excludes."""
     found = call.get("restrictions")
     if isinstance(found, Nothing):
         return []

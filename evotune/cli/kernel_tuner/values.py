@@ -1,5 +1,5 @@
-"""Values of a script: numbers that know where they come from, arrays that have a
-shape and no data, and unknown ones."""
+"""The values in a script: numbers that know how they were computed, arrays with a shape and no
+data, and unknown values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 class ScriptError(UsageError):
-    """`FILE.py:LINE: what cannot be told`, the one line a user reads."""
+    """The one line that a user reads about a script: `FILE.py:LINE: message`."""
 
     def __init__(self, file: str, line: int, message: str) -> None:
         super().__init__(f"{file}:{line}: {message}")
@@ -26,7 +26,7 @@ class ScriptError(UsageError):
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """A number that the script names: a variable, or the largest (say) value of a `tunable`."""
+    """A number that the script names: a variable, or a value of a `tunable`, say the largest."""
 
     name: str
     value: int | float
@@ -35,7 +35,8 @@ class Leaf:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """`+ - * / // % ** ceil_div min max`, or `?`: a way to the value that cannot be written."""
+    """An operation: `+ - * / // % ** ceil_div min max`, or `?` for a computation that cannot be
+    written as an expression."""
 
     operator: str
     operands: tuple[Tree, ...]
@@ -43,7 +44,8 @@ class Operation:
 
     @functools.cached_property
     def size(self) -> int:
-        """Parts, shared ones counted each time: whoever walks the tree takes so many steps."""
+        """The number of steps that a walk through the tree takes. A part that is shared counts
+        each time."""
         return 1 + sum(size_of(operand) for operand in self.operands)
 
 
@@ -52,7 +54,8 @@ Tree: TypeAlias = Leaf | Operation | int | float
 
 @dataclass(frozen=True, eq=False)
 class Number:
-    """`tree` says how it is made of leaves. `dtype` is NumPy's name of a scalar's type."""
+    """A number. `tree` says how it is computed from leaves; `dtype` is NumPy's name of a scalar's
+    type, "" for a plain Python number."""
 
     value: int | float
     tree: Tree
@@ -65,7 +68,7 @@ class Number:
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """`file`: the text is that file's content."""
+    """A text. When `file` is set, the text is that file's content."""
 
     text: str = ""
     file: str = ""
@@ -73,7 +76,7 @@ class Text:
 
 @dataclass(eq=False)
 class Listed:
-    """A list or tuple; `tunable` is the key of a dictionary under which it stands."""
+    """A list or a tuple. `tunable` is its key in a dictionary, which may be a tunable's name."""
 
     items: list[Value]
     tunable: str = ""
@@ -86,8 +89,12 @@ class Table:
 
 @dataclass(eq=False)
 class Array:
-    """`maker` is the NumPy function; of a computed one, `formula` says from what. `same` is the
-    array that it is a copy of, or a cast."""
+    """An array without its data.
+
+    - maker: the NumPy function that made it, or `computed`, `random`
+    - formula: the operation that computed it, if any
+    - same: the array that this one is a copy or a cast of, if any
+    """
 
     shape: tuple[Number, ...]
     dtype: str
@@ -100,7 +107,7 @@ class Array:
 
 @dataclass(frozen=True, eq=False)
 class Formula:
-    """An operator or the name of a NumPy function."""
+    """An operation on arrays; `function` is an operator or the name of a NumPy function."""
 
     function: str
     operands: tuple[Array | Number, ...]
@@ -108,7 +115,7 @@ class Formula:
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """Code of the script that is not run; `names` is what it sees."""
+    """A function of the script, which is not run. `names` are the names that it can use."""
 
     node: ast.Lambda | ast.FunctionDef
     names: Mapping[str, Value]
@@ -116,7 +123,7 @@ class Function:
 
 @dataclass(frozen=True, eq=False)
 class Dotted:
-    """A module, or something in one: `numpy.random.randn`, `builtins.max`."""
+    """A module, or a name in one: `numpy.random.randn`, `builtins.max`."""
 
     path: str
 
@@ -161,7 +168,7 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
 
 
 def hidden_leaves(tree: Tree) -> Iterator[Leaf]:
-    """Leaves whose part in the value cannot be written as an expression."""
+    """The leaves under a `?`: no expression can say how the value depends on them."""
     if isinstance(tree, Operation):
         for operand in tree.operands:
             yield from (leaves if tree.operator == "?" else hidden_leaves)(operand)

@@ -1,15 +1,15 @@
-"""What the kernel must compute: out = alpha * x + y. Replace it with your own computation.
+"""The kernel's computation: out = alpha * x + y. Replace it with your own.
 
-`compute` is the reference (on float64 inputs), the measure of allowed errors and the baseline to
-beat, all three. See docs/writing-a-problem.md, or `help(evotune.problems.UserProblem)`.
+`compute` is the reference (on float64 inputs), gives the measure of allowed errors, and is the
+baseline to beat. See docs/writing-a-problem.md, or `help(evotune.problems.UserProblem)`.
 """
 
 from evotune.problems import UserProblem
 
 
 class Problem(UserProblem):
-    sizes = ("count",)  # each shape in space.yaml gives these
-    constants = {"alpha": 2.5}  # further names for the kernel's arguments
+    sizes = ("count",)  # each shape in space.yaml gives a value for each of these
+    constants = {"alpha": 2.5}  # more names that space.yaml can use as arguments
 
     def inputs(self, count):
         return {"x": (count,), "y": (count,)}

@@ -1,4 +1,4 @@
-"""The kernel compiles in every corner of its space, and its default is correct.
+"""Tests that a sample of the space compiles, and that the default configuration is correct.
 
     python -m pytest test_@ENTRY@.py
 """
