@@ -55,7 +55,7 @@ class ProblemModel(SpaceModel):
     dtype: Identifier = "float32"
     """Element type of every tensor: float16, bfloat16 or float32; also the macro DTYPE."""
     shapes: Annotated[list[Symbols], Field(min_length=1, max_length=1000)]
-    """Sizes by name; tuned for all of them at once. What the names are, the problem says."""
+    """Shapes, each a size for each name that the problem has; tuned for all of them at once."""
     variants: Annotated[list[Symbols], Field(min_length=1, max_length=100)] = [{}]
     """Further symbols, such as `{causal: true}`; every shape is tuned in each of them."""
     held_out: Annotated[list[Symbols], Field(max_length=1000)] = []
@@ -68,22 +68,22 @@ class ArgumentModel(SpaceModel):
     value: ExpressionField
     """An expression over parameters, sizes, `let` and `device.*`."""
     type: Literal["int32", "int64", "float32", "float64"]
-    """The C type it is passed as."""
+    """The C type of the argument."""
 
 
 class TensorMapModel(SpaceModel):
-    """A tensor as the copy engine sees it, passed by value; bytes of 0 for none."""
+    """A tensor map (TMA) of a tensor, passed by value."""
 
     what = "a tensor map"
 
     tensor_map: Identifier
     """The tensor."""
     box: Annotated[list[ExpressionField], Field(min_length=1, max_length=MOST_DIMENSIONS)]
-    """What one copy takes, in elements, outermost dimension first."""
+    """The box that one copy moves, in elements, outermost dimension first."""
     swizzle: ExpressionField = 0
-    """Bytes of the swizzle's span: 0, 32, 64 or 128."""
+    """Bytes of the swizzle's span: 0 (none), 32, 64 or 128."""
     l2_promotion: ExpressionField = 0
-    """Bytes that L2 fetches at once: 0, 64, 128 or 256."""
+    """Bytes that L2 fetches at once: 0 (no promotion), 64, 128 or 256."""
 
 
 def _is_map(value: object) -> bool:
@@ -108,13 +108,13 @@ class LaunchModel(SpaceModel):
     grid: Grid
     """Blocks in x, y and z, one to three expressions."""
     block: Grid | None = None
-    """CUDA: threads of a block in x, y and z. Triton says it by NUM_WARPS."""
+    """CUDA: threads of a block in x, y and z. A Triton kernel has NUM_WARPS instead."""
     shared_bytes: ExpressionField | None = None
     """CUDA: dynamic shared memory of a block, 0 if not given. Triton's compiler knows its own."""
     entry: Identifier | None = None
-    """Another function of the same source than the kernel's."""
+    """The function to launch, if it is another one of the same source."""
     when: ExpressionField | None = None
-    """The launch is left out where this does not hold."""
+    """A condition: the launch is left out where it does not hold."""
 
 
 Argument = Annotated[
@@ -138,14 +138,14 @@ class KernelModel(SpaceModel):
     entry: Identifier
     """The function to call: `extern "C"`, and `__global__` in CUDA; in Triton `@triton.jit`."""
     language: LanguageName | None = None
-    """cpp, cuda or triton; the suffix (.cpp, .cc, .cxx; .cu; .py) says it as well."""
+    """cpp, cuda or triton; if not given, by the suffix (.cpp, .cc, .cxx; .cu; .py)."""
     supports: dict[Identifier, Support] = {}
     """Symbol -> values it takes, or what must hold of it, as `">= 80"` or `"% 64 == 0"`; other
     shapes are left out."""
     define: list[Identifier] = []
     """Symbols that are compiled in, as -DHEAD_DIM=64 (Triton: a constexpr), instead of passed."""
     arguments: list[Argument] = []
-    """What the function takes, in order: tensors, workspaces, symbols, or `{value, type}`."""
+    """The function's arguments in order: tensors, workspaces, symbols, or `{value, type}`."""
     workspace: dict[Identifier, WorkspaceModel] = {}
     """Buffers of scratch memory by name."""
     constant_memory: dict[Identifier, Identifier] = {}
@@ -154,7 +154,7 @@ class KernelModel(SpaceModel):
     options: list[Text] = []
     """Compiler options, from a list of allowed ones; `-O{LEVEL}` has a parameter's value in it."""
     launches: Annotated[list[LaunchModel], Field(max_length=64)] = []
-    """On a GPU: what is launched, one after the other, all with the same arguments."""
+    """On a GPU: the launches, one after the other, all with the same arguments."""
     deterministic: bool | None = None
     """false: two launches may differ in bits."""
     alternative: Text | None = None
@@ -176,7 +176,7 @@ class ParameterModel(SpaceModel):
     bool: Literal[True] | None = None
     """true: the values false and true."""
     when: ExpressionField | None = None
-    """The parameter matters where this holds."""
+    """A condition: the parameter matters where it holds."""
     otherwise: ParameterValue | None = None
     """Its value where `when` does not hold; the first one if not given."""
     default: ParameterValue | None = None
@@ -205,9 +205,9 @@ class ConstraintModel(SpaceModel):
     what = "a constraint"
 
     expr: ExpressionField
-    """What must hold."""
+    """The condition that must hold."""
     reason: Text | None = None
-    """Why, in words, for reports."""
+    """The reason, in words, for reports."""
 
 
 ParameterField = Annotated[
@@ -260,15 +260,15 @@ class SpaceModelFile(SpaceModel):
     )
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
-    """What runs and reports call the space."""
+    """The space's name in runs and reports."""
     description: str = ""
     """One line for readers."""
     root: Text | None = None
-    """Where sources are looked for; else the nearest folder above that holds kernels/."""
+    """The folder of the sources; else the nearest folder above that holds kernels/."""
     recorded: RecordedModel | None = None
     """Instead of problem, kernels and parameters: a space that was measured before."""
     problem: ProblemModel | None = None
-    """What is computed, and for which shapes."""
+    """The computation, and the shapes to tune it for."""
     kernels: Annotated[dict[Identifier, KernelModel], Field(min_length=1, max_length=64)] | None = (
         None
     )
@@ -281,13 +281,13 @@ class SpaceModelFile(SpaceModel):
         ]
         | None
     ) = None
-    """What is tuned: each is compiled in as a macro of its name."""
+    """The tunable parameters: each is compiled in as a macro of its name."""
     constraints: Annotated[list[ConstraintField], Field(max_length=MAX_CONSTRAINTS)] = []
     """Expressions that must hold for a configuration to be tried."""
     after_compile: Annotated[list[ConstraintField], Field(max_length=MAX_CONSTRAINTS)] = []
-    """The same over what the compiler reports: registers, spill_bytes, occupancy, …"""
+    """The same over figures that the compiler reports: registers, spill_bytes, occupancy, …"""
     baseline: Text = "sdpa:best"
-    """What to beat: a name, or `family:best` for the fastest that is correct."""
+    """The baseline to beat: its name, or `family:best` for the fastest that is correct."""
     objective: ObjectiveField = "geomean_speedup"
     """The geometric mean of the speedups over all cases; or [speedup, error]: both it and the
     largest error as a share of its limit, searched by nsga2, with a Pareto front in reports."""
@@ -296,15 +296,15 @@ class SpaceModelFile(SpaceModel):
     default: dict[ParameterName, ParameterValue] = {}
     """The configuration that the search starts from, whole or in part."""
     try_first: list[dict[ParameterName, ParameterValue]] = []
-    """Configurations to propose right after `default`; what they leave out is as there, or near."""
+    """Configurations to propose right after `default`; values left out are as there, or near it."""
     search: SearchModel = SearchModel()
-    """How to search."""
+    """The strategy and its settings."""
     budget: BudgetModel = BudgetModel()
-    """The most that the run may spend, or what it is to reach."""
+    """The most that the run may spend, or the speedup that ends it."""
     stop: StopModel = StopModel()
-    """When to give up before that."""
+    """When to end the run before its budget is spent."""
     timeouts: TimeoutsModel = TimeoutsModel()
-    """When to give up on a candidate."""
+    """When to end a candidate that takes too long."""
 
     @model_validator(mode="before")
     @classmethod
