@@ -44,7 +44,7 @@ def ablate(
     style: str,
     output: str,
 ) -> int:
-    """Measure what each choice of RUN's champion is worth.
+    """Measure the worth of each choice of RUN's champion.
 
     Sets one gene at a time to the space's default or to a neighbouring value, checks the changed
     candidate and times it in turn with the champion. The rows are stored in the run: the HTML

@@ -108,7 +108,7 @@ def compare(
     style: str,
     output: str,
 ) -> int:
-    """Tell what differs between A and B, and which is faster.
+    """Show the differences between A and B, and which is faster.
 
     A and B are runs (the leaderboard's first counts) or RUN:TRIAL, or RUN:default for the
     configuration that the space starts from. Ratios are A's time / B's: above 1, B is faster.

@@ -29,9 +29,9 @@ _DAY_S = 86400.0
 @output_option
 @pass_terminal
 def list_command(terminal: Terminal, *, style: str, output: str) -> int:
-    """List the spaces that ship with evotune, and what each needs.
+    """List the spaces that ship with evotune, and the needs of each.
 
-    Below them the backends, problems and strategies of installed packages, if there are any.
+    Below them stand the backends, problems and strategies of installed packages, if there are any.
     """
     from evotune import plugins
     from evotune.cli.tables import print_tables
@@ -78,9 +78,9 @@ def _needs(document: SpaceDocument) -> str:
 @runs_dir_option
 @pass_terminal
 def rm(terminal: Terminal, *, runs: tuple[str, ...], yes: bool, runs_dir: Path) -> int:
-    """Delete runs, with all that they found.
+    """Delete runs with all their results.
 
-    Asks before it does. A run that somebody works on stays.
+    Asks before it deletes. A run that a process works on stays.
     """
     from evotune.engine.folder import find_run
 
@@ -107,14 +107,14 @@ def rm(terminal: Terminal, *, runs: tuple[str, ...], yes: bool, runs_dir: Path) 
     default=0.0,
     show_default=True,
     metavar="DAYS",
-    help="Only what was not made in so many days.",
+    help="Only kernels that are older than so many days.",
 )
 @pass_terminal
 def cache(terminal: Terminal, *, clear: bool, days: float) -> int:
-    """Tell where compiled kernels are kept.
+    """Show the folder of compiled kernels, and their number.
 
-    And how many there are. --clear deletes them; they are made again when they are needed.
-    EVOTUNE_CACHE_DIR says where they are.
+    --clear deletes them; a kernel is compiled again when it is needed. The environment variable
+    EVOTUNE_CACHE_DIR sets the folder.
     """
     from evotune.execute.build_cache import default_cache_dir
 

@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 @click.option(
     "--language",
     type=click.Choice([known.name for known in own_languages() if known.template]),
-    help="What the kernel is written in; cpp if not given.",
+    help="The kernel's language; cpp if not given.",
 )
 @click.option(
     "--from-kernel-tuner",

@@ -39,8 +39,8 @@ def check(terminal: Terminal, *, space: str, device: str, no_compile: bool) -> i
     """Validate SPACE and measure its size.
 
     Shows what each constraint removes, in up to 10 seconds, and whether a sample compiles.
-    A mistake in the file is reported as file:line:column, with exit code 2; one in the Python file
-    of a problem, whose methods are tried on a tiny shape, as file:line.
+    A mistake in the file is reported as file:line:column, with exit code 2. The methods of a
+    problem's Python file are tried on a tiny shape; a mistake there is reported as file:line.
     """
     from evotune.cli.compile_command import ProgressNotes, failure_parts
     from evotune.cli.tables import print_tables

@@ -60,12 +60,12 @@ def verify(
 ) -> int:
     """Check configurations of RUN once more.
 
-    All that a champion is checked on, in a fresh process: every kind of inputs, edge and held-out
-    shapes, variants that were not tuned, random tests and, on a GPU where it is installed,
-    compute-sanitizer; from the run's own sources. The run is left as it is.
-    Times are taken only since the last checks replay what was timed; they are not shown.
-    What passes has a domain: which cases were checked, from the least to the most of each quantity.
-    Exit code 1 when a check fails; what is skipped is shown as skipped.
+    Runs every check of a champion in a fresh process, from the run's own sources: every kind of
+    inputs, edge and held-out shapes, variants that were not tuned, random tests and, on a GPU where
+    it is installed, compute-sanitizer. The run is left as it is.
+    Times are taken because the last checks replay the timed launches; they are not shown.
+    A configuration that passes has a domain: the checked cases, from the least to the most of each
+    quantity. Exit code 1 when a check fails; a skipped check is shown as skipped.
     """
     from evotune.engine.folder import find_run
     from evotune.engine.reopening import verify_run
