@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from evotune.problems._lengths import significant
 from evotune.problems._problem_file import ProblemFile
 from evotune.problems._solving import Shapes, solved_case
-from evotune.problems._user_cases import Sizes, edge_sizes, random_sizes
+from evotune.problems._user_sizes import Sizes, edge_sizes, random_sizes
 from evotune.problems._written import Written
 from evotune.problems.problem import Case, Place, Tensors, TensorSpec, WrongSymbol
 from evotune.trial import Value
@@ -136,9 +136,9 @@ class UserProblem(abc.ABC):
           fifth begins with a zero.
         - spike: one value of 6.5 to 13 in each row of small ones.
         """
-        from evotune.problems import _user_cases
+        from evotune.problems import _user_inputs
 
-        return _user_cases.input_values(shape, kind, generator)
+        return _user_inputs.input_values(shape, kind, generator)
 
     # --- for evotune: implements `evotune.problems.problem.Problem` -------------------------------
 

@@ -8,7 +8,7 @@ import pytest
 
 from evotune.backends.cuda._probe import GpuState, probe
 from evotune.backends.finding import Finding, Status
-from evotune.cli import doctor_command
+from evotune.cli import doctor_findings
 
 from .conftest import Invoke
 
@@ -27,7 +27,7 @@ NO_GPU = GpuState(())
 def examine(monkeypatch: pytest.MonkeyPatch, state: GpuState) -> list[Finding]:
     """The findings of `doctor` on a machine whose probe answers `state`."""
     monkeypatch.setattr("evotune.backends.cuda._cuda_doctor.probe", lambda: state)
-    return doctor_command.examine()
+    return doctor_findings.examine()
 
 
 @pytest.fixture(autouse=True)

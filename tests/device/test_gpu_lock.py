@@ -32,7 +32,7 @@ def test_a_gpu_is_locked_once_and_free_again_afterwards() -> None:
 
 def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
     code = (
-        "import os, pathlib; from evotune.backends.cuda import lock\n"
+        "import os, pathlib; from evotune.backends.cuda import _lock\n"
         "_lock.FOLDER = pathlib.Path(os.environ['FOLDER'])\n"
         "_lock.GpuLock('GPU-1').__enter__(); os.kill(os.getpid(), 9)"
     )

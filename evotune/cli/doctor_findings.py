@@ -1,0 +1,56 @@
+"""The findings of `evotune doctor`. A finding that is not fine says how to fix it."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import tempfile
+
+from evotune import plugins
+from evotune.backends import registry
+from evotune.backends.finding import Finding, Status, optional
+from evotune.cli import packages
+from evotune.engine.stop_signal import interruptible
+from evotune.execute.build_cache import default_cache_dir
+from evotune.version import __version__
+
+
+def examine() -> list[Finding]:
+    """All findings, in the order in which they are shown. Does not import torch."""
+    with interruptible():
+        found = [backend.doctor() for backend in registry.every()]
+    return [
+        Finding("python", Status.OK, f"{platform.python_version()} ({sys.executable})"),
+        Finding("evotune", Status.OK, __version__),
+        *(_package(name) for name in packages.REQUIRED),
+        optional("pyarrow", "parquet", "only `report --format parquet` needs it"),
+        *(finding for needed, _ in found for finding in needed),
+        *(finding for _, rest in found for finding in rest),
+        *(_broken(line) for line in plugins.broken()),
+        _cache(),
+    ]
+
+
+def _package(name: str) -> Finding:
+    version = packages.version(name)
+    if version:
+        return Finding(name, Status.OK, version)
+    return Finding(name, Status.MISSING, "not installed", packages.fix(name))
+
+
+def _broken(line: str) -> Finding:
+    """The finding for a plugin that cannot be loaded."""
+    what, _, fix = line.partition("; fix: ")
+    return Finding("plugin", Status.BROKEN, what, fix)
+
+
+def _cache() -> Finding:
+    folder = default_cache_dir()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-"):
+            pass
+    except OSError as error:
+        fix = "make it writable, or set EVOTUNE_CACHE_DIR to a folder that is"
+        return Finding("build cache", Status.BROKEN, f"{folder}: {error.strerror}", fix)
+    return Finding("build cache", Status.OK, f"{folder} (writable)")

@@ -1,0 +1,66 @@
+"""`status` without a run: a table of all runs in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evotune.cli.terminal import Terminal, write_output
+from evotune.engine.folder import RunFolder, list_runs
+from evotune.errors import StoreError
+from evotune.report import wording
+from evotune.report.data import RunData
+from evotune.report.summary import RunSummary, summarize
+
+if TYPE_CHECKING:
+    from evotune.trial import Json
+
+
+def print_runs(terminal: Terminal, runs_dir: Path, style: str, output: str) -> None:
+    """Prints a row for each run, the oldest first. A damaged run has a row too."""
+    found = list(_summaries(runs_dir))
+    if style == "json":
+        from evotune.report.records import to_json
+
+        write_output(to_json([_record(run, summary) for run, summary in found]), output)
+    elif not found:
+        terminal.note(f"no runs in {runs_dir}")
+    else:
+        from evotune.cli.tables import print_tables, text_table
+
+        rows = [_row(run, summary) for run, summary in found]
+        columns = ("run", "state", "trials", "best")
+        print_tables(terminal, [text_table(columns, rows, (False, False, True))], output)
+
+
+def _summaries(runs_dir: Path) -> Iterator[tuple[RunFolder, RunSummary | StoreError]]:
+    for run in list_runs(runs_dir):
+        try:
+            yield run, summarize(RunData.load(run, 1))
+        except StoreError as error:
+            yield run, error
+
+
+def _record(run: RunFolder, summary: RunSummary | StoreError) -> Json:
+    if isinstance(summary, StoreError):
+        return {"id": run.id, "path": str(run.path), "error": str(summary)}
+    return summary.to_json()
+
+
+def _row(run: RunFolder, summary: RunSummary | StoreError) -> tuple[str, ...]:
+    if isinstance(summary, StoreError):
+        return run.id, "damaged", "", ""
+    state = summary.state.partition(":")[0]
+    return run.id, state, f"{summary.done}/{summary.trials or '?'}", _best(summary)
+
+
+def _best(summary: RunSummary) -> str:
+    """The speedup of the run's best, without its interval. `(search)` follows a speedup that no
+    fresh process has confirmed."""
+    row = summary.best
+    if row is None:
+        return wording.NONE
+    if row.figures.speedup is None:
+        return wording.result_text(row.figures)
+    return f"{row.figures.speedup:.3f}x" + ("" if row.confirmed else " (search)")
