@@ -1,4 +1,4 @@
-"""A proposal on its way through compiler and device, and its possible outcomes."""
+"""A proposal on its way through compiler and device, its possible outcomes, its earlier twins."""
 
 from __future__ import annotations
 

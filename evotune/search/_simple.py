@@ -1,4 +1,4 @@
-"""Greedy local search: it walks to better neighbours, and restarts at random at every optimum."""
+"""Three simple strategies: exhaustive, random and greedy local search."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from evotune.search.folded import FoldedStrategy
 from evotune.search.strategy import stream
 from evotune.trial import Configuration, Json, Trial
 
-# --- Uniform random search without replacement, against which every other strategy is compared ----
-
 
 class RandomSearch(FoldedStrategy):
-    """Draws until a configuration is new. The last fraction of a percent of a space follows in the
-    space's order."""
+    """Uniform, without replacement: every other strategy is compared with it.
+
+    Draws until a configuration is new. The last fraction of a percent of a space follows in the
+    space's order.
+    """
 
     name: ClassVar[str] = "random"
 
@@ -24,11 +25,9 @@ class RandomSearch(FoldedStrategy):
         return self._unseen.sample(rng, frozenset(pending))
 
 
-# --------------------------------------------------------------------------------------------------
-# Proposes every configuration once, in the space's order, and lists the space only as needed.
-
-
 class ExhaustiveSearch(FoldedStrategy):
+    """Every configuration once, in the space's order. Lists the space only as far as needed."""
+
     name: ClassVar[str] = "exhaustive"
 
     def ask(self, number: int, pending: Sequence[Configuration]) -> Configuration | None:
@@ -37,7 +36,7 @@ class ExhaustiveSearch(FoldedStrategy):
 
 class LocalSearch(FoldedStrategy):
     """Tries the neighbours of the incumbent, nearest values first, and moves to the first better
-    one.
+    one; at an optimum it restarts at random.
 
     While all neighbours are told or pending, random configurations fill the look-ahead. One of them
     becomes the incumbent if it is better, or if there is none. An incumbent whose neighbours were

@@ -1,4 +1,4 @@
-"""Checksums of a store's rows. Each covers its row and the checksum of the row stored before it."""
+"""Checksums of a store: of each row with the one before it, and of the whole closed file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens a store's file: recognizes stores, connects to them, and explains SQLite's errors."""
+"""A store's file: its tables and versions, how it is opened, the meaning of SQLite's errors."""
 
 from __future__ import annotations
 

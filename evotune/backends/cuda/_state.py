@@ -1,4 +1,4 @@
-"""The GPU's clocks, power, temperature and throttle reasons, from NVML (nvidia-ml-py)."""
+"""The GPU's clocks, power, temperature and throttle reasons by NVML; limits of its CUDA context."""
 
 from __future__ import annotations
 
