@@ -11,10 +11,8 @@ opens an earlier run; both return a `Run`. `check`, `compile`, `gate` and `repla
 the commands of these names. Nothing is imported before it is used.
 """
 
-# This file imports no module of the standard library: `python -m evotune` begins with this file,
-# and a file of the working folder could still take the module's place.
-from evotune.version import __version__
-
+# This file imports nothing: `python -m evotune` begins with it, before Ctrl-C is taken care of and
+# while a file of the working folder could still take a module's place.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from evotune.api.gating import Verdict, gate
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
         values,
     )
     from evotune.trial import Configuration, Outcome, Trial
+    from evotune.version import __version__
 
 _OBJECTS = "evotune.space.objects"
 _PLACES = {
@@ -74,6 +73,7 @@ _PLACES = {
     "Configuration": "evotune.trial",
     "Outcome": "evotune.trial",
     "Trial": "evotune.trial",
+    "__version__": "evotune.version",
 }
 
 __all__ = [

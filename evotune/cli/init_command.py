@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,17 +14,33 @@ from evotune.cli.options import Command
 from evotune.cli.terminal import Terminal, pass_terminal
 from evotune.command_line import command_line
 from evotune.errors import UsageError
-from evotune.languages import Template, own_languages
-from evotune.languages import language as known_language
+
+if TYPE_CHECKING:
+    from evotune.languages import Template
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
+
+
+class _Languages(click.Choice[str]):
+    """The languages that `init` knows. The backends have them, so they are asked for late: help on
+    another command need not import the backends."""
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        from evotune.languages import own_languages
+
+        return tuple(known.name for known in own_languages() if known.template)
+
+    @choices.setter
+    def choices(self, choices: tuple[str, ...]) -> None:
+        """The base class sets them."""
 
 
 @click.command(cls=Command, example="evotune init my-kernel --language cuda")
 @click.argument("name", required=False)
 @click.option(
     "--language",
-    type=click.Choice([known.name for known in own_languages() if known.template]),
+    type=_Languages(()),
     help="The kernel's language; cpp if not given.",
 )
 @click.option(
@@ -67,6 +84,8 @@ def init(
         raise UsageError("--kernel and --output need --from-kernel-tuner")
     if name is None:
         raise UsageError("say the kernel's name, as in evotune init my-kernel")
+    from evotune.languages import own_languages
+
     language = language or next(own_languages()).name
     folder = _new_folder(name)
     if name in _template(language).taken:
@@ -79,6 +98,8 @@ def init(
 
 
 def _template(language: str) -> Template:
+    from evotune.languages import language as known_language
+
     template = known_language(language).template
     assert template is not None
     return template

@@ -53,6 +53,7 @@ def main() -> None:
     with open_channel(DEVICE_WORKER, owns_processes=False) as channel:
         # PyTorch takes seconds to import. `open_channel` comes first, so that this process dies
         # with its parent meanwhile; a spare worker has imported it by the time it is needed.
+        import evotune.execute._trial_runner  # noqa: F401
 
         hello = channel.receive()
         if isinstance(hello, Hello):
