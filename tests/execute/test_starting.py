@@ -136,11 +136,11 @@ def _compile(pool: CompilePool, *jobs: CompileJob) -> list[Binary | CompileFailu
 def test_a_compile_process_that_is_killed_while_it_starts_is_started_again(
     pool: CompilePool, deadly: Deadly
 ) -> None:
-    starts = deadly("compile_worker", "1 2 3")
+    starts = deadly("compile_worker", "1 2")  # a third kill could be one process's third
     try:
         found = _compile(pool, compile_job("none"), compile_job("nan"))
         assert [type(result) for result in found] == [Binary, Binary]
-        assert starts() in (4, 5)  # the first process that lives may do both jobs
+        assert starts() in (3, 4)  # the first process that lives may do both jobs
     finally:
         pool.close()
 
