@@ -56,7 +56,8 @@ _LIMIT_S = 120.0
 
 
 def launch_file(job: Job, configuration: Mapping[str, Any], folder: Path) -> Path:
-    """What `evotune.backends.cuda._sanitized_launch` needs to launch it on its timed cases."""
+    """Writes the configuration's launches on its timed cases into a file, which
+    `evotune.backends.cuda.sanitized_launch` reads; the file's path."""
     space = derive(job.space, {"problem": job.problem()}, folder / "space.yaml")
     setup = load_kernel_setup(space, "cuda:0")
     # A parameter that is newer than the champion has no effect at its default.
@@ -82,7 +83,7 @@ def profile(job: Job, configuration: Mapping[str, Any]) -> list[dict[str, Any]]:
     if ncu is None:
         sys.exit("ncu is not installed")
     with tempfile.TemporaryDirectory() as name:
-        program = [sys.executable, "-m", "evotune.backends.cuda._sanitized_launch"]
+        program = [sys.executable, "-m", "evotune.backends.cuda.sanitized_launch"]
         program.append(str(launch_file(job, configuration, Path(name))))
         command = [ncu, "--clock-control", "none", "--csv", "--page", "raw"]
         for section in _SECTIONS:

@@ -6,12 +6,12 @@ store keeps the result, and the search loop reads it.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from evotune.errors import UsageError
 from evotune.objectives import OBJECTIVES, SINGLE
@@ -52,6 +52,10 @@ class SearchSettings:
                 raise UsageError(f"unknown objective {name!r}; there are {', '.join(OBJECTIVES)}")
 
 
+_Count: TypeAlias = Annotated[int, Meta(ge=1)]
+_Positive: TypeAlias = Annotated[float, Meta(gt=0)]
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions(SearchSettings):
     """The settings of the search, and the rest of a run's options.
@@ -65,12 +69,12 @@ class RunOptions(SearchSettings):
     """
 
     strategy: str = "evolution"
-    trials: int = 1000
-    minutes: float | None = None
-    compiles: int | None = None
-    speedup: float | None = None
-    no_improvement: int | None = None
-    champions: int = 3
+    trials: _Count = 1000
+    minutes: _Positive | None = None
+    compiles: _Count | None = None
+    speedup: _Positive | None = None
+    no_improvement: _Count | None = None
+    champions: Annotated[int, Meta(ge=0)] = 3
     racing: bool = True
     starts: tuple[Mapping[str, Value], ...] = ()
 
@@ -80,8 +84,14 @@ class RunOptions(SearchSettings):
         return None if self.minutes is None else 60 * self.minutes
 
     def replaced(self, given: Mapping[str, Json]) -> RunOptions:
-        """With the values `given` by name; None leaves a value as it is."""
-        return dataclasses.replace(self, **{n: v for n, v in given.items() if v is not None})
+        """With the values `given` by name; None leaves a value as it is. UsageError for a value of
+        another type or range."""
+        wanted = {name: value for name, value in given.items() if value is not None}
+        try:
+            return msgspec.convert({**self.to_json(), **wanted}, RunOptions)
+        except msgspec.ValidationError as error:
+            what, _, place = str(error).partition(" - at ")
+            raise UsageError(f"{place.strip('`').removeprefix('$.')}: {what.lower()}") from error
 
     def to_json(self) -> dict[str, Json]:
         """As a run's store keeps it."""

@@ -1,7 +1,7 @@
 """Temporary folders that are removed even if their process is killed.
 
 A killed process cannot remove its folder. So a process holds a lock (flock) on a file in its folder
-as long as it lives, and the next process that makes a folder removes those that are not locked.
+as long as it lives, and the next process that makes a folder removes each folder without a lock.
 """
 
 from __future__ import annotations

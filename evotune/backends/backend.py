@@ -32,7 +32,7 @@ from evotune.trial import Check, Json, OutcomeKind, Value
 class Figures:
     """The resources that one launch takes.
 
-    - values: by name, see `COMPILED_FIGURES` in `space.figures`.
+    - values: by name, see `COMPILED_FIGURES` in `space/_naming.py`.
     - violation: why the launch cannot run, "" when it can.
     """
 
@@ -89,8 +89,8 @@ class Backend(ABC):
     flagship: ClassVar[str] = ""
     """The space that is tuned when the user names none and `--device` means this backend."""
     preference: ClassVar[int] = 0
-    """`auto` takes the backend of the highest preference, of those that have a flagship and whose
-    device is here."""
+    """Of the backends with a flagship and a device on this machine, `auto` takes the one with the
+    highest preference."""
     exclusive: ClassVar[bool] = True
     """Whether compilers would disturb the measurements: then compiling and measuring take turns."""
     several: ClassVar[bool] = False
@@ -103,7 +103,7 @@ class Backend(ABC):
     """The least half-width of a confirmed interval, in ln: a user's program may differ this much
     from the confirmed figure, however little the processes of the confirmation differ."""
     packages: ClassVar[tuple[str, ...]] = ()
-    """Installed packages whose versions change times, beside those that evotune requires."""
+    """Optional packages whose versions change times."""
 
     # Devices
 

@@ -108,7 +108,7 @@ class CompileJob(msgspec.Struct, frozen=True, dict=True):
     - `sources_sha256`: covers the source and everything it includes from `root`.
     - `entry`: the one function that Triton compiles, for arguments of the types in `signature`.
     - `entries`: other compilers compile the whole source, and check that each of these functions
-      takes the arguments in `signature` (`argument_check.py`).
+      takes the arguments in `signature` (`source_checks.py`).
     """
 
     language: str

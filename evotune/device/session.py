@@ -149,7 +149,7 @@ class Session(Protocol):
 
     def undisturbed(self, sampler: Sampler) -> Sampler:
         """A baseline's sampler that no candidate's threads disturb. Before each sample it waits
-        until they rest, and `left_running` reports those that did not."""
+        until they rest; `left_running` reports a thread that does not come to rest."""
 
     def perturbations(self) -> Mapping[str, Callable[[], AbstractContextManager[Disturb]]]:
         """Ways to disturb launches, by their description; empty where there are none."""

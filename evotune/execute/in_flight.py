@@ -57,7 +57,7 @@ def speaks_for_its_code(outcome: Outcome) -> bool:
 
 @dataclasses.dataclass(slots=True)
 class InFlight:
-    """A proposal and what is known of it so far.
+    """A proposal, with the results of its compilations and the facts that follow from them.
 
     `fingerprint` covers the machine code and the launch of every case; candidates with the same one
     are the same. It is known once all binaries are there.

@@ -1,6 +1,6 @@
 """Compares the devices that share a run, by their calibrations.
 
-`engine/calibration.py` keeps a calibration of each device: its id and model, the baselines'
+`engine/_calibration.py` keeps a calibration of each device: its id and model, the baselines'
 times in microseconds by case, and the reference configuration's speedup with its interval.
 """
 

@@ -21,7 +21,7 @@
 `compute` is written with PyTorch and serves three times: on float64 copies of the inputs it is the
 reference, its rounding errors in float32 are the candidates' tolerance (where its result in the
 problem's own dtype is off by more, twice that), and as `torch:eager` it is a baseline. Import
-torch inside the methods: the process of `evotune run` reads the file too, and does not need torch.
+torch inside the methods: the process of `evotune run` reads the file too, without torch.
 """
 
 from __future__ import annotations
@@ -115,9 +115,8 @@ class UserProblem(abc.ABC):
         return {"torch:eager": lambda: self.compute(**inputs)}
 
     def yardstick_of(self, **inputs: torch.Tensor) -> Tensors:
-        """Outputs in the inputs' dtype, computed in a coarser way that you still call right. Where
-        their error is larger than `compute`'s rounding errors, a kernel's error may be twice as
-        large as theirs."""
+        """Outputs computed in a coarser way that you still call right. Where their error is larger
+        than `compute`'s rounding errors, a kernel's error may be twice as large."""
         return self.compute(**inputs)
 
     def check(self, **sizes: int) -> None:  # noqa: B027 (a problem may do without)
@@ -129,9 +128,8 @@ class UserProblem(abc.ABC):
         """float32 values of one input, on the generator's device.
 
         - normal: N(0, 1).
-        - large: rows in turn are 32 times that, 150 to 300 above or below zero, rising or falling
-          by 240 to 300. So an exponential overflows or vanishes, and a square in half precision
-          does too.
+        - large: rows in turn are 32 times that, 150 to 300 off zero, rising or falling by 240 to
+          300: an exponential, or a square in half precision, overflows or vanishes.
         - ramp: values that count, so that a misplaced one shows; every fifth row is zero, another
           fifth begins with a zero.
         - spike: one value of 6.5 to 13 in each row of small ones.
@@ -396,8 +394,7 @@ class UserProblem(abc.ABC):
 
 
 def _draw(rng: random.Random, least: float, most: float) -> float:
-    """A number between `least` and `most`, rounded to three digits. Drawn evenly in the logarithm
-    where both are positive."""
+    """A number of three digits, drawn evenly; in the logarithm where both ends are positive."""
     if least > 0.0:
         return significant(math.exp(rng.uniform(math.log(least), math.log(most))))
     return significant(rng.uniform(least, most))

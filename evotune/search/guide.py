@@ -2,7 +2,7 @@
 
 A pool and its model are made anew at fixed counts of told trials, ever more seldom, since that
 costs tens of milliseconds. In between, every trial enters the model at once, told or pending
-(`posterior.py`). A pick is a pure function of the settings, the trials told and the pending ones;
+(`_posterior.py`). A pick is a pure function of the settings, the trials told and the pending ones;
 the state kept between calls is a memo.
 """
 

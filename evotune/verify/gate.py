@@ -26,12 +26,10 @@ from evotune.verify.buffers import BufferSets, Inspection, bits, unwritten
 from evotune.verify.pool import SHORT_CHANGES, InputPool, InputSet
 from evotune.verify.watch import Watch, Watched
 
-_TOGETHER_BYTES = 64 << 20
-"""Bytes of inputs and outputs that are examined together; a larger set is examined alone."""
+_TOGETHER_BYTES = 64 << 20  # of inputs and outputs; a larger set is examined alone
 _LEAST_ALTERED, _MOST_ALTERED = 4, 12  # launches in a row, each on other inputs
 _AT_START = (512, 2048)
-"""The least and the largest number of a champion's first launches, which are all checked before
-anything else is launched."""
+"""A champion's first launches, so many at least and at most, are all checked first of all."""
 _AUDITED_RUNS, _AUDIT_S, _READ_AFTER, _REUSE_ASKED = 200, 4.0, 20, 5
 _LATER, _SECOND = " after its launch had returned", " in its second launch"
 _TIMED = " while it was timed"

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from evotune.device.sources import fingerprint
+from evotune.engine._space_files import snapshot
 from evotune.engine.folder import create_folder, find_run, list_runs
 from evotune.engine.observer import SilentObserver
-from evotune.engine.setup import load_setup
+from evotune.engine.setup import load_kernel_setup, load_setup
 from evotune.engine.starting import RunRequest, resume_run, start_run
 from evotune.errors import EnvironmentProblem, SpaceError, StoreError, UsageError
 from evotune.store import RunStore
 
 from .runs import RECORDING, history, recorded_space, run_here
-from .test_cpu_run import SPACE
+from .test_cpu_run import NOTHING_DONE, SPACE
 
 
 def test_latest_is_the_run_that_was_started_last(tmp_path: Path) -> None:
@@ -102,3 +104,27 @@ def test_a_run_that_lost_its_environment_is_resumed_only_on_request(
         resume_run(run, SilentObserver(), trials=40)
     resume_run(run, SilentObserver(), trials=40, allow_mixed=True)
     assert len(history(run)) == 40
+
+
+def test_a_run_keeps_the_files_that_were_read_though_they_change_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "kernels").mkdir()
+    kernel = tmp_path / "kernels" / "empty.cpp"
+    kernel.write_text('extern "C" void attention_forward() {}\n')
+    space = tmp_path / "space.yaml"
+    space.write_text(NOTHING_DONE)
+    setup = load_kernel_setup(space, "cpu")
+    before = kernel.read_bytes(), space.read_bytes()
+    kernel.write_text("changed")
+    space.write_text("changed")
+    run = create_folder(tmp_path / "runs", setup.name)
+    snapshot(run, setup.files)
+    assert (run.sources / "kernels/empty.cpp").read_bytes() == before[0]
+    assert (run.sources / setup.space_file).read_bytes() == before[1]
+    # Compilers read the copies, and get the hash of the bytes that were read.
+    theirs, own = setup.planner, setup.at(run.sources).planner
+    default = setup.space.default()
+    (job,), (copied,) = theirs.compile_jobs(default), own.compile_jobs(default)
+    assert (job.root, copied.root) == (str(tmp_path), str(run.sources))
+    assert (
+        copied.sources_sha256 == job.sources_sha256 == fingerprint({"kernels/empty.cpp": before[0]})
+    )

@@ -10,7 +10,6 @@ import pytest
 
 from evotune.backends.backend import TOOLS, SanitizedCase, not_sanitized
 from evotune.backends.cuda import _sanitizer
-from evotune.backends.cuda._sanitized_launch import normal_values
 from evotune.backends.cuda._sanitizer import (
     DONE,
     disqualification,
@@ -18,6 +17,7 @@ from evotune.backends.cuda._sanitizer import (
     read_findings,
     sanitize,
 )
+from evotune.backends.cuda.sanitized_launch import normal_values
 from evotune.device.launch import LaunchPlan
 from evotune.problems.problem import TensorSpec
 from evotune.trial import OutcomeKind
@@ -176,7 +176,7 @@ print({RACECHECK_HAZARDS!r} if tool == "racecheck" else {MEMCHECK_CLEAN!r})
     assert [check.inputs.split()[-1] for check in checks] == list(TOOLS)
     assert [check.status for check in checks] == ["passed", "passed", "failed"]
     told = sorted((tmp_path / "told").read_text().splitlines())
-    cases = "evotune.backends.cuda._sanitized_launch x.bin"
+    cases = "evotune.backends.cuda.sanitized_launch x.bin"
     # For initcheck memory is not filled with poison: it would look like memory that was written.
     assert told == [
         f"told initcheck {cases} False",

@@ -300,7 +300,7 @@ def test_a_sanitized_launch_that_cannot_read_its_job_ends_with_a_line(tmp_path: 
     command = [
         sys.executable,
         "-m",
-        "evotune.backends.cuda._sanitized_launch",
+        "evotune.backends.cuda.sanitized_launch",
         str(tmp_path / "job"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -88,7 +88,7 @@ def disqualification(check: Check, *, mbarriers: bool | None) -> OutcomeKind | N
 
 
 def _run(path: str, tool: str, job: Path) -> Check:
-    program = module_command("evotune.backends.cuda._sanitized_launch", str(job))
+    program = module_command("evotune.backends.cuda.sanitized_launch", str(job))
     command = [path, "--tool", tool, *_OPTIONS[tool], *program]
     try:
         done = subprocess.run(

@@ -133,7 +133,7 @@ def _triton() -> Any:
 
 
 def _function(job: CompileJob) -> Any:
-    """The function to compile. `_Unsuitable` when the sources are not those that the job names."""
+    """The function to compile. `_Unsuitable` when the sources differ from the job's hash."""
     sources = read_sources(Path(job.root), job.source)
     if fingerprint(sources) != job.sources_sha256:
         raise _Unsuitable(f"{job.source} changed while the run was going on")

@@ -23,7 +23,8 @@ class Arguments:
     - values: all arguments in their order
     - constant_memory: the arrays in constant memory, by symbol
     - arrays: every array once
-    - inputs, outputs: the arrays that the kernel reads, and those that it writes, each once
+    - inputs: the arrays that the kernel only reads, each once
+    - outputs: the arrays that it writes, each once
     - dtype: the one element type of all arrays
     """
 

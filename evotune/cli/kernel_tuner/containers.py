@@ -25,6 +25,7 @@ Names = MutableMapping[str, Value]
 Arguments = Sequence[Value]
 
 MOST_ITEMS = 100_000
+_MOST_CHARACTERS = 4 << 20
 READING = ("keys", "values", "items", "get", "copy", "index", "count", "format", "join")
 """Methods that do not change their object."""
 
@@ -188,3 +189,21 @@ def item_of(owner: Value, key: Value) -> Value:
     if isinstance(owner, Array):
         raise NotRead("parts of arrays are not followed")
     raise NotRead("the place in the list or dictionary is not known")
+
+
+def joined_texts(operator: str, first: Text, second: Text) -> Value:
+    """Two texts joined by `+`, or two paths by `/`. NotRead for anything else."""
+    if operator == "/":  # paths of pathlib
+        return Text(posixpath.join(first.text, second.text))
+    if operator != "+" or first.file or second.file:
+        raise NotRead("the text is put together in a way that it does not follow")
+    if len(first.text) + len(second.text) > _MOST_CHARACTERS:
+        raise NotRead("the text is too long")
+    return Text(first.text + second.text)
+
+
+def sort_key(value: Value) -> float:
+    """The key by which `sorted` orders values. NotRead for anything but numbers."""
+    if isinstance(value, Number):
+        return value.value
+    raise NotRead("only numbers are sorted")

@@ -15,8 +15,10 @@ from evotune.cli.kernel_tuner.containers import (
     call_method,
     change,
     item_of,
+    joined_texts,
     path_call,
     put,
+    sort_key,
     spread,
     table_of,
 )
@@ -216,7 +218,7 @@ class Evaluator:
             case (Array() | Number(), Array() | Number()) if operator in _ON_ARRAYS:
                 found = numpy_functions.elementwise(operator, first, second)
             case Text(), Text():
-                found = _texts(operator, first, second)
+                found = joined_texts(operator, first, second)
             case Listed(), Listed() if operator == "+":
                 self._count(len(first.items) + len(second.items))
                 found = Listed([*first.items, *second.items])
@@ -366,7 +368,7 @@ class Evaluator:
             found = self._range(arguments)
         elif path in ("builtins.list", "builtins.tuple", "builtins.sorted"):
             items = spread(first) if first is not None else []
-            items = sorted(items, key=_sort_key) if name == "sorted" else list(items)
+            items = sorted(items, key=sort_key) if name == "sorted" else list(items)
             self._count(len(items))
             found = Listed(items, first.tunable if isinstance(first, Listed) else "")
         elif isinstance(first, Text) and path == "builtins.open":
@@ -387,25 +389,9 @@ class Evaluator:
         return Listed([constant(value) for value in values])
 
 
-def _texts(operator: str, first: Text, second: Text) -> Value:
-    if operator == "/":  # paths of pathlib
-        return Text(posixpath.join(first.text, second.text))
-    if operator != "+" or first.file or second.file:
-        raise NotRead("the text is put together in a way that it does not follow")
-    if len(first.text) + len(second.text) > _MOST_CHARACTERS:
-        raise NotRead("the text is too long")
-    return Text(first.text + second.text)
-
-
 def _known_constant(path: str) -> Value:
     values = {"numpy.pi": 3.141592653589793, "math.pi": 3.141592653589793}
     return constant(values[path]) if path in values else Dotted(path)
-
-
-def _sort_key(value: Value) -> float:
-    if isinstance(value, Number):
-        return value.value
-    raise NotRead("only numbers are sorted")
 
 
 def _words(node: ast.expr) -> str:

@@ -28,7 +28,7 @@ class ConstraintReport:
     """How much one constraint removes. A count is None where there was no time for it.
 
     - `removes_alone`: the points that it removes from the space without any constraint.
-    - `removes_last`: the points that it removes from those that all other constraints leave.
+    - `removes_last`: the points that it removes after all other constraints have removed theirs.
     - `without_value`: the points of `removes_alone` at which it has no value.
     - `exact`: False when the counts are estimates.
     """

@@ -1,6 +1,6 @@
 """Launches machine code once on each of a few small cases: a program for compute-sanitizer.
 
-It runs as `python -m evotune.backends.cuda._sanitized_launch JOB`. It uses CuPy's driver calls
+It runs as `python -m evotune.backends.cuda.sanitized_launch JOB`. It uses CuPy's driver calls
 alone, since a tool slows every kernel of its process down and PyTorch has many. Each buffer is an
 allocation of exactly its size, so that the tool reports the first byte past its end. An alarm ends
 the program in case the process that started the tool is gone.
