@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,17 +184,20 @@ class Backend(ABC):
         """Environment variables that the device's worker gets beside those of this process."""
         return {}
 
-    def sanitize(self, cases: Sequence[SanitizedCase]) -> list[Check]:
-        """The checks of tools that look for memory errors and races in a champion's machine
-        code."""
-        return not_sanitized("the kernel is no CUDA kernel")
+    def sanitizing(
+        self, cases: Sequence[SanitizedCase]
+    ) -> AbstractContextManager[Callable[[], list[Check]]]:
+        """Runs tools that look for memory errors and races in a champion's machine code, beside the
+        caller, for as long as the block lasts. The function that it gives waits for their
+        checks."""
+        return contextlib.nullcontext(lambda: not_sanitized("the kernel is no CUDA kernel"))
 
     def sanitizer_limit_s(self) -> float:
-        """The longest time that `sanitize` takes."""
+        """The longest time that the tools of `sanitizing` take."""
         return 0.0
 
     def disqualification(self, check: Check, *, mbarriers: bool | None) -> OutcomeKind | None:
-        """The outcome of a champion for which `sanitize` returned `check`; None where it may pass.
+        """The outcome of a champion for which a tool gave `check`; None where it may pass.
         `mbarriers` tells whether its code uses mbarriers; None where that was not recorded."""
         return None
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from evotune.backends import registry
 from evotune.backends.backend import SanitizedCase
@@ -84,21 +85,28 @@ class ChampionChecks:
                     limit_s = _PERTURBED_S / len(found)
                     launches.check_rebuilt(way, rebuilt, verdict, limit_s=limit_s)
 
-    def sanitize(self, cases: Sequence[TrialCase], verdict: Verdict) -> None:
-        """Runs the tools on the edge cases. The backend's `disqualification` says whether a finding
-        fails the candidate or is a warning."""
+    @contextlib.contextmanager
+    def sanitizing(self, cases: Sequence[TrialCase]) -> Iterator[Callable[[Verdict], None]]:
+        """Runs the tools on the edge cases, beside the checks that follow. The function that it
+        yields waits for them and enters their checks into a verdict. The backend's
+        `disqualification` says whether a finding fails the candidate or is a warning."""
         edges = [item for item in cases if item.role == EDGE]
         launched = [
             SanitizedCase(item.binary, item.plan, tuple(self._problem.tensors(item.case)))
             for item in edges
         ]
-        self._session.free()  # each tool is a process with a context of its own
-        checks = self._backend.sanitize(launched)
-        verdict.checks += checks
         noted = [item.mbarriers for item in edges]
         mbarriers = None if None in noted else any(noted)
-        for check in checks:
-            kind = self._backend.disqualification(check, mbarriers=mbarriers)
-            if kind is not None and verdict.passed:
-                verdict.kind = kind
-                verdict.reason = f"{check.inputs}, {check.case}: {check.detail}"
+        self._session.free()  # each tool is a process with a context of its own
+        with self._backend.sanitizing(launched) as tools:
+
+            def judge(verdict: Verdict) -> None:
+                checks = tools()
+                verdict.checks += checks
+                for check in checks:
+                    kind = self._backend.disqualification(check, mbarriers=mbarriers)
+                    if kind is not None and verdict.passed:
+                        verdict.kind = kind
+                        verdict.reason = f"{check.inputs}, {check.case}: {check.detail}"
+
+            yield judge

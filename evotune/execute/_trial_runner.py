@@ -140,18 +140,13 @@ class TrialRunner:
                 subjects = self._load(job.cases)
                 rivals = {item.case.label: subject for item, subject in self._load(job.rival)}
             self._check_start(subjects, job, seed, verdict, stage_s)
-            if not job.repeat:
-                with _timed(stage_s, "verify"):
-                    self._verify(subjects, seed, verdict)
-                    self._check_quiet(verdict)
             if job.confirm:
                 random_tests = self._check_champion(subjects, job, seed, verdict, stage_s)
+            elif not job.repeat:
+                self._examine(subjects, seed, verdict, stage_s)
             if verdict.passed:
                 with _timed(stage_s, "measure"):
                     measurements = self._measure(subjects, rivals, job, seed, verdict)
-            if job.confirm and verdict.passed and "sanitizer" not in self._without:
-                with _timed(stage_s, "sanitizer"):
-                    self._champions.sanitize(job.cases, verdict)
         except LaunchFailure as error:
             return Outcome(OutcomeKind.LAUNCH_ERROR, reason=str(error), stage_s=stage_s)
         except RuntimeError as error:
@@ -181,14 +176,35 @@ class TrialRunner:
     ) -> int:
         """A champion's checks before the timing. Returns how many random tests passed."""
         random_tests = 0
-        if "random" not in self._without:
-            with _timed(stage_s, "random_tests"):
-                random_tests = self._test_randomly(subjects, seed, verdict)
-        if "perturbation" not in self._without:
-            with _timed(stage_s, "perturbation"):
-                timed = [subject for item, subject in subjects if item.role == TIMED]
-                self._champions.disturb(timed, job.cases, seed, verdict)
+        # The tools take seconds, most of them on the CPU: they run beside the other checks, and end
+        # before anything is timed.
+        with self._tools(job) as judge:
+            self._examine(subjects, seed, verdict, stage_s)
+            if "random" not in self._without:
+                with _timed(stage_s, "random_tests"):
+                    random_tests = self._test_randomly(subjects, seed, verdict)
+            if "perturbation" not in self._without:
+                with _timed(stage_s, "perturbation"):
+                    timed = [subject for item, subject in subjects if item.role == TIMED]
+                    self._champions.disturb(timed, job.cases, seed, verdict)
+            if judge is not None and verdict.passed:
+                with _timed(stage_s, "sanitizer"):
+                    judge(verdict)
         return random_tests
+
+    def _tools(
+        self, job: TrialRequest
+    ) -> contextlib.AbstractContextManager[Callable[[Verdict], None] | None]:
+        if "sanitizer" in self._without:
+            return contextlib.nullcontext()
+        return self._champions.sanitizing(job.cases)
+
+    def _examine(
+        self, subjects: Sequence[Loaded], seed: int, verdict: Verdict, stage_s: dict[str, float]
+    ) -> None:
+        with _timed(stage_s, "verify"):
+            self._verify(subjects, seed, verdict)
+            self._check_quiet(verdict)
 
     def _domain(self, cases: Sequence[TrialCase], random_tests: int) -> Domain:
         """The domain of all checked cases: random ones count as far as there was time for them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from evotune.execute._trial_runner import TrialRunner
 from evotune.execute.executor import HELD_OUT, TIMED
 from evotune.execute.messages import TrialCase, TrialRequest
 from evotune.measure.paired import TimingSettings, measure_paired
-from evotune.trial import Measurement, Outcome, OutcomeKind
+from evotune.trial import Check, Measurement, Outcome, OutcomeKind
 from evotune.verify import gate as gate_module
 from evotune.verify.gate import Gate
 
@@ -219,7 +220,12 @@ def test_the_sanitizer_finds_memory_that_the_worker_needs_no_more(
     session = GraphSession({case.label: kernel(case, exact) for case in CASES})
     freed: list[int] = []
     backend = type(registry.named(PROFILE.backend))
-    monkeypatch.setattr(backend, "sanitize", lambda _, cases: freed.append(session.freed) or [])
+
+    def sanitizing(_: object, cases: object) -> nullcontext[Callable[[], list[Check]]]:
+        freed.append(session.freed)
+        return nullcontext(list)
+
+    monkeypatch.setattr(backend, "sanitizing", sanitizing)
     runner = TrialRunner(session, PROFILE, PROBLEM, deterministic=True)
     outcome = runner.run(job(HELD_OUT, confirm=True, audit=True))
     assert outcome.kind is OutcomeKind.OK, outcome.reason

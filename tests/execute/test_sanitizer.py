@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,12 @@ from evotune.backends.cuda._sanitizer import (
     disqualification,
     find_sanitizer,
     read_findings,
-    sanitize,
+    sanitizing,
 )
 from evotune.backends.cuda.sanitized_launch import normal_values
 from evotune.device.launch import LaunchPlan
 from evotune.problems.problem import TensorSpec
-from evotune.trial import OutcomeKind
+from evotune.trial import Check, OutcomeKind
 
 CASE = SanitizedCase("x.bin", LaunchPlan("f", (), (), ()), (TensorSpec("q", (4,), "float16"),))
 MEMCHECK_CLEAN = f"""\
@@ -147,6 +148,11 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> Path
     return tool
 
 
+def checks_of_tools() -> list[Check]:
+    with sanitizing([CASE]) as tools:
+        return tools()
+
+
 def test_the_tool_is_found_in_a_toolkit_and_without_it_both_checks_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +161,7 @@ def test_the_tool_is_found_in_a_toolkit_and_without_it_both_checks_are_skipped(
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nothing"))
     if find_sanitizer():
         pytest.skip("compute-sanitizer is installed in /usr/local/cuda")
-    assert sanitize([CASE]) == not_sanitized("compute-sanitizer is not installed")
+    assert checks_of_tools() == not_sanitized("compute-sanitizer is not installed")
 
 
 def test_each_tool_runs_the_launching_program_on_the_cases(
@@ -172,7 +178,7 @@ print(*words, file=open({str(tmp_path / "told")!r}, "a"))
 print({RACECHECK_HAZARDS!r} if tool == "racecheck" else {MEMCHECK_CLEAN!r})
 """
     install(tmp_path, monkeypatch, program)
-    checks = sanitize([CASE])
+    checks = checks_of_tools()
     assert [check.inputs.split()[-1] for check in checks] == list(TOOLS)
     assert [check.status for check in checks] == ["passed", "passed", "failed"]
     told = sorted((tmp_path / "told").read_text().splitlines())
@@ -190,11 +196,24 @@ def test_a_tool_that_hangs_or_cannot_start_is_skipped(
 ) -> None:
     tool = install(tmp_path, monkeypatch, "import time; time.sleep(60)")
     monkeypatch.setattr(_sanitizer, "LIMIT_S", 0.3)
-    details = [check.detail for check in sanitize([CASE])]
+    details = [check.detail for check in checks_of_tools()]
     assert details == [f"{name} did not end within 0.3 s" for name in TOOLS]
     tool.write_text("#!/no/such/interpreter\n")
-    for check in sanitize([CASE]):
+    for check in checks_of_tools():
         assert (check.status, "does not start" in check.detail) == ("skipped", True)
+
+
+def test_a_tool_at_work_ends_with_the_block_that_needs_it_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = tmp_path / "started"
+    program = f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(60)"
+    install(tmp_path, monkeypatch, program)
+    begun = time.monotonic()
+    with sanitizing([CASE]):
+        while not started.exists():
+            time.sleep(0.01)
+    assert time.monotonic() - begun < 30
 
 
 def test_inputs_are_the_same_values_in_every_type() -> None:

@@ -1,6 +1,7 @@
 """Sends right CUDA kernels that compute in unusual ways through the gate, in many seeds.
 
-    python -m tests.red_team.unusual_cuda -o FILE [--seeds 100] [--minutes 5] [--methods a,b]
+    python -m tests.red_team.unusual_cuda -o FILE [--seeds 100] [--first-seed 0] [--minutes 5]
+        [--methods a,b]
 
 One process does all of it. The results, with each refusal, are written to FILE at the end.
 """
@@ -128,10 +129,10 @@ class Passage:
 
 
 def passages(
-    methods: CudaMethods, names: list[str], seeds: int, deadline: float
+    methods: CudaMethods, names: list[str], seeds: range, deadline: float
 ) -> Iterator[Passage]:
     """Goes seed by seed, so that all methods have had equally many when time is up."""
-    for seed in range(seeds):
+    for seed in seeds:
         for name in names:
             if time.monotonic() > deadline:
                 return
@@ -145,14 +146,16 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--first-seed", type=int, default=0, help="where --seeds begin")
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--methods", default=",".join(METHODS))
     arguments = parser.parse_args()
     deadline = time.monotonic() + 60 * arguments.minutes
     names = arguments.methods.split(",")
+    seeds = range(arguments.first_seed, arguments.seeds)
     with tempfile.TemporaryDirectory() as folder:
         methods = CudaMethods(Path(folder), arguments.device)
-        made = list(passages(methods, names, arguments.seeds, deadline))
+        made = list(passages(methods, names, seeds, deadline))
     refused = [each for each in made if each.reason]
     summary = {
         "methods": len(names),

@@ -10,7 +10,7 @@ from evotune.backends.cuda import _profiles, _triton_language, nvrtc_options
 from evotune.languages import Language, Template
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager, ExitStack
     from pathlib import Path
 
@@ -151,10 +151,12 @@ class CudaBackend(Backend):
     def worker_environment(self, profile: DeviceProfile) -> Mapping[str, str]:
         return {"CUDA_VISIBLE_DEVICES": profile.id} if profile.id else {}
 
-    def sanitize(self, cases: Sequence[SanitizedCase]) -> list[Check]:
-        from evotune.backends.cuda._sanitizer import sanitize
+    def sanitizing(
+        self, cases: Sequence[SanitizedCase]
+    ) -> AbstractContextManager[Callable[[], list[Check]]]:
+        from evotune.backends.cuda._sanitizer import sanitizing
 
-        return sanitize(cases)
+        return sanitizing(cases)
 
     def sanitizer_limit_s(self) -> float:
         from evotune.backends.cuda._sanitizer import LIMIT_S

@@ -17,12 +17,13 @@ judges them.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -59,20 +60,29 @@ def find_sanitizer() -> str:
     return shutil.which(SANITIZER) or shutil.which(SANITIZER, path=os.pathsep.join(folders)) or ""
 
 
-def sanitize(cases: Sequence[SanitizedCase]) -> list[Check]:
-    """One check for each tool, on `cases` of small shapes."""
+@contextlib.contextmanager
+def sanitizing(cases: Sequence[SanitizedCase]) -> Iterator[Callable[[], list[Check]]]:
+    """Runs the tools beside the caller, on `cases` of small shapes. Yields a function that waits
+    for them and returns one check for each. A tool that is still at work when the block ends is
+    killed."""
     path = find_sanitizer()
-    if not path:
-        return not_sanitized(f"{SANITIZER} is not installed")
-    if not cases:
-        return not_sanitized("the kernel supports no edge shape")
+    if not path or not cases:
+        why = f"{SANITIZER} is not installed" if not path else "the kernel supports no edge shape"
+        yield lambda: not_sanitized(why)
+        return
     with scratch_folder() as folder:
-        jobs = [folder / tool for tool in TOOLS]
-        for tool, job in zip(TOOLS, jobs, strict=True):
+        tools = [_Tool(path, tool, folder / tool) for tool in TOOLS]
+        for each in tools:
             # No poison for initcheck: it takes filled memory for written.
-            job.write_bytes(encode(SanitizedLaunches(tuple(cases), poison=tool != "initcheck")))
-        with ThreadPoolExecutor(len(TOOLS)) as pool:  # each takes seconds to start
-            return list(pool.map(functools.partial(_run, path), TOOLS, jobs))
+            poison = each.name != "initcheck"
+            each.job.write_bytes(encode(SanitizedLaunches(tuple(cases), poison=poison)))
+        with ThreadPoolExecutor(len(tools)) as pool:  # each takes seconds to start
+            running = [pool.submit(each.check) for each in tools]
+            try:
+                yield lambda: [each.result() for each in running]
+            finally:
+                for each in tools:
+                    each.stop()
 
 
 def disqualification(check: Check, *, mbarriers: bool | None) -> OutcomeKind | None:
@@ -87,23 +97,56 @@ def disqualification(check: Check, *, mbarriers: bool | None) -> OutcomeKind | N
     return OutcomeKind.OUT_OF_BOUNDS
 
 
-def _run(path: str, tool: str, job: Path) -> Check:
-    program = module_command("evotune.backends.cuda.sanitized_launch", str(job))
-    command = [path, "--tool", tool, *_OPTIONS[tool], *program]
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return sanitizer_check(tool, "skipped", f"{tool} did not end within {LIMIT_S:g} s")
-    except OSError as error:
-        return sanitizer_check(tool, "skipped", f"{tool} does not start: {error.strerror}")
-    return read_findings(tool, done.stdout.decode(errors="replace"))
+class _Tool:
+    """One tool: a process of its own, which another thread may stop."""
+
+    def __init__(self, path: str, name: str, job: Path) -> None:
+        self.name = name
+        self.job = job
+        self._path = path
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+
+    def check(self) -> Check:
+        """Runs the tool to its end."""
+        program = module_command("evotune.backends.cuda.sanitized_launch", str(self.job))
+        command = [self._path, "--tool", self.name, *_OPTIONS[self.name], *program]
+        try:
+            process = self._start(command)
+        except OSError as error:
+            words = f"{self.name} does not start: {error.strerror}"
+            return sanitizer_check(self.name, "skipped", words)
+        if process is None:
+            return sanitizer_check(self.name, "skipped", f"{self.name} was stopped")
+        with process:
+            try:
+                output, _ = process.communicate(timeout=LIMIT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                words = f"{self.name} did not end within {LIMIT_S:g} s"
+                return sanitizer_check(self.name, "skipped", words)
+        return read_findings(self.name, output.decode(errors="replace"))
+
+    def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes] | None:
+        with self._lock:
+            if self._stopped:
+                return None
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            return self._process
+
+    def stop(self) -> None:
+        """Kills the tool if it is at work; it does not start later. `check` returns once the
+        program under the tool has ended as well: it must not disturb what is timed next."""
+        with self._lock:
+            self._stopped = True
+            if self._process is not None:
+                self._process.kill()  # does nothing to a process that has ended
 
 
 def read_findings(tool: str, output: str) -> Check:
