@@ -19,7 +19,7 @@ _BACKENDS = {
     "sdpa:efficient": SDPBackend.EFFICIENT_ATTENTION,
     "sdpa:math": SDPBackend.MATH,
 }
-_SCORES_PER_TILE = 1 << 24  # 128 MiB in float64, whatever the batch
+_SCORES_PER_TILE = 1 << 25  # 256 MiB in float64, whatever the batch
 _UNIT = 2.0**-24  # of float32: the largest error of one rounding, relative to the result
 _MANY = 3.0
 """Standard deviations of a sum's rounding errors, where each is about 0.4 units."""

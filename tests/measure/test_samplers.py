@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from evotune.backends.cpu.cpu_session import CpuSession
-from evotune.device.session import Session
+from evotune.device.session import Sampler, Session
 from evotune.measure.paired import TimingSettings
 from evotune.measure.samplers import places, rotating_sampler, time_in_turn_us, warm_sampler
 
@@ -29,6 +29,32 @@ def test_baselines_are_ranked_by_their_shortest_time() -> None:
     }
     times_us = time_in_turn_us(samplers)
     assert times_us == pytest.approx({"a": 100.0, "b": 104.0})
+
+
+class Scripted:
+    """A sampler that gives the times of a list, the last one again and again."""
+
+    def __init__(self, *times_us: float) -> None:
+        self._times_us = list(times_us)
+
+    def time_us(self) -> float:
+        return self._times_us.pop(0) if len(self._times_us) > 1 else self._times_us[0]
+
+
+def test_a_slow_baseline_does_not_rank_first_for_one_lucky_sample() -> None:
+    fast = Scripted(*[300.0] * 9, 100.0, 300.0)
+    slow = Scripted(*[600.0] * 4, 200.0, *[600.0] * 30)
+    times_us = time_in_turn_us(cast(dict[str, Sampler], {"fast": fast, "slow": slow}))
+    assert times_us == {"fast": 100.0, "slow": 200.0}
+
+
+def test_ranking_ends_where_no_quiet_moment_comes_or_where_times_are_alike() -> None:
+    unlucky, slow = Scripted(300.0), Scripted(*[600.0] * 4, 200.0, 600.0)
+    times_us = time_in_turn_us(cast(dict[str, Sampler], {"unlucky": unlucky, "slow": slow}))
+    assert times_us == {"unlucky": 300.0, "slow": 200.0}
+    alike = Scripted(101.0, *[100.5] * 8, 50.0), Scripted(100.0, *[101.0] * 9)
+    times_us = time_in_turn_us(cast(dict[str, Sampler], dict(zip("ab", alike, strict=True))))
+    assert times_us == {"a": 100.5, "b": 100.0}
 
 
 def test_a_rotation_visits_all_buffers_in_turn_and_fills_a_sample() -> None:
