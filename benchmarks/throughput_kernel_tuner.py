@@ -104,7 +104,7 @@ def _arguments(plan: LaunchPlan, setup: Any, jobs: list[CaseJob]) -> list[Any]:
     """The kernel's arguments: random tensors, scalars, and workspaces of the largest size that any
     configuration asks for."""
     rng = np.random.default_rng(0)
-    problem = setup.planner._problem
+    problem = setup.planner.problem
     tensors = {spec.name: spec for spec in problem.tensors(jobs[0].case)}
     made: list[Any] = []
     for argument in plan.arguments:

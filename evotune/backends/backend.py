@@ -172,6 +172,10 @@ class Backend(ABC):
 
     # Measuring
 
+    def preload(self) -> None:
+        """Imports the libraries that `open_device` needs, in a worker that waits to be used."""
+        return None
+
     @abstractmethod
     def open_device(self, profile: DeviceProfile) -> Session:
         """Opens the device, in a worker process."""

@@ -139,7 +139,6 @@ class TrialRunner:
             with _timed(stage_s, "load"):
                 subjects = self._load(job.cases)
                 rivals = {item.case.label: subject for item, subject in self._load(job.rival)}
-            self._check_start(subjects, job, seed, verdict, stage_s)
             if job.confirm:
                 random_tests = self._check_champion(subjects, job, seed, verdict, stage_s)
             elif not job.repeat:
@@ -176,20 +175,21 @@ class TrialRunner:
     ) -> int:
         """A champion's checks before the timing. Returns how many random tests passed."""
         random_tests = 0
-        # The tools take seconds, most of them on the CPU: they run beside the other checks, and end
-        # before anything is timed.
+        # The tools take seconds, most of them on the CPU: they run beside other checks. Launches
+        # that are disturbed on purpose come after them, since the tools would slow these down.
         with self._tools(job) as judge:
+            self._check_start(subjects, job, seed, verdict, stage_s)
             self._examine(subjects, seed, verdict, stage_s)
             if "random" not in self._without:
                 with _timed(stage_s, "random_tests"):
                     random_tests = self._test_randomly(subjects, seed, verdict)
-            if "perturbation" not in self._without:
-                with _timed(stage_s, "perturbation"):
-                    timed = [subject for item, subject in subjects if item.role == TIMED]
-                    self._champions.disturb(timed, job.cases, seed, verdict)
             if judge is not None and verdict.passed:
                 with _timed(stage_s, "sanitizer"):
                     judge(verdict)
+        if "perturbation" not in self._without and verdict.passed:
+            with _timed(stage_s, "perturbation"):
+                timed = [subject for item, subject in subjects if item.role == TIMED]
+                self._champions.disturb(timed, job.cases, seed, verdict)
         return random_tests
 
     def _tools(
@@ -248,7 +248,7 @@ class TrialRunner:
     ) -> None:
         """Checks a champion's first launches, before anything else is launched in its fresh
         process."""
-        if not job.confirm or "start" in self._without:
+        if "start" in self._without:
             return
         with _timed(stage_s, "start"):
             for item, subject in subjects:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 
@@ -17,8 +16,9 @@ from evotune.backends import registry
 from evotune.device.profile import DeviceProfile
 from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem, ProblemMistake
+from evotune.execute._spare_workers import SpareWorkers, Worker
+from evotune.execute._worker_death import crash_kind, last_words, raised
 from evotune.execute.child import Child
-from evotune.execute.entry import cannot_read
 from evotune.execute.executor import RANDOM
 from evotune.execute.messages import (
     DEVICE_WORKER,
@@ -29,6 +29,7 @@ from evotune.execute.messages import (
     Hello,
     Mistaken,
     Opened,
+    Preload,
     Prepared,
     ProblemToLoad,
     Request,
@@ -40,8 +41,6 @@ from evotune.problems.loading import is_file_reference, problem_source
 from evotune.trial import QUARANTINED, Outcome, OutcomeKind
 from evotune.user_code import trust
 
-Worker: TypeAlias = Child[ToDeviceWorker, FromDeviceWorker]
-
 _WHOLE_GATE = GateSettings()
 _OPEN_TIMEOUT_S = 120.0
 _HARNESS_TIMEOUT_S = 900.0  # for references and baselines, which evotune and PyTorch compute
@@ -52,17 +51,6 @@ _LEAST_TIMEOUT_S = 20.0
 _TRIALS_PER_WORKER = 200  # bounds what loaded candidates leave behind in one process
 _TOO_MANY_EXCEPTIONS = 3
 _MOST_STARTS = 3
-_CRASHES: dict[int, OutcomeKind] = {
-    signal.SIGSEGV: OutcomeKind.ILLEGAL_ACCESS,
-    signal.SIGBUS: OutcomeKind.ILLEGAL_ACCESS,
-    signal.SIGABRT: OutcomeKind.LAUNCH_ERROR,
-    signal.SIGILL: OutcomeKind.LAUNCH_ERROR,
-    signal.SIGFPE: OutcomeKind.LAUNCH_ERROR,
-}
-_TRACEBACK = "Traceback (most recent call last)"
-# glibc prints one of these before SIGABRT when it finds its heap or stack overwritten.
-_OVERWRITTEN = ("corrupt", "invalid size", "invalid next size", "invalid pointer", "double free",
-                "smashing", "buffer overflow detected")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +114,7 @@ class DeviceSlot:
             gate=gate,
         )
         self._child: Worker | None = None
-        self._spare: Worker | None = None
+        self._spares = SpareWorkers(self._spawn)
         self._was_spare = False
         self._opening = False
         self._failed_starts = 0  # in a row
@@ -158,6 +146,12 @@ class DeviceSlot:
         """Begins to open the worker ahead of a request."""
         if self._child is None:
             self._open()
+
+    def refresh(self) -> None:
+        """Begins to open a fresh worker ahead of a request, unless the present one is fresh."""
+        if self._served:
+            self.renew()
+        self.open()
 
     def start(self, request: Request) -> None:
         """Sends a request, opening (or renewing) the worker first if need be."""
@@ -265,9 +259,7 @@ class DeviceSlot:
 
     def close(self) -> None:
         self.renew()
-        if self._spare is not None:
-            self._spare.kill()
-        self._spare = None
+        self._spares.close()
 
     def _start_clock(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -300,7 +292,7 @@ class DeviceSlot:
         return min(self._longest_trial_s, max(_LEAST_TIMEOUT_S, 10 * self._slowest_s))
 
     def _open(self) -> None:
-        spare, self._spare = self._spare, None
+        spare = self._spares.take()
         self._was_spare = spare is not None
         self._child = spare or self._spawn()
         self._tell(self._hello)
@@ -310,8 +302,10 @@ class DeviceSlot:
     def _opened(self) -> None:
         self._opening = False
         self._failed_starts = 0
-        if self._backend.spare_worker and self._spare is None:
-            self._spare = self._spawn()
+        if self._backend.spare_worker:
+            # A champion's next process follows sooner than a new worker has its libraries.
+            thorough = isinstance(self._request, TrialRequest) and self._request.thorough
+            self._spares.keep(2 if thorough else 1)
         if self.busy:
             self._hand_over()
 
@@ -322,25 +316,27 @@ class DeviceSlot:
         assert self._child is not None
         status = self._child.kill() if hung else self._child.reap()
         log = self._child.log_tail(1 << 16)
-        raised = self._child.unreadable or _raised(status, log)
+        broke = self._child.unreadable or raised(status, log)
         self._failed_starts += 1
-        again = self._was_spare or not (hung or raised)
+        again = self._was_spare or not (hung or broke)
         if again and self._failed_starts < _MOST_STARTS:
             self._open()
             return
         unreadable = self._child.unreadable and self._child.end_in_words(status)
         self.close()
-        last = unreadable or _last_words(log) or "it said nothing"
-        how = "" if hung or raised else f"it {describe_status(status)}: "
+        last = unreadable or last_words(log) or "it said nothing"
+        how = "" if hung or broke else f"it {describe_status(status)}: "
         raise EnvironmentProblem(f"the device worker does not start: {how}{last}")
 
     def _spawn(self) -> Worker:
         environment = self._backend.worker_environment(self.profile)
         self._spawned += 1
-        # A worker and its spare have separate logs, so that each log ends with its own last lines.
-        second = self._backend.spare_worker and self._spawned % 2 == 0
-        log = self._folder / f"{self._name}{'-2' if second else ''}.log"
-        return Child(DEVICE_WORKER, log, environment)
+        # Workers of one time have separate logs, so that each log ends with its own last lines.
+        number = (self._spawned - 1) % 3 + 1 if self._backend.spare_worker else 1
+        log = self._folder / f"{self._name}{f'-{number}' if number > 1 else ''}.log"
+        worker: Worker = Child(DEVICE_WORKER, log, environment)
+        worker.send(Preload(backend=self._backend.name))
+        return worker
 
     def _lost(self) -> Outcome | None:
         assert self._child is not None
@@ -351,17 +347,17 @@ class DeviceSlot:
         unreadable, reason = self._child.unreadable, self._child.end_in_words(status)
         log = self._child.log_tail()
         long_log = self._child.log_tail(1 << 16)
-        raised = _raised(status, long_log)
+        broke = raised(status, long_log)
         alone = self._served == 1
         self.renew()
-        last = _last_words(long_log)
-        kind = None if unreadable else _crash_kind(status, log)
-        if not (self._deaths or (alone and (raised or kind is not None))):
+        last = last_words(long_log)
+        kind = None if unreadable else crash_kind(status, log)
+        if not (self._deaths or (alone and (broke or kind is not None))):
             self._deaths += 1
             assert self._request is not None
             self._send(self._request)
             return None
-        self._exceptions = self._exceptions + 1 if raised else 0
+        self._exceptions = self._exceptions + 1 if broke else 0
         if self._exceptions >= _TOO_MANY_EXCEPTIONS:
             # The worker itself is broken: no candidate is to blame, and none would pass.
             raise EnvironmentProblem(
@@ -374,27 +370,5 @@ class DeviceSlot:
             kind or OutcomeKind.WORKER_LOST,
             reason=reason,
             log=log,
-            flags=(QUARANTINED,) if self._deaths and not raised else (),
+            flags=(QUARANTINED,) if self._deaths and not broke else (),
         )
-
-
-def _raised(status: int, log: str) -> bool:
-    """Whether a worker ended with a Python exception, or could not read a message."""
-    return (status == 1 and _TRACEBACK in log) or cannot_read(status, log)
-
-
-def _last_words(log: str) -> str:
-    """The log's last line, or the line that names its last exception: PyTorch's exceptions have
-    more lines after that one."""
-    lines = log.splitlines()
-    if _TRACEBACK in log:
-        trace = log.rpartition(_TRACEBACK)[2].splitlines()[1:]
-        lines = [line for line in trace if line and not line.startswith(" ")][:1] or lines
-    return lines[-1] if lines else ""
-
-
-def _crash_kind(status: int, log: str) -> OutcomeKind | None:
-    """The candidate's outcome that a worker's death shows; None when it shows none."""
-    if status == -signal.SIGABRT and any(word in log[-300:] for word in _OVERWRITTEN):
-        return OutcomeKind.ILLEGAL_ACCESS
-    return _CRASHES.get(-status)

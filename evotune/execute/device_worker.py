@@ -29,6 +29,7 @@ from evotune.execute.messages import (
     Hello,
     Mistaken,
     Opened,
+    Preload,
     Prepared,
     ToDeviceWorker,
     TrialDone,
@@ -55,9 +56,12 @@ def main() -> None:
         # with its parent meanwhile; a spare worker has imported it by the time it is needed.
         import evotune.execute._trial_runner  # noqa: F401
 
-        hello = channel.receive()
-        if isinstance(hello, Hello):
-            _serve(channel, hello)
+        message = channel.receive()
+        if isinstance(message, Preload):
+            registry.named(message.backend).preload()
+            message = channel.receive()
+        if isinstance(message, Hello):
+            _serve(channel, message)
 
 
 def _serve(channel: Channel, hello: Hello) -> None:

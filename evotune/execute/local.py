@@ -97,6 +97,10 @@ class LocalExecutor:
         self._compiling[proposal.number] = InFlight(proposal)
         for job in proposal.compile_jobs.values():
             self._pool.submit(job)
+        if _in_fresh_process(proposal):  # it opens while the compilers work
+            index = proposal.device or 0
+            if index not in self._measuring:
+                self._devices[index].refresh()
 
     def set_contender(self, fitness: float) -> None:
         self._contender = fitness
@@ -174,7 +178,7 @@ class LocalExecutor:
 
     def _confirming(self) -> bool:
         items = (*self._ready.values(), *self._measuring.values())
-        return any(item.proposal.confirm or item.proposal.repeat for item in items)
+        return any(_in_fresh_process(item.proposal) for item in items)
 
     def _next(self, index: int) -> InFlight | None:
         """Takes the oldest proposal that this device may measure out of `_ready`."""
@@ -186,7 +190,7 @@ class LocalExecutor:
     def _may_start(self, item: InFlight, index: int) -> bool:
         if item.proposal.device not in (None, index):
             return False
-        if item.proposal.confirm or item.proposal.repeat:
+        if _in_fresh_process(item.proposal):
             return not self._pool.running
         # While another device measures the same code, this one waits for its outcome.
         return not item.searched or all(
@@ -194,8 +198,8 @@ class LocalExecutor:
         )
 
     def _measure(self, index: int, item: InFlight) -> None:
-        if item.proposal.confirm or item.proposal.repeat:
-            self._devices[index].renew()
+        if _in_fresh_process(item.proposal):
+            self._devices[index].refresh()
         elif item.searched and (twin := item.twin or self._twins.recent(item.fingerprint)):
             number, outcome = twin
             self._finish(item, msgspec.structs.replace(outcome, duplicate_of=number, stage_s={}))
@@ -284,6 +288,10 @@ class LocalExecutor:
 
     def _finish(self, item: InFlight, outcome: Outcome) -> None:
         self._done.append((item.proposal.number, outcome))
+
+
+def _in_fresh_process(proposal: Proposal) -> bool:
+    return proposal.confirm or proposal.repeat
 
 
 def _identity(profile: DeviceProfile) -> dict[str, str]:

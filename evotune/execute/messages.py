@@ -51,8 +51,15 @@ class GateSettings(msgspec.Struct, frozen=True):
     without: frozenset[str] = frozenset()
 
 
+class Preload(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """The first message: the worker imports the libraries of this backend."""
+
+    backend: str
+
+
 class Hello(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """The first message. The worker is bound to the CPU `cores`, if there are any."""
+    """The worker opens its device and loads the problem. It is bound to the CPU `cores`, if there
+    are any."""
 
     profile: DeviceProfile
     problem: ProblemToLoad
@@ -140,7 +147,7 @@ class BaselinesTimed(_OfDevice, frozen=True, tag=True, kw_only=True):
 
 Request: TypeAlias = TrialRequest | BaselinesRequest
 Answer: TypeAlias = TrialDone | BaselinesTimed
-ToDeviceWorker: TypeAlias = Hello | TrialRequest | BaselinesRequest
+ToDeviceWorker: TypeAlias = Preload | Hello | TrialRequest | BaselinesRequest
 FromDeviceWorker: TypeAlias = Opened | Mistaken | Prepared | TrialDone | BaselinesTimed
 
 DEVICE_WORKER: Wire[ToDeviceWorker, FromDeviceWorker] = Wire(

@@ -168,10 +168,15 @@ class InputPool:
         flat = self.get(case, "normal", seed).inputs[name].view(-1)
         place = rng.randrange(len(flat))
         kinds = self._problem.input_kinds
-        values = [self.get(case, kind, seed).inputs[name].view(-1) for kind in kinds]
+        values = [self._known_inputs(case, kind, seed)[name].view(-1) for kind in kinds]
         extremes = torch.stack([end for each in values for end in torch.aminmax(each)])
         far = extremes[(extremes.double() - flat[place].double()).abs().argmax()]
         return Alteration(name, place, far.reshape(1).clone())
+
+    def _known_inputs(self, case: Case, kind: str, seed: int) -> Mapping[str, torch.Tensor]:
+        """The inputs of a set without its reference, which takes longer, if it is not here."""
+        made = self._sets.get((case.label, kind, seed))
+        return self._inputs(case, kind, seed) if made is None else made.inputs
 
     def _inputs(self, case: Case, kind: str, seed: int) -> Tensors:
         return self._problem.make_inputs(case, kind, self.stream(case, kind, seed), self._device)

@@ -16,7 +16,7 @@ import pytest
 from evotune.device.launch import Argument, Workspace
 from evotune.engine.setup import load_setup
 from evotune.errors import EnvironmentProblem
-from evotune.execute.device_slot import _crash_kind, _last_words
+from evotune.execute._worker_death import crash_kind, last_words
 from evotune.execute.executor import Proposal
 from evotune.execute.in_flight import Twins
 from evotune.measure.paired import TimingSettings
@@ -350,7 +350,7 @@ def test_a_worker_that_raises_three_times_in_a_row_ends_the_run(tmp_path: Path) 
 def test_how_a_worker_died_says_what_its_candidate_did(
     status: int, log: str, kind: OutcomeKind | None
 ) -> None:
-    assert _crash_kind(status, log) is kind
+    assert crash_kind(status, log) is kind
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_how_a_worker_died_says_what_its_candidate_did(
     ],
 )
 def test_of_an_exception_the_line_that_names_it_is_told(log: str, words: str) -> None:
-    assert _last_words(log) == words
+    assert last_words(log) == words
 
 
 def _with_argument(kernels: FaultyKernels, argument: Argument) -> Proposal:

@@ -65,14 +65,15 @@ class Device:
     def __init__(self, id: str) -> None:
         self.profile = DeviceProfile("GPU", "cuda", "sm_90a", {}, id=id)
         self.requests: list[TrialRequest] = []
-        self.renewals = 0
+        self.fresh = False
         self._answer: Outcome | None = None
 
     def start(self, request: TrialRequest) -> None:
         self.requests.append(request)
+        self.fresh = False
 
-    def renew(self) -> None:
-        self.renewals += 1
+    def refresh(self) -> None:
+        self.fresh = True
 
     def answer(self, fitness: float) -> None:
         self._answer = Outcome(OutcomeKind.OK, fitness=fitness)
@@ -150,6 +151,7 @@ def test_a_champion_is_measured_alone_in_a_fresh_worker_with_no_compiler_at_work
     two: Machine,
 ) -> None:
     two.submit(5, "champion", confirm=True)
+    assert two.devices[0].fresh, "its worker opens while the compilers work"
     two.submit(6, "other")
     two.turn()
     two.pool.finish("champion", "A")
@@ -161,7 +163,6 @@ def test_a_champion_is_measured_alone_in_a_fresh_worker_with_no_compiler_at_work
     two.pool.finish("other", "B")
     two.turn()
     assert two.devices[0].numbers == [5]
-    assert two.devices[0].renewals == 1
     two.turn()
     assert (two.pool.running, two.pool.queued) == (0, 1)
     two.devices[0].answer(0.5)

@@ -8,15 +8,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from evotune.device.launch import Binary, CompileFailure, CompileJob
 from evotune.errors import EnvironmentProblem
+from evotune.execute._spare_workers import SpareWorkers, Worker
 from evotune.execute.child import Child
 from evotune.execute.compile_pool import CompilePool
 from evotune.execute.local import LocalExecutor
-from evotune.execute.messages import DEVICE_WORKER
+from evotune.execute.messages import DEVICE_WORKER, Preload
 from evotune.trial import Configuration, OutcomeKind
 
 from .faulty import SPACE, FaultyKernels, compile_job, naming, planner
@@ -210,3 +212,34 @@ def test_a_device_worker_that_waits_to_be_told_has_its_libraries_loaded(tmp_path
             time.sleep(0.1)
     finally:
         worker.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_device_worker_that_waits_loads_its_backends_libraries_too(tmp_path: Path) -> None:
+    pytest.importorskip("cupy")
+    worker = Child(DEVICE_WORKER, tmp_path / "log", {})
+    try:
+        worker.send(Preload(backend="cuda"))
+        deadline = time.monotonic() + 120
+        while "cupy" not in Path(f"/proc/{worker.pid}/maps").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        worker.kill()
+
+
+def test_the_spare_worker_that_waited_longest_is_taken_first() -> None:
+    made: list[int] = []
+
+    def spawn() -> Worker:
+        made.append(len(made))
+        return cast(Worker, made[-1])
+
+    spares = SpareWorkers(spawn)
+    assert spares.take() is None
+    spares.keep(2)
+    spares.keep(1)
+    assert made == [0, 1]
+    assert spares.take() == 0
+    spares.keep(2)
+    assert made == [0, 1, 2]

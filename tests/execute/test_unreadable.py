@@ -72,6 +72,7 @@ ANSWERS_HELLO = """
 import msgspec
 from evotune.execute.messages import Hello, Opened
 from evotune.device.channel import encode
+hear()  # Preload
 say(encode(Opened(token=msgspec.msgpack.decode(hear(), type=Hello).token)))
 """
 Liar = Callable[..., None]

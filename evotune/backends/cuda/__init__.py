@@ -138,6 +138,11 @@ class CudaBackend(Backend):
 
         return GpuLimits()
 
+    def preload(self) -> None:
+        import cupy  # noqa: F401
+
+        import evotune.backends.cuda.cuda_session  # noqa: F401
+
     def open_device(self, profile: DeviceProfile) -> Session:
         from evotune.backends.cuda.cuda_session import CudaSession
 
