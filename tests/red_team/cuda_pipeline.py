@@ -64,6 +64,7 @@ class CudaPipeline:
             deterministic=document.deterministic,
             trial_timeout_s=document.timeouts.trial_s,
             without=without,
+            rules=setup.planner.rules,
         )
         try:
             self._choose_baselines(setup.cases[TIMED])
