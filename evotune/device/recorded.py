@@ -17,8 +17,7 @@ from typing import Any, BinaryIO, Final, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from evotune.device._json_places import MisplacedError
-from evotune.device._recorded_formats import as_cache
+from evotune.device._recorded_formats import MisplacedError, as_cache
 from evotune.errors import SpaceError, UsageError
 from evotune.regular_file import open_regular
 from evotune.space.explicit import ExplicitSpace, strides

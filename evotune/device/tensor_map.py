@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from evotune.space.tensor_map_limits import L2_PROMOTIONS, MOST_BOX, MOST_DIMENSIONS, SWIZZLES
+from evotune.space.specs import L2_PROMOTIONS, MOST_BOX, MOST_DIMENSIONS, SWIZZLES
 
 DTYPE_BYTES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 FIRST_ARCH = 90

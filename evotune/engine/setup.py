@@ -33,9 +33,8 @@ from evotune.regular_file import read_regular
 from evotune.run_options import RunOptions
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument, load_space
-from evotune.space.kernel_options import filled, parameters_in
 from evotune.space.search_space import SearchSpace
-from evotune.space.specs import KernelSpec, ProblemSpec
+from evotune.space.specs import KernelSpec, ProblemSpec, filled, parameters_in
 from evotune.space.suggest import did_you_mean
 from evotune.store import RunStore
 

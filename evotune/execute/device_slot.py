@@ -15,7 +15,6 @@ import msgspec
 
 from evotune.backends import registry
 from evotune.device.profile import DeviceProfile
-from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem, ProblemMistake
 from evotune.execute.child import Child
 from evotune.execute.entry import cannot_read
@@ -37,6 +36,7 @@ from evotune.execute.messages import (
     TrialRequest,
 )
 from evotune.problems.loading import is_file_reference, problem_source
+from evotune.python_process import describe_status
 from evotune.trial import QUARANTINED, Outcome, OutcomeKind
 from evotune.user_code import trust
 

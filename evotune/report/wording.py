@@ -212,3 +212,23 @@ def state_text(state: str) -> str:
         "no_improvement": "no improvement any more",
     }
     return f"finished ({reasons.get(why, 'every configuration tried' if why else 'done')})"
+
+
+# --- Rows of a stored ablation --------------------------------------------------------------------
+
+
+def change_text(row: Mapping[str, Json]) -> str:
+    """`BLOCK_M 64 to 32`, with other changes that were needed for a valid configuration."""
+    if not row["parameter"]:
+        return "nothing (the champion against itself)"
+    before, after = value_text(row["before"]), value_text(row["after"])
+    others = configuration_text(row.get("also") or {})
+    return f"{row['parameter']} {before} to {after}" + (f" (with {others})" if others else "")
+
+
+def ratio_text(row: Mapping[str, Json]) -> str:
+    """`0.812x [0.801, 0.820]`, or the outcome and reason if there is no ratio."""
+    if row["ratio"] is None:
+        return f"{row['outcome']}: {row['reason']}" if row["reason"] else str(row["outcome"])
+    figure = f"{row['ratio']:.3f}x [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]"
+    return f"{figure}, same code" if row.get("same_code") and row["parameter"] else figure

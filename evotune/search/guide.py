@@ -2,7 +2,8 @@
 
 A pool and its model are made anew at fixed counts of told trials, ever more seldom, since that
 costs tens of milliseconds. In between, every trial enters the model at once, told or pending
-(`_posterior.py`). A pick is a pure function of the settings, the trials told and the pending ones;
+(`gaussian_process.py`). A pick is a pure function of the settings, the trials told and those
+pending;
 the state kept between calls is a memo.
 """
 
@@ -19,12 +20,18 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from evotune.search._encoding import Encoder, Floats, Rows
-from evotune.search._posterior import Posterior, log_expected_improvement
 from evotune.search._told import Numbers, ToldTrials
 from evotune.search._unseen import SeenConfigurations
-from evotune.search.covariance import Kernel, default_kernel, fit_kernel, worth_fitting
+from evotune.search.gaussian_process import (
+    Kernel,
+    Posterior,
+    Warp,
+    default_kernel,
+    fit_kernel,
+    log_expected_improvement,
+    worth_fitting,
+)
 from evotune.search.strategy import Elite, stream
-from evotune.search.warp import Warp
 from evotune.space.parameters import Parameter
 from evotune.trial import Configuration, Json
 

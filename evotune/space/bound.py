@@ -15,10 +15,10 @@ from evotune.space.counting.blame import (
     ConstraintReport,
     blame_crowd,
     blame_empty,
+    find_crowd,
     not_found,
     report_constraints,
 )
-from evotune.space.counting.crowding import find_crowd
 from evotune.space.counting.effort import FULL, SHOWN_S, Deadline
 from evotune.space.counting.expansion import Variable
 from evotune.space.counting.members import Members

@@ -15,7 +15,7 @@ from evotune.backends.cpu._cpp_options import is_allowed
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.space.document import parse_space
-from evotune.space.kernel_options import filled
+from evotune.space.specs import filled
 
 from .conftest import Invoke
 

@@ -29,9 +29,7 @@ def planner() -> Planner:
 
 
 @pytest.fixture(scope="module")
-def executor(
-    tmp_path_factory: pytest.TempPathFactory, planner: Planner
-) -> Iterator[LocalExecutor]:
+def executor(tmp_path_factory: pytest.TempPathFactory, planner: Planner) -> Iterator[LocalExecutor]:
     folder = tmp_path_factory.mktemp("cuda")
     made = open_local_executor(
         folder=folder / "logs",

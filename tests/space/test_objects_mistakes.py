@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evotune.api._given_space import materialize
 from evotune.engine.setup import load_setup
-from evotune.engine.space_folder import materialize
 from evotune.errors import SpaceError
 from evotune.space.binding import bind
 from evotune.space.document import load_space, parse_space

@@ -22,8 +22,7 @@ from evotune.backends.cpu._libc import file_of, settle_allocator
 from evotune.backends.cpu._process_state import ProcessState, changed_at_once
 from evotune.backends.cpu.cpu_profile import cpuinfo
 from evotune.device.launch import LaunchPlan
-from evotune.device.scalars import c_value
-from evotune.device.session import Disturb, Fault, LaunchFailure, Sampler
+from evotune.device.session import Disturb, Fault, LaunchFailure, Sampler, c_value
 from evotune.trial import Json, OutcomeKind
 
 _LOOKS = 4

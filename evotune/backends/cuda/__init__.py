@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager, ExitStack
     from pathlib import Path
 
-    from evotune.backends.backend import Limits, SanitizedCase
-    from evotune.backends.calling import Caller
-    from evotune.backends.finding import Finding
+    from evotune.backends.backend import Caller, Finding, Limits, SanitizedCase
     from evotune.device.launch import CompileJob
     from evotune.device.profile import DeviceProfile
     from evotune.device.session import Compiler, Session

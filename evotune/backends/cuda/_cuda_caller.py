@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from evotune.backends.calling import KernelCall
+from evotune.backends.backend import KernelCall
 from evotune.backends.cuda._kernel import CudaKernel, bind
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile

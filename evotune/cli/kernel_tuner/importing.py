@@ -18,7 +18,6 @@ from evotune.cli.kernel_tuner.kernel_source import (
     read_kernel,
     wrapper,
 )
-from evotune.cli.kernel_tuner.launching import BLOCK_DEFAULTS, Launching
 from evotune.cli.kernel_tuner.script import TuneCall, read_call
 from evotune.cli.kernel_tuner.sizes import AXES, Sizes, extents, find_sizes
 from evotune.cli.kernel_tuner.texts import (
@@ -29,6 +28,8 @@ from evotune.cli.kernel_tuner.texts import (
     unwritten_line,
 )
 from evotune.cli.kernel_tuner.tunables import (
+    BLOCK_DEFAULTS,
+    Launching,
     Tunables,
     names_of,
     parameter_names,

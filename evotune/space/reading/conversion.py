@@ -21,6 +21,9 @@ from evotune.space.reading.schema import (
 )
 from evotune.space.reading.yaml_source import YamlSource
 from evotune.space.specs import (
+    L2_PROMOTIONS,
+    MOST_BOX,
+    SWIZZLES,
     ArgumentSpec,
     ConstantMemorySpec,
     ConstraintSpec,
@@ -33,7 +36,6 @@ from evotune.space.specs import (
     TensorMapSpec,
     WorkspaceSpec,
 )
-from evotune.space.tensor_map_limits import L2_PROMOTIONS, MOST_BOX, SWIZZLES
 from evotune.trial import Value
 
 
