@@ -67,7 +67,7 @@ def space_file(
         space = Space(kernel=space, **given)
     elif keywords:
         names = ", ".join(keywords)
-        raise UsageError(f"{names}: only for a kernel; a whole space says it itself")
+        raise UsageError(f"{names}: only with a kernel object; a Space has its own")
     if isinstance(space, Space):
         with scratch_folder() as folder:
             yield str(materialize(space, folder, compile_only=compile_only))

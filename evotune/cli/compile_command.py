@@ -41,7 +41,7 @@ _PROGRESS_S = 5.0
 @click.option(
     "--sample",
     type=click.IntRange(min=1),
-    help=f"So many random valid configurations.  [default: {_SAMPLE}]",
+    help=f"How many random valid configurations to compile.  [default:  {_SAMPLE}]",
 )
 @click.option(
     "--seed",

@@ -107,7 +107,7 @@ def rm(terminal: Terminal, *, runs: tuple[str, ...], yes: bool, runs_dir: Path) 
     default=0.0,
     show_default=True,
     metavar="DAYS",
-    help="Only kernels that are older than so many days.",
+    help="Only kernels older than this many days.",
 )
 @pass_terminal
 def cache(terminal: Terminal, *, clear: bool, days: float) -> int:

@@ -51,14 +51,14 @@ class _Languages(click.Choice[str]):
     help="Bring in a Kernel Tuner script and its CUDA kernel. The script is read, not run.",
 )
 @click.option(
-    "--kernel", metavar="KERNEL", help="Of a script that tunes several: the one to bring in."
+    "--kernel", metavar="KERNEL", help="Which kernel to import, if the script tunes several."
 )
 @click.option(
     "--output",
     "outputs",
     multiple=True,
     metavar="ARRAY",
-    help="An array of the script that the kernel writes, where that cannot be told. May repeat.",
+    help="An array that the kernel writes, if evotune cannot tell. May be given several times.",
 )
 @pass_terminal
 def init(
@@ -83,13 +83,15 @@ def init(
     if kernel is not None or outputs:
         raise UsageError("--kernel and --output need --from-kernel-tuner")
     if name is None:
-        raise UsageError("say the kernel's name, as in evotune init my-kernel")
+        raise UsageError("name the kernel, as in `evotune init my-kernel`")
     from evotune.languages import own_languages
 
     language = language or next(own_languages()).name
     folder = _new_folder(name)
     if name in _template(language).taken:
-        raise UsageError(f"{name}.py would be another file's name; take another one")
+        raise UsageError(
+            f"{name}.py is the name of another file that init writes; choose another name"
+        )
     made = scaffold(name, language)
     _write(terminal, folder, {file: text.encode() for file, text in made.items()})
     click.echo(f"cd {name}")
@@ -130,7 +132,7 @@ def _bring_in(
 def _new_folder(name: str) -> Path:
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is no name for a kernel: expected a letter, then letters, digits, - or _"
+            f"{name!r} is not a kernel's name: expected a letter, then letters, digits, - or _"
         )
     folder = Path(name)
     if folder.exists():

@@ -42,8 +42,8 @@ _FACT_COLUMNS = len("trials per minute") + 3  # the width of the names before th
 @click.option(
     "--watch",
     is_flag=True,
-    help="Follow a running run, the latest if none is named, also from another terminal; Ctrl-C "
-    "ends.",
+    help="Follow a running run (the latest if none is named), also from another terminal; Ctrl-C "
+    "stops following.",
 )
 @runs_dir_option
 @format_option(("table", "json"), "table")

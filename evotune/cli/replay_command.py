@@ -39,21 +39,21 @@ if TYPE_CHECKING:
 @click.option(
     "--max-evals",
     type=click.IntRange(min=1),
-    help="Evaluations a repeat; the budget of the score if not given.",
+    help="Evaluations in each repeat; the score's own budget if not given.",
 )
 @click.option(
     "--repeats",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="How often, each with another seed.",
+    help="How many repeats, each with its own seed.",
 )
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Seed of the first repeat; the next ones count up from it.",
+    help="Seed of the first repeat; each further one adds 1.",
 )
 @click.option(
     "--lookahead",

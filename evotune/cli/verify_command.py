@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,17 +20,14 @@ from evotune.cli.options import (
 )
 from evotune.cli.terminal import Terminal, pass_terminal, write_output
 from evotune.errors import UsageError
-from evotune.trial import Json, Value
+from evotune.trial import Check, Json, Outcome, Value
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from evotune.engine.folder import RunFolder
     from evotune.engine.reopening import Verified
-from collections import Counter
 
-from evotune.report import wording
-from evotune.trial import Check, Outcome
 
 _FAILED = 1
 
@@ -39,13 +37,13 @@ _FAILED = 1
 @click.option(
     "--config",
     metavar="JSON",
-    help='One configuration, {"NAME": value, …}, a value for each parameter.',
+    help='One configuration: {"NAME": value, …}, with every parameter.',
 )
 @click.option(
     "--top",
     "count",
     type=click.IntRange(min=1),
-    help="So many of the leaderboard's first rows; 1 if nothing is given.",
+    help="How many of the leaderboard's first rows; 1 if not given.",
 )
 @trust_option
 @runs_dir_option
@@ -92,7 +90,7 @@ def _parse(text: str) -> Mapping[str, Value]:
     try:
         values: Json = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"--config is no JSON: {error}") from error
+        raise UsageError(f"--config is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise UsageError('--config: expected {"NAME": value, …}')
     return values
@@ -148,6 +146,8 @@ CHECK_NUMERIC = (False, False, False, True, True, True, True)
 
 def check_cells(check: Check) -> tuple[str, ...]:
     """Cells in the order of CHECK_COLUMNS; `check_details` has further lines."""
+    from evotune.report import wording
+
     figures = (check.max_error, check.max_limit, check.rms_error, check.rms_limit)
     errors = (
         wording.NONE if figure is None or check.rounding else f"{figure:.1e}" for figure in figures

@@ -95,7 +95,7 @@ def _t4_time_ms(i: int, result: Mapping[str, Json]) -> Json:
             value, scale = measurement.get("value"), _MS_PER_UNIT.get(measurement.get("unit", ""))
             if scale is None:
                 unit = shorten(repr(measurement["unit"]))
-                message = f"result {i}: {name} is in {unit}, which is no time"
+                message = f"result {i}: {name} is in {unit}, which is not a unit of time"
                 raise MisplacedError(message, "results", i, "measurements")
             if isinstance(value, int | float) and not isinstance(value, bool):
                 return value * scale

@@ -36,7 +36,7 @@ def obstacle(
     told = _symbols_told(bound.document, kernel)
     untold = [n for n in differing if n not in told and (names is None or n in names)]
     if untold:
-        return f"kernel {kernel.name} is not told {', '.join(untold)}"
+        return f"kernel {kernel.name} does not receive {', '.join(untold)}"
     for spec in bound.document.constraints:
         try:
             holds = truth(bound.evaluate(spec.expression, configuration, sibling.symbols))

@@ -357,7 +357,8 @@ def _forms(document: SpaceDocument, kernel: KernelSpec, option: str) -> Iterator
     """The option for each value of the parameter that it names."""
     names = list(dict.fromkeys(parameters_in(option)))
     if len(names) > 1:
-        raise kernel.position.error(f"option {option!r} names {' and '.join(names)}: one is enough")
+        found = " and ".join(names)
+        raise kernel.position.error(f"option {option!r} names {found}; it may name one parameter")
     if not names:
         yield option
         return

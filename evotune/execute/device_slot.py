@@ -193,7 +193,7 @@ class DeviceSlot:
             return self._lost()
         for message in messages:
             if message.token != self._token or not isinstance(message, self._expected()):
-                self._child.unreadable = "it answers nothing that was asked"
+                self._child.unreadable = "its answer belongs to no request"
                 return self._lost()
             if isinstance(message, Mistaken):
                 self._refuse(message)

@@ -178,9 +178,9 @@ def _table(data: RunData, board: Leaderboard, rows: Sequence[Row], width: int) -
 def _meaning(data: RunData, board: Leaderboard) -> str:
     over = f"geometric mean over {len(data.cases)} cases of " if len(data.cases) > 1 else ""
     standing = (
-        "confirmed rows, measured again in a fresh process, come first"
+        "confirmed rows, which were measured again in fresh processes, come first"
         if any(row.confirmed for row in board.rows)
-        else "no row is confirmed, the search's own figures flatter the best"
+        else "no row is confirmed, and the search's own figures flatter the best"
     )
     return f"speedup: {over}baseline time / candidate time, with its 95% interval; {standing}"
 

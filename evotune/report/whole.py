@@ -71,7 +71,7 @@ def mapped(
             yield waiting.popleft().result()
     except BrokenProcessPool as error:
         raise EnvironmentProblem(
-            "a process that worked on the report was killed, perhaps for want of memory: "
+            "a process that wrote the report was killed, perhaps because memory ran out: "
             "free some, then try again"
         ) from error
     finally:

@@ -162,7 +162,7 @@ def flags_text(row: Row) -> str:
 
 
 def beside_text(beside: Mapping[int, Sequence[str]]) -> str:
-    """`another run of evotune measures (process 7); from trial 40 on: GPU is 30% busy`."""
+    """`another evotune run is measuring (process 7); from trial 40 on: GPU is 30% busy`."""
     parts = []
     for trials, work in beside.items():
         when = f"from trial {trials} on: " if trials else ""
@@ -209,7 +209,7 @@ def state_text(state: str) -> str:
         "minutes": "time budget spent",
         "compiles": "compile budget spent",
         "speedup": "target speedup reached",
-        "no_improvement": "no improvement any more",
+        "no_improvement": "no improvement for too long",
     }
     return f"finished ({reasons.get(why, 'every configuration tried' if why else 'done')})"
 

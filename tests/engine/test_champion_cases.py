@@ -126,7 +126,7 @@ def test_shapes_that_are_compiled_in_leave_no_random_test_and_it_is_said(tmp_pat
     assert (random_labels(found), edges(found, "full")) == ([], 0)
     random, scale = found.skipped
     assert (random.case, random.status) == ("random tests", "skipped")
-    assert random.detail == "kernel scalar takes no random shape without another binary"
+    assert random.detail == "kernel scalar needs another binary for every random shape"
     assert (scale.case, scale.status) == ("other values of softmax_scale", "skipped")
     assert scale.detail == "kernel scalar is not told softmax_scale"
 

@@ -106,7 +106,7 @@ EXPECTED: dict[str, tuple[OutcomeKind | tuple[OutcomeKind, ...], str]] = {
     # Attacks the worker
     "exit": (OutcomeKind.WORKER_LOST, "ended with status 0"),
     "huge_stack": (OutcomeKind.ILLEGAL_ACCESS, "SIGSEGV"),
-    "forges_an_answer": (OutcomeKind.WORKER_LOST, "it answers nothing that was asked"),
+    "forges_an_answer": (OutcomeKind.WORKER_LOST, "its answer belongs to no request"),
     "endless": (OutcomeKind.TIMEOUT, "no answer within 6 s; killed"),
 }
 

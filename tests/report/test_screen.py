@@ -66,7 +66,7 @@ attention-cpu on Test CPU: 5 ok, 1 nan of 6 trials; 1 confirmed; 1 failed confir
 run 20300102-ab12: finished (trial budget spent)
 
 speedup: geometric mean over 2 cases of baseline time / candidate time, with its 95% interval;
-  confirmed rows, measured again in a fresh process, come first
+  confirmed rows, which were measured again in fresh processes, come first
 baseline: sdpa:flash 1.00 ms for (1,8,512,64) full; sdpa:flash 1.00 ms for (1,8,512,64) causal
   (timed beside trial 0)
 

@@ -25,7 +25,7 @@ class CpuCaller:
         self._profile = profile
 
     def refusal(self, device: torch.device) -> str:
-        return "" if device.type == "cpu" else f"the kernel is for {self._profile.name}"
+        return "" if device.type == "cpu" else f"the kernel was compiled for {self._profile.name}"
 
     def current(self, device: torch.device) -> AbstractContextManager[None]:
         return contextlib.nullcontext()

@@ -143,7 +143,7 @@ class CpuSession:
             return "left a process running"
         if self._float_environment_left:
             self._float_environment_left = False
-            return "left the processor's rounding or its denormals other than it found them"
+            return "changed how the processor rounds or treats denormals"
         return self._changed()
 
     def _notice(self) -> None:

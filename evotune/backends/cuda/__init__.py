@@ -44,7 +44,7 @@ _TRITON = Language(
     one_entry=True,
     extra_arguments=_triton_language.EXTRA_ARGUMENTS,
     runs_when_compiled=True,
-    options_in_words="none in Triton; NUM_WARPS, NUM_STAGES, MAXNREG are genes",
+    options_in_words="none in Triton; use the parameters NUM_WARPS, NUM_STAGES and MAXNREG",
     template=Template(
         __name__,
         "kernel_triton.py",

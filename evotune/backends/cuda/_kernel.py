@@ -34,8 +34,8 @@ def copies(
         address, size = variable(module, each.symbol)
         if size < each.bytes:
             raise LaunchFailure(
-                f"constant memory {each.symbol} has {size} bytes, the tensor {each.tensor} "
-                f"{each.bytes}"
+                f"constant memory {each.symbol} has {size} bytes, but the tensor {each.tensor} "
+                f"has {each.bytes}"
             )
         source, kind = pointers[each.tensor], runtime.memcpyDeviceToDevice
         made.append(functools.partial(runtime.memcpyAsync, address, source, each.bytes, kind))

@@ -196,7 +196,7 @@ def joined_texts(operator: str, first: Text, second: Text) -> Value:
     if operator == "/":  # paths of pathlib
         return Text(posixpath.join(first.text, second.text))
     if operator != "+" or first.file or second.file:
-        raise NotRead("the text is put together in a way that it does not follow")
+        raise NotRead("the text is put together in a way that evotune does not follow")
     if len(first.text) + len(second.text) > _MOST_CHARACTERS:
         raise NotRead("the text is too long")
     return Text(first.text + second.text)

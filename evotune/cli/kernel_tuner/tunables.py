@@ -35,7 +35,7 @@ def read_tunables(call: TuneCall) -> Tunables:
     made: Tunables = {}
     for name, values in found.items.items():
         if not NAME.fullmatch(name) or keyword.iskeyword(name):
-            raise call.error("tune_params", f"the tunable {name!r} is no name of a macro")
+            raise call.error("tune_params", f"the tunable {name!r} cannot be a macro's name")
         if not isinstance(values, Listed) or not values.items:
             hint = "make it a list of integers"
             raise call.cannot_tell("tune_params", f"the values of {name}", values, hint)
@@ -108,7 +108,7 @@ def read_constraints(call: TuneCall, names: NamesOf) -> list[str]:
         except NotWritten as reason:
             what = f" `{item.text[:60]}`" if isinstance(item, Text) else ""
             line = item.node.lineno if isinstance(item, Function) else "restrictions"
-            message = f"the restriction{what} is no condition of a space: {reason}; {hint}"
+            message = f"the restriction{what} cannot be written as a constraint: {reason}; {hint}"
             raise call.error(line, message) from reason
     return made
 
@@ -145,7 +145,7 @@ class Launching:
         elif isinstance(found, Listed):
             names = [item.text for item in found.items if isinstance(item, Text)]
             if len(names) != len(found.items) or len(names) > 3:
-                message = "block_size_names is no list of up to three names; write them out"
+                message = "block_size_names is not a list of up to three names; write them out"
                 raise self._call.error("block_size_names", message)
         else:
             hint = "make it a list of names"
@@ -172,7 +172,8 @@ class Launching:
             try:
                 factor = expressions.expression_of(item, self._sizes.node, self._names)
             except NotWritten as reason:
-                message = f"{key} is no expression of a space: {reason}; make it a list of tunables"
+                hint = "make it a list of tunables"
+                message = f"{key} cannot be written as an expression: {reason}; {hint}"
                 raise self._call.error(key, message) from reason
             if factor is None:
                 raise self._call.cannot_tell(key, key, item, "make it a list of tunables")
@@ -190,7 +191,7 @@ class Launching:
             if node is not None:
                 return expressions.checked(node)
         except NotWritten as reason:
-            message = f"the size in smem_args is no expression of a space: {reason}; {hint}"
+            message = f"the size in smem_args cannot be written as an expression: {reason}; {hint}"
             raise self._call.error("smem_args", message) from reason
         raise self._call.cannot_tell("smem_args", "the size in smem_args", size, hint)
 

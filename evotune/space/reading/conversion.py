@@ -69,7 +69,7 @@ class Converter:
         except OSError as error:
             raise position.error(f"cannot use the root {stated}: {error.strerror}") from error
         if not is_folder:
-            raise position.error(f"the root {stated} is no folder")
+            raise position.error(f"the root {stated} is not a folder")
         return root
 
     def problem(self) -> ProblemSpec | None:
