@@ -48,7 +48,7 @@ class _Languages(click.Choice[str]):
     "script",
     type=click.Path(path_type=Path),
     metavar="FILE.py",
-    help="Bring in a Kernel Tuner script and its CUDA kernel. The script is read, not run.",
+    help="Import a Kernel Tuner script and its CUDA kernel. The script is read, not run.",
 )
 @click.option(
     "--kernel", metavar="KERNEL", help="Which kernel to import, if the script tunes several."
@@ -72,9 +72,10 @@ def init(
 ) -> int:
     """Make a folder NAME with a tunable kernel of your own.
 
-    Holds the kernel, problem.py with its reference, space.yaml, the schema for editors and a
-    test. It runs as it is; put your own computation in its place. With --from-kernel-tuner the
-    kernel, its parameters and sizes are those of a script, and NAME is the kernel's if not given.
+    The folder holds the kernel, problem.py with its reference, space.yaml, the schema for
+    editors and a test. It runs as it is; put your own computation in its place. With
+    --from-kernel-tuner the kernel, its parameters and its sizes come from a script, and NAME is
+    the kernel's if not given.
     """
     if script is not None:
         if language is not None:

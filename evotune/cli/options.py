@@ -148,11 +148,11 @@ def _device_option(help_text: str) -> Callable[[Function], Function]:
 
 
 device_option = _device_option(
-    "What to run on: auto is the GPU where there is one; a NAME (l4, a100, h100, rtx4090, …) "
+    "Where to run: auto takes the GPU if there is one; a NAME (l4, a100, h100, rtx4090, …) "
     "demands that model."
 )
 compile_device_option = _device_option(
-    "What to compile for; a GPU's NAME (l4, a100, h100, rtx4090, …) needs no GPU."
+    "The device to compile for; a GPU's NAME (l4, a100, h100, rtx4090, …) needs no GPU."
 )
 
 

@@ -84,8 +84,8 @@ def replay(
     No device is needed. CACHE is a Kernel Tuner cache (also .gz, also unfinished), T4 results, an
     evotune run (id, unique prefix or path) or its report (--format json), or a space file with
     `recorded:`. The table has the published performance score: 0 is random search, 1 the optimum at
-    once. The jsonl form is one line an evaluation: {"repeat", "eval", "config", "time_ms"}, null
-    for a failure.
+    once. The jsonl form has a line for each evaluation: {"repeat", "eval", "config", "time_ms"};
+    the time of a failure is null.
     """
     from evotune.api.replaying import budget, find_recording, replaying
     from evotune.cli.tables import print_tables, text_table

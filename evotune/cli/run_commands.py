@@ -62,7 +62,7 @@ _INTERRUPTED = 130
 @click.option(
     "--racing/--no-racing",
     default=True,
-    help="Take fewer samples of candidates that cannot win, or equally many of all.",
+    help="Take fewer samples of candidates that cannot win, or (--no-racing) as many as of others.",
 )
 @click.option(
     "--lookahead",
@@ -100,7 +100,7 @@ def run(
     """Search SPACE for the fastest correct configuration.
 
     SPACE is a file, or the name of a space that ships with evotune; without it the flagship
-    for the device is tuned. The first Ctrl-C ends the run tidily, it can be resumed.
+    for the device is tuned. The first Ctrl-C ends the run tidily; it can be resumed.
     """
     from evotune.cli.progress import show_progress
     from evotune.engine.cluster_run import cluster_request

@@ -166,7 +166,7 @@ def _ranking(data: RunData, board: Leaderboard) -> Iterator[str]:
         for warning in row.warnings
     ]
     if warnings:
-        yield "\n".join(("Warnings, which a reader must judge:", "", *warnings))
+        yield "\n".join(("Warnings, for the reader to judge:", "", *warnings))
 
 
 def _domain(board: Leaderboard) -> Iterator[str]:
