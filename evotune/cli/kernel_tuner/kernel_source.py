@@ -25,7 +25,6 @@ class Parameter:
     """A parameter in the kernel's signature."""
 
     name: str
-    is_pointer: bool
     is_const: bool
 
 
@@ -64,8 +63,7 @@ class KernelSource:
         for part in found[1].split(","):
             words = _WORD.findall(part)
             if words:
-                pointer = "*" in part or "[" in part
-                made.append(Parameter(words[-1], pointer, "const" in part.split("*")[0].split()))
+                made.append(Parameter(words[-1], "const" in part.split("*")[0].split()))
         return made
 
 
