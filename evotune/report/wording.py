@@ -14,8 +14,8 @@ from evotune.trial import Json, Outcome, Value
 
 # --------------------------------------------------------------------------------------------------
 # Text that came from elsewhere (compilers, kernels, space files) made harmless for its reader.
-# A reason may hold terminal control sequences, spreadsheet formulas or table markup. JSON needs
-# nothing of this: `json.dumps` escapes what could act.
+# A reason may hold terminal control sequences, spreadsheet formulas or table markup. JSON output
+# needs no such care, since `json.dumps` escapes control characters.
 
 _SPACES = {ord(char): " " for char in "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"}
 _FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")

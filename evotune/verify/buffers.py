@@ -104,9 +104,14 @@ def _layout(specs: tuple[TensorSpec, ...], workspaces: tuple[Workspace, ...]) ->
 
 
 class Inspection:
-    """Forbidden writes of launches, as found when this was taken. `flags` are two rows of bools on
-    the device, one bool for each set. Reading them costs more than taking them, so many
-    inspections are read at once."""
+    """The forbidden writes that the buffers showed at one moment.
+
+    - `flags`: two bool tensors on the device, with an element for each set of buffers: whether an
+      input or a workspace that must stay zero changed, and whether a guard band did.
+
+    The device computes the flags without a wait, but copying them to the host costs a wait. So
+    several inspections are copied together.
+    """
 
     def __init__(self, buffers: BufferSets, changed: torch.Tensor, outside: torch.Tensor) -> None:
         self._buffers = buffers

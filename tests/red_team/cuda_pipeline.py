@@ -19,7 +19,7 @@ from .pipeline import SPACES
 
 SEARCH, CHAMPION = "search", "champion"
 _SEED_STEP = 10_007  # prime, and more than a space has kernels: no two seeds share a trial's number
-_LONGEST_S = 400.0  # for all kernels of a space to be compiled, or one to be confirmed
+_LONGEST_S = 400.0  # compiling all kernels of a space, or confirming one, takes less
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,8 +165,11 @@ def not_found(constraints: Sequence[BoundConstraint], file: str, steps: int) -> 
 
 
 def _blame_conditions(counter: _Counter, genes: Sequence[Gene], deadline: Deadline) -> SpaceError:
-    """The error for a space that its `when` conditions empty. It names a smallest set of them of
-    which one has no value (a division by 0, say) at every point."""
+    """The error for a space without a configuration because its `when` conditions have no value.
+
+    It names a smallest set of conditions such that at every point one of them has no value: a
+    division by 0, for example.
+    """
 
     def empties(suspects: Sequence[Gene], own: Deadline) -> bool | None:
         rules = [gene.rule for gene in suspects if gene.rule is not None]
