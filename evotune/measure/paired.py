@@ -79,8 +79,8 @@ class TimingSettings:
     """When the sampling of a case stops, and how a sample is taken.
 
     - `min_rounds`: the fewest rounds.
-    - `half_width`: after each multiple of `min_rounds`, sampling stops if the interval reaches no
-      further than this from the median, as a share of it.
+    - `half_width`: after each multiple of `min_rounds`, sampling stops if half of the interval's
+      width is at most this share of the median.
     - `max_seconds`: after `min_rounds`, sampling stops when so much time has passed.
     - `max_rounds`: sampling stops here, unless the interval is in doubt.
     - `doubt`: the interval is in doubt while it reaches further than this to either side. Then up

@@ -26,7 +26,7 @@ class Effort:
     - `thinned_layer_rows`: rows of one layer that keeps a part of its states.
     - `thinned_tries`: how many diagrams with such layers are tried.
     - `steps`: numbers read or written, in all attempts on all parts of the space together. A row
-      costs as many steps as the conditions of its layer have nodes.
+      costs a step for each operation in the conditions of its layer.
     """
 
     in_order_rows: int = 1_000_000
