@@ -18,7 +18,7 @@ import msgspec
 
 from evotune.device.profile import DeviceProfile
 from evotune.device.session import LaunchFailure, Sampler, Session
-from evotune.execute._champion_checks import ChampionChecks, run_random_tests
+from evotune.execute._champion_checks import ChampionChecks
 from evotune.execute._scoring import is_suspicious, needed_speedup, outcome_of
 from evotune.execute._timer import BaselineSamplers, CaseTimer
 from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTiming
@@ -31,6 +31,7 @@ from evotune.verify.accuracy import LIMITS, errors_against
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.kept_checks import checked_domain, worth_keeping
 from evotune.verify.pool import InputPool, InputSet
+from evotune.verify.random_tests import run_random_tests
 
 Loaded: TypeAlias = tuple[TrialCase, Subject]
 

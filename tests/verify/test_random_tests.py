@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from evotune.backends.cpu.cpu_session import CpuSession
-from evotune.execute import _champion_checks
-from evotune.execute._champion_checks import run_random_tests
 from evotune.trial import Check, OutcomeKind
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.kept_checks import nearest_limit, worth_keeping
 from evotune.verify.pool import InputPool
+from evotune.verify.random_tests import run_random_tests
 
 from .kernels import PROBLEM, Compute, exact, kernel, make_case, plan
 
@@ -72,7 +71,7 @@ def test_what_does_not_fit_the_time_is_said_and_none_at_all_is_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = iter(range(1000))  # a second passes each time the clock is read
-    monkeypatch.setattr(_champion_checks.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("evotune.verify.random_tests.time.monotonic", lambda: float(next(clock)))
     (check,) = verdict_on(grouped, limit_s=5.0).checks
     assert (check.status, check.detail) == ("passed", "5 were made within 5 s")
     (check,) = verdict_on(grouped, limit_s=0.0).checks

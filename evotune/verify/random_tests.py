@@ -1,0 +1,56 @@
+"""Random tests of a champion: many further shapes, each on one kind of inputs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from evotune.problems.problem import Case
+from evotune.trial import Check
+from evotune.verify.gate import Gate, Subject, Verdict
+from evotune.verify.kept_checks import ALL_KINDS, nearest_limit
+
+
+def run_random_tests(
+    gate: Gate,
+    subjects: Sequence[Subject],
+    kinds: Callable[[Case, int], Sequence[str]],
+    seed: int,
+    verdict: Verdict,
+    *,
+    limit_s: float,
+) -> int:
+    """Run the tests and return how many passed. Adds one check for all: the nearest to its limit.
+
+    `kinds` gives the input kinds of a test, by its number and case. After `limit_s` no further
+    test starts, and the check says how many were made. The first failure ends them and goes into
+    the verdict in detail.
+    """
+    if not (subjects and verdict.passed):
+        return 0
+    name = f"{len(subjects)} random tests"
+    deadline = time.monotonic() + limit_s
+    made = Verdict()
+    count = 0
+    for index, subject in enumerate(subjects):
+        if time.monotonic() > deadline:
+            break
+        gate.examine(subject, kinds(subject.case, index), seed, made)
+        if made.kind is not None:
+            failed = made.checks[-1]
+            detail = f"{failed.detail} (random test {index + 1} of {len(subjects)})"
+            verdict.fail(made.kind, msgspec.structs.replace(failed, detail=detail))
+            return count
+        count = index + 1
+    if not count:
+        detail = f"none began within {limit_s:g} s"
+        verdict.checks.append(Check(name, ALL_KINDS, "skipped", detail=detail))
+        return 0
+    detail = "" if count == len(subjects) else f"{count} were made within {limit_s:g} s"
+    summary = msgspec.structs.replace(
+        nearest_limit(made.checks), case=name, inputs=ALL_KINDS, detail=detail
+    )
+    verdict.checks.append(summary)
+    return count
