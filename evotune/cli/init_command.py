@@ -124,8 +124,8 @@ def _bring_in(
     click.echo(command_line("check", "space.yaml", "--device", "h200"))
     if made.unwritten:
         terminal.note(
-            f"still to be written: compute, at {folder / 'problem.py'}:{made.unwritten}, says with "
-            "PyTorch what the kernel computes"
+            f"still to be written: compute, at {folder / 'problem.py'}:{made.unwritten}, which "
+            "computes the kernel's result with PyTorch"
         )
     return 0
 

@@ -80,6 +80,6 @@ class TensorMap(msgspec.Struct, frozen=True, array_like=True):
                 yield f"{what} of {found} bytes; expected one of {', '.join(map(str, known))}"
         row_bytes = self.box[-1] * self.element_bytes
         if row_bytes % _UNIT_BYTES:
-            yield f"a box row of {row_bytes} bytes, which is no multiple of {_UNIT_BYTES}"
+            yield f"a box row of {row_bytes} bytes, which is not a multiple of {_UNIT_BYTES}"
         if self.swizzle_bytes and row_bytes > self.swizzle_bytes:
             yield f"a box row of {row_bytes} bytes, more than the swizzle of {self.swizzle_bytes}"

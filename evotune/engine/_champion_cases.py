@@ -75,8 +75,8 @@ def scalars_skipped(
     names = ", ".join(name for name in scalars if name in kept)
     if not names:
         return []
-    told = "compiled for" if set(kernel.define) & set(scalars) else "not told"
-    detail = f"kernel {kernel.name} is {told} {names}"
+    how = "is compiled for" if set(kernel.define) & set(scalars) else "does not receive"
+    detail = f"kernel {kernel.name} {how} {names}"
     return [Check(f"other values of {names}", ALL_KINDS, "skipped", detail=detail)]
 
 

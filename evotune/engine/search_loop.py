@@ -207,7 +207,7 @@ class SearchLoop:
             place = number - self._told
             if not 0 <= place < len(self._pending):
                 raise StoreError(
-                    f"an outcome arrived for proposal {number}, which nobody asked for"
+                    f"an outcome arrived for proposal {number}, which was never asked for"
                 )
             trial = Trial(number, self._pending[place], outcome)
             if QUARANTINED in outcome.flags and self._quarantined is not None:

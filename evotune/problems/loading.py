@@ -103,7 +103,7 @@ def problem_source(name: str, root: Path) -> tuple[str, bytes]:
     if not path.is_relative_to(folder):
         raise UsageError(f"problem {name!r} lies outside the space's root {root}")
     if path.suffix != ".py":
-        raise UsageError(f"problem {name!r} is a link to a file that is no .py file")
+        raise UsageError(f"problem {name!r} is a link to a file without the suffix .py")
     try:
         content = read_regular(path, _MOST_BYTES + 1)
     except OSError as error:

@@ -290,7 +290,7 @@ class Gate:
         for _ in range(_REUSE_ASKED):
             self.reuse(case, watch, verdict)
         if verdict.passed:
-            detail = f"{runs} more runs of what was timed were watched"
+            detail = f"{runs} more runs of the timed launches were watched"
             verdict.checks.append(Check(case.label, "audited", "passed", detail=detail))
 
     def reuse(self, case: Case, watch: Watch, verdict: Verdict) -> None:

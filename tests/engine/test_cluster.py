@@ -91,9 +91,9 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 
 
 def test_devices_of_this_machine_do_not_go_with_a_cluster() -> None:
-    with pytest.raises(UsageError, match="leave --device and --gpus out"):
+    with pytest.raises(UsageError, match="leave out --device and --gpus"):
         cluster_request("local:2", "auto", 2, allow_mixed=False)
-    with pytest.raises(UsageError, match="leave --device and --gpus out"):
+    with pytest.raises(UsageError, match="leave out --device and --gpus"):
         cluster_request("local:2", "h200", None, allow_mixed=False)
 
 

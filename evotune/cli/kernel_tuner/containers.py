@@ -63,7 +63,7 @@ def spread(value: Value) -> list[Value]:
         return value.items
     if isinstance(value, Table):
         return [Text(key) for key in value.items]
-    raise NotRead(value.why if isinstance(value, Unknown) else "it is no list")
+    raise NotRead(value.why if isinstance(value, Unknown) else "it is not a list")
 
 
 def table_of(first: Value | None, keywords: Mapping[str, Value]) -> Table:

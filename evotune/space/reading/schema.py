@@ -255,13 +255,13 @@ class BudgetModel(SpaceModel):
     what = "budget"
 
     trials: Annotated[int, Field(ge=1, le=10**9)] = 1000
-    """The run ends after so many trials."""
+    """The run ends after this many trials."""
     minutes: Annotated[float, Field(gt=0, le=10**6)] | None = None
-    """The run ends after so many minutes of work."""
+    """The run ends after this many minutes of work."""
     compiles: Annotated[int, Field(ge=1, le=10**9)] | None = None
-    """The run ends after so many compilations."""
+    """The run ends after this many compilations."""
     speedup: Annotated[float, Field(gt=0, le=10**6)] | None = None
-    """The run ends when a candidate is so many times as fast as the baseline."""
+    """The run ends when a candidate reaches this speedup over the baseline."""
 
 
 class StopModel(SpaceModel):
@@ -270,7 +270,7 @@ class StopModel(SpaceModel):
     what = "stop"
 
     no_improvement: Annotated[int, Field(ge=1, le=10**9)] | None = None
-    """The run ends when so many trials in a row found nothing better."""
+    """The run ends when this many trials in a row found nothing better."""
 
 
 class TimeoutsModel(SpaceModel):
