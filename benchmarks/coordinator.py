@@ -22,10 +22,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from evotune.device.recorded import RecordedSpace
+from evotune.engine._recorded_run import InlineExecutor
 from evotune.engine.observer import SilentObserver
 from evotune.engine.search_loop import SearchLoop
 from evotune.execute.executor import Proposal
-from evotune.execute.inline import InlineExecutor
 from evotune.run_options import RunOptions
 from evotune.search.catalog import create_strategy
 from evotune.space.explicit import ExplicitSpace

@@ -4,16 +4,11 @@ A suggestion outside the space is drawn again, hundreds of times where few combi
 and Optuna builds its densities anew for each draw. Between two outcomes the densities do not
 change. So here Optuna builds them once, and they are tabulated: the probability of each index under
 each kernel. A draw takes the same random numbers in the same order and gives the same suggestion
-(`python benchmarks/optuna_tables.py` compares them).
+(`python benchmarks/search_peers.py RECORDING…` compares them).
 """
 
 from __future__ import annotations
 
-import itertools
-import sys
-import time
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,26 +101,3 @@ class TabulatedTPESampler(TPESampler):
             name: search_space[name].to_external_repr(int(i))
             for name, i in zip(search_space, drawn[best], strict=True)
         }
-
-
-def main(paths: Sequence[str]) -> None:
-    """Prints for each use and three seeds whether both samplers give the same 60 evaluations, and
-    how many times as fast the tables are."""
-    from search_peers import OPTUNA, optuna_run
-
-    from evotune.device.recorded import read_recorded_space
-
-    for path in paths:
-        recording = read_recorded_space(Path(path))
-        for name, seed in itertools.product(OPTUNA, range(3)):
-            runs, seconds = [], []
-            for sampler in (TPESampler, TabulatedTPESampler):
-                began = time.perf_counter()
-                runs.append(optuna_run(name, sampler, recording, 60, seed))
-                seconds.append(time.perf_counter() - began)
-            same = "the same" if runs[0] == runs[1] else "NOT THE SAME"
-            print(f"{name} {path} {seed}: {same}, {seconds[0] / seconds[1]:.0f} times as fast")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -71,7 +71,7 @@ def measure(devices: int, options: argparse.Namespace) -> dict[str, float]:
             for index in range(devices)
         ]
         pool = CompilePool(logs, folder / "cache", processes=compilers)
-        executor = LocalExecutor(pool, slots, exclusive=False)
+        executor = LocalExecutor(pool, slots, exclusive=False, rules=setup.planner.rules)
         executor.open_devices()
         time.sleep(0.1 * compilers)
         background = BackgroundExecutor(executor)

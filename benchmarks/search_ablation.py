@@ -25,7 +25,7 @@ import numpy as np
 from evotune.device.recorded import read_recorded_space
 from evotune.engine.replay import replay
 from evotune.run_options import SearchSettings
-from evotune.search import covariance, evolution, guide, warp
+from evotune.search import evolution, gaussian_process, guide
 from evotune.search.performance import PerformanceScale
 
 FOLDER = Path(__file__).parents[2] / "shared" / "recorded_spaces"
@@ -60,15 +60,17 @@ PARTS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
         "fail": (guide.Feasibility, lambda self, row: None),
     },
     "no fit of the kernels": {"fit_kernel": (guide, _kernel_as_it_is)},
-    "fitness as it is": {"of_the_slower_half": (warp.Warp, lambda fitness: warp.Warp())},
+    "fitness as it is": {
+        "of_the_slower_half": (gaussian_process.Warp, lambda fitness: gaussian_process.Warp())
+    },
     "normal distribution": {"log_expected_improvement": (guide, _normal)},
     "neither of these two": {
-        "of_the_slower_half": (warp.Warp, lambda fitness: warp.Warp()),
+        "of_the_slower_half": (gaussian_process.Warp, lambda fitness: gaussian_process.Warp()),
         "log_expected_improvement": (guide, _normal),
     },
     "smooth axes only": {
-        "_CATEGORIES": (covariance, (1e-3, 1e-3)),
-        "_TYPICAL_CATEGORY": (covariance, -6.9),
+        "_CATEGORIES": (gaussian_process, (1e-3, 1e-3)),
+        "_TYPICAL_CATEGORY": (gaussian_process, -6.9),
     },
     "first proposals as they come": {"_BLIND": (evolution, 1)},
     "no neighbours": {

@@ -3,18 +3,26 @@
 A run is a list of times in ms (None: failed), one for each distinct configuration that the strategy
 asked for, in its order. A configuration that it asks for again costs nothing; a failed one costs as
 much as any other. Needs the `bench` extra.
+
+    python benchmarks/search_peers.py RECORDING…
+
+says whether Optuna's own sampler and the tables of `optuna_tables.py` give the same evaluations.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import random
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from evotune.device.recorded import RecordedSpace
+from evotune.device.recorded import RecordedSpace, read_recorded_space
 from evotune.trial import Value
 
 Times = list[float | None]
@@ -154,9 +162,13 @@ def _recorded_runner() -> Callable[[_Ledger], Any]:
 
 
 def optuna_run(
-    name: str, sampler_class: type[Any], recording: RecordedSpace, evaluations: int, seed: int
+    name: str,
+    sampler_class: type[Any] | None,
+    recording: RecordedSpace,
+    evaluations: int,
+    seed: int,
 ) -> list[tuple[Value, ...]]:
-    """The configurations that one run asked for."""
+    """The configurations that one run asked for. `sampler_class`: None for the tables."""
     ledger = _Ledger(recording)
     _run_optuna(OPTUNA[name], ledger, evaluations, seed, sampler_class)
     return list(ledger.asked)
@@ -224,3 +236,24 @@ def _run_optuna(
                 value=time_ms,
             )
         )
+
+
+def main(paths: Sequence[str]) -> None:
+    """Prints for each use and three seeds whether both samplers give the same 60 evaluations, and
+    how many times as fast the tables are."""
+    from optuna.samplers import TPESampler
+
+    for path in paths:
+        recording = read_recorded_space(Path(path))
+        for name, seed in itertools.product(OPTUNA, range(3)):
+            runs, seconds = [], []
+            for sampler in (TPESampler, None):
+                began = time.perf_counter()
+                runs.append(optuna_run(name, sampler, recording, 60, seed))
+                seconds.append(time.perf_counter() - began)
+            same = "the same" if runs[0] == runs[1] else "NOT THE SAME"
+            print(f"{name} {path} {seed}: {same}, {seconds[0] / seconds[1]:.0f} times as fast")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

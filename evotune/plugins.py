@@ -95,7 +95,7 @@ class Group:
     def _refusal(self, plugin: Plugin, why: str) -> EnvironmentProblem:
         return EnvironmentProblem(
             f"the {self._kind} {plugin.name!r} of the package {plugin.package} cannot be loaded: "
-            f"{why}; fix: mend or uninstall {plugin.package}"
+            f"{why}; fix: repair or uninstall {plugin.package}"
         )
 
 

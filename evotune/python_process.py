@@ -1,4 +1,4 @@
-"""Starts Python processes so that they import nothing from the working folder.
+"""Starts Python processes so that they import nothing from the working folder; says how they end.
 
 `python -m` puts the working folder before everything that is installed. So a file `msgspec.py`
 in a folder of downloads would run in place of the library. The user's own site-packages stay on the
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -47,3 +48,19 @@ def _works_beside_evotune() -> bool:
         return os.getcwd() == _FOLDER
     except OSError:  # the working folder was deleted
         return False
+
+
+# --- How a process ended, in words ----------------------------------------------------------------
+
+
+def signal_name(number: int) -> str:
+    """SIGSEGV for 11; "signal 40", say, for a real-time signal, which has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def describe_status(status: int) -> str:
+    """A process's exit status, as subprocess gives it, in words."""
+    return f"died of {signal_name(-status)}" if status < 0 else f"ended with status {status}"

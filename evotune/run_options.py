@@ -20,13 +20,13 @@ from evotune.trial import Json, Value
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """Settings that, with the space, fix a search: part of a run's identity.
+    """The settings of a strategy. On one space, equal settings and outcomes give equal proposals.
 
-    - `seed` decides every random choice.
-    - `population`: so many tells make a generation.
-    - `elites`: so many of the best are kept.
-    - `lookahead`: proposal n sees the outcomes of the trials before n - `lookahead`; the loop sees
-      to that.
+    - `seed`: decides every random choice.
+    - `population`: the number of trials in a generation.
+    - `elites`: the number of best trials that the strategy keeps.
+    - `lookahead`: the strategy makes proposal n when it knows the outcomes of the trials before
+      n - `lookahead`, and no others. `SearchLoop` ensures this.
     - `objectives`: names from `evotune.objectives`. `nsga2` searches for all of them, every other
       strategy for the speedup.
     """

@@ -9,15 +9,17 @@ a later process. Code that ships with evotune needs none.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.abc
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from evotune import agreed_hashes
 from evotune.errors import UsageError
 
 
@@ -47,8 +49,8 @@ class Trust:
     def own(self, content: bytes) -> None:
         """Agrees to code that the caller's own process holds, in a later process too."""
         sha256 = hashlib.sha256(content).hexdigest()
-        if sha256 not in agreed_hashes.read():
-            agreed_hashes.add([sha256])
+        if sha256 not in agreed_hashes():
+            keep_hashes([sha256])
         self.agree(sha256)
 
     def require(self, files: Mapping[Path, bytes]) -> None:
@@ -59,12 +61,12 @@ class Trust:
         unknown = {path: sha256 for path, sha256 in hashes.items() if sha256 not in known}
         if not unknown:
             return
-        kept = agreed_hashes.read()
+        kept = agreed_hashes()
         new = {path: sha256 for path, sha256 in unknown.items() if sha256 not in kept}
         foreign = [path for path in new if not _belongs_here(path)]
         if foreign and not self.ask([path.resolve() for path in foreign]):
             raise NotAgreed(foreign[0], len(foreign) - 1)
-        agreed_hashes.add(dict.fromkeys(new.values()))
+        keep_hashes(dict.fromkeys(new.values()))
         self._agreed.update(unknown.values())
 
 
@@ -120,3 +122,51 @@ def _shipped() -> frozenset[str]:
     place = next((place for place in places if place.is_dir()), package / "shipped")
     files = (file for file in place.rglob("*.*") if file.is_file())
     return frozenset(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
+
+
+# --- The hashes that the user agreed to, kept from one process to the next ------------------------
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+def agreed_hashes() -> frozenset[str]:
+    """The SHA-256 of each file that the user agreed to, in hexadecimal.
+
+    They are in a file in the user's state folder, one a line. Other lines are ignored. A file that
+    cannot be read or written is no error: evotune then asks again.
+    """
+    path = _file()
+    try:
+        lines = path.read_text(errors="replace").splitlines() if path is not None else []
+    except OSError:
+        return frozenset()
+    return frozenset(line for line in lines if _HASH.fullmatch(line))
+
+
+def keep_hashes(hashes: Iterable[str]) -> None:
+    """Appends the hashes in one write, so that several processes may append at the same time."""
+    path = _file()
+    lines = "".join(f"{sha256}\n" for sha256 in hashes)
+    if path is None or not lines:
+        return
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(handle, lines.encode())
+        finally:
+            os.close(handle)
+
+
+def _file() -> Path | None:
+    """The file's path: in $EVOTUNE_STATE_DIR, else in evotune/ under $XDG_STATE_HOME or
+    ~/.local/state.
+
+    None for a relative path, since it would lead to a file that came with the working folder.
+    """
+    folder = os.environ.get("EVOTUNE_STATE_DIR")
+    if not folder:
+        base = os.environ.get("XDG_STATE_HOME", "")
+        base = base if os.path.isabs(base) else os.path.expanduser("~/.local/state")
+        folder = os.path.join(base, "evotune")
+    return Path(folder) / "agreed" if os.path.isabs(folder) else None

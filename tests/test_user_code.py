@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune import agreed_hashes
-from evotune.user_code import NotAgreed, Trust
+from evotune.user_code import NotAgreed, Trust, agreed_hashes, keep_hashes
 
 ROOT = Path(__file__).parents[1]
 CODE = b"int answer() { return 42; }\n"
@@ -114,10 +113,10 @@ def test_what_ships_with_evotune_needs_no_agreement(folders: Path) -> None:
 
 
 def test_lines_that_make_no_sense_are_passed_over(folders: Path) -> None:
-    agreed_hashes.add([HASH])
+    keep_hashes([HASH])
     path = folders / "state" / "agreed"
     path.write_bytes(b"\xff\xfe\n" + HASH[:-1].encode() + b"\n\n" + path.read_bytes() + b"torn")
-    assert agreed_hashes.read() == {HASH}
+    assert agreed_hashes() == {HASH}
 
 
 def _read_only(path: Path) -> None:
@@ -162,15 +161,15 @@ def test_where_it_is_kept(
     monkeypatch.setenv("HOME", str(folders / "home"))
     for name, value in variables.items():
         monkeypatch.setenv(name, value.format(folders))
-    agreed_hashes.add([HASH])
+    keep_hashes([HASH])
     found = [str(path.relative_to(folders)) for path in folders.rglob("agreed")]
     assert found == ([expected] if expected else [])
 
 
 def test_processes_that_agree_at_the_same_time_lose_nothing(folders: Path) -> None:
     program = (
-        "import sys\nfrom evotune import agreed_hashes\n"
-        "for n in range(200): agreed_hashes.add([f'{int(sys.argv[1]) + n:064x}'])\n"
+        "import sys\nfrom evotune.user_code import keep_hashes\n"
+        "for n in range(200): keep_hashes([f'{int(sys.argv[1]) + n:064x}'])\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     processes = [
@@ -178,4 +177,4 @@ def test_processes_that_agree_at_the_same_time_lose_nothing(folders: Path) -> No
         for n in range(4)
     ]
     assert [process.wait() for process in processes] == [0] * 4
-    assert len(agreed_hashes.read()) == 800
+    assert len(agreed_hashes()) == 800

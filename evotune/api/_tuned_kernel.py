@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from evotune.backends import registry
-from evotune.backends.calling import KernelCall
+from evotune.backends.backend import KernelCall
 from evotune.device.launch import Binary, CompileJob, LaunchPlan
 from evotune.engine.launches import Rejected
 from evotune.engine.reopening import ReopenedRun

@@ -283,7 +283,7 @@ class Run:
         rows = rank(RunData.load(self.folder, 1 if number is None else None)).rows
         chosen = next((row for row in rows if number in (None, row.number)), None)
         if chosen is None:
-            no = "candidate" if number is None else f"trial {number} of its own code"
+            no = "candidate" if number is None else f"trial {number} with code of its own"
             raise UsageError(f"run {self.id} has no valid {no}")
         return Candidate(self, chosen)
 

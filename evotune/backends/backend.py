@@ -3,6 +3,8 @@
 The rest of evotune asks a `Backend` and knows none by name. A method that is not abstract answers
 for a simple device: the machine always has it, has one of it, and its compiler reports no figures
 by which a launch could be refused.
+
+Below it: a compiled kernel as a user's own process calls it, and the lines of `evotune doctor`.
 """
 
 from __future__ import annotations
@@ -13,12 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
 import msgspec
 
-from evotune.backends.calling import Caller
-from evotune.backends.finding import Finding
 from evotune.device.launch import CompileJob, Launch, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.session import Compiler, Session
@@ -26,6 +26,11 @@ from evotune.errors import EvotuneError
 from evotune.languages import Language
 from evotune.problems.problem import TensorSpec
 from evotune.trial import Check, Json, OutcomeKind, Value
+
+if TYPE_CHECKING:
+    import torch
+import enum
+import importlib.metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +199,7 @@ class Backend(ABC):
         """Runs tools that look for memory errors and races in a champion's machine code, beside the
         caller, for as long as the block lasts. The function that it gives waits for their
         checks."""
-        return contextlib.nullcontext(lambda: not_sanitized("the kernel is no CUDA kernel"))
+        return contextlib.nullcontext(lambda: not_sanitized("the kernel is not a CUDA kernel"))
 
     def sanitizer_limit_s(self) -> float:
         """The longest time that the tools of `sanitizing` take."""
@@ -215,3 +220,68 @@ class Backend(ABC):
     def doctor(self) -> tuple[list[Finding], list[Finding]]:
         """The findings of `doctor` on its packages, then on its compilers and devices."""
         return [], []
+
+
+# --- A compiled kernel called in the user's own process, on the user's own tensors ----------------
+
+KernelCall: TypeAlias = Callable[[LaunchPlan, Mapping[str, int]], object]
+"""Launches a kernel's plan; the mapping has the address of each tensor and workspace by name."""
+
+
+class Caller(Protocol):
+    """Calls the kernels of one backend in this process, on PyTorch tensors."""
+
+    def refusal(self, device: torch.device) -> str:
+        """Why the kernels cannot take tensors on this device, "" when they can."""
+
+    def current(self, device: torch.device) -> AbstractContextManager[None]:
+        """Makes the device current, so that allocations and launches go to it."""
+
+    def load(self, binary: Path) -> KernelCall:
+        """Loads a compiled kernel; returns the function that calls it."""
+
+
+# --- Lines of evotune doctor ----------------------------------------------------------------------
+
+
+class Status(enum.StrEnum):
+    """MISSING and BROKEN ask the user to act; ABSENT is fine on this machine."""
+
+    OK = "ok"
+    ABSENT = "absent"
+    MISSING = "missing"
+    BROKEN = "broken"
+
+    @property
+    def fine(self) -> bool:
+        return self in (Status.OK, Status.ABSENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`fix` is a command or a setting, "" when the user need do nothing."""
+
+    name: str
+    status: Status
+    detail: str
+    fix: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        return {name: str(getattr(self, name)) for name in self.__slots__}
+
+
+def version(package: str) -> str:
+    """The version of an installed package; "" when it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def optional(package: str, extra: str, use: str) -> Finding:
+    """The finding on a package that only some users need, for `use`; evotune's `extra` brings
+    it."""
+    if found := version(package):
+        return Finding(package, Status.OK, found)
+    fix = f"pip install 'evotune[{extra}]'"
+    return Finding(package, Status.ABSENT, f"not installed; {use}", fix)

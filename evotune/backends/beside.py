@@ -53,4 +53,4 @@ def _other_runs() -> Iterator[str]:
             if _WORKER in words:
                 parents.add(int(words[words.index(_WORKER) + 1]))
     for parent in sorted(parents - {os.getpid()}):
-        yield f"another run of evotune measures (process {parent})"
+        yield f"another evotune run is measuring (process {parent})"

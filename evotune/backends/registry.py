@@ -25,14 +25,14 @@ def work_together(found: Sequence[DeviceProfile], *, allow_mixed: bool) -> Devic
     models = list(dict.fromkeys(profile.name for profile in found))
     if len(models) > 1 and not allow_mixed:
         raise EnvironmentProblem(
-            f"the GPUs differ ({', '.join(models)}): times of one say nothing of the other; fix: "
-            "choose a model with --device, or use --allow-mixed, which ranks them apart"
+            f"the GPUs differ ({', '.join(models)}): times on one say nothing about the other; "
+            "fix: choose a model with --device, or use --allow-mixed, which ranks them apart"
         )
     architectures = list(dict.fromkeys(profile.arch for profile in found))
     if len(architectures) > 1:
         raise EnvironmentProblem(
             f"the GPUs differ ({', '.join(models)}) and run different machine code "
-            f"({', '.join(architectures)}); fix: a run for each, with --device"
+            f"({', '.join(architectures)}); fix: start a run for each model, with --device"
         )
     least = {
         name: min(profile.attributes.get(name, value) for profile in found)

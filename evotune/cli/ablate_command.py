@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 @click.command(cls=Command, example="evotune ablate latest")
 @run_argument
 @click.option(
-    "--trial", type=click.IntRange(min=0), help="Another trial than the leaderboard's first."
+    "--trial",
+    type=click.IntRange(min=0),
+    help="The trial to change; the leaderboard's first if not given.",
 )
 @trust_option
 @runs_dir_option
@@ -46,9 +48,9 @@ def ablate(
 ) -> int:
     """Measure the worth of each choice of RUN's champion.
 
-    Sets one gene at a time to the space's default or to a neighbouring value, checks the changed
-    candidate and times it in turn with the champion. The rows are stored in the run: the HTML
-    report shows them.
+    Sets one parameter at a time to the space's default or to a neighbouring value, checks the
+    changed candidate and times it in turn with the champion. The rows are stored in the run: the
+    HTML report shows them.
     """
     from evotune.engine.ablation import ablate_run
     from evotune.engine.folder import find_run
@@ -59,9 +61,14 @@ def ablate(
     rows = rank(RunData.load(folder, 1 if trial is None else None)).rows
     chosen = next((row for row in rows if trial in (None, row.number)), None)
     if chosen is None:
-        what = "no valid candidate" if trial is None else f"no valid trial {trial} of its own code"
+        what = (
+            "no valid candidate"
+            if trial is None
+            else f"no valid trial {trial} with code of its own"
+        )
         raise UsageError(f"run {folder.id} has {what}")
-    terminal.note(f"changing trial {chosen.number} of run {folder.id}, one gene at a time")
+    which = f"trial {chosen.number} of run {folder.id}"
+    terminal.note(f"changing {which}, one parameter at a time")
     found = []
     for item in ablate_run(folder, chosen.number, chosen.configuration):
         found.append(item)
@@ -88,7 +95,7 @@ def _parts(found: list[AblationRow]) -> Iterator[Table | str]:
 
 
 def _cells(item: AblationRow) -> tuple[str, str, str]:
-    from evotune.report.changes import change_text, ratio_text
+    from evotune.report.wording import change_text, ratio_text
 
     row = item.to_json()
     return change_text(row), str(row["why"]), ratio_text(row)

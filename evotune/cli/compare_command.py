@@ -176,7 +176,11 @@ def _side(text: str, runs_dir: Path) -> tuple[RunFolder, Side]:
     if found is None and not wanted:
         raise EvotuneError(f"run {folder.id} has no valid candidate")
     if found is None:
-        what = "stored no default" if wanted == "default" else f"has no trial {wanted}"
+        what = (
+            "has no outcome of the default configuration"
+            if wanted == "default"
+            else f"has no trial {wanted}"
+        )
         raise UsageError(f"run {folder.id} {what}")
     return folder, found
 

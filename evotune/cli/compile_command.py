@@ -37,11 +37,11 @@ _PROGRESS_S = 5.0
 @space_argument()
 @trust_option
 @compile_device_option
-@click.option("--all", "every", is_flag=True, help="Every valid configuration.")
+@click.option("--all", "every", is_flag=True, help="Compile every valid configuration.")
 @click.option(
     "--sample",
     type=click.IntRange(min=1),
-    help=f"So many random valid configurations.  [default: {_SAMPLE}]",
+    help=f"How many random valid configurations to compile.  [default:  {_SAMPLE}]",
 )
 @click.option(
     "--seed",
@@ -66,9 +66,9 @@ def compile_command(
 ) -> int:
     """Compile configurations of SPACE; no GPU is needed.
 
-    On all cores. Tells registers, spills, shared memory and occupancy of CUDA kernels. The
-    exit code is 0 when every configuration tried compiles: one that a limit of the device
-    rejects beforehand is not tried, and one that breaks `after_compile` has compiled.
+    Uses all cores. Shows registers, spills, shared memory and occupancy of CUDA kernels. The
+    exit code is 0 when every configuration that was tried compiles. A configuration that the
+    device's limits reject beforehand is not tried; one that breaks `after_compile` has compiled.
     """
     if every and sample is not None:
         raise click.UsageError("--all and --sample exclude each other")

@@ -13,7 +13,7 @@ from evotune.cli.terminal import Terminal, pass_terminal, write_output
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from evotune.backends.finding import Finding
+    from evotune.backends.backend import Finding
 
 _ENVIRONMENT = 3
 
@@ -23,7 +23,7 @@ _ENVIRONMENT = 3
 @output_option
 @pass_terminal
 def doctor(terminal: Terminal, style: str, output: str) -> int:
-    """Check that everything is here that tuning needs.
+    """Check that this machine has everything that tuning needs.
 
     Packages, compiler, CPU, GPUs, cache. The exit code is 3 when something must be fixed.
     """

@@ -8,7 +8,7 @@ import tempfile
 
 from evotune import plugins
 from evotune.backends import registry
-from evotune.backends.finding import Finding, Status, optional
+from evotune.backends.backend import Finding, Status, optional
 from evotune.cli import packages
 from evotune.engine.stop_signal import interruptible
 from evotune.execute.build_cache import default_cache_dir

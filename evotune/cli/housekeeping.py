@@ -31,7 +31,7 @@ _DAY_S = 86400.0
 def list_command(terminal: Terminal, *, style: str, output: str) -> int:
     """List the spaces that ship with evotune, and the needs of each.
 
-    Below them stand the backends, problems and strategies of installed packages, if there are any.
+    The backends, problems and strategies of installed packages follow, if there are any.
     """
     from evotune import plugins
     from evotune.cli.tables import print_tables
@@ -80,7 +80,7 @@ def _needs(document: SpaceDocument) -> str:
 def rm(terminal: Terminal, *, runs: tuple[str, ...], yes: bool, runs_dir: Path) -> int:
     """Delete runs with all their results.
 
-    Asks before it deletes. A run that a process works on stays.
+    Asks before it deletes. A run that a process is working on is refused.
     """
     from evotune.engine.folder import find_run
 
@@ -107,7 +107,7 @@ def rm(terminal: Terminal, *, runs: tuple[str, ...], yes: bool, runs_dir: Path) 
     default=0.0,
     show_default=True,
     metavar="DAYS",
-    help="Only kernels that are older than so many days.",
+    help="Only kernels older than this many days.",
 )
 @pass_terminal
 def cache(terminal: Terminal, *, clear: bool, days: float) -> int:

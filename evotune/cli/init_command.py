@@ -48,17 +48,17 @@ class _Languages(click.Choice[str]):
     "script",
     type=click.Path(path_type=Path),
     metavar="FILE.py",
-    help="Bring in a Kernel Tuner script and its CUDA kernel. The script is read, not run.",
+    help="Import a Kernel Tuner script and its CUDA kernel. The script is read, not run.",
 )
 @click.option(
-    "--kernel", metavar="KERNEL", help="Of a script that tunes several: the one to bring in."
+    "--kernel", metavar="KERNEL", help="Which kernel to import, if the script tunes several."
 )
 @click.option(
     "--output",
     "outputs",
     multiple=True,
     metavar="ARRAY",
-    help="An array of the script that the kernel writes, where that cannot be told. May repeat.",
+    help="An array that the kernel writes, if evotune cannot tell. May be given several times.",
 )
 @pass_terminal
 def init(
@@ -72,9 +72,10 @@ def init(
 ) -> int:
     """Make a folder NAME with a tunable kernel of your own.
 
-    Holds the kernel, problem.py with its reference, space.yaml, the schema for editors and a
-    test. It runs as it is; put your own computation in its place. With --from-kernel-tuner the
-    kernel, its parameters and sizes are those of a script, and NAME is the kernel's if not given.
+    The folder holds the kernel, problem.py with its reference, space.yaml, the schema for
+    editors and a test. It runs as it is; put your own computation in its place. With
+    --from-kernel-tuner the kernel, its parameters and its sizes come from a script, and NAME is
+    the kernel's if not given.
     """
     if script is not None:
         if language is not None:
@@ -83,13 +84,15 @@ def init(
     if kernel is not None or outputs:
         raise UsageError("--kernel and --output need --from-kernel-tuner")
     if name is None:
-        raise UsageError("say the kernel's name, as in evotune init my-kernel")
+        raise UsageError("name the kernel, as in `evotune init my-kernel`")
     from evotune.languages import own_languages
 
     language = language or next(own_languages()).name
     folder = _new_folder(name)
     if name in _template(language).taken:
-        raise UsageError(f"{name}.py would be another file's name; take another one")
+        raise UsageError(
+            f"{name}.py is the name of another file that init writes; choose another name"
+        )
     made = scaffold(name, language)
     _write(terminal, folder, {file: text.encode() for file, text in made.items()})
     click.echo(f"cd {name}")
@@ -121,8 +124,8 @@ def _bring_in(
     click.echo(command_line("check", "space.yaml", "--device", "h200"))
     if made.unwritten:
         terminal.note(
-            f"still to be written: compute, at {folder / 'problem.py'}:{made.unwritten}, says with "
-            "PyTorch what the kernel computes"
+            f"still to be written: compute, at {folder / 'problem.py'}:{made.unwritten}, which "
+            "computes the kernel's result with PyTorch"
         )
     return 0
 
@@ -130,7 +133,7 @@ def _bring_in(
 def _new_folder(name: str) -> Path:
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is no name for a kernel: expected a letter, then letters, digits, - or _"
+            f"{name!r} is not a kernel's name: expected a letter, then letters, digits, - or _"
         )
     folder = Path(name)
     if folder.exists():

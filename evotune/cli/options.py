@@ -108,8 +108,8 @@ def trust_option(function: Function) -> Function:
             hidden=name != "--trust",
             expose_value=False,
             callback=_trust,
-            help="Execute kernels and problems though they lie outside this folder, or came with "
-            "a run's.",
+            help="Execute kernels and problems even if they lie outside this folder or came with "
+            "a run's folder.",
         )(function)
     return function
 
@@ -148,11 +148,11 @@ def _device_option(help_text: str) -> Callable[[Function], Function]:
 
 
 device_option = _device_option(
-    "What to run on: auto is the GPU where there is one; a NAME (l4, a100, h100, rtx4090, …) "
+    "Where to run: auto takes the GPU if there is one; a NAME (l4, a100, h100, rtx4090, …) "
     "demands that model."
 )
 compile_device_option = _device_option(
-    "What to compile for; a GPU's NAME (l4, a100, h100, rtx4090, …) needs no GPU."
+    "The device to compile for; a GPU's NAME (l4, a100, h100, rtx4090, …) needs no GPU."
 )
 
 
@@ -164,7 +164,7 @@ class _Gpus(click.ParamType[int | str]):
             return value
         if value.isdigit() and 1 <= int(value) <= 1024:
             return int(value)
-        self.fail(f"expected all or a number of GPUs from 1 on, not {value!r}", param, ctx)
+        self.fail(f"expected all or a number of GPUs (1 or more), not {value!r}", param, ctx)
 
 
 gpus_option = click.option(
@@ -217,7 +217,7 @@ def _ask(paths: Sequence[Path]) -> bool:
     """Asks at the terminal whether to execute the files. Without a terminal the answer is no."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
-    say("This would execute code that lies outside this folder, or came with a run's:")
+    say("This would execute code that lies outside this folder or came with a run's folder:")
     for path in paths:
         say(f"  {path}")
     try:

@@ -42,8 +42,8 @@ _FACT_COLUMNS = len("trials per minute") + 3  # the width of the names before th
 @click.option(
     "--watch",
     is_flag=True,
-    help="Follow a running run, the latest if none is named, also from another terminal; Ctrl-C "
-    "ends.",
+    help="Follow a running run (the latest if none is named), also from another terminal; Ctrl-C "
+    "stops following.",
 )
 @runs_dir_option
 @format_option(("table", "json"), "table")
@@ -118,8 +118,8 @@ def report(
 ) -> int:
     """Write runs as a page to read, or all trials for scripts.
 
-    html is one file that opens offline, about 5 MB; it takes several runs. csv and parquet are
-    a row a trial, json and jsonl have every measurement and check; t4 is the auto-tuning
+    html is one file that opens offline, about 5 MB; it takes several runs. csv and parquet
+    have a row for each trial, json and jsonl every measurement and check; t4 is the auto-tuning
     community's results format. Failed trials are in all of them, with their reasons. Of a run of
     more than 20,000 trials a page holds the best ones and a sample, and says so.
     """

@@ -39,21 +39,21 @@ if TYPE_CHECKING:
 @click.option(
     "--max-evals",
     type=click.IntRange(min=1),
-    help="Evaluations a repeat; the budget of the score if not given.",
+    help="Evaluations in each repeat; the score's own budget if not given.",
 )
 @click.option(
     "--repeats",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="How often, each with another seed.",
+    help="How many repeats, each with its own seed.",
 )
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Seed of the first repeat; the next ones count up from it.",
+    help="Seed of the first repeat; each further one adds 1.",
 )
 @click.option(
     "--lookahead",
@@ -84,8 +84,8 @@ def replay(
     No device is needed. CACHE is a Kernel Tuner cache (also .gz, also unfinished), T4 results, an
     evotune run (id, unique prefix or path) or its report (--format json), or a space file with
     `recorded:`. The table has the published performance score: 0 is random search, 1 the optimum at
-    once. The jsonl form is one line an evaluation: {"repeat", "eval", "config", "time_ms"}, null
-    for a failure.
+    once. The jsonl form has a line for each evaluation: {"repeat", "eval", "config", "time_ms"};
+    the time of a failure is null.
     """
     from evotune.api.replaying import budget, find_recording, replaying
     from evotune.cli.tables import print_tables, text_table

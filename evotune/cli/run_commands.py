@@ -37,20 +37,20 @@ _INTERRUPTED = 130
 
 @click.command(cls=Command, example="evotune run attention-cpu --trials 200 --seed 1")
 @space_argument(required=False)
-@click.option("--trials", type=click.IntRange(min=1), help="Stop after so many trials.")
-@click.option("--minutes", type=POSITIVE, help="Stop after so many minutes.")
-@click.option("--compiles", type=click.IntRange(min=1), help="Stop after so many compiles.")
-@click.option("--speedup", type=POSITIVE, help="Stop when this is reached.")
+@click.option("--trials", type=click.IntRange(min=1), help="Stop after this many trials.")
+@click.option("--minutes", type=POSITIVE, help="Stop after this many minutes.")
+@click.option("--compiles", type=click.IntRange(min=1), help="Stop after this many compiles.")
+@click.option("--speedup", type=POSITIVE, help="Stop when a candidate reaches this speedup.")
 @click.option(
     "--no-improvement",
     type=click.IntRange(min=1),
-    help="Stop after so many trials without a better one.",
+    help="Stop after this many trials without a better one.",
 )
 @click.option(
     "--warm-start",
     metavar="RUN",
     shell_complete=complete_run,
-    help="Begin with the best of this run, of another device too.",
+    help="Begin with the best configurations of this run, even of one on another device.",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the search.")
 @click.option(
@@ -62,17 +62,17 @@ _INTERRUPTED = 130
 @click.option(
     "--racing/--no-racing",
     default=True,
-    help="Take few samples of candidates that cannot win, or equally many of all.",
+    help="Take fewer samples of candidates that cannot win, or (--no-racing) as many as of others.",
 )
 @click.option(
     "--lookahead",
     type=click.IntRange(min=0, max=10_000),
-    help="Trials in flight: proposal n sees those before n - N. Fixed for the run.",
+    help="Trials in flight: proposal n knows the outcomes before n - N. Fixed for the run.",
 )
 @click.option(
     "--champions",
     type=click.IntRange(1, 100),
-    help="Confirm so many of the best in fresh processes; 3 if not given.",
+    help="How many of the best to confirm in fresh processes; 3 if not given.",
 )
 @gpus_option
 @cluster_option
@@ -100,7 +100,7 @@ def run(
     """Search SPACE for the fastest correct configuration.
 
     SPACE is a file, or the name of a space that ships with evotune; without it the flagship
-    for the device is tuned. The first Ctrl-C ends the run tidily, it can be resumed.
+    for the device is tuned. The first Ctrl-C ends the run tidily; it can be resumed.
     """
     from evotune.cli.progress import show_progress
     from evotune.engine.cluster_run import cluster_request
@@ -129,9 +129,7 @@ def run(
 @click.option("--trials", type=click.IntRange(min=1), help="New total of trials.")
 @click.option("--minutes", type=POSITIVE, help="New total of minutes.")
 @trust_option
-@click.option(
-    "--allow-mixed", is_flag=True, help="Go on even on another device, or another driver."
-)
+@click.option("--allow-mixed", is_flag=True, help="Go on even with another device or driver.")
 @gpus_option
 @cluster_option
 @runs_dir_option

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,13 +20,14 @@ from evotune.cli.options import (
 )
 from evotune.cli.terminal import Terminal, pass_terminal, write_output
 from evotune.errors import UsageError
-from evotune.trial import Json, Value
+from evotune.trial import Check, Json, Outcome, Value
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from evotune.engine.folder import RunFolder
     from evotune.engine.reopening import Verified
+
 
 _FAILED = 1
 
@@ -35,13 +37,13 @@ _FAILED = 1
 @click.option(
     "--config",
     metavar="JSON",
-    help='One configuration, {"NAME": value, …}, a value for each parameter.',
+    help='One configuration: {"NAME": value, …}, with every parameter.',
 )
 @click.option(
     "--top",
     "count",
     type=click.IntRange(min=1),
-    help="So many of the leaderboard's first rows; 1 if nothing is given.",
+    help="How many of the leaderboard's first rows; 1 if not given.",
 )
 @trust_option
 @runs_dir_option
@@ -88,7 +90,7 @@ def _parse(text: str) -> Mapping[str, Value]:
     try:
         values: Json = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"--config is no JSON: {error}") from error
+        raise UsageError(f"--config is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise UsageError('--config: expected {"NAME": value, …}')
     return values
@@ -110,7 +112,6 @@ def _write(terminal: Terminal, found: list[Verified], style: str, output: str) -
 
         print_tables(terminal, _parts(found), output)
         return
-    from evotune.report.checks import verification_record
     from evotune.report.records import to_json, to_jsonl
 
     records = [
@@ -122,18 +123,66 @@ def _write(terminal: Terminal, found: list[Verified], style: str, output: str) -
 
 def _parts(found: list[Verified]) -> Iterator[Table | str]:
     from evotune.cli.tables import text_table
-    from evotune.report import checks, wording
+    from evotune.report import wording
     from evotune.report.domain import domain_table, domain_text
 
     for item in found:
         trial = "not tried in the run" if item.number is None else f"trial {item.number}"
         yield f"{trial}: {wording.configuration_text(item.configuration)}"
-        yield checks.checks_text(item.outcome)
+        yield checks_text(item.outcome)
         if item.outcome.checks:
-            rows = [checks.check_cells(check) for check in item.outcome.checks]
-            yield text_table(checks.CHECK_COLUMNS, rows, checks.CHECK_NUMERIC)
-            yield from checks.check_details(item.outcome)
+            rows = [check_cells(check) for check in item.outcome.checks]
+            yield text_table(CHECK_COLUMNS, rows, CHECK_NUMERIC)
+            yield from check_details(item.outcome)
         if item.outcome.domain is not None:
             regions = domain_table(item.outcome.domain)
             yield f"domain: {domain_text(item.outcome.domain)}"
             yield text_table(regions.columns, regions.rows, regions.numeric)
+
+
+CHECK_COLUMNS = (*("case", "inputs", "status", "max error", "limit", "RMS error", "limit"),)
+CHECK_NUMERIC = (False, False, False, True, True, True, True)
+
+
+def check_cells(check: Check) -> tuple[str, ...]:
+    """Cells in the order of CHECK_COLUMNS; `check_details` has further lines."""
+    from evotune.report import wording
+
+    figures = (check.max_error, check.max_limit, check.rms_error, check.rms_limit)
+    errors = (
+        wording.NONE if figure is None or check.rounding else f"{figure:.1e}" for figure in figures
+    )
+    return (check.case, check.inputs, check.status, *errors)
+
+
+def check_details(outcome: Outcome) -> list[str]:
+    """`skipped: edge shapes, memcheck: not installed`: a line for each check with a detail."""
+    return [
+        f"{check.status}: {check.case}, {check.inputs}: {check.detail}"
+        for check in outcome.checks
+        if check.detail
+    ]
+
+
+def checks_text(outcome: Outcome) -> str:
+    """`ok: 61 passed, 2 skipped`, or how the trial ended and why."""
+    counts = Counter(check.status for check in outcome.checks)
+    known = (status for status in ("passed", "failed", "skipped") if counts[status])
+    found = ", ".join(f"{counts[status]} {status}" for status in known) or "no check was made"
+    reason = f" ({outcome.reason})" if outcome.reason else ""
+    return f"{outcome.kind.value}{reason}: {found}"
+
+
+def verification_record(
+    number: int | None, configuration: Mapping[str, Value], outcome: Outcome, *, passed: bool
+) -> dict[str, Json]:
+    """The record of one configuration in `verify --format json`."""
+    return {
+        "number": number,
+        "configuration": dict(configuration),
+        "passed": passed,
+        "outcome": outcome.kind.value,
+        "reason": outcome.reason,
+        "checks": [check.to_json() for check in outcome.checks],
+        "domain": None if outcome.domain is None else outcome.domain.to_json(),
+    }

@@ -66,7 +66,10 @@ def foreign_file(compiler: str, job: CompileJob, folder: Path) -> str:
 
 
 def _refusal(who: str, name: str) -> str:
-    return f"the {who} read {name}, which is no source of the kernel and no header of the compiler"
+    return (
+        f"the {who} read {name}, which is neither a source of the kernel nor a header of the "
+        "compiler"
+    )
 
 
 @functools.cache
@@ -84,7 +87,7 @@ def header_folders(compiler: str) -> tuple[str, ...]:
         ).stderr
     except (OSError, subprocess.SubprocessError) as error:
         raise EnvironmentProblem(
-            f"{compiler} does not tell its folders of headers: {error}"
+            f"{compiler} does not list its folders of headers: {error}"
         ) from error
     found = _SEARCHED.search(os.fsdecode(words))
     return tuple(line.strip() for line in found.group(1).splitlines()) if found else ()

@@ -17,8 +17,7 @@ from typing import Any, BinaryIO, Final, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from evotune.device._json_places import MisplacedError
-from evotune.device._recorded_formats import as_cache
+from evotune.device._recorded_formats import MisplacedError, as_cache
 from evotune.errors import SpaceError, UsageError
 from evotune.regular_file import open_regular
 from evotune.space.explicit import ExplicitSpace, strides
@@ -272,7 +271,8 @@ def _absurd(text: str) -> MisplacedError:
     """The error for a number of thousands of digits, or for deep nesting."""
     found = _ABSURD.search(text)
     offset = found.start() if found else 0
-    return MisplacedError("not a Kernel Tuner cache: absurd JSON", offset=offset)
+    message = "not a Kernel Tuner cache: a number of too many digits, or nested too deep"
+    return MisplacedError(message, offset=offset)
 
 
 def _parse_unfinished(text: str, cut: int) -> dict[str, Json]:

@@ -13,6 +13,10 @@ from evotune.trial import Json, OutcomeKind
 
 if TYPE_CHECKING:
     import torch
+import ctypes
+from typing import Any
+
+from evotune.device.launch import Argument
 
 Disturb = Callable[[int], None]
 """A function that is called with a seed before each launch and disturbs that launch."""
@@ -177,3 +181,21 @@ class Session(Protocol):
 
 class LaunchFailure(RuntimeError):
     """A kernel that could not be loaded or launched; the trial ends as launch_error."""
+
+
+# --- Scalar arguments as C values, for ctypes and for the CUDA driver alike -----------------------
+
+_TYPES: Mapping[str, type[Any]] = {
+    "int32": ctypes.c_int32,
+    "int64": ctypes.c_int64,
+    "float32": ctypes.c_float,
+    "float64": ctypes.c_double,
+}
+
+
+def c_value(argument: Argument) -> Any:
+    """The argument as a C value; LaunchFailure where ctypes would silently drop upper bits."""
+    converted = _TYPES[argument.type](argument.value)
+    if argument.type.startswith("int") and converted.value != argument.value:
+        raise LaunchFailure(f"the argument {argument.value} does not fit {argument.type}")
+    return converted

@@ -173,7 +173,7 @@ def _locate(root: Path, includer: str, target: str, written: Mapping[str, bytes]
         else:
             raise outside
     if "\0" in target or not parts:
-        raise SpaceError(f"{includer}: include {target!r} names no file")
+        raise SpaceError(f"{includer}: include {target!r} does not name a file")
     name = "/".join(parts)
     # The compiler opens the name as written. If `..` follows a symbolic link, that is another file.
     folder = os.path.realpath((root / includer).parent / os.path.dirname(target))

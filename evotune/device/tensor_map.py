@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from evotune.space.tensor_map_limits import L2_PROMOTIONS, MOST_BOX, MOST_DIMENSIONS, SWIZZLES
+from evotune.space.specs import L2_PROMOTIONS, MOST_BOX, MOST_DIMENSIONS, SWIZZLES
 
 DTYPE_BYTES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 FIRST_ARCH = 90
@@ -80,6 +80,6 @@ class TensorMap(msgspec.Struct, frozen=True, array_like=True):
                 yield f"{what} of {found} bytes; expected one of {', '.join(map(str, known))}"
         row_bytes = self.box[-1] * self.element_bytes
         if row_bytes % _UNIT_BYTES:
-            yield f"a box row of {row_bytes} bytes, which is no multiple of {_UNIT_BYTES}"
+            yield f"a box row of {row_bytes} bytes, which is not a multiple of {_UNIT_BYTES}"
         if self.swizzle_bytes and row_bytes > self.swizzle_bytes:
             yield f"a box row of {row_bytes} bytes, more than the swizzle of {self.swizzle_bytes}"

@@ -36,7 +36,7 @@ def obstacle(
     told = _symbols_told(bound.document, kernel)
     untold = [n for n in differing if n not in told and (names is None or n in names)]
     if untold:
-        return f"kernel {kernel.name} is not told {', '.join(untold)}"
+        return f"kernel {kernel.name} does not receive {', '.join(untold)}"
     for spec in bound.document.constraints:
         try:
             holds = truth(bound.evaluate(spec.expression, configuration, sibling.symbols))
@@ -75,8 +75,8 @@ def scalars_skipped(
     names = ", ".join(name for name in scalars if name in kept)
     if not names:
         return []
-    told = "compiled for" if set(kernel.define) & set(scalars) else "not told"
-    detail = f"kernel {kernel.name} is {told} {names}"
+    how = "is compiled for" if set(kernel.define) & set(scalars) else "does not receive"
+    detail = f"kernel {kernel.name} {how} {names}"
     return [Check(f"other values of {names}", ALL_KINDS, "skipped", detail=detail)]
 
 

@@ -15,8 +15,7 @@ from evotune.engine._space_files import source_path
 from evotune.languages import language
 from evotune.problems.problem import Case, Problem
 from evotune.space.document import SpaceDocument
-from evotune.space.kernel_options import filled
-from evotune.space.specs import KernelSpec
+from evotune.space.specs import KernelSpec, filled
 from evotune.trial import Configuration, Value
 
 

@@ -127,7 +127,7 @@ class KernelRun:
         """Names the other work on this machine; the record has it by the trials stored before."""
         found = others_at_work(self.setup.devices)
         if found:
-            self._observer.phase(f"times may suffer: {'; '.join(found)}")
+            self._observer.phase(f"times may be disturbed: {'; '.join(found)}")
             known = self._store.meta("beside", {})
             self._store.set_meta("beside", {**known, str(self._store.count()): found})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +14,9 @@ from evotune.device.launch import CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.engine._champion_cases import obstacle, refusal, scalars_skipped, symbols_kept
 from evotune.engine._compile_jobs import CompileJobs
-from evotune.engine._review import BuildReviewer
 from evotune.engine.launches import CasePlanner, Rejected
 from evotune.errors import SpaceError
+from evotune.execute.build_review import BuildRules
 from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, CaseJob, Proposal
 from evotune.problems.problem import Case, Problem, WrongSymbol
 from evotune.space.binding import bind
@@ -76,8 +75,14 @@ class Planner:
         self._edges = {name: self._edge_cases(kept) for name, kept in self._kept.items()}
         self._searched: dict[str, list[_CasePlan]] = {}  # by kernel
         self._limits = registry.named(profile.backend).limits()
-        self._reviewer = BuildReviewer(bound, profile, self._limits) if self._limits else None
         self._refuse_unknown_arguments()
+
+    @property
+    def rules(self) -> BuildRules | None:
+        """The rules for compiled proposals; None where the backend knows no limits."""
+        if self._limits is None:
+            return None
+        return BuildRules(self.bound, self._limits, self._profile.attributes)
 
     def at(self, root: Path) -> Planner:
         """The same planner; compilers read the sources under another root."""
@@ -103,12 +108,7 @@ class Planner:
             jobs += self._sibling_jobs(kernel, configuration, compile_jobs, skipped)
             skipped += scalars_skipped(self._document, kernel, self.problem.scalars)
         cases = tuple(job for job in jobs if confirm or job.role != HELD_OUT)
-        review = None
-        if self._reviewer is not None:
-            review = functools.partial(self._reviewer.review, configuration)
-        return Proposal(
-            number, configuration, cases, confirm=confirm, skipped=tuple(skipped), review=review
-        )
+        return Proposal(number, configuration, cases, confirm=confirm, skipped=tuple(skipped))
 
     def case_job(self, configuration: Configuration, case: Case) -> CaseJob:
         """For a case outside the space. Rejected or SpaceError when the kernel cannot run it."""
@@ -253,7 +253,7 @@ class Planner:
                     continue
                 jobs.append(job)
         if not jobs:
-            detail = f"kernel {kernel.name} takes no random shape without another binary"
+            detail = f"kernel {kernel.name} needs another binary for every random shape"
             skipped.append(Check("random tests", ALL_KINDS, "skipped", detail=detail))
         return jobs
 

@@ -112,7 +112,7 @@ def space_path(run: RunFolder, store: RunStore) -> Path:
         path = run.sources / name
         own = path.resolve().is_relative_to(run.sources.resolve())
         if not (own and path.is_file()):
-            raise ValueError(f"its space is to be {name!r:.80}")
+            raise ValueError(f"it names {name!r:.80} as its space, which is not in {run.sources}")
     return path
 
 

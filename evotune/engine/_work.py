@@ -5,12 +5,11 @@ Needs the run's lock and its open store.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from evotune.engine.folder import RunFolder, quarantine
+from evotune.engine.folder import RunFolder
 from evotune.engine.observer import Observer, RunInfo
 from evotune.engine.search_loop import SearchLoop
 from evotune.engine.setup import Setup
@@ -128,7 +127,7 @@ class RunWork:
             searched_s=self.store.searched_s(),
             stop=lambda: self._signals.requested,
             observer=self._observer,
-            quarantine=functools.partial(quarantine, self.run),
+            quarantined=self.run.quarantine,
         )
         self.store.set_facts(self._time_around_search())
         self._observer.phase("searching")

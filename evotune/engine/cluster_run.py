@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from evotune.counted import counted
 from evotune.device.profile import DeviceProfile
 from evotune.engine import _cluster_worker
 from evotune.engine.folder import RunFolder
@@ -66,9 +65,11 @@ class Cluster:
         answers = self.ask(DescribeDevice(backend, __version__))
         found = [each.profile for each in answers.values() if isinstance(each, DeviceFound)]
         if not found:
-            workers = counted(len(answers), "worker")
+            workers = len(answers)
             problem = _refusals(answers)[0]
-            raise EnvironmentProblem(f"of {workers} of the cluster none can measure: {problem}")
+            raise EnvironmentProblem(
+                f"none of the cluster's workers ({workers}) can measure: {problem}"
+            )
         return found
 
     def workers_of(
@@ -149,7 +150,9 @@ def cluster_request(
             f"--cluster {address}: expected tcp://HOST:PORT of a Dask scheduler, or local:N"
         )
     if gpus is not None or device != "auto":
-        raise UsageError("a cluster's workers have the devices: leave --device and --gpus out")
+        raise UsageError(
+            "a cluster's workers choose their own devices: leave out --device and --gpus"
+        )
     return ClusterRequest(address, allow_mixed)
 
 

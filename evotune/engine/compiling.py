@@ -16,6 +16,7 @@ from evotune.engine.spaces import find_space
 from evotune.engine.stop_signal import interruptible
 from evotune.errors import UsageError
 from evotune.execute.build_cache import writable_cache_dir
+from evotune.execute.build_review import BuildRules, review_build
 from evotune.execute.compile_pool import CompilePool
 from evotune.execute.executor import Proposal
 from evotune.scratch import scratch_folder
@@ -197,16 +198,16 @@ def _compile_all(
                         item.failure = result
         for item in [item for item in waiting if item.failure or not item.missing]:
             waiting.remove(item)
-            yield _row(item)
+            yield _row(item, planner.rules)
 
 
-def _row(item: _Waiting) -> CompileRow:
+def _row(item: _Waiting, rules: BuildRules | None) -> CompileRow:
     configuration, failure = item.proposal.configuration, item.failure
     if failure is not None:
         return CompileRow(
             configuration, failure.kind, False, failure.reason, {}, failure.seconds, False
         )
-    review = item.proposal.examine(item.binaries)
+    review = review_build(item.proposal, item.binaries, rules)
     kind = OutcomeKind.RESOURCE_LIMIT if review.violation else OutcomeKind.OK
     binaries = item.binaries.values()
     return CompileRow(

@@ -142,13 +142,13 @@ def list_runs(runs_dir: Path) -> list[RunFolder]:
     return [RunFolder(path.parent) for path in sorted(runs_dir.glob("*/store.sqlite"))]
 
 
-def quarantine(run: RunFolder, trial: Trial) -> None:
-    """Writes `quarantine/trial-N.sh` into the run's folder.
+def quarantine(folder: Path, trial: Trial) -> None:
+    """Writes the script `trial-N.sh`, which tries the configuration alone, into the folder.
 
     The script holds no text that a kernel or its worker printed: it is executed.
     """
-    run.quarantine.mkdir(exist_ok=True)
-    script = run.quarantine / f"trial-{trial.number}.sh"
+    folder.mkdir(exist_ok=True)
+    script = folder / f"trial-{trial.number}.sh"
     script.write_text(
         _SCRIPT.format(
             number=trial.number,

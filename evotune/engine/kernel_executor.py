@@ -32,5 +32,6 @@ def open_kernel_executor(
         trial_timeout_s=document.timeouts.trial_s,
         cores=cores,
         twins=twins,
+        rules=setup.planner.rules,
         secret=setup.secret,
     )

@@ -92,8 +92,8 @@ class CasePlanner:
                 inputs = [name for name, known in self._tensors.items() if not known.is_output]
                 hint = did_you_mean(spec.tensor, inputs)
                 raise spec.position.error(
-                    f"constant memory {spec.symbol} from '{spec.tensor}', which is no input tensor"
-                    f"{hint}"
+                    f"constant memory {spec.symbol} from '{spec.tensor}', which is not an input "
+                    f"tensor{hint}"
                 )
             size = DTYPE_BYTES[tensor.dtype] * math.prod(tensor.shape)
             found.append(ConstantMemory(spec.symbol, spec.tensor, size))
@@ -138,7 +138,7 @@ class CasePlanner:
         tensors = self._tensors
         if name not in tensors:
             hint = did_you_mean(name, tensors)
-            raise argument.position.error(f"a tensor map of '{name}', which is no tensor{hint}")
+            raise argument.position.error(f"a tensor map of '{name}', which is not a tensor{hint}")
         shape = tensors[name].shape
         if len(spec.box) != len(shape):
             message = f"the box has {len(spec.box)} sizes, but {name} has {len(shape)} dimensions"

@@ -11,7 +11,9 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
+from evotune.engine.folder import quarantine
 from evotune.engine.observer import Observer, Progress
 from evotune.errors import StoreError
 from evotune.execute.executor import Executor, Proposal
@@ -32,7 +34,8 @@ class SearchLoop:
       `no_improvement`.
     - `seconds`: of searching in all, over all parts of the run.
     - `stop` is asked between events: True ends this part of the run early.
-    - `quarantine` is told of each quarantined trial before its outcome is stored.
+    - `quarantined`: the folder that gets a script of each quarantined trial, before its outcome is
+      stored.
 
     The strategy learns the outcomes of the options' `starts`, although it did not ask for them.
     """
@@ -49,7 +52,7 @@ class SearchLoop:
         searched_s: float,
         stop: Callable[[], bool],
         observer: Observer,
-        quarantine: Callable[[Trial], None] = lambda trial: None,
+        quarantined: Path | None = None,
     ) -> None:
         self._store = store
         self._strategy = strategy
@@ -62,7 +65,7 @@ class SearchLoop:
         self._starts = [Configuration(values) for values in options.starts]
         self._stop = stop
         self._observer = observer
-        self._quarantine = quarantine
+        self._quarantined = quarantined
         self._started_s = time.monotonic() - searched_s
         self._stored: dict[int, Trial] = {}
         self._pending: deque[Configuration] = deque()
@@ -204,11 +207,11 @@ class SearchLoop:
             place = number - self._told
             if not 0 <= place < len(self._pending):
                 raise StoreError(
-                    f"an outcome arrived for proposal {number}, which nobody asked for"
+                    f"an outcome arrived for proposal {number}, which was never asked for"
                 )
             trial = Trial(number, self._pending[place], outcome)
-            if QUARANTINED in outcome.flags:
-                self._quarantine(trial)
+            if QUARANTINED in outcome.flags and self._quarantined is not None:
+                quarantine(self._quarantined, trial)
             self._store.append(trial, self.searched_s)
             self._arrived[number] = outcome
         self._store.sync()

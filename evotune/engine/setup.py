@@ -33,9 +33,8 @@ from evotune.regular_file import read_regular
 from evotune.run_options import RunOptions
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument, load_space
-from evotune.space.kernel_options import filled, parameters_in
 from evotune.space.search_space import SearchSpace
-from evotune.space.specs import KernelSpec, ProblemSpec
+from evotune.space.specs import KernelSpec, ProblemSpec, filled, parameters_in
 from evotune.space.suggest import did_you_mean
 from evotune.store import RunStore
 
@@ -358,7 +357,8 @@ def _forms(document: SpaceDocument, kernel: KernelSpec, option: str) -> Iterator
     """The option for each value of the parameter that it names."""
     names = list(dict.fromkeys(parameters_in(option)))
     if len(names) > 1:
-        raise kernel.position.error(f"option {option!r} names {' and '.join(names)}: one is enough")
+        found = " and ".join(names)
+        raise kernel.position.error(f"option {option!r} names {found}; it may name one parameter")
     if not names:
         yield option
         return

@@ -132,7 +132,7 @@ class TrialRunner:
         seed = self._seed(job)
         if changed := self._session.take_stock():
             self.doubtful = True  # an earlier candidate may have done it after its trial
-            reason = f"a kernel before, or somebody else, {changed}"
+            reason = f"an earlier kernel, or another program, {changed}"
             return Outcome(OutcomeKind.LAUNCH_ERROR, reason=reason)
         random_tests = 0
         try:
@@ -376,7 +376,8 @@ class TrialRunner:
         if cold is not None and peak_gbps:
             gbps = self._problem.bytes_moved(cold) / measurement.time_us / 1e3
             if gbps > _CACHED * peak_gbps:
-                reason = f"{gbps:.0f} GB/s on cold inputs, the memory's peak is {peak_gbps:.0f}"
+                moved = f"{gbps:.0f} GB/s on cold inputs"
+                reason = f"{moved} is more than the memory's peak of {peak_gbps:.0f}"
         if reason:
             verdict.kind = OutcomeKind.TOO_FAST
             verdict.reason = f"{measurement.case}: {reason}"

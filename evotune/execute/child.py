@@ -14,9 +14,8 @@ from typing import Generic
 import msgspec
 
 from evotune.device.channel import FromWorker, Reader, ToWorker, UnreadableMessage, Wire, framed
-from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem
-from evotune.python_process import module_command
+from evotune.python_process import describe_status, module_command
 
 _KILL_TIMEOUT_S = 60.0  # a GPU's memory and a running kernel take their time to be cleared
 

@@ -175,7 +175,7 @@ class ClusterExecutor:
         if losses < _MOST_LOSSES:
             self._send(proposal, losses + 1)
         else:
-            reason = f"{losses + 1} times, several workers of the cluster died while they had it"
+            reason = f"{losses + 1} times, several of the cluster's workers died with it"
             self._finish(proposal, Outcome(OutcomeKind.WORKER_LOST, reason=reason))
 
     def _finish(self, proposal: Proposal, outcome: Outcome) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 from evotune.device.launch import Binary, CompileFailure, CompileJob
-from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem
 from evotune.execute.child import Child
 from evotune.execute.messages import (
@@ -27,6 +26,7 @@ from evotune.execute.messages import (
     Started,
     ToCompileWorker,
 )
+from evotune.python_process import describe_status
 from evotune.trial import OutcomeKind
 
 Worker: TypeAlias = Child[ToCompileWorker, FromCompileWorker]

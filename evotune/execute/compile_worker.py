@@ -91,7 +91,7 @@ def _answer(told: Compile) -> Binary | CompileFailure | MachineProblem:
     except EnvironmentProblem as error:
         return MachineProblem(str(error))
     except OSError as error:  # a full disk, a cache that cannot be written
-        return MachineProblem(f"cannot compile: {error}; mend it, then resume the run")
+        return MachineProblem(f"cannot compile: {error}; repair that, then resume the run")
 
 
 if __name__ == "__main__":

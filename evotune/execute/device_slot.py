@@ -14,7 +14,6 @@ import msgspec
 
 from evotune.backends import registry
 from evotune.device.profile import DeviceProfile
-from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem, ProblemMistake
 from evotune.execute._spare_workers import SpareWorkers, Worker
 from evotune.execute._worker_death import crash_kind, last_words, raised
@@ -38,6 +37,7 @@ from evotune.execute.messages import (
     TrialRequest,
 )
 from evotune.problems.loading import is_file_reference, problem_source
+from evotune.python_process import describe_status
 from evotune.trial import QUARANTINED, Outcome, OutcomeKind
 from evotune.user_code import trust
 
@@ -187,7 +187,7 @@ class DeviceSlot:
             return self._lost()
         for message in messages:
             if message.token != self._token or not isinstance(message, self._expected()):
-                self._child.unreadable = "it answers nothing that was asked"
+                self._child.unreadable = "its answer belongs to no request"
                 return self._lost()
             if isinstance(message, Mistaken):
                 self._refuse(message)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
-from evotune.device.launch import Binary, CompileJob, LaunchPlan
+from evotune.device.launch import CompileJob, LaunchPlan
 from evotune.problems.problem import Case
-from evotune.trial import Check, Configuration, Json, Outcome
+from evotune.trial import Check, Configuration, Outcome
 
 TIMED, EDGE, HELD_OUT, RANDOM = "timed", "edge", "held_out", "random"
 RIVAL = "rival"
@@ -36,15 +35,6 @@ class CaseJob:
     flops: int
 
 
-@dataclass(frozen=True, slots=True)
-class BuildReview:
-    """A candidate judged by its compiled figures: `resources` for its record, and as `violation`
-    why it must not be launched ("" when it may be)."""
-
-    resources: Mapping[str, Json]
-    violation: str = ""
-
-
 @dataclass(frozen=True)
 class Proposal:
     """A configuration to try.
@@ -60,7 +50,6 @@ class Proposal:
       against them instead of the baselines, thoroughly.
     - `device`: the only one of the executor's devices that may take it; it is measured there even
       if an outcome of the same code is known.
-    - `review`: if given, judges the cases once all their binaries (by compile key) are there.
     """
 
     number: int
@@ -73,32 +62,11 @@ class Proposal:
     skipped: tuple[Check, ...] = ()
     rival: tuple[CaseJob, ...] = ()
     device: int | None = None
-    review: Callable[[Sequence[CaseJob], Mapping[str, Binary]], BuildReview] | None = field(
-        default=None, compare=False
-    )
 
     @functools.cached_property
     def compile_jobs(self) -> dict[str, CompileJob]:
         """All jobs that must be compiled for it, by key."""
         return {case.compile.key: case.compile for case in (*self.cases, *self.rival)}
-
-    def examine(self, binaries: Mapping[str, Binary]) -> BuildReview:
-        """The review of its own binaries (not the rival's). Without `review` it only has the worst
-        of each figure."""
-        own = {case.compile.key: binaries[case.compile.key] for case in self.cases}
-        if self.review is None:
-            return BuildReview(worst_resources(own.values()))
-        return self.review(self.cases, own)
-
-
-def worst_resources(binaries: Iterable[Binary]) -> dict[str, Json]:
-    """The largest value of every figure, without the figures of single functions."""
-    found: dict[str, Json] = {}
-    for binary in binaries:
-        for name, value in binary.resources.items():
-            if not isinstance(value, dict):
-                found[name] = max(value, found.get(name, value))
-    return found
 
 
 class BaselineTiming(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from evotune.device.launch import MBARRIERS, Binary, CompileFailure, LaunchPlan
+from evotune.execute.build_review import BuildRules, review_build
 from evotune.execute.executor import TIMED, CaseJob, Proposal
 from evotune.execute.messages import TrialCase, TrialRequest
 from evotune.trial import QUARANTINED, Json, Outcome, OutcomeKind, plain
@@ -81,10 +82,10 @@ class InFlight:
         alone = proposal.confirm or proposal.rival or proposal.repeat
         return not alone and proposal.device is None
 
-    def review(self) -> str:
+    def review(self, rules: BuildRules | None = None) -> str:
         """Reads the binaries' figures and makes the fingerprint. Returns why the binaries must not
         be launched, "" when they may be."""
-        review = self.proposal.examine(self.binaries)
+        review = review_build(self.proposal, self.binaries, rules)
         self.resources = review.resources
         parts = [
             [case.case.label, self.binaries[case.compile.key].sha256, _parts(case.plan)]

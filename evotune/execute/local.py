@@ -22,6 +22,7 @@ from evotune.backends import registry
 from evotune.device.launch import Binary, CompileFailure, CompileJob
 from evotune.device.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem
+from evotune.execute.build_review import BuildRules
 from evotune.execute.compile_pool import CompilePool
 from evotune.execute.device_slot import DeviceSlot, ProblemSource
 from evotune.execute.executor import BaselineReport, Proposal
@@ -50,6 +51,7 @@ class LocalExecutor:
     - `fixed_sampling`: losers get as many samples as contenders.
     - `name_devices`: an outcome names the device that measured it.
     - `twins`: earlier outcomes by machine code, so that no code is measured twice in a run.
+    - `rules`: a binary that breaks them is not launched.
     """
 
     def __init__(
@@ -59,11 +61,13 @@ class LocalExecutor:
         *,
         exclusive: bool,
         twins: Twins | None = None,
+        rules: BuildRules | None = None,
     ) -> None:
         self._pool = compile_pool
         self._devices = tuple(devices)
         self._exclusive = exclusive
         self._twins = twins or Twins()
+        self._rules = rules
         self.baselines: Mapping[str, str] = {}
         self.fixed_sampling = False
         self.name_devices = len(devices) > 1
@@ -278,7 +282,7 @@ class LocalExecutor:
 
     def _reviewed(self, number: int, item: InFlight) -> None:
         """A candidate whose compiled figures break a limit is never launched."""
-        violation = item.review()
+        violation = item.review(self._rules)
         if violation:
             self._finish(item, item.beyond_limit(violation))
         else:
@@ -322,6 +326,7 @@ def open_local_executor(
     trial_timeout_s: float = 120.0,
     cores: Sequence[Sequence[int]] = (),
     twins: Twins | None = None,
+    rules: BuildRules | None = None,
     secret: str = "",
     without: Collection[str] = (),
 ) -> LocalExecutor:
@@ -330,7 +335,7 @@ def open_local_executor(
     - `folder`: where children write their logs and scratch files.
     - `root`: the folder of the problem's own file.
     - `cores`: binds each worker to its own CPU cores; their number decides how many compilers run.
-    - `twins`: see `LocalExecutor`.
+    - `twins`, `rules`: see `LocalExecutor`.
     - `secret`: the gate draws its inputs and places from it.
     - `without`: checks that are left out, to see what each one is good for.
     """
@@ -353,4 +358,4 @@ def open_local_executor(
         )
         for index, profile in enumerate(profiles)
     ]
-    return LocalExecutor(pool, devices, exclusive=exclusive, twins=twins)
+    return LocalExecutor(pool, devices, exclusive=exclusive, twins=twins, rules=rules)

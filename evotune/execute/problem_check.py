@@ -6,7 +6,6 @@ import select
 import sys
 from collections.abc import Sequence
 
-from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem, ProblemMistake
 from evotune.execute.child import Child
 from evotune.execute.device_slot import ProblemSource
@@ -15,6 +14,7 @@ from evotune.execute.messages import PROBLEM_WORKER, Tried, TryProblem
 from evotune.problems.examination import tiny_case
 from evotune.problems.problem import Case
 from evotune.problems.user import UserProblem
+from evotune.python_process import describe_status
 from evotune.scratch import scratch_folder
 
 _LIMIT_S = 120.0

@@ -31,7 +31,8 @@ def agreement(devices: Sequence[Mapping[str, Json]]) -> str:
         count = sum(device["model"] == model for device in devices)
         apart = spread(devices, model)
         if apart is None:
-            words.append(f"{count} x {model}: no calibration, the default does not run")
+            why = "the default configuration does not run there"
+            words.append(f"{count} x {model}: not calibrated, since {why}")
             continue
         line = f"{count} x {model}: {apart:.1%} apart on the reference configuration"
         words.append(f"{line} (expected: {_AGREE:.0%} at most)" if apart > _AGREE else line)

@@ -76,19 +76,21 @@ _REST_S = 1.0  # for a hot device, before each retake
 
 @dataclass(frozen=True, slots=True)
 class TimingSettings:
-    """Rules for stopping, and the shape of a sample.
+    """When the sampling of a case stops, and how a sample is taken.
 
-    Sampling stops
-    - at `max_rounds`;
-    - after a multiple of `min_rounds`, when the interval is within `half_width` of the median;
-    - past `min_rounds`, after `max_seconds`.
-
-    While the interval is wider than `doubt` to either side (checked after multiples of
-    `max_rounds`), up to `extra_rounds` more follow.
-
-    A sample lasts `sample_us` or longer and visits up to `places` copies of the buffers. Where the
-    place of a graph matters, a sample is the mean over `graphs` (of a baseline: over
-    `baseline_graphs`), or the graphs take turns, one a round."""
+    - `min_rounds`: the fewest rounds.
+    - `half_width`: after each multiple of `min_rounds`, sampling stops if half of the interval's
+      width is at most this share of the median.
+    - `max_seconds`: after `min_rounds`, sampling stops when so much time has passed.
+    - `max_rounds`: sampling stops here, unless the interval is in doubt.
+    - `doubt`: the interval is in doubt while it reaches further than this to either side. Then up
+      to `extra_rounds` follow.
+    - `sample_us`: a sample lasts at least this long.
+    - `places`: a sample uses up to this many copies of the buffers.
+    - `graphs`, `baseline_graphs`: the CUDA graphs of the candidate and of a baseline. A graph's
+      place in memory changes its time.
+    - `graphs_take_turns`: each round uses one of the graphs; else a sample is the mean over all.
+    """
 
     min_rounds: int = 5
     max_rounds: int = 25

@@ -1,6 +1,6 @@
 """Problems that kernels solve: inputs, reference, tolerances, baselines, FLOPs and bytes."""
 
-from evotune.problems._by_name import create_problem, problem_names
+from evotune.problems.loading import create_problem, problem_names
 from evotune.problems.problem import Case, Problem, TensorSpec
 from evotune.problems.user import UserProblem
 

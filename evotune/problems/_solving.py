@@ -52,7 +52,7 @@ def solved_case(
             f"the inputs' shapes ({found}) leave open which of {', '.join(fits)} is meant: say "
             f"the sizes by name ({names})"
         )
-    raise ValueError(f"no {names} give the inputs these shapes: {found}")
+    raise ValueError(f"no {names} fit the inputs' shapes: {found}")
 
 
 def solve_sizes(

@@ -1,4 +1,4 @@
-"""Problems from a Python file: `name: path/to/problem.py:ClassName` in a space.
+"""Finds a space's problem: by its name, or in a Python file as `path/to/problem.py:ClassName`.
 
 Reading such a space runs that file: see `evotune.user_code`.
 """
@@ -16,8 +16,10 @@ from types import ModuleType
 from typing import Any
 
 from evotune.errors import ProblemMistake, UsageError
+from evotune.plugins import PROBLEMS
 from evotune.problems._problem_file import ProblemFile
-from evotune.problems.problem import WrongKey
+from evotune.problems.attention import Attention
+from evotune.problems.problem import Problem, WrongKey
 from evotune.problems.user import UserProblem
 from evotune.regular_file import read_regular
 from evotune.user_code import run_content, trust
@@ -101,7 +103,7 @@ def problem_source(name: str, root: Path) -> tuple[str, bytes]:
     if not path.is_relative_to(folder):
         raise UsageError(f"problem {name!r} lies outside the space's root {root}")
     if path.suffix != ".py":
-        raise UsageError(f"problem {name!r} is a link to a file that is no .py file")
+        raise UsageError(f"problem {name!r} is a link to a file without the suffix .py")
     try:
         content = read_regular(path, _MOST_BYTES + 1)
     except OSError as error:
@@ -152,3 +154,32 @@ def _class(module: ModuleType, file: ProblemFile, relative: str, wanted: str) ->
         raise file.at(file.line_of(kind), message)
     check_declarations(kind, file)
     return kind
+
+
+# --- Problems by name -----------------------------------------------------------------------------
+
+_PROBLEMS: dict[str, type[Attention]] = {Attention.name: Attention}
+
+
+def problem_names() -> tuple[str, ...]:
+    """The names of all problems that are not in files."""
+    return tuple(sorted({*_PROBLEMS, *PROBLEMS.names()}))
+
+
+def create_problem(name: str, dtype: str, root: Path = Path()) -> Problem:
+    """The problem `name` in `dtype`; files lie under `root`. WrongKey when either is unknown.
+    EnvironmentProblem when an installed package has the name and cannot be loaded."""
+    if is_file_reference(name):
+        return load_problem(name, dtype, root)
+    problem: Any = _PROBLEMS.get(name) or PROBLEMS.load(name)
+    if problem is None:
+        raise WrongKey(
+            f"unknown problem {name!r}; known: {', '.join(problem_names())}, "
+            "or path/to/problem.py:ClassName",
+            "name",
+        )
+    if dtype not in problem.dtypes:
+        known = ", ".join(problem.dtypes)
+        raise WrongKey(f"problem {name} has no dtype {dtype!r}; it has {known}", "dtype")
+    made: Problem = problem(dtype)
+    return made

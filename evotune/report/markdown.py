@@ -25,7 +25,7 @@ from evotune.trial import Json
 
 _SHOWN_ROWS = 20
 _SHOWN_REASONS = 10
-_COMPILER_CHARACTERS = 160  # with its flags and the CPU's it fills lines; JSON has it whole
+_COMPILER_CHARACTERS = 160  # its text with all flags fills several lines; the JSON report has it
 
 
 def page(data: RunData) -> str:
@@ -166,7 +166,7 @@ def _ranking(data: RunData, board: Leaderboard) -> Iterator[str]:
         for warning in row.warnings
     ]
     if warnings:
-        yield "\n".join(("Warnings, which a reader must judge:", "", *warnings))
+        yield "\n".join(("Warnings, for the reader to judge:", "", *warnings))
 
 
 def _domain(board: Leaderboard) -> Iterator[str]:

@@ -122,9 +122,10 @@ def _verdict(figures: Figures) -> Role:
 _NAMED_DUPLICATES = 5
 _NEAR_RATIO = 10
 _NEAR = (
-    "that is near the limit, which is twice the error of compute() in the same dtype. PyTorch adds "
-    "in parts and errs little; a right kernel that adds in order errs more. Add in parts, too, or "
-    "let yardstick_of() in problem.py say what is right (docs/writing-a-problem.md)"
+    "that is near the limit, which is twice the error of compute() in the same dtype. PyTorch sums "
+    "in parts, with small errors; a correct kernel that sums in order has larger ones. Sum in "
+    "parts too, or let yardstick_of() in problem.py give the errors to allow "
+    "(docs/writing-a-problem.md)"
 )
 
 
@@ -178,9 +179,9 @@ def _table(data: RunData, board: Leaderboard, rows: Sequence[Row], width: int) -
 def _meaning(data: RunData, board: Leaderboard) -> str:
     over = f"geometric mean over {len(data.cases)} cases of " if len(data.cases) > 1 else ""
     standing = (
-        "confirmed rows, measured again in a fresh process, come first"
+        "confirmed rows, which were measured again in fresh processes, come first"
         if any(row.confirmed for row in board.rows)
-        else "no row is confirmed, the search's own figures flatter the best"
+        else "no row is confirmed, and the search's own figures flatter the best"
     )
     return f"speedup: {over}baseline time / candidate time, with its 95% interval; {standing}"
 
@@ -229,7 +230,9 @@ def _configurations(rows: Sequence[Row], width: int) -> Iterator[Line]:
     ]
     if others:
         yield from paragraph(
-            "configurations: the leader's, and what the others change in it", width, role=Role.TITLE
+            "configurations: the leader's, and the others' differences from it",
+            width,
+            role=Role.TITLE,
         )
     for row, label, text in zip(rows, labels, texts, strict=True):
         yield from paragraph(

@@ -44,11 +44,13 @@ def available() -> int:
 def mapped(
     work: Callable[[_Part], _Result], parts: Iterable[_Part], processes: int
 ) -> Iterator[_Result]:
-    """`map(work, parts)`, in that order, with a few parts in memory. Raises any error of `work`.
+    """Yields `work(part)` for each part, in the order of the parts. Only a few parts are in memory
+    at a time. An error of `work` is raised here.
 
-    With less than two `processes`, this process does all work. Else `work`, the parts and the
-    results are pickled between this process and its own children: no file is ever unpickled.
-    EnvironmentProblem when a process dies."""
+    With less than two `processes` this process does the work itself. Otherwise its child processes
+    do, and the parts and results are pickled on the way to them and back. No file is unpickled.
+    EnvironmentProblem when a child dies.
+    """
     if processes < 2:
         yield from map(work, parts)
         return
@@ -71,7 +73,7 @@ def mapped(
             yield waiting.popleft().result()
     except BrokenProcessPool as error:
         raise EnvironmentProblem(
-            "a process that worked on the report was killed, perhaps for want of memory: "
+            "a process that wrote the report was killed, perhaps because memory ran out: "
             "free some, then try again"
         ) from error
     finally:

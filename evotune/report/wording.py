@@ -14,8 +14,8 @@ from evotune.trial import Json, Outcome, Value
 
 # --------------------------------------------------------------------------------------------------
 # Text that came from elsewhere (compilers, kernels, space files) made harmless for its reader.
-# A reason may hold terminal control sequences, spreadsheet formulas or table markup. JSON needs
-# nothing of this: `json.dumps` escapes what could act.
+# A reason may hold terminal control sequences, spreadsheet formulas or table markup. JSON output
+# needs no such care, since `json.dumps` escapes control characters.
 
 _SPACES = {ord(char): " " for char in "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"}
 _FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
@@ -162,7 +162,7 @@ def flags_text(row: Row) -> str:
 
 
 def beside_text(beside: Mapping[int, Sequence[str]]) -> str:
-    """`another run of evotune measures (process 7); from trial 40 on: GPU is 30% busy`."""
+    """`another evotune run is measuring (process 7); from trial 40 on: GPU is 30% busy`."""
     parts = []
     for trials, work in beside.items():
         when = f"from trial {trials} on: " if trials else ""
@@ -209,6 +209,26 @@ def state_text(state: str) -> str:
         "minutes": "time budget spent",
         "compiles": "compile budget spent",
         "speedup": "target speedup reached",
-        "no_improvement": "no improvement any more",
+        "no_improvement": "no improvement for too long",
     }
     return f"finished ({reasons.get(why, 'every configuration tried' if why else 'done')})"
+
+
+# --- Rows of a stored ablation --------------------------------------------------------------------
+
+
+def change_text(row: Mapping[str, Json]) -> str:
+    """`BLOCK_M 64 to 32`, with other changes that were needed for a valid configuration."""
+    if not row["parameter"]:
+        return "nothing (the champion against itself)"
+    before, after = value_text(row["before"]), value_text(row["after"])
+    others = configuration_text(row.get("also") or {})
+    return f"{row['parameter']} {before} to {after}" + (f" (with {others})" if others else "")
+
+
+def ratio_text(row: Mapping[str, Json]) -> str:
+    """`0.812x [0.801, 0.820]`, or the outcome and reason if there is no ratio."""
+    if row["ratio"] is None:
+        return f"{row['outcome']}: {row['reason']}" if row["reason"] else str(row["outcome"])
+    figure = f"{row['ratio']:.3f}x [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]"
+    return f"{figure}, same code" if row.get("same_code") and row["parameter"] else figure

@@ -24,7 +24,7 @@ _CHILDREN: Final = 96
 _REPAIRS: Final = 8  # invalid children that are repaired, which can cost milliseconds each
 _IMMIGRANTS: Final = 200
 _MATE_CHANCE: Final = 0.6
-_BLIND: Final = 8  # samples where there is no model; the one least like the pending ones wins
+_BLIND: Final = 8  # without a model: draws of which the one least like the pending ones is proposed
 
 
 class Evolution(FoldedStrategy):

@@ -1,9 +1,9 @@
 """The surrogate filter of `evolution`: breeds a pool of candidates, and picks the most promising.
 
-A pool and its model are made anew at fixed counts of told trials, ever more seldom, since that
-costs tens of milliseconds. In between, every trial enters the model at once, told or pending
-(`_posterior.py`). A pick is a pure function of the settings, the trials told and the pending ones;
-the state kept between calls is a memo.
+A pool and its model cost tens of milliseconds. So they are made anew at fixed counts of told
+trials, and the steps between these counts grow. Between two of them, each trial enters the model
+(`gaussian_process.py`) as soon as it is told or pending. A pick depends only on the settings, the
+told trials and the pending ones; the object keeps results between calls only to save time.
 """
 
 from __future__ import annotations
@@ -19,12 +19,18 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from evotune.search._encoding import Encoder, Floats, Rows
-from evotune.search._posterior import Posterior, log_expected_improvement
 from evotune.search._told import Numbers, ToldTrials
 from evotune.search._unseen import SeenConfigurations
-from evotune.search.covariance import Kernel, default_kernel, fit_kernel, worth_fitting
+from evotune.search.gaussian_process import (
+    Kernel,
+    Posterior,
+    Warp,
+    default_kernel,
+    fit_kernel,
+    log_expected_improvement,
+    worth_fitting,
+)
 from evotune.search.strategy import Elite, stream
-from evotune.search.warp import Warp
 from evotune.space.parameters import Parameter
 from evotune.trial import Configuration, Json
 
@@ -59,8 +65,8 @@ class Feasibility:
 
 _FIRST_MODEL: Final = 3  # trials told before the first model
 _LEAST_FITTED: Final = 3  # successes before the model of times is fitted
-# A pool lives for a share of the trials told so far, or of the trials in flight if that is more:
-# these enter it first. It lives for 64 trials at most.
+# A pool serves told / 24 further trials, or lookahead / 16 if that is more: each trial in flight
+# must enter a new pool before the first pick. No pool serves more than 64 trials.
 _REFRESH_SHARE: Final = 24
 _IN_FLIGHT_SHARE: Final = 16
 _LONGEST_POOL: Final = 64

@@ -90,7 +90,7 @@ class Names:
                 raise self.let[name].error(message)
             if name in self.symbols or name in self.choices:
                 what = "problem symbol" if name in self.symbols else "choice"
-                message = f"the {what} '{name}' is a compiled figure as well; rename it"
+                message = f"the {what} '{name}' has the name of a compiled figure; rename it"
                 raise document.after_compile[0].expression.error(message)
         names = copy.copy(self)
         names.figures = COMPILED_FIGURES
@@ -99,11 +99,13 @@ class Names:
     def _check_clashes(self, document: SpaceDocument) -> None:
         for spec in document.parameters:
             if spec.name in self.symbols:
-                raise spec.position.error(f"'{spec.name}' is a symbol of the problem as well")
+                raise spec.position.error(
+                    f"'{spec.name}' is also a symbol of the problem; rename the parameter"
+                )
         for name, expression in self.let.items():
             for known, what in ((self.parameters, "parameter"), (self.symbols, "problem symbol")):
                 if name in known:
-                    raise expression.error(f"let '{name}': the name is a {what} as well")
+                    raise expression.error(f"let '{name}': a {what} has this name already")
 
     def _ordered_lets(self) -> list[str]:
         order: list[str] = []
@@ -114,7 +116,7 @@ class Names:
                 return
             if name in trail:
                 cycle = " -> ".join([*trail[trail.index(name) :], name])
-                raise self.let[name].error(f"let is defined by itself: {cycle}")
+                raise self.let[name].error(f"a let depends on itself: {cycle}")
             trail.append(name)
             for used in self.let[name].names:
                 if used.name in self.let:

@@ -41,7 +41,9 @@ def bind(
     compiled = names.after_compile(document) if document.after_compile else names
     for condition in document.after_compile:
         _require_condition(condition.expression, compiled, "a constraint")
-    return BoundSpace(document, compiled, interner, tuple(genes), tuple(constraints))
+    return BoundSpace(
+        document, names, interner, tuple(genes), tuple(constraints), compiled=compiled
+    )
 
 
 def _require_condition(expression: Expression, names: Names, what: str) -> None:

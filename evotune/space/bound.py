@@ -15,10 +15,10 @@ from evotune.space.counting.blame import (
     ConstraintReport,
     blame_crowd,
     blame_empty,
+    find_crowd,
     not_found,
     report_constraints,
 )
-from evotune.space.counting.crowding import find_crowd
 from evotune.space.counting.effort import FULL, SHOWN_S, Deadline
 from evotune.space.counting.expansion import Variable
 from evotune.space.counting.members import Members
@@ -54,11 +54,15 @@ class BoundSpace:
         interner: Interner,
         genes: tuple[Gene, ...],
         constraints: tuple[BoundConstraint, ...],
+        *,
+        compiled: Names,
     ) -> None:
+        """`compiled`: the names and the compiled figures, for `after_compile`."""
         self.document = document
         self.genes = genes
         self.constraints = constraints
         self._names = names
+        self._compiled = compiled
         self._interner = interner
         self._rules = Rules(genes, constraints, interner)
         self._variables = tuple(Variable(gene.name, gene.values) for gene in genes)
@@ -209,7 +213,7 @@ class BoundSpace:
         values = {**configuration, **figures}
         for spec in self.document.after_compile:
             try:
-                if truth(self.evaluate(spec.expression, values, environment)):
+                if truth(self._value(spec.expression, values, environment, self._compiled)):
                     continue
             except SpaceError as error:
                 return error.message
@@ -237,8 +241,17 @@ class BoundSpace:
     ) -> Value:
         """An expression of a launch, workspace or argument for one configuration and the
         symbols of one shape x variant. A SpaceError says why it has no value."""
+        return self._value(expression, configuration, environment, self._names)
+
+    def _value(
+        self,
+        expression: Expression,
+        configuration: Mapping[str, Value],
+        environment: Mapping[str, Value],
+        names: Names,
+    ) -> Value:
         try:
-            closure = self._closure(expression, environment)
+            closure = self._closure(expression, environment, names)
             if isinstance(configuration, Configuration):  # dict() would call Python methods
                 return closure(configuration.to_json())
             return closure(dict(configuration))
@@ -250,13 +263,15 @@ class BoundSpace:
         scope = Scope(self._names, self._interner, environment)
         return Evaluator(scope, self._names, self._binding)
 
-    def _closure(self, expression: Expression, environment: Mapping[str, Value]) -> Evaluate:
+    def _closure(
+        self, expression: Expression, environment: Mapping[str, Value], names: Names
+    ) -> Evaluate:
         place = tuple((name, type(value), value) for name, value in environment.items())
-        key = (expression.text, place)
+        key = (expression.text, place, names is self._compiled)
         if key not in self._closures:
             with self._binding:  # a run plans in one thread and reviews builds in another
-                self._names.check(expression)
-                scope = Scope(self._names, self._interner, environment)
+                names.check(expression)
+                scope = Scope(names, self._interner, environment)
                 self._closures[key] = compile_scalar(scope.bind(expression))
         return self._closures[key]
 

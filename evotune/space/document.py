@@ -124,7 +124,7 @@ def _run_options(source: YamlSource, model: SpaceModelFile) -> RunOptions:
         search["strategy"] = model.search.strategy or "evolution"
     elif model.search.strategy == "evolution":
         at = source.position(("search", "strategy"))
-        raise at.error("evolution searches for speed alone; for several objectives take nsga2")
+        raise at.error("evolution searches for speed alone; for several objectives use nsga2")
     else:
         search["strategy"] = model.search.strategy or "nsga2"
     rest = model.budget.model_dump() | model.stop.model_dump()

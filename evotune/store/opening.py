@@ -217,7 +217,9 @@ def damaged(path: Path, error: Exception) -> StoreError:
     code = getattr(error, "sqlite_errorcode", None)
     # Extended codes hold the plain one in their lowest byte.
     if isinstance(code, int) and code & 0xFF in _NOT_DAMAGE:
-        return StoreError(f"the store {path} cannot be used now ({error}); mend that, then resume")
+        return StoreError(
+            f"the store {path} cannot be used now ({error}); repair that, then resume"
+        )
     return StoreError(
         f"the store {path} is damaged ({error}); nothing was changed: "
         "copy the run's folder, then try `sqlite3 store.sqlite .recover` on the copy"

@@ -67,10 +67,6 @@ def is_one_rounding(error: float) -> bool:
     return error <= _SLACK / 2
 
 
-def reference_of(expected: torch.Tensor) -> torch.Tensor:
-    return -expected[0].double() / expected[1].double()
-
-
 def as_rows(values: torch.Tensor) -> torch.Tensor:
     """The tensor with one row for each index of the first dimension."""
     return values.flatten(1) if values.dim() > 1 else values[:, None]

@@ -19,10 +19,9 @@ from evotune.device.launch import LaunchPlan
 from evotune.device.session import Sampler, Session
 from evotune.problems.problem import Case, Problem, Tensors
 from evotune.trial import Check, OutcomeKind
-from evotune.verify._altered import AlteredRow
 from evotune.verify._launch_evidence import Evidence, Findings, gather, read
 from evotune.verify.accuracy import LIMITS, as_rows, is_one_rounding, worst_element
-from evotune.verify.buffers import BufferSets, Inspection, bits, unwritten
+from evotune.verify.buffers import AlteredRow, BufferSets, Inspection, bits, unwritten
 from evotune.verify.pool import SHORT_CHANGES, InputPool, InputSet
 from evotune.verify.watch import Watch, Watched
 
@@ -291,7 +290,7 @@ class Gate:
         for _ in range(_REUSE_ASKED):
             self.reuse(case, watch, verdict)
         if verdict.passed:
-            detail = f"{runs} more runs of what was timed were watched"
+            detail = f"{runs} more runs of the timed launches were watched"
             verdict.checks.append(Check(case.label, "audited", "passed", detail=detail))
 
     def reuse(self, case: Case, watch: Watch, verdict: Verdict) -> None:

@@ -166,7 +166,8 @@ class Watch:
         return self._session.sampler(self._calls[: place * self._in_a_row + calls])
 
     def _ends(self, count: int) -> list[tuple[int, int]]:
-        """The first call and the one after the last, at each place that so many calls reach."""
+        """For each copy of the buffers that a run of `count` calls uses: the number of the first
+        call on it, and the number after the last one. A copy serves `_in_a_row` calls."""
         starts = range(0, count, self._in_a_row)
         return [(start, min(count, start + self._in_a_row)) for start in starts]
 

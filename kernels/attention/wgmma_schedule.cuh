@@ -1,17 +1,20 @@
 // The order of the problem's tiles, a block's walk over them, and the sharing of the last ones.
 //
-// A tile is BLOCK_M rows of one head (PACK_GQA: of several heads). The CLUSTER tiles side by side that the blocks of a
-// cluster have count as one here. Heads come in sections of HEAD_SECTION: all rows of a section's heads before the
-// next section, so that K and V of a section stay in the L2 cache while its rows pass. Within a section the tiles at
-// the same rows of all its heads are neighbours; ROW_ORDER descending begins with the last rows, which causal makes
-// longest. A persistent block takes tiles b, b + G, b + 2 G, ...; with WALK snake every other round is reversed (of G
-// blocks, the one that had the longest tile of a round has the shortest of the next). The SPLIT_KV blocks of a cluster
-// have one tile together, and no other.
+// A tile is BLOCK_M rows of one head (PACK_GQA: of several heads). The blocks of a cluster work on CLUSTER neighbouring
+// tiles, which count as one tile here.
 //
-// SHARE_TAIL: tiles are walked as long as every block gets one. The tiles left over, the tail, are a list of steps (one
-// block of keys of one tile each), and every block gets an equal share of the list. A share has no more steps than a
-// tile, so it lies in one tile, or is the end of one tile and the beginning of the next. So all blocks end at the same
-// time. Sums over a part of a tile's keys are merged by a second launch: see wgmma_tail.cuh.
+//   Heads    are divided into sections of HEAD_SECTION. All tiles of a section come before the next section, so that
+//            the section's K and V stay in the L2 cache. Within a section, the tiles of all heads at the same rows are
+//            neighbours.
+//   Rows     ROW_ORDER descending begins with the last rows: under a causal mask their tiles take longest.
+//   Blocks   Of G persistent blocks, block b takes tiles b, b + G, b + 2 G, ... WALK snake reverses every other round:
+//            the block with the longest tile of one round gets the shortest of the next. With SPLIT_KV all blocks of a
+//            cluster share one tile.
+//
+// SHARE_TAIL: blocks take whole tiles as long as there is one for every block. The remaining tiles are the tail. It is
+// divided into steps, each of which is one block of keys of one tile, and every block gets equally many steps, so that
+// all blocks end at the same time. A share is at most as long as a tile. So its steps belong to one tile, or to the end
+// of one tile and the beginning of the next. A second launch merges the sums of tiles that were shared: wgmma_tail.cuh.
 //
 // Archs      sm_90 and later.
 // Reference  Osama et al. 2023, "Stream-K".

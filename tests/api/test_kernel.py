@@ -44,10 +44,10 @@ def test_tensors_and_constants_go_by_name_too(run: Any) -> None:
         (
             [(2, 3), (4,)],
             {},
-            r"no rows, columns give the inputs these shapes: x \(2, 3\), y \(4,\)",
+            r"no rows, columns fit the inputs' shapes: x \(2, 3\), y \(4,\)",
         ),
-        ([(2, 3), (3, 1)], {}, "no rows, columns give"),
-        ([(2, 3), (3,)], {"rows": 7}, "no rows, columns give"),
+        ([(2, 3), (3, 1)], {}, "no rows, columns fit"),
+        ([(2, 3), (3,)], {"rows": 7}, "no rows, columns fit"),
         ([(2, 3), (3,)], {"causal": True}, "unknown size 'causal'"),
         ([(2, 3), (3,)], {"y": None}, "got y twice"),
         ([(2, 3)], {"y": 1.0}, "y: expected a tensor, got a float"),
@@ -70,7 +70,7 @@ def test_tensors_that_it_must_not_touch_are_refused(run: Any) -> None:
         scale(x, torch.ones(5)[1:])
     with pytest.raises(ValueError, match="y is on meta, x on cpu"):
         scale(x, y.to("meta"))
-    with pytest.raises(ValueError, match="the tensors are on meta: the kernel is for"):
+    with pytest.raises(ValueError, match="the tensors are on meta: the kernel was compiled for"):
         scale(x.to("meta"), y.to("meta"))
     with pytest.raises(ValueError, match="x requires grad"):
         scale(x.requires_grad_(), y)

@@ -96,9 +96,9 @@ class Backwards:
 def test_a_strategy_of_ones_own_searches_and_is_needed_to_go_on(space: Path) -> None:
     run = tuned(space, strategy=Backwards, trials=5)
     resumed = tuned(space, strategy=Backwards, trials=3)
-    with pytest.raises(UsageError, match=r"test_runs:Backwards, a strategy of your own: go on"):
+    with pytest.raises(UsageError, match=r"test_runs:Backwards, which is your own: resume"):
         resumed.resume(trials=5)
-    with pytest.raises(UsageError, match=r"searches by .*Backwards, not by .*Guessing"):
+    with pytest.raises(UsageError, match=r"strategy is .*Backwards, not .*Guessing"):
         resumed.resume(trials=5, strategy=Guessing)
     assert resumed.resume(trials=5, strategy=Backwards).trials == run.trials
     assert len({trial.configuration for trial in run.trials}) == 5
@@ -154,7 +154,7 @@ def test_a_thread_can_tune(space: Path) -> None:
 def test_what_is_no_space_and_no_run_is_refused(space: Path) -> None:
     with pytest.raises(UsageError, match="expected a path, a shipped name, a Space or a kernel"):
         evotune.tune(3)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="parameters: only for a kernel"):
+    with pytest.raises(UsageError, match="parameters: only with a kernel object"):
         tuned(space, parameters={"A": [1]})
     with pytest.raises(UsageError, match="no run 'latest'"):
         evotune.open_run("latest", space.parent)

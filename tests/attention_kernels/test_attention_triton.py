@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 
 from evotune.backends.cuda._triton_compiler import TritonCompiler
 from evotune.device.launch import Argument, LaunchPlan
-from evotune.device.scalars import c_value
+from evotune.device.session import c_value
 from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
 from evotune.trial import Configuration, Json

@@ -121,7 +121,7 @@ def test_every_section_draws_in_light_dark_and_on_a_phone(
         "Pareto front",
         "Champion by shape and variant",
         "Champion against the default",
-        "What each choice is worth",
+        "The worth of each choice",
         "Parallel coordinates",
         "Effect of each parameter",
         "Outcomes",

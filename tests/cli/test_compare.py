@@ -73,7 +73,10 @@ def test_trials_and_the_default_can_be_named(invoke: Invoke, two: None) -> None:
     assert failed.exit_code == 1
     assert "b:1 has no times: nan: " in failed.stderr
     assert "b has no trial 9" in invoke("compare", "a", "b:9").stderr
-    assert "b stored no default" in invoke("compare", "a", "b:default").stderr
+    assert (
+        "b has no outcome of the default configuration"
+        in invoke("compare", "a", "b:default").stderr
+    )
 
 
 def test_a_default_that_was_not_tried_is_told(invoke: Invoke, tmp_path: Path) -> None:

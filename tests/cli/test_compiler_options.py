@@ -15,7 +15,7 @@ from evotune.backends.cpu._cpp_options import is_allowed
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.space.document import parse_space
-from evotune.space.kernel_options import filled
+from evotune.space.specs import filled
 
 from .conftest import Invoke
 
@@ -113,7 +113,7 @@ def test_each_configuration_is_compiled_with_its_options(invoke: Invoke, space: 
     [
         ("[1, 3, fast]", "[1, 7]", "option '-O7' is not allowed; allowed: -O0 to -O3"),
         ("{LEVEL}", "{LEVELS}", "option '-O{LEVELS}' names no parameter: LEVELS; did you mean 'L"),
-        ("-O{LEVEL}", "-O{LEVEL}{MATH}", "option '-O{LEVEL}{MATH}' names LEVEL and MATH: one is"),
+        ("-O{LEVEL}", "-O{LEVEL}{MATH}", "option '-O{LEVEL}{MATH}' names LEVEL and MATH; it may"),
     ],
 )
 def test_an_option_that_is_not_allowed_for_some_value_is_refused(

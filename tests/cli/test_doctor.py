@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from evotune.backends.backend import Finding, Status
 from evotune.backends.cuda._probe import GpuState, probe
-from evotune.backends.finding import Finding, Status
 from evotune.cli import doctor_findings
 
 from .conftest import Invoke

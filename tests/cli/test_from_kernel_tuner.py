@@ -279,7 +279,7 @@ def test_outputs_may_be_said(tmp_path: Path) -> None:
     script = script.replace("answer = [", "ignored = [")
     made = brought_in(tmp_path, script)  # x is const, so y is the output
     assert '"y": (n,)' in made.files["problem.py"].decode().partition("outputs")[2]
-    with pytest.raises(UsageError, match=r"writes \(y, x\); say --output NAME"):
+    with pytest.raises(UsageError, match=r"writes \(y, x\); use --output NAME"):
         brought_in(tmp_path, script.replace("const ", ""))
     made = brought_in(tmp_path, script.replace("const ", ""), "x")
     assert '"x": (n,)' in made.files["problem.py"].decode().partition("outputs")[2]
@@ -313,7 +313,7 @@ MISTAKES = {
     "a loop": ('tune_kernel("', 'for i in [1]: tune_kernel("', "is called in a loop; call it"),
     "stars": ("params, answer", "*params, answer", "called with * or **; write its arguments out"),
     "no name": ('"scale"', "input()", "cannot tell the kernel's name"),
-    "a template": ('"scale"', '"scale<float>"', "'scale<float>' is no plain name of a kernel"),
+    "a template": ('"scale"', '"scale<float>"', "'scale<float>' is not a plain kernel name"),
     "other code": ("source = ", "source = make() or ", "cannot tell the kernel's source"),
     "a generator": ('"scale", source', '"scale", lambda p: source', "source is made by code"),
     "sources": ('"scale", source', '"scale", [source, source]', "the kernel has several sources"),
@@ -324,7 +324,7 @@ MISTAKES = {
     "c": ("__global__", "extern", "the source has no __global__ function"),
     "a language": ("answer=answer", 'lang="HIP"', "the kernel is in HIP; evotune brings in CUDA"),
     "texture": ("answer=answer", "texmem_args={'t': x}", "texmem_args: textures are not"),
-    "defines": ("answer=answer", "defines={'M': 3}", "defines: macros of one's own are not"),
+    "defines": ("answer=answer", "defines={'M': 3}", "defines: put the macros into tune_params"),
     "sizes": ("source, n", "source, read()", "cannot tell problem_size: read"),
     "four": ("source, n", "source, (n,1,1,1)", "problem_size has 4 sizes"),
     "no size": ("n = 5000", "n = 0", "the size n is 0; expected a whole number of at least 1"),
@@ -341,14 +341,18 @@ MISTAKES = {
     "floats": ("[64, 128, 256]", "[0.5, 1.5]", "block_size_x has the value 0.5; a parameter has"),
     "types": ("[64, 128, 256]", "[2, True]", "block_size_x has values of several types"),
     "words": ("[64, 128, 256]", "['a b']", "block_size_x has the value 'a b'; a parameter has"),
-    "a word": ('["block_size_x"]', '["block size"]', "the tunable 'block size' is no name of a"),
-    "divisor": ("answer=answer", "grid_div_x=['tile']", "of a space: tile is no tunable; make it"),
-    "function": ("answer=answer", "grid_div_x=lambda p: p", "grid_div_x is no expression of a"),
+    "a word": ('["block_size_x"]', '["block size"]', "'block size' cannot be a macro's name"),
+    "divisor": (
+        "answer=answer",
+        "grid_div_x=['tile']",
+        ": tile is not a tunable; make it",
+    ),
+    "function": ("answer=answer", "grid_div_x=lambda p: p", "grid_div_x cannot be written as an"),
     "restriction": (
         *("answer=answer", "restrictions=['block_size_x.bit_length() > 2']"),
-        "the restriction `block_size_x.bit_length() > 2` is no condition of a space",
+        "the restriction `block_size_x.bit_length() > 2` cannot be written as a constraint",
     ),
-    "a name": ("answer=answer", "restrictions='n > 3'", "of a space: n is no tunable; write it"),
+    "a name": ("answer=answer", "restrictions='n > 3'", "constraint: n is not a tunable; write it"),
     "code": ("answer=answer", "restrictions=[print]", "cannot tell a restriction"),
     "shared": ("answer=answer", "smem_args={'bytes': 3}", "cannot tell the size in smem_args"),
     "constant": ("answer=answer", "cmem_args={'c': 3}", "cannot tell what c gets; make it an"),
@@ -408,9 +412,9 @@ def test_a_script_is_read_and_not_run(invoke: Invoke, tmp_path: Path) -> None:
         (("--from-kernel-tuner", "."), "expected a file, found a directory"),
         (("--from-kernel-tuner", "tune.py", "--language", "cuda"), "exclude each other"),
         (("mine", "--output", "y"), "--kernel and --output need --from-kernel-tuner"),
-        (("a b", "--from-kernel-tuner", "tune.py"), "'a b' is no name for a kernel"),
+        (("a b", "--from-kernel-tuner", "tune.py"), "'a b' is not a kernel's name"),
         (("taken", "--from-kernel-tuner", "tune.py"), "taken exists already"),
-        ((), "say the kernel's name"),
+        ((), "name the kernel, as in"),
     ],
 )
 def test_words_that_make_no_sense(

@@ -101,7 +101,7 @@ def test_a_damaged_store_ends_every_command_with_4_and_what_to_do(
         ),
         (["resume", "latest", "--minutes", "0"], 2, "Error: Invalid value for '--minutes'"),
         (["verify", "latest"], 2, "error: run <id> replays a recording: there is no kernel"),
-        (["verify", "latest", "--config", "{"], 2, "error: --config is no JSON"),
+        (["verify", "latest", "--config", "{"], 2, "error: --config is not JSON"),
         (["verify", "latest", "--config", "[]"], 2, "error: --config: expected {"),
         (["verify", "latest", "--config", "{}", "--top", "1"], 2, "error: --config and --top excl"),
         (["verify", "latest", "--top", "0"], 2, "Error: Invalid value for '--top'"),

@@ -296,7 +296,7 @@ def test_watching_a_finished_run_shows_it_once(invoke: Invoke, runs: Path) -> No
 
 
 def test_status_names_other_work_on_the_machine(invoke: Invoke, tmp_path: Path) -> None:
-    work = [f"another run of evotune measures (process {n})" for n in range(4)]
+    work = [f"another evotune run is measuring (process {n})" for n in range(4)]
     make_run(tmp_path / "runs", [ok(1.5)], meta={"beside": {"0": work}})
     lines = invoke("status", "latest").stdout.splitlines()
     at = next(at for at, line in enumerate(lines) if line.startswith("beside "))

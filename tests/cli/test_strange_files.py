@@ -130,7 +130,7 @@ def test_a_root_that_is_no_folder_is_refused_at_its_place(invoke: Invoke, tmp_pa
             assert "space.yaml:2:7: " in line
     (tmp_path / "root").unlink()
     (tmp_path / "root").write_text("")
-    line = _refused(invoke, "root is no folder", "check", "space.yaml")
+    line = _refused(invoke, "root is not a folder", "check", "space.yaml")
     assert "space.yaml:2:7: " in line
 
 

@@ -108,7 +108,7 @@ def test_a_configuration_that_does_not_compile_has_no_checks(verify: Verify) -> 
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ("{", "--config is no JSON"),
+        ("{", "--config is not JSON"),
         ("[1]", "--config: expected {"),
         ('{"FAUL": "none"}', "unknown parameter 'FAUL'; did you mean 'FAULT'?"),
         ("{}", "the configuration lacks FAULT"),

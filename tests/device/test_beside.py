@@ -37,7 +37,7 @@ def test_a_worker_of_another_run_is_named() -> None:
     try:
         while b"device_worker" not in Path(f"/proc/{worker.pid}/cmdline").read_bytes():
             time.sleep(0.01)
-        assert "another run of evotune measures (process 4321)" in others_at_work(
+        assert "another evotune run is measuring (process 4321)" in others_at_work(
             [cpu_profile.profile()]
         )
     finally:

@@ -90,7 +90,7 @@ def test_it_is_filled_before_the_launches_of_every_call(
     ("symbol", "size", "words"),
     [
         ("c_filters", 4, "the kernel has no variable c_filters in constant memory"),
-        ("c_filter", 68, "constant memory c_filter has 64 bytes, the tensor weights 68"),
+        ("c_filter", 68, "constant memory c_filter has 64 bytes, but the tensor weights has 68"),
     ],
 )
 def test_what_does_not_fit_is_a_launch_failure(

@@ -22,8 +22,8 @@ from evotune.device.launch import (
 )
 from evotune.device.profile import DeviceProfile
 from evotune.device.session import Intervention, LaunchFailure
-from evotune.device.signals import describe_status
 from evotune.errors import EnvironmentProblem
+from evotune.python_process import describe_status
 from evotune.trial import OutcomeKind
 
 PLAN = LaunchPlan("scale", (Argument("tensor", "x"), Argument("float32", value=2.5)), (), ())

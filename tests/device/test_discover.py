@@ -98,7 +98,7 @@ def test_an_unknown_device_is_a_usage_error(machine: Path, request_: str) -> Non
 
 def test_a_gpu_number_beyond_the_last_is_an_error(machine: Path) -> None:
     _driver_lists(machine, "NVIDIA L4")
-    with pytest.raises(EnvironmentProblem, match=r"has 1 GPU, counted from cuda:0"):
+    with pytest.raises(EnvironmentProblem, match=r"has 1 GPU, numbered from cuda:0"):
         registry.choose("cuda:1")
 
 

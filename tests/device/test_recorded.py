@@ -159,9 +159,9 @@ def test_damage_before_the_end_is_not_taken_for_a_cut(tmp_path: Path) -> None:
         ("", "not JSON"),
         ("hello", "not JSON"),
         ("[1, 2]", "JSON object"),
-        ("[" * 100_000, "not JSON|absurd"),
-        ("[" * 100_000 + "]" * 100_000, "absurd"),
-        ('{"cache": {"a": ' + "9" * 5000 + "}}", "absurd"),
+        ("[" * 100_000, "not JSON|nested too deep"),
+        ("[" * 100_000 + "]" * 100_000, "too many digits"),
+        ('{"cache": {"a": ' + "9" * 5000 + "}}", "too many digits"),
         ('{"device_name": "x", "cac', "not JSON"),
         ('{"x" "cache": {', ":1:6: "),
         ('{"cache": {', "no configuration yet"),
@@ -399,7 +399,10 @@ def test_reads_t4_results(tmp_path: Path) -> None:
         ([3], "result 0 has no configuration"),
         ([t4(), t4(configuration={"TILE": 1})], "the same parameters"),
         ([t4(configuration={"TILE": [1], "MODE": "row"})], "parameter TILE has the value"),
-        ([t4(measurements=[{"name": "time", "value": 1, "unit": "W"}])], "which is no time"),
+        (
+            [t4(measurements=[{"name": "time", "value": 1, "unit": "W"}])],
+            "is not a unit of time",
+        ),
     ],
 )
 def test_refuses_damaged_t4_results(tmp_path: Path, results: Any, message: str) -> None:

@@ -33,7 +33,7 @@ def test_a_map_of_attention_is_taken() -> None:
         ({"box": (1, 1, 512, 64)}, "a box size of 512; from 1 to 256 are possible"),
         ({"box": (1, 128, 64)}, "a box of 3 sizes for a tensor of 4 dimensions"),
         ({"box": (1, 1, 128, 128)}, "a box row of 256 bytes, more than the swizzle of 128"),
-        ({"box": (1, 1, 128, 20)}, "a box row of 40 bytes, which is no multiple of 16"),
+        ({"box": (1, 1, 128, 20)}, "a box row of 40 bytes, which is not a multiple of 16"),
         ({"swizzle_bytes": 96}, "swizzle of 96 bytes; expected one of 0, 32, 64, 128"),
         ({"l2_promotion_bytes": 512}, "L2 promotion of 512 bytes; expected one of"),
         ({"extents": (2, 8, 500, 60)}, "a stride of 120 bytes"),

@@ -85,7 +85,7 @@ def test_the_configuration_reaches_constexprs_and_the_compilers_own_options(
         ("places < count", "places < limit", "limit is not defined"),
         ("* factor", "* [factor", "SyntaxError"),
         ("import triton\n", "import triton, nowhere_to_be_found\n", "No module named 'nowhere"),
-        ("@triton.jit\n", "", "scale is no plain @triton.jit function"),
+        ("@triton.jit\n", "", "scale is not a plain @triton.jit function"),
         ("MODE_TWICE: tl", "MODE_THRICE: tl", "the constexpr MODE_THRICE is neither a parameter"),
         ("factor, count,", "factor,", "takes 3 arguments (x, out, factor)"),
         ("scale(x", "skale(x", "k.py has no function scale"),

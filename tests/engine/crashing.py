@@ -155,7 +155,7 @@ def _become(request: dict[str, str]) -> None:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     from evotune.engine import search_loop
-    from evotune.execute.inline import InlineExecutor
+    from evotune.engine._recorded_run import InlineExecutor
     from evotune.execute.local import LocalExecutor
     from evotune.store import RunStore
 

@@ -34,7 +34,7 @@ def test_a_run_whose_disk_is_full_can_be_resumed_when_it_is_not(tmp_path: Path) 
     full = _limited(evotune("run", space, "--trials", str(TRIALS), *runs), 250)
     assert full.returncode == 4
     assert full.stderr.splitlines()[-1].startswith("error: the store ")
-    assert full.stderr.endswith("mend that, then resume\n")
+    assert full.stderr.endswith("repair that, then resume\n")
     assert "Traceback" not in full.stderr
     (run,) = list_runs(tmp_path / "runs")
     kept = history(run)

@@ -77,7 +77,10 @@ def test_a_finalist_meets_the_edge_shapes_of_the_variant_that_is_not_tuned(tmp_p
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (("define: [head_dim, causal]", "define: [head_dim]"), "kernel scalar is not told causal"),
+        (
+            ("define: [head_dim, causal]", "define: [head_dim]"),
+            "kernel scalar does not receive causal",
+        ),
         (
             ("{head_dim: [32]}", "{head_dim: [32], causal: [false]}"),
             "kernel scalar needs causal in (False), found causal = True",
@@ -126,9 +129,9 @@ def test_shapes_that_are_compiled_in_leave_no_random_test_and_it_is_said(tmp_pat
     assert (random_labels(found), edges(found, "full")) == ([], 0)
     random, scale = found.skipped
     assert (random.case, random.status) == ("random tests", "skipped")
-    assert random.detail == "kernel scalar takes no random shape without another binary"
+    assert random.detail == "kernel scalar needs another binary for every random shape"
     assert (scale.case, scale.status) == ("other values of softmax_scale", "skipped")
-    assert scale.detail == "kernel scalar is not told softmax_scale"
+    assert scale.detail == "kernel scalar does not receive softmax_scale"
 
 
 def test_sizes_that_are_compiled_in_keep_their_values_and_the_others_vary(tmp_path: Path) -> None:

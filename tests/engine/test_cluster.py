@@ -17,13 +17,13 @@ import pytest
 
 from evotune.device.recorded import read_recorded_space
 from evotune.engine import _cluster_worker, cluster_run
+from evotune.engine._recorded_run import InlineExecutor
 from evotune.engine.cluster_run import ClusterRequest, cluster_request, connected
 from evotune.engine.folder import list_runs
 from evotune.errors import EnvironmentProblem, UsageError
 from evotune.execute import cluster_executor
 from evotune.execute.cluster_executor import ClusterExecutor
 from evotune.execute.in_flight import Twins
-from evotune.execute.inline import InlineExecutor
 from evotune.store import RunStore
 from evotune.user_code import trust
 
@@ -91,9 +91,9 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 
 
 def test_devices_of_this_machine_do_not_go_with_a_cluster() -> None:
-    with pytest.raises(UsageError, match="leave --device and --gpus out"):
+    with pytest.raises(UsageError, match="leave out --device and --gpus"):
         cluster_request("local:2", "auto", 2, allow_mixed=False)
-    with pytest.raises(UsageError, match="leave --device and --gpus out"):
+    with pytest.raises(UsageError, match="leave out --device and --gpus"):
         cluster_request("local:2", "h200", None, allow_mixed=False)
 
 

@@ -15,6 +15,7 @@ from evotune.engine._planning import Planner
 from evotune.engine.confirming import timed_again
 from evotune.engine.setup import load_setup
 from evotune.errors import EnvironmentProblem, SpaceError, UsageError
+from evotune.execute.build_review import review_build
 from evotune.execute.executor import HELD_OUT, Proposal
 from evotune.trial import Configuration, Value
 
@@ -165,4 +166,6 @@ def test_timing_a_champion_again_needs_the_binaries_of_its_timed_cases_alone(
     again = timed_again(whole)
     assert len(again.compile_jobs) < len(whole.compile_jobs)
     binary = Binary("", "", {"registers": 40}, 0.0)
-    assert not again.examine(dict.fromkeys(again.compile_jobs, binary)).violation
+    assert not review_build(
+        again, dict.fromkeys(again.compile_jobs, binary), made.planner.rules
+    ).violation

@@ -13,12 +13,12 @@ import pytest
 
 from evotune.device.recorded import read_recorded_space
 from evotune.engine._calibration import calibrate
+from evotune.engine._recorded_run import InlineExecutor
 from evotune.engine.observer import SilentObserver
 from evotune.engine.search_loop import SearchLoop
 from evotune.engine.setup import load_setup
 from evotune.execute.background import BackgroundExecutor
 from evotune.execute.executor import TIMED, Executor, Proposal
-from evotune.execute.inline import InlineExecutor
 from evotune.execute.local import LocalExecutor, open_local_executor
 from evotune.measure.agreement import agreement
 from evotune.run_options import RunOptions

@@ -9,10 +9,9 @@ import pytest
 
 from evotune.engine import _work, search_loop
 from evotune.engine._kernel_run import KernelRun
-from evotune.engine._recorded_run import RecordedRun
+from evotune.engine._recorded_run import InlineExecutor, RecordedRun
 from evotune.engine.observer import SilentObserver
 from evotune.engine.starting import resume_run
-from evotune.execute.inline import InlineExecutor
 from evotune.run_options import RunOptions
 from evotune.store import RunStore
 from evotune.trial import Outcome

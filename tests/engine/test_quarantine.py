@@ -25,7 +25,7 @@ def test_nothing_but_json_gets_into_the_script(tmp_path: Path) -> None:
     outcome = Outcome(
         OutcomeKind.WORKER_LOST, reason="said\ntouch pwned", log="$(x)", flags=(QUARANTINED,)
     )
-    quarantine(run, Trial(3, Configuration({"A": "'; touch pwned; '"}), outcome))
+    quarantine(run.quarantine, Trial(3, Configuration({"A": "'; touch pwned; '"}), outcome))
     script = (run.quarantine / "trial-3.sh").read_text()
     assert "said" not in script
     lines = [line for line in script.splitlines() if line and not line.startswith("#")]

@@ -90,7 +90,12 @@ def test_a_space_can_name_another_one_for_devices_it_does_not_support(tmp_path: 
 @pytest.mark.parametrize(
     ("old", "new", "place", "words"),
     [
-        ("tensor_map: k,", "tensor_map: kk,", (12, 9), "a tensor map of 'kk', which is no tensor"),
+        (
+            "tensor_map: k,",
+            "tensor_map: kk,",
+            (12, 9),
+            "map of 'kk', which is not a tensor",
+        ),
         ("[1, 1, 8, 8]", "[1, 8, 8]", (13, 30), "the box has 3 sizes, but q has 4 dimensions"),
         ("[1, 1, 8, 8]", "[1, 1, 300, 8]", (13, 37), "expected 1 to 256, found 300"),
         ("swizzle: SWIZZLE", "swizzle: 96", (12, 73), "expected one of 0, 32, 64, 128, found 96"),

@@ -13,6 +13,7 @@ from evotune.device.launch import DYNAMIC_SHARED_BYTES, Argument, Binary, Launch
 from evotune.engine._planning import Planner
 from evotune.engine.setup import load_setup
 from evotune.errors import SpaceError
+from evotune.execute.build_review import review_build
 from evotune.execute.executor import Proposal
 from evotune.trial import Configuration
 from evotune.user_code import trust
@@ -75,7 +76,8 @@ def test_without_num_warps_there_are_tritons_own_four() -> None:
 
 
 def test_shared_memory_is_what_the_compiler_says_and_held_against_the_devices() -> None:
-    made = proposal()
+    planned = planner()
+    made = planned.proposal(0, Configuration({"BLOCK": 32, "NUM_WARPS": 8}))
     plan = made.cases[0].plan
     assert plan.completed({"registers": 40}) is plan
     whole = plan.completed({DYNAMIC_SHARED_BYTES: 50_000})
@@ -83,7 +85,7 @@ def test_shared_memory_is_what_the_compiler_says_and_held_against_the_devices() 
     for shared_bytes, violation in ((200_000, ""), (300_000, "300000 bytes of shared memory")):
         resources = {DYNAMIC_SHARED_BYTES: shared_bytes, "registers": 40}
         binary = Binary("", "", resources, 0.0)
-        review = made.examine({key: binary for key in made.compile_jobs})
+        review = review_build(made, {key: binary for key in made.compile_jobs}, planned.rules)
         assert review.resources["shared_bytes_total"] == shared_bytes
         assert violation in review.violation
         assert bool(review.violation) == bool(violation)

@@ -29,7 +29,7 @@ def planner() -> Planner:
 
 
 @pytest.fixture(scope="module")
-def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalExecutor]:
+def executor(tmp_path_factory: pytest.TempPathFactory, planner: Planner) -> Iterator[LocalExecutor]:
     folder = tmp_path_factory.mktemp("cuda")
     made = open_local_executor(
         folder=folder / "logs",
@@ -38,6 +38,7 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalExecutor
         problem="attention",
         dtype="float16",
         deterministic=True,
+        rules=planner.rules,
     )
     yield made
     made.close()

@@ -244,4 +244,4 @@ def test_a_candidate_is_not_blamed_for_what_was_changed_before_it() -> None:
     runner.prepare(request)
     outcome = runner.run(request)
     assert (outcome.kind, runner.doubtful) == (OutcomeKind.LAUNCH_ERROR, True)
-    assert outcome.reason == "a kernel before, or somebody else, changed the CPU affinity"
+    assert outcome.reason == "an earlier kernel, or another program, changed the CPU affinity"

@@ -135,7 +135,7 @@ def test_what_a_device_worker_says_without_having_been_asked_is_no_answer(
         outcome = lost(slot)
     finally:
         slot.close()
-    assert outcome.reason.endswith("cannot be read: it answers nothing that was asked")
+    assert outcome.reason.endswith("cannot be read: its answer belongs to no request")
 
 
 ANSWERS_WITH_BASELINES = """
@@ -154,7 +154,7 @@ def test_the_answer_to_another_question_is_none(tmp_path: Path, lying: Liar) -> 
         outcome = lost(slot)
     finally:
         slot.close()
-    assert outcome.reason.endswith("cannot be read: it answers nothing that was asked")
+    assert outcome.reason.endswith("cannot be read: its answer belongs to no request")
 
 
 def test_a_device_worker_that_sends_one_while_it_opens_does_not_start(

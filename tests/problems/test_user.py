@@ -253,7 +253,7 @@ def test_a_link_to_another_kind_of_file_is_no_problem(folder: Path) -> None:
     """An error's message would show the contents of that file."""
     (folder / "SECRET.txt").write_text("hunter2")
     (folder / "link.py").symlink_to("SECRET.txt")
-    with pytest.raises(UsageError, match="is a link to a file that is no"):
+    with pytest.raises(UsageError, match="is a link to a file without"):
         create_problem("link.py:Scale", "float32", folder)
 
 

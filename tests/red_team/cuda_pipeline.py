@@ -19,7 +19,7 @@ from .pipeline import SPACES
 
 SEARCH, CHAMPION = "search", "champion"
 _SEED_STEP = 10_007  # prime, and more than a space has kernels: no two seeds share a trial's number
-_LONGEST_S = 400.0  # for all kernels of a space to be compiled, or one to be confirmed
+_LONGEST_S = 400.0  # compiling all kernels of a space, or confirming one, takes less
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,7 @@ class CudaPipeline:
             deterministic=document.deterministic,
             trial_timeout_s=document.timeouts.trial_s,
             without=without,
+            rules=setup.planner.rules,
         )
         try:
             self._choose_baselines(setup.cases[TIMED])

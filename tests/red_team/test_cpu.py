@@ -102,11 +102,11 @@ EXPECTED: dict[str, tuple[OutcomeKind | tuple[OutcomeKind, ...], str]] = {
     "leaves_a_spinner": (LAUNCH, "busy after it returned"),
     "slows_the_baseline": (LAUNCH, "busy after it returned"),
     "leaves_a_process": (LAUNCH, "left a process running"),
-    "leaves_rounding": (LAUNCH, "left the processor's rounding"),
+    "leaves_rounding": (LAUNCH, "changed how the processor rounds"),
     # Attacks the worker
     "exit": (OutcomeKind.WORKER_LOST, "ended with status 0"),
     "huge_stack": (OutcomeKind.ILLEGAL_ACCESS, "SIGSEGV"),
-    "forges_an_answer": (OutcomeKind.WORKER_LOST, "it answers nothing that was asked"),
+    "forges_an_answer": (OutcomeKind.WORKER_LOST, "its answer belongs to no request"),
     "endless": (OutcomeKind.TIMEOUT, "no answer within 6 s; killed"),
 }
 

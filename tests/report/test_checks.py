@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from evotune.report.checks import CHECK_COLUMNS, check_cells, check_details, checks_text
+from evotune.cli.verify_command import CHECK_COLUMNS, check_cells, check_details, checks_text
 from evotune.trial import Check, Outcome, OutcomeKind
 
 from .runs import ok

@@ -66,7 +66,7 @@ attention-cpu on Test CPU: 5 ok, 1 nan of 6 trials; 1 confirmed; 1 failed confir
 run 20300102-ab12: finished (trial budget spent)
 
 speedup: geometric mean over 2 cases of baseline time / candidate time, with its 95% interval;
-  confirmed rows, measured again in a fresh process, come first
+  confirmed rows, which were measured again in fresh processes, come first
 baseline: sdpa:flash 1.00 ms for (1,8,512,64) full; sdpa:flash 1.00 ms for (1,8,512,64) causal
   (timed beside trial 0)
 
@@ -80,7 +80,7 @@ rank  trial          speedup [95%]       full µs     causal µs    limit  confi
 = rows of the same rank: overlapping intervals, time does not tell them apart
 trial 4 is out: wrong_result in confirmation: is off
 
-configurations: the leader's, and what the others change in it
+configurations: the leader's, and the others' differences from it
 #1 trial 0:  BLOCK_M=16 UNROLL=0
 #2= trial 1: UNROLL=1 (same code: trial 5)
 #2= trial 3: UNROLL=3
@@ -106,7 +106,7 @@ rank  trial  time ms
 
 = rows of the same rank: equal times
 
-configurations: the leader's, and what the others change in it
+configurations: the leader's, and the others' differences from it
 #1 trial 1:  BLOCK_M=16 UNROLL=1
 #2= trial 0: UNROLL=0
 #2= trial 2: UNROLL=2

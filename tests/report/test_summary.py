@@ -52,7 +52,7 @@ def test_time_at_work_is_more_than_searching_and_the_same_in_all_reports(tmp_pat
 
 def test_other_work_on_the_machine_is_named_in_every_report(tmp_path: Path) -> None:
     busy = "other processes keep 1.5 of 2 cores busy"
-    beside = {"40": ["GPU | 0 is 30% busy", "another run of evotune measures (process 7)"]}
+    beside = {"40": ["GPU | 0 is 30% busy", "another evotune run is measuring (process 7)"]}
     run = make_run(tmp_path, [ok(2.0)], meta={"beside": {**beside, "0": [busy]}})
     data = RunData.load(run)
     line = f"{busy}; from trial 40 on: {', '.join(beside['40'])}"

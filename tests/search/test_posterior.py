@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 
 from evotune.search._encoding import Encoder
-from evotune.search._posterior import Posterior, log_expected_improvement
-from evotune.search.covariance import default_kernel, fit_kernel
+from evotune.search.gaussian_process import (
+    Posterior,
+    default_kernel,
+    fit_kernel,
+    log_expected_improvement,
+)
 from evotune.space.parameters import Categorical, IntegerRange, OrderedParameter
 
 ENCODER = Encoder(

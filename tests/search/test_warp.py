@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from evotune.search._unseen import SeenConfigurations
+from evotune.search.gaussian_process import Warp
 from evotune.search.guide import Guide
-from evotune.search.warp import Warp
 from evotune.space.parameters import IntegerRange
 from evotune.trial import Configuration
 

@@ -9,6 +9,8 @@ from evotune.space._naming import COMPILED_FIGURES
 from evotune.space.binding import bind
 from evotune.space.bound import BoundSpace
 from evotune.space.document import parse_space
+from evotune.space.language.expression import parse_expression
+from evotune.space.reading.yaml_source import Position
 
 from .spaces import DEVICE
 
@@ -55,6 +57,15 @@ def test_the_valid_configurations_stay_what_they_were() -> None:
     assert bound("after_compile: [registers < 0]\n").size() == bound("").size()
 
 
+@pytest.mark.parametrize("body", ["", "after_compile: [registers <= 128]\n"])
+def test_a_launch_cannot_use_a_figure(body: str) -> None:
+    expression = parse_expression("registers", Position("space.yaml", 3, 9))
+    with pytest.raises(SpaceError, match="3:9: 'registers' is known only after compiling"):
+        bound(body).check(expression)
+    with pytest.raises(SpaceError, match="known only after compiling"):
+        bound(body).evaluator({"n": 64}).evaluate(expression, {"A": 2, "MODE": "fast"})
+
+
 MISTAKES = [
     ("after_compile: [registrs < 8]", "unknown name 'registrs'; did you mean 'registers'?", 5, 17),
     ("after_compile: [registers]", "a constraint is true or false", 5, 17),
@@ -80,10 +91,10 @@ def test_a_let_of_a_figure_s_name_is_fine_where_nothing_is_asked_after_compiling
 
 def test_symbols_and_choices_may_not_take_a_figure_s_name() -> None:
     document = parse_space(HEAD + "after_compile: [registers < 9]\n")
-    with pytest.raises(SpaceError, match="the problem symbol 'occupancy' is a compiled figure"):
+    with pytest.raises(SpaceError, match="the problem symbol 'occupancy' has the name of"):
         bind(document, [{"n": 64, "occupancy": 1}], DEVICE)
     taken = HEAD.replace("slow", "registers") + "after_compile: [occupancy > 0]\n"
-    with pytest.raises(SpaceError, match="the choice 'registers' is a compiled figure"):
+    with pytest.raises(SpaceError, match="the choice 'registers' has the name of"):
         bind(parse_space(taken), [{"n": 64}], DEVICE)
 
 

@@ -15,7 +15,7 @@ from evotune.run_options import SearchSettings
 from evotune.search.catalog import create_strategy
 from evotune.space.bound import BoundSpace
 from evotune.space.counting import _diagram
-from evotune.space.counting.crowding import find_crowd
+from evotune.space.counting.blame import find_crowd
 from evotune.space.counting.effort import Deadline, Effort
 from evotune.space.counting.members import Members
 from evotune.trial import Configuration

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 import evotune.space.objects._domains
 import evotune.space.objects._kernel_objects
 import evotune.space.objects._space_object
+from evotune.api._given_space import materialize
 from evotune.engine.setup import Setup, load_setup
-from evotune.engine.space_folder import materialize
 from evotune.errors import SpaceError
 from evotune.space.document import load_space, parse_space
 from evotune.space.language.expression import Expression

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evotune.api._given_space import materialize
 from evotune.engine.setup import load_setup
-from evotune.engine.space_folder import materialize
 from evotune.errors import SpaceError
 from evotune.space.binding import bind
 from evotune.space.document import load_space, parse_space
@@ -212,7 +212,7 @@ BAD_TYPES: list[tuple[dict[str, Any], str, str]] = [
     ({"description": object()}, "Space.description", "expected a number, text"),
     ({"root": "/no/such/../folder\0"}, "Space.root", "control characters"),
     ({"root": 3}, "Space.root", "expected the path of a folder, found 3"),
-    ({"root": __file__}, "Space.root", "is no folder"),
+    ({"root": __file__}, "Space.root", "is not a folder"),
 ]
 
 
@@ -234,7 +234,7 @@ UNBINDABLE: list[tuple[dict[str, Any], str, str]] = [
     ({"constraints": ["A > C"]}, "Space.constraints[0], character 5", "unknown name 'C'"),
     ({"constraints": ["device.thread > A"]}, "Space.constraints[0]", "mean 'device.threads'?"),
     ({"constraints": ["A > 0", "A % 2"]}, "Space.constraints[1]", "is a number; compare it"),
-    ({"let": {"A": 1}}, 'Space.let["A"]', "the name is a parameter as well"),
+    ({"let": {"A": 1}}, 'Space.let["A"]', "a parameter has this name already"),
     ({"constraints": ["A > 9"]}, "Space.constraints[0]", "no configuration satisfies A > 9"),
     (
         {"constraints": ["A > B", "B > A"]},

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from evotune.engine.space_folder import materialize
+from evotune.api._given_space import materialize
 from evotune.errors import ProblemMistake, SpaceError
 from evotune.problems import UserProblem, create_problem
 from evotune.space.objects import CppKernel, Space
@@ -183,7 +183,7 @@ def test_a_script_without_a_guard_is_not_run_again(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from evotune.engine.inspect import try_problem\n"
         "from evotune.engine.setup import load_setup\n"
-        "from evotune.engine.space_folder import materialize\n"
+        "from evotune.api._given_space import materialize\n"
         "from evotune.space.objects import CppKernel, Space\n" + HEAD + SCALED + SCALE + "\n"
         "os.chdir('elsewhere')\n"
         "kernel = CppKernel(source_text='// none', entry='f', arguments=['x', 'out', 'n'])\n"
@@ -215,7 +215,7 @@ def test_a_class_typed_at_a_prompt_is_one_clear_error() -> None:
         [sys.executable, "-"], input=text, capture_output=True, text=True, check=False
     )
     assert done.stdout == (
-        "Space.problem: the source of Scale cannot be read: it stands in no file and in no cell of "
+        "Space.problem: the source of Scale cannot be read: it is in no file and in no cell of "
         'a notebook. Put it into a file, and say problem="problem.py:Scale"\n'
     ), done.stderr
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from evotune.cli.verify_command import check_cells
 from evotune.problems.rounding import rounding_of
 from evotune.report import wording
-from evotune.report.checks import check_cells
 from evotune.report.evidence import figures
 from evotune.trial import Check, Outcome, OutcomeKind
 from evotune.verify.accuracy import (

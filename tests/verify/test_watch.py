@@ -34,7 +34,7 @@ def pool() -> InputPool:
 
 
 class Timed:
-    """One candidate placed as it is to be timed, and watched in every round."""
+    """A candidate on its buffers at `places` places, as it is timed; each round watches it."""
 
     def __init__(self, pool: InputPool, launch: Launch, *, places: int = 1, seed: int = 0) -> None:
         session = CpuSession()

@@ -9,8 +9,7 @@ from evotune.backends.cpu import _cpp_options
 from evotune.languages import Language, Template
 
 if TYPE_CHECKING:
-    from evotune.backends.calling import Caller
-    from evotune.backends.finding import Finding
+    from evotune.backends.backend import Caller, Finding
     from evotune.device.profile import DeviceProfile
     from evotune.device.session import Compiler, Session
 

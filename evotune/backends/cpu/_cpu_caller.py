@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from evotune.backends.calling import KernelCall
+from evotune.backends.backend import KernelCall
 from evotune.backends.cpu import _openmp
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
-from evotune.device.scalars import c_value
+from evotune.device.session import c_value
 
 
 class CpuCaller:
@@ -25,7 +25,7 @@ class CpuCaller:
         self._profile = profile
 
     def refusal(self, device: torch.device) -> str:
-        return "" if device.type == "cpu" else f"the kernel is for {self._profile.name}"
+        return "" if device.type == "cpu" else f"the kernel was compiled for {self._profile.name}"
 
     def current(self, device: torch.device) -> AbstractContextManager[None]:
         return contextlib.nullcontext()

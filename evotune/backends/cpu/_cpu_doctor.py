@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from evotune.backends.backend import Finding, Status
 from evotune.backends.cpu import cpp_compiler, cpu_profile
-from evotune.backends.finding import Finding, Status
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.errors import EnvironmentProblem
 from evotune.scratch import scratch_folder

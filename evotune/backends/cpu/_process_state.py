@@ -152,7 +152,7 @@ def _settings(status: Mapping[str, str]) -> dict[str, object]:
     found["the stack that signals are handled on"] = _libc.alternate_stack()
     found["the working folder"] = _or_none(os.getcwd)
     found["the mask of new files' modes"] = status.get("Umask")
-    found["what is locked in memory"] = status.get("VmLck")
+    found["its locked memory"] = status.get("VmLck")
     for words, path in (
         ("its control group", "/proc/self/cgroup"),
         ("the priority of its session", "/proc/self/autogroup"),

@@ -15,7 +15,6 @@ from typing import IO
 from evotune.backends.cpu.cpu_profile import cpu_flags
 from evotune.device.dependencies import LISTING, SEARCH_VARIABLES, foreign_file
 from evotune.device.launch import CompileFailure, CompileJob
-from evotune.device.signals import describe_status
 from evotune.device.source_checks import (
     check_text,
     checked_end,
@@ -25,6 +24,7 @@ from evotune.device.source_checks import (
     redefined,
 )
 from evotune.errors import EnvironmentProblem
+from evotune.python_process import describe_status
 from evotune.regular_file import read_regular
 from evotune.trial import Json, OutcomeKind
 

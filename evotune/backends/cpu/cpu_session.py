@@ -22,8 +22,7 @@ from evotune.backends.cpu._libc import file_of, settle_allocator
 from evotune.backends.cpu._process_state import ProcessState, changed_at_once
 from evotune.backends.cpu.cpu_profile import cpuinfo
 from evotune.device.launch import LaunchPlan
-from evotune.device.scalars import c_value
-from evotune.device.session import Disturb, Fault, LaunchFailure, Sampler
+from evotune.device.session import Disturb, Fault, LaunchFailure, Sampler, c_value
 from evotune.trial import Json, OutcomeKind
 
 _LOOKS = 4
@@ -144,7 +143,7 @@ class CpuSession:
             return "left a process running"
         if self._float_environment_left:
             self._float_environment_left = False
-            return "left the processor's rounding or its denormals other than it found them"
+            return "changed how the processor rounds or treats denormals"
         return self._changed()
 
     def _notice(self) -> None:

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager, ExitStack
     from pathlib import Path
 
-    from evotune.backends.backend import Limits, SanitizedCase
-    from evotune.backends.calling import Caller
-    from evotune.backends.finding import Finding
+    from evotune.backends.backend import Caller, Finding, Limits, SanitizedCase
     from evotune.device.launch import CompileJob
     from evotune.device.profile import DeviceProfile
     from evotune.device.session import Compiler, Session
@@ -46,7 +44,7 @@ _TRITON = Language(
     one_entry=True,
     extra_arguments=_triton_language.EXTRA_ARGUMENTS,
     runs_when_compiled=True,
-    options_in_words="none in Triton; NUM_WARPS, NUM_STAGES, MAXNREG are genes",
+    options_in_words="none in Triton; use the parameters NUM_WARPS, NUM_STAGES and MAXNREG",
     template=Template(
         __name__,
         "kernel_triton.py",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from evotune.backends.calling import KernelCall
+from evotune.backends.backend import KernelCall
 from evotune.backends.cuda._kernel import CudaKernel, bind
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
@@ -24,13 +24,13 @@ class CudaCaller:
         self._profile = profile
 
     def refusal(self, device: torch.device) -> str:
-        mine = f"the kernel is for {self._profile.name}"
+        mine = f"the kernel was compiled for {self._profile.name}"
         if device.type != "cuda":
             return mine
         major, minor = torch.cuda.get_device_capability(device)
         wanted = self._profile.attributes["arch"]
         if 10 * major + minor != wanted:
-            return f"it is sm_{major}{minor}, {mine}, sm_{wanted}"
+            return f"its architecture is sm_{major}{minor}, but {mine} (sm_{wanted})"
         return ""
 
     @contextlib.contextmanager

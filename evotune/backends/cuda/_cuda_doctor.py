@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from evotune.backends.backend import Finding, Status, optional, version
 from evotune.backends.cuda import _profiles
 from evotune.backends.cuda import compiler as cuda
 from evotune.backends.cuda._probe import GpuState, probe
 from evotune.backends.cuda._sanitizer import find_sanitizer
-from evotune.backends.finding import Finding, Status, optional, version
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.device.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem

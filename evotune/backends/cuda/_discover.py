@@ -73,7 +73,7 @@ def find_gpus(request: str, count: int | None) -> list[DeviceProfile]:
     None."""
     if ":" in request:
         raise UsageError(
-            f"--gpus takes the first GPUs there are and --device {request} names one; leave one out"
+            f"--gpus is for several GPUs and --device {request} names one; leave out one of them"
         )
     find_gpu(request)
     found = list(_ask(os.environ.get("CUDA_VISIBLE_DEVICES")).profiles)
@@ -97,14 +97,14 @@ def _ask(visible: str | None) -> GpuState:
 
 def _too_few(request: str, count: int) -> EnvironmentProblem:
     return EnvironmentProblem(
-        f"--device {request}: this machine has {counted(count, 'GPU')}, counted from cuda:0"
+        f"--device {request}: this machine has {counted(count, 'GPU')}, numbered from cuda:0"
     )
 
 
 def _no_gpu(request: str) -> EnvironmentProblem:
     if request in _profiles.names():
         return _no_model(request, [])
-    where = "is visible (CUDA_VISIBLE_DEVICES hides all)" if are_hidden() else "was found"
+    where = "is visible (CUDA_VISIBLE_DEVICES hides all of them)" if are_hidden() else "was found"
     if request == "auto":
         return NoSuchGpu(
             f"CUDA kernels need a GPU and no NVIDIA GPU {where}; fix: run where `nvidia-smi` lists "

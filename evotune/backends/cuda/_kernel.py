@@ -11,8 +11,7 @@ from typing import Any
 
 from evotune.backends.cuda._tensor_maps import LIBRARY, encode
 from evotune.device.launch import Argument, ConstantMemory, Launch, LaunchPlan
-from evotune.device.scalars import c_value
-from evotune.device.session import LaunchFailure
+from evotune.device.session import LaunchFailure, c_value
 
 # --- A kernel's `__constant__` variables, filled from tensors on the device -----------------------
 # CuPy gives a variable's address but not its size, which decides whether a tensor fits. So this
@@ -35,8 +34,8 @@ def copies(
         address, size = variable(module, each.symbol)
         if size < each.bytes:
             raise LaunchFailure(
-                f"constant memory {each.symbol} has {size} bytes, the tensor {each.tensor} "
-                f"{each.bytes}"
+                f"constant memory {each.symbol} has {size} bytes, but the tensor {each.tensor} "
+                f"has {each.bytes}"
             )
         source, kind = pointers[each.tensor], runtime.memcpyDeviceToDevice
         made.append(functools.partial(runtime.memcpyAsync, address, source, each.bytes, kind))

@@ -33,7 +33,7 @@ class GpuLock:
             os.close(self._fd)
             who = f" (process {holder})" if holder.isdigit() else ""
             raise RunLocked(
-                f"another evotune run measures on GPU {self._name}{who}; wait for it, "
+                f"another evotune run is measuring on GPU {self._name}{who}; wait for it, "
                 "or choose another GPU with --device cuda:N"
             ) from error
         if writable:

@@ -143,8 +143,8 @@ def _function(job: CompileJob) -> Any:
         raise _Unsuitable(f"{job.source} has no function {job.entry}")
     if not isinstance(function, _triton().runtime.jit.JITFunction):
         raise _Unsuitable(
-            f"{job.entry} is no plain @triton.jit function; evotune takes the place of "
-            "@triton.autotune and @triton.heuristics"
+            f"{job.entry} is not a plain @triton.jit function: remove @triton.autotune and "
+            "@triton.heuristics, evotune chooses the values"
         )
     return function
 
@@ -166,8 +166,8 @@ def _specialised(function: Any, job: CompileJob) -> tuple[dict[str, str], dict[s
     taken = [parameter.name for parameter in parameters if not parameter.is_constexpr]
     if len(taken) != len(job.signature):
         raise _Unsuitable(
-            f"{job.entry} takes {len(taken)} arguments ({', '.join(taken)}) that are no "
-            f"constexprs, but 'arguments' lists {len(job.signature)}"
+            f"{job.entry} takes {len(taken)} arguments ({', '.join(taken)}) that are not "
+            f"constexpr, but 'arguments' lists {len(job.signature)}"
         )
     own = dict(zip(taken, job.signature, strict=True))
     types = {p.name: "constexpr" if p.is_constexpr else _TYPES[own[p.name]] for p in parameters}
@@ -208,8 +208,8 @@ def _refuse_what_a_launch_lacks(
     warps = dict(job.defines).get(NUM_WARPS, _DEFAULT_WARPS)
     if metadata.num_warps != warps:
         raise _Unsuitable(
-            f"Triton made {metadata.num_warps} warps of {warps} (warp specialization), which is "
-            "not supported"
+            f"Triton made {metadata.num_warps} warps where {warps} were asked for (warp "
+            "specialization), which is not supported"
         )
     for name in ("global_scratch_size", "profile_scratch_size"):
         if getattr(metadata, name, 0):
@@ -230,8 +230,9 @@ def _refuse_what_a_launch_lacks(
         or set(extra) - {_POINTER_BYTES}
     ):
         raise EnvironmentProblem(
-            f"{TritonCompiler().version()} passes arguments as evotune does not know it (sizes "
-            f"{found}, expected {wanted} and scratch pointers); fix: another version, 3.6 for one"
+            f"{TritonCompiler().version()} passes arguments in a way that evotune does not know "
+            f"(sizes {found}, expected {wanted} and scratch pointers); fix: install another "
+            "version, such as 3.6"
         )
 
 

@@ -58,7 +58,7 @@ class Arguments:
         made: list[Array | Number] = []
         for place, value in enumerate(found.items, start=1):
             if not isinstance(value, Array | Number):
-                hint = "make it of NumPy's functions, with a shape and a type"
+                hint = "make it with NumPy's functions, with a shape and a type"
                 raise self._call.cannot_tell("arguments", f"argument {place}", value, hint)
             if isinstance(value, Number) and value.dtype not in SCALARS:
                 kind = value.dtype or "a plain number"
@@ -89,7 +89,7 @@ class Arguments:
         """Every array once. Where two have the same name, one of them gets a _ more."""
         found = [value for value in self.values if isinstance(value, Array)]
         if not found:
-            raise self._call.error("arguments", "no argument is an array; a problem has tensors")
+            raise self._call.error("arguments", "no argument is an array; a problem needs tensors")
         unique = list(dict.fromkeys([*found, *self.constant_memory.values()]))
         names = set(_TAKEN)
         for array in unique:
@@ -127,7 +127,7 @@ class Arguments:
         found = found or self._answered() or _made_empty(arrays) or self._not_const(arrays)
         if not found:
             known = ", ".join(by_name)
-            message = f"cannot tell which arguments the kernel writes ({known}); say --output NAME"
+            message = f"cannot tell which arguments the kernel writes ({known}); use --output NAME"
             raise self._call.error("arguments", message)
         for symbol, array in self.constant_memory.items():
             if array in found:

@@ -63,7 +63,7 @@ def spread(value: Value) -> list[Value]:
         return value.items
     if isinstance(value, Table):
         return [Text(key) for key in value.items]
-    raise NotRead(value.why if isinstance(value, Unknown) else "it is no list")
+    raise NotRead(value.why if isinstance(value, Unknown) else "it is not a list")
 
 
 def table_of(first: Value | None, keywords: Mapping[str, Value]) -> Table:
@@ -196,7 +196,7 @@ def joined_texts(operator: str, first: Text, second: Text) -> Value:
     if operator == "/":  # paths of pathlib
         return Text(posixpath.join(first.text, second.text))
     if operator != "+" or first.file or second.file:
-        raise NotRead("the text is put together in a way that it does not follow")
+        raise NotRead("the text is put together in a way that evotune does not follow")
     if len(first.text) + len(second.text) > _MOST_CHARACTERS:
         raise NotRead("the text is too long")
     return Text(first.text + second.text)

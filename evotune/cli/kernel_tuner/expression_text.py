@@ -49,7 +49,7 @@ def tree_node(tree: Tree, name_of: Callable[[Leaf], str | None]) -> ast.expr:
         return ast.Name(str(name_of(tree)), ast.Load())
     assert isinstance(tree, Operation)
     if tree.operator == "?":
-        raise NotWritten("the way to the number cannot be written as an expression")
+        raise NotWritten("how the number is computed cannot be written as an expression")
     operands = [tree_node(part, name_of) for part in tree.operands]
     factors = [part for part in operands if not _is_one(part)]
     if tree.operator == "*" and len(factors) == 1:
@@ -110,7 +110,7 @@ def from_text(text: str, names: NamesOf) -> ast.expr:
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise NotWritten("it is no expression") from error
+        raise NotWritten("it is not an expression") from error
     return _translated(tree.body, names)
 
 
@@ -127,11 +127,11 @@ def from_function(function: Function, names: NamesOf) -> ast.expr:
         body = only.value if isinstance(only, ast.Return) else None
     parameters = [part.arg for part in node.args.args]
     if body is None:
-        raise NotWritten("the function does more than to return an expression")
+        raise NotWritten("the function does more than return an expression")
     if len(parameters) == 1 and names(parameters[0]) is None:
         body = _Subscripts(parameters[0]).visit(body)
     elif any(names(parameter) is None for parameter in parameters):
-        raise NotWritten("the function takes something else than tunables")
+        raise NotWritten("the function takes arguments other than tunables")
     seen = function.names
 
     def known(name: str) -> ast.expr | None:
@@ -189,7 +189,7 @@ def _translated(
     if isinstance(node, ast.Name):
         found = names(node.id)
         if found is None:
-            raise NotWritten(f"{node.id} is no tunable")
+            raise NotWritten(f"{node.id} is not a tunable")
         return found
     if isinstance(node, ast.Call):
         return _call(node, [inner(part) for part in node.args], seen or {})

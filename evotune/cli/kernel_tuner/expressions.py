@@ -100,7 +100,7 @@ class Evaluator:
     def _node(self, node: ast.expr, names: Names, depth: int) -> Value:
         method = getattr(self, f"_{type(node).__name__.lower()}", None)
         if method is None:
-            return Unknown(node.lineno, f"`{_words(node)}` is no expression that it reads")
+            return Unknown(node.lineno, f"evotune does not read the expression `{_words(node)}`")
         found: Value = method(node, names, depth)
         return found
 
@@ -112,7 +112,7 @@ class Evaluator:
             return Text(value)
         if isinstance(value, int | float) and abs(value) < 2**63:
             return Number(value, value, "bool" if isinstance(value, bool) else "")
-        return Unknown(node.lineno, f"`{_words(node)}` is no number that it reads")
+        return Unknown(node.lineno, f"`{_words(node)}` is not a number that evotune reads")
 
     def _name(self, node: ast.Name, names: Names, depth: int) -> Value:
         if node.id in names:
@@ -121,7 +121,7 @@ class Evaluator:
             return Text(self.script)
         if node.id in BUILTINS:
             return Dotted(f"builtins.{node.id}")
-        return Unknown(node.lineno, f"{node.id} has no value that it knows")
+        return Unknown(node.lineno, f"{node.id} has no value that evotune knows")
 
     def _tuple(self, node: ast.Tuple | ast.List, names: Names, depth: int) -> Value:
         return Listed(self._many(node.elts, names, depth))
@@ -175,7 +175,7 @@ class Evaluator:
         numbers = [value.value for value in values if isinstance(value, Number)]
         operators = [_COMPARISONS.get(type(operator)) for operator in node.ops]
         if len(numbers) < len(values) or None in operators:
-            raise NotRead("a comparison is not one of numbers that it knows")
+            raise NotRead("a comparison is not between numbers that evotune knows")
         holds = all(
             operator(*numbers[i : i + 2]) for i, operator in enumerate(operators) if operator
         )
@@ -196,7 +196,7 @@ class Evaluator:
             return negative(value)
         if isinstance(value, Array) and isinstance(node.op, ast.USub):
             return numpy_functions.elementwise("-", constant(0), value)
-        raise NotRead(f"`{_words(node)}` is no number that it knows")
+        raise NotRead(f"`{_words(node)}` is not a number that evotune knows")
 
     def _binop(self, node: ast.BinOp, names: Names, depth: int) -> Value:
         first, second = (self.evaluate(side, names, depth) for side in (node.left, node.right))
@@ -205,7 +205,7 @@ class Evaluator:
                 return value
         found = self._operation(_OPERATORS.get(type(node.op), ""), first, second)
         if found is None:
-            raise NotRead(f"`{_words(node)}` is no operation that it knows")
+            raise NotRead(f"`{_words(node)}` is an operation that evotune does not know")
         return found
 
     def _operation(self, operator: str, first: Value, second: Value) -> Value | None:
@@ -238,7 +238,7 @@ class Evaluator:
         for part in node.values:
             inner = part.value if isinstance(part, ast.FormattedValue) else part
             if isinstance(part, ast.FormattedValue) and part.format_spec is not None:
-                raise NotRead("the text is formatted in a way that it does not know")
+                raise NotRead("the text is formatted in a way that evotune does not know")
             value = self.evaluate(inner, names, depth)
             if isinstance(value, Number):
                 parts.append(str(value.value))

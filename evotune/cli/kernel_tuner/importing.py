@@ -18,7 +18,6 @@ from evotune.cli.kernel_tuner.kernel_source import (
     read_kernel,
     wrapper,
 )
-from evotune.cli.kernel_tuner.launching import BLOCK_DEFAULTS, Launching
 from evotune.cli.kernel_tuner.script import TuneCall, read_call
 from evotune.cli.kernel_tuner.sizes import AXES, Sizes, extents, find_sizes
 from evotune.cli.kernel_tuner.texts import (
@@ -29,6 +28,8 @@ from evotune.cli.kernel_tuner.texts import (
     unwritten_line,
 )
 from evotune.cli.kernel_tuner.tunables import (
+    BLOCK_DEFAULTS,
+    Launching,
     Tunables,
     names_of,
     parameter_names,
@@ -107,7 +108,7 @@ class Adapter:
         try:
             text = expressions.c_text(node)
         except NotWritten as reason:
-            message = f"the source uses the grid's size, which is no expression of C: {reason}"
+            message = f"the source uses the grid's size, which cannot be written in C: {reason}"
             raise call.error("problem_size", message) from reason
         for name in self._sizes.values:
             if re.search(rf"\b{name}\b", text):
@@ -118,7 +119,7 @@ class Adapter:
 
 _REFUSED = {
     "texmem_args": "textures are not supported; read the array through a pointer",
-    "defines": "macros of one's own are not supported; give them by tune_params or in the source",
+    "defines": "put the macros into tune_params or into the source",
 }
 _WRAPPERS = ("wrapper.cu", "evotune_wrapper.cu", "evotune_wrapper_2.cu")
 
@@ -159,7 +160,8 @@ def import_script(
     parameters = parameter_names(tunables, source, sizes)
     names = names_of(parameters, sizes)
     if not parameters:
-        raise call.error("tune_params", "every tunable is a size of the arrays; nothing is tuned")
+        why = "every tunable is a size of the arrays, so nothing is left to tune"
+        raise call.error("tune_params", why)
     launching = Launching(call, tunables, sizes, names)
     grid = launching.grid(dimensions)
     adapter = Adapter(source, tunables, parameters, sizes)
@@ -200,7 +202,7 @@ def import_script(
     try:
         parse_space(space, Path("space.yaml"))
     except SpaceError as error:
-        message = f"this makes no space: {error.message}"
+        message = f"the script makes no valid space: {error.message}"
         raise call.error("tune_params", message) from error
     texts = {"problem.py": problem, "space.yaml": space, "space.schema.json": schema_text()}
     files |= {file: text.encode() for file, text in texts.items()}
@@ -213,7 +215,7 @@ def _entry(call: TuneCall) -> str:
     if not isinstance(found, Text):
         raise call.cannot_tell("kernel_name", "the kernel's name", found, "write it out")
     if not NAME.fullmatch(found.text):
-        message = f"{found.text!r} is no plain name of a kernel; templates are not supported"
+        message = f"{found.text!r} is not a plain kernel name; templates are not supported"
         raise call.error("kernel_name", message)
     return found.text
 
@@ -290,7 +292,7 @@ def _options(call: TuneCall) -> tuple[list[str], list[str]]:
         if is_allowed(option):
             kept.append(option)
         else:
-            words = f"left out the compiler option {item.text[:60]!r}; there are"
+            words = f"left out the compiler option {item.text[:60]!r}; evotune takes"
             notes.append(f"{words} {IN_WORDS}")
     return kept, notes
 

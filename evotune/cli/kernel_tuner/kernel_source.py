@@ -25,7 +25,6 @@ class Parameter:
     """A parameter in the kernel's signature."""
 
     name: str
-    is_pointer: bool
     is_const: bool
 
 
@@ -64,8 +63,7 @@ class KernelSource:
         for part in found[1].split(","):
             words = _WORD.findall(part)
             if words:
-                pointer = "*" in part or "[" in part
-                made.append(Parameter(words[-1], pointer, "const" in part.split("*")[0].split()))
+                made.append(Parameter(words[-1], "const" in part.split("*")[0].split()))
         return made
 
 
@@ -112,11 +110,12 @@ def _refuse_other_languages(call: TuneCall, source: Text) -> None:
         message = f"{name[:60]!r} has characters that an #include cannot have; rename the file"
         raise call.error("kernel_source", message)
     if name and not name.endswith((".cu", ".cpp", ".c", ".cuh")):
-        raise call.error("kernel_source", f"{name} is no CUDA file; {_HELP}")
+        raise call.error("kernel_source", f"{name} is not a CUDA file; {_HELP}")
     if re.search(r"\b__kernel\b", source.text):
         raise call.error("kernel_source", f"the kernel is in OpenCL; {_HELP}")
     if re.search(r"\b(texture\s*<|cudaTextureObject_t)", source.text):
-        raise call.error("kernel_source", "the kernel uses textures, which evotune has not")
+        why = "the kernel uses textures, which evotune does not support"
+        raise call.error("kernel_source", why)
 
 
 def _is_file_name(text: str) -> bool:

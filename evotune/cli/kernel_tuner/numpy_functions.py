@@ -98,7 +98,7 @@ def call(path: str, arguments: Arguments, keywords: Keywords) -> Value:
             return matrix_product(*_arrays(arguments, 2))
         if name in ("transpose",):
             return transposed(*_arrays(arguments, 1))
-    raise NotRead(f"{path.removeprefix('builtins.')}() is not one of the functions it knows")
+    raise NotRead(f"{path.removeprefix('builtins.')}() is a function that evotune does not know")
 
 
 def shape_of(value: Value) -> tuple[Number, ...]:
@@ -160,7 +160,7 @@ def matrix_product(first: Array, second: Array) -> Array:
 
 def transposed(array: Array) -> Array:
     if len(array.shape) != 2:
-        raise NotRead("the transposed array is no matrix")
+        raise NotRead("only a matrix can be transposed")
     return Array(array.shape[::-1], array.dtype, "computed", Formula("T", (array,)))
 
 
@@ -187,7 +187,7 @@ def _random(name: str, arguments: Arguments, keywords: Keywords) -> Value:
         place = _PLACES.get(name, 0)
         size = arguments[place] if len(arguments) > place else keywords.get("size")
     if size is None or not dtype:
-        raise NotRead("a random number, not an array, or one of another kind than it knows")
+        raise NotRead("it is a single random number, or of a kind that evotune does not know")
     return Array(shape_of(size), dtype, "random")
 
 
@@ -208,7 +208,7 @@ def _maker(name: str, arguments: Arguments, keywords: Keywords) -> Value | None:
         raise NotRead("the element type is not known")
     if name.endswith("_like"):
         if not isinstance(first, Array):
-            raise NotRead("the array that it is to be like is not known")
+            raise NotRead("the array whose shape it takes is not known")
         kind = first.dtype if stated is None else dtype
         return Array(first.shape, kind, name.removesuffix("_like"))
     if name in ("arange", "linspace"):
@@ -220,9 +220,9 @@ def _maker(name: str, arguments: Arguments, keywords: Keywords) -> Value | None:
             whole = all(isinstance(i.value, int) for i in first.items if isinstance(i, Number))
             kind = dtype if stated is not None else "int64" if whole else "float64"
             return Array((constant(len(first.items)),), kind, "array")
-        raise NotRead("the values are not numbers that it knows")
+        raise NotRead("a value is not a number that evotune knows")
     if first is None:
-        raise NotRead("it says no shape")
+        raise NotRead("the shape is missing")
     return Array(shape_of(first), dtype, name)
 
 
@@ -321,20 +321,20 @@ def _length(value: Value | None) -> Number:
 def _all_numbers(items: Sequence[Value]) -> list[Number]:
     found = [item for item in items if isinstance(item, Number)]
     if len(found) != len(items):
-        raise NotRead("a value is not a number that it knows")
+        raise NotRead("a value is not a number that evotune knows")
     return found
 
 
 def _elementwise(name: str, arguments: Arguments, keywords: Keywords) -> Value | None:
     if keywords or not arguments:
-        raise NotRead("it is called in a way that it does not know")
+        raise NotRead("it is called in a way that evotune does not know")
     return elementwise(name, *arguments)
 
 
 def _arrays(arguments: Arguments, count: int) -> list[Array]:
     found = [value for value in arguments if isinstance(value, Array)]
     if len(found) != len(arguments) or len(found) != count:
-        raise NotRead("an operand is not an array that it knows")
+        raise NotRead("an operand is not an array that evotune knows")
     return found
 
 

@@ -89,7 +89,7 @@ def read_call(path: Path, kernel: str | None) -> TuneCall:
         hint = (
             f"say which with --kernel ({', '.join(names)})"
             if several
-            else "bring them in from copies of the script that have one each"
+            else "import each from a copy of the script with that call alone"
         )
         message = f"tune_kernel() is called {len(read)} times; {hint}"
         raise ScriptError(str(path), read[1].line, message)

@@ -156,7 +156,7 @@ def dimension_node(call: TuneCall, dimension: Value, sizes: Sizes, names: NamesO
     try:
         found = expression_of(dimension, sizes.node, names)
     except NotWritten as reason:
-        message = f"problem_size is no expression of a space: {reason}; write it as numbers"
+        message = f"problem_size cannot be written as an expression: {reason}; write it as numbers"
         raise call.error("problem_size", message) from reason
     if found is None:
         raise call.cannot_tell("problem_size", "problem_size", dimension, "write it as numbers")

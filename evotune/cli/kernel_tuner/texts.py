@@ -159,7 +159,7 @@ def _node(value: Array | Number, inputs: Sequence[Array], varies: Varies, depth:
     first = found.formula.operands[0]
     arrays = all(isinstance(part, Array) for part in found.formula.operands)
     if function not in _METHODS or not isinstance(first, Array) or not arrays:
-        raise NotWritten(f"{function} is not one of the functions that it translates")
+        raise NotWritten(f"{function} is a function that evotune does not translate")
     return ast.Call(ast.Attribute(operands[0], _METHODS[function], ast.Load()), operands[1:], [])
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from evotune.report import wording
-from evotune.report.changes import change_text
 from evotune.report.data import RunData
 from evotune.report.evidence import figures
 from evotune.report.leaderboard import Row
-from evotune.report.wording import printable
+from evotune.report.wording import change_text, printable
 from evotune.trial import Json, Outcome, Value
 
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from evotune.errors import SpaceError
-from evotune.space.counting.crowding import Crowd
+from evotune.space.counting._residual import conjuncts
 from evotune.space.counting.effort import QUICK, SHOWN_S, Deadline, OutOfTime
 from evotune.space.counting.expansion import Variable, unknown_bounds
 from evotune.space.counting.members import Members
 from evotune.space.language.bounds import may_fail
 from evotune.space.language.expression import Expression
 from evotune.space.language.interning import Interner
-from evotune.space.language.nodes import EvaluationError, Node
+from evotune.space.language.nodes import EvaluationError, Name, Node, Operation
 from evotune.space.language.scalar import compile_scalar
 from evotune.space.reading.yaml_source import Position
 from evotune.space.scope import BoundConstraint, Gene
@@ -165,8 +165,11 @@ def not_found(constraints: Sequence[BoundConstraint], file: str, steps: int) -> 
 
 
 def _blame_conditions(counter: _Counter, genes: Sequence[Gene], deadline: Deadline) -> SpaceError:
-    """The error for a space that its `when` conditions empty. It names a smallest set of them of
-    which one has no value (a division by 0, say) at every point."""
+    """The error for a space without a configuration because its `when` conditions have no value.
+
+    It names a smallest set of conditions such that at every point one of them has no value: a
+    division by 0, for example.
+    """
 
     def empties(suspects: Sequence[Gene], own: Deadline) -> bool | None:
         rules = [gene.rule for gene in suspects if gene.rule is not None]
@@ -217,3 +220,46 @@ def _listed(expressions: Iterable[Expression]) -> str:
 def _and_more(words: Sequence[str]) -> str:
     more = [f"{len(words) - _LISTED} more"] if len(words) > _LISTED else []
     return " and ".join([*words[:_LISTED], *more])
+
+
+# --- Parameters that must all differ but have too few values for that -----------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Parameters that must all differ from each other, with only `values` values in all."""
+
+    names: tuple[str, ...]
+    values: int
+
+    def is_made_by(self, node: Node) -> bool:
+        """Whether the condition demands that two of the parameters differ."""
+        return any(pair <= set(self.names) for pair in _kept_apart([node]))
+
+
+def find_crowd(variables: Sequence[Variable], conditions: Iterable[Node]) -> Crowd | None:
+    """A crowd, by a simple search that may miss one; None if it finds none."""
+    others: dict[str, set[str]] = {}
+    for pair in _kept_apart(conditions):
+        for name in pair:
+            others.setdefault(name, set()).update(pair - {name})
+    few_first = sorted(variables, key=lambda variable: len(variable.values))
+    for start in few_first:
+        crowd: list[str] = []
+        values: set[object] = set()
+        for variable in (start, *few_first):
+            if others.get(variable.name, set()).issuperset(crowd) and variable.name not in crowd:
+                crowd.append(variable.name)
+                values.update(variable.values)
+                if len(crowd) > len(values):
+                    return Crowd(tuple(crowd), len(values))
+    return None
+
+
+def _kept_apart(conditions: Iterable[Node]) -> Iterable[frozenset[str]]:
+    for condition in conditions:
+        for node in conjuncts(condition):
+            if isinstance(node, Operation) and node.operator == "!=":
+                first, second = node.operands
+                if isinstance(first, Name) and isinstance(second, Name):
+                    yield frozenset((first.name, second.name))

@@ -18,10 +18,15 @@ SHOWN_S = 10.0
 class Effort:
     """Limits on the work of solving a space.
 
-    A space is solved in its own order; if that is too much work in a better order; and if that is
-    too much as well, with a random part of the states of a layer, `thinned_tries` times. A row is a
-    state x value. It takes as many steps as its layer's conditions are long: a step is about one
-    number read or written. The parts of the space share the steps.
+    A diagram of the space is made in the order of its parameters. If that exceeds a limit, a better
+    order is tried. If that does too, each layer keeps only a random part of its states.
+
+    - `in_order_rows`, `reordered_rows`: rows of a diagram in the first and in the better order. A
+      row is a state with one value of the next parameter.
+    - `thinned_layer_rows`: rows of one layer that keeps a part of its states.
+    - `thinned_tries`: how many diagrams with such layers are tried.
+    - `steps`: numbers read or written, in all attempts on all parts of the space together. A row
+      costs a step for each operation in the conditions of its layer.
     """
 
     in_order_rows: int = 1_000_000

@@ -19,7 +19,7 @@ from evotune.space.language.nodes import Node
 
 # --- Depth-first enumeration where a diagram in the space's own order is too large ----------------
 
-_CALLS = 30  # a state's cost beside its conditions; both count numpy's calls
+_CALLS = 30  # numpy calls for a state, apart from those that evaluate its conditions
 
 
 class Backtracking:

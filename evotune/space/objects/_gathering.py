@@ -54,7 +54,7 @@ class Gatherer:
             if self._known[name] is not value and not _same(self._known[name], value):
                 raise Unusable(
                     f"{self._kind.__name__} uses two different globals of the name {name}, "
-                    "of two modules: rename one"
+                    "from two modules: rename one"
                 )
             return
         self._known[name] = value
@@ -89,7 +89,7 @@ class Gatherer:
         piece = find_source(value)
         if piece is None:
             raise Unusable(
-                f"the source of {value.__qualname__} cannot be read: it stands in no file and in "
+                f"the source of {value.__qualname__} cannot be read: it is in no file and in "
                 'no cell of a notebook. Put it into a file, and say problem="problem.py:'
                 f'{self._kind.__name__}"'
             )

@@ -114,7 +114,7 @@ class Space:
         root = self._root
         text = MADE_OF_OBJECTS + yaml_text({**self._data, "root": root.as_posix()})
         if len(text.encode()) > MAX_BYTES:
-            raise Position(place="Space").error("larger than 1 MiB, which no space should be")
+            raise Position(place="Space").error("the space is larger than 1 MiB")
         return parse_space(text, root / "space.yaml")
 
     def to_yaml(self) -> str:

@@ -1,22 +1,25 @@
-"""The types of scalars and short lists that many parts of a space file use."""
+"""The base of a space file's models, and the types of scalars and short lists in them."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import (
+    BaseModel,
+    ConfigDict,
     Field,
     StringConstraints,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_validator,
 )
 from pydantic.annotated_handlers import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from evotune.languages import all_languages, find_language
 from evotune.plugins import BACKENDS
-from evotune.space.suggest import closest, describe
+from evotune.space.suggest import closest, describe, did_you_mean
 
 MAX_VALUES = 100_000
 
@@ -79,3 +82,33 @@ def _known_language(value: Any) -> str:
 
 
 LanguageName = Annotated[str, _Language]
+
+
+# --- The base of all models -----------------------------------------------------------------------
+
+
+class SpaceModel(BaseModel):
+    """A mapping of a space file, with strict types and no unknown keys. `what` names it in
+    messages."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
+    )
+    what: ClassVar[str] = "this mapping"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            for key, value in data.items():
+                if key not in cls.model_fields:
+                    hint = did_you_mean(key, cls.model_fields)
+                    raise at_key(key, f"unknown key '{key}' in {cls.what}{hint}")
+                if value is None:
+                    raise at_key(key, f"'{key}' has no value; leave the key out or give it one")
+        return data
+
+
+def at_key(key: str, message: str) -> PydanticCustomError:
+    """An error at the key `key` of the mapping being validated."""
+    return PydanticCustomError("space", "{message}", {"message": message, "key": key})

@@ -21,6 +21,9 @@ from evotune.space.reading.schema import (
 )
 from evotune.space.reading.yaml_source import YamlSource
 from evotune.space.specs import (
+    L2_PROMOTIONS,
+    MOST_BOX,
+    SWIZZLES,
     ArgumentSpec,
     ConstantMemorySpec,
     ConstraintSpec,
@@ -33,7 +36,6 @@ from evotune.space.specs import (
     TensorMapSpec,
     WorkspaceSpec,
 )
-from evotune.space.tensor_map_limits import L2_PROMOTIONS, MOST_BOX, SWIZZLES
 from evotune.trial import Value
 
 
@@ -67,7 +69,7 @@ class Converter:
         except OSError as error:
             raise position.error(f"cannot use the root {stated}: {error.strerror}") from error
         if not is_folder:
-            raise position.error(f"the root {stated} is no folder")
+            raise position.error(f"the root {stated} is not a folder")
         return root
 
     def problem(self) -> ProblemSpec | None:

@@ -114,7 +114,7 @@ def read_yaml(path: Path) -> YamlSource:
     except ValueError as error:  # a NUL byte in the path
         raise SpaceError(f"not a usable path: {error}", file=file) from error
     if len(raw) > MAX_BYTES:
-        raise SpaceError("larger than 1 MiB, which no space file should be", file=file)
+        raise SpaceError("the space file is larger than 1 MiB", file=file)
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -15,7 +15,7 @@ from typing import Any
 
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.device.launch import CompileJob, Launch, LaunchPlan
-from evotune.device.scalars import c_value
+from evotune.device.session import c_value
 
 HERE = Path(__file__).parent
 # _FORTIFY_SOURCE would take a jump from one fiber's stack to another's for a mistake.

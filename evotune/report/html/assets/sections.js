@@ -169,15 +169,15 @@ function defaultSection(run) {
 function ablationSection(run) {
   if (run.recorded) return null;
   const found = run.ablation;
-  const title = "What each choice is worth";
+  const title = "The worth of each choice";
   if (!found) {
     return section(title, null, el("p", { class: "note" }, "Not measured. "
-      + "This sets each of the champion's genes to its default or a neighbour and measures the two in turn:"),
+      + "This command sets each of the champion's parameters to its default or a neighbouring value, and measures both in turn:"),
     el("pre", {}, run.ablate_command));
   }
   const good = found.rows.filter((row) => row.ratio !== null);
   const failed = found.rows.filter((row) => row.ratio === null);
-  return section(title, `The champion (trial ${found.trial}) with one gene changed, measured in turn with it in one process. `
+  return section(title, `The champion (trial ${found.trial}) with one parameter changed, measured in turn with it in one process. `
     + "Below 1: the change makes it slower. " + found.date.replace(/^(.{10})T(.{5}).*\+00:00$/, "Measured on $1 at $2 UTC."), ablationChart(good),
   el("details", {}, el("summary", {}, "As a table"),
     simpleTable(["change", "why", "speed against the champion [95%]"],

@@ -1,0 +1,338 @@
+"""A Gaussian process over configurations: its covariance, the fit, and its posterior.
+
+A configuration is a row of value indices, one a parameter. The correlation of two rows is a
+product over parameters of
+
+    (1 - category) * matern32(distance / length) + category * [same value]
+
+So every parameter is a mixture of a smooth axis and a bag of unrelated values, and the data
+decide the mixture. GPU kernels have both: more warps change the time gradually, while a tile size
+that divides the problem's size stands out from both its neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evotune.search._encoding import Floats, Rows
+from evotune.trial import Json
+
+_FIT_ROWS: Final = 96  # a fit costs the cube of this
+_FIT_STEPS: Final = 80
+_LENGTHS: Final = (0.05, 20.0)  # in widths of the axis
+_CATEGORIES: Final = (1e-3, 0.98)
+_NOISES: Final = (1e-4, 0.5)  # variance of the noise, in variances of the function
+_TYPICAL_CATEGORY: Final = -2.5  # log-odds
+_TYPICAL_NOISE: Final = 1e-2
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """`tables[i][d]` is the log correlation along parameter i at an index difference of d."""
+
+    lengths: tuple[float, ...]
+    categories: tuple[float, ...]
+    noise: float
+    tables: tuple[Floats, ...]
+
+    def between(self, first: Rows, second: Rows) -> Floats:
+        """Correlations, first x second."""
+        total = np.zeros((len(first), len(second)))
+        for i, table in enumerate(self.tables):
+            if len(table) > len(first):
+                total += table.take(np.abs(first[:, i, None] - second[None, :, i]))
+            else:  # an axis with few places: each place is compared once
+                places = np.arange(len(table))
+                along = table.take(np.abs(places[:, None] - second[None, :, i]))
+                total += along.take(first[:, i], axis=0)
+        return np.exp(total)
+
+    def to_json(self) -> Json:
+        return [list(self.lengths), list(self.categories), self.noise]
+
+    @classmethod
+    def from_json(cls, data: Json, axes: Sequence[Floats]) -> Kernel:
+        """The inverse of `to_json`. Raises ValueError or TypeError for other data."""
+        lengths, categories, noise = data
+        tables = (_table(*found) for found in zip(axes, lengths, categories, strict=True))
+        return cls(tuple(lengths), tuple(categories), noise + 0.0, tuple(tables))
+
+
+def default_kernel(axes: Sequence[Floats]) -> Kernel:
+    category = 1 / (1 + math.exp(-_TYPICAL_CATEGORY))
+    return Kernel(
+        (1.0,) * len(axes),
+        (category,) * len(axes),
+        _TYPICAL_NOISE,
+        tuple(_table(axis, 1.0, category) for axis in axes),
+    )
+
+
+def _table(axis: Floats, length: float, category: float) -> Floats:
+    scaled = math.sqrt(3) * axis / length
+    table = (1 - category) * (1 + scaled) * np.exp(-scaled)
+    table[0] += category
+    return np.log(table + 1e-30)
+
+
+def fit_kernel(
+    start: Kernel, axes: Sequence[Floats], rows: Rows, values: Floats, rng: np.random.Generator
+) -> tuple[Kernel, float]:
+    """The most probable kernel on a seeded random walk from `start`, and its log probability.
+
+    `values` (higher is better, any scale) belong to `rows`. `worth_fitting` chooses the rows among
+    many trials.
+    """
+    differences = [np.abs(rows[:, i, None] - rows[None, :, i]) for i in range(len(axes))]
+    lengths, categories, noise = list(start.lengths), list(start.categories), start.noise
+    tables = list(start.tables)
+    total = sum(
+        (t[d] for t, d in zip(tables, differences, strict=True)), np.zeros((len(rows),) * 2)
+    )
+    best = _evidence(total, noise, values) + _prior(lengths, categories, noise)
+    for _ in range(_FIT_STEPS):
+        i = int(rng.integers(len(axes) + 1))
+        step = rng.normal()
+        if i == len(axes):
+            trial = _within(noise * math.exp(1.2 * step), _NOISES)
+            found = _evidence(total, trial, values) + _prior(lengths, categories, trial)
+            if found > best:
+                best, noise = found, trial
+            continue
+        length, category = lengths[i], categories[i]
+        if rng.random() < 0.6:
+            length = _within(length * math.exp(0.8 * step), _LENGTHS)
+        else:
+            odds = math.log(category / (1 - category)) + 1.5 * step
+            category = _within(1 / (1 + math.exp(-odds)), _CATEGORIES)
+        table = _table(axes[i], length, category)
+        changed = total + (table - tables[i])[differences[i]]
+        old = lengths[i], categories[i]
+        lengths[i], categories[i] = length, category
+        found = _evidence(changed, noise, values) + _prior(lengths, categories, noise)
+        if found > best:
+            best, total, tables[i] = found, changed, table
+        else:
+            lengths[i], categories[i] = old
+    return Kernel(tuple(lengths), tuple(categories), noise, tuple(tables)), best
+
+
+def worth_fitting(values: Floats, rng: np.random.Generator) -> NDArray[np.intp]:
+    """The trials to fit on, 96 at most. Half are the best ones, where the kernel has to be right;
+    the others are drawn."""
+    if len(values) <= _FIT_ROWS:
+        return np.arange(len(values))
+    best = np.argsort(-values, kind="stable")
+    others = rng.choice(best[_FIT_ROWS // 2 :], _FIT_ROWS - _FIT_ROWS // 2, replace=False)
+    return np.concatenate([best[: _FIT_ROWS // 2], others])
+
+
+def _within(value: float, limits: tuple[float, float]) -> float:
+    return min(max(value, limits[0]), limits[1])
+
+
+def _evidence(log_correlations: Floats, noise: float, values: Floats) -> float:
+    """The log marginal likelihood of a kernel, at its best amplitude."""
+    covariance = np.exp(log_correlations)
+    covariance[np.diag_indices_from(covariance)] += noise
+    try:
+        factor = np.linalg.cholesky(covariance)
+    except np.linalg.LinAlgError:
+        return -math.inf
+    centred = values - values.mean()
+    explained = float(centred @ np.linalg.solve(covariance, centred))
+    count = len(values)
+    amplitude = (explained + 1) / (count + 1)
+    return -0.5 * count * math.log(amplitude) - float(np.log(np.diag(factor)).sum())
+
+
+def _prior(lengths: Sequence[float], categories: Sequence[float], noise: float) -> float:
+    """The log density of a wide prior, so that few evaluations do not lead to extreme kernels."""
+    odds = (math.log(c / (1 - c)) - _TYPICAL_CATEGORY for c in categories)
+    return (
+        -0.5 * sum(math.log(length) ** 2 for length in lengths)
+        - 0.5 * sum((o / 2) ** 2 for o in odds)
+        - 0.5 * (math.log(noise / _TYPICAL_NOISE) / 2) ** 2
+    )
+
+
+# --- A transformation of fitness ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Warp:
+    """Keeps a fitness that is at most `knee` below `best`, and compresses larger differences by
+    the logarithm. The order stays the same."""
+
+    best: float = 0.0
+    knee: float = math.inf  # keeps everything
+
+    @classmethod
+    def of_the_slower_half(cls, fitness: Floats) -> Warp:
+        best = float(fitness.max())
+        return cls(best, best - float(np.median(fitness)) or math.inf)
+
+    def __call__(self, fitness: float) -> float:
+        behind = self.best - fitness
+        if behind <= self.knee:
+            return fitness
+        return self.best - self.knee * (1 + math.log(behind / self.knee))
+
+    def all(self, fitness: Iterable[float]) -> Floats:
+        return np.array([self(value) for value in fitness])
+
+    def log_slope(self, fitness: Floats) -> float:
+        """The log of the compression of these values. The log probability of the warped values plus
+        this compares with the log probability of the plain values."""
+        behind = np.maximum(self.best - fitness, self.knee)
+        return 0.0 if math.isinf(self.knee) else float(np.log(self.knee / behind).sum())
+
+
+# --- The posterior over a pool of candidates, updated trial by trial ------------------------------
+
+_LEAST_VARIANCE: Final = 1e-9
+_ROOM: Final = 32  # appended trials before the first growth
+_FAR: Final = -30.0  # below this, expected improvement falls with the seventh power of z
+_T_PEAK: Final = math.gamma(4.5) / (math.gamma(4) * math.sqrt(8 * math.pi))
+
+
+class Posterior:
+    """The mean and variance of every candidate, given `rows` with `values` (higher is better).
+
+    Further trials are appended in the order of their proposals. A pending trial has no value yet:
+    it lowers the variance around it and leaves the means alone, so that the next proposal lies
+    elsewhere. Its value can be filled in later, with the same result as if it had been known at
+    once. Appending costs rows x candidates, not the cube of the rows.
+    """
+
+    def __init__(self, kernel: Kernel, rows: Rows, values: Floats, pool: Rows) -> None:
+        self._kernel = kernel
+        self._rows = rows
+        self._pool = pool
+        # All tables lie in one array, so that one operation compares a row along all axes.
+        self._tables = np.concatenate([*kernel.tables, np.empty(0)])
+        lengths = [0, *(len(table) for table in kernel.tables)]
+        self._starts = np.cumsum(lengths[:-1] or [0])[:, None][: len(kernel.tables)]
+        self._everything = np.concatenate([rows, pool])
+        self._columns: Rows = np.ascontiguousarray(self._everything.T)
+        covariance = kernel.between(rows, rows)
+        covariance[np.diag_indices_from(covariance)] += kernel.noise
+        self._whiten: Floats = np.linalg.inv(np.linalg.cholesky(covariance))
+        self._centre = float(values.mean())
+        white = self._whiten @ (values - self._centre)
+        count = len(values)
+        self.amplitude = (float(white @ white) + 1) / (count + 1)
+        self._coordinates = self._whiten @ kernel.between(rows, pool)  # rows x candidates
+        self._white = white
+        self._base_mean: Floats = self._centre + white @ self._coordinates
+        self._base_variance: Floats = 1 - np.einsum(
+            "ij,ij->j", self._coordinates, self._coordinates
+        )
+        self.truncate(0)
+
+    @property
+    def appended(self) -> int:
+        return len(self._own)
+
+    def truncate(self, count: int) -> None:
+        """Forgets all but the first `count` appended trials."""
+        if count == 0:
+            self._own: list[Floats] = []  # coordinates of each appended trial, then its residue
+            # Shapes: appended trials x candidates, and axes x appended trials, with room for more.
+            self._extra: Floats = np.empty((_ROOM, self._pool.shape[0]))
+            self._appended: Rows = np.zeros((self._pool.shape[1], _ROOM), dtype=np.int64)
+            # The appended trials' coordinates along the first trials, and the inverse of the
+            # triangle of their coordinates along each other.
+            self._along: Floats = np.empty((_ROOM, len(self._rows)))
+            self._inverse: Floats = np.zeros((_ROOM, _ROOM))
+        else:
+            self._own = self._own[:count]
+        self.variance: Floats = np.maximum(
+            self._base_variance - (self._extra[:count] ** 2).sum(axis=0), _LEAST_VARIANCE
+        )
+
+    def append(self, row: Rows) -> None:
+        """Appends a trial. Its value is an argument of `means`."""
+        self._append(row, self._alike(row, self._columns))
+
+    def extend(self, rows: Rows) -> None:
+        """Appends many trials at once: the same bits as one after the other, but faster."""
+        if len(rows) == 1:
+            self.append(rows[0])
+            return
+        for row, alike in zip(rows, self._kernel.between(rows, self._everything), strict=True):
+            self._append(row, alike)
+
+    def _append(self, row: Rows, alike: Floats) -> None:
+        """Appends a trial; `alike` holds its correlations with all first trials and candidates."""
+        count, appended = len(self._rows), len(self._own)
+        if appended == len(self._extra):
+            self._extra = np.concatenate([self._extra, np.empty_like(self._extra)])
+            self._appended = np.concatenate([self._appended, self._appended], axis=1)
+            self._along = np.concatenate([self._along, np.empty_like(self._along)])
+            self._inverse = np.pad(self._inverse, (0, appended))
+        own = np.empty(count + appended + 1)
+        first = own[:count] = self._whiten @ alike[:count]
+        correlations = self._alike(row, self._appended[:, : max(appended, 2)])[:appended]
+        inverse = self._inverse[:appended, :appended]
+        rest = own[count:-1] = inverse @ (correlations - self._along[:appended] @ first)
+        found = own[:-1]
+        residue = math.sqrt(max(1 + self._kernel.noise - float(found @ found), _LEAST_VARIANCE))
+        own[-1] = residue
+        self._along[appended] = first
+        self._inverse[appended, :appended] = -(rest @ inverse) / residue
+        self._inverse[appended, appended] = 1 / residue
+        along = first @ self._coordinates + rest @ self._extra[:appended]
+        extra = (alike[count:] - along) / residue
+        self._own.append(own)
+        self._extra[appended] = extra
+        self._appended[:, appended] = row
+        self.variance = np.maximum(self.variance - extra**2, _LEAST_VARIANCE)
+
+    def _alike(self, row: Rows, columns: Rows) -> Floats:
+        """The correlations of one row with the rows in `columns` (axes x rows). For two columns or
+        more they are the same bits as `Kernel.between` gives."""
+        distances = np.abs(columns - row[:, None])
+        total: Floats = self._tables.take(distances + self._starts).sum(axis=0)
+        return np.exp(total, out=total)
+
+    def means(self, values: list[float | None]) -> Floats:
+        """The means of all candidates, given the appended trials' values (None: not known yet)."""
+        count = len(self._rows)
+        white = np.zeros(count + len(values))
+        white[:count] = self._white
+        for i, (own, value) in enumerate(zip(self._own, values, strict=True)):
+            if value is not None:
+                known = float(own[:-1] @ white[: count + i])
+                white[count + i] = (value - self._centre - known) / own[-1]
+        means: Floats = self._base_mean + white[count:] @ self._extra[: len(values)]
+        return means
+
+    def deviations(self) -> Floats:
+        """The standard deviations of all candidates, in the unit of the values."""
+        deviations: Floats = np.sqrt(self.amplitude * self.variance)
+        return deviations
+
+
+def log_expected_improvement(means: Floats, deviations: Floats, best: float) -> Floats:
+    """ln E[max(0, f - best)] where (f - mean) / deviation is distributed as Student's t.
+
+    The distribution has eight degrees of freedom, which have a closed form, since the model is at
+    times wrong by far more than its deviations allow. A normal distribution would prefer a
+    candidate that almost surely fails to one that the model puts five deviations too slow.
+    """
+    z = (means - best) / deviations
+    near = np.maximum(z, _FAR)
+    share = 8 / (8 + near**2)
+    density = _T_PEAK * share**4.5
+    series = 1 + share / 2 + 3 / 8 * share**2 + 5 / 16 * share**3
+    below = 0.5 + 0.5 * near / np.sqrt(8 + near**2) * series  # the distribution function
+    improvement = deviations * ((8 + near**2) / 7 * density + near * below)
+    worth: Floats = np.log(improvement) - 7 * np.log(np.minimum(z, _FAR) / _FAR)
+    return worth
