@@ -40,6 +40,17 @@ class Figures:
     violation: str
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchBounds:
+    """The largest launch that a device takes. `grid` and `block` have a limit for each axis, in
+    blocks and in threads; `threads` and `shared_bytes` are those of one block."""
+
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    threads: int
+    shared_bytes: int
+
+
 class SanitizedCase(msgspec.Struct, frozen=True):
     """A small case of a champion, to be launched under tools."""
 
@@ -54,6 +65,9 @@ class Limits(Protocol):
     def violation(self, launch: Launch, device: Mapping[str, Value]) -> str:
         """Before compiling: why no device with these attributes takes the launch, "" when it
         does."""
+
+    def bounds(self, device: Mapping[str, Value]) -> LaunchBounds:
+        """The largest launch that a device with these attributes takes."""
 
     def figures(
         self, launch: Launch, resources: Mapping[str, Json], device: Mapping[str, Value]
@@ -104,6 +118,9 @@ class Backend(ABC):
     from the confirmed figure, however little the processes of the confirmation differ."""
     packages: ClassVar[tuple[str, ...]] = ()
     """Optional packages whose versions change times."""
+    binary_suffix: ClassVar[str] = ""
+    """The suffix of its machine code in an exported package; "" where kernels of this backend
+    cannot be exported."""
 
     # Devices
 
@@ -169,6 +186,11 @@ class Backend(ABC):
     def limits(self) -> Limits | None:
         """The device's limits on launches; None where every launch can be tried."""
         return None
+
+    def exported_files(self, package: str) -> Mapping[str, bytes]:
+        """Files of a launcher in native code, by name, for an exported package of this name; none
+        where kernels are called from Python alone."""
+        return {}
 
     # Measuring
 

@@ -42,9 +42,7 @@ ATOMS = (
 
 
 def joined(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    binary = st.sampled_from(
-        "+ - * / // % ** < <= > >= == != and or".split()  # each with two operands
-    )
+    binary = st.sampled_from([*"+-*/%<>", "//", "**", "<=", ">=", "==", "!=", "and", "or"])
     return st.one_of(
         st.builds("({} {} {})".format, parts, binary, parts),
         st.builds("({} if {} else {})".format, parts, parts, parts),
@@ -87,22 +85,27 @@ def both(
     return wanted, folded, value_of(told[0], own, told[1])
 
 
-@given(
-    EXPRESSIONS,
-    st.integers(1, 80),
-    st.integers(1, 9),
-    st.sampled_from([0.125, 3.0]),
-    st.booleans(),
-    st.sampled_from([1, 2, 3]),
-    st.booleans(),
+SYMBOLS = st.fixed_dictionaries(
+    {
+        "n": st.integers(1, 80),
+        "m": st.integers(1, 9),
+        "scale": st.sampled_from([0.125, 3.0]),
+        "wide": st.booleans(),
+        "dtype": st.just("float16"),
+    }
 )
+CONFIGURATIONS = st.fixed_dictionaries(
+    {"A": st.sampled_from([1, 2, 3]), "B": st.booleans(), "KIND": st.sampled_from(["xor", "pad"])}
+)
+
+
+@given(EXPRESSIONS, SYMBOLS, CONFIGURATIONS)
 def test_a_folded_expression_has_the_same_value_in_every_case(
-    space: BoundSpace, text: str, n: int, m: int, scale: float, wide: bool, a: int, b: bool
+    space: BoundSpace, text: str, symbols: dict[str, Value], values: dict[str, Value]
 ) -> None:
-    expression = parse_expression(text)
-    symbols: dict[str, Value] = {**CASES[0], "n": n, "m": m, "scale": scale, "wide": wide}
-    configuration = Configuration({"A": a, "B": b, "KIND": "pad"})
+    configuration = Configuration(values)
     try:
+        expression = parse_expression(text)
         space.check(expression)
     except SpaceError:
         return  # refused before a search

@@ -32,6 +32,7 @@ class CpuBackend(Backend):
     languages = (_CPP,)
     requests = ("cpu",)
     flagship = "attention-cpu"
+    binary_suffix = ".so"
     times_user_problems = True
     least_half_width = 0.04
     """Programs differed by 0.8% to 3.7% in six figures of `benchmarks/carries_over.py` on quiet
