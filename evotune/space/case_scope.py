@@ -59,6 +59,9 @@ class CaseScope:
         """The symbol, or its value where that is known."""
         return self._symbol(name)
 
+    def is_symbol(self, name: str) -> bool:
+        return name in self._names.symbols
+
     def operation(self, operator: str, *operands: Node) -> Node:
         """The operation, folded as far as it is known."""
         return self._interner.operation(operator, operands)
