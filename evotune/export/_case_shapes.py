@@ -41,8 +41,8 @@ class CaseShapes:
         }
 
     def quantities(self, scope: CaseScope) -> dict[str, Node]:
-        """The quantities of a domain that are no symbols: the elements of the largest tensor, and
-        of attention the heads that share their keys."""
+        """The quantities of regions that are no symbols: the elements of the largest tensor, and of
+        attention the heads that share their keys and the ratio of the lengths."""
         products = []
         for extents in self.nodes(scope).values():
             product: Node = scope.literal(1)
@@ -52,8 +52,9 @@ class CaseShapes:
             products.append(product)
         found = {"elements": scope.operation("max", *dict.fromkeys(products))}
         if not self.sizes:
-            heads, kv_heads = scope.symbol("heads"), scope.symbol("kv_heads")
-            found["group"] = scope.operation("//", heads, kv_heads)
+            symbol = scope.symbol
+            found["group"] = scope.operation("//", symbol("heads"), symbol("kv_heads"))
+            found["length_ratio"] = scope.operation("/", symbol("seq_len_k"), symbol("seq_len_q"))
         return found
 
 

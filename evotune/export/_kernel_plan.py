@@ -86,6 +86,7 @@ class KernelPlan:
 def kernel_plan(
     kernel: KernelSpec,
     scope: CaseScope,
+    *,
     shapes: Shapes,
     dtype: str,
     types: Sequence[str],

@@ -152,7 +152,8 @@ def _distance(some: Sequence[MeasuredCase], others: Sequence[MeasuredCase]) -> f
 
 def _around(cases: Sequence[MeasuredCase], region: Region) -> Ranges | None:
     """The sizes between the cases' and a tenth around them, clipped to the region; ratios as in the
-    cases, and all constants of the region. None when nothing is left."""
+    cases, and all constants of the region. A quantity that the region lacks is a ratio of sizes
+    that may change by a tenth as well. None when nothing is left."""
     sizes = cases[0].sizes
     found: dict[str, tuple[int | float, int | float]] = {}
     for name, (low, high) in region.ranges.items():
@@ -166,6 +167,9 @@ def _around(cases: Sequence[MeasuredCase], region: Region) -> Ranges | None:
             found[name] = (values[0], values[0])
         else:
             found[name] = (low, high)
+    for name in cases[0].place.ranged.keys() - region.ranges.keys():
+        ratios = [case.place.ranged[name] for case in cases]
+        found[name] = (min(ratios) * (1 - NEAR), max(ratios) * (1 + NEAR))
     return found if all(low <= high for low, high in found.values()) else None
 
 

@@ -87,6 +87,15 @@ def test_regions_stay_inside_the_domain() -> None:
     assert lengths([case(512, 1.2)], other) == []
 
 
+def test_a_ratio_of_sizes_changes_by_a_tenth_at_most() -> None:
+    found = [case(512, 1.2), case(2048, 1.2)]
+    for one in found:
+        one.place.ranged["length_ratio"] = 1.0  # type: ignore[index]
+    (region,) = near_regions(0, found, [DOMAIN])
+    assert region.ranges["seq_len_q"] == (461, 2252)
+    assert region.ranges["length_ratio"] == (0.9, 1.1)
+
+
 def test_other_ratios_of_heads_are_other_regions() -> None:
     measured = [case(512, 1.2), case(1024, 1.2, kv_heads=2)]
     assert lengths(measured) == [(461, 563), (922, 1126)]
