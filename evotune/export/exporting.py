@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -23,8 +22,8 @@ from evotune.export._built_kernels import BuiltChampion, built, checked_cases
 from evotune.export._case_shapes import CaseShapes, call_name, case_shapes
 from evotune.export._champions import Champion, Selection, confirmed, selected
 from evotune.export._descriptions import certificate, dispatch, frame, package_files
+from evotune.export._json_text import json_text
 from evotune.export.package_name import checked_name, default_name
-from evotune.trial import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +86,12 @@ def _contents(
     """Every file of the package by its path under the folder."""
     described = dispatch(name, chosen, kernels, shapes)
     files = package_files(name, kernels)
-    files["dispatch.json"] = _json(described)
+    files["dispatch.json"] = json_text(described).encode()
     hashes = {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}
     certified = certificate(name, chosen, kernels, dict(sorted(hashes.items())))
-    files["certificate.json"] = _json(certified)
+    files["certificate.json"] = json_text(certified).encode()
     found = {f"{name}/{path}": content for path, content in files.items()}
     return found | frame(name, certified, described)
-
-
-def _json(found: Json) -> bytes:
-    return (json.dumps(found, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 def _default_name(chosen: Selection) -> str:

@@ -28,3 +28,14 @@ def checked_name(name: str) -> str:
     if name in _TAKEN or name in sys.stdlib_module_names:
         raise UsageError(f"a package named {name!r} would hide another one; choose with --name")
     return name
+
+
+def offered_name(space: str) -> str:
+    """A name for a package of the space: its own if that can be one."""
+    own = default_name(space)
+    for name in (own, f"{own}_kernel", f"kernel_{own}"):
+        try:
+            return checked_name(name)
+        except UsageError:
+            continue
+    return "kernel"
