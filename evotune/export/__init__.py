@@ -1,0 +1,1 @@
+"""Writes a run's winners as a Python package that needs torch, not evotune."""
