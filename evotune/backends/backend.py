@@ -202,6 +202,11 @@ class Backend(ABC):
         """Calls its kernels in the user's own process. EvotuneError where they cannot be called."""
         raise EvotuneError(f"kernels for {profile.name} cannot be called from Python")
 
+    def exported_files(self, package: str) -> Mapping[str, bytes]:
+        """Files that an exported package of this name gets beside its kernels, by their names in
+        it: the launcher `_BACKEND_launcher.py`, and native code where it can be built here."""
+        return {}
+
     def worker_environment(self, profile: DeviceProfile) -> Mapping[str, str]:
         """Environment variables that the device's worker gets beside those of this process."""
         return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evotune.backends.backend import Backend
@@ -9,6 +10,8 @@ from evotune.backends.cpu import _cpp_options
 from evotune.languages import Language, Template
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from evotune.backends.calling import Caller
     from evotune.backends.finding import Finding
     from evotune.device.profile import DeviceProfile
@@ -22,6 +25,8 @@ _CPP = Language(
     options_in_words=_cpp_options.IN_WORDS,
     template=Template(__name__, "kernel.cpp", "space_cpp.yaml"),
 )
+
+_EXPORTED = ("_cpu_launcher.py",)
 
 
 class CpuBackend(Backend):
@@ -64,6 +69,9 @@ class CpuBackend(Backend):
         from evotune.backends.cpu._cpu_caller import CpuCaller
 
         return CpuCaller(profile)
+
+    def exported_files(self, package: str) -> Mapping[str, bytes]:
+        return {name: (Path(__file__).parent / name).read_bytes() for name in _EXPORTED}
 
     def doctor(self) -> tuple[list[Finding], list[Finding]]:
         from evotune.backends.cpu import _cpu_doctor

@@ -1,0 +1,181 @@
+"""`NAME.attention`, and how the package answers calls of SDPA while it is active."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+
+from ._attention_package import AttentionKernels, Call, sdpa
+from ._dispatch import Choice
+from ._missed import Missed, Misses
+from ._operators import AttentionOperator, needs_grad
+
+_Function = TypeVar("_Function", bound=Callable[..., bool])
+
+
+def _decided_while_tracing(function: _Function) -> _Function:
+    """Lets torch.compile call the function while it traces, and keep the answer in the graph."""
+    return cast(_Function, torch.compiler.assume_constant_result(function))  # type: ignore[no-untyped-call]
+
+
+class AttentionCalls:
+    """Serves calls that have SDPA's arguments."""
+
+    def __init__(
+        self, kernels: AttentionKernels, operator: AttentionOperator, misses: Misses
+    ) -> None:
+        self._kernels = kernels
+        self._overload = operator.overload
+        self._misses = misses
+        self._device_type = kernels.kernels.device_type
+        self._dtype = kernels.dtype
+        self._grad = misses.missed("grad", None, "an input requires grad")
+        self._mask = misses.missed("mask", None, "the call has an attention mask")
+        self._dropout = misses.missed("dropout", None, "the call has dropout")
+        self._other = misses.missed("tensor", None, "a tensor is no plain tensor with memory")
+        self._symbolic = misses.missed(
+            "symbolic shape", None, "torch.compile traces a call whose shapes it leaves open"
+        )
+        # The operator without SDPA behind it, where a native launcher has one.
+        self._native: Any = kernels.kernels.launcher.attempt
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        """scaled_dot_product_attention(q, k, v, is_causal=…, scale=…, enable_gqa=…). A kernel of
+        this package serves it where it was measured to win, otherwise SDPA."""
+        out = self.attempt(q, k, v, None, 0.0, is_causal, scale, enable_gqa)
+        if out is None:
+            return sdpa(q, k, v, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return out
+
+    def attempt(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        dropout: float,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> torch.Tensor | None:
+        """The output, or None when the kernels do not serve the call."""
+        if torch.compiler.is_compiling():
+            return self._traced(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
+        missed = self._untakable(q, k, v, mask, dropout)
+        if missed is not None:
+            missed.count()
+            return None
+        if torch.is_autocast_enabled(self._device_type):
+            q, k, v = self._cast(q), self._cast(k), self._cast(v)
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            self._grad.count()
+            return None
+        if self._native is not None and q.is_cuda:
+            return self._native(q, k, v, is_causal, scale, enable_gqa)  # type: ignore[no-any-return]
+        return self._kernels.serve(q, k, v, is_causal, scale, enable_gqa)
+
+    def _untakable(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        dropout: float,
+    ) -> Missed | None:
+        """Why no kernel takes such arguments, whatever their sizes."""
+        if mask is not None:
+            return self._mask
+        if dropout != 0.0:
+            return self._dropout
+        if (
+            not type(q) is type(k) is type(v) is torch.Tensor
+            or torch._C._len_torch_dispatch_stack()
+            or torch._C._are_functorch_transforms_active()
+        ):
+            return self._other
+        return None
+
+    def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor as SDPA sees it under autocast."""
+        if tensor.is_floating_point() and tensor.dtype != torch.float64:
+            return tensor.to(torch.get_autocast_dtype(self._device_type))
+        return tensor
+
+    def _traced(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        dropout: float,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> torch.Tensor | None:
+        """The same while torch.compile traces. The decision is part of the graph: it holds for the
+        shapes that the graph is compiled for, and shapes that it leaves open are not served."""
+        if (
+            mask is not None
+            or dropout != 0.0
+            or torch.compiler.is_exporting()
+            or q.device.type != self._device_type
+            or torch.is_autocast_enabled(self._device_type)
+            or (torch.is_grad_enabled() and needs_grad(q, k, v))
+            or not len(q.shape) == len(k.shape) == len(v.shape) == 4
+        ):
+            return None
+        sizes = (*q.shape, *k.shape, *v.shape)
+        strides = (*q.stride(), *k.stride(), *v.stride())
+        for size in (*sizes, *strides):
+            if not torch.fx.experimental.symbolic_shapes.has_static_value(size):
+                self._note_symbolic()
+                return None
+        if not self._wins(
+            (q.dtype, k.dtype, v.dtype), q.device, sizes, strides, is_causal, scale, enable_gqa
+        ):
+            return None
+        return self._overload(q, k, v, is_causal, scale, enable_gqa)  # type: ignore[no-any-return]
+
+    @_decided_while_tracing
+    def _wins(
+        self,
+        dtypes: tuple[torch.dtype, ...],
+        device: torch.device,
+        sizes: tuple[int, ...],
+        strides: tuple[int, ...],
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> bool:
+        """Whether a kernel serves the case. It runs while torch.compile traces, on facts alone."""
+        q, k, v = (
+            torch.empty_strided(
+                sizes[4 * i : 4 * i + 4],
+                strides[4 * i : 4 * i + 4],
+                dtype=dtypes[i],
+                device="meta",
+            )
+            for i in range(3)
+        )
+        call = Call(q, k, v, is_causal, scale, enable_gqa)
+        choice = self._kernels.chosen(call, device)
+        if isinstance(choice, Choice):
+            return True
+        self._kernels.missed(call, choice).count()
+        return False
+
+    @_decided_while_tracing
+    def _note_symbolic(self) -> bool:
+        self._symbolic.count()
+        return True
