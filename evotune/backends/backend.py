@@ -187,11 +187,6 @@ class Backend(ABC):
         """The device's limits on launches; None where every launch can be tried."""
         return None
 
-    def exported_files(self, package: str) -> Mapping[str, bytes]:
-        """Files of a launcher in native code, by name, for an exported package of this name; none
-        where kernels are called from Python alone."""
-        return {}
-
     # Measuring
 
     @abstractmethod

@@ -143,9 +143,7 @@ def compile_space(
     return summary
 
 
-def build_jobs(
-    jobs: Iterable[CompileJob], timeout_s: float
-) -> dict[str, Binary | CompileFailure]:
+def build_jobs(jobs: Iterable[CompileJob], timeout_s: float) -> dict[str, Binary | CompileFailure]:
     """The result of each job, by its key: from the build cache, or compiled now on all cores."""
     wanted = {job.key: job for job in jobs}
     found: dict[str, Binary | CompileFailure] = {}

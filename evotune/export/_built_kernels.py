@@ -40,7 +40,11 @@ class ExportedBinary:
             "fixed": dict(self.fixed),
             "file": self.file(suffix),
             "sha256": self.binary.sha256,
-            "resources": dict(sorted(self.binary.resources.items())),
+            "resources": {
+                name: value
+                for name, value in self.binary.resources.items()
+                if not isinstance(value, Mapping)
+            },
         }
 
 

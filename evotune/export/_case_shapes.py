@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,11 @@ from evotune.space.language.nodes import Node
 from evotune.trial import Json, Value
 
 _STEPS = (1, 2, 3)
+_PUBLIC = frozenset(
+    {"activate", "active", "attention", "check", "deactivate", "info", "misses"}
+    | {"register_transformers", "set_fallback", "write_misses"}
+)
+"""Names that a package has beside its function."""
 _WORD_BEGINS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 Lines = Mapping[str, int]
 """A linear extent: the factor of each size, and the constant under ""."""
@@ -84,7 +90,9 @@ def call_name(name: str, problem: Problem) -> str:
     if not isinstance(problem, UserProblem):
         return problem.name
     written = name.rpartition(":")[2] if problem.name == UserProblem.name else problem.name
-    return _WORD_BEGINS.sub("_", written).lower()
+    found = _WORD_BEGINS.sub("_", written).lower()
+    taken = found in _PUBLIC or not found.isidentifier() or keyword.iskeyword(found)
+    return f"{found}_kernel" if taken else found
 
 
 def has_own_check(problem: Problem) -> bool:

@@ -139,7 +139,7 @@ def package_files(name: str, kernels: Sequence[BuiltChampion]) -> dict[str, byte
     backend = registry.named(setup.profile.backend)
     files = {
         "__init__.py": _INIT.format(summary=_summary(kernels[0].champion)).encode(),
-        **_runtime(backend.name),
+        **_runtime(),
         **backend.exported_files(name),
     }
     for each in kernels:
@@ -163,16 +163,13 @@ def frame(
     }
 
 
-def _runtime(backend: str) -> dict[str, bytes]:
-    """The modules that every package carries, without the launchers of other backends."""
-    others = {f"_{each.name}_launcher.py" for each in registry.own() if each.name != backend}
+def _runtime() -> dict[str, bytes]:
+    """The modules that every package carries."""
     folder = resources.files(__package__).joinpath("runtime")
     return {
         each.name: each.read_bytes()
         for each in sorted(folder.iterdir(), key=lambda each: each.name)
-        if each.name.startswith("_")
-        and each.name.endswith(".py")
-        and each.name not in {"__init__.py", *others}
+        if each.name.endswith(".py") and each.name != "__init__.py"
     }
 
 

@@ -258,8 +258,9 @@ def _launch_guards(
         most_bytes = bounds.shared_bytes - static_bytes
         found.append(_between(scope, 0, launch["shared_bytes"], most_bytes))
         for guard in found:
-            unless = (scope.operation("not", launch["when"]),) if "when" in launch else ()
-            yield scope.operation("or", *unless, guard)
+            if "when" in launch:
+                guard = scope.operation("or", scope.operation("not", launch["when"]), guard)
+            yield guard
 
 
 def _between(scope: CaseScope, low: int, node: Node, high: int) -> Node:

@@ -9,7 +9,7 @@ import sys
 from evotune.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9_]*[A-Za-z0-9])?")
-_TAKEN = frozenset({"torch", "aten", "prim", "prims", "evotune", "transformers", "numpy", "triton"})
+_TAKEN = frozenset({"torch", "aten", "prim", "prims", "evotune", "transformers", "numpy"})
 """Packages, and namespaces of PyTorch's operators: a package has one of its own name."""
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from evotune.engine.folder import RunFolder
+from tests.export.making import fabricated, tiny_space
 from tests.export.packages import attention_package, imported
 
 _numbers = itertools.count()
@@ -31,3 +33,17 @@ def opened(tmp_path: Path, binaries: Path) -> Iterator[Callable[..., ModuleType]
             return stack.enter_context(imported(package))
 
         yield make
+
+
+@pytest.fixture(scope="session")
+def softmax_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A confirmed run of softmax on the CPU, made up but for its machine code."""
+    folder = tmp_path_factory.mktemp("softmax")
+    return fabricated(tiny_space("softmax-cpu", folder), folder)
+
+
+@pytest.fixture(scope="session")
+def attention_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The same of attention."""
+    folder = tmp_path_factory.mktemp("attention")
+    return fabricated(tiny_space("attention-cpu", folder), folder)
