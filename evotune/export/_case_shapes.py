@@ -21,7 +21,7 @@ _PUBLIC = frozenset(
     | {"register_transformers", "set_fallback", "write_misses"}
 )
 """Names that a package has beside its function."""
-_WORD_BEGINS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_WORD_BEGINS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])")
 Lines = Mapping[str, int]
 """A linear extent: the factor of each size, and the constant under ""."""
 

@@ -257,10 +257,10 @@ def _launch_guards(
         found.append(scope.operation("<=", threads, scope.literal(bounds.threads)))
         most_bytes = bounds.shared_bytes - static_bytes
         found.append(_between(scope, 0, launch["shared_bytes"], most_bytes))
-        for guard in found:
-            if "when" in launch:
-                guard = scope.operation("or", scope.operation("not", launch["when"]), guard)
-            yield guard
+        if "when" in launch:
+            unless = scope.operation("not", launch["when"])
+            found = [scope.operation("or", unless, guard) for guard in found]
+        yield from found
 
 
 def _between(scope: CaseScope, low: int, node: Node, high: int) -> Node:

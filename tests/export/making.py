@@ -31,14 +31,66 @@ from evotune.verify.kept_checks import checked_domain
 from tests.engine.runs import run_here
 
 ROOT = Path(__file__).parents[2]
-SHAPES = {
+TINY_SHAPES = {
     "attention-cpu": "shapes: [{batch: 1, heads: 2, seq_len: 64, head_dim: 32}]",
     "softmax-cpu": "shapes: [{rows: 16, columns: 64}]",
 }
-HELD_OUT = {
+TINY_HELD_OUT = {
     "attention-cpu": "held_out: [{batch: 2, heads: 2, seq_len: 60, head_dim: 32}]",
     "softmax-cpu": "held_out: [{rows: 15, columns: 60}]",
 }
+
+
+PROBLEM = """
+from evotune.problems import UserProblem
+
+
+class {name}(UserProblem):
+    sizes = ("rows", "columns")
+    constants = {{"factor": 2.0}}
+    ranges = {{"factor": (0.5, 4.0)}}
+
+    def inputs(self, rows, columns):
+        return {{"x": {x}}}
+
+    def outputs(self, rows, columns):
+        return {{"out": (rows, columns)}}
+
+    def operations(self, rows, columns):
+        return rows * columns
+
+    def compute(self, x, factor):
+        return {{"out": factor * x[: x.shape[0], :]}}
+{more}
+"""
+SPACE = """
+name: scaled
+root: .
+problem:
+  name: problem.py:{name}
+  dtype: float32
+  shapes: [{{rows: 8, columns: 64}}]
+  held_out: [{{rows: 16, columns: 32}}]
+kernels:
+  scale: {{source: scale.cpp, entry: scale, arguments: [x, out, factor, rows, columns]}}
+parameters: {{UNROLL: [1, 2]}}
+baseline: torch:best
+"""
+KERNEL = """
+extern "C" void scale(const float* x, float* out, float factor, int rows, int columns) {
+  for (int i = 0; i < rows * columns; ++i) out[i] = factor * x[i];
+}
+"""
+
+
+def own_problem(
+    folder: Path, *, name: str = "Scaled", x: str = "(rows, columns)", more: str = ""
+) -> RunFolder:
+    """A run of a problem in a file of its own: out = factor * x."""
+    (folder / "problem.py").write_text(PROBLEM.format(name=name, x=x, more=more))
+    (folder / "space.yaml").write_text(SPACE.format(name=name))
+    (folder / "scale.cpp").write_text(KERNEL)
+    return fabricated(folder / "space.yaml", folder)
 
 
 def tiny_space(name: str, folder: Path) -> Path:
@@ -47,9 +99,9 @@ def tiny_space(name: str, folder: Path) -> Path:
     lines = []
     for line in text.splitlines():
         if line.startswith("  shapes:"):
-            lines.append(f"  {SHAPES[name]}")
+            lines.append(f"  {TINY_SHAPES[name]}")
         elif line.startswith("  held_out:"):
-            lines.append(f"  {HELD_OUT[name]}")
+            lines.append(f"  {TINY_HELD_OUT[name]}")
         else:
             lines.append(line)
     folder.mkdir(parents=True, exist_ok=True)
