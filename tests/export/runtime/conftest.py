@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.export.packages import attention_package, imported
+from tests.export.runtime.packages import attention_package, imported
 
 _numbers = itertools.count()
 
