@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ._expressions import Names, NoValue, evaluate
+from ._case_expressions import Names, NoValue, evaluate
 
 CONTIGUOUS = "contiguous"
 STRIDED = "strided"

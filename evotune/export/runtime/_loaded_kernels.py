@@ -105,7 +105,7 @@ def _native_files(contents: Contents) -> Mapping[str, Path]:
     """The package's own native libraries that are the files of its certificate, by name."""
     found = {}
     for name in contents.certificate["files"]:
-        if name.startswith("_native") and not name.endswith(".cpp"):
+        if name.startswith("_native_"):
             try:
                 contents.bytes_of(name)
                 found[name] = contents.path(name)

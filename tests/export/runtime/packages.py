@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import itertools
 import json
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import evotune
 from evotune.backends import registry
 from evotune.backends.cpu import cpu_profile
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RUNTIME = Path(evotune.__file__).parent / "export" / "runtime"
 INIT = '''"""A package for tests."""
 from pathlib import Path as _Path
@@ -50,21 +51,74 @@ _ARGUMENTS = [
 
 
 @functools.cache
-def compiled(folder: Path, causal: bool) -> Path:
-    """The first rung of the attention kernels as a shared library."""
-    output = folder / f"scalar_{int(causal)}.so"
+def compiled(folder: Path, causal: bool, text: str = "") -> Path:
+    """The first rung of the attention kernels, or the source `text`, as a shared library."""
+    source = ROOT / "kernels" / "attention" / "attention_scalar.cpp"
+    output = folder / f"{'strided' if text else 'scalar'}_{int(causal)}.so"
+    if text:
+        source = output.with_suffix(".cpp")
+        source.write_text(text)
     defines = {**_DEFINES, "HEAD_DIM": HEAD_DIM, "CAUSAL": int(causal)}
     subprocess.run(
         [
             *("g++", "-std=c++17", "-O1", "-fopenmp", "-fPIC", "-shared", "-s"),
             *(f"-D{name}={value}" for name, value in defines.items()),
-            str(ROOT / "kernels" / "attention" / "attention_scalar.cpp"),
+            str(source),
             *("-o", str(output)),
         ],
         check=True,
         timeout=120,
     )
     return output
+
+
+STRIDED = """
+#include <algorithm>
+#include <cmath>
+#include <vector>
+extern "C" void attention_strided(
+    const float* q, const float* k, const float* v, float* out, float scale, int batch, int heads,
+    int kv_heads, int rows, int keys, long qb, long qh, long qr, long kb, long kh, long kr, long vb,
+    long vh, long vr, long ob, long oh, long orow) {
+  for (int b = 0; b < batch; ++b)
+    for (int h = 0; h < heads; ++h)
+      for (int i = 0; i < rows; ++i) {
+        const int g = h / (heads / kv_heads), seen = CAUSAL ? std::min(keys, i + 1) : keys;
+        std::vector<double> weights(seen);
+        double sum = 0, top = -1e30;
+        for (int j = 0; j < seen; ++j) {
+          double score = 0;
+          for (int d = 0; d < HEAD_DIM; ++d)
+            score += double(q[b * qb + h * qh + i * qr + d]) * k[b * kb + g * kh + j * kr + d];
+          weights[j] = score * scale;
+          top = std::max(top, weights[j]);
+        }
+        for (double& weight : weights) sum += weight = std::exp(weight - top);
+        for (int d = 0; d < HEAD_DIM; ++d) {
+          double value = 0;
+          for (int j = 0; j < seen; ++j) value += weights[j] * v[b * vb + g * vh + j * vr + d];
+          out[b * ob + h * oh + i * orow + d] = float(value / sum);
+        }
+      }
+}
+"""
+"""A kernel that takes tensors with any distances between batches, heads and rows."""
+
+
+def strided_kernel() -> dict[str, Any]:
+    strides = [
+        f"{tensor}_stride_{dimension}"
+        for tensor in ("q", "k", "v", "out")
+        for dimension in ("batch", "head", "row")
+    ]
+    arguments = [*_ARGUMENTS, *({"type": "int64", "value": {"name": name}} for name in strides)]
+    plan = {"entry": "attention_strided", "arguments": arguments, "workspaces": [], "launches": []}
+    return {"champion": 0, "source": STRIDED, "binaries": [], "plan": plan, "guards": []}
+
+
+def strided_region(**values: Any) -> dict[str, Any]:
+    sizes = {"batch": [1, 4], "heads": [1, 16], "seq_len_q": [1, 200], "seq_len_k": [1, 200]}
+    return region(layout="strided", **sizes, **values)
 
 
 def region(kernel: int = 0, near: bool = False, **values: Any) -> dict[str, Any]:
@@ -163,14 +217,15 @@ def write(folder: Path, name: str, dispatch: Mapping[str, Any], files: Mapping[s
 
 
 def attention_package(folder: Path, binaries: Path, name: str, **changes: Any) -> Path:
-    """A package of the CPU's scalar kernel, with and without the causal mask."""
+    """A package of the CPU's scalar kernel, with and without the causal mask, or of the kernels
+    given in `changes`."""
     dispatch = description(name, **changes)
     files = {}
-    for causal in (False, True):
-        data = compiled(binaries, causal).read_bytes()
+    for kernel, causal in itertools.product(dispatch["kernels"], (False, True)):
+        data = compiled(binaries, causal, kernel.get("source", "")).read_bytes()
         file = f"binaries/{hashlib.sha256(data).hexdigest()[:16]}.so"
         files[file] = data
-        dispatch["kernels"][0]["binaries"].append(
+        kernel["binaries"].append(
             {
                 "fixed": {"head_dim": HEAD_DIM, "causal": causal},
                 "file": file,
