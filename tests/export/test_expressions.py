@@ -14,14 +14,14 @@ from evotune.engine.setup import KernelSetup, load_setup
 from evotune.engine.spaces import shipped_spaces
 from evotune.errors import SpaceError
 from evotune.export._expression_json import to_json
+from evotune.export.runtime._case_expressions import Names, NoValue
+from evotune.export.runtime._case_expressions import evaluate as read_and_evaluate
 from evotune.space.bound import BoundSpace
 from evotune.space.case_scope import evaluate
 from evotune.space.language.expression import Expression, parse_expression
 from evotune.space.language.nodes import EvaluationError
 from evotune.trial import Configuration, Value
 from tests.space.spaces import bind_text
-
-from .expressions import value_of
 
 SPACE = """
 let:
@@ -67,7 +67,8 @@ def both(
     configuration: Configuration,
     symbols: dict[str, Value],
 ) -> tuple[Value | None, Value | None, Value | None]:
-    """The expression's value as the planner finds it, by the folded tree, and by its JSON."""
+    """The expression's value as the planner finds it, by the folded tree, and as a package finds it
+    in its JSON. None where it has none."""
     wanted: Value | None
     try:
         wanted = space.evaluate(expression, configuration, symbols)
@@ -82,7 +83,11 @@ def both(
     except EvaluationError:
         folded = None
     told = json.loads(json.dumps([to_json(node), {n: to_json(x) for n, x in scope.lets.items()}]))
-    return wanted, folded, value_of(told[0], own, told[1])
+    try:
+        read = read_and_evaluate(told[0], Names(own, told[1]))
+    except NoValue:
+        read = None
+    return wanted, folded, read
 
 
 SYMBOLS = st.fixed_dictionaries(
