@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tuning import EVOTUNE, champion, environment, tune
+from tuning import EVOTUNE, champion, environment, told
 
 _NAME = "tuned_attention"
 _PROGRAM = Path(__file__).parent / "programs" / "exported_attention.py"
@@ -50,7 +50,9 @@ def measured(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The whole way, in `folder`."""
     runs = folder / "runs"
     words = ["--trials", str(options.trials), "--seed", str(options.seed)]
-    report = tune(options.space, runs, *words, "--device", options.device)
+    words += ["--device", options.device, "--runs-dir", str(runs)]
+    subprocess.run([*EVOTUNE, "run", options.space, *words], stdout=sys.stderr, check=True)
+    report = told("report", runs)
     best = champion(report)
     steps: dict[str, float] = {}
     package, target = folder / "package", options.target or folder / "site"
