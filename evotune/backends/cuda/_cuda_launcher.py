@@ -98,6 +98,10 @@ def current_stream(index: int) -> int:
     return int(torch._C._cuda_getCurrentRawStream(index))
 
 
+def synchronize(stream: int) -> None:
+    call("cuStreamSynchronize", ctypes.c_void_p(stream))
+
+
 class Code:
     """One cubin on one device, loaded once; and once more for each stream that fills its constant
     memory, since streams would change it under each other's kernels."""
@@ -121,6 +125,7 @@ class Arena:
     graph's own memory would be set to zero at every replay."""
 
     def __init__(self, index: int) -> None:
+        self._index = index
         self.device = torch.device(DEVICE_TYPE, index)
         self.lock = threading.Lock()
         self._memory: torch.Tensor | None = None
@@ -131,7 +136,7 @@ class Arena:
         if self._memory is None:
             with outside_of_captures():
                 self._memory = torch.zeros(_ARENA_BYTES, dtype=torch.uint8, device=self.device)
-                torch.cuda.synchronize(self.device)  # other streams will use it
+                synchronize(current_stream(self._index))  # other streams will use it
 
     def part(self, size: int) -> torch.Tensor | None:
         """Zeros that nobody else gets, for ever; None where there are none. The caller holds the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -36,6 +37,7 @@ def platform() -> str:
     return sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 
+@functools.cache
 def build(source: bytes) -> bytes:
     """The native launcher as a shared library; empty where it cannot be built. It needs no headers
     of PyTorch or CUDA, and gives the same bytes wherever it is built by one compiler."""

@@ -52,6 +52,7 @@ struct Torch {
   Error (*delete_tensor_object)(Tensor);
   std::int32_t (*dtype_uint8)();
   Error (*get_current_cuda_stream)(std::int32_t, void**);
+  const char* (*exception)();  // of 2.13 and later
 } torch;
 
 struct Driver {
@@ -69,10 +70,15 @@ struct Driver {
 } driver;
 
 template <typename Function>
-void find(Function& function, std::initializer_list<void*> libraries, const char* name) {
+bool found(Function& function, std::initializer_list<void*> libraries, const char* name) {
   for (void* library : libraries)
-    if (library && (function = reinterpret_cast<Function>(dlsym(library, name)))) return;
-  throw std::runtime_error(std::string("there is no ") + name);
+    if (library && (function = reinterpret_cast<Function>(dlsym(library, name)))) return true;
+  return false;
+}
+
+template <typename Function>
+void find(Function& function, std::initializer_list<void*> libraries, const char* name) {
+  if (!found(function, libraries, name)) throw std::runtime_error(std::string("there is no ") + name);
 }
 
 void find_functions() {
@@ -98,6 +104,7 @@ void find_functions() {
   find(torch.delete_tensor_object, in_torch, "aoti_torch_delete_tensor_object");
   find(torch.dtype_uint8, in_torch, "aoti_torch_dtype_uint8");
   find(torch.get_current_cuda_stream, {gpu, cpu, all}, "aoti_torch_get_current_cuda_stream");
+  found(torch.exception, in_torch, "torch_exception_get_what_without_backtrace");
   find(driver.LaunchKernel, {cuda}, "cuLaunchKernel");
   find(driver.TensorMapEncodeTiled, {cuda}, "cuTensorMapEncodeTiled");
   find(driver.CtxGetCurrent, {cuda}, "cuCtxGetCurrent");
@@ -110,7 +117,9 @@ void find_functions() {
 }
 
 void require(Error error, const char* call) {
-  if (error) throw std::runtime_error(std::string("evotune: PyTorch's ") + call + " failed");
+  if (!error) return;
+  const char* words = torch.exception ? torch.exception() : nullptr;
+  throw std::runtime_error(std::string("evotune: ") + call + " failed" + (words ? std::string(": ") + words : ""));
 }
 
 void succeed(int status, const char* call) {
@@ -440,10 +449,10 @@ Owned launched(Decision& decision, Call& call) {
 // The output; nothing where no kernel serves the call.
 Owned served(Call& call) {
   Decision& decision = decision_on(call);
+  if (decision.kind == kPython)  // which counts it
+    return Owned(reinterpret_cast<Tensor>(ask(call, "_launch")));
   decision.calls.fetch_add(1, std::memory_order_relaxed);
-  if (decision.kind == kProgram) return launched(decision, call);
-  if (decision.kind == kPython) return Owned(reinterpret_cast<Tensor>(ask(call, "_launch")));
-  return Owned();
+  return decision.kind == kProgram ? launched(decision, call) : Owned();
 }
 
 // --- The operators ---------------------------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ class AttentionCalls:
             (q.dtype, k.dtype, v.dtype), q.device, sizes, strides, is_causal, scale, enable_gqa
         ):
             return None
-        scale = q.shape[3] ** -0.5 if scale is None else scale
+        scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
         return self._served(q, k, v, is_causal, scale, enable_gqa)  # type: ignore[no-any-return]
 
     @_decided_while_tracing

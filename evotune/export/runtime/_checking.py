@@ -105,7 +105,7 @@ def _checked(
         if out is None:
             return Row(case, 0.0, 0.0, "not served")
         known = sdpa(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
-        used = q.shape[3] ** -0.5 if scale is None else float(scale)
+        used = 1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale)
         error, reference_error, largest = _errors(q, k, v, causal, used, (out, known))
     allowed = _TIMES_SDPA * reference_error + torch.finfo(q.dtype).eps * largest
     fault = "" if error <= allowed else "differs"  # NaN is a difference
