@@ -32,10 +32,12 @@ class Launcher:
     `device` is the device's description in `dispatch.json`.
     """
 
-    def __init__(self, device: Mapping[str, Any], files: Mapping[str, Path], namespace: str):
+    def __init__(self, device: Mapping[str, Any], files: Mapping[str, Path]) -> None:
         self._device = device
         self.words = f"{NAME}: Python calls the kernels"
-        self.attempt = None  # there is no native launcher for the CPU
+
+    def open_native(self, namespace: str, key: str) -> None:
+        """There is no native launcher for the CPU: kernels take much longer than a call."""
 
     def refusal(self, index: int) -> str:
         """Why the processor is not the one that was measured; "" when it is."""

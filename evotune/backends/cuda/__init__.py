@@ -149,6 +149,11 @@ class CudaBackend(Backend):
 
         return CudaCaller(profile)
 
+    def exported_files(self, package: str) -> Mapping[str, bytes]:
+        from evotune.backends.cuda import _exported
+
+        return _exported.files()
+
     def worker_environment(self, profile: DeviceProfile) -> Mapping[str, str]:
         return {"CUDA_VISIBLE_DEVICES": profile.id} if profile.id else {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -12,6 +13,7 @@ from ._dispatch import Choice
 from ._missed import Missed, Misses
 from ._operators import AttentionOperator, needs_grad
 
+_USUAL = math.nan
 _Function = TypeVar("_Function", bound=Callable[..., bool])
 
 
@@ -27,7 +29,7 @@ class AttentionCalls:
         self, kernels: AttentionKernels, operator: AttentionOperator, misses: Misses
     ) -> None:
         self._kernels = kernels
-        self._overload = operator.overload
+        self._served = operator.served
         self._misses = misses
         self._device_type = kernels.kernels.device_type
         self._dtype = kernels.dtype
@@ -38,8 +40,7 @@ class AttentionCalls:
         self._symbolic = misses.missed(
             "symbolic shape", None, "torch.compile traces a call whose shapes it leaves open"
         )
-        # The operator without SDPA behind it, where a native launcher has one.
-        self._native: Any = kernels.kernels.launcher.attempt
+        self._native: Any = operator.attempt if operator.decisions is not None else None
 
     def attention(
         self,
@@ -81,7 +82,8 @@ class AttentionCalls:
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             self._grad.count()
             return None
-        if self._native is not None and q.is_cuda:
+        if self._native is not None:
+            scale = _USUAL if scale is None else scale
             return self._native(q, k, v, is_causal, scale, enable_gqa)  # type: ignore[no-any-return]
         return self._kernels.serve(q, k, v, is_causal, scale, enable_gqa)
 
@@ -145,7 +147,8 @@ class AttentionCalls:
             (q.dtype, k.dtype, v.dtype), q.device, sizes, strides, is_causal, scale, enable_gqa
         ):
             return None
-        return self._overload(q, k, v, is_causal, scale, enable_gqa)  # type: ignore[no-any-return]
+        scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+        return self._served(q, k, v, is_causal, scale, enable_gqa)  # type: ignore[no-any-return]
 
     @_decided_while_tracing
     def _wins(

@@ -156,6 +156,8 @@ class AttentionKernels:
                 symbols[f"{name}_stride_{dimension}"] = tensor.stride(place)
         rows = all(t.stride(3) == 1 or t.shape[3] == 1 for t in tensors.values())
         layout = CONTIGUOUS if contiguous else STRIDED if rows else LAYOUT
+        if layout == STRIDED and not all(map(_rows_are_aligned, tensors.values())):
+            return Refused("alignment", f"rows begin at no multiples of {ALIGNMENT} bytes")
         choice = self.dispatch.choose(symbols, layout) if layout != LAYOUT else LAYOUT
         if isinstance(choice, str):
             return Refused(choice, _in_words(symbols, choice))
@@ -194,10 +196,16 @@ class AttentionKernels:
         return {"shape": shape, "variant": {"causal": symbols["causal"]}, "dtype": dtype}
 
     def calls(self) -> int:
-        """The number of calls served."""
+        """The number of calls that Python served."""
         decisions = list(self._decisions.values())
         now = sum(decision.calls for decision in decisions if isinstance(decision, Served))
         return self._earlier_calls + now
+
+
+def _rows_are_aligned(tensor: torch.Tensor) -> bool:
+    """Whether every row begins at a multiple of `ALIGNMENT` bytes if the tensor does."""
+    strides = [tensor.stride(i) for i in range(3) if tensor.shape[i] > 1]
+    return not any(stride * tensor.element_size() % ALIGNMENT for stride in strides)
 
 
 def _in_words(symbols: Mapping[str, Any], kind: str) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ._attention_package import AttentionKernels, Call, sdpa
-from ._loaded_kernels import LoadedKernels
 from ._missed import Missed
 
 _SCORES_PER_TILE = 1 << 24
@@ -48,14 +48,16 @@ class Result:
         return "\n".join(lines)
 
 
-def check_attention(kernels: AttentionKernels, loaded: LoadedKernels) -> Result:
+def check_attention(
+    kernels: AttentionKernels, attempt: Callable[..., torch.Tensor | None]
+) -> Result:
     """Calls every case that was timed and is served, on seeded inputs. A kernel's largest error
     against float64 may be twice that of SDPA and one rounding. Prints a table."""
-    device = torch.device(loaded.device_type)
+    device = torch.device(kernels.kernels.device_type)
     rows = []
     for symbols in kernels.dispatch.exact_cases():
         try:
-            rows.append(_checked(kernels, symbols, device))
+            rows.append(_checked(kernels, attempt, symbols, device))
         except RuntimeError as error:  # no such device, or not enough memory
             rows.append(Row(_words(symbols), 0.0, 0.0, str(error).splitlines()[0]))
     result = Result(tuple(rows))
@@ -77,7 +79,12 @@ def _kv_heads(symbols: dict[str, Any]) -> int:
     return int(symbols["heads"]) // int(symbols.get("group", 1))
 
 
-def _checked(kernels: AttentionKernels, symbols: dict[str, Any], device: torch.device) -> Row:
+def _checked(
+    kernels: AttentionKernels,
+    attempt: Callable[..., torch.Tensor | None],
+    symbols: dict[str, Any],
+    device: torch.device,
+) -> Row:
     generator = torch.Generator(device).manual_seed(0)
 
     def values(heads: int, length: int) -> torch.Tensor:
@@ -94,11 +101,11 @@ def _checked(kernels: AttentionKernels, symbols: dict[str, Any], device: torch.d
         decision = kernels.decide(Call(q, k, v, causal, scale, grouped))
         if isinstance(decision, Missed):
             return Row(case, 0.0, 0.0, f"not served ({decision.kind}): {decision.words}")
-        out = kernels.serve(q, k, v, causal, scale, grouped)
+        out = attempt(q, k, v, None, 0.0, causal, scale, grouped)
         if out is None:
             return Row(case, 0.0, 0.0, "not served")
         known = sdpa(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
-        used = q.shape[3] ** -0.5 if scale is None else float(scale)
+        used = 1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale)
         error, reference_error, largest = _errors(q, k, v, causal, used, (out, known))
     allowed = _TIMES_SDPA * reference_error + torch.finfo(q.dtype).eps * largest
     fault = "" if error <= allowed else "differs"  # NaN is a difference

@@ -161,6 +161,7 @@ def _argument(argument: Mapping[str, Any], names: Names) -> dict[str, Any]:
                 "box": [int(evaluate(each, names)) for each in given["box"]],
                 "swizzle_bytes": int(evaluate(given.get("swizzle_bytes", 0), names)),
                 "l2_promotion_bytes": int(evaluate(given.get("l2_promotion_bytes", 0), names)),
+                "strides": [int(evaluate(each, names)) for each in given.get("strides", ())],
             },
         }
     if "value" in argument:

@@ -29,13 +29,13 @@ class Refused(NamedTuple):
 class LoadedKernels:
     """The kernels of one package. They are called through the launcher of the package's backend."""
 
-    def __init__(self, contents: Contents, namespace: str) -> None:
+    def __init__(self, contents: Contents) -> None:
         self._contents = contents
         device = contents.dispatch["device"]
         module = importlib.import_module(f".{_launcher_module(device)}", __package__)
         self.device_type: str = module.DEVICE_TYPE
         self.device_name = str(device["name"])
-        self.launcher = module.Launcher(device, _native_files(contents), namespace)
+        self.launcher = module.Launcher(device, _native_files(contents))
         self._modules: dict[tuple[str, int], Any] = {}
         self._refusals: dict[int, str] = {}
         self._lock = threading.Lock()

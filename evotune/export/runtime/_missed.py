@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ _MOST_CASES = 10_000
 
 
 class Missed:
-    """One kind of miss on one case. `count` is called at every such call."""
+    """One kind of miss on one case. `count` is called at every such call; with 0 it only says that
+    there are such calls."""
 
     __slots__ = ("case", "kind", "misses", "number", "words")
 
@@ -44,6 +45,8 @@ class Misses:
         self._before = before
         self._all: dict[Any, Missed] = {}
         self.told: set[str] = set()
+        self.collect: Callable[[], None] = lambda: None
+        """Adds the misses that native code has counted."""
         self.lock = threading.Lock()
         # A thread of the parent may hold the lock at the moment of a fork.
         os.register_at_fork(after_in_child=self._renew_lock)
@@ -68,6 +71,7 @@ class Misses:
         warnings.warn(f"{self._package}: {words}{serves}", stacklevel=2)
 
     def _counted(self) -> list[Missed]:
+        self.collect()
         with self.lock:
             return [missed for missed in self._all.values() if missed.number]
 

@@ -1,21 +1,33 @@
-"""The package's operator in `torch.ops`, with a fake kernel for torch.compile and autograd.
+"""The package's operators in `torch.ops`, with fake kernels for torch.compile and autograd.
 
-The operator's output has the strides that its fake kernel promises, on every path.
+- attention: the public one. SDPA serves what the kernels do not, and whatever requires grad.
+- _served: the same for tensors that do not require grad. Graphs of torch.compile contain it.
+- _attempt: the output, or None when no kernel serves the call. Native code implements it; these
+  are for native code to call: _decide (what serves a call), _launch (as Python does it), _before
+  (SDPA).
+
+All but the first take NaN as the usual scale. An output has the strides that the fake kernel
+promises, on every path.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ._attention_package import AttentionKernels, sdpa
+from ._native_decisions import NativeDecisions
 
 _MOST_NAMESAKES = 100
 _SIGNATURE = (
     "(Tensor q, Tensor k, Tensor v, bool is_causal=False, float? scale=None, "
     "bool enable_gqa=False) -> Tensor"
 )
+_PRIVATE = "(Tensor q, Tensor k, Tensor v, bool is_causal, float scale, bool enable_gqa) -> "
+_ANY_DEVICE = "CompositeExplicitAutograd"
 
 
 def open_namespace(name: str, operator: str, signature: str) -> tuple[Any, str]:
@@ -34,14 +46,21 @@ def open_namespace(name: str, operator: str, signature: str) -> tuple[Any, str]:
 
 
 class AttentionOperator:
-    """`torch.ops.NAMESPACE.attention(q, k, v, is_causal=False, scale=None, enable_gqa=False)`.
-
-    SDPA serves it where the kernels do not, and whenever an input requires grad.
-    """
+    """The operators of one package. `implement` makes them callable."""
 
     def __init__(self, name: str) -> None:
-        self.library, self.namespace = open_namespace(name, "attention", _SIGNATURE)
-        self.overload: Any = getattr(torch.ops, self.namespace).attention.default
+        self._library, self.namespace = open_namespace(name, "attention", _SIGNATURE)
+        operators = getattr(torch.ops, self.namespace)
+        for private in ("_served", "_attempt", "_launch", "_before"):
+            self._library.define(f"{private}{_PRIVATE}Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+            # Their callers see to it that nothing requires grad.
+            self._library.impl(private, torch.library.fallthrough_kernel, "Autograd")
+        self._library.define(f"_decide{_PRIVATE}int")
+        self.public: Any = operators.attention.default
+        self.served: Any = operators._served.default
+        self.attempt: Any = operators._attempt.default
+        self.decisions: NativeDecisions | None = None
+        """Of the native launcher; None where Python launches."""
 
     def implement(self, kernels: AttentionKernels) -> None:
         def attention(
@@ -55,11 +74,38 @@ class AttentionOperator:
             out = kernels.serve(q, k, v, is_causal, scale, enable_gqa)
             return before(q, k, v, is_causal, scale, enable_gqa) if out is None else out
 
-        self.library.impl("attention", attention, kernels.kernels.device_type.upper())
-        self._implement_rest(kernels)
+        served = _with_usual_scale(attention)
+        library, key = self._library, kernels.kernels.device_type.upper()
+        native = kernels.kernels.launcher.open_native(self.namespace, key)
+        if native is None:
+            library.impl("attention", attention, key)
+            library.impl("_served", served, key)
+        else:
+            self.decisions = NativeDecisions(kernels, native)
+            served_natively = self.served
 
-    def _implement_rest(self, kernels: AttentionKernels) -> None:
-        overload = self.overload
+            def through_native(
+                q: torch.Tensor,
+                k: torch.Tensor,
+                v: torch.Tensor,
+                is_causal: bool = False,
+                scale: float | None = None,
+                enable_gqa: bool = False,
+            ) -> torch.Tensor:
+                scale = math.nan if scale is None else scale
+                return served_natively(q, k, v, is_causal, scale, enable_gqa)  # type: ignore[no-any-return]
+
+            library.impl("attention", through_native, key)
+            library.impl("_decide", self.decisions.decide, key)
+            library.impl("_launch", served, key)
+            library.impl("_before", _with_usual_scale(before), key)
+            library.impl("_attempt", _with_usual_scale(kernels.serve), _ANY_DEVICE)
+        self._differentiate(kernels)
+        library._register_fake("attention", fake)
+        library._register_fake("_served", fake)
+
+    def _differentiate(self, kernels: AttentionKernels) -> None:
+        public = self.public
 
         def autograd(
             q: torch.Tensor,
@@ -73,10 +119,23 @@ class AttentionOperator:
                 kernels.misses.missed("grad", None, "an input requires grad").count()
                 return before(q, k, v, is_causal, scale, enable_gqa)
             with torch._C._AutoDispatchBelowAutograd():
-                return overload(q, k, v, is_causal, scale, enable_gqa)  # type: ignore[no-any-return]
+                return public(q, k, v, is_causal, scale, enable_gqa)  # type: ignore[no-any-return]
 
-        self.library.impl("attention", autograd, "Autograd")
-        self.library._register_fake("attention", fake)
+        self._library.impl("attention", autograd, "Autograd")
+
+
+def _with_usual_scale(function: Callable[..., Any]) -> Callable[..., Any]:
+    def with_usual_scale(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        is_causal: bool,
+        scale: float,
+        enable_gqa: bool,
+    ) -> Any:
+        return function(q, k, v, is_causal, None if math.isnan(scale) else scale, enable_gqa)
+
+    return with_usual_scale
 
 
 def before(

@@ -46,9 +46,11 @@ class AttentionPackage:
         self._contents = contents
         self._misses = Misses(name, BEFORE)
         operator = AttentionOperator(name)
-        self._loaded = LoadedKernels(contents, operator.namespace)
+        self._loaded = LoadedKernels(contents)
         self._kernels = AttentionKernels(contents, self._loaded, self._misses)
         operator.implement(self._kernels)
+        if operator.decisions is not None:
+            self._misses.collect = operator.decisions.collect
         self._operator = operator
         self._calls = AttentionCalls(self._kernels, operator, self._misses)
         self._hook = Hook(self._calls.attempt)
@@ -73,6 +75,7 @@ class AttentionPackage:
     def info(self) -> dict[str, Any]:
         """Facts about the package on this machine: the device that it is for and whether it is
         here, the launcher, loaded files, served regions, calls served, and misses by kind."""
+        native = self._operator.decisions
         return {
             "package": self._name,
             "operator": f"torch.ops.{self._operator.namespace}.{ATTENTION}",
@@ -81,11 +84,11 @@ class AttentionPackage:
             **self._loaded.facts(),
             "active": self._hook.is_active,
             "served": self._kernels.dispatch.regions(),
-            "calls": self._kernels.calls(),
+            "calls": self._kernels.calls() + (native.calls() if native else 0),
             "misses": self._misses.by_kind(),
         }
 
     def check(self) -> Result:
         """Compares every case that was timed and is served with SDPA on this machine, prints a
         table, and returns the result, which is true when all agree."""
-        return check_attention(self._kernels, self._loaded)
+        return check_attention(self._kernels, self._calls.attempt)
