@@ -11,12 +11,13 @@ _ATTENTION = """\
 import torch.nn.functional as F
 import {name}
 
-out = {name}.attention(q, k, v, is_causal=True)   # takes what scaled_dot_product_attention takes
+# takes what scaled_dot_product_attention takes
+out = {name}.attention(q, k, v, is_causal=True)
 
-with {name}.active():                             # or {name}.activate(), and {name}.deactivate()
+with {name}.active():  # or activate(), and deactivate()
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-{name}.register_transformers()                    # then attn_implementation="{name}"
+{name}.register_transformers()  # then attn_implementation="{name}"
 ```
 
 Nothing changes on import. `deactivate()` undoes `activate()` exactly. A call that no kernel serves
@@ -34,10 +35,10 @@ The sizes follow from the shapes. A call outside the domain, or on another devic
 `{name}.set_fallback(function)` names a function that takes such calls.
 """
 _REST = """\
-`{name}.info()` tells the device, the launcher, the served regions, and the calls that no kernel
-served; `{name}.write_misses("cases.yaml")` writes those down. `{name}.check()` compares the kernels
-with the reference on this machine. `certificate.json` has the checks that each kernel passed, the
-figures, the versions and the SHA-256 of every file: a file with other bytes is not loaded.
+`info()` tells the device, the launcher, the served regions, and the calls that no kernel served;
+`write_misses("cases.yaml")` writes those down. `check()` compares the kernels with the reference on
+this machine. `{name}/certificate.json` has the checks that each kernel passed, the figures, the
+versions and the SHA-256 of every file: a file with other bytes is not loaded.
 """
 
 
@@ -52,9 +53,10 @@ def _parts(certificate: Mapping[str, Json], dispatch: Mapping[str, Json]) -> Ite
     unit = "multiprocessors" if device.get("multiprocessors") else "threads"
     yield f"# {name}\n"
     yield f"{certificate['summary']} Tuned and checked by evotune {certificate['evotune']}.\n"
-    yield f"- Device: {device['name']}, {device['arch']}{f', {count} {unit}' if count else ''}. "
+    yield f"- Device: {device['name']}, {device['arch']}{f', {count} {unit}' if count else ''}."
     yield "  On any other device no kernel runs."
-    yield f"- Inputs: {problem['dtype']}, contiguous."
+    layouts = sorted({region["layout"] for region in dispatch["domain"]})
+    yield f"- Inputs: {problem['dtype']}, {' or '.join(layouts)}."
     packages = certificate["environment"].get("packages", {})
     versions = [f"{each} {packages[each]}" for each in ("torch",) if each in packages]
     if driver := certificate["device"].get("driver"):

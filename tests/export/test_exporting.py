@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from evotune.backends import registry
 from evotune.engine.folder import RunFolder
 from evotune.engine.reopening import ReopenedRun
 from evotune.engine.spaces import shipped_spaces
@@ -135,10 +136,11 @@ def test_a_package_plans_each_case_as_evotune_does(name: str, device: str, tmp_p
             assert (argument["type"], argument.get("name", "")) == (own.type, own.name)
             assert argument.get("value", 0) == own.value
             if own.tensor_map is not None:
-                assert argument["tensor_map"] == {
+                tensor_map = {
                     name: list(value) if isinstance(value, tuple) else value
                     for name, value in msgspec.structs.asdict(own.tensor_map).items()
                 }
+                assert argument["tensor_map"].items() >= tensor_map.items()
         for spec in planner.problem.tensors(job.case):
             assert package.extents(spec.name, symbols) == spec.shape
         compared += 1
@@ -154,6 +156,35 @@ def test_a_package_plans_each_case_as_evotune_does(name: str, device: str, tmp_p
         )
         found = package.choose(dict(case.symbols), "contiguous", anywhere=True)
         assert inside or not isinstance(found, Choice), case.label
+
+
+def test_a_package_for_a_gpu_has_cubins_and_a_launcher(tmp_path: Path) -> None:
+    try:
+        run = fabricated(shipped_spaces()["attention-mma"], tmp_path, "h200")
+    except EnvironmentProblem as problem:
+        pytest.skip(str(problem))
+    for name in ("one", "two"):
+        export_runs([run], tmp_path / name)
+    one = contents(tmp_path / "one")
+    assert one == contents(tmp_path / "two")
+    binaries = [name for name in one if "/binaries/" in name]
+    assert len(binaries) == 2
+    assert all(name.endswith(".cubin") for name in binaries)
+    assert all(one[name].startswith(b"\x7fELF") for name in binaries)
+    assert "attention_mma/_cuda_launcher.py" in one
+    assert "attention_mma/_cpu_launcher.py" not in one
+    readme = one["README.md"].decode()
+    assert "NVIDIA H200, sm_90a, 132 multiprocessors" in readme
+    assert "F.scaled_dot_product_attention" in readme
+
+
+def test_a_backend_without_exports_says_so(
+    softmax_run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = ReopenedRun.load(softmax_run, anywhere=True).setup.profile
+    monkeypatch.setattr(type(registry.named(profile.backend)), "binary_suffix", "")
+    with pytest.raises(UsageError, match="cannot be exported"):
+        export_runs([softmax_run], tmp_path / "pkg")
 
 
 def test_only_won_cases_are_served(attention_run: RunFolder, tmp_path: Path) -> None:
