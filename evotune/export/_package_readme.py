@@ -38,7 +38,8 @@ _REST = """\
 `info()` tells the device, the launcher, the served regions, and the calls that no kernel served;
 `write_misses("cases.yaml")` writes those down. `check()` compares the kernels with the reference on
 this machine. `{name}/certificate.json` has the checks that each kernel passed, the figures, the
-versions and the SHA-256 of every file: a file with other bytes is not loaded.
+versions and the SHA-256 of every file: a file with other bytes is not loaded. The modules whose
+names begin with `_` are evotune's, under the MIT license.
 """
 
 

@@ -138,23 +138,28 @@ def _require_free(folder: Path) -> None:
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Writes all files or none: they are written beside the folder and then moved."""
+    """Writes all files or none: they are written aside and then moved."""
     try:
         with _aside(folder) as written:
             for path, content in files.items():
                 target = written / path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
-            os.replace(written, folder)
+            if not folder.is_dir():
+                os.replace(written, folder)
+                return
+            for each in sorted(written.iterdir()):
+                os.replace(each, folder / each.name)
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager
 def _aside(folder: Path) -> Iterator[Path]:
-    parent = folder.absolute().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=parent))
+    """A folder on the same disk: in `folder` if that exists, else beside it."""
+    place = folder if folder.is_dir() else folder.absolute().parent
+    place.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=".export-", dir=place))
     made.chmod(0o755)
     try:
         yield made

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import random
 import shutil
 from itertools import islice
@@ -13,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from evotune.api.run import Run
 from evotune.backends import registry
 from evotune.engine.folder import RunFolder
 from evotune.engine.reopening import ReopenedRun
@@ -213,6 +216,8 @@ def test_each_case_gets_the_champion_with_the_greatest_lower_bound(
         for name, runs in (("a", (attention_run, other)), ("b", (other, attention_run, other)))
     ]
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    Run(other).export(tmp_path / "c", beside=[Run(attention_run)])
+    assert contents(tmp_path / "a") == contents(tmp_path / "c")
     dispatch, certificate = packages[0]["dispatch"], packages[0]["certificate"]
     by_run = {each["run"]: number for number, each in enumerate(certificate["champions"])}
     first = {}
@@ -313,7 +318,9 @@ def test_a_name_that_cannot_be_is_refused(
         export_runs([softmax_run], tmp_path / "pkg", name)
 
 
-def test_only_a_new_or_an_empty_folder_is_written(softmax_run: RunFolder, tmp_path: Path) -> None:
+def test_only_a_new_or_an_empty_folder_is_written(
+    softmax_run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full = tmp_path / "full"
     full.mkdir()
     (full / "mine.txt").write_text("mine")
@@ -323,9 +330,19 @@ def test_only_a_new_or_an_empty_folder_is_written(softmax_run: RunFolder, tmp_pa
         with pytest.raises(UsageError, match=words):
             export_runs([softmax_run], folder)
     assert contents(full) == {"mine.txt": b"mine"}
-    (tmp_path / "empty").mkdir()
+    (tmp_path / "real").mkdir()
+    (tmp_path / "empty").symlink_to("real")
     found = export_runs([softmax_run], tmp_path / "empty", "mine")
     assert found.name == "mine"
     assert (tmp_path / "empty" / "mine" / "certificate.json").is_file()
     export_runs([softmax_run], tmp_path / "new" / "deep")
     assert not [path for path in tmp_path.rglob(".*") if path.is_dir()]
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(os, "replace", refused)
+    with pytest.raises(UsageError, match=r"cannot write .*closed: No space left on device"):
+        export_runs([softmax_run], tmp_path / "closed")
+    assert contents(tmp_path / "closed") == {}
+
+
+def refused(*paths: object) -> str:
+    raise OSError(errno.ENOSPC, "No space left on device")
