@@ -96,7 +96,7 @@ class AttentionKernels:
             if len(self._decisions) >= _MOST_DECISIONS:
                 self._earlier_calls = self.calls()
                 self._decisions.clear()
-            self._decisions[key] = decision
+            decision = self._decisions.setdefault(key, decision)
         if type(decision) is Missed:
             decision.count()
             return None
@@ -111,7 +111,8 @@ class AttentionKernels:
             return None
         out = torch.empty_like(q)
         decision.launch(q, k, v, out)
-        decision.calls += 1
+        with self.misses.lock:
+            decision.calls += 1
         return out
 
     def decide(self, call: Call) -> Served | Missed:

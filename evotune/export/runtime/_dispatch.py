@@ -72,6 +72,10 @@ class Dispatch:
             if not region["near"]
         ]
 
+    def checked_ranges(self) -> list[Mapping[str, Any]]:
+        """The ranges of the regions in which kernels were checked."""
+        return [region["ranges"] for region in self._domain]
+
     def regions(self) -> list[dict[str, Any]]:
         """The served regions, for people."""
         return [dict(region) for region in self._served]

@@ -10,11 +10,13 @@ from typing import Any, Protocol
 from ._attention_calls import AttentionCalls
 from ._attention_package import BEFORE, AttentionKernels
 from ._certificate import Contents
-from ._checking import Result, check_attention
+from ._checking import Result, check_attention, check_problem
 from ._loaded_kernels import LoadedKernels
 from ._missed import Misses
 from ._operators import AttentionOperator
 from ._package_facts import device_facts, version_facts
+from ._problem_calls import ProblemCalls
+from ._problem_package import ProblemKernels
 from ._sdpa_hook import Hook
 from ._transformers_hook import register
 
@@ -35,7 +37,9 @@ def load(folder: Path, name: str) -> Package:
     contents = Contents(folder)
     if contents.damage:
         warnings.warn(f"{name}: {contents.damage}; no kernel is used", stacklevel=2)
-    return AttentionPackage(contents, name)
+    if contents.dispatch["problem"]["name"] == ATTENTION:
+        return AttentionPackage(contents, name)
+    return ProblemPackage(contents, name)
 
 
 class AttentionPackage:
@@ -92,3 +96,44 @@ class AttentionPackage:
         """Compares every case that was timed and is served with SDPA on this machine, prints a
         table, and returns the result, which is true when all agree."""
         return check_attention(self._kernels, self._calls.attempt)
+
+
+class ProblemPackage:
+    """A package of kernels of another problem."""
+
+    def __init__(self, contents: Contents, name: str) -> None:
+        self._name = name
+        self._contents = contents
+        self._misses = Misses(name, "the fallback")
+        self._loaded = LoadedKernels(contents)
+        self._calls = ProblemCalls(name, contents.dispatch)
+        self._kernels = ProblemKernels(contents, self._loaded, self._misses)
+        self._calls.implement(self._kernels)
+
+    def public(self) -> dict[str, Callable[..., Any]]:
+        return {
+            self._kernels.call_name: self._calls.call,
+            "set_fallback": self._calls.set_fallback,
+            "info": self.info,
+            "check": self.check,
+            "misses": self._misses.cases,
+            "write_misses": self._misses.write,
+        }
+
+    def info(self) -> dict[str, Any]:
+        """Facts about the package on this machine, as those of a package for attention."""
+        return {
+            "package": self._name,
+            "operator": f"torch.ops.{self._calls.namespace}.{self._kernels.call_name}",
+            **device_facts(self._contents, self._loaded),
+            **version_facts(self._contents),
+            **self._loaded.facts(),
+            "served": self._kernels.dispatch.regions(),
+            "calls": self._kernels.calls,
+            "misses": self._misses.by_kind(),
+        }
+
+    def check(self) -> Result:
+        """Calls every case that was timed and is served; compares it with the fallback where there
+        is one, otherwise with itself, bit for bit. Prints a table, and returns the result."""
+        return check_problem(self._kernels)
