@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from evotune.device.launch import Binary
+from evotune.engine import confirming
 from evotune.engine._space_files import fingerprints, snapshot
 from evotune.engine.compiling import build_jobs
 from evotune.engine.environment import describe
@@ -110,11 +113,20 @@ def tiny_space(name: str, folder: Path) -> Path:
     return path
 
 
-def tuned(name: str, folder: Path, *, speedup: float | None = 1.25) -> RunFolder:
+@contextlib.contextmanager
+def brief_confirmations() -> Iterator[None]:
+    """Times champions in one process instead of three to seven, which takes most of a short run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(confirming, "MOST", 1)
+        yield
+
+
+def tuned(name: str, folder: Path) -> RunFolder:
     """A run of two trials with one confirmed champion. Its times are what they are on this machine;
-    `speedup` takes their place, so that the same cases win everywhere."""
-    run = run_here(tiny_space(name, folder), folder / "runs", trials=2, champions=1, seed=0)
-    return run if speedup is None else with_speedup(run, speedup)
+    made up ones take their place, so that the same cases win everywhere."""
+    with brief_confirmations():
+        run = run_here(tiny_space(name, folder), folder / "runs", trials=2, champions=1, seed=0)
+    return with_speedup(run, 1.25)
 
 
 def fabricated(
