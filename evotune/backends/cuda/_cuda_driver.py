@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import functools
 import math
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -90,17 +91,19 @@ def outside_of_captures() -> Iterator[None]:
         call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
 
 
+_captures = threading.local()
+
+
 def capture_of(stream: int) -> int:
     """The number of the capture that the stream is part of; 0 outside of captures."""
-    status, number = ctypes.c_int(), ctypes.c_uint64()
-    call(
-        "cuStreamGetCaptureInfo_v2",
-        ctypes.c_void_p(stream),
-        ctypes.byref(status),
-        ctypes.byref(number),
-        *[None] * 3,
-    )
-    return number.value if status.value == _CAPTURING else 0
+    kept = _captures.__dict__
+    if not kept:  # made once for each thread, since every call of some kernels asks
+        kept["status"], kept["number"] = ctypes.c_int(), ctypes.c_uint64()
+        kept["places"] = ctypes.byref(kept["status"]), ctypes.byref(kept["number"])
+        kept["ask"] = driver().cuStreamGetCaptureInfo_v2
+    if error := kept["ask"](ctypes.c_void_p(stream), *kept["places"], None, None, None):
+        raise DriverError(f"cuStreamGetCaptureInfo_v2 gives CUDA error {error}")
+    return int(kept["number"].value) if kept["status"].value == _CAPTURING else 0
 
 
 class Module:

@@ -104,6 +104,7 @@ class AttentionCalls:
             not type(q) is type(k) is type(v) is torch.Tensor
             or torch._C._len_torch_dispatch_stack()
             or torch._C._are_functorch_transforms_active()
+            or (torch._C._len_torch_function_stack() and _modes_look_at_calls())
         ):
             return self._other
         return None
@@ -182,3 +183,9 @@ class AttentionCalls:
     def _note_symbolic(self) -> bool:
         self._symbolic.count()
         return True
+
+
+def _modes_look_at_calls() -> bool:
+    """Whether a mode is on that may want to see a call of SDPA. A default device does not."""
+    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return not all(isinstance(mode, torch.utils._device.DeviceContext) for mode in modes)

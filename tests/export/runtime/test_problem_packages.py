@@ -20,12 +20,14 @@ Open = Callable[..., ModuleType]
 _numbers = itertools.count()
 SOURCE = """
 #include <cmath>
-extern "C" void norm(const float* x, const float* weight, float* out, float* scales, float eps, int rows, int columns) {
+extern "C" void norm(const float* x, const float* weight, float* out, float* scales, float eps,
+                     int rows, int columns) {
   for (int row = 0; row < rows; ++row) {
     double sum = 0;
     for (int i = 0; i < columns; ++i) sum += double(x[row * columns + i]) * x[row * columns + i];
     scales[row] = float(1 / std::sqrt(sum / columns + eps));
-    for (int i = 0; i < columns; ++i) out[row * columns + i] = x[row * columns + i] * scales[row] * weight[i];
+    for (int i = 0; i < columns; ++i)
+      out[row * columns + i] = x[row * columns + i] * scales[row] * weight[i];
   }
 }
 """

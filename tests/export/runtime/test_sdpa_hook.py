@@ -206,6 +206,25 @@ def test_an_exported_program_has_no_operator_of_the_package(opened: Open) -> Non
         assert module.__name__ not in str(program.graph)
 
 
+def test_a_mode_of_the_user_sees_the_call_a_default_device_does_not_matter(opened: Open) -> None:
+    module = opened()
+    seen = []
+
+    class Looking(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    tensors = inputs()
+    with module.active(), Looking():
+        F.scaled_dot_product_attention(*tensors, **GROUPED)
+    assert BEFORE in seen
+    with module.active(), torch.device("cpu"):
+        assert calls(module) == 1
+
+
 def test_torchscript_takes_pytorchs_own(opened: Open) -> None:
     module = opened()
     with module.active(), warnings.catch_warnings():
