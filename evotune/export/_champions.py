@@ -115,7 +115,9 @@ def confirmed(run: RunFolder) -> list[Champion]:
             "tune again with this evotune"
         )
     if not found:
-        raise EvotuneError(f"run {run.id} has no confirmed champion: there is nothing to export")
+        raise EvotuneError(
+            f"run {run.id} has no confirmed champion: let it finish, or resume it with more trials"
+        )
     return sorted(found, key=lambda champion: (-champion.bound, champion.number))
 
 
@@ -133,9 +135,21 @@ class Selection:
         return min(self.champions, key=lambda champion: (-champion.bound, champion.key))
 
 
+def _covering(champions: Sequence[Champion]) -> Iterable[int]:
+    """The best champion for each of the values that regions fix, such as a size that is compiled
+    in. Attention needs none: PyTorch serves the cases that no champion wins."""
+    found: dict[str, int] = {}
+    for number in sorted(range(len(champions)), key=lambda n: (-champions[n].bound, n)):
+        if not isinstance(champions[number].run.planner.problem, Attention):
+            for region in champions[number].domain.regions:
+                found.setdefault(repr(sorted(region.fixed.items())), number)
+    return found.values()
+
+
 def selected(champions: Sequence[Champion]) -> Selection:
-    """The champions that win a timed case from all others, and the best one. EvotuneError (exit 1)
-    where none of them wins a case of attention: then PyTorch would serve all of them."""
+    """The champions that win a timed case from all others, the best one, and those that alone
+    serve some cases. EvotuneError (exit 1) where none wins a case of attention: then PyTorch would
+    serve all of them."""
     ordered = sorted(champions, key=lambda champion: champion.key)
     measured = [champion.measured() for champion in ordered]
     exact = in_order(
@@ -145,7 +159,7 @@ def selected(champions: Sequence[Champion]) -> Selection:
     winners: dict[str, int] = {}
     for region in exact:
         winners.setdefault(repr((region.fixed, region.ranges)), region.kernel)
-    chosen = sorted({best, *winners.values()})
+    chosen = sorted({best, *winners.values(), *_covering(ordered)})
     regions: list[ServedRegion] = []
     for number, old in enumerate(chosen):
         regions += exact_regions(number, measured[old])

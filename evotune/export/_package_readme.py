@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from evotune.trial import Json
 
+_MOST_REGIONS = 40
 _ATTENTION = """\
 ```python
 import torch.nn.functional as F
@@ -110,10 +111,11 @@ def _regions(regions: Sequence[Mapping[str, Json]], meaning: str) -> Iterator[st
     names = list(dict.fromkeys(n for r in regions for n in (*r["fixed"], *r["ranges"])))
     yield f"| kernel | {' | '.join(names)} |"
     yield "|---" * (len(names) + 1) + "|"
-    for region in regions:
+    for region in regions[:_MOST_REGIONS]:
         cells = [_cell(region, name) for name in names]
         yield f"| {region['kernel']} | {' | '.join(cells)} |"
-    yield ""
+    left = len(regions) - _MOST_REGIONS
+    yield f"\nAnd {left} more, in `dispatch.json`.\n" if left > 0 else ""
 
 
 def _cell(region: Mapping[str, Json], name: str) -> str:

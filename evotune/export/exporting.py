@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evotune.engine.folder import RunFolder
+from evotune.engine.stop_signal import interruptible
 from evotune.errors import UsageError
 from evotune.export._built_kernels import BuiltChampion, built, checked_cases
 from evotune.export._case_shapes import CaseShapes, call_name, case_shapes
@@ -64,11 +65,12 @@ def export_runs(runs: Sequence[RunFolder], folder: Path, name: str | None = None
     cases = [job.case for proposal in proposals for job in proposal.cases]
     setup = chosen.best.run.setup
     shapes = case_shapes(setup.planner.problem, cases)
-    kernels = [
-        built(champion, proposal, shapes)
-        for champion, proposal in zip(chosen.champions, proposals, strict=True)
-    ]
-    _write(folder, _contents(name, chosen, kernels, shapes))
+    with interruptible():
+        kernels = [
+            built(champion, proposal, shapes)
+            for champion, proposal in zip(chosen.champions, proposals, strict=True)
+        ]
+        _write(folder, _contents(name, chosen, kernels, shapes))
     return Exported(
         folder=folder,
         name=name,

@@ -72,8 +72,8 @@ root: .
 problem:
   name: problem.py:{name}
   dtype: float32
-  shapes: [{{rows: 8, columns: 64}}]
-  held_out: [{{rows: 16, columns: 32}}]
+  shapes: [{{rows: 8, columns: {columns}}}]
+  held_out: [{{rows: 16, columns: {held_out}}}]
 kernels:
   scale: {{source: scale.cpp, entry: scale, arguments: [x, out, factor, rows, columns]}}
 parameters: {{UNROLL: [1, 2]}}
@@ -87,13 +87,20 @@ extern "C" void scale(const float* x, float* out, float factor, int rows, int co
 
 
 def own_problem(
-    folder: Path, *, name: str = "Scaled", x: str = "(rows, columns)", more: str = ""
+    folder: Path,
+    *,
+    name: str = "Scaled",
+    x: str = "(rows, columns)",
+    more: str = "",
+    columns: int = 64,
+    speedup: float = 1.25,
 ) -> RunFolder:
     """A run of a problem in a file of its own: out = factor * x."""
     (folder / "problem.py").write_text(PROBLEM.format(name=name, x=x, more=more))
-    (folder / "space.yaml").write_text(SPACE.format(name=name))
+    held_out = columns if "fixed" in more else columns // 2
+    (folder / "space.yaml").write_text(SPACE.format(name=name, columns=columns, held_out=held_out))
     (folder / "scale.cpp").write_text(KERNEL)
-    return fabricated(folder / "space.yaml", folder)
+    return fabricated(folder / "space.yaml", folder, speedup=speedup)
 
 
 def tiny_space(name: str, folder: Path) -> Path:

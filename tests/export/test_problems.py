@@ -68,6 +68,20 @@ def test_other_shapes_are_refused(tmp_path: Path, x: str) -> None:
         export_runs([found], tmp_path / "pkg")
 
 
+def test_runs_of_other_compiled_in_sizes_serve_their_own(tmp_path: Path) -> None:
+    fixed = '\n    fixed = ("columns",)\n'
+    found = []
+    for columns, speedup in ((64, 1.3), (128, 0.7)):
+        (tmp_path / str(columns)).mkdir()
+        found.append(
+            own_problem(tmp_path / str(columns), columns=columns, more=fixed, speedup=speedup)
+        )
+    name = export_runs(found, tmp_path / "pkg").name
+    read = json.loads((tmp_path / "pkg" / name / "dispatch.json").read_text())
+    assert sorted(region["fixed"]["columns"] for region in read["domain"]) == [64, 128]
+    assert {region["fixed"]["columns"] for region in read["served"]} == {64}
+
+
 def test_a_problem_that_checks_its_sizes_by_code_serves_what_was_checked(tmp_path: Path) -> None:
     found = dispatch(tmp_path, own_problem(tmp_path, more=CHECK))
     assert [region["near"] for region in found["served"]] == [False]
