@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,8 +18,10 @@ _Function = TypeVar("_Function", bound=Callable[..., bool])
 
 
 def _decided_while_tracing(function: _Function) -> _Function:
-    """Lets torch.compile call the function while it traces, and keep the answer in the graph."""
-    return cast(_Function, torch.compiler.assume_constant_result(function))  # type: ignore[no-untyped-call]
+    """Lets torch.compile call the function while it traces, and keep the answer in the graph. This
+    is torch.compiler.assume_constant_result, which would import the compiler, for seconds."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 class AttentionCalls:
