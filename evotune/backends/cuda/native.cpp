@@ -52,7 +52,9 @@ struct Torch {
   Error (*delete_tensor_object)(Tensor);
   std::int32_t (*dtype_uint8)();
   Error (*get_current_cuda_stream)(std::int32_t, void**);
-  const char* (*exception)();  // of 2.13 and later
+  bool (*grad_mode_is_enabled)();
+  const char* (*exception)();                // of 2.13 and later
+  Error (*delete_stable_ivalue)(Value*);     // the same
 } torch;
 
 struct Driver {
@@ -104,6 +106,8 @@ void find_functions() {
   find(torch.delete_tensor_object, in_torch, "aoti_torch_delete_tensor_object");
   find(torch.dtype_uint8, in_torch, "aoti_torch_dtype_uint8");
   find(torch.get_current_cuda_stream, {gpu, cpu, all}, "aoti_torch_get_current_cuda_stream");
+  find(torch.grad_mode_is_enabled, in_torch, "aoti_torch_grad_mode_is_enabled");
+  found(torch.delete_stable_ivalue, in_torch, "torch_delete_stable_ivalue");
   found(torch.exception, in_torch, "torch_exception_get_what_without_backtrace");
   find(driver.LaunchKernel, {cuda}, "cuLaunchKernel");
   find(driver.TensorMapEncodeTiled, {cuda}, "cuTensorMapEncodeTiled");
@@ -495,13 +499,41 @@ void serve(Value* stack, std::uint64_t, std::uint64_t) {
   stack[0] = out.get() ? reinterpret_cast<Value>(out.release()) : ask(call, "_before");
 }
 
+// A float? of PyTorch: null, or a value of its own on the heap, which the callee frees.
+double optional_number(Value value) {
+  if (!value) return NAN;
+  Value* boxed = reinterpret_cast<Value*>(value);
+  const double found = number(*boxed);
+  if (torch.delete_stable_ivalue)
+    torch.delete_stable_ivalue(boxed);
+  else
+    delete boxed;
+  return found;
+}
+
+// attention(Tensor q, Tensor k, Tensor v, bool is_causal=False, float? scale=None, bool enable_gqa=False) -> Tensor
+void attention(Value* stack, std::uint64_t count, std::uint64_t results) {
+  const double scale = optional_number(stack[4]);
+  std::memcpy(&stack[4], &scale, sizeof scale);
+  serve(stack, count, results);
+}
+
+// The same for tensors that may require grad, which this file cannot ask. The tensors may also be those of a compiler
+// that traces: so it calls an operator, and looks at nothing.
+void attention_with_autograd(Value* stack, std::uint64_t, std::uint64_t) {
+  const double scale = optional_number(stack[4]);
+  std::memcpy(&stack[4], &scale, sizeof scale);
+  const std::string name = names_space + (torch.grad_mode_is_enabled() ? "::_with_grad" : "::_served");
+  require(torch.call_dispatcher(name.c_str(), "", stack, torch.abi_version()), name.c_str());
+}
+
 thread_local std::string failure;
 
 }  // namespace
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-// Implements the operators of a namespace for a dispatch key. Returns why that fails, or null.
+// Implements the operators of a namespace for a dispatch key, CUDA for one. Returns why that fails, or null.
 EXPORTED const char* evotune_native_open(const char* space, const char* key) {
   try {
     find_functions();
@@ -510,6 +542,10 @@ EXPORTED const char* evotune_native_open(const char* space, const char* key) {
     require(torch.library_init_impl(space, key, __FILE__, __LINE__, &library), "library_init_impl");
     require(torch.library_impl(library, "_attempt", attempt, torch.abi_version()), "library_impl");
     require(torch.library_impl(library, "_served", serve, torch.abi_version()), "library_impl");
+    require(torch.library_impl(library, "attention", attention, torch.abi_version()), "library_impl");
+    const std::string autograd = std::string("Autograd") + key;
+    require(torch.library_init_impl(space, autograd.c_str(), __FILE__, __LINE__, &library), "library_init_impl");
+    require(torch.library_impl(library, "attention", attention_with_autograd, torch.abi_version()), "library_impl");
     return nullptr;
   } catch (const std::exception& error) {
     failure = error.what();

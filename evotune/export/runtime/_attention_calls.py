@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,8 +18,10 @@ _Function = TypeVar("_Function", bound=Callable[..., bool])
 
 
 def _decided_while_tracing(function: _Function) -> _Function:
-    """Lets torch.compile call the function while it traces, and keep the answer in the graph."""
-    return cast(_Function, torch.compiler.assume_constant_result(function))  # type: ignore[no-untyped-call]
+    """Lets torch.compile call the function while it traces, and keep the answer in the graph. This
+    is torch.compiler.assume_constant_result, which would import the compiler, for seconds."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 class AttentionCalls:
@@ -36,7 +38,8 @@ class AttentionCalls:
         self._grad = misses.missed("grad", None, "an input requires grad")
         self._mask = misses.missed("mask", None, "the call has an attention mask")
         self._dropout = misses.missed("dropout", None, "the call has dropout")
-        self._other = misses.missed("tensor", None, "a tensor is no plain tensor with memory")
+        self._other = misses.missed("tensor", None, "an argument is no plain tensor or number")
+        self._backend = misses.missed("backend", None, "the user chose SDPA's backend")
         self._symbolic = misses.missed(
             "symbolic shape", None, "torch.compile traces a call whose shapes it leaves open"
         )
@@ -73,7 +76,9 @@ class AttentionCalls:
         """The output, or None when the kernels do not serve the call."""
         if torch.compiler.is_compiling():
             return self._traced(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
-        missed = self._untakable(q, k, v, mask, dropout)
+        missed = self._untakable(mask, dropout, is_causal, scale, enable_gqa)
+        if missed is None and not _are_plain(q, k, v):
+            missed = self._other
         if missed is not None:
             missed.count()
             return None
@@ -89,21 +94,22 @@ class AttentionCalls:
 
     def _untakable(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
         mask: torch.Tensor | None,
         dropout: float,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
     ) -> Missed | None:
-        """Why no kernel takes such arguments, whatever their sizes."""
+        """Why no kernel takes a call with such options, whatever its tensors."""
         if mask is not None:
             return self._mask
         if dropout != 0.0:
             return self._dropout
+        if not _every_backend_is_allowed():
+            return self._backend
         if (
-            not type(q) is type(k) is type(v) is torch.Tensor
-            or torch._C._len_torch_dispatch_stack()
-            or torch._C._are_functorch_transforms_active()
+            not type(is_causal) is type(enable_gqa) is bool
+            or (scale is not None and type(scale) is not float)
             or (torch._C._len_torch_function_stack() and _modes_look_at_calls())
         ):
             return self._other
@@ -172,6 +178,9 @@ class AttentionCalls:
             )
             for i in range(3)
         )
+        if not _every_backend_is_allowed():
+            self._backend.count()
+            return False
         call = Call(q, k, v, is_causal, scale, enable_gqa)
         choice = self._kernels.chosen(call, device)
         if isinstance(choice, Choice):
@@ -183,6 +192,28 @@ class AttentionCalls:
     def _note_symbolic(self) -> bool:
         self._symbolic.count()
         return True
+
+
+def _are_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether they are tensors with memory, and nothing looks at what is done with them."""
+    return not (
+        not type(q) is type(k) is type(v) is torch.Tensor
+        or q.is_nested
+        or k.is_nested
+        or v.is_nested
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+def _every_backend_is_allowed() -> bool:
+    """False inside of `sdpa_kernel`, for one, which names the backend that the user wants."""
+    return (
+        torch._C._get_flash_sdp_enabled()
+        and torch._C._get_mem_efficient_sdp_enabled()
+        and torch._C._get_cudnn_sdp_enabled()
+    )
 
 
 def _modes_look_at_calls() -> bool:

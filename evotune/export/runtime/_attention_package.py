@@ -150,7 +150,7 @@ class AttentionKernels:
         if symbols is None:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
             return Refused(OUTSIDE, f"the tensors have the shapes {shapes}")
-        tensors = {"q": q, "k": k, "v": v, "out": torch.empty_like(q, device="meta")}
+        tensors = {"q": q, "k": k, "v": v, "out": torch.empty_like(q)}
         contiguous = all(tensor.is_contiguous() for tensor in tensors.values())
         for name, tensor in tensors.items():
             for place, dimension in enumerate(_STRIDES):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping
@@ -68,7 +69,7 @@ class Misses:
     def say(self, words: str) -> None:
         """Warns the user, naming the package and what serves the calls instead."""
         serves = f"; {self._before} serves it" if self._before else ""
-        warnings.warn(f"{self._package}: {words}{serves}", stacklevel=2)
+        warnings.warn(f"{self._package}: {words}{serves}", stacklevel=_level_of_the_user())
 
     def _counted(self) -> list[Missed]:
         self.collect()
@@ -102,3 +103,13 @@ class Misses:
             first["count"] += case["count"]
         text = ",\n".join(json.dumps(case) for case in merged.values())
         Path(path).write_text(f"[{text}]\n", encoding="utf-8")
+
+
+def _level_of_the_user() -> int:
+    """The level, for warnings.warn, of the innermost call from outside of this package and of
+    PyTorch."""
+    own = (f"{__package__}.", "torch.")
+    level, frame = 0, sys._getframe(1)
+    while frame.f_back is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(own):
+        level, frame = level + 1, frame.f_back
+    return level + 1 if level else 2

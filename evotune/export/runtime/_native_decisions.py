@@ -40,7 +40,7 @@ class NativeDecisions:
             decision.count(0)
             number = self._native.add_miss()
         else:
-            number = self._native.add(decision.launch, torch.empty_like(q, device="meta"))
+            number = self._native.add(decision.launch, torch.empty_like(q))
         with self._lock:
             self._told.append((number, decision))
         return 0

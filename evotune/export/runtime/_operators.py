@@ -2,6 +2,7 @@
 
 - attention: the public one. SDPA serves what the kernels do not, and whatever requires grad.
 - _served: the same for tensors that do not require grad. Graphs of torch.compile contain it.
+- _with_grad: the same for tensors that may require grad.
 - _attempt: the output, or None when no kernel serves the call. Native code implements it; these
   are for native code to call: _decide (what serves a call), _launch (as Python does it), _before
   (SDPA).
@@ -55,6 +56,7 @@ class AttentionOperator:
             self._library.define(f"{private}{_PRIVATE}Tensor", tags=(torch.Tag.pt2_compliant_tag,))
             # Their callers see to it that nothing requires grad.
             self._library.impl(private, torch.library.fallthrough_kernel, "Autograd")
+        self._library.define(f"_with_grad{_PRIVATE}Tensor")
         self._library.define(f"_decide{_PRIVATE}int")
         self.public: Any = operators.attention.default
         self.served: Any = operators._served.default
@@ -77,51 +79,40 @@ class AttentionOperator:
         served = _with_usual_scale(attention)
         library, key = self._library, kernels.kernels.device_type.upper()
         native = kernels.kernels.launcher.open_native(self.namespace, key)
-        if native is None:
-            library.impl("attention", attention, key)
-            library.impl("_served", served, key)
-        else:
+        library.impl("attention", attention, _ANY_DEVICE)
+        library.impl("_served", served, _ANY_DEVICE)
+        if native is not None:  # it has implemented them for its key
             self.decisions = NativeDecisions(kernels, native)
-            served_natively = self.served
-
-            def through_native(
-                q: torch.Tensor,
-                k: torch.Tensor,
-                v: torch.Tensor,
-                is_causal: bool = False,
-                scale: float | None = None,
-                enable_gqa: bool = False,
-            ) -> torch.Tensor:
-                scale = math.nan if scale is None else scale
-                return served_natively(q, k, v, is_causal, scale, enable_gqa)  # type: ignore[no-any-return]
-
-            library.impl("attention", through_native, key)
             library.impl("_decide", self.decisions.decide, key)
             library.impl("_launch", served, key)
             library.impl("_before", _with_usual_scale(before), key)
             library.impl("_attempt", _with_usual_scale(kernels.serve), _ANY_DEVICE)
-        self._differentiate(kernels)
+        recorded = _differentiable(kernels, self.served)
+        library.impl("attention", recorded, "Autograd")
+        library.impl("_with_grad", recorded, "CompositeImplicitAutograd")
         library._register_fake("attention", fake)
         library._register_fake("_served", fake)
 
-    def _differentiate(self, kernels: AttentionKernels) -> None:
-        public = self.public
 
-        def autograd(
-            q: torch.Tensor,
-            k: torch.Tensor,
-            v: torch.Tensor,
-            is_causal: bool = False,
-            scale: float | None = None,
-            enable_gqa: bool = False,
-        ) -> torch.Tensor:
-            if torch.is_grad_enabled() and needs_grad(q, k, v):
-                kernels.misses.missed("grad", None, "an input requires grad").count()
-                return before(q, k, v, is_causal, scale, enable_gqa)
-            with torch._C._AutoDispatchBelowAutograd():
-                return public(q, k, v, is_causal, scale, enable_gqa)  # type: ignore[no-any-return]
+def _differentiable(kernels: AttentionKernels, served: Any) -> Callable[..., torch.Tensor]:
+    """The operator for tensors that may require grad: then SDPA is recorded in its place."""
 
-        self._library.impl("attention", autograd, "Autograd")
+    def attention(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        if scale is not None and math.isnan(scale):
+            scale = None
+        if torch.is_grad_enabled() and needs_grad(q, k, v):
+            kernels.misses.missed("grad", None, "an input requires grad").count()
+            return before(q, k, v, is_causal, scale, enable_gqa)
+        return served(q, k, v, is_causal, math.nan if scale is None else scale, enable_gqa)  # type: ignore[no-any-return]
+
+    return attention
 
 
 def _with_usual_scale(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -107,8 +109,9 @@ def test_other_calls_get_the_bits_of_sdpa(opened: Open, kind: str, call: Any) ->
     scales = {"softmax_scale": [0.2, 0.26]}
     module = opened(served=[region(**CASE, **scales)])
     tensors, options = call()
-    with pytest.warns(UserWarning, match=rf"not served \({kind}\): .*SDPA|attention serves it"):
+    with pytest.warns(UserWarning, match=rf"not served \({kind}\): .*attention serves it") as said:
         out = module.attention(*tensors, **options)
+    assert said[0].filename == __file__
     expected = sdpa(*tensors, **options)
     assert torch.equal(out, expected)
     assert out.stride() == expected.stride()
@@ -247,6 +250,13 @@ def test_gradients_are_those_of_sdpa(opened: Open, silent: None) -> None:
         assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))
 
 
+def test_the_operator_leaves_other_devices_to_sdpa(opened: Open, silent: None) -> None:
+    kernels = description("any")["kernels"]
+    module = opened(kernels=kernels)
+    meta = [t.to("meta") for t in inputs()]
+    assert getattr(torch.ops, module.__name__).attention(*meta, False, None, True).shape[2] == 40
+
+
 def test_grad_mode_off_and_inference_mode_are_served(opened: Open) -> None:
     module = opened()
     tensors = [t.requires_grad_() for t in inputs()]
@@ -378,6 +388,26 @@ def test_info_says_where_the_package_stands(opened: Open) -> None:
     assert info["launcher"].startswith("ctypes")
     assert info["versions"]["torch"] == torch.__version__
     assert len(info["served"]) == 3
+
+
+def test_an_import_and_a_call_do_not_load_the_compiler(tmp_path: Path, binaries: Path) -> None:
+    attention_package(tmp_path, binaries, "light")
+    program = f"""
+import sys, torch, light
+q = torch.randn(1, 4, 40, {HEAD_DIM})
+k = q[:, :2].contiguous()
+light.attention(q, k, k, enable_gqa=True)
+with light.active():
+    torch.nn.functional.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+assert light.info()["calls"] == 2
+assert light.check()
+print("torch._dynamo" in sys.modules, "sympy" in sys.modules)
+"""
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert found.stdout.endswith("False False\n"), found.stderr
 
 
 def test_a_forked_child_finds_no_lock_held(opened: Open, silent: None) -> None:

@@ -18,12 +18,11 @@ import pytest
 import torch
 
 from evotune.backends import registry
+from evotune.backends.cuda import _exported
 from tests.export.runtime.packages import (
-    CASE,
     HEAD_DIM,
     description,
     imported,
-    region,
     strided_region,
     write,
 )
@@ -350,8 +349,16 @@ def test_check_calls_what_users_call(opened: Open, driver: Any, capsys: Any) -> 
     assert module.info()["calls"] == 2
 
 
-def test_the_native_launcher_is_built_without_headers() -> None:
+def test_the_native_launcher_is_built_alike_each_time() -> None:
     files = registry.named("cuda").exported_files("any")
-    assert [name for name in files if name.startswith("_native_") and name.endswith(".so")]
-    assert files == registry.named("cuda").exported_files("any")
-    assert region(**CASE)["kernel"] == 0
+    name = f"_native_{_exported.platform()}.so"
+    assert files[name] == _exported.build.__wrapped__(files["_native.cpp"])
+
+
+def test_without_a_compiler_packages_have_no_native_launcher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert _exported.build.__wrapped__(b"int f();") == b""
+    monkeypatch.setenv("CXX", "g++")
+    assert _exported.build.__wrapped__(b"int f(") == b""

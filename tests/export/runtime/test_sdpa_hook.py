@@ -225,6 +225,48 @@ def test_a_mode_of_the_user_sees_the_call_a_default_device_does_not_matter(opene
         assert calls(module) == 1
 
 
+def test_a_backend_that_the_user_chose_serves(opened: Open) -> None:
+    module = opened()
+    chosen = functools.partial(torch.nn.attention.sdpa_kernel, torch.nn.attention.SDPBackend.MATH)
+    compiled = torch.compile(
+        lambda *t: F.scaled_dot_product_attention(*t, enable_gqa=True), backend="eager"
+    )
+    with module.active(), torch.no_grad():
+        with chosen():
+            out = F.scaled_dot_product_attention(*inputs(), **GROUPED)
+            traced = compiled(*inputs())
+        assert module.info()["calls"] == 0
+        assert module.info()["misses"]["backend"]["count"] == 2
+        assert calls(module) == 1
+    with chosen():
+        expected = F.scaled_dot_product_attention(*inputs(), **GROUPED)
+    assert torch.equal(out, expected)
+    assert torch.equal(traced, expected)
+
+
+def test_nested_tensors_and_traces_are_sdpas(opened: Open) -> None:
+    module = opened(served=[region(**{**CASE, "group": 1})])
+    q, k, v = inputs(kv_heads=4)
+    nested = [torch.nested.nested_tensor(list(t)) for t in (q, k, v)]
+    with module.active(), torch.no_grad():
+        out = F.scaled_dot_product_attention(*nested)
+        traced = torch.jit.trace(attend, (q, k, v), check_trace=False)
+        assert module.info()["calls"] == 0
+    expected = F.scaled_dot_product_attention(*nested)
+    assert torch.equal(out.to_padded_tensor(0.0), expected.to_padded_tensor(0.0))
+    assert torch.equal(traced(2 * q, k, v), attend(2 * q, k, v))
+
+
+def test_arguments_of_other_types_are_sdpas(opened: Open) -> None:
+    module = opened()
+    with module.active():
+        out = F.scaled_dot_product_attention(*inputs(), scale=1, **GROUPED)
+        with pytest.raises(TypeError, match="must be bool"):
+            F.scaled_dot_product_attention(*inputs(), is_causal=1, **GROUPED)
+    assert torch.equal(out, F.scaled_dot_product_attention(*inputs(), scale=1, **GROUPED))
+    assert module.info()["calls"] == 0
+
+
 def test_torchscript_takes_pytorchs_own(opened: Open) -> None:
     module = opened()
     with module.active(), warnings.catch_warnings():
