@@ -21,6 +21,23 @@ from evotune.problems.problem import Case
 from evotune.trial import Configuration, Value
 
 CUDA = Path(__file__).parents[1] / "data" / "cuda" / "cuda.yaml"
+CONSTANT = """
+name: filled
+problem:
+  name: attention
+  dtype: float16
+  shapes:
+    - {batch: 2, heads: 4, seq_len: 100, head_dim: 64}
+    - {batch: 1, heads: 2, seq_len: 8, head_dim: 32}
+kernels:
+  filled:
+    source: kernels/filled.cu
+    entry: attention_forward
+    constant_memory: {c_keys: k}
+    arguments: [q, out]
+    launches: [{grid: [1], block: [32]}]
+parameters: {ROWS: [1, 2]}
+"""
 SPACES = {**shipped_spaces(), "launches": CUDA}
 
 
@@ -98,6 +115,22 @@ def test_a_launch_keeps_its_condition_where_the_case_decides(tmp_path: Path) -> 
     plan = folded(setup, Configuration(values))
     launches = plan.to_json()["plan"]["launches"]
     assert [launch.get("when") for launch in launches] == [None, [">", {"name": "seq_len_k"}, 128]]
+
+
+def test_constant_memory_follows_the_case(tmp_path: Path) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "filled.cu").write_text("")
+    (tmp_path / "filled.yaml").write_text(CONSTANT)
+    setup = load_setup(tmp_path / "filled.yaml", "h200", compile_only=True)
+    assert isinstance(setup, KernelSetup)
+    plan = folded(setup, Configuration({"ROWS": 1}))
+    for case in setup.cases[TIMED]:
+        job = setup.planner.case_job(Configuration({"ROWS": 1}), case)
+        symbols = {name: value for name, value in case.symbols.items() if name != "dtype"}
+        assert plan.at(symbols) == job.plan
+        assert job.plan.constant_memory
+    (found,) = plan.to_json()["plan"]["constant_memory"]
+    assert (found["symbol"], found["tensor"], found["bytes"][0]) == ("c_keys", "k", "*")
 
 
 def test_a_condition_that_holds_nowhere_is_an_error() -> None:
