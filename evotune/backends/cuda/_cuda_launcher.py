@@ -29,7 +29,6 @@ DEVICE_TYPE = "cuda"
 _MOST_MAPS = 256
 _ARENA_BYTES = 1 << 20
 _SLICE_BYTES = 256
-_ANY_ADDRESS = 1 << 20
 _C_TYPES: Mapping[str, Any] = {
     "int32": ctypes.c_int32,
     "int64": ctypes.c_int64,
@@ -165,9 +164,10 @@ class Bound:
         self._blocks: list[_Block] = []
         self._prepared: dict[Any, Prepared] = {}
         self._counters: dict[Any, torch.Tensor] = {}
+        somewhere = torch.empty(_SLICE_BYTES, dtype=torch.uint8, device=arena.device)
         for argument in plan["arguments"]:
-            if argument["type"] == "tensor_map":
-                tensor_map(argument["tensor_map"], _ANY_ADDRESS)  # the driver may refuse it
+            if argument["type"] == "tensor_map":  # the driver may refuse it
+                tensor_map(argument["tensor_map"], somewhere.data_ptr())
         if not plan["constant_memory"]:
             self.prepared(None)
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from ._attention_package import AttentionKernels, Call, sdpa
-from ._dispatch import Choice
+from ._dispatch import NOT_WON, OUTSIDE, Choice
+from ._loaded_kernels import Refused
 from ._missed import Missed, Misses
 from ._operators import AttentionOperator, needs_grad
 
 _USUAL = math.nan
+_MOST_LOST = 4096
 _Function = TypeVar("_Function", bound=Callable[..., bool])
 
 
@@ -43,6 +45,8 @@ class AttentionCalls:
         self._symbolic = misses.missed(
             "symbolic shape", None, "torch.compile traces a call whose shapes it leaves open"
         )
+        # By shapes and options; False where the miss depends on more than these.
+        self._lost: dict[Any, Missed | Literal[False]] = {}
         self._native: Any = operator.attempt if operator.decisions is not None else None
 
     def attention(
@@ -76,6 +80,11 @@ class AttentionCalls:
         """The output, or None when the kernels do not serve the call."""
         if torch.compiler.is_compiling():
             return self._traced(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
+        if self._lost:  # a miss must cost little
+            lost = self._lost_before(q, k, is_causal, scale, enable_gqa)
+            if lost is not None:
+                lost.count()
+                return None
         missed = self._untakable(mask, dropout, is_causal, scale, enable_gqa)
         if missed is None and not _are_plain(q, k, v):
             missed = self._other
@@ -87,10 +96,41 @@ class AttentionCalls:
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             self._grad.count()
             return None
-        if self._native is not None:
-            scale = _USUAL if scale is None else scale
-            return self._native(q, k, v, is_causal, scale, enable_gqa)  # type: ignore[no-any-return]
-        return self._kernels.serve(q, k, v, is_causal, scale, enable_gqa)
+        if self._native is None:
+            out = self._kernels.serve(q, k, v, is_causal, scale, enable_gqa)
+        else:
+            usual = _USUAL if scale is None else scale
+            out = self._native(q, k, v, is_causal, usual, enable_gqa)
+        if out is None:
+            self._note(Call(q, k, v, is_causal, scale, enable_gqa))
+        return out
+
+    def _lost_before(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> Missed | None:
+        """The miss of every call with such shapes, if it is one."""
+        if type(q) is type(k) is torch.Tensor and not (q.is_nested or k.is_nested):
+            return self._lost.get((q.shape, k.shape, is_causal, scale, enable_gqa)) or None
+        return None
+
+    def _note(self, call: Call) -> None:
+        """Remembers a miss that every call with such shapes is, whatever else they have."""
+        q, k, v = call[:3]
+        key = (q.shape, k.shape, *call[3:])
+        if key in self._lost:
+            return
+        if len(self._lost) >= _MOST_LOST:
+            self._lost.clear()
+        self._lost[key] = False
+        if q.dtype == k.dtype == v.dtype == self._dtype and k.shape == v.shape:
+            choice = self._kernels.chosen(call, q.device)
+            if isinstance(choice, Refused) and choice.kind in (NOT_WON, OUTSIDE):
+                self._lost[key] = self._kernels.missed(call, choice)
 
     def _untakable(
         self,
