@@ -12,14 +12,12 @@ import torch
 from evotune.backends import registry
 from evotune.backends.backend import KernelCall
 from evotune.device.launch import Binary, CompileJob, LaunchPlan
+from evotune.engine.compiling import build_jobs
 from evotune.engine.launches import Rejected
 from evotune.engine.reopening import ReopenedRun
 from evotune.errors import EvotuneError
-from evotune.execute.build_cache import writable_cache_dir
-from evotune.execute.compile_pool import CompilePool
 from evotune.execute.executor import TIMED, CaseJob
 from evotune.problems.problem import Case, Tensors
-from evotune.scratch import scratch_folder
 from evotune.trial import Configuration, Value
 
 if TYPE_CHECKING:
@@ -176,18 +174,11 @@ class CallableKernel:
 def _compiled(job: CompileJob, reopened: ReopenedRun) -> Binary:
     """The job's binary from the build cache, or compiled now. ValueError when it does not
     compile."""
-    with scratch_folder() as folder:
-        timeout_s = reopened.setup.document.timeouts.compile_s
-        pool = CompilePool(folder, writable_cache_dir(), processes=1, timeout_s=timeout_s)
-        try:
-            pool.submit(job)
-            while True:
-                for _, result in pool.wait(0.5):
-                    if isinstance(result, Binary):
-                        return result
-                    raise ValueError(f"the kernel does not compile: {result.reason}")
-        finally:
-            pool.close()
+    timeout_s = reopened.setup.document.timeouts.compile_s
+    result = build_jobs([job], timeout_s)[job.key]
+    if not isinstance(result, Binary):
+        raise ValueError(f"the kernel does not compile: {result.reason}")
+    return result
 
 
 def _workspaces(plan: LaunchPlan, device: torch.device) -> Tensors:

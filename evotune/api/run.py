@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -276,6 +276,29 @@ class Run:
         from evotune.engine.ablation import ablate_run
 
         return ablate_run(self.folder, candidate.number, candidate.configuration)
+
+    def export(
+        self,
+        folder: str | Path,
+        *,
+        name: str | None = None,
+        beside: Sequence[Run] = (),
+        trust: bool = False,
+    ) -> Path:
+        """Writes the run's confirmed champions as a Python package that needs PyTorch and not
+        evotune. Returns the folder.
+
+        `name` is the package's; the space's name if not given. Runs of the same problem and device
+        `beside` it go into the same package. `trust`: see `tune`. EvotuneError when no champion is
+        confirmed or faster than PyTorch's attention, UsageError for a name or a folder that cannot
+        be, EnvironmentProblem when the compilers here make other code than the run measured.
+        """
+        from evotune.api._given_space import trusting
+        from evotune.export.exporting import export_runs
+
+        with trusting(trust):
+            runs = [self.folder, *(run.folder for run in beside)]
+            return export_runs(runs, Path(folder), name).folder
 
     def candidate(self, number: int | None = None) -> Candidate:
         """The leaderboard's row of trial `number`; the first row when that is None. UsageError

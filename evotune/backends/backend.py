@@ -45,6 +45,17 @@ class Figures:
     violation: str
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchBounds:
+    """The largest launch that a device takes. `grid` and `block` have a limit for each axis, in
+    blocks and in threads; `threads` and `shared_bytes` are those of one block."""
+
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    threads: int
+    shared_bytes: int
+
+
 class SanitizedCase(msgspec.Struct, frozen=True):
     """A small case of a champion, to be launched under tools."""
 
@@ -59,6 +70,9 @@ class Limits(Protocol):
     def violation(self, launch: Launch, device: Mapping[str, Value]) -> str:
         """Before compiling: why no device with these attributes takes the launch, "" when it
         does."""
+
+    def bounds(self, device: Mapping[str, Value]) -> LaunchBounds:
+        """The largest launch that a device with these attributes takes."""
 
     def figures(
         self, launch: Launch, resources: Mapping[str, Json], device: Mapping[str, Value]
@@ -109,6 +123,9 @@ class Backend(ABC):
     from the confirmed figure, however little the processes of the confirmation differ."""
     packages: ClassVar[tuple[str, ...]] = ()
     """Optional packages whose versions change times."""
+    binary_suffix: ClassVar[str] = ""
+    """The suffix of its machine code in an exported package; "" where kernels of this backend
+    cannot be exported."""
 
     # Devices
 
@@ -188,6 +205,11 @@ class Backend(ABC):
     def caller(self, profile: DeviceProfile) -> Caller:
         """Calls its kernels in the user's own process. EvotuneError where they cannot be called."""
         raise EvotuneError(f"kernels for {profile.name} cannot be called from Python")
+
+    def exported_files(self, package: str) -> Mapping[str, bytes]:
+        """Files that an exported package of this name gets beside its kernels, by their names in
+        it: the launcher `_BACKEND_launcher.py`, and native code where it can be built here."""
+        return {}
 
     def worker_environment(self, profile: DeviceProfile) -> Mapping[str, str]:
         """Environment variables that the device's worker gets beside those of this process."""

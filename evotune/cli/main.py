@@ -76,6 +76,7 @@ _COMMANDS = {
     "compare": "evotune.cli.compare_command:compare",
     "ablate": "evotune.cli.ablate_command:ablate",
     "verify": "evotune.cli.verify_command:verify",
+    "export": "evotune.cli.export_command:export",
     "check": "evotune.cli.inspection:check",
     "compile": "evotune.cli.compile_command:compile_command",
     "init": "evotune.cli.init_command:init",

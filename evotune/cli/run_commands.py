@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ from evotune.command_line import run_command
 
 if TYPE_CHECKING:
     from evotune.engine.starting import RunResult
+    from evotune.report.data import RunData
     from evotune.trial import Json
 
 _SHOWN_ROWS = 5
@@ -193,7 +195,22 @@ def _conclude(
         terminal.note(f"resume: {run_command('resume', result.run.path, *more, *devices)}")
     page = ("--format", "html", "-o", "report.html")
     terminal.note(f"report: {run_command('report', result.run.path, *page)}")
+    if data.won:
+        _offer_package(terminal, result, data)
     return terminal.verdict
+
+
+def _offer_package(terminal: Terminal, result: RunResult, data: RunData) -> None:
+    """Tells how the winner gets into a program."""
+    from evotune.cli.export_command import use
+    from evotune.export.package_name import default_name, offered_name
+
+    name = offered_name(data.space)
+    named = () if name == default_name(data.space) else ("--name", name)
+    folder = f"{name}_package"
+    terminal.note(f"export: {run_command('export', result.run.path, '-o', folder, *named)}")
+    call = use(name, str(data.meta.get("problem", {}).get("name", "")))
+    terminal.note(f"use: pip install --no-deps ./{folder}; python -c {shlex.quote(call)}")
 
 
 def more_devices(gpus: int | str | None, cluster: str | None, allow_mixed: bool) -> list[str]:

@@ -14,9 +14,9 @@ from evotune.space.specs import L2_PROMOTIONS, MOST_BOX, MOST_DIMENSIONS, SWIZZL
 
 DTYPE_BYTES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 FIRST_ARCH = 90
-_UNIT_BYTES = 16  # strides and a box's rows are multiples of it
-_MOST_EXTENT = 1 << 32
-_MOST_STRIDE_BYTES = 1 << 40
+UNIT_BYTES = 16  # strides and a box's rows are multiples of it
+MOST_EXTENT = 1 << 32
+MOST_STRIDE_BYTES = 1 << 40
 
 
 class TensorMap(msgspec.Struct, frozen=True, array_like=True):
@@ -65,10 +65,10 @@ class TensorMap(msgspec.Struct, frozen=True, array_like=True):
             if not 1 <= size <= MOST_BOX:
                 yield f"a box size of {size}; from 1 to {MOST_BOX} are possible"
         for extent in self.extents:
-            if not 1 <= extent <= _MOST_EXTENT:
+            if not 1 <= extent <= MOST_EXTENT:
                 yield f"an extent of {extent}; from 1 to 2^32 are possible"
         for stride in self.strides_bytes():
-            if stride % _UNIT_BYTES or stride >= _MOST_STRIDE_BYTES:
+            if stride % UNIT_BYTES or stride >= MOST_STRIDE_BYTES:
                 yield f"a stride of {stride} bytes; multiples of 16 below 2^40 are possible"
 
     def _violations_of_rows(self) -> Iterator[str]:
@@ -79,7 +79,7 @@ class TensorMap(msgspec.Struct, frozen=True, array_like=True):
             if found not in known:
                 yield f"{what} of {found} bytes; expected one of {', '.join(map(str, known))}"
         row_bytes = self.box[-1] * self.element_bytes
-        if row_bytes % _UNIT_BYTES:
-            yield f"a box row of {row_bytes} bytes, which is not a multiple of {_UNIT_BYTES}"
+        if row_bytes % UNIT_BYTES:
+            yield f"a box row of {row_bytes} bytes, which is not a multiple of {UNIT_BYTES}"
         if self.swizzle_bytes and row_bytes > self.swizzle_bytes:
             yield f"a box row of {row_bytes} bytes, more than the swizzle of {self.swizzle_bytes}"

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from evotune.device.launch import Binary, CompileFailure
+from evotune.device.launch import Binary, CompileFailure, CompileJob
 from evotune.engine._planning import Planner
 from evotune.engine.setup import load_kernel_setup
 from evotune.engine.spaces import find_space
@@ -142,6 +142,23 @@ def compile_space(
         finally:
             pool.close()
     return summary
+
+
+def build_jobs(jobs: Iterable[CompileJob], timeout_s: float) -> dict[str, Binary | CompileFailure]:
+    """The result of each job, by its key: from the build cache, or compiled now on all cores."""
+    wanted = {job.key: job for job in jobs}
+    found: dict[str, Binary | CompileFailure] = {}
+    with scratch_folder() as folder:
+        cache, processes = writable_cache_dir(), min(len(wanted), os.cpu_count() or 1)
+        pool = CompilePool(folder, cache, processes=processes, timeout_s=timeout_s)
+        try:
+            for job in wanted.values():
+                pool.submit(job)
+            while len(found) < len(wanted):
+                found |= {job.key: result for job, result in pool.wait(0.5)}
+        finally:
+            pool.close()
+    return found
 
 
 def distinct_samples(space: BoundSpace, count: int, seed: int) -> list[Configuration]:

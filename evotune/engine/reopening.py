@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from evotune.backends.registry import measuring_alone
+from evotune.device.profile import DeviceProfile
 from evotune.engine._planning import Planner
 from evotune.engine.confirming import outcome_of, repeated
 from evotune.engine.folder import RunFolder
@@ -25,6 +26,18 @@ from evotune.store import RunStore
 from evotune.trial import Configuration, Json, Outcome, Value
 
 
+class _AsRecorded:
+    """The device of a run, as its store describes it."""
+
+    allow_mixed = True
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        self._profile = profile
+
+    def devices(self, backend: str) -> list[DeviceProfile]:
+        return [self._profile]
+
+
 @dataclass(frozen=True, slots=True)
 class ReopenedRun:
     """A run of kernels, ready to compile and to launch what its space holds."""
@@ -36,15 +49,20 @@ class ReopenedRun:
     """The first trial of each configuration that was tried."""
 
     @classmethod
-    def load(cls, run: RunFolder) -> ReopenedRun:
-        """UsageError when the run holds no kernel, or ended before its first trial."""
+    def load(cls, run: RunFolder, *, anywhere: bool = False) -> ReopenedRun:
+        """UsageError when the run holds no kernel, or ended before its first trial. With `anywhere`
+        its device need not be here: the run can be compiled, and not measured."""
         with RunStore.open_for_reading(run.store) as store:
             if store.meta("kind") == "recorded":
                 raise UsageError(f"run {run.id} replays a recording: there is no kernel in it")
             baselines = store.meta("baselines")
             if baselines is None:
                 raise UsageError(f"run {run.id} ended before its first trial: nothing was tried")
-            setup = load_run_setup(run, store)
+            recorded = None
+            if anywhere:
+                with store.trusting_facts():
+                    recorded = _AsRecorded(DeviceProfile.from_json(store.meta("device")))
+            setup = load_run_setup(run, store, elsewhere=recorded)
             assert isinstance(setup, KernelSetup), "its store says so"
             numbers: dict[Configuration, int] = {}
             for trial in store.trials():

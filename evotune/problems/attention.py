@@ -20,6 +20,13 @@ _SHAPE_NAMES = (
     *("batch", "heads", "kv_heads", "seq_len", "seq_len_q", "seq_len_k", "head_dim", "scale"),
 )
 _SIZES = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k", "head_dim")
+DIMENSIONS: Mapping[str, tuple[str, ...]] = {
+    "q": ("batch", "heads", "seq_len_q", "head_dim"),
+    "k": ("batch", "kv_heads", "seq_len_k", "head_dim"),
+    "v": ("batch", "kv_heads", "seq_len_k", "head_dim"),
+    "out": ("batch", "heads", "seq_len_q", "head_dim"),
+}
+"""The sizes of each tensor, outermost dimension first."""
 _LONG = 1200  # from this length on, one key hardly shows on normal inputs
 
 
@@ -56,13 +63,9 @@ class Attention:
 
     def tensors(self, case: Case) -> tuple[TensorSpec, ...]:
         s = _integers(case)
-        q_shape = (s["batch"], s["heads"], s["seq_len_q"], s["head_dim"])
-        kv_shape = (s["batch"], s["kv_heads"], s["seq_len_k"], s["head_dim"])
-        return (
-            TensorSpec("q", q_shape, self.dtype),
-            TensorSpec("k", kv_shape, self.dtype),
-            TensorSpec("v", kv_shape, self.dtype),
-            TensorSpec("out", q_shape, self.dtype, is_output=True),
+        return tuple(
+            TensorSpec(name, tuple(s[size] for size in sizes), self.dtype, name == "out")
+            for name, sizes in DIMENSIONS.items()
         )
 
     def flops(self, case: Case) -> int:

@@ -209,6 +209,16 @@ class RunData:
         return found if isinstance(found, dict) else None
 
     @property
+    def won(self) -> bool:
+        """Whether a confirmed champion is surely faster than the baseline in a timed case."""
+        return any(
+            measured.counts and measured.speedup_low >= 1.0
+            for outcome in self.confirmations.values()
+            for measured in outcome.measurements
+            if outcome.ok
+        )
+
+    @property
     def parameters(self) -> tuple[str, ...]:
         """Names of the parameters, in the space's order."""
         return tuple(self.trials[0].configuration) if self.trials else ()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from evotune.errors import SpaceError
 from evotune.space._naming import Names
+from evotune.space.case_scope import CaseScope
 from evotune.space.counting.blame import (
     ConstraintReport,
     blame_crowd,
@@ -262,6 +263,13 @@ class BoundSpace:
         """An evaluator for many expressions in one environment."""
         scope = Scope(self._names, self._interner, environment)
         return Evaluator(scope, self._names, self._binding)
+
+    def case_scope(
+        self, configuration: Mapping[str, Value], known: Mapping[str, Value]
+    ) -> CaseScope:
+        """The expressions of one configuration as functions of a case's symbols; `known` symbols
+        are folded as well."""
+        return CaseScope(self._names, _plain(configuration), known)
 
     def _closure(
         self, expression: Expression, environment: Mapping[str, Value], names: Names

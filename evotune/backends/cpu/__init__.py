@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evotune.backends.backend import Backend
@@ -9,6 +10,8 @@ from evotune.backends.cpu import _cpp_options
 from evotune.languages import Language, Template
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from evotune.backends.backend import Caller, Finding
     from evotune.device.profile import DeviceProfile
     from evotune.device.session import Compiler, Session
@@ -22,6 +25,8 @@ _CPP = Language(
     template=Template(__name__, "kernel.cpp", "space_cpp.yaml"),
 )
 
+_EXPORTED = ("_cpu_launcher.py",)
+
 
 class CpuBackend(Backend):
     """This machine's processor. Compilers and kernels would take each other's cores, so they take
@@ -31,6 +36,7 @@ class CpuBackend(Backend):
     languages = (_CPP,)
     requests = ("cpu",)
     flagship = "attention-cpu"
+    binary_suffix = ".so"
     times_user_problems = True
     least_half_width = 0.04
     """Programs differed by 0.8% to 3.7% in six figures of `benchmarks/carries_over.py` on quiet
@@ -62,6 +68,9 @@ class CpuBackend(Backend):
         from evotune.backends.cpu._cpu_caller import CpuCaller
 
         return CpuCaller(profile)
+
+    def exported_files(self, package: str) -> Mapping[str, bytes]:
+        return {name: (Path(__file__).parent / name).read_bytes() for name in _EXPORTED}
 
     def doctor(self) -> tuple[list[Finding], list[Finding]]:
         from evotune.backends.cpu import _cpu_doctor

@@ -69,6 +69,7 @@ class CudaBackend(Backend):
     least_half_width = 0.025
     """Programs differed by at most this much in four figures of `benchmarks/carries_over.py` on an
     H200: 0.5% and 0.7% on a quiet machine, 1.7% and 2.0% beside two busy processes."""
+    binary_suffix = ".cubin"
     packages = ("cupy-cuda12x", "cupy-cuda13x", "nvidia-ml-py", "triton")
 
     def understands(self, request: str) -> bool:
@@ -150,6 +151,11 @@ class CudaBackend(Backend):
         from evotune.backends.cuda._cuda_caller import CudaCaller
 
         return CudaCaller(profile)
+
+    def exported_files(self, package: str) -> Mapping[str, bytes]:
+        from evotune.backends.cuda import _exported
+
+        return _exported.files()
 
     def worker_environment(self, profile: DeviceProfile) -> Mapping[str, str]:
         return {"CUDA_VISIBLE_DEVICES": profile.id} if profile.id else {}

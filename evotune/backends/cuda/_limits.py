@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from evotune.backends.backend import Figures
+from evotune.backends.backend import Figures, LaunchBounds
 from evotune.device.launch import Launch
 from evotune.trial import Json, Value
 
@@ -69,23 +69,30 @@ _AXES = "xyz"
 _WORST_IS_LEAST = ("occupancy", "blocks_resident")
 
 
+def launch_bounds(device: Mapping[str, Value]) -> LaunchBounds:
+    """The largest launch that a GPU with these attributes takes."""
+    threads, shared_bytes = device["threads_per_block"], device["shared_bytes_per_block"]
+    return LaunchBounds(_GRID_LIMITS, _BLOCK_LIMITS, int(threads), int(shared_bytes))
+
+
 def launch_violation(launch: Launch, device: Mapping[str, Value]) -> str:
     """Why no GPU with these limits takes the launch, in words; "" when one does."""
+    bounds = launch_bounds(device)
     for what, sizes, limits in (
-        ("grid", launch.grid, _GRID_LIMITS),
-        ("block", launch.block, _BLOCK_LIMITS),
+        ("grid", launch.grid, bounds.grid),
+        ("block", launch.block, bounds.block),
     ):
         for axis, size, limit in zip(_AXES, sizes, limits, strict=False):
             if not 1 <= size <= limit:
                 return f"{what}.{axis} is {size}, but must be from 1 to {limit}"
-    threads, most_threads = math.prod(launch.block), int(device["threads_per_block"])
-    if threads > most_threads:
-        return f"a block of {threads} threads, but the device takes {most_threads}"
+    threads = math.prod(launch.block)
+    if threads > bounds.threads:
+        return f"a block of {threads} threads, but the device takes {bounds.threads}"
     if launch.shared_bytes < 0:
         return f"shared_bytes is {launch.shared_bytes}"
-    most_bytes = int(device["shared_bytes_per_block"])
-    if launch.shared_bytes > most_bytes:
-        return f"{launch.shared_bytes} bytes of shared memory, but a block may have {most_bytes}"
+    if launch.shared_bytes > bounds.shared_bytes:
+        most = f"but a block may have {bounds.shared_bytes}"
+        return f"{launch.shared_bytes} bytes of shared memory, {most}"
     return ""
 
 
@@ -154,6 +161,9 @@ class GpuLimits:
 
     def violation(self, launch: Launch, device: Mapping[str, Value]) -> str:
         return launch_violation(launch, device)
+
+    def bounds(self, device: Mapping[str, Value]) -> LaunchBounds:
+        return launch_bounds(device)
 
     def figures(
         self, launch: Launch, resources: Mapping[str, Json], device: Mapping[str, Value]

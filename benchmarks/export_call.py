@@ -1,0 +1,198 @@
+"""Times what one call of an exported attention package costs the host, path by path.
+
+    python benchmarks/export_call.py PACKAGE [--case N] [--calls 50] [--rounds 60] [-o FILE]
+
+PACKAGE is the package's module folder (DIR/NAME of `evotune export`). All paths compute the same
+case: the N-th that was timed and is served. They take turns, so that all see the machine alike.
+`host_us` is the median time from call to return, over rounds of some calls in a row, with the
+device idle before each round; `low` and `high` are its quartiles. On a GPU `graph_us` is the device
+time of one call in a captured graph, and SDPA's beside it.
+
+- empty op: an operator of torch.library with these arguments, which allocates the output.
+- package: NAME.attention, with the launcher that `info()` names.
+- package, ctypes: the same without the native launcher.
+- operator: torch.ops.NAME.attention.
+- hook: F.scaled_dot_product_attention while the package is active.
+- SDPA: the same before.
+- SDPA, miss: SDPA on a case that the package does not serve; hook, miss: that while it is active.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import platform
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+_WARM_UP = 20
+_CALLS_IN_GRAPH = 20
+_REPLAYS = 30
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("package", type=Path)
+    parser.add_argument("--case", type=int, default=0)
+    parser.add_argument("--calls", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("-o", "--output", type=Path)
+    arguments = parser.parse_args()
+    folder = arguments.package.resolve()
+    sys.path.insert(0, str(folder.parent))
+    module = importlib.import_module(folder.name)
+    warnings.simplefilter("ignore")
+    with torch.no_grad():
+        result = measured(module, arguments.case, arguments.calls, arguments.rounds)
+    for row in result["paths"]:
+        graph = f"{row['graph_us']:9.2f}" if "graph_us" in row else ""
+        print(
+            f"{row['path']:18} {row['host_us']:9.2f} {row['low']:9.2f} {row['high']:9.2f} {graph}"
+        )
+    text = json.dumps(result, indent=1)
+    if arguments.output:
+        arguments.output.write_text(text + "\n")
+
+
+def measured(module: Any, number: int, calls: int, rounds: int) -> dict[str, Any]:
+    kernels = module._loaded._kernels
+    symbols = kernels.dispatch.exact_cases()[number]
+    device = torch.device(kernels.kernels.device_type)
+    heads = int(symbols["heads"])
+    kv_heads = int(symbols.get("kv_heads", heads // int(symbols.get("group", 1))))
+    causal, head_dim = bool(symbols["causal"]), int(symbols["head_dim"])
+
+    def tensor(count: int, length: int) -> torch.Tensor:
+        shape = (int(symbols["batch"]), count, length, head_dim)
+        return torch.randn(shape, device=device).to(kernels.dtype)
+
+    q = tensor(heads, int(symbols["seq_len_q"]))
+    k, v = (tensor(kv_heads, int(symbols["seq_len_k"])) for _ in range(2))
+    options = {"is_causal": causal, "enable_gqa": heads != kv_heads}
+    paths = paths_of(module, (q, k, v), options)
+    times: dict[str, list[float]] = {name: [] for name in paths}
+    for call in paths.values():
+        for _ in range(_WARM_UP):
+            call()
+    for _ in range(rounds):
+        for name, call in paths.items():
+            times[name].append(host_us(call, calls if device.type != "cpu" else 5, device))
+    rows = []
+    for name, call in paths.items():
+        low, median, high = statistics.quantiles(times[name], n=4)
+        row: dict[str, Any] = {"path": name, "host_us": median, "low": low, "high": high}
+        if device.type != "cpu" and name in ("package", "SDPA", "hook"):
+            row["graph_us"] = graph_us(call)
+        rows.append(row)
+    properties = torch.cuda.get_device_properties(device).name if device.type != "cpu" else ""
+    return {
+        "command": "python benchmarks/export_call.py",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": properties or kernels.kernels.device_name,
+        "launcher": module.info()["launcher"],
+        "case": symbols,
+        "calls": calls,
+        "rounds": rounds,
+        "paths": rows,
+    }
+
+
+def paths_of(
+    module: Any, tensors: tuple[torch.Tensor, ...], options: dict[str, Any]
+) -> dict[str, Callable[[], object]]:
+    package = module._loaded
+    q, k, v = tensors
+    causal, grouped = options["is_causal"], options["enable_gqa"]
+    empty = empty_operator(q.device.type)
+    operator = package._operator.public
+    serve = package._kernels.serve
+    odd, scale = unserved(package._kernels, tensors, causal, grouped)
+    replaced = with_hook(module)
+    return {
+        "empty op": lambda: empty(q, k, v, causal, None, grouped),
+        "package": lambda: module.attention(q, k, v, **options),
+        "package, ctypes": lambda: serve(q, k, v, causal, None, grouped),
+        "operator": lambda: operator(q, k, v, causal, None, grouped),
+        "hook": lambda: replaced(q, k, v, **options),
+        "SDPA": lambda: F.scaled_dot_product_attention(q, k, v, **options),
+        "SDPA, miss": lambda: F.scaled_dot_product_attention(*odd, scale=scale, **options),
+        "hook, miss": lambda: replaced(*odd, scale=scale, **options),
+    }
+
+
+def unserved(
+    kernels: Any, tensors: tuple[torch.Tensor, ...], causal: bool, grouped: bool
+) -> tuple[list[torch.Tensor], float]:
+    """Tensors a little shorter, and a scale, that no kernel serves."""
+    for scale in (tensors[0].shape[3] ** -0.5, 0.3):
+        for rows in (1, tensors[0].shape[2] // 3):
+            odd = [t[:, :, : max(1, t.shape[2] - rows)].contiguous() for t in tensors]
+            if kernels.serve(*odd, causal, scale, grouped) is None:
+                return odd, scale
+    raise SystemExit("the package serves every case that was tried: choose another --case")
+
+
+def with_hook(module: Any) -> Callable[..., torch.Tensor]:
+    """The function that stands in torch.nn.functional while the package is active; it goes on
+    asking the package, which is asked for nothing else afterwards."""
+    module.activate()
+    replacement = F.scaled_dot_product_attention
+    F.scaled_dot_product_attention = torch._C._nn.scaled_dot_product_attention
+    return replacement
+
+
+def empty_operator(device_type: str) -> Callable[..., torch.Tensor]:
+    library: Any = torch.library.Library("evotune_benchmark", "DEF")
+    library.define(
+        "empty(Tensor q, Tensor k, Tensor v, bool is_causal=False, float? scale=None, "
+        "bool enable_gqa=False) -> Tensor"
+    )
+
+    def empty(q: torch.Tensor, *others: object) -> torch.Tensor:
+        return torch.empty_like(q)
+
+    library.impl("empty", empty, device_type.upper())
+    operator = torch.ops.evotune_benchmark.empty.default
+    operator.library = library  # which must not be collected
+    return operator
+
+
+def host_us(call: Callable[[], object], calls: int, device: torch.device) -> float:
+    if device.type != "cpu":
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - started) / calls * 1e6
+
+
+def graph_us(call: Callable[[], object]) -> float:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(_CALLS_IN_GRAPH):
+            call()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    times = []
+    for _ in range(_REPLAYS):
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / _CALLS_IN_GRAPH)
+    return statistics.median(times)
+
+
+if __name__ == "__main__":
+    main()

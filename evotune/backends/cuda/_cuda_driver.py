@@ -1,0 +1,182 @@
+"""The CUDA driver's functions that an exported package calls, by ctypes.
+
+A copy of this module lies in every package. It imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import math
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+LIBRARY = "libcuda.so.1"
+MAP_BYTES = 128
+_MAP_ALIGNMENT = 64
+_FREE_SHARED_BYTES = 48 << 10  # a block that needs more must ask for it
+_STATIC_SHARED, _MOST_DYNAMIC_SHARED = 1, 8  # CUfunction_attribute
+_RELAXED = 2  # CUstreamCaptureMode
+_CAPTURING = 1  # CUstreamCaptureStatus
+_ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+# CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion
+_DATA_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9}
+_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+_L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
+
+
+class DriverError(OSError):
+    """A call of the driver failed. The message names the call and CUDA's number of the error."""
+
+
+@functools.cache
+def driver() -> Any:
+    """The driver's library, initialised. OSError where there is none."""
+    library = ctypes.CDLL(LIBRARY)
+    launch = library.cuLaunchKernel
+    launch.argtypes = [
+        ctypes.c_void_p,
+        *[ctypes.c_uint] * 7,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+    ]
+    library.cuMemcpyDtoDAsync_v2.argtypes = [
+        *[ctypes.c_uint64] * 2,
+        ctypes.c_size_t,
+        ctypes.c_void_p,
+    ]
+    if status := library.cuInit(0):
+        raise DriverError(f"cuInit gives CUDA error {status}")
+    return library
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Calls a function of the driver; DriverError when it fails."""
+    if status := getattr(driver(), name)(*arguments):
+        raise DriverError(f"{name} gives CUDA error {status}")
+
+
+@functools.cache
+def primary_context(index: int) -> int:
+    """The context of a device that PyTorch uses, too. It is kept until the process ends."""
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    call("cuDeviceGet", ctypes.byref(device), index)
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    assert context.value is not None
+    return context.value
+
+
+@contextlib.contextmanager
+def in_context(index: int) -> Iterator[None]:
+    """Makes the device's context current in this thread."""
+    call("cuCtxPushCurrent_v2", ctypes.c_void_p(primary_context(index)))
+    try:
+        yield
+    finally:
+        call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+
+@contextlib.contextmanager
+def outside_of_captures() -> Iterator[None]:
+    """Lets this thread load code and allocate while it captures a stream, without effect on the
+    capture."""
+    mode = ctypes.c_int(_RELAXED)
+    call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+
+
+_captures = threading.local()
+
+
+def capture_of(stream: int) -> int:
+    """The number of the capture that the stream is part of; 0 outside of captures."""
+    kept = _captures.__dict__
+    if not kept:  # made once for each thread, since every call of some kernels asks
+        kept["status"], kept["number"] = ctypes.c_int(), ctypes.c_uint64()
+        kept["places"] = ctypes.byref(kept["status"]), ctypes.byref(kept["number"])
+        kept["ask"] = driver().cuStreamGetCaptureInfo_v2
+    if error := kept["ask"](ctypes.c_void_p(stream), *kept["places"], None, None, None):
+        raise DriverError(f"cuStreamGetCaptureInfo_v2 gives CUDA error {error}")
+    return int(kept["number"].value) if kept["status"].value == _CAPTURING else 0
+
+
+class Module:
+    """The functions and variables of one cubin on one device, whose context must be current."""
+
+    def __init__(self, content: bytes) -> None:
+        self._handle = ctypes.c_void_p()
+        call("cuModuleLoadData", ctypes.byref(self._handle), content)
+        self._functions: dict[str, int] = {}
+        self._shared_bytes: dict[str, int] = {}
+
+    def function(self, entry: str, shared_bytes: int) -> int:
+        """The entry's handle, allowed to use so many bytes of dynamic shared memory."""
+        if entry not in self._functions:
+            found = ctypes.c_void_p()
+            call("cuModuleGetFunction", ctypes.byref(found), self._handle, entry.encode())
+            static = ctypes.c_int()
+            call("cuFuncGetAttribute", ctypes.byref(static), _STATIC_SHARED, found)
+            assert found.value is not None
+            self._functions[entry] = found.value
+            self._shared_bytes[entry] = _FREE_SHARED_BYTES - static.value
+        function = self._functions[entry]
+        if shared_bytes > self._shared_bytes[entry]:  # never lower: other cases use the function
+            attribute = (_MOST_DYNAMIC_SHARED, shared_bytes)
+            call("cuFuncSetAttribute", ctypes.c_void_p(function), *attribute)
+            self._shared_bytes[entry] = shared_bytes
+        return function
+
+    def variable(self, symbol: str, size: int) -> int:
+        """The address of a variable that has room for `size` bytes."""
+        address, found = ctypes.c_uint64(), ctypes.c_size_t()
+        places = ctypes.byref(address), ctypes.byref(found)
+        call("cuModuleGetGlobal_v2", *places, self._handle, symbol.encode())
+        if found.value < size:
+            raise DriverError(f"{symbol} has {found.value} bytes, its tensor has {size}")
+        return address.value
+
+
+def tensor_map(wanted: Mapping[str, Any], pointer: int) -> Any:
+    """128 encoded bytes at a multiple of 64, for the tensor at `pointer`."""
+    encoded = aligned_bytes(MAP_BYTES, _MAP_ALIGNMENT)
+    call("cuTensorMapEncodeTiled", ctypes.byref(encoded), *encoding(wanted, pointer))
+    return encoded
+
+
+def encoding(wanted: Mapping[str, Any], pointer: int) -> tuple[Any, ...]:
+    """The arguments of cuTensorMapEncodeTiled after the first. The driver counts dimensions from
+    the innermost one."""
+    extents, strides = wanted["extents"], map_strides(wanted)
+    rank = len(extents)
+    return (
+        _DATA_TYPES[wanted["dtype"]],
+        rank,
+        ctypes.c_void_p(pointer),
+        (ctypes.c_uint64 * rank)(*reversed(extents)),
+        (ctypes.c_uint64 * max(1, rank - 1))(*reversed(strides)),
+        (ctypes.c_uint32 * rank)(*reversed(wanted["box"])),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        0,
+        _SWIZZLES[wanted["swizzle_bytes"]],
+        _L2_PROMOTIONS[wanted["l2_promotion_bytes"]],
+        0,
+    )
+
+
+def map_strides(wanted: Mapping[str, Any]) -> list[int]:
+    """In bytes, of every dimension but the last, outermost first."""
+    size, extents = _ELEMENT_BYTES[wanted["dtype"]], wanted["extents"]
+    if wanted["strides"]:
+        return [size * stride for stride in wanted["strides"][: len(extents) - 1]]
+    return [size * math.prod(extents[i + 1 :]) for i in range(len(extents) - 1)]
+
+
+def aligned_bytes(size: int, alignment: int) -> Any:
+    room = (ctypes.c_ubyte * (size + alignment))()
+    return (ctypes.c_ubyte * size).from_buffer(room, -ctypes.addressof(room) % alignment)

@@ -1,0 +1,293 @@
+"""Launches the CUDA kernels of an exported package, which carries a copy of this module.
+
+It imports torch and the standard library only. Two ways lead to the driver: native code
+(`_native_launcher.py`), where the package has it and it loads, and the ctypes calls here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ._cuda_driver import (
+    Module,
+    call,
+    capture_of,
+    driver,
+    in_context,
+    outside_of_captures,
+    tensor_map,
+)
+from ._native_launcher import Native, library_of
+
+DEVICE_TYPE = "cuda"
+_MOST_MAPS = 256
+_ARENA_BYTES = 1 << 20
+_SLICE_BYTES = 256
+_C_TYPES: Mapping[str, Any] = {
+    "int32": ctypes.c_int32,
+    "int64": ctypes.c_int64,
+    "float32": ctypes.c_float,
+    "float64": ctypes.c_double,
+}
+
+
+class Launcher:
+    """Launches on PyTorch's current stream.
+
+    `device` is the device's description in `dispatch.json`.
+    """
+
+    momentary_refusal = None
+
+    def __init__(self, device: Mapping[str, Any], files: Mapping[str, Path]) -> None:
+        self._device = device
+        self._arenas: dict[int, Arena] = {}
+        self._files = files
+        self.words = "ctypes: Python calls the driver"
+
+    def open_native(self, namespace: str, key: str) -> Native | None:
+        """The native launcher, which implements the operators; None where it does not load."""
+        path = library_of(self._files)
+        if path is None:
+            self.words += ", since the package has no native launcher for this system"
+            return None
+        try:
+            native = Native(path, namespace, key)
+        except OSError as error:
+            self.words += f", since {path.name} does not load: {' '.join(str(error).split())}"
+            return None
+        self.words = f"native: {path.name} calls the driver"
+        return native
+
+    def refusal(self, index: int) -> str:
+        """Why the GPU is not the one that was measured; "" when it is."""
+        found = torch.cuda.get_device_properties(index)
+        mine = f"the kernels are for {self._device['name']}"
+        if found.name != self._device["name"]:
+            return f"this is {found.name}, {mine}"
+        wanted = self._device.get("multiprocessors", found.multi_processor_count)
+        if found.multi_processor_count != wanted:
+            return f"this GPU has {found.multi_processor_count} multiprocessors, {mine} of {wanted}"
+        return ""
+
+    def current_index(self) -> int:
+        return torch.cuda.current_device()
+
+    def load(self, path: Path, content: bytes, index: int) -> Code:
+        """The machine code, on one device. OSError where it does not load."""
+        return Code(content, index)
+
+    def bind(
+        self, code: Code, plan: Mapping[str, Any], names: Sequence[str], index: int
+    ) -> Callable[..., None]:
+        """A function that launches on the tensors `names`, given in this order."""
+        if index not in self._arenas:
+            self._arenas[index] = Arena(index)
+        return Bound(code, plan, names, self._arenas[index]).launch
+
+
+def current_stream(index: int) -> int:
+    """The handle of PyTorch's current stream on the device."""
+    return int(torch._C._cuda_getCurrentRawStream(index))
+
+
+def synchronize(stream: int) -> None:
+    call("cuStreamSynchronize", ctypes.c_void_p(stream))
+
+
+class Code:
+    """One cubin on one device, loaded once; and once more for each stream that fills its constant
+    memory, since streams would change it under each other's kernels."""
+
+    def __init__(self, content: bytes, index: int) -> None:
+        self.index = index
+        self._content = content
+        self._modules: dict[Any, Module] = {}
+        self._lock = threading.Lock()
+
+    def module(self, key: Any) -> Module:
+        with self._lock:
+            if key not in self._modules:
+                with in_context(self.index), outside_of_captures():
+                    self._modules[key] = Module(self._content)
+            return self._modules[key]
+
+
+class Arena:
+    """Memory of one device that is zero, and is given to captured graphs for their counters. A
+    graph's own memory would be set to zero at every replay."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self.device = torch.device(DEVICE_TYPE, index)
+        self.lock = threading.Lock()
+        self._memory: torch.Tensor | None = None
+        self._used = 0
+
+    def open(self) -> None:
+        """Allocates it, outside of captures. The caller holds the lock."""
+        if self._memory is None:
+            with outside_of_captures():
+                self._memory = torch.zeros(_ARENA_BYTES, dtype=torch.uint8, device=self.device)
+                synchronize(current_stream(self._index))  # other streams will use it
+
+    def part(self, size: int) -> torch.Tensor | None:
+        """Zeros that nobody else gets, for ever; None where there are none. The caller holds the
+        lock."""
+        if self._memory is None or self._used + size > _ARENA_BYTES:
+            return None
+        found = self._memory[self._used : self._used + size]
+        self._used += -(-size // _SLICE_BYTES) * _SLICE_BYTES
+        return found
+
+
+class Bound:
+    """A plan's launches. `launch` may run in several threads at once: each call has a block of
+    arguments to itself."""
+
+    def __init__(
+        self, code: Code, plan: Mapping[str, Any], names: Sequence[str], arena: Arena
+    ) -> None:
+        self.code = code
+        self.plan = plan
+        self._arena = arena
+        self._workspaces = plan["workspaces"]
+        places = [*names, *(workspace["name"] for workspace in self._workspaces)]
+        self.places = {name: place for place, name in enumerate(places)}
+        self._maps: dict[tuple[int, int], Any] = {}
+        self._blocks: list[_Block] = []
+        self._prepared: dict[Any, Prepared] = {}
+        self._counters: dict[Any, torch.Tensor] = {}
+        somewhere = torch.empty(_SLICE_BYTES, dtype=torch.uint8, device=arena.device)
+        for argument in plan["arguments"]:
+            if argument["type"] == "tensor_map":  # the driver may refuse it
+                tensor_map(argument["tensor_map"], somewhere.data_ptr())
+        if not plan["constant_memory"]:
+            self.prepared(None)
+
+    def launch(self, *tensors: torch.Tensor) -> None:
+        stream = current_stream(self.code.index)
+        scratch = [self._workspace(workspace, stream) for workspace in self._workspaces]
+        pointers = [tensor.data_ptr() for tensor in (*tensors, *scratch)]
+        try:
+            block = self._blocks.pop()
+        except IndexError:
+            block = _Block(self)
+        block.fill(pointers)
+        if self.plan["constant_memory"]:
+            with in_context(self.code.index):
+                prepared = self.prepared((stream, capture_of(stream)))
+                for address, place, size in prepared.copies:
+                    call("cuMemcpyDtoDAsync_v2", address, pointers[place], size, stream)
+        else:
+            prepared = self._prepared[None]
+        launch_kernel = driver().cuLaunchKernel
+        for launch in prepared.launches:
+            if launch_kernel(*launch, stream, block.addresses, None):
+                # Where the thread has not worked on the device yet, it has no context.
+                with in_context(self.code.index):
+                    call("cuLaunchKernel", *launch, stream, block.addresses, None)
+        self._blocks.append(block)
+
+    def prepared(self, key: Any) -> Prepared:
+        """The functions' handles, of the code that is loaded for the stream."""
+        if key not in self._prepared:
+            module = self.code.module(key)
+            with in_context(self.code.index), outside_of_captures():
+                self._prepared[key] = Prepared(module, self.plan, self.places)
+        return self._prepared[key]
+
+    def tensor_map(self, number: int, wanted: Mapping[str, Any], pointer: int) -> Any:
+        """The encoded map of argument `number`."""
+        found = self._maps.get((number, pointer))
+        if found is None:
+            found = tensor_map(wanted, pointer)
+            if len(self._maps) >= _MOST_MAPS:
+                self._maps.clear()
+            self._maps[number, pointer] = found
+        return found
+
+    def _workspace(self, workspace: Mapping[str, Any], stream: int) -> torch.Tensor:
+        size, name = workspace["bytes"], workspace["name"]
+        device = self._arena.device
+        if workspace["init"] != "zero_once":
+            return torch.empty(size, dtype=torch.uint8, device=device)
+        # The kernels leave it zero. Each stream has its own; so has each stream of a capture,
+        # since a graph may run beside everything else.
+        key = (name, stream, capture := capture_of(stream))
+        found = self._counters.get(key)
+        if found is not None:
+            return found
+        with self._arena.lock:
+            if capture:
+                part = self._arena.part(size)
+                if part is None:
+                    return torch.zeros(size, dtype=torch.uint8, device=device)
+                found = part
+            else:
+                self._arena.open()
+                found = torch.zeros(size, dtype=torch.uint8, device=device)
+            self._counters[key] = found
+        return found
+
+
+class Prepared:
+    """Handles and sizes of a plan's launches, and the copies that fill constant memory."""
+
+    def __init__(self, module: Module, plan: Mapping[str, Any], places: Mapping[str, int]) -> None:
+        self.copies = [
+            (module.variable(each["symbol"], each["bytes"]), places[each["tensor"]], each["bytes"])
+            for each in plan["constant_memory"]
+        ]
+        self.launches = [
+            (
+                module.function(launch["entry"], launch["shared_bytes"]),
+                *_three(launch["grid"]),
+                *_three(launch["block"]),
+                launch["shared_bytes"],
+            )
+            for launch in plan["launches"]
+        ]
+
+
+class _Block:
+    """The values of one call's arguments, and the array of pointers to them that the driver
+    reads."""
+
+    def __init__(self, bound: Bound) -> None:
+        self._bound = bound
+        arguments = bound.plan["arguments"]
+        self._pointers: list[tuple[Any, int]] = []
+        self._maps: list[tuple[int, int, Mapping[str, Any]]] = []
+        self._values: list[Any] = []
+        for number, argument in enumerate(arguments):
+            place = bound.places.get(argument.get("name", ""), -1)
+            if argument["type"] in ("tensor", "workspace"):
+                value = ctypes.c_void_p()
+                self._pointers.append((value, place))
+            elif argument["type"] == "tensor_map":
+                value = ctypes.c_void_p()
+                self._maps.append((number, place, argument["tensor_map"]))
+            else:
+                value = _C_TYPES[argument["type"]](argument["value"])
+            self._values.append(value)
+        self.addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, self._values))
+
+    def fill(self, pointers: Sequence[int]) -> None:
+        for value, place in self._pointers:
+            value.value = pointers[place]
+        for number, place, wanted in self._maps:
+            encoded = self._bound.tensor_map(place, wanted, pointers[place])
+            self._values[number] = encoded  # kept: another call may clear the maps
+            self.addresses[number] = ctypes.addressof(encoded)
+
+
+def _three(extents: Sequence[int]) -> tuple[int, int, int]:
+    x, y, z = (*extents, 1, 1)[:3]
+    return x, y, z

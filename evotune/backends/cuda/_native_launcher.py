@@ -1,0 +1,105 @@
+"""The native launcher of an exported package, seen from Python.
+
+A copy of this module lies in every package. It imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ._cuda_driver import encoding, map_strides, primary_context
+
+_MISS, _PYTHON, _PROGRAM = 0, 1, 2
+_POINTER, _SCALAR, _MAP = 0, 1, 2
+_MOST_ARGUMENTS, _MOST_WORKSPACES, _MOST_MAP_ARGUMENTS = 64, 16, 4  # as in native.cpp
+_FORMATS = {"int32": "<i", "int64": "<q", "float32": "<f", "float64": "<d"}
+
+
+def library_of(files: Mapping[str, Path]) -> Path | None:
+    """The package's native library for this system; None where it has none."""
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    return files.get(f"_native_{platform}.so")
+
+
+class Native:
+    """The open library. It implements the operators of one namespace for one dispatch key."""
+
+    def __init__(self, path: Path, namespace: str, key: str) -> None:
+        """OSError, one line, where it does not load or lacks something of PyTorch or CUDA."""
+        self._library = ctypes.CDLL(str(path))
+        self._library.evotune_native_open.restype = ctypes.c_char_p
+        self._library.evotune_native_add.restype = ctypes.c_int64
+        self._library.evotune_native_calls.restype = ctypes.c_int64
+        self._library.evotune_native_calls.argtypes = [ctypes.c_int64]
+        failure = self._library.evotune_native_open(namespace.encode(), key.encode())
+        if failure:
+            raise OSError(failure.decode(errors="replace"))
+
+    def add_miss(self) -> int:
+        """Decides that no kernel serves the case that this thread was asked about. Returns the
+        decision's number."""
+        return self._add([_MISS])
+
+    def add(self, launch: Any, out: Any) -> int:
+        """Decides that the kernel bound to `launch` serves it; the output is laid out like `out`.
+        What native code cannot launch, it will ask Python to."""
+        bound = launch.__self__
+        plan = bound.plan
+        maps = sum(argument["type"] == "tensor_map" for argument in plan["arguments"])
+        if (
+            plan["constant_memory"]
+            or len(plan["arguments"]) > _MOST_ARGUMENTS
+            or len(plan["workspaces"]) > _MOST_WORKSPACES
+            or maps > _MOST_MAP_ARGUMENTS
+        ):
+            return self._add([_PYTHON])
+        launches = bound.prepared(None).launches
+        return self._add(
+            [
+                _PROGRAM,
+                primary_context(bound.code.index),
+                *(out.dim(), *out.shape, *out.stride()),
+                len(plan["workspaces"]),
+                *(
+                    word
+                    for workspace in plan["workspaces"]
+                    for word in (workspace["bytes"], workspace["init"] == "zero_once")
+                ),
+                len(plan["arguments"]),
+                *(
+                    word
+                    for argument in plan["arguments"]
+                    for word in _argument(argument, bound.places)
+                ),
+                len(launches),
+                *(word for each in launches for word in each),
+            ]
+        )
+
+    def calls(self, number: int) -> int:
+        """The calls of a decision since the last time that it was asked."""
+        return int(self._library.evotune_native_calls(number))
+
+    def _add(self, words: list[int]) -> int:
+        array = (ctypes.c_int64 * len(words))(*map(int, words))
+        return int(self._library.evotune_native_add(array))
+
+
+def _argument(argument: Mapping[str, Any], places: Mapping[str, int]) -> list[int]:
+    kind = argument["type"]
+    if kind in ("tensor", "workspace"):
+        return [_POINTER, places[argument["name"]]]
+    if kind == "tensor_map":
+        wanted = argument["tensor_map"]
+        dtype, rank, *_, swizzle, promotion, _ = encoding(wanted, 0)
+        extents, strides = reversed(wanted["extents"]), reversed(map_strides(wanted))
+        place = places[argument["name"]]
+        head = [_MAP, place, dtype, swizzle, promotion, rank]
+        return [*head, *extents, *strides, *reversed(wanted["box"])]
+    bits = struct.pack(_FORMATS[kind], argument["value"]).ljust(8, b"\0")
+    return [_SCALAR, int.from_bytes(bits, "little", signed=True)]

@@ -1,0 +1,183 @@
+"""The machine code of exported champions: compiled, held to the measured code, and described."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from evotune.backends import registry
+from evotune.device.launch import Binary
+from evotune.engine import environment
+from evotune.engine.compiling import build_jobs
+from evotune.errors import EnvironmentProblem, EvotuneError
+from evotune.execute.executor import CaseJob, Proposal
+from evotune.execute.in_flight import InFlight
+from evotune.export._case_shapes import CaseShapes
+from evotune.export._champions import Champion
+from evotune.export._kernel_plan import KernelPlan, kernel_plan
+from evotune.space.specs import KernelSpec
+from evotune.store import RunStore
+from evotune.trial import Json, Region, Value
+
+_STATIC_BYTES = "static_shared_bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedBinary:
+    """Machine code for the cases with the values `fixed` of the symbols that it is compiled for."""
+
+    fixed: Mapping[str, Value]
+    binary: Binary
+    code: bytes
+
+    def file(self, suffix: str) -> str:
+        return f"binaries/{self.binary.sha256[:16]}{suffix}"
+
+    def to_json(self, suffix: str) -> dict[str, Json]:
+        return {
+            "fixed": dict(self.fixed),
+            "file": self.file(suffix),
+            "sha256": self.binary.sha256,
+            "resources": {
+                name: value
+                for name, value in self.binary.resources.items()
+                if not isinstance(value, Mapping)
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltChampion:
+    """A champion with everything that a package needs to call it. `regions`: its domain."""
+
+    champion: Champion
+    binaries: tuple[ExportedBinary, ...]
+    plan: KernelPlan
+    regions: tuple[Region, ...]
+
+
+def checked_cases(champion: Champion) -> Proposal:
+    """The cases of its confirmation, made again from the trial's number. EvotuneError where the
+    kernel does not run on the device any more."""
+    planner = champion.run.planner
+    proposal = planner.proposal(champion.number, champion.configuration, confirm=True)
+    if proposal.rejection:
+        raise EvotuneError(f"trial {champion.number} cannot run: {proposal.rejection}")
+    return proposal
+
+
+def built(champion: Champion, proposal: Proposal, shapes: CaseShapes) -> BuiltChampion:
+    """Compiles a champion, or takes its code from the build cache.
+
+    EnvironmentProblem when the compilers here make other code than the run measured. EvotuneError
+    when the champion does not compile, or its expressions do not give the planner's launches.
+    """
+    binaries = _compiled(champion, proposal)
+    _require_measured_code(champion, proposal, binaries)
+    inside = [job for job in proposal.cases if champion.holds(job.case)]
+    kernel = _kernel(champion)
+    plan = _plan(champion, kernel, shapes, inside, binaries)
+    return BuiltChampion(
+        champion=champion,
+        binaries=tuple(_distinct(kernel, inside, binaries)),
+        plan=plan,
+        regions=champion.regions([job.case for job in inside]),
+    )
+
+
+def _kernel(champion: Champion) -> KernelSpec:
+    name = champion.configuration.get("KERNEL")
+    return champion.run.setup.document.kernel(None if name is None else str(name))
+
+
+def _compiled(champion: Champion, proposal: Proposal) -> dict[str, Binary]:
+    timeout_s = champion.run.setup.document.timeouts.compile_s
+    found = build_jobs(proposal.compile_jobs.values(), timeout_s)
+    for result in found.values():
+        if not isinstance(result, Binary):
+            raise EvotuneError(f"trial {champion.number} does not compile: {result.reason}")
+    return {key: result for key, result in found.items() if isinstance(result, Binary)}
+
+
+def _require_measured_code(
+    champion: Champion, proposal: Proposal, binaries: Mapping[str, Binary]
+) -> None:
+    """The fingerprint of the confirmation or of the trial, which cover machine code and launches,
+    must be those of this code. The trial's has fewer cases, and outlives a change of evotune in
+    the choice of random shapes."""
+    folder = champion.run.run
+    with RunStore.open_for_reading(folder.store) as store:
+        (trial,) = store.trials_of([champion.number])
+        then = environment.read(folder.environment, store.meta("environment"))
+    searched = champion.run.planner.proposal(champion.number, champion.configuration)
+    for known, made in ((champion.outcome, proposal), (trial.outcome, searched)):
+        if not known.binary or _fingerprint(made, binaries) == known.binary:
+            return
+    setup = champion.run.setup
+    now = environment.describe(setup.profile, (), setup.languages)
+    differing = [line for line in environment.changes(then, now) if line.startswith("compiler")]
+    raise EnvironmentProblem(
+        f"run {folder.id}: the machine code that is made here is not the code that was measured"
+        f"{''.join(f' ({line})' for line in differing)}; export where the run was made"
+    )
+
+
+def _fingerprint(proposal: Proposal, binaries: Mapping[str, Binary]) -> str:
+    flight = InFlight(proposal, dict(binaries))
+    flight.review()
+    return flight.fingerprint
+
+
+def _plan(
+    champion: Champion,
+    kernel: KernelSpec,
+    shapes: CaseShapes,
+    inside: Sequence[CaseJob],
+    binaries: Mapping[str, Binary],
+) -> KernelPlan:
+    setup, problem = champion.run.setup, champion.run.planner.problem
+    scope = setup.space.case_scope(champion.configuration, {"dtype": problem.dtype})
+    limits = registry.named(setup.profile.backend).limits()
+    plan = kernel_plan(
+        kernel,
+        scope,
+        shapes=shapes.nodes(scope),
+        dtype=problem.dtype,
+        types=[argument.type for argument in inside[0].plan.arguments],
+        constraints=setup.document.constraints,
+        bounds=limits.bounds(setup.profile.attributes) if limits else None,
+        static_bytes=max(map(_static_bytes, binaries.values())),
+    )
+    for job in inside:
+        symbols = {name: value for name, value in job.case.symbols.items() if name != "dtype"}
+        if not plan.holds(symbols) or _comparable(plan.at(symbols)) != _comparable(job.plan):
+            raise EvotuneError(
+                f"kernel {kernel.name} cannot be exported: its launches on {job.case.label} do not "
+                "follow from the expressions of the space"
+            )
+    return plan
+
+
+def _comparable(plan: object) -> Json:
+    return msgspec.to_builtins(plan)
+
+
+def _static_bytes(binary: Binary) -> int:
+    own = binary.resources.get("entries", {})
+    found = [each.get(_STATIC_BYTES, 0) for each in (binary.resources, *own.values())]
+    return int(max(found))
+
+
+def _distinct(
+    kernel: KernelSpec, inside: Sequence[CaseJob], binaries: Mapping[str, Binary]
+) -> list[ExportedBinary]:
+    found: dict[str, ExportedBinary] = {}
+    for job in inside:
+        key = job.compile.key
+        if key not in found:
+            fixed = {name: job.case.symbols[name] for name in kernel.define if name != "dtype"}
+            with open(binaries[key].path, "rb") as file:
+                found[key] = ExportedBinary(fixed, binaries[key], file.read())
+    return sorted(found.values(), key=lambda each: repr(sorted(each.fixed.items())))

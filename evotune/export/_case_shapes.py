@@ -1,0 +1,192 @@
+"""The shapes of a problem's tensors as expressions over the symbols of a case."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from evotune.errors import ProblemMistake, UsageError
+from evotune.problems import UserProblem
+from evotune.problems.attention import DIMENSIONS, Attention
+from evotune.problems.problem import Case, Problem
+from evotune.space.case_scope import CaseScope
+from evotune.space.language.nodes import Node
+from evotune.trial import Json, Value
+
+_STEPS = (1, 2, 3)
+_PUBLIC = frozenset(
+    {"activate", "active", "attention", "check", "deactivate", "info", "misses"}
+    | {"register_transformers", "set_fallback", "write_misses"}
+)
+"""Names that a package has beside its function."""
+_WORD_BEGINS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])")
+Lines = Mapping[str, int]
+"""A linear extent: the factor of each size, and the constant under ""."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseShapes:
+    """How the cases of an exported problem follow from the shapes of its inputs.
+
+    - tensors: the extents of each tensor, inputs first.
+    - sizes: the names of the sizes to solve for; empty for attention, which the package knows.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    sizes: tuple[str, ...]
+    tensors: Mapping[str, tuple[Lines, ...]]
+
+    def nodes(self, scope: CaseScope) -> dict[str, tuple[Node, ...]]:
+        """The extents as expressions."""
+        return {
+            name: tuple(_node(scope, line) for line in extents)
+            for name, extents in self.tensors.items()
+        }
+
+    def quantities(self, scope: CaseScope) -> dict[str, Node]:
+        """The quantities of regions that are no symbols: the elements of the largest tensor, and of
+        attention the heads that share their keys and the ratio of the lengths."""
+        products = []
+        for extents in self.nodes(scope).values():
+            product: Node = scope.literal(1)
+            for extent in extents:
+                one = product == scope.literal(1)
+                product = extent if one else scope.operation("*", product, extent)
+            products.append(product)
+        found = {"elements": scope.operation("max", *dict.fromkeys(products))}
+        if not self.sizes:
+            symbol = scope.symbol
+            found["group"] = scope.operation("//", symbol("heads"), symbol("kv_heads"))
+            found["length_ratio"] = scope.operation("/", symbol("seq_len_k"), symbol("seq_len_q"))
+        return found
+
+
+def case_shapes(problem: Problem, cases: Sequence[Case]) -> CaseShapes:
+    """UsageError when the shapes cannot be written as sums of sizes, or for a problem whose calls
+    an exported package does not understand. The shapes are compared on all of `cases`."""
+    specs = problem.tensors(cases[0])
+    inputs = tuple(spec.name for spec in specs if not spec.is_output)
+    outputs = tuple(spec.name for spec in specs if spec.is_output)
+    if isinstance(problem, Attention):
+        tensors = {name: tuple({size: 1} for size in sizes) for name, sizes in DIMENSIONS.items()}
+        return CaseShapes(inputs, outputs, (), tensors)
+    if not isinstance(problem, UserProblem):
+        raise UsageError(
+            f"problem {problem.name} cannot be exported: a package understands the calls of "
+            "attention and of classes derived from evotune.Problem"
+        )
+    found = CaseShapes(inputs, outputs, tuple(problem.sizes), _probed(problem, cases[0]))
+    for case in cases:
+        _require_same(problem, found, case)
+    return found
+
+
+def call_name(name: str, problem: Problem) -> str:
+    """The function of the package: `attention`, or the class's name with underscores. `name`: the
+    problem as the space names it."""
+    if not isinstance(problem, UserProblem):
+        return problem.name
+    written = name.rpartition(":")[2] if problem.name == UserProblem.name else problem.name
+    found = _WORD_BEGINS.sub("_", written).lower()
+    taken = found in _PUBLIC or not found.isidentifier() or keyword.iskeyword(found)
+    return f"{found}_kernel" if taken else found
+
+
+def has_own_check(problem: Problem) -> bool:
+    """Whether the problem refuses sizes by Python code, which a package does not have."""
+    return isinstance(problem, UserProblem) and type(problem).check is not UserProblem.check
+
+
+def calls(problem: Problem, shapes: CaseShapes, tuned: Sequence[Case]) -> Json:
+    """The entry `cases_from` of a package: how it makes a case of the tensors of a call."""
+    if not isinstance(problem, UserProblem):
+        return {"attention": {}}
+    return {
+        "sizes": list(shapes.sizes),
+        "constants": dict(problem.constants),
+        "ranges": {name: list(ends) for name, ends in problem.ranges.items()},
+        "variants": {},
+        "tuned": [_plain(case.symbols) for case in tuned],
+    }
+
+
+def _plain(symbols: Mapping[str, Value]) -> dict[str, Value]:
+    return {name: value for name, value in symbols.items() if name != "dtype"}
+
+
+def _probed(problem: UserProblem, case: Case) -> dict[str, tuple[Lines, ...]]:
+    """Finds the extents' dependence on each size by stepping it."""
+    start = {size: int(case.symbols[size]) for size in problem.sizes}
+    base = _extents(problem, start)
+    lines: dict[str, tuple[dict[str, int], ...]] = {
+        name: tuple({"": extent} for extent in shape) for name, shape in base.items()
+    }
+    for size in problem.sizes:
+        stepped = _extents(problem, {**start, size: start[size] + _STEPS[0]})
+        for name, shape in base.items():
+            after = stepped.get(name, ())
+            if len(after) != len(shape):
+                raise _unwritable(problem)
+            for line, extent, before in zip(lines[name], after, shape, strict=True):
+                if factor := extent - before:
+                    line[size] = factor
+                    line[""] -= factor * start[size]
+    for size in problem.sizes:
+        for step in _STEPS[1:]:
+            _require_lines(problem, lines, {**start, size: start[size] + step})
+    return dict(lines)
+
+
+def _extents(problem: UserProblem, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    try:
+        return {
+            name: shape
+            for method in ("inputs", "outputs")
+            for name, shape in problem.written.shapes(method, sizes).items()
+        }
+    except ProblemMistake as mistake:
+        raise _unwritable(problem) from mistake
+
+
+def _require_lines(
+    problem: UserProblem, lines: Mapping[str, Iterable[Lines]], sizes: Mapping[str, int]
+) -> None:
+    found = {
+        name: tuple(
+            sum(factor * sizes[size] if size else factor for size, factor in line.items())
+            for line in extents
+        )
+        for name, extents in lines.items()
+    }
+    if found != _extents(problem, sizes):
+        raise _unwritable(problem)
+
+
+def _require_same(problem: UserProblem, shapes: CaseShapes, case: Case) -> None:
+    sizes = {size: int(case.symbols[size]) for size in problem.sizes}
+    _require_lines(problem, shapes.tensors, sizes)
+
+
+def _unwritable(problem: UserProblem) -> UsageError:
+    return UsageError(
+        f"problem {type(problem).__name__} cannot be exported: a package reads the sizes from the "
+        "inputs' shapes, so each extent must be a sum of sizes and numbers"
+    )
+
+
+def _node(scope: CaseScope, line: Lines) -> Node:
+    """The sum, without a constant of 0 and factors of 1."""
+    found: Node | None = None
+    for size, factor in line.items():
+        if size == "":
+            continue
+        symbol = scope.symbol(size)
+        term = symbol if factor == 1 else scope.operation("*", scope.literal(factor), symbol)
+        found = term if found is None else scope.operation("+", found, term)
+    constant = line.get("", 0)
+    if found is None:
+        return scope.literal(constant)
+    return scope.operation("+", found, scope.literal(constant)) if constant else found

@@ -1,0 +1,253 @@
+"""The files of an exported package: its description, its certificate, its frame."""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+from evotune.backends import registry
+from evotune.device.profile import DeviceProfile
+from evotune.engine import environment
+from evotune.execute.executor import TIMED
+from evotune.export._built_kernels import BuiltChampion
+from evotune.export._case_shapes import CaseShapes, call_name, calls
+from evotune.export._champions import Champion, Selection
+from evotune.export._expression_json import to_json
+from evotune.export._package_readme import readme
+from evotune.store import RunStore
+from evotune.trial import Json
+from evotune.version import __version__
+
+FORMAT = 1
+_REQUIRES = {"python": ">=3.10", "torch": ">=2.6"}
+_INIT = '''\
+"""{summary}
+
+`info()` tells what it serves, `check()` compares it with the reference on this machine.
+"""
+
+from pathlib import Path as _Path
+
+from . import _package
+
+_loaded = _package.load(_Path(__file__).parent, __name__)
+globals().update(_loaded.public())
+__all__ = sorted(_loaded.public())
+'''
+_PYPROJECT = """\
+[build-system]
+requires = []
+build-backend = "_build"
+backend-path = ["."]
+
+[project]
+name = "{name}"
+version = "{version}"
+description = "{summary}"
+readme = "README.md"
+requires-python = "{python}"
+dependencies = ["torch{torch}"]
+"""
+
+
+def dispatch(
+    name: str, chosen: Selection, kernels: Sequence[BuiltChampion], shapes: CaseShapes
+) -> dict[str, Json]:
+    """`dispatch.json`: how the package makes a case of a call, and a launch of a case."""
+    best = chosen.best
+    setup, problem = best.run.setup, best.run.planner.problem
+    suffix = registry.named(setup.profile.backend).binary_suffix
+    layout = best.domain.layout
+    scope = setup.space.case_scope({}, {"dtype": problem.dtype})
+    extents = {
+        tensor: [to_json(node) for node in nodes] for tensor, nodes in shapes.nodes(scope).items()
+    }
+    timed = [case for each in chosen.champions for case in each.run.setup.cases[TIMED]]
+    ranked = sorted(
+        range(len(kernels)), key=lambda n: (-chosen.champions[n].bound, chosen.champions[n].key)
+    )
+    return {
+        "format": FORMAT,
+        "package": name,
+        "problem": {
+            "name": problem.name,
+            "dtype": problem.dtype,
+            "inputs": list(shapes.inputs),
+            "outputs": list(shapes.outputs),
+            "call": call_name(setup.problem_spec.name, problem),
+        },
+        "device": _device(setup.profile),
+        "cases_from": calls(problem, shapes, list({case.label: case for case in timed}.values())),
+        "shapes": extents,
+        "quantities": {
+            quantity: to_json(node) for quantity, node in shapes.quantities(scope).items()
+        },
+        "kernels": [
+            {
+                "champion": number,
+                "binaries": [binary.to_json(suffix) for binary in each.binaries],
+                **each.plan.to_json(),
+            }
+            for number, each in enumerate(kernels)
+        ],
+        "served": [region.to_json(layout) for region in chosen.served],
+        "domain": [
+            {
+                "kernel": number,
+                "fixed": dict(region.fixed),
+                "ranges": {quantity: list(ends) for quantity, ends in region.ranges.items()},
+                "layout": layout,
+            }
+            for number in ranked
+            for region in kernels[number].regions
+        ],
+    }
+
+
+def certificate(
+    name: str, chosen: Selection, kernels: Sequence[BuiltChampion], files: Mapping[str, str]
+) -> dict[str, Json]:
+    """`certificate.json`: what was checked and measured, where, with which versions, of which
+    bytes. `files`: the SHA-256 of every other file of the package."""
+    best = chosen.best
+    setup, problem = best.run.setup, best.run.planner.problem
+    record, _ = _record(best)
+    return {
+        "format": FORMAT,
+        "package": name,
+        "version": _version(files),
+        "summary": _summary(best),
+        "requires": dict(_REQUIRES),
+        "evotune": __version__,
+        "platform": sysconfig.get_platform(),
+        "problem": problem.name,
+        "dtype": problem.dtype,
+        "device": _device(setup.profile),
+        "environment": record,
+        "measured": {each.run.run.id: _record(each)[1] for each in chosen.champions},
+        "files": dict(files),
+        "champions": [_champion(each.champion) for each in kernels],
+    }
+
+
+def package_files(name: str, kernels: Sequence[BuiltChampion]) -> dict[str, bytes]:
+    """The files of the package itself, without its two JSON files."""
+    setup = kernels[0].champion.run.setup
+    backend = registry.named(setup.profile.backend)
+    files = {
+        "__init__.py": _INIT.format(summary=_summary(kernels[0].champion)).encode(),
+        **_runtime(),
+        **backend.exported_files(name),
+    }
+    for each in kernels:
+        for binary in each.binaries:
+            files[binary.file(backend.binary_suffix)] = binary.code
+    return files | _sources([each.champion for each in kernels])
+
+
+def frame(
+    name: str, certified: Mapping[str, Any], described: Mapping[str, Any]
+) -> dict[str, bytes]:
+    """The files beside the package, with which `pip` installs it."""
+    head = _PYPROJECT.format(
+        name=name, version=certified["version"], summary=certified["summary"], **_REQUIRES
+    )
+    builder = resources.files(__package__).joinpath("_wheel_builder.py").read_bytes()
+    return {
+        "pyproject.toml": head.encode(),
+        "_build.py": builder,
+        "README.md": readme(certified, described).encode(),
+    }
+
+
+def _runtime() -> dict[str, bytes]:
+    """The modules that every package carries."""
+    folder = resources.files(__package__).joinpath("runtime")
+    return {
+        each.name: each.read_bytes()
+        for each in sorted(folder.iterdir(), key=lambda each: each.name)
+        if each.name.endswith(".py") and each.name != "__init__.py"
+    }
+
+
+def _sources(champions: Sequence[Champion]) -> dict[str, bytes]:
+    """The space and the sources, as each run has them; by run where there are several."""
+    runs = {champion.run.run.id: champion.run.setup.files for champion in champions}
+    several = len(runs) > 1
+    return {
+        f"sources/{f'{run}/' if several else ''}{path}": content
+        for run, files in sorted(runs.items())
+        for path, content in sorted(files.items())
+    }
+
+
+def _device(profile: DeviceProfile) -> dict[str, Json]:
+    attributes = dict(profile.attributes)
+    found: dict[str, Json] = {
+        "backend": profile.backend,
+        "name": profile.name,
+        "arch": profile.arch,
+        "attributes": attributes,
+    }
+    found |= {
+        each: attributes[each] for each in ("multiprocessors", "threads") if each in attributes
+    }
+    return found | ({"driver": profile.driver} if profile.driver else {})
+
+
+def _record(champion: Champion) -> tuple[dict[str, Json], str]:
+    """The versions that the run recorded, and its date. Command and folders stay out of it."""
+    run = champion.run.run
+    with RunStore.open_for_reading(run.store) as store:
+        record = dict(environment.read(run.environment, store.meta("environment")))
+        created = str(store.meta("created", ""))
+    kept = ("evotune", "python", "platform", "packages")
+    found = {name: record[name] for name in kept if name in record}
+    if compiler := record.get("compiler"):
+        found["compiler"] = " ".join(word for word in str(compiler).split() if "/" not in word)
+    return found, created
+
+
+def _champion(champion: Champion) -> dict[str, Json]:
+    outcome = champion.outcome
+    return {
+        "run": champion.run.run.id,
+        "space": champion.run.setup.name,
+        "trial": champion.number,
+        "configuration": champion.configuration.to_json(),
+        "figures": [
+            {
+                "case": each.case,
+                "time_us": each.time_us,
+                "baseline": each.baseline,
+                "baseline_us": each.baseline_us,
+                "speedup": each.speedup,
+                "low": each.speedup_low,
+                "high": each.speedup_high,
+                "samples": each.samples,
+                "cache": each.cache,
+                "held_out": each.held_out,
+            }
+            for each in outcome.measurements
+        ],
+        "checks": [check.to_json() for check in outcome.checks],
+        "flags": list(outcome.flags),
+        "domain": champion.domain.to_json(),
+    }
+
+
+def _summary(champion: Champion) -> str:
+    """One line without quotes, for the package's metadata."""
+    setup = champion.run.setup
+    call = call_name(setup.problem_spec.name, setup.planner.problem)
+    text = f"{call} in {setup.problem_spec.dtype} for {setup.profile.name}."
+    return " ".join(text.replace('"', "'").replace("\\", "/").split())
+
+
+def _version(files: Mapping[str, str]) -> str:
+    """Changes with every file of the package."""
+    text = "\n".join(f"{name} {sha256}" for name, sha256 in sorted(files.items()))
+    return f"1.0+b{hashlib.sha256(text.encode()).hexdigest()[:8]}"

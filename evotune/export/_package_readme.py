@@ -1,0 +1,131 @@
+"""The README of an exported package: its figures, its domain, its use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from evotune.trial import Json
+
+_MOST_REGIONS = 40
+_ATTENTION = """\
+```python
+import torch.nn.functional as F
+import {name}
+
+# takes what scaled_dot_product_attention takes
+out = {name}.attention(q, k, v, is_causal=True)
+
+with {name}.active():  # or activate(), and deactivate()
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+{name}.register_transformers()  # then attn_implementation="{name}"
+```
+
+Nothing changes on import. `deactivate()` undoes `activate()` exactly. A call that no kernel serves
+gets PyTorch's own attention, bit for bit: another device, dtype or layout, a mask, dropout, inputs
+that require grad, cases outside the regions below.
+"""
+_OTHER = """\
+```python
+import {name}
+
+{result} = {name}.{call}({arguments})
+```
+
+The sizes follow from the shapes. A call outside the domain, or on another device, is a ValueError;
+`{name}.set_fallback(function)` names a function that takes such calls.
+"""
+_REST = """\
+`info()` tells the device, the launcher, the served regions, and the calls that no kernel served;
+`write_misses("cases.yaml")` writes those down. `check()` compares the kernels with the reference on
+this machine. `{name}/certificate.json` has the checks that each kernel passed, the figures, the
+versions and the SHA-256 of every file: a file with other bytes is not loaded. The modules whose
+names begin with `_` are evotune's, under the MIT license.
+"""
+
+
+def readme(certificate: Mapping[str, Json], dispatch: Mapping[str, Json]) -> str:
+    """The text, in Markdown."""
+    return "\n".join(_parts(certificate, dispatch))
+
+
+def _parts(certificate: Mapping[str, Json], dispatch: Mapping[str, Json]) -> Iterator[str]:
+    name, problem, device = certificate["package"], dispatch["problem"], certificate["device"]
+    count = device.get("multiprocessors") or device.get("threads")
+    unit = "multiprocessors" if device.get("multiprocessors") else "threads"
+    yield f"# {name}\n"
+    yield f"{certificate['summary']} Tuned and checked by evotune {certificate['evotune']}.\n"
+    yield f"- Device: {device['name']}, {device['arch']}{f', {count} {unit}' if count else ''}."
+    yield "  On any other device no kernel runs."
+    layouts = sorted({region["layout"] for region in dispatch["domain"]})
+    yield f"- Inputs: {problem['dtype']}, {' or '.join(layouts)}."
+    packages = certificate["environment"].get("packages", {})
+    versions = [f"{each} {packages[each]}" for each in ("torch",) if each in packages]
+    if driver := certificate["device"].get("driver"):
+        versions.append(f"driver {driver}")
+    yield f"- Measured with {', '.join(versions) or 'versions that were not recorded'}.\n"
+    yield "## Install and use\n"
+    yield "```sh\npip install --no-deps .      # needs PyTorch, and no network\n```\n"
+    arguments = ", ".join(problem["inputs"])
+    result = ", ".join(problem["outputs"])
+    template = _ATTENTION if "attention" in dispatch["cases_from"] else _OTHER
+    several = len(problem["outputs"]) > 1
+    yield template.format(
+        name=name,
+        call=problem["call"],
+        arguments=arguments,
+        result="outputs" if several else result,
+    )
+    yield _REST.format(name=name)
+    yield "## Figures\n"
+    yield "Device time in µs; the speedup is the baseline's time / the kernel's, with its 95%"
+    yield "interval, warm. Cases in *italics* were held out: the search did not see them.\n"
+    yield from _figures(certificate["champions"])
+    yield "## Served cases\n"
+    yield from _regions(dispatch["served"], "measured to win, or between and near such cases")
+    yield "## Domain\n"
+    yield from _regions(dispatch["domain"], "the kernel was right on every case that was tried")
+
+
+def _figures(champions: Sequence[Mapping[str, Json]]) -> Iterator[str]:
+    yield "| kernel | case | time_us | baseline | baseline_us | speedup | 95% |"
+    yield "|---|---|---|---|---|---|---|"
+    for number, champion in enumerate(champions):
+        for each in champion["figures"]:
+            if each["cache"] != "warm":
+                continue
+            case = f"*{each['case']}*" if each["held_out"] else each["case"]
+            yield (
+                f"| {number} | {case} | {each['time_us']:.4g} | {each['baseline']} | "
+                f"{each['baseline_us']:.4g} | {each['speedup']:.3f} | "
+                f"{each['low']:.3f} to {each['high']:.3f} |"
+            )
+    yield ""
+
+
+def _regions(regions: Sequence[Mapping[str, Json]], meaning: str) -> Iterator[str]:
+    if not regions:
+        yield "None.\n"
+        return
+    yield f"From the least to the most of each quantity: {meaning}.\n"
+    names = list(dict.fromkeys(n for r in regions for n in (*r["fixed"], *r["ranges"])))
+    yield f"| kernel | {' | '.join(names)} |"
+    yield "|---" * (len(names) + 1) + "|"
+    for region in regions[:_MOST_REGIONS]:
+        cells = [_cell(region, name) for name in names]
+        yield f"| {region['kernel']} | {' | '.join(cells)} |"
+    left = len(regions) - _MOST_REGIONS
+    yield f"\nAnd {left} more, in `dispatch.json`.\n" if left > 0 else ""
+
+
+def _cell(region: Mapping[str, Json], name: str) -> str:
+    if name in region["fixed"]:
+        return _text(region["fixed"][name])
+    low, high = region["ranges"].get(name, ("", ""))
+    return _text(low) if low == high else f"{_text(low)} to {_text(high)}"
+
+
+def _text(value: Json) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

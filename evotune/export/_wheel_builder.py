@@ -1,0 +1,114 @@
+"""Builds the wheel and the source distribution of the package in this folder (PEP 517).
+
+It needs the standard library alone, so that `pip install FOLDER` works without a network. The same
+files always give the same bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).parent
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_BESIDE = ("README.md", "_build.py", "pyproject.toml")
+
+
+def get_requires_for_build_wheel(config_settings: object = None) -> list[str]:
+    return []
+
+
+def get_requires_for_build_sdist(config_settings: object = None) -> list[str]:
+    return []
+
+
+def build_wheel(
+    wheel_directory: str, config_settings: object = None, metadata_directory: str | None = None
+) -> str:
+    """Writes the wheel; returns its file name. RuntimeError for a file that is not as exported."""
+    name, certificate = _certificate()
+    stem = f"{name}-{certificate['version']}"
+    tag = _tag(certificate)
+    files = dict(_files(name, certificate))
+    info = f"{stem}.dist-info"
+    files[f"{info}/METADATA"] = _metadata(name, certificate).encode()
+    wheel = f"Wheel-Version: 1.0\nGenerator: evotune\nRoot-Is-Purelib: true\nTag: {tag}\n"
+    files[f"{info}/WHEEL"] = wheel.encode()
+    record = [f"{path},{_record_hash(content)},{len(content)}" for path, content in files.items()]
+    files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,", ""]).encode()
+    target = Path(wheel_directory) / f"{stem}-{tag}.whl"
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
+        for path, content in files.items():
+            entry = zipfile.ZipInfo(path, _EPOCH)
+            entry.external_attr = 0o100644 << 16
+            archive.writestr(entry, content)
+    return target.name
+
+
+def build_sdist(sdist_directory: str, config_settings: object = None) -> str:
+    """Writes the source distribution; returns its file name."""
+    name, certificate = _certificate()
+    stem = f"{name}-{certificate['version']}"
+    files = {each: (_ROOT / each).read_bytes() for each in _BESIDE}
+    files |= dict(_files(name, certificate))
+    files["PKG-INFO"] = _metadata(name, certificate).encode()
+    target = Path(sdist_directory) / f"{stem}.tar.gz"
+    with (
+        target.open("wb") as file,
+        gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for path, content in sorted(files.items()):
+            entry = tarfile.TarInfo(f"{stem}/{path}")
+            entry.size, entry.mode = len(content), 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    return target.name
+
+
+def _certificate() -> tuple[str, dict[str, Any]]:
+    """The name of the package beside this file, and its certificate."""
+    (path,) = _ROOT.glob("*/certificate.json")
+    return path.parent.name, json.loads(path.read_bytes())
+
+
+def _files(name: str, certificate: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """The package's files, held to the certificate. Others, such as __pycache__, stay behind."""
+    for file, sha256 in sorted(certificate["files"].items()):
+        content = (_ROOT / name / file).read_bytes()
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise RuntimeError(f"{name}/{file} was changed since it was exported")
+        yield f"{name}/{file}", content
+    yield f"{name}/certificate.json", (_ROOT / name / "certificate.json").read_bytes()
+
+
+def _tag(certificate: dict[str, Any]) -> str:
+    """For one platform where the package has native code for the host."""
+    native = any(file.endswith(".so") for file in certificate["files"])
+    platform = certificate["platform"].replace("-", "_").replace(".", "_") if native else "any"
+    return f"py3-none-{platform}"
+
+
+def _metadata(name: str, certificate: dict[str, Any]) -> str:
+    heads = [
+        "Metadata-Version: 2.1",
+        f"Name: {name}",
+        f"Version: {certificate['version']}",
+        f"Summary: {certificate['summary']}",
+        f"Requires-Python: {certificate['requires']['python']}",
+        f"Requires-Dist: torch{certificate['requires']['torch']}",
+        "Description-Content-Type: text/markdown",
+    ]
+    return "\n".join(heads) + "\n\n" + (_ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def _record_hash(content: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+    return f"sha256={digest}"

@@ -1,0 +1,169 @@
+"""Writes confirmed champions of runs as a Python package: `evotune export`.
+
+The package needs PyTorch and not evotune: machine code, a description of the cases that each kernel
+serves, a certificate of what was checked and measured, and the modules of `export/runtime/`. The
+same runs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from evotune.engine.folder import RunFolder
+from evotune.engine.stop_signal import interruptible
+from evotune.errors import UsageError
+from evotune.export._built_kernels import BuiltChampion, built, checked_cases
+from evotune.export._case_shapes import CaseShapes, call_name, case_shapes
+from evotune.export._champions import Champion, Selection, confirmed, selected
+from evotune.export._descriptions import certificate, dispatch, frame, package_files
+from evotune.export._json_text import json_text
+from evotune.export.package_name import checked_name, default_name
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A package that was written.
+
+    - `folder`: has `pyproject.toml`; `name`: the package's.
+    - `call`: its function: `attention`, or the problem's name; `inputs`: the tensors it takes.
+    - `champions`: run and trial of each kernel; `served`: the number of regions that they serve.
+    """
+
+    folder: Path
+    name: str
+    call: str
+    inputs: tuple[str, ...]
+    device: str
+    champions: tuple[tuple[str, int], ...]
+    served: int
+
+
+def export_runs(runs: Sequence[RunFolder], folder: Path, name: str | None = None) -> Exported:
+    """Writes the package into `folder`, which must not exist or be empty.
+
+    EvotuneError (exit 1) when a run has no confirmed champion, or none is faster than PyTorch.
+    UsageError for a name or a folder that cannot be, for runs that do not belong together, and for
+    a problem that a package cannot hold. EnvironmentProblem when the compilers here make other
+    machine code than the run measured.
+    """
+    if name is not None:
+        checked_name(name)
+    _require_free(folder)
+    distinct = {run.path.resolve(): run for run in runs}
+    champions = [each for run in distinct.values() for each in confirmed(run)]
+    _require_alike(champions)
+    chosen = selected(champions)
+    name = checked_name(name or _default_name(chosen))
+    proposals = [checked_cases(champion) for champion in chosen.champions]
+    cases = [job.case for proposal in proposals for job in proposal.cases]
+    setup = chosen.best.run.setup
+    shapes = case_shapes(setup.planner.problem, cases)
+    with interruptible():
+        kernels = [
+            built(champion, proposal, shapes)
+            for champion, proposal in zip(chosen.champions, proposals, strict=True)
+        ]
+        _write(folder, _contents(name, chosen, kernels, shapes))
+    return Exported(
+        folder=folder,
+        name=name,
+        call=call_name(setup.problem_spec.name, setup.planner.problem),
+        inputs=shapes.inputs,
+        device=setup.profile.name,
+        champions=tuple(champion.key for champion in chosen.champions),
+        served=len(chosen.served),
+    )
+
+
+def _contents(
+    name: str, chosen: Selection, kernels: Sequence[BuiltChampion], shapes: CaseShapes
+) -> dict[str, bytes]:
+    """Every file of the package by its path under the folder."""
+    described = dispatch(name, chosen, kernels, shapes)
+    files = package_files(name, kernels)
+    files["dispatch.json"] = json_text(described).encode()
+    hashes = {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}
+    certified = certificate(name, chosen, kernels, dict(sorted(hashes.items())))
+    files["certificate.json"] = json_text(certified).encode()
+    found = {f"{name}/{path}": content for path, content in files.items()}
+    return found | frame(name, certified, described)
+
+
+def _default_name(chosen: Selection) -> str:
+    """The space's name; of several spaces, the problem's."""
+    names = {champion.run.setup.name for champion in chosen.champions}
+    if len(names) == 1:
+        return default_name(*names)
+    setup = chosen.best.run.setup
+    return call_name(setup.problem_spec.name, setup.planner.problem)
+
+
+def _require_alike(champions: Sequence[Champion]) -> None:
+    """UsageError unless all runs solve one problem on one device."""
+    first = champions[0].run.setup
+    for champion in champions:
+        setup = champion.run.setup
+        problems = [
+            f"{each.problem_spec.name} {each.problem_spec.dtype}" for each in (first, setup)
+        ]
+        if problems[0] != problems[1]:
+            raise UsageError(f"the runs are of different problems: {' and '.join(problems)}")
+        devices = [
+            (each.profile.name, each.profile.arch, dict(each.profile.attributes))
+            for each in (first, setup)
+        ]
+        if devices[0] != devices[1]:
+            names = " and ".join(str(each[0]) for each in devices)
+            same = devices[0][0] == devices[1][0]
+            differ = f"{names}, which differ in other figures" if same else names
+            raise UsageError(f"the runs were made on different devices: {differ}")
+        file = setup.problem_spec.name.partition(":")[0]
+        if first.files.get(file) != setup.files.get(file):
+            raise UsageError(f"the runs are of different problems: their {file} differ")
+
+
+def _require_free(folder: Path) -> None:
+    try:
+        if any(folder.iterdir()):
+            raise UsageError(f"{folder} is not empty: name a new folder")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"cannot write into {folder}: {error.strerror}") from error
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Writes all files or none: they are written aside and then moved."""
+    try:
+        with _aside(folder) as written:
+            for path, content in files.items():
+                target = written / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content)
+            if not folder.is_dir():
+                os.replace(written, folder)
+                return
+            for each in sorted(written.iterdir()):
+                os.replace(each, folder / each.name)
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def _aside(folder: Path) -> Iterator[Path]:
+    """A folder on the same disk: in `folder` if that exists, else beside it."""
+    place = folder if folder.is_dir() else folder.absolute().parent
+    place.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=".export-", dir=place))
+    made.chmod(0o755)
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)

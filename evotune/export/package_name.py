@@ -1,0 +1,41 @@
+"""The name of an exported package."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import sys
+
+from evotune.errors import UsageError
+
+_NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9_]*[A-Za-z0-9])?")
+_TAKEN = frozenset({"torch", "aten", "prim", "prims", "evotune", "transformers", "numpy"})
+"""Packages, and namespaces of PyTorch's operators: a package has one of its own name."""
+
+
+def default_name(space: str) -> str:
+    """The space's name as an identifier; it may still be none that `checked_name` takes."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", space)
+
+
+def checked_name(name: str) -> str:
+    """The name; UsageError when a package cannot have it."""
+    if not _NAME.fullmatch(name) or keyword.iskeyword(name):
+        raise UsageError(
+            f"{name!r} cannot be the name of a package: letters, digits and _, beginning with a "
+            "letter and no keyword; choose one with --name"
+        )
+    if name in _TAKEN or name in sys.stdlib_module_names:
+        raise UsageError(f"a package named {name!r} would hide another one; choose with --name")
+    return name
+
+
+def offered_name(space: str) -> str:
+    """A name for a package of the space: its own if that can be one."""
+    own = default_name(space)
+    for name in (own, f"{own}_kernel", f"kernel_{own}"):
+        try:
+            return checked_name(name)
+        except UsageError:
+            continue
+    return "kernel"

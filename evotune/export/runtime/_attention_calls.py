@@ -1,0 +1,262 @@
+"""`NAME.attention`, and how the package answers calls of SDPA while it is active."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from ._attention_package import AttentionKernels, Call, sdpa
+from ._dispatch import NOT_WON, OUTSIDE, Choice
+from ._loaded_kernels import Refused
+from ._missed import Missed, Misses
+from ._operators import AttentionOperator, needs_grad
+
+_USUAL = math.nan
+_MOST_LOST = 4096
+_Function = TypeVar("_Function", bound=Callable[..., bool])
+
+
+def _decided_while_tracing(function: _Function) -> _Function:
+    """Lets torch.compile call the function while it traces, and keep the answer in the graph. This
+    is torch.compiler.assume_constant_result, which would import the compiler, for seconds."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+class AttentionCalls:
+    """Serves calls that have SDPA's arguments."""
+
+    def __init__(
+        self, kernels: AttentionKernels, operator: AttentionOperator, misses: Misses
+    ) -> None:
+        self._kernels = kernels
+        self._served = operator.served
+        self._misses = misses
+        self._device_type = kernels.kernels.device_type
+        self._dtype = kernels.dtype
+        self._grad = misses.missed("grad", None, "an input requires grad")
+        self._mask = misses.missed("mask", None, "the call has an attention mask")
+        self._dropout = misses.missed("dropout", None, "the call has dropout")
+        self._other = misses.missed("tensor", None, "an argument is no plain tensor or number")
+        self._backend = misses.missed("backend", None, "the user chose SDPA's backend")
+        self._symbolic = misses.missed(
+            "symbolic shape", None, "torch.compile traces a call whose shapes it leaves open"
+        )
+        # By shapes and options; False where the miss depends on more than these.
+        self._lost: dict[Any, Missed | Literal[False]] = {}
+        self._native: Any = operator.attempt if operator.decisions is not None else None
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        """scaled_dot_product_attention(q, k, v, is_causal=…, scale=…, enable_gqa=…). A kernel of
+        this package serves it where it was measured to win, otherwise SDPA."""
+        out = self.attempt(q, k, v, None, 0.0, is_causal, scale, enable_gqa)
+        if out is None:
+            return sdpa(q, k, v, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return out
+
+    def attempt(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        dropout: float,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> torch.Tensor | None:
+        """The output, or None when the kernels do not serve the call."""
+        if torch.compiler.is_compiling():
+            return self._traced(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
+        if self._lost:  # a miss must cost little
+            lost = self._lost_before(q, k, is_causal, scale, enable_gqa)
+            if lost is not None:
+                lost.count()
+                return None
+        missed = self._untakable(mask, dropout, is_causal, scale, enable_gqa)
+        if missed is None and not _are_plain(q, k, v):
+            missed = self._other
+        if missed is not None:
+            missed.count()
+            return None
+        if torch.is_autocast_enabled(self._device_type):
+            q, k, v = self._cast(q), self._cast(k), self._cast(v)
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            self._grad.count()
+            return None
+        if self._native is None:
+            out = self._kernels.serve(q, k, v, is_causal, scale, enable_gqa)
+        else:
+            usual = _USUAL if scale is None else scale
+            out = self._native(q, k, v, is_causal, usual, enable_gqa)
+        if out is None:
+            self._note(Call(q, k, v, is_causal, scale, enable_gqa))
+        return out
+
+    def _lost_before(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> Missed | None:
+        """The miss of every call with such shapes, if it is one."""
+        if type(q) is type(k) is torch.Tensor and not (q.is_nested or k.is_nested):
+            return self._lost.get((q.shape, k.shape, is_causal, scale, enable_gqa)) or None
+        return None
+
+    def _note(self, call: Call) -> None:
+        """Remembers a miss that every call with such shapes is, whatever else they have."""
+        q, k, v = call[:3]
+        key = (q.shape, k.shape, *call[3:])
+        if key in self._lost:
+            return
+        if len(self._lost) >= _MOST_LOST:
+            self._lost.clear()
+        self._lost[key] = False
+        if q.dtype == k.dtype == v.dtype == self._dtype and k.shape == v.shape:
+            choice = self._kernels.chosen(call, q.device)
+            if isinstance(choice, Refused) and choice.kind in (NOT_WON, OUTSIDE):
+                self._lost[key] = self._kernels.missed(call, choice)
+
+    def _untakable(
+        self,
+        mask: torch.Tensor | None,
+        dropout: float,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> Missed | None:
+        """Why no kernel takes a call with such options, whatever its tensors."""
+        if mask is not None:
+            return self._mask
+        if dropout != 0.0:
+            return self._dropout
+        if not _every_backend_is_allowed():
+            return self._backend
+        if (
+            not type(is_causal) is type(enable_gqa) is bool
+            or (scale is not None and type(scale) is not float)
+            or (torch._C._len_torch_function_stack() and _modes_look_at_calls())
+        ):
+            return self._other
+        return None
+
+    def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor as SDPA sees it under autocast."""
+        if tensor.is_floating_point() and tensor.dtype != torch.float64:
+            return tensor.to(torch.get_autocast_dtype(self._device_type))
+        return tensor
+
+    def _traced(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        dropout: float,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> torch.Tensor | None:
+        """The same while torch.compile traces. The decision is part of the graph: it holds for the
+        shapes that the graph is compiled for, and shapes that it leaves open are not served."""
+        if (
+            mask is not None
+            or dropout != 0.0
+            or torch.compiler.is_exporting()
+            or q.device.type != self._device_type
+            or torch.is_autocast_enabled(self._device_type)
+            or (torch.is_grad_enabled() and needs_grad(q, k, v))
+            or not len(q.shape) == len(k.shape) == len(v.shape) == 4
+        ):
+            return None
+        sizes = (*q.shape, *k.shape, *v.shape)
+        strides = (*q.stride(), *k.stride(), *v.stride())
+        for size in (*sizes, *strides):
+            if not torch.fx.experimental.symbolic_shapes.has_static_value(size):
+                self._note_symbolic()
+                return None
+        if not self._wins(
+            (q.dtype, k.dtype, v.dtype), q.device, sizes, strides, is_causal, scale, enable_gqa
+        ):
+            return None
+        scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+        return self._served(q, k, v, is_causal, scale, enable_gqa)  # type: ignore[no-any-return]
+
+    @_decided_while_tracing
+    def _wins(
+        self,
+        dtypes: tuple[torch.dtype, ...],
+        device: torch.device,
+        sizes: tuple[int, ...],
+        strides: tuple[int, ...],
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> bool:
+        """Whether a kernel serves the case. It runs while torch.compile traces, on facts alone."""
+        q, k, v = (
+            torch.empty_strided(
+                sizes[4 * i : 4 * i + 4],
+                strides[4 * i : 4 * i + 4],
+                dtype=dtypes[i],
+                device="meta",
+            )
+            for i in range(3)
+        )
+        if not _every_backend_is_allowed():
+            self._backend.count()
+            return False
+        call = Call(q, k, v, is_causal, scale, enable_gqa)
+        choice = self._kernels.chosen(call, device)
+        if isinstance(choice, Choice):
+            return True
+        self._kernels.missed(call, choice).count()
+        return False
+
+    @_decided_while_tracing
+    def _note_symbolic(self) -> bool:
+        self._symbolic.count()
+        return True
+
+
+def _are_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether they are tensors with memory, and nothing looks at what is done with them."""
+    return not (
+        not type(q) is type(k) is type(v) is torch.Tensor
+        or q.is_nested
+        or k.is_nested
+        or v.is_nested
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+def _every_backend_is_allowed() -> bool:
+    """False inside of `sdpa_kernel`, for one, which names the backend that the user wants."""
+    return (
+        torch._C._get_flash_sdp_enabled()
+        and torch._C._get_mem_efficient_sdp_enabled()
+        and torch._C._get_cudnn_sdp_enabled()
+    )
+
+
+def _modes_look_at_calls() -> bool:
+    """Whether a mode is on that may want to see a call of SDPA. A default device does not."""
+    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return not all(isinstance(mode, torch.utils._device.DeviceContext) for mode in modes)

@@ -1,0 +1,214 @@
+"""An exported package whose kernels compute attention. SDPA serves all calls that they do not.
+
+A call is served when all of this holds; `misses` counts the others by these kinds:
+
+- device: the device is the model that was measured, with as many multiprocessors or threads.
+- dtype: all three tensors have the dtype of the kernels.
+- mask, dropout: there is none.
+- grad: no input requires grad, or grad mode is off.
+- layout, alignment: the tensors are contiguous and begin at multiples of 16 bytes.
+- not measured to win, outside the domain: the case lies in a served region.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ._certificate import Contents
+from ._dispatch import CONTIGUOUS, LAYOUT, OUTSIDE, STRIDED, Choice, Dispatch
+from ._loaded_kernels import DEVICE, LoadedKernels, Refused
+from ._missed import Missed, Misses
+
+BEFORE = "scaled_dot_product_attention"
+ALIGNMENT = 16
+_NAMES = ("q", "k", "v", "out")
+_SIZES = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k", "head_dim")
+_STRIDES = ("batch", "head", "row")
+_MOST_DECISIONS = 4096
+
+sdpa: Callable[..., torch.Tensor] = torch._C._nn.scaled_dot_product_attention
+"""PyTorch's own function, whatever stands in its place in torch.nn.functional."""
+
+
+class Call(NamedTuple):
+    """The arguments that decide which kernel serves a call."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    is_causal: bool
+    scale: float | None
+    enable_gqa: bool
+
+
+class Served:
+    """One case and its kernel, ready to be called."""
+
+    __slots__ = ("calls", "choice", "launch", "misaligned")
+
+    def __init__(self, launch: Callable[..., None], choice: Choice) -> None:
+        self.launch = launch
+        self.choice = choice
+        self.calls = 0
+        self.misaligned: Missed | None = None
+
+
+class AttentionKernels:
+    """Decides on calls, remembers the decisions, and makes the launches."""
+
+    def __init__(self, contents: Contents, kernels: LoadedKernels, misses: Misses) -> None:
+        description = contents.dispatch
+        self.dispatch = Dispatch(description)
+        self.kernels = kernels
+        self.misses = misses
+        self.dtype_name: str = description["problem"]["dtype"]
+        self.dtype: torch.dtype = getattr(torch, self.dtype_name)
+        self._strided = self.dispatch.takes_strides
+        self._momentary = kernels.launcher.momentary_refusal
+        self._decisions: dict[Any, Served | Missed] = {}
+        self._earlier_calls = 0
+
+    def serve(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> torch.Tensor | None:
+        """The output, or None when the call is not served. The tensors must be plain ones with
+        memory behind them, without grad."""
+        layout: Any = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
+        if not layout and self._strided:
+            layout = (q.stride(), k.stride(), v.stride())
+        key = (
+            *(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device),
+            *(is_causal, scale, enable_gqa, layout),
+        )
+        decision = self._decisions.get(key)
+        if decision is None:
+            decision = self.decide(Call(q, k, v, is_causal, scale, enable_gqa))
+            if len(self._decisions) >= _MOST_DECISIONS:
+                self._earlier_calls = self.calls()
+                self._decisions.clear()
+            decision = self._decisions.setdefault(key, decision)
+        if type(decision) is Missed:
+            decision.count()
+            return None
+        assert type(decision) is Served
+        if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT:
+            if decision.misaligned is None:
+                decision.misaligned = self.misaligned(Call(q, k, v, is_causal, scale, enable_gqa))
+            decision.misaligned.count()
+            return None
+        if self._momentary is not None and (words := self._momentary()):
+            self.misses.missed(DEVICE, None, words).count()
+            return None
+        out = torch.empty_like(q)
+        decision.launch(q, k, v, out)
+        with self.misses.lock:
+            decision.calls += 1
+        return out
+
+    def decide(self, call: Call) -> Served | Missed:
+        """The kernel bound to the case, or the miss."""
+        q, k, v = call[:3]
+        if len({q.device, k.device, v.device}) > 1:
+            return self.missed(call, Refused(DEVICE, "the tensors are on several devices"))
+        choice = self.chosen(call, q.device)
+        if isinstance(choice, Choice):
+            launch = self.kernels.bound(choice, _NAMES, q.device)
+            if not isinstance(launch, Refused):
+                return Served(launch, choice)
+            choice = launch
+        return self.missed(call, choice)
+
+    def missed(self, call: Call, refused: Refused) -> Missed:
+        """The counter of calls like this one that are refused for this reason."""
+        return self.misses.missed(refused.kind, self._logged(call), refused.words)
+
+    def misaligned(self, call: Call) -> Missed:
+        words = f"a tensor begins at no multiple of {ALIGNMENT} bytes"
+        return self.missed(call, Refused("alignment", words))
+
+    def chosen(self, call: Call, device: torch.device) -> Choice | Refused:
+        """The kernel for such a call on `device`. Reads the tensors' shapes, strides and dtypes
+        only, so that tensors without memory do."""
+        q, k, v = call[:3]
+        if refused := self.kernels.refused(device):
+            return refused
+        dtypes = {q.dtype, k.dtype, v.dtype}
+        if dtypes != {self.dtype}:
+            found = ", ".join(sorted(map(str, dtypes)))
+            return Refused("dtype", f"the tensors are {found}, the kernels take {self.dtype}")
+        symbols = self._symbols(call, call.enable_gqa)
+        if symbols is None:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
+            return Refused(OUTSIDE, f"the tensors have the shapes {shapes}")
+        tensors = {"q": q, "k": k, "v": v, "out": torch.empty_like(q)}
+        contiguous = all(tensor.is_contiguous() for tensor in tensors.values())
+        for name, tensor in tensors.items():
+            for place, dimension in enumerate(_STRIDES):
+                symbols[f"{name}_stride_{dimension}"] = tensor.stride(place)
+        rows = all(t.stride(3) == 1 or t.shape[3] == 1 for t in tensors.values())
+        layout = CONTIGUOUS if contiguous else STRIDED if rows else LAYOUT
+        if layout == STRIDED and not all(map(_rows_are_aligned, tensors.values())):
+            return Refused("alignment", f"rows begin at no multiples of {ALIGNMENT} bytes")
+        choice = self.dispatch.choose(symbols, layout) if layout != LAYOUT else LAYOUT
+        if isinstance(choice, str):
+            return Refused(choice, _in_words(symbols, choice))
+        return choice
+
+    def _symbols(self, call: Call, enable_gqa: bool) -> dict[str, Any] | None:
+        """The case's symbols; None for tensors that no case has."""
+        q, k, v = call[:3]
+        if not q.dim() == k.dim() == v.dim() == 4 or k.shape != v.shape:
+            return None
+        batch, heads, seq_len_q, head_dim = map(int, q.shape)
+        kv_heads, seq_len_k = int(k.shape[1]), int(k.shape[2])
+        if (int(k.shape[0]), int(k.shape[3])) != (batch, head_dim) or 0 in (*q.shape, *k.shape):
+            return None
+        if heads != kv_heads and (not enable_gqa or heads % kv_heads):
+            return None
+        scale, usual = call.scale, 1.0 / math.sqrt(head_dim)
+        if scale is None or math.isclose(scale, usual):
+            scale = usual
+        return {
+            **{"batch": batch, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim},
+            **{"seq_len": seq_len_q, "seq_len_q": seq_len_q, "seq_len_k": seq_len_k},
+            **{"causal": bool(call.is_causal), "dtype": self.dtype_name},
+            "softmax_scale": float(scale),
+        }
+
+    def _logged(self, call: Call) -> dict[str, Any] | None:
+        """The case as a list of cases has it; None for tensors that no case has."""
+        symbols = self._symbols(call, True)
+        if symbols is None:
+            return None
+        shape: dict[str, Any] = {name: symbols[name] for name in _SIZES}
+        if symbols["softmax_scale"] != 1.0 / math.sqrt(symbols["head_dim"]):
+            shape["scale"] = symbols["softmax_scale"]
+        dtype = str(call.q.dtype).removeprefix("torch.")
+        return {"shape": shape, "variant": {"causal": symbols["causal"]}, "dtype": dtype}
+
+    def calls(self) -> int:
+        """The number of calls that Python served."""
+        decisions = list(self._decisions.values())
+        now = sum(decision.calls for decision in decisions if isinstance(decision, Served))
+        return self._earlier_calls + now
+
+
+def _rows_are_aligned(tensor: torch.Tensor) -> bool:
+    """Whether every row begins at a multiple of `ALIGNMENT` bytes if the tensor does."""
+    strides = [tensor.stride(i) for i in range(3) if tensor.shape[i] > 1]
+    return not any(stride * tensor.element_size() % ALIGNMENT for stride in strides)
+
+
+def _in_words(symbols: Mapping[str, Any], kind: str) -> str:
+    case = ", ".join(f"{name} {symbols[name]}" for name in (*_SIZES, "causal"))
+    return f"{case}, not contiguous" if kind == LAYOUT else case

@@ -1,0 +1,113 @@
+"""Finds the case of a call: the sizes with which the inputs have the shapes that they have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ._case_expressions import Names, NoValue, evaluate
+
+Shapes = Mapping[str, tuple[int, ...]]
+_STEPS = (1, 2, 3)
+
+
+class CaseSizes:
+    """Solves the shapes of `dispatch.json` for its sizes."""
+
+    def __init__(self, description: Mapping[str, Any]) -> None:
+        given = description["cases_from"]
+        self.sizes: list[str] = list(given["sizes"])
+        self.constants: Mapping[str, Any] = given.get("constants", {})
+        self.options: list[str] = [*self.sizes, *given.get("ranges", {})]
+        """The names that a call may give besides tensors."""
+        self._tuned: list[Mapping[str, Any]] = given["tuned"]
+        self._dtype = description["problem"]["dtype"]
+        inputs = description["problem"]["inputs"]
+        self._shapes = {name: description["shapes"][name] for name in inputs}
+
+    def symbols(self, shapes: Shapes, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The symbols of the one case whose inputs have these shapes. `options` give sizes and
+        constants; sizes that neither shapes nor options give are those of the timed cases.
+        ValueError, one line, when no case fits, or several do."""
+        for name in options:
+            if name not in self.options:
+                known = ", ".join(self.options)
+                raise ValueError(f"unknown name {name!r}; known besides tensors: {known}")
+        fits: list[dict[str, int]] = []
+        for like in self._tuned:
+            start = {name: int(options.get(name, like[name])) for name in self.sizes}
+            unknown = [name for name in self.sizes if name not in options]
+            sizes = self._solved(shapes, unknown, start)
+            if self._shapes_of(sizes) == dict(shapes) and sizes not in fits:
+                fits.append(sizes)
+        if len(fits) != 1:
+            found = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+            names = ", ".join(self.sizes)
+            if fits:
+                raise ValueError(f"the inputs' shapes ({found}) leave open {names}: say them")
+            raise ValueError(f"no {names} give the inputs these shapes: {found}")
+        constants = {name: options.get(name, value) for name, value in self.constants.items()}
+        return {**fits[0], **constants, "dtype": self._dtype}
+
+    def _shapes_of(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """Empty where some extent has no value."""
+        names = Names(sizes, {})
+        try:
+            return {
+                name: tuple(int(evaluate(extent, names)) for extent in shape)
+                for name, shape in self._shapes.items()
+            }
+        except NoValue:
+            return {}
+
+    def _solved(
+        self, wanted: Shapes, unknown: Iterable[str], start: Mapping[str, int]
+    ) -> dict[str, int]:
+        """An extent that depends linearly on one unknown size alone determines it; with that known,
+        others may follow. Sizes that nothing determines keep their value in `start`."""
+        sizes, left = dict(start), sorted(unknown)
+        while left:
+            found = self._determined(wanted, sizes, left)
+            if found is None:
+                break
+            name, sizes[name] = found
+            left.remove(name)
+        return sizes
+
+    def _determined(
+        self, wanted: Shapes, sizes: dict[str, int], left: Iterable[str]
+    ) -> tuple[str, int] | None:
+        before = _extents(self._shapes_of(sizes))
+        lines = {
+            name: [
+                _extents(self._shapes_of({**sizes, name: sizes[name] + step})) for step in _STEPS
+            ]
+            for name in left
+        }
+        for place, extent in _extents(wanted).items():
+            moving = [
+                n for n, after in lines.items() if any(_differs(a, before, place) for a in after)
+            ]
+            if len(moving) != 1 or place not in before:
+                continue
+            name, base = moving[0], before[place]
+            slope = lines[name][0].get(place, 0) - base
+            straight = all(
+                after.get(place) == base + slope * step
+                for step, after in zip(_STEPS, lines[name], strict=True)
+            )
+            if straight and slope and not (extent - base) % slope:
+                value = sizes[name] + (extent - base) // slope
+                if value >= 1:
+                    return name, value
+        return None
+
+
+def _differs(after: Mapping[Any, int], before: Mapping[Any, int], place: Any) -> bool:
+    return after.get(place) != before.get(place)
+
+
+def _extents(shapes: Shapes) -> dict[tuple[str, int], int]:
+    return {
+        (name, axis): extent for name, shape in shapes.items() for axis, extent in enumerate(shape)
+    }

@@ -1,0 +1,184 @@
+"""Compares the package's kernels with PyTorch on this machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ._attention_package import AttentionKernels, Call, sdpa
+from ._missed import Missed
+from ._problem_package import NotServed, ProblemKernels
+
+_SCORES_PER_TILE = 1 << 24
+_TIMES_SDPA = 2.0
+_ROUNDINGS = 100
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case.
+
+    - error, allowed: the largest absolute error of the kernel, and the error that it may have.
+    - fault: why the case failed, in words; "" when it passed.
+    """
+
+    case: str
+    error: float
+    allowed: float
+    fault: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """True when every case passed, and there is one."""
+
+    rows: tuple[Row, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.rows) and not any(row.fault for row in self.rows)
+
+    def __str__(self) -> str:
+        width = max([len(row.case) for row in self.rows], default=4)
+        lines = [f"{'case':{width}}  {'error':>9}  {'allowed':>9}"]
+        for row in self.rows:
+            end = row.fault or "ok"
+            lines.append(f"{row.case:{width}}  {row.error:9.2e}  {row.allowed:9.2e}  {end}")
+        return "\n".join(lines)
+
+
+def check_attention(
+    kernels: AttentionKernels, attempt: Callable[..., torch.Tensor | None]
+) -> Result:
+    """Calls every case that was timed and is served, on seeded inputs. A kernel's largest error
+    against float64 may be twice that of SDPA and one rounding. Prints a table."""
+    device = torch.device(kernels.kernels.device_type)
+    rows = []
+    for symbols in kernels.dispatch.exact_cases():
+        try:
+            rows.append(_checked(kernels, attempt, symbols, device))
+        except RuntimeError as error:  # no such device, or not enough memory
+            rows.append(Row(_words(symbols), 0.0, 0.0, str(error).splitlines()[0]))
+    result = Result(tuple(rows))
+    print(result)
+    return result
+
+
+def _words(symbols: dict[str, Any]) -> str:
+    kind = "causal" if symbols["causal"] else "full"
+    heads = f"{symbols['heads']}/{_kv_heads(symbols)}"
+    sizes = (symbols["batch"], heads, symbols["seq_len_q"], symbols["seq_len_k"])
+    return f"({','.join(map(str, sizes))},{symbols['head_dim']}) {kind}"
+
+
+def _kv_heads(symbols: dict[str, Any]) -> int:
+    """Regions name the number of key heads, or the heads in a group."""
+    if "kv_heads" in symbols:
+        return int(symbols["kv_heads"])
+    return int(symbols["heads"]) // int(symbols.get("group", 1))
+
+
+def _checked(
+    kernels: AttentionKernels,
+    attempt: Callable[..., torch.Tensor | None],
+    symbols: dict[str, Any],
+    device: torch.device,
+) -> Row:
+    generator = torch.Generator(device).manual_seed(0)
+
+    def values(heads: int, length: int) -> torch.Tensor:
+        shape = (int(symbols["batch"]), heads, length, int(symbols["head_dim"]))
+        made = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
+        return made.to(kernels.dtype)
+
+    q = values(int(symbols["heads"]), int(symbols["seq_len_q"]))
+    k, v = (values(_kv_heads(symbols), int(symbols["seq_len_k"])) for _ in range(2))
+    causal, scale = bool(symbols["causal"]), symbols.get("softmax_scale")
+    grouped = q.shape[1] != k.shape[1]
+    case = _words(symbols)
+    with torch.no_grad():
+        decision = kernels.decide(Call(q, k, v, causal, scale, grouped))
+        if isinstance(decision, Missed):
+            return Row(case, 0.0, 0.0, f"not served ({decision.kind}): {decision.words}")
+        out = attempt(q, k, v, None, 0.0, causal, scale, grouped)
+        if out is None:
+            return Row(case, 0.0, 0.0, "not served")
+        known = sdpa(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
+        used = 1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale)
+        error, reference_error, largest = _errors(q, k, v, causal, used, (out, known))
+    allowed = _TIMES_SDPA * reference_error + torch.finfo(q.dtype).eps * largest
+    fault = "" if error <= allowed else "differs"  # NaN is a difference
+    return Row(case, error, allowed, fault)
+
+
+def _errors(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float,
+    found: tuple[torch.Tensor, torch.Tensor],
+) -> tuple[float, float, float]:
+    """The largest errors of the two results against float64, and the largest value. Computed by
+    tiles of rows, so that long sequences fit in memory."""
+    group = q.shape[1] // k.shape[1]
+    keys, values = (t.double().repeat_interleave(group, dim=1) for t in (k, v))
+    step = max(1, _SCORES_PER_TILE // (q.shape[0] * q.shape[1] * k.shape[2]))
+    errors, largest = [0.0, 0.0], 0.0
+    for first in range(0, q.shape[2], step):
+        rows = slice(first, first + step)
+        scores = q[:, :, rows].double() @ keys.transpose(-1, -2) * scale
+        if causal:
+            number = torch.arange(first, first + scores.shape[2], device=q.device)
+            hidden = torch.arange(k.shape[2], device=q.device) > number[:, None]
+            scores.masked_fill_(hidden, float("-inf"))
+        reference = torch.softmax(scores, dim=-1) @ values
+        largest = max(largest, float(reference.abs().max()))
+        for place, result in enumerate(found):
+            off = float((result[:, :, rows].double() - reference).abs().max())
+            errors[place] = off if math.isnan(off) else max(errors[place], off)
+    return errors[0], errors[1], largest
+
+
+def check_problem(kernels: ProblemKernels) -> Result:
+    """Calls every timed case on seeded inputs. Where there is a fallback, results may differ from
+    its by a hundred roundings of the largest value; else two calls must give the same bits."""
+    device = torch.device(kernels.kernels.device_type)
+    rows = []
+    for symbols in kernels.dispatch.exact_cases():
+        case = ", ".join(f"{name}={value}" for name, value in symbols.items())
+        try:
+            rows.append(_checked_problem(kernels, symbols, case, device))
+        except (RuntimeError, NotServed) as error:  # no such device, not enough memory, a miss
+            rows.append(Row(case, 0.0, 0.0, str(error).splitlines()[0]))
+    result = Result(tuple(rows))
+    print(result)
+    return result
+
+
+def _checked_problem(
+    kernels: ProblemKernels, symbols: dict[str, Any], case: str, device: torch.device
+) -> Row:
+    generator = torch.Generator(device).manual_seed(0)
+    tensors = [
+        torch.randn(kernels.dispatch.extents(name, symbols), generator=generator, device=device)
+        .to(kernels.dtype)
+        .contiguous()
+        for name in kernels.inputs
+    ]
+    options = {name: symbols[name] for name in kernels.sizes.options if name in symbols}
+    with torch.no_grad():
+        found = kernels.run(tensors, options)
+        if kernels.fallback is None:
+            known, allowed = kernels.run(tensors, options), 0.0
+        else:
+            given = kernels.fallback(*tensors, **options)
+            known = (given,) if isinstance(given, torch.Tensor) else tuple(given.values())
+            largest = max(float(value.abs().max()) for value in known)
+            allowed = _ROUNDINGS * torch.finfo(kernels.dtype).eps * largest
+        pairs = zip(found, known, strict=True)
+        error = max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
+    return Row(case, error, allowed, "" if error <= allowed else "differs")

@@ -1,0 +1,183 @@
+"""Decides which kernel serves a case, and with which launches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from ._case_expressions import Names, NoValue, evaluate
+
+CONTIGUOUS = "contiguous"
+STRIDED = "strided"
+NOT_WON = "not measured to win"
+OUTSIDE = "outside the domain"
+LAYOUT = "layout"
+_INTEGER_BITS = {"int32": 32, "int64": 64}
+_SHARED_BYTES = "dynamic_shared_bytes"
+
+
+class Choice(NamedTuple):
+    """The kernel of a case.
+
+    - kernel: its place in the list of kernels.
+    - binary: the description of its machine code for the case.
+    - plan: arguments, workspaces and launches, in numbers.
+    """
+
+    kernel: int
+    binary: Mapping[str, Any]
+    plan: dict[str, Any]
+
+
+class Dispatch:
+    """The kernels of a package and the regions of cases that each may serve."""
+
+    def __init__(self, description: Mapping[str, Any]) -> None:
+        self._kernels = description["kernels"]
+        self._served = description["served"]
+        self._domain = description["domain"]
+        self._quantities = description.get("quantities", {})
+        self.shapes: Mapping[str, Any] = description.get("shapes", {})
+        self.takes_strides = any(
+            region.get("layout") == STRIDED for region in (*self._served, *self._domain)
+        )
+
+    def choose(
+        self, symbols: Mapping[str, Any], layout: str, *, anywhere: bool = False
+    ) -> Choice | str:
+        """The kernel that was measured to win on the case, or the kind of miss.
+
+        With `anywhere` a kernel that was checked on the case is enough.
+        """
+        names = Names(symbols, self._quantities)
+        for regions in (self._served, self._domain) if anywhere else (self._served,):
+            for region in self._around(names, regions):
+                if _takes(region, layout) and (choice := self._choice(region, symbols)):
+                    return choice
+        if any(not _takes(region, layout) for region in self._around(names, self._served)):
+            return LAYOUT
+        return NOT_WON if any(self._around(names, self._domain)) else OUTSIDE
+
+    def extents(self, tensor: str, symbols: Mapping[str, Any]) -> tuple[int, ...]:
+        """The shape of a tensor in the case."""
+        names = Names(symbols, self._quantities)
+        return tuple(int(evaluate(extent, names)) for extent in self.shapes[tensor])
+
+    def exact_cases(self) -> list[dict[str, Any]]:
+        """The symbols of the cases that were timed themselves and are served."""
+        return [
+            {**region["fixed"], **{name: low for name, (low, _) in region["ranges"].items()}}
+            for region in self._served
+            if not region["near"]
+        ]
+
+    def checked_ranges(self) -> list[Mapping[str, Any]]:
+        """The ranges of the regions in which kernels were checked."""
+        return [region["ranges"] for region in self._domain]
+
+    def regions(self) -> list[dict[str, Any]]:
+        """The served regions, for people."""
+        return [dict(region) for region in self._served]
+
+    def _around(
+        self, names: Names, regions: Iterable[Mapping[str, Any]]
+    ) -> Iterable[Mapping[str, Any]]:
+        return (region for region in regions if _inside(region, names))
+
+    def _choice(self, region: Mapping[str, Any], symbols: Mapping[str, Any]) -> Choice | None:
+        """None where a guard refuses the case, or no machine code was made for it."""
+        number = region["kernel"]
+        kernel = self._kernels[number]
+        names = Names(symbols, kernel.get("let", {}))
+        for binary in kernel["binaries"]:
+            if all(_equal(names[name], value) for name, value in binary["fixed"].items()):
+                try:
+                    if not all(evaluate(guard, names) for guard in kernel["guards"]):
+                        return None
+                    return Choice(number, binary, _in_numbers(kernel["plan"], binary, names))
+                except NoValue:
+                    return None
+        return None
+
+
+def _takes(region: Mapping[str, Any], layout: str) -> bool:
+    return layout == CONTIGUOUS or region.get("layout") == STRIDED
+
+
+def _inside(region: Mapping[str, Any], names: Names) -> bool:
+    try:
+        return all(_equal(names[name], value) for name, value in region["fixed"].items()) and all(
+            _within(names[name], low, high) for name, (low, high) in region["ranges"].items()
+        )
+    except NoValue:
+        return False
+
+
+def _equal(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, float):
+        return math.isclose(found, wanted)
+    return bool(found == wanted)
+
+
+def _within(found: Any, low: Any, high: Any) -> bool:
+    return low <= found <= high or _equal(found, low) or _equal(found, high)
+
+
+def _in_numbers(plan: Mapping[str, Any], binary: Mapping[str, Any], names: Names) -> dict[str, Any]:
+    """The plan with every expression evaluated."""
+
+    def whole(expression: Any) -> int:
+        return int(evaluate(expression, names))
+
+    shared = binary.get("resources", {}).get(_SHARED_BYTES)
+    return {
+        "entry": plan["entry"],
+        "arguments": [_argument(argument, names) for argument in plan["arguments"]],
+        "workspaces": [
+            {**workspace, "bytes": whole(workspace["bytes"])} for workspace in plan["workspaces"]
+        ],
+        "launches": [
+            {
+                "entry": launch["entry"],
+                "grid": [whole(extent) for extent in launch["grid"]],
+                "block": [whole(extent) for extent in launch["block"]],
+                "shared_bytes": whole(launch["shared_bytes"]) if shared is None else int(shared),
+            }
+            for launch in plan["launches"]
+            if evaluate(launch.get("when", True), names)
+        ],
+        "constant_memory": [
+            {**constant, "bytes": whole(constant["bytes"])}
+            for constant in plan.get("constant_memory", ())
+        ],
+    }
+
+
+def _argument(argument: Mapping[str, Any], names: Names) -> dict[str, Any]:
+    if argument["type"] == "tensor_map":
+        given = argument["tensor_map"]
+        return {
+            **argument,
+            "tensor_map": {
+                "dtype": given["dtype"],
+                "extents": [int(evaluate(each, names)) for each in given["extents"]],
+                "box": [int(evaluate(each, names)) for each in given["box"]],
+                "swizzle_bytes": int(evaluate(given.get("swizzle_bytes", 0), names)),
+                "l2_promotion_bytes": int(evaluate(given.get("l2_promotion_bytes", 0), names)),
+                "strides": [int(evaluate(each, names)) for each in given.get("strides", ())],
+            },
+        }
+    if "value" in argument:
+        return {**argument, "value": _scalar(argument["type"], evaluate(argument["value"], names))}
+    return dict(argument)
+
+
+def _scalar(kind: str, value: Any) -> int | float:
+    """The value as a number of the C type; NoValue where that cannot hold it."""
+    bits = _INTEGER_BITS.get(kind)
+    if bits is None:
+        return float(value)
+    if int(value) != value or not -(1 << bits - 1) <= value < 1 << bits - 1:
+        raise NoValue(f"{value} does not fit {kind}")
+    return int(value)

@@ -1,0 +1,114 @@
+"""The package's machine code, loaded when it is first needed, and the device that it is for."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ._certificate import Contents, Damaged
+from ._dispatch import Choice
+
+DAMAGED = "damaged file"
+DEVICE = "device"
+NO_KERNEL = "no kernel for the device"
+
+
+class Refused(NamedTuple):
+    """Why a call is not served: the kind of miss, and a reason in words."""
+
+    kind: str
+    words: str
+
+
+class LoadedKernels:
+    """The kernels of one package. They are called through the launcher of the package's backend."""
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+        device = contents.dispatch["device"]
+        module = importlib.import_module(f".{_launcher_module(device)}", __package__)
+        self.device_type: str = module.DEVICE_TYPE
+        self.device_name = str(device["name"])
+        self.launcher = module.Launcher(device, _native_files(contents))
+        self._modules: dict[tuple[str, int], Any] = {}
+        self._refusals: dict[int, str] = {}
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
+
+    def refused(self, device: torch.device) -> Refused | None:
+        """Why no kernel may run on the device; None when kernels may."""
+        if self._contents.damage:
+            return Refused(DAMAGED, self._contents.damage)
+        if device.type != self.device_type:
+            return Refused(DEVICE, f"the tensors are on {device}")
+        index = index_of(device)
+        if index not in self._refusals:
+            self._refusals[index] = self.launcher.refusal(index)
+        words = self._refusals[index]
+        return Refused(DEVICE, words) if words else None
+
+    def bound(
+        self, choice: Choice, names: Sequence[str], device: torch.device
+    ) -> Callable[..., None] | Refused:
+        """A function that launches the kernel on the tensors `names`, given in this order."""
+        file = choice.binary["file"]
+        key = (file, index_of(device))
+        with self._lock:
+            try:
+                if key not in self._modules:
+                    content = self._contents.bytes_of(file)
+                    path = self._contents.path(file)
+                    self._modules[key] = self.launcher.load(path, content, key[1])
+                module = self._modules[key]
+                launch: Callable[..., None] = self.launcher.bind(module, choice.plan, names, key[1])
+            except Damaged as fault:
+                return Refused(DAMAGED, str(fault))
+            except (OSError, AttributeError) as error:
+                return Refused(NO_KERNEL, f"{file}: {' '.join(str(error).split())}")
+            return launch
+
+    def current_index(self) -> int:
+        """The number of the device that PyTorch works on. RuntimeError or AssertionError where it
+        has no such device."""
+        return int(self.launcher.current_index())
+
+    def facts(self) -> dict[str, Any]:
+        """Facts for `info`."""
+        return {
+            "launcher": self.launcher.words,
+            "loaded": sorted({file for file, _ in self._modules}),
+        }
+
+
+def index_of(device: torch.device) -> int:
+    return 0 if device.index is None else device.index
+
+
+def _launcher_module(device: Mapping[str, Any]) -> str:
+    """ImportError for a backend whose name is no identifier."""
+    backend = str(device["backend"])
+    if not backend.isidentifier():
+        raise ImportError(f"the package's backend {backend!r} is no identifier")
+    return f"_{backend}_launcher"
+
+
+def _native_files(contents: Contents) -> Mapping[str, Path]:
+    """The package's own native libraries that are the files of its certificate, by name."""
+    found = {}
+    for name in contents.certificate["files"]:
+        if name.startswith("_native_"):
+            try:
+                contents.bytes_of(name)
+                found[name] = contents.path(name)
+            except Damaged:
+                continue
+    return found

@@ -1,0 +1,65 @@
+"""Answers the native launcher, which asks once for each case what serves it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import torch
+
+from ._attention_package import ALIGNMENT, AttentionKernels, Call, Served
+from ._missed import Missed
+
+
+class NativeDecisions:
+    """What native code was told, and the calls that it has counted."""
+
+    def __init__(self, kernels: AttentionKernels, native: Any) -> None:
+        self._kernels = kernels
+        self._native = native
+        self._told: list[tuple[int, Served | Missed]] = []
+        self._calls = 0
+        self._lock = threading.Lock()
+
+    def decide(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        is_causal: bool,
+        scale: float,
+        enable_gqa: bool,
+    ) -> int:
+        """Tells native code what serves a call, in the same thread in which that asks."""
+        call = Call(q, k, v, is_causal, None if math.isnan(scale) else scale, enable_gqa)
+        decision = self._kernels.decide(call)
+        if isinstance(decision, Served) and any(t.data_ptr() % ALIGNMENT for t in call[:3]):
+            decision = self._kernels.misaligned(call)
+        if isinstance(decision, Missed):
+            decision.count(0)
+            number = self._native.add_miss()
+        else:
+            number = self._native.add(decision.launch, torch.empty_like(q))
+        with self._lock:
+            self._told.append((number, decision))
+        return 0
+
+    def collect(self) -> None:
+        """Adds the calls since the last time to the misses and to `calls`."""
+        with self._lock:
+            told = list(self._told)
+        for number, decision in told:
+            times = self._native.calls(number)
+            if not times:
+                continue
+            if isinstance(decision, Missed):
+                decision.count(times)
+            else:
+                with self._lock:
+                    self._calls += times
+
+    def calls(self) -> int:
+        """The number of calls that native code served."""
+        self.collect()
+        return self._calls

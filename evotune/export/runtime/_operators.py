@@ -1,0 +1,161 @@
+"""The package's operators in `torch.ops`, with fake kernels for torch.compile and autograd.
+
+- attention: the public one. SDPA serves what the kernels do not, and whatever requires grad.
+- _served: the same for tensors that do not require grad. Graphs of torch.compile contain it.
+- _with_grad: the same for tensors that may require grad.
+- _attempt: the output, or None when no kernel serves the call. Native code implements it; these
+  are for native code to call: _decide (what serves a call), _launch (as Python does it), _before
+  (SDPA).
+
+All but the first take NaN as the usual scale. An output has the strides that the fake kernel
+promises, on every path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ._attention_package import AttentionKernels, sdpa
+from ._native_decisions import NativeDecisions
+
+_MOST_NAMESAKES = 100
+_SIGNATURE = (
+    "(Tensor q, Tensor k, Tensor v, bool is_causal=False, float? scale=None, "
+    "bool enable_gqa=False) -> Tensor"
+)
+_PRIVATE = "(Tensor q, Tensor k, Tensor v, bool is_causal, float scale, bool enable_gqa) -> "
+_ANY_DEVICE = "CompositeExplicitAutograd"
+
+
+def open_namespace(name: str, operator: str, signature: str) -> tuple[Any, str]:
+    """A library in which `operator` is defined, and its namespace. The namespace is that of the
+    module; where an earlier import of the same name still has it, a number is added."""
+    namespace = wanted = name.replace(".", "_")
+    for number in range(2, _MOST_NAMESAKES):
+        library: Any = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
+        try:
+            library.define(f"{operator}{signature}", tags=(torch.Tag.pt2_compliant_tag,))
+        except RuntimeError:
+            namespace = f"{wanted}_{number}"
+        else:
+            return library, namespace
+    raise ImportError(f"{wanted} was imported {_MOST_NAMESAKES} times")
+
+
+class AttentionOperator:
+    """The operators of one package. `implement` makes them callable."""
+
+    def __init__(self, name: str) -> None:
+        self._library, self.namespace = open_namespace(name, "attention", _SIGNATURE)
+        operators = getattr(torch.ops, self.namespace)
+        for private in ("_served", "_attempt", "_launch", "_before"):
+            self._library.define(f"{private}{_PRIVATE}Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+            # Their callers see to it that nothing requires grad.
+            self._library.impl(private, torch.library.fallthrough_kernel, "Autograd")
+        self._library.define(f"_with_grad{_PRIVATE}Tensor")
+        self._library.define(f"_decide{_PRIVATE}int")
+        self.public: Any = operators.attention.default
+        self.served: Any = operators._served.default
+        self.attempt: Any = operators._attempt.default
+        self.decisions: NativeDecisions | None = None
+        """Of the native launcher; None where Python launches."""
+
+    def implement(self, kernels: AttentionKernels) -> None:
+        def attention(
+            q: torch.Tensor,
+            k: torch.Tensor,
+            v: torch.Tensor,
+            is_causal: bool = False,
+            scale: float | None = None,
+            enable_gqa: bool = False,
+        ) -> torch.Tensor:
+            out = kernels.serve(q, k, v, is_causal, scale, enable_gqa)
+            return before(q, k, v, is_causal, scale, enable_gqa) if out is None else out
+
+        served = _with_usual_scale(attention)
+        library, key = self._library, kernels.kernels.device_type.upper()
+        native = kernels.kernels.launcher.open_native(self.namespace, key)
+        library.impl("attention", attention, _ANY_DEVICE)
+        library.impl("_served", served, _ANY_DEVICE)
+        if native is not None:  # it has implemented them for its key
+            self.decisions = NativeDecisions(kernels, native)
+            library.impl("_decide", self.decisions.decide, key)
+            library.impl("_launch", served, key)
+            library.impl("_before", _with_usual_scale(before), key)
+            library.impl("_attempt", _with_usual_scale(kernels.serve), _ANY_DEVICE)
+        recorded = _differentiable(kernels, self.served)
+        library.impl("attention", recorded, "Autograd")
+        library.impl("_with_grad", recorded, "CompositeImplicitAutograd")
+        library._register_fake("attention", fake)
+        library._register_fake("_served", fake)
+
+
+def _differentiable(kernels: AttentionKernels, served: Any) -> Callable[..., torch.Tensor]:
+    """The operator for tensors that may require grad: then SDPA is recorded in its place."""
+
+    def attention(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        if scale is not None and math.isnan(scale):
+            scale = None
+        if torch.is_grad_enabled() and needs_grad(q, k, v):
+            kernels.misses.missed("grad", None, "an input requires grad").count()
+            return before(q, k, v, is_causal, scale, enable_gqa)
+        return served(q, k, v, is_causal, math.nan if scale is None else scale, enable_gqa)  # type: ignore[no-any-return]
+
+    return attention
+
+
+def _with_usual_scale(function: Callable[..., Any]) -> Callable[..., Any]:
+    def with_usual_scale(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        is_causal: bool,
+        scale: float,
+        enable_gqa: bool,
+    ) -> Any:
+        return function(q, k, v, is_causal, None if math.isnan(scale) else scale, enable_gqa)
+
+    return with_usual_scale
+
+
+def before(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """SDPA's result, with the operator's strides."""
+    out = sdpa(q, k, v, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+    promised = fake(q, k, v)
+    return out if out.stride() == promised.stride() else promised.copy_(out)
+
+
+def fake(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """The output without its values: laid out like q."""
+    if q.dim() == 4 and v.dim() == 4 and q.shape[3] == v.shape[3]:
+        return torch.empty_like(q)
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
+def needs_grad(*tensors: torch.Tensor) -> bool:
+    return any(tensor.requires_grad for tensor in tensors)

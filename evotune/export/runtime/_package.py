@@ -1,0 +1,139 @@
+"""Opens the package that these modules lie in, and gives it its public names."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from ._attention_calls import AttentionCalls
+from ._attention_package import BEFORE, AttentionKernels
+from ._certificate import Contents
+from ._checking import Result, check_attention, check_problem
+from ._loaded_kernels import LoadedKernels
+from ._missed import Misses
+from ._operators import AttentionOperator
+from ._package_facts import device_facts, version_facts
+from ._problem_calls import ProblemCalls
+from ._problem_package import ProblemKernels
+from ._sdpa_hook import Hook
+from ._transformers_hook import register
+
+ATTENTION = "attention"
+
+
+class Package(Protocol):
+    def public(self) -> dict[str, Callable[..., Any]]:
+        """The public names of the module, and their values."""
+
+
+def load(folder: Path, name: str) -> Package:
+    """The package in `folder`, which is imported as the module `name`.
+
+    ImportError, one line, where its description cannot be read. A file that is not the one of the
+    certificate is said in a warning, and no kernel is used.
+    """
+    contents = Contents(folder)
+    if contents.damage:
+        warnings.warn(f"{name}: {contents.damage}; no kernel is used", stacklevel=2)
+    if contents.dispatch["problem"]["name"] == ATTENTION:
+        return AttentionPackage(contents, name)
+    return ProblemPackage(contents, name)
+
+
+class AttentionPackage:
+    """A package of attention kernels."""
+
+    def __init__(self, contents: Contents, name: str) -> None:
+        self._name = name
+        self._contents = contents
+        self._misses = Misses(name, BEFORE)
+        operator = AttentionOperator(name)
+        self._loaded = LoadedKernels(contents)
+        self._kernels = AttentionKernels(contents, self._loaded, self._misses)
+        operator.implement(self._kernels)
+        if operator.decisions is not None:
+            self._misses.collect = operator.decisions.collect
+        self._operator = operator
+        self._calls = AttentionCalls(self._kernels, operator, self._misses)
+        self._hook = Hook(self._calls.attempt)
+
+    def public(self) -> dict[str, Callable[..., Any]]:
+        return {
+            ATTENTION: self._calls.attention,
+            "activate": self._hook.activate,
+            "deactivate": self._hook.deactivate,
+            "active": self._hook.active,
+            "register_transformers": self.register_transformers,
+            "info": self.info,
+            "check": self.check,
+            "misses": self._misses.cases,
+            "write_misses": self._misses.write,
+        }
+
+    def register_transformers(self) -> None:
+        """Makes the package's name a value of `attn_implementation` in transformers."""
+        register(self._name.rpartition(".")[2], self._calls.attempt)
+
+    def info(self) -> dict[str, Any]:
+        """Facts about the package on this machine: the device that it is for and whether it is
+        here, the launcher, loaded files, served regions, calls served, and misses by kind."""
+        native = self._operator.decisions
+        return {
+            "package": self._name,
+            "operator": f"torch.ops.{self._operator.namespace}.{ATTENTION}",
+            **device_facts(self._contents, self._loaded),
+            **version_facts(self._contents),
+            **self._loaded.facts(),
+            "active": self._hook.is_active,
+            "served": self._kernels.dispatch.regions(),
+            "calls": self._kernels.calls() + (native.calls() if native else 0),
+            "misses": self._misses.by_kind(),
+        }
+
+    def check(self) -> Result:
+        """Compares every case that was timed and is served with SDPA on this machine, prints a
+        table, and returns the result, which is true when all agree."""
+        return check_attention(self._kernels, self._calls.attempt)
+
+
+class ProblemPackage:
+    """A package of kernels of another problem."""
+
+    def __init__(self, contents: Contents, name: str) -> None:
+        self._name = name
+        self._contents = contents
+        self._misses = Misses(name, "the fallback")
+        self._loaded = LoadedKernels(contents)
+        self._calls = ProblemCalls(name, contents.dispatch)
+        self._kernels = ProblemKernels(contents, self._loaded, self._misses)
+        self._calls.implement(self._kernels)
+
+    def public(self) -> dict[str, Callable[..., Any]]:
+        return {
+            self._kernels.call_name: self._calls.call,
+            "set_fallback": self._calls.set_fallback,
+            "info": self.info,
+            "check": self.check,
+            "misses": self._misses.cases,
+            "write_misses": self._misses.write,
+        }
+
+    def info(self) -> dict[str, Any]:
+        """Facts about the package on this machine, as those of a package for attention."""
+        return {
+            "package": self._name,
+            "operator": f"torch.ops.{self._calls.namespace}.{self._kernels.call_name}",
+            **device_facts(self._contents, self._loaded),
+            **version_facts(self._contents),
+            **self._loaded.facts(),
+            "served": self._kernels.dispatch.regions(),
+            "calls": self._kernels.calls,
+            "misses": self._misses.by_kind(),
+        }
+
+    def check(self) -> Result:
+        """Calls every case that was timed and is served; compares it with the fallback where there
+        is one, otherwise with itself, bit for bit. Prints a table, and returns the result."""
+        return check_problem(self._kernels)

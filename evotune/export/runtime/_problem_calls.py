@@ -1,0 +1,135 @@
+"""`NAME.<problem>` and `torch.ops.NAME.<problem>` of packages for other problems than attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ._loaded_kernels import Refused
+from ._operators import needs_grad, open_namespace
+from ._problem_package import NotServed, ProblemKernels
+
+_TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
+
+
+def signature(inputs: Sequence[str], outputs: Sequence[str], options: Mapping[str, str]) -> str:
+    """The operator's schema: tensors, then optional names by keyword."""
+    tensors = ", ".join(f"Tensor {name}" for name in inputs)
+    named = "".join(f", {kind}? {name}=None" for name, kind in options.items())
+    result = ", ".join("Tensor" for _ in outputs)
+    keywords = f", *{named}" if named else ""
+    return f"({tensors}{keywords}) -> {result if len(outputs) == 1 else f'({result})'}"
+
+
+class ProblemCalls:
+    """Serves calls with a problem's inputs, in their order or by name."""
+
+    def __init__(self, name: str, description: Mapping[str, Any]) -> None:
+        problem, given = description["problem"], description["cases_from"]
+        self._name = name
+        self._operator: str = problem["call"]
+        self._inputs: list[str] = problem["inputs"]
+        self._outputs: list[str] = problem["outputs"]
+        kinds = dict.fromkeys(given["sizes"], "int") | dict.fromkeys(
+            given.get("ranges", {}), "float"
+        )
+        self._options = list(kinds)
+        schema = signature(self._inputs, self._outputs, kinds)
+        self._library, self.namespace = open_namespace(name, self._operator, schema)
+        operators = getattr(torch.ops, self.namespace)
+        self.overload: Any = getattr(operators, self._operator).default
+        self._kernels: ProblemKernels
+
+    def implement(self, kernels: ProblemKernels) -> None:
+        self._kernels = kernels
+        library, overload, single = self._library, self.overload, len(self._outputs) == 1
+
+        def result(outputs: tuple[torch.Tensor, ...]) -> Any:
+            return outputs[0] if single else outputs
+
+        def run(*tensors: torch.Tensor, **named: Any) -> Any:
+            options = {name: value for name, value in named.items() if value is not None}
+            return result(self._run(tensors, options))
+
+        def autograd(*tensors: torch.Tensor, **named: Any) -> Any:
+            if torch.is_grad_enabled() and needs_grad(*tensors):
+                options = {name: value for name, value in named.items() if value is not None}
+                return result(self._without_kernel(self._no_gradient(), tensors, options))
+            with torch._C._AutoDispatchBelowAutograd():
+                return overload(*tensors, **named)
+
+        def fake(*tensors: torch.Tensor, **named: Any) -> Any:
+            options = {name: value for name, value in named.items() if value is not None}
+            shapes = kernels.shapes(kernels.symbols(tensors, options))
+            return result(tuple(tensors[0].new_empty(shape) for shape in shapes))
+
+        library.impl(self._operator, run, kernels.kernels.device_type.upper())
+        library.impl(self._operator, autograd, "Autograd")
+        library._register_fake(self._operator, fake)
+
+    def call(self, *tensors: torch.Tensor, **named: Any) -> Any:
+        """The output, or a dict of outputs by name where there are several. Sizes that shapes do
+        not tell, and constants, are given by name. NotServed (a ValueError, one line) where no
+        kernel serves the call and there is no fallback."""
+        inputs, options = self._given(tensors, named)
+        if torch.compiler.is_compiling():
+            found = self.overload(*inputs, **options)
+            outputs = (found,) if len(self._outputs) == 1 else tuple(found)
+        elif torch.is_grad_enabled() and needs_grad(*inputs):
+            outputs = self._without_kernel(self._no_gradient(), inputs, options)
+        else:
+            outputs = self._run(inputs, options)
+        if len(outputs) == 1:
+            return outputs[0]
+        return dict(zip(self._outputs, outputs, strict=True))
+
+    def set_fallback(self, function: Callable[..., Any] | None) -> None:
+        """`function(*tensors, **named)` serves what no kernel does. It gets the call's arguments,
+        and returns the output, or a dict of outputs by name."""
+        self._kernels.fallback = function
+
+    def _given(
+        self, tensors: tuple[torch.Tensor, ...], named: Mapping[str, Any]
+    ) -> tuple[list[torch.Tensor], dict[str, Any]]:
+        call = f"{self._operator}({', '.join(self._inputs)})"
+        if len(tensors) > len(self._inputs):
+            raise TypeError(f"{call} takes {len(self._inputs)} tensors, got {len(tensors)}")
+        given = list(tensors)
+        for name in self._inputs[len(tensors) :]:
+            if name not in named:
+                raise TypeError(f"{call} lacks {name}")
+            given.append(named[name])
+        options = {}
+        for name, value in named.items():
+            if name in self._options:
+                options[name] = value
+            elif name not in self._inputs[len(tensors) :]:
+                known = ", ".join((*self._inputs, *self._options))
+                raise TypeError(f"{call} got {name!r}; known: {known}")
+        return given, options
+
+    def _run(
+        self, tensors: Sequence[torch.Tensor], options: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, ...]:
+        try:
+            return self._kernels.run(tensors, options)
+        except NotServed as error:
+            return self._without_kernel(error, tensors, options)
+
+    def _no_gradient(self) -> NotServed:
+        words = "an input requires grad, and a kernel has no gradient: use torch.no_grad()"
+        return self._kernels.refuse(Refused("grad", words))
+
+    def _without_kernel(
+        self, error: NotServed, tensors: Sequence[torch.Tensor], options: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, ...]:
+        """The fallback's outputs; raises the error where there is none."""
+        fallback = self._kernels.fallback
+        if fallback is None:
+            raise error
+        found = fallback(*tensors, **options)
+        if isinstance(found, torch.Tensor):
+            return (found.contiguous(),)
+        return tuple(found[name].contiguous() for name in self._outputs)

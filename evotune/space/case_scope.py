@@ -1,0 +1,125 @@
+"""Folds a configuration and the device into expressions; the symbols of a case stay names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from evotune.space._naming import Names
+from evotune.space.language.expression import Expression
+from evotune.space.language.interning import Interner
+from evotune.space.language.nodes import (
+    EvaluationError,
+    Literal,
+    Name,
+    Node,
+    Operation,
+    names_in,
+)
+from evotune.space.language.scalar import Environment, compile_scalar
+from evotune.trial import Value
+
+
+class CaseScope:
+    """The expressions of one configuration as functions of a case's symbols alone.
+
+    A `let` that depends on the case stays a name too, so that trees do not repeat what they share
+    and do not get deep: `lets` has its tree, which may name other `let`s.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        configuration: Mapping[str, Value],
+        known: Mapping[str, Value],
+    ) -> None:
+        """`known`: symbols that have the same value in every case, such as `dtype`."""
+        self._names = names
+        self._configuration = configuration
+        self._known = known
+        self._interner = Interner()
+        self._let: dict[str, Node] = {}
+        self.lets: dict[str, Node] = {}
+        """The trees of the `let`s that depend on the case, each after those that it names."""
+
+    def bind(self, expression: Expression) -> Node:
+        """The expression's tree over symbols and `lets`."""
+        for name in self._names.lets_in(expression):
+            if name not in self._let:
+                found = self._bind(self._names.let[name].node)
+                if isinstance(found, Operation):
+                    self.lets[name] = found
+                    found = self._interner.name(name)
+                self._let[name] = found
+        return self._bind(expression.node)
+
+    def literal(self, value: Value) -> Node:
+        return self._interner.literal(value)
+
+    def symbol(self, name: str) -> Node:
+        """The symbol, or its value where that is known."""
+        return self._symbol(name)
+
+    def is_symbol(self, name: str) -> bool:
+        return name in self._names.symbols
+
+    def operation(self, operator: str, *operands: Node) -> Node:
+        """The operation, folded as far as it is known."""
+        return self._interner.operation(operator, operands)
+
+    def holds(self, node: Node) -> bool | None:
+        """Whether a condition holds in every case (True) or in none (False); None: it depends."""
+        return bool(node.value) if isinstance(node, Literal) else None
+
+    def needed(self, nodes: list[Node]) -> dict[str, Node]:
+        """The `lets` that the trees name, also through each other, in the order of `lets`."""
+        wanted: set[str] = set()
+        waiting = list(nodes)
+        while waiting:
+            for name in names_in(waiting.pop()):
+                if name.name in self.lets and name.name not in wanted:
+                    wanted.add(name.name)
+                    waiting.append(self.lets[name.name])
+        return {name: node for name, node in self.lets.items() if name in wanted}
+
+    def environment(self, symbols: Mapping[str, Value]) -> Environment:
+        """The symbols and the values that the `lets` have with them. A `let` without a value is
+        left out."""
+        found: Environment = dict(symbols)
+        for name, node in self.lets.items():
+            try:
+                found[name] = compile_scalar(node)(found)
+            except (EvaluationError, KeyError):
+                continue
+        return found
+
+    def _bind(self, node: Node) -> Node:
+        if isinstance(node, Literal):
+            return self._interner.literal(node.value)
+        if isinstance(node, Name):
+            return self._bind_name(node.name)
+        return self._interner.operation(node.operator, map(self._bind, node.operands))
+
+    def _bind_name(self, name: str) -> Node:
+        names = self._names
+        if name in self._configuration:
+            return self._interner.literal(self._configuration[name])
+        if name in names.let:
+            return self._let[name]
+        if name in names.device:
+            return self._interner.literal(names.device[name])
+        if name in names.symbols:
+            return self._symbol(name)
+        return self._interner.literal(name)  # a choice
+
+    def _symbol(self, name: str) -> Node:
+        if name in self._known:
+            return self._interner.literal(self._known[name])
+        return self._interner.name(name)
+
+
+def evaluate(node: Node, environment: Environment) -> Value:
+    """The tree's value with `CaseScope.environment`. EvaluationError when it has none."""
+    try:
+        return compile_scalar(node)(environment)
+    except KeyError as error:  # of a `let` without a value
+        raise EvaluationError(f"{error.args[0]} has no value") from error

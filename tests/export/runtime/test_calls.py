@@ -1,0 +1,420 @@
+"""Calls of an exported package: which kernel serves them, and what serves the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from tests.export.runtime.packages import (
+    CASE,
+    HEAD_DIM,
+    attention_package,
+    description,
+    imported,
+    region,
+    strided_kernel,
+    strided_region,
+)
+
+Open = Callable[..., ModuleType]
+GROUPED: dict[str, Any] = {"enable_gqa": True}
+
+
+def inputs(
+    length: int = 40, batch: int = 1, heads: int = 4, kv_heads: int = 2, dtype: Any = torch.float32
+) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(batch, count, length, HEAD_DIM, generator=generator).to(dtype)
+        for count in (heads, kv_heads, kv_heads)
+    ]
+
+
+def sdpa(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+    return torch._C._nn.scaled_dot_product_attention(*tensors, **options)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """The kernel's results differ from SDPA's in the last bits, but hardly more."""
+    off = (found - expected).abs().max()
+    return 0 < off < 1e-5
+
+
+@pytest.fixture
+def silent() -> Any:
+    """Warnings of misses are not what the test is about."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [40, 37])
+def test_a_case_in_a_served_region_runs_the_kernel(opened: Open, causal: bool, length: int) -> None:
+    module = opened(served=[region(**CASE), region(**CASE, causal=True), near(), near(causal=True)])
+    tensors = inputs(length)
+    out = module.attention(*tensors, is_causal=causal, **GROUPED)
+    assert close(out, sdpa(*tensors, is_causal=causal, **GROUPED))
+    assert module.info()["calls"] == 1
+    assert module.misses() == []
+
+
+def near(**changes: Any) -> dict[str, Any]:
+    sizes = {**CASE, "seq_len_q": [36, 44], "seq_len_k": [36, 44]}
+    return region(near=True, **sizes, **changes)
+
+
+MISSES: list[tuple[str, Callable[[], tuple[list[torch.Tensor], dict[str, Any]]]]] = [
+    ("not measured to win", lambda: (inputs(50), GROUPED)),
+    ("not measured to win", lambda: (inputs(40, heads=2), {})),
+    ("outside the domain", lambda: (inputs(201), GROUPED)),
+    ("dtype", lambda: (inputs(dtype=torch.bfloat16), GROUPED)),
+    ("layout", lambda: ([t.transpose(2, 3).contiguous().mT for t in inputs()], GROUPED)),
+    ("layout", lambda: ([across(t) for t in inputs()], GROUPED)),
+    ("alignment", lambda: ([shifted(t) for t in inputs()], GROUPED)),
+    ("grad", lambda: ([t.requires_grad_() for t in inputs()], GROUPED)),
+    ("outside the domain", lambda: ([t[0] for t in inputs(heads=2)], {})),
+    ("not measured to win", lambda: (inputs(), {**GROUPED, "scale": 0.3})),
+    ("tensor", lambda: ([torch.nn.Parameter(t, False) for t in inputs()], GROUPED)),
+]
+
+
+def across(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, heads beside each other in memory, as models hand them over."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def shifted(tensor: torch.Tensor) -> torch.Tensor:
+    room = torch.empty(tensor.numel() + 1)
+    room[1:] = tensor.flatten()
+    return room[1:].view(tensor.shape)
+
+
+@pytest.mark.parametrize(
+    ("kind", "call"), MISSES, ids=[f"{i}-{kind}" for i, (kind, _) in enumerate(MISSES)]
+)
+def test_other_calls_get_the_bits_of_sdpa(opened: Open, kind: str, call: Any) -> None:
+    scales = {"softmax_scale": [0.2, 0.26]}
+    module = opened(served=[region(**CASE, **scales)])
+    tensors, options = call()
+    with pytest.warns(UserWarning, match=rf"not served \({kind}\): .*attention serves it") as said:
+        out = module.attention(*tensors, **options)
+    assert said[0].filename == __file__
+    expected = sdpa(*tensors, **options)
+    assert torch.equal(out, expected)
+    assert out.stride() == expected.stride()
+    assert out.requires_grad == expected.requires_grad
+    module.attention(*tensors, **options)  # the first of its kind is said, the second is not
+    assert module.info()["misses"][kind]["count"] == 2
+    assert module.info()["calls"] == 0
+
+
+def test_a_strided_kernel_takes_tensors_as_models_hand_them_over(opened: Open) -> None:
+    module = opened(served=[strided_region()], kernels=[strided_kernel()])
+    wide = torch.randn(2, 40, 8, HEAD_DIM)
+    packed = tuple(
+        wide[:, :, heads].transpose(1, 2) for heads in (slice(4), slice(4, 6), slice(6, 8))
+    )
+    for tensors in ([across(t) for t in inputs()], inputs(), packed):
+        out = module.attention(*tensors, **GROUPED)
+        assert out.stride() == torch.empty_like(tensors[0]).stride()
+        torch.testing.assert_close(out, sdpa(*tensors, **GROUPED))
+        overload = getattr(torch.ops, module.__name__).attention.default
+        torch.library.opcheck(overload, (*tensors, False, None, True))
+    assert module.misses() == []
+
+
+def test_wrong_shapes_get_sdpas_error(opened: Open, silent: None) -> None:
+    module = opened()
+    q, k, v = inputs()
+    with pytest.raises(RuntimeError, match="must match the size"):
+        module.attention(q, k, v)  # a group of heads without enable_gqa
+
+
+def test_a_usual_scale_is_the_usual_case(opened: Open) -> None:
+    module = opened()
+    module.attention(*inputs(), scale=HEAD_DIM**-0.5, **GROUPED)
+    assert module.info()["calls"] == 1
+
+
+def test_a_guard_that_fails_leaves_the_call_to_sdpa(opened: Open, silent: None) -> None:
+    kernels = description("any")["kernels"]
+    kernels[0]["guards"] = [["==", ["//", 1, ["-", {"name": "rows"}, 160]], 0]]  # 1 // 0 for CASE
+    module = opened(kernels=kernels)
+    assert torch.equal(module.attention(*inputs(), **GROUPED), sdpa(*inputs(), **GROUPED))
+
+
+def test_misses_are_listed_by_case_and_written(opened: Open, tmp_path: Path, silent: None) -> None:
+    module = opened()
+    for length in (50, 60, 60):
+        module.attention(*inputs(length), is_causal=True, **GROUPED)
+    cases = module.misses()
+    assert [(case["count"], case["shape"]["seq_len_q"]) for case in cases] == [(2, 60), (1, 50)]
+    path = tmp_path / "cases.json"
+    module.write_misses(path)
+    first = json.loads(path.read_text())[0]
+    shape = {"batch": 1, "heads": 4, "kv_heads": 2, "seq_len_q": 60, "seq_len_k": 60}
+    assert first["shape"] == {**shape, "head_dim": HEAD_DIM}
+    assert first["variant"] == {"causal": True}
+    assert first["dtype"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [
+        ({"name": "Another Processor"}, "the kernels are for Another Processor"),
+        ({"threads": 4096}, "measured were 4096"),
+        ({"arch": "riscv-rvv"}, "the kernels are for riscv-rvv"),
+    ],
+)
+def test_on_another_device_everything_falls_back_and_is_said_once(
+    opened: Open, device: dict[str, Any], reason: str
+) -> None:
+    module = opened(device={**description("any")["device"], **device})
+    with pytest.warns(UserWarning, match=rf"not served \(device\).*{reason}"):
+        out = module.attention(*inputs(), **GROUPED)
+    assert torch.equal(out, sdpa(*inputs(), **GROUPED))
+    module.attention(*inputs(), **GROUPED)
+    assert module.info()["misses"]["device"]["count"] == 2
+    assert not module.check()
+
+
+def test_no_more_threads_are_used_than_were_measured_with(opened: Open) -> None:
+    module = opened(device={**description("any")["device"], "threads": 1})
+    before = torch.get_num_threads()
+    module.attention(*inputs(), **GROUPED)
+    assert module.info()["calls"] == 1
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("file", ["binary", "dispatch.json", "_dispatch.py"])
+def test_changed_bytes_are_not_loaded(
+    tmp_path: Path, binaries: Path, file: str, silent: None
+) -> None:
+    package = attention_package(tmp_path, binaries, f"changed_{len(file)}")
+    path = next(package.glob("binaries/*")) if file == "binary" else package / file
+    path.write_bytes(path.read_bytes() + b"\n")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with imported(package) as module:
+            for causal in (False, True):
+                out = module.attention(*inputs(), is_causal=causal, **GROUPED)
+                expected = sdpa(*inputs(), is_causal=causal, **GROUPED)
+            if file != "binary":
+                assert torch.equal(out, expected)
+            assert module.info()["misses"]["damaged file"]["count"] >= 1
+    assert any(path.name in str(warning.message) for warning in said)
+
+
+def test_a_package_without_a_description_is_refused_in_one_line(
+    tmp_path: Path, binaries: Path
+) -> None:
+    package = attention_package(tmp_path, binaries, "undescribed")
+    (package / "dispatch.json").write_text("{")
+    with pytest.raises(ImportError, match=r"dispatch\.json: Expecting"), imported(package):
+        pass
+
+
+def test_the_operator_keeps_its_promises(opened: Open, silent: None) -> None:
+    module = opened()
+    overload = getattr(torch.ops, module.__name__).attention.default
+    served = inputs()
+    for tensors in (served, inputs(50), [across(t) for t in served]):
+        torch.library.opcheck(overload, (*tensors, False, None, True))
+    with_grad = [t.clone().requires_grad_() for t in served]
+    torch.library.opcheck(overload, (*with_grad, True, None, True))
+
+
+def test_gradients_are_those_of_sdpa(opened: Open, silent: None) -> None:
+    module = opened()
+    operator = getattr(torch.ops, module.__name__).attention
+    for call in (
+        lambda *t: operator(*t, False, None, True),
+        lambda *t: module.attention(*t, **GROUPED),
+    ):
+        ours, theirs = ([t.clone().requires_grad_() for t in inputs()] for _ in range(2))
+        call(*ours).sum().backward()
+        sdpa(*theirs, **GROUPED).sum().backward()
+        assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_the_operator_leaves_other_devices_to_sdpa(opened: Open, silent: None) -> None:
+    kernels = description("any")["kernels"]
+    module = opened(kernels=kernels)
+    meta = [t.to("meta") for t in inputs()]
+    assert getattr(torch.ops, module.__name__).attention(*meta, False, None, True).shape[2] == 40
+
+
+def test_grad_mode_off_and_inference_mode_are_served(opened: Open) -> None:
+    module = opened()
+    tensors = [t.requires_grad_() for t in inputs()]
+    with torch.no_grad():
+        module.attention(*tensors, **GROUPED)
+    with torch.inference_mode():
+        out = module.attention(*inputs(), **GROUPED)
+    assert out.is_inference()
+    assert module.info()["calls"] == 2
+
+
+def test_autocast_casts_as_sdpa_does(opened: Open, silent: None) -> None:
+    module = opened()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = module.attention(*inputs(), **GROUPED)
+        expected = sdpa(*inputs(), **GROUPED)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, expected)
+    assert module.info()["misses"]["dtype"]["count"] == 1
+
+
+def test_transforms_and_modes_get_what_sdpa_gives(opened: Open, silent: None) -> None:
+    module = opened()
+    q, k, v = (torch.stack([t, t + 1]) for t in inputs())
+    out = torch.vmap(lambda *t: module.attention(*t, **GROUPED))(q, k, v)
+    expected = torch.vmap(lambda *t: sdpa(*t, **GROUPED))(q, k, v)
+    assert torch.equal(out, expected)
+    assert module.attention(*(t.to("meta") for t in inputs()), **GROUPED).device.type == "meta"
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_function_calls_the_kernel(opened: Open, backend: str) -> None:
+    module = opened()
+
+    @torch.compile(fullgraph=True, backend=backend)
+    def compiled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return module.attention(q, k, v, **GROUPED) * 2
+
+    tensors = inputs()
+    with torch.no_grad():
+        assert torch.equal(compiled(*tensors), module.attention(*tensors, **GROUPED) * 2)
+    assert module.info()["calls"] == 2
+
+
+def test_a_compiled_function_leaves_other_shapes_to_sdpa(opened: Open, silent: None) -> None:
+    module = opened()
+
+    @torch.compile(fullgraph=True, backend="aot_eager", dynamic=True)
+    def compiled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return module.attention(q, k, v, **GROUPED) * 2
+
+    for length in (40, 50):
+        tensors = inputs(length)
+        assert torch.equal(compiled(*tensors), sdpa(*tensors, **GROUPED) * 2)
+    assert module.info()["calls"] == 0
+    assert "symbolic shape" in module.info()["misses"]
+
+
+def test_compiled_gradients_are_those_of_sdpa(opened: Open, silent: None) -> None:
+    module = opened()
+    compiled = torch.compile(
+        lambda *t: module.attention(*t, **GROUPED), fullgraph=True, backend="aot_eager"
+    )
+    ours, theirs = ([t.clone().requires_grad_() for t in inputs()] for _ in range(2))
+    compiled(*ours).sum().backward()
+    sdpa(*theirs, **GROUPED).sum().backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_threads_share_a_package(opened: Open, silent: None) -> None:
+    module = opened()
+    expected = module.attention(*inputs(), **GROUPED)
+    wrong: list[int] = []
+
+    def work() -> None:
+        for _ in range(50):
+            if not torch.equal(module.attention(*inputs(), **GROUPED), expected):
+                wrong.append(1)
+            module.attention(*inputs(50), **GROUPED)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert module.misses()[0]["count"] == 200
+
+
+def test_a_package_under_two_names_has_two_operators(tmp_path: Path, binaries: Path) -> None:
+    package = attention_package(tmp_path / "a", binaries, "once")
+    with imported(package) as module:
+        again = package.with_name("twice")
+        os.symlink(package, again)
+        with imported(again) as other:
+            module.attention(*inputs(), **GROUPED)
+            assert (module.info()["calls"], other.info()["calls"]) == (1, 0)
+            torch.ops.twice.attention(*inputs(), False, None, True)
+            assert (module.info()["calls"], other.info()["calls"]) == (1, 1)
+    with imported(package) as module:  # the operators of the first import are still there
+        module.attention(*inputs(), **GROUPED)
+        assert module.info()["calls"] == 1
+
+
+def test_check_compares_every_timed_case(opened: Open, capsys: Any) -> None:
+    result = opened().check()
+    assert result
+    assert [row.case for row in result.rows] == [
+        "(1,4/2,40,40,16) full",
+        "(1,4/2,40,40,16) causal",
+    ]
+    assert capsys.readouterr().out.count("ok") == 2
+
+
+def test_check_finds_a_kernel_that_differs(opened: Open, capsys: Any) -> None:
+    kernels = description("any")["kernels"]
+    plan = kernels[0]["plan"]
+    plan["arguments"] = [
+        {**each, "value": 0.3} if each["type"] == "float32" else each for each in plan["arguments"]
+    ]
+    result = opened(kernels=kernels).check()
+    assert not result
+    assert "differs" in capsys.readouterr().out
+
+
+def test_info_says_where_the_package_stands(opened: Open) -> None:
+    info = opened().info()
+    assert info["device_matches"]
+    assert info["launcher"].startswith("ctypes")
+    assert info["versions"]["torch"] == torch.__version__
+    assert len(info["served"]) == 3
+
+
+def test_an_import_and_a_call_do_not_load_the_compiler(tmp_path: Path, binaries: Path) -> None:
+    attention_package(tmp_path, binaries, "light")
+    program = f"""
+import sys, torch, light
+q = torch.randn(1, 4, 40, {HEAD_DIM})
+k = q[:, :2].contiguous()
+light.attention(q, k, k, enable_gqa=True)
+with light.active():
+    torch.nn.functional.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+assert light.info()["calls"] == 2
+assert light.check()
+print("torch._dynamo" in sys.modules, "sympy" in sys.modules)
+"""
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert found.stdout.endswith("False False\n"), found.stderr
+
+
+def test_a_forked_child_finds_no_lock_held(opened: Open, silent: None) -> None:
+    module = opened()
+    with module._loaded._misses.lock:  # as another thread may at that moment
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # ends a child that waits for the lock
+            os._exit(len(module.misses()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

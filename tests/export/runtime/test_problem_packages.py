@@ -1,0 +1,235 @@
+"""Packages of kernels for other problems than attention."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from tests.export.runtime.packages import description, imported, write
+
+Open = Callable[..., ModuleType]
+_numbers = itertools.count()
+SOURCE = """
+#include <cmath>
+extern "C" void norm(const float* x, const float* weight, float* out, float* scales, float eps,
+                     int rows, int columns) {
+  for (int row = 0; row < rows; ++row) {
+    double sum = 0;
+    for (int i = 0; i < columns; ++i) sum += double(x[row * columns + i]) * x[row * columns + i];
+    scales[row] = float(1 / std::sqrt(sum / columns + eps));
+    for (int i = 0; i < columns; ++i)
+      out[row * columns + i] = x[row * columns + i] * scales[row] * weight[i];
+  }
+}
+"""
+ROWS, COLUMNS = {"name": "rows"}, {"name": "columns"}
+
+
+def name(text: str) -> dict[str, str]:
+    return {"name": text}
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> dict[str, torch.Tensor]:
+    scales = (x.square().mean(-1) + eps).rsqrt()
+    return {"out": x * scales[:, None] * weight, "scales": scales}
+
+
+def dispatch(outputs: list[str], **changes: Any) -> dict[str, Any]:
+    ranges = {"rows": [1, 100], "columns": [1, 64], "eps": [1e-8, 1e-3], "elements": [1, 6400]}
+    exact = {n: [v, v] for n, v in {"rows": 8, "columns": 32, "eps": 1e-6, "elements": 256}.items()}
+    whole = {"kernel": 0, "fixed": {}, "speedup_low": 1.1, "near": False, "layout": "contiguous"}
+    return {
+        "problem": {
+            "name": "user",
+            "inputs": ["x", "weight"],
+            "outputs": outputs,
+            "dtype": "float32",
+            "call": "rms_norm",
+        },
+        "cases_from": {
+            "sizes": ["rows", "columns"],
+            "constants": {"eps": 1e-6},
+            "ranges": {"eps": [1e-8, 1e-3]},
+            "variants": {},
+            "tuned": [{"rows": 8, "columns": 32, "eps": 1e-6}],
+        },
+        "shapes": {
+            "x": [ROWS, COLUMNS],
+            "weight": [COLUMNS],
+            "out": [ROWS, COLUMNS],
+            "scales": [ROWS],
+        },
+        "quantities": {"elements": ["*", ROWS, COLUMNS]},
+        "kernels": [
+            {
+                "champion": 0,
+                "binaries": [],
+                "plan": {
+                    "entry": "norm",
+                    "arguments": [
+                        {"type": "tensor", "name": "x"},
+                        {"type": "tensor", "name": "weight"},
+                        {"type": "tensor", "name": "out"},
+                        {"type": "workspace" if outputs == ["out"] else "tensor", "name": "scales"},
+                        {"type": "float32", "value": name("eps")},
+                        {"type": "int32", "value": ROWS},
+                        {"type": "int32", "value": COLUMNS},
+                    ],
+                    "workspaces": [{"name": "scales", "bytes": ["*", 4, ROWS], "init": "poison"}]
+                    if outputs == ["out"]
+                    else [],
+                    "launches": [],
+                },
+                "guards": [],
+            }
+        ],
+        "served": [{**whole, "ranges": exact}],
+        "domain": [{**whole, "ranges": ranges}],
+        **changes,
+    }
+
+
+@pytest.fixture(scope="module")
+def binary(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("norm")
+    (folder / "norm.cpp").write_text(SOURCE)
+    command = ["g++", "-O1", "-fPIC", "-shared", "norm.cpp", "-o", "norm.so"]
+    subprocess.run(command, cwd=folder, check=True, timeout=60)
+    return (folder / "norm.so").read_bytes()
+
+
+@pytest.fixture
+def opened(tmp_path: Path, binary: bytes) -> Iterator[Open]:
+    with ExitStack() as stack:
+
+        def make(outputs: tuple[str, ...] = ("out",), **changes: Any) -> ModuleType:
+            package = f"norm_{next(_numbers)}"
+            whole = description(package, **dispatch(list(outputs), **changes))
+            file = {"fixed": {}, "file": "binaries/norm.so"}
+            whole["kernels"][0]["binaries"] = [
+                {**file, "sha256": hashlib.sha256(binary).hexdigest()}
+            ]
+            folder = write(tmp_path, package, whole, {"binaries/norm.so": binary})
+            return stack.enter_context(imported(folder))
+
+        yield make
+
+
+def inputs(rows: int = 8, columns: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(rows, columns, generator=generator), torch.rand(columns, generator=generator)
+
+
+def test_every_case_of_the_domain_runs_the_kernel(opened: Open) -> None:
+    module = opened()
+    for rows, columns in ((8, 32), (3, 64), (100, 1)):
+        x, weight = inputs(rows, columns)
+        torch.testing.assert_close(module.rms_norm(x, weight), norm(x, weight)["out"])
+        torch.testing.assert_close(
+            module.rms_norm(weight=weight, x=x, eps=1e-3), norm(x, weight, 1e-3)["out"]
+        )
+    assert module.info()["calls"] == 6
+    assert "activate" not in module.__all__
+
+
+def test_several_outputs_come_by_name(opened: Open) -> None:
+    module = opened(("out", "scales"))
+    found = module.rms_norm(*inputs())
+    assert list(found) == ["out", "scales"]
+    for key, value in norm(*inputs()).items():
+        torch.testing.assert_close(found[key], value)
+    out, scales = getattr(torch.ops, module.__name__).rms_norm(*inputs(), eps=1e-4)
+    torch.testing.assert_close(scales, norm(*inputs(), 1e-4)["scales"])
+    assert out.shape == (8, 32)
+
+
+X, WEIGHT = inputs()
+REFUSED: list[tuple[str, tuple[torch.Tensor, ...], dict[str, Any]]] = [
+    ("outside the domain.*rows=101.*checked: rows 1 to 100, columns 1 to 64", inputs(101), {}),
+    ("outside the domain.*eps=0.5", inputs(), {"eps": 0.5}),
+    ("no rows, columns give the inputs these shapes", (X, WEIGHT[:7]), {}),
+    (r"dtype.*x is torch.float64", (X.double(), WEIGHT), {}),
+    ("layout.*use x.contiguous", (X.mT.contiguous().mT, WEIGHT), {}),
+    ("grad.*use torch.no_grad", (X.clone().requires_grad_(), WEIGHT), {}),
+]
+
+
+@pytest.mark.parametrize(("words", "tensors", "options"), REFUSED)
+def test_other_calls_are_an_error_in_one_line(
+    opened: Open, words: str, tensors: Any, options: Any
+) -> None:
+    module = opened()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=words) as caught:
+            module.rms_norm(*tensors, **options)
+        assert "\n" not in str(caught.value)
+    assert sum(kind["count"] for kind in module.info()["misses"].values()) == 2
+
+
+@pytest.mark.parametrize(("words", "tensors", "options"), REFUSED)
+def test_a_fallback_serves_them(opened: Open, words: str, tensors: Any, options: Any) -> None:
+    module = opened()
+    module.set_fallback(lambda *given, **named: given[0] * 2)
+    with pytest.warns(UserWarning, match="the fallback serves it"):
+        out = module.rms_norm(*tensors, **options)
+    assert torch.equal(out, tensors[0] * 2)
+    assert out.requires_grad == tensors[0].requires_grad
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "words"),
+    [
+        ((X,), {}, "lacks weight"),
+        ((X, WEIGHT, X), {}, "takes 2 tensors, got 3"),
+        ((X, WEIGHT), {"epsilon": 1}, "got 'epsilon'; known: x, weight, rows, columns, eps"),
+        ((X, WEIGHT), {"x": X}, "got 'x'"),
+    ],
+)
+def test_wrong_arguments_are_told(opened: Open, arguments: Any, named: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        opened().rms_norm(*arguments, **named)
+
+
+def test_the_operator_keeps_its_promises(opened: Open) -> None:
+    for outputs in (("out",), ("out", "scales")):
+        module = opened(outputs)
+        overload = getattr(torch.ops, module.__name__).rms_norm.default
+        torch.library.opcheck(overload, inputs(), {"eps": 1e-5})
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_functions_call_it(opened: Open, dynamic: bool) -> None:
+    module = opened()
+    compiled = torch.compile(
+        lambda x, w: module.rms_norm(x, w) + 1, fullgraph=True, backend="aot_eager", dynamic=dynamic
+    )
+    for rows in (8, 9):
+        x, weight = inputs(rows)
+        torch.testing.assert_close(compiled(x, weight), norm(x, weight)["out"] + 1)
+    assert module.info()["calls"] == 2
+
+
+def test_another_device_is_an_error(opened: Open) -> None:
+    module = opened(device={**description("any")["device"], "name": "Another Processor"})
+    with pytest.raises(ValueError, match=r"device.*the kernels are for Another Processor"):
+        module.rms_norm(*inputs())
+    assert not module.check()
+
+
+def test_check_compares_with_the_fallback(opened: Open, capsys: Any) -> None:
+    module = opened()
+    assert module.check()
+    module.set_fallback(lambda *given, **named: norm(*given, **{"eps": named["eps"]})["out"])
+    assert module.check()
+    module.set_fallback(lambda *given, **named: given[0])
+    assert not module.check()
+    assert "differs" in capsys.readouterr().out

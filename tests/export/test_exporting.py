@@ -1,0 +1,348 @@
+"""Packages as files: what is in them, which runs make them, and what is refused."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import random
+import shutil
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from evotune.api.run import Run
+from evotune.backends import registry
+from evotune.engine.folder import RunFolder
+from evotune.engine.reopening import ReopenedRun
+from evotune.engine.spaces import shipped_spaces
+from evotune.errors import EnvironmentProblem, EvotuneError, UsageError
+from evotune.execute.executor import TIMED
+from evotune.export.exporting import export_runs
+from evotune.export.runtime._dispatch import Choice, Dispatch
+from evotune.store import RunStore
+from tests.engine.runs import recorded_space, run_here
+
+from .making import ROOT, fabricated, tiny_space, with_speedup
+
+FULL, CAUSAL = "(1,2,64,32) full", "(1,2,64,32) causal"
+
+
+def exported(folder: Path, *runs: RunFolder, name: str | None = None) -> dict[str, Any]:
+    """The JSON files of the package that is written into `folder`."""
+    found = export_runs(runs, folder, name)
+    inside = folder / found.name
+    return {
+        each: json.loads((inside / f"{each}.json").read_text())
+        for each in ("dispatch", "certificate")
+    }
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def copied(run: RunFolder, folder: Path, name: str) -> RunFolder:
+    shutil.copytree(run.path, folder / name)
+    return RunFolder(folder / name)
+
+
+def test_the_certificate_names_every_file_and_its_bytes(
+    attention_run: RunFolder, tmp_path: Path
+) -> None:
+    certificate = exported(tmp_path / "pkg", attention_run)["certificate"]
+    inside = contents(tmp_path / "pkg" / "attention_cpu")
+    del inside["certificate.json"]
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in inside.items()}
+    assert certificate["files"] == hashes
+    assert {"__init__.py", "dispatch.json", "sources/space.yaml"} <= hashes.keys()
+    assert "sources/kernels/attention/attention_cpu.cpp" in hashes
+    assert {path.parts[0] for path in map(Path, contents(tmp_path / "pkg"))} == {
+        *("README.md", "_build.py", "attention_cpu", "pyproject.toml"),
+    }
+    (champion,) = certificate["champions"]
+    assert champion["run"] == attention_run.id
+    assert champion["figures"][0]["speedup"] == 1.25
+    assert champion["checks"][0]["status"] == "passed"
+    assert champion["domain"]["regions"]
+
+
+def test_two_exports_are_the_same_bytes_and_tell_no_place_and_no_time(
+    attention_run: RunFolder, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        export_runs([attention_run], tmp_path / name)
+    one, two = contents(tmp_path / "one"), contents(tmp_path / "two")
+    assert one == two
+    own = {name: content for name, content in one.items() if "sources/" not in name}
+    for name, content in own.items():
+        for word in (str(ROOT), str(tmp_path), "/home/somebody", str(Path.home())):
+            assert word.encode() not in content, name
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("attention-cpu", "cpu"),
+        ("softmax-cpu", "cpu"),
+        ("rms-norm-cpu", "cpu"),
+        ("matmul-cpu", "cpu"),
+        ("attention-mma", "h200"),
+        ("attention-wgmma", "h200"),
+        ("attention-triton", "h200"),
+        ("matmul", "h200"),
+        ("rms-norm", "h200"),
+    ],
+)
+def test_a_package_plans_each_case_as_evotune_does(name: str, device: str, tmp_path: Path) -> None:
+    """The package's own interpreter makes the planner's launches, on cases in the whole domain."""
+    if "triton" in name:
+        pytest.importorskip("triton")
+    tiny = name in ("attention-cpu", "softmax-cpu")
+    space = tiny_space(name, tmp_path) if tiny else shipped_spaces()[name]
+    try:
+        run = fabricated(space, tmp_path, device)
+    except EnvironmentProblem as problem:
+        pytest.skip(str(problem))
+    dispatch = exported(tmp_path / "pkg", run)["dispatch"]
+    package = Dispatch(dispatch)
+    reopened = ReopenedRun.load(run, anywhere=True)
+    planner, timed = reopened.planner, reopened.setup.cases[TIMED]
+    configuration = planner.bound.default()
+    proposal = planner.proposal(0, configuration, confirm=True)
+    compared = 0
+    for job in proposal.cases:
+        symbols = dict(job.case.symbols)
+        choice = package.choose(symbols, "contiguous", anywhere=True)
+        assert isinstance(choice, Choice), job.case.label
+        fixed = choice.binary["fixed"]
+        assert all(symbols[name] == value for name, value in fixed.items())
+        wanted = job.plan.completed(choice.binary["resources"])
+        found = choice.plan
+        assert found["entry"] == wanted.entry
+        launches = [
+            (tuple(each["grid"]), tuple(each["block"]), each["shared_bytes"], each["entry"])
+            for each in found["launches"]
+        ]
+        assert launches == [msgspec.structs.astuple(each) for each in wanted.launches]
+        sizes = [(each["name"], each["bytes"], each["init"]) for each in found["workspaces"]]
+        assert sizes == [msgspec.structs.astuple(each) for each in wanted.workspaces]
+        for argument, own in zip(found["arguments"], wanted.arguments, strict=True):
+            assert (argument["type"], argument.get("name", "")) == (own.type, own.name)
+            assert argument.get("value", 0) == own.value
+            if own.tensor_map is not None:
+                tensor_map = {
+                    name: list(value) if isinstance(value, tuple) else value
+                    for name, value in msgspec.structs.asdict(own.tensor_map).items()
+                }
+                assert argument["tensor_map"].items() >= tensor_map.items()
+        for spec in planner.problem.tensors(job.case):
+            assert package.extents(spec.name, symbols) == spec.shape
+        compared += 1
+    assert compared >= len(timed) + 3
+    # Beyond the domain nothing runs.
+    drawn = planner.problem.random_cases(timed, random.Random(9).getrandbits(30), ())
+    for case in islice(drawn, 200):
+        place = planner.problem.place(case)
+        inside = any(
+            region["fixed"] == place.fixed
+            and all(low <= place.ranged[n] <= high for n, (low, high) in region["ranges"].items())
+            for region in dispatch["domain"]
+        )
+        found = package.choose(dict(case.symbols), "contiguous", anywhere=True)
+        assert inside or not isinstance(found, Choice), case.label
+
+
+def test_a_package_for_a_gpu_has_cubins_and_a_launcher(tmp_path: Path) -> None:
+    try:
+        run = fabricated(shipped_spaces()["attention-mma"], tmp_path, "h200")
+    except EnvironmentProblem as problem:
+        pytest.skip(str(problem))
+    for name in ("one", "two"):
+        export_runs([run], tmp_path / name)
+    one = contents(tmp_path / "one")
+    assert one == contents(tmp_path / "two")
+    binaries = [name for name in one if "/binaries/" in name]
+    assert len(binaries) == 2
+    assert all(name.endswith(".cubin") for name in binaries)
+    assert all(one[name].startswith(b"\x7fELF") for name in binaries)
+    assert "attention_mma/_cuda_launcher.py" in one
+    assert "attention_mma/_cpu_launcher.py" not in one
+    readme = one["README.md"].decode()
+    assert "NVIDIA H200, sm_90a, 132 multiprocessors" in readme
+    assert "F.scaled_dot_product_attention" in readme
+
+
+def test_a_backend_without_exports_says_so(
+    softmax_run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = ReopenedRun.load(softmax_run, anywhere=True).setup.profile
+    monkeypatch.setattr(type(registry.named(profile.backend)), "binary_suffix", "")
+    with pytest.raises(UsageError, match="cannot be exported"):
+        export_runs([softmax_run], tmp_path / "pkg")
+
+
+def test_only_won_cases_are_served(attention_run: RunFolder, tmp_path: Path) -> None:
+    run = copied(attention_run, tmp_path, "lost")
+    with_speedup(run, 1.25, {CAUSAL: 1.01, "(2,2,60,32) causal": 0.9})
+    package = exported(tmp_path / "pkg", run)
+    served = package["dispatch"]["served"]
+    assert [(region["fixed"]["causal"], region["near"]) for region in served] == [
+        (False, False),
+        (False, True),
+    ]
+    assert len(package["dispatch"]["domain"]) == 2
+
+
+def test_each_case_gets_the_champion_with_the_greatest_lower_bound(
+    attention_run: RunFolder, tmp_path: Path
+) -> None:
+    other = fabricated(
+        tiny_space("attention-cpu", tmp_path),
+        tmp_path,
+        values={"SCHEDULE": "static"},
+        cases={CAUSAL: 1.5, FULL: 1.1},
+    )
+    packages = [
+        exported(tmp_path / name, *runs)
+        for name, runs in (("a", (attention_run, other)), ("b", (other, attention_run, other)))
+    ]
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    Run(other).export(tmp_path / "c", beside=[Run(attention_run)])
+    assert contents(tmp_path / "a") == contents(tmp_path / "c")
+    dispatch, certificate = packages[0]["dispatch"], packages[0]["certificate"]
+    by_run = {each["run"]: number for number, each in enumerate(certificate["champions"])}
+    first = {}
+    for region in dispatch["served"]:
+        first.setdefault(region["fixed"]["causal"], region["kernel"])
+    assert first == {True: by_run[other.id], False: by_run[attention_run.id]}
+    sources = [name for name in certificate["files"] if name.endswith("attention_cpu.cpp")]
+    assert len(sources) == 2
+
+
+def test_a_champion_that_wins_no_case_is_left_out(attention_run: RunFolder, tmp_path: Path) -> None:
+    slower = fabricated(
+        tiny_space("attention-cpu", tmp_path), tmp_path, values={"CHUNK": 2}, speedup=1.1
+    )
+    certificate = exported(tmp_path / "pkg", slower, attention_run)["certificate"]
+    assert [each["run"] for each in certificate["champions"]] == [attention_run.id]
+
+
+def test_attention_that_wins_nothing_is_no_package(
+    attention_run: RunFolder, tmp_path: Path
+) -> None:
+    run = with_speedup(copied(attention_run, tmp_path, "slow"), 1.0)
+    with pytest.raises(EvotuneError, match="no confirmed champion is surely faster") as caught:
+        export_runs([run], tmp_path / "pkg")
+    assert caught.value.exit_code == 1
+    assert not (tmp_path / "pkg").exists()
+
+
+def test_another_problem_serves_its_domain_though_it_wins_nothing(
+    softmax_run: RunFolder, tmp_path: Path
+) -> None:
+    run = with_speedup(copied(softmax_run, tmp_path, "slow"), 0.8)
+    dispatch = exported(tmp_path / "pkg", run)["dispatch"]
+    assert dispatch["served"] == []
+    assert dispatch["domain"]
+    assert dispatch["problem"]["call"] == "softmax"
+    assert dispatch["cases_from"]["sizes"] == ["rows", "columns"]
+    assert dispatch["shapes"]["x"] == [{"name": "rows"}, {"name": "columns"}]
+
+
+def test_code_that_was_not_measured_is_not_exported(softmax_run: RunFolder, tmp_path: Path) -> None:
+    run = copied(softmax_run, tmp_path, "other")
+    with RunStore.open_for_writing(run.store) as store:
+        ((number, outcome),) = store.confirmations().items()
+        store.confirm(number, msgspec.structs.replace(outcome, binary="0" * 64), 2.0)
+    export_runs([run], tmp_path / "pkg")  # the trial's own fingerprint is right
+    other = fabricated(tiny_space("softmax-cpu", tmp_path), tmp_path, fingerprint="0" * 64)
+    words = "the machine code that is made here is not the code that was measured"
+    with pytest.raises(EnvironmentProblem, match=words):
+        export_runs([other], tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_run_without_a_confirmed_champion_is_no_package(tmp_path: Path) -> None:
+    run = run_here(tiny_space("softmax-cpu", tmp_path), tmp_path / "runs", trials=1, champions=0)
+    with pytest.raises(EvotuneError, match="has no confirmed champion") as caught:
+        export_runs([run], tmp_path / "pkg")
+    assert caught.value.exit_code == 1
+
+
+def test_a_recorded_run_has_no_kernel(tmp_path: Path) -> None:
+    run = run_here(recorded_space(tmp_path / "space"), tmp_path / "runs", trials=5)
+    with pytest.raises(UsageError, match="there is no kernel in it"):
+        export_runs([run], tmp_path / "pkg")
+
+
+def test_runs_that_do_not_belong_together_are_refused(
+    softmax_run: RunFolder, attention_run: RunFolder, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="different problems: attention float32 and"):
+        export_runs([attention_run, softmax_run], tmp_path / "pkg")
+    other = copied(softmax_run, tmp_path, "elsewhere")
+    with RunStore.open_for_writing(other.store) as store:
+        device = store.meta("device")
+        changed = {**device, "attributes": {**device["attributes"], "threads": 1000}}
+        store.set_meta("device", changed)
+    with pytest.raises(UsageError, match="which differ in other figures"):
+        export_runs([softmax_run, other], tmp_path / "pkg")
+    assert not (tmp_path / "pkg").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a-b", "cannot be the name of a package"),
+        ("1a", "cannot be the name of a package"),
+        ("_a", "cannot be the name of a package"),
+        ("ähnlich", "cannot be the name of a package"),
+        ("class", "cannot be the name of a package"),
+        ("json", "would hide another one"),
+        ("torch", "would hide another one"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused(
+    softmax_run: RunFolder, tmp_path: Path, name: str, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        export_runs([softmax_run], tmp_path / "pkg", name)
+
+
+def test_only_a_new_or_an_empty_folder_is_written(
+    softmax_run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "mine.txt").write_text("mine")
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for folder, words in ((full, "is not empty"), (file, "Not a directory")):
+        with pytest.raises(UsageError, match=words):
+            export_runs([softmax_run], folder)
+    assert contents(full) == {"mine.txt": b"mine"}
+    (tmp_path / "real").mkdir()
+    (tmp_path / "empty").symlink_to("real")
+    found = export_runs([softmax_run], tmp_path / "empty", "mine")
+    assert found.name == "mine"
+    assert (tmp_path / "empty" / "mine" / "certificate.json").is_file()
+    export_runs([softmax_run], tmp_path / "new" / "deep")
+    assert not [path for path in tmp_path.rglob(".*") if path.is_dir()]
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(os, "replace", refused)
+    with pytest.raises(UsageError, match=r"cannot write .*closed: No space left on device"):
+        export_runs([softmax_run], tmp_path / "closed")
+    assert contents(tmp_path / "closed") == {}
+
+
+def refused(*paths: object) -> str:
+    raise OSError(errno.ENOSPC, "No space left on device")

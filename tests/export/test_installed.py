@@ -1,0 +1,238 @@
+"""From tuning to use: packages are installed into a fresh environment without evotune."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+import evotune
+from evotune.api.run import Run
+from evotune.export.exporting import export_runs
+from tests.api.small import kernel, keywords
+
+from .making import brief_confirmations, tuned, with_speedup
+
+HEAD = """
+import sys, warnings
+sys.modules["evotune"] = None  # an import of it is an error
+import torch
+import torch.nn.functional as F
+torch.manual_seed(0)
+"""
+
+
+class Environment:
+    """A virtual environment that sees PyTorch."""
+
+    def __init__(self, folder: Path) -> None:
+        venv.create(folder, with_pip=False)
+        self.python = folder / "bin" / "python"
+        (site,) = folder.glob("lib/python*/site-packages")
+        (site / "torch.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
+        self.site = site
+
+    def install(self, package: Path) -> None:
+        pip = [sys.executable, "-m", "pip", "-q", "--python", str(self.python)]
+        command = [*pip, "install", "--no-index", "--no-deps", str(package)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def run(self, code: str) -> str:
+        clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        done = subprocess.run(
+            [str(self.python), "-P", "-c", HEAD + code],
+            env=clean, cwd=self.site.parent, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return Environment(tmp_path_factory.mktemp("environment") / "venv")
+
+
+@pytest.fixture(scope="module")
+def attention(tmp_path_factory: pytest.TempPathFactory, environment: Environment) -> Path:
+    """attention-cpu, tuned here in two trials, exported and installed as `tuned_attention`."""
+    folder = tmp_path_factory.mktemp("attention")
+    run = tuned("attention-cpu", folder)
+    export_runs([run], folder / "pkg", "tuned_attention")
+    environment.install(folder / "pkg")
+    return folder / "pkg"
+
+
+USE = """
+import tuned_attention as package
+
+q, k, v = (torch.randn(1, 2, 64, 32) for _ in range(3))
+before = F.scaled_dot_product_attention
+plain = before(q, k, v, is_causal=True)
+out = package.attention(q, k, v, is_causal=True)
+assert package.info()["calls"] == 1, package.info()
+torch.testing.assert_close(out, plain)
+torch.library.opcheck(torch.ops.tuned_attention.attention, (q, k, v))
+with warnings.catch_warnings(record=True):
+    warnings.simplefilter("always")
+    masked = package.attention(q[:, :, :9], k, v)
+assert torch.equal(masked, before(q[:, :, :9], k, v))
+assert package.check()
+assert "tuned_attention" in str(package.info()["package"])
+print("done")
+"""
+MODEL = """
+import tuned_attention as package
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(64), nn.Linear(64, 192), nn.Linear(64, 64)
+
+    def heads(self, x):
+        return x.unflatten(-1, (2, 32)).transpose(1, 2).contiguous()
+
+    def forward(self, x):
+        q, k, v = (self.heads(t) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(mixed.transpose(1, 2).flatten(-2))
+
+
+model, x = nn.Sequential(Block(), Block()).eval(), torch.randn(1, 64, 64)
+with torch.no_grad():
+    plain = model(x)
+    with package.active():
+        served = model(x)
+    assert package.info()["calls"] == 2, package.info()["misses"]
+    torch.testing.assert_close(served, plain)
+    assert torch.equal(model(x), plain)
+    package.activate()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")(x)
+    package.deactivate()
+    torch.testing.assert_close(compiled, plain)
+print("done")
+"""
+
+
+def test_an_installed_package_serves_attention(attention: Path, environment: Environment) -> None:
+    assert environment.run(USE).endswith("done\n")
+
+
+def test_it_serves_a_model(attention: Path, environment: Environment) -> None:
+    assert environment.run(MODEL).endswith("done\n")
+
+
+@pytest.mark.parametrize("file", ["dispatch.json", "binaries"])
+def test_a_damaged_file_is_not_loaded(
+    attention: Path, environment: Environment, tmp_path: Path, file: str
+) -> None:
+    shutil.copytree(attention / "tuned_attention", tmp_path / "tuned_attention")
+    folder = tmp_path / "tuned_attention"
+    damaged = [folder / file] if file != "binaries" else sorted((folder / file).iterdir())
+    for path in damaged:
+        path.write_bytes(path.read_bytes() + b" ")
+    found = environment.run(
+        f"""
+sys.path.insert(0, {str(tmp_path)!r})
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    import tuned_attention as package
+    q = torch.randn(1, 2, 64, 32)
+    out = package.attention(q, q, q)
+assert torch.equal(out, F.scaled_dot_product_attention(q, q, q))
+assert package.info()["calls"] == 0
+print(*(str(each.message) for each in said))
+"""
+    )
+    assert damaged[0].name in found or any(path.name in found for path in damaged)
+
+
+def test_the_wheel_is_the_same_each_time_and_refuses_changed_files(
+    attention: Path, environment: Environment, tmp_path: Path
+) -> None:
+    build = f"""
+import os
+os.chdir({str(attention)!r})
+sys.path.insert(0, ".")
+import _build
+for folder in ("one", "two"):
+    os.makedirs(os.path.join({str(tmp_path)!r}, folder), exist_ok=True)
+    print(_build.build_wheel(os.path.join({str(tmp_path)!r}, folder)))
+    print(_build.build_sdist(os.path.join({str(tmp_path)!r}, folder)))
+"""
+    wheel, sdist = environment.run(build).split()[:2]
+    assert wheel.startswith("tuned_attention-1.0+b")
+    for name in (wheel, sdist):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    names = zipfile.ZipFile(tmp_path / "one" / wheel).namelist()
+    certificate = json.loads((attention / "tuned_attention" / "certificate.json").read_text())
+    inside = {f"tuned_attention/{name}" for name in certificate["files"]}
+    assert inside <= set(names)
+    assert not [name for name in names if "__pycache__" in name]
+    changed = tmp_path / "changed"
+    shutil.copytree(attention, changed)
+    (changed / "tuned_attention" / "dispatch.json").write_text("{}")
+    pip = [sys.executable, "-m", "pip", "--python", str(environment.python), "install"]
+    done = subprocess.run(
+        [*pip, "--no-index", "--no-deps", str(changed)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert "dispatch.json was changed since it was exported" in done.stdout + done.stderr
+
+
+SOFTMAX = """
+import tuned_softmax as package
+
+for shape in ((16, 64), (3, 5), (1, 1)):
+    x = torch.randn(shape)
+    torch.testing.assert_close(package.softmax(x), x.softmax(dim=-1))
+try:
+    package.softmax(torch.randn(2, 3, dtype=torch.float64))
+except ValueError as error:
+    print(error)
+print("done")
+"""
+SCALED = """
+import scaled as package
+
+x, y = torch.randn(5, 7), torch.randn(7)
+found = package.scale_rows(x, y, factor=3.0)
+torch.testing.assert_close(found["out"], 3 * x + y)
+torch.testing.assert_close(found["sums"], (3 * x + y).sum(dim=1))
+torch.testing.assert_close(package.scale_rows(x=x, y=y)["out"], 2 * x + y)
+for wrong in (lambda: package.scale_rows(x), lambda: package.scale_rows(x, torch.randn(6))):
+    try:
+        wrong()
+    except (TypeError, ValueError) as error:
+        print(error)
+    else:
+        raise AssertionError
+print("done")
+"""
+
+
+def test_softmax_goes_the_same_way(tmp_path: Path, environment: Environment) -> None:
+    run = tuned("softmax-cpu", tmp_path)
+    Run(run).export(tmp_path / "pkg", name="tuned_softmax")
+    environment.install(tmp_path / "pkg")
+    assert environment.run(SOFTMAX).endswith("done\n")
+
+
+def test_a_problem_of_ones_own_does_too(tmp_path: Path, environment: Environment) -> None:
+    runs = tmp_path / "runs"
+    with brief_confirmations():
+        run = evotune.tune(kernel(), trials=2, champions=1, runs_dir=runs, **keywords())
+    with_speedup(run.folder, 1.2)
+    assert run.export(tmp_path / "pkg", name="scaled") == tmp_path / "pkg"
+    environment.install(tmp_path / "pkg")
+    assert environment.run(SCALED).endswith("done\n")

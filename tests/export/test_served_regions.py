@@ -1,0 +1,112 @@
+"""Regions around won cases: exact, between, a tenth around, never over a lost case."""
+
+from __future__ import annotations
+
+from evotune.export._served_regions import (
+    MeasuredCase,
+    contains,
+    exact_regions,
+    in_order,
+    near_regions,
+)
+from evotune.problems.attention import Attention
+from evotune.problems.problem import Place
+from evotune.trial import Region
+
+SIZES = frozenset({"batch", "heads", "seq_len_q", "seq_len_k"})
+PROBLEM = Attention("float16")
+FIXED = {"dtype": "float16", "head_dim": 64, "causal": False}
+DOMAIN = Region(
+    FIXED,
+    {
+        "batch": (1, 9),
+        "heads": (1, 40),
+        "seq_len_q": (1, 9000),
+        "seq_len_k": (1, 9000),
+        "group": (1, 8),
+        "softmax_scale": (0.02, 0.5),
+        "elements": (64, 1 << 25),
+    },
+    90,
+)
+
+
+def place(seq_len: int, *, batch: int = 1, heads: int = 8, kv_heads: int = 8) -> Place:
+    shape = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "seq_len": seq_len}
+    return PROBLEM.place(PROBLEM.case({**shape, "head_dim": 64}, {"causal": False}))
+
+
+def case(seq_len: int, low: float, *, held_out: bool = False, **sizes: int) -> MeasuredCase:
+    return MeasuredCase(f"{seq_len} {sizes}", place(seq_len, **sizes), SIZES, low, held_out)
+
+
+def lengths(measured: list[MeasuredCase], *domain: Region) -> list[tuple[int, int]]:
+    regions = near_regions(0, measured, domain or (DOMAIN,))
+    found = [region.ranges["seq_len_q"] for region in regions]
+    return sorted((int(low), int(high)) for low, high in found)
+
+
+def test_a_won_timed_case_is_a_region_of_its_own() -> None:
+    measured = [case(512, 1.2), case(1024, 0.99), case(500, 1.1, held_out=True)]
+    (region,) = exact_regions(3, measured)
+    assert region.kernel == 3
+    assert region.speedup_low == 1.2
+    assert contains(region.fixed, region.ranges, place(512))
+    assert not contains(region.fixed, region.ranges, place(513))
+    assert region.to_json("contiguous")["ranges"]["seq_len_q"] == [512, 512]
+
+
+def test_a_tenth_around_a_won_case_is_near() -> None:
+    (region,) = near_regions(0, [case(512, 1.2)], [DOMAIN])
+    assert region.near
+    assert region.ranges["seq_len_q"] == (461, 563)
+    assert region.ranges["batch"] == (1, 1)
+    assert region.ranges["heads"] == (8, 8)
+    assert region.ranges["group"] == (1, 1)
+    assert region.ranges["softmax_scale"] == (0.02, 0.5)
+    assert not contains(region.fixed, region.ranges, place(512, kv_heads=4))
+
+
+def test_cases_between_two_won_ones_are_near_and_the_lower_speedup_counts() -> None:
+    measured = [case(512, 1.2), case(2048, 1.05), case(1000, 1.1, held_out=True)]
+    (region,) = near_regions(0, measured, [DOMAIN])
+    assert region.ranges["seq_len_q"] == (461, 2252)
+    assert region.speedup_low == 1.05
+
+
+def test_a_lost_case_is_in_no_region() -> None:
+    assert lengths([case(512, 1.2), case(1024, 0.9), case(2048, 1.3)]) == [(461, 563), (1844, 2252)]
+    assert lengths([case(512, 1.2), case(530, 0.9, held_out=True)]) == []
+    assert lengths([case(512, 0.9)]) == []
+
+
+def test_regions_stay_inside_the_domain() -> None:
+    small = Region(FIXED, {**DOMAIN.ranges, "seq_len_q": (480, 520)}, 5)
+    assert lengths([case(512, 1.2)], small) == [(480, 520)]
+    other = Region({**FIXED, "causal": True}, DOMAIN.ranges, 5)
+    assert lengths([case(512, 1.2)], other) == []
+
+
+def test_a_ratio_of_sizes_changes_by_a_tenth_at_most() -> None:
+    found = [case(512, 1.2), case(2048, 1.2)]
+    for one in found:
+        one.place.ranged["length_ratio"] = 1.0  # type: ignore[index]
+    (region,) = near_regions(0, found, [DOMAIN])
+    assert region.ranges["seq_len_q"] == (461, 2252)
+    assert region.ranges["length_ratio"] == (0.9, 1.1)
+
+
+def test_other_ratios_of_heads_are_other_regions() -> None:
+    measured = [case(512, 1.2), case(1024, 1.2, kv_heads=2)]
+    assert lengths(measured) == [(461, 563), (922, 1126)]
+
+
+def test_the_greatest_lower_bound_comes_first_whatever_the_order() -> None:
+    regions = [
+        *exact_regions(0, [case(512, 1.2)]),
+        *exact_regions(1, [case(512, 1.3)]),
+        *near_regions(0, [case(512, 1.9)], [DOMAIN]),
+    ]
+    wanted = [(1, False), (0, False), (0, True)]
+    for given in (regions, regions[::-1]):
+        assert [(region.kernel, region.near) for region in in_order(given)] == wanted
