@@ -18,8 +18,14 @@ from evotune.space.case_scope import CaseScope, evaluate
 from evotune.space.language.expression import parse_expression
 from evotune.space.language.nodes import EvaluationError, Node
 from evotune.space.language.scalar import truth
-from evotune.space.specs import ArgumentSpec, ConstraintSpec, KernelSpec, SupportSpec, TensorMapSpec
-from evotune.space.tensor_map_limits import MOST_BOX
+from evotune.space.specs import (
+    MOST_BOX,
+    ArgumentSpec,
+    ConstraintSpec,
+    KernelSpec,
+    SupportSpec,
+    TensorMapSpec,
+)
 from evotune.trial import Json, Value
 
 Shapes = Mapping[str, Sequence[Node]]
