@@ -192,7 +192,7 @@ class Backend(ABC):
     def sanitize(self, cases: Sequence[SanitizedCase]) -> list[Check]:
         """The checks of tools that look for memory errors and races in a champion's machine
         code."""
-        return not_sanitized("the kernel is not a CUDA kernel")
+        return not_sanitized("the kernel is no CUDA kernel")
 
     def sanitizer_limit_s(self) -> float:
         """The longest time that `sanitize` takes."""
