@@ -19,9 +19,10 @@ from evotune.device.launch import LaunchPlan
 from evotune.device.session import Sampler, Session
 from evotune.problems.problem import Case, Problem, Tensors
 from evotune.trial import Check, OutcomeKind
+from evotune.verify._altered import AlteredRow
 from evotune.verify._launch_evidence import Evidence, Findings, gather, read
 from evotune.verify.accuracy import LIMITS, as_rows, is_one_rounding, worst_element
-from evotune.verify.buffers import AlteredRow, BufferSets, Inspection, bits, unwritten
+from evotune.verify.buffers import BufferSets, Inspection, bits, unwritten
 from evotune.verify.pool import SHORT_CHANGES, InputPool, InputSet
 from evotune.verify.watch import Watch, Watched
 
