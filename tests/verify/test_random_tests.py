@@ -35,7 +35,7 @@ def wrong_for_odd_lengths_above(length: int) -> Compute:
 
 def verdict_on(compute: Compute, *, limit_s: float) -> Verdict:
     bases = [make_case(64, causal=causal) for causal in (False, True)]
-    cases = list(islice(PROBLEM.random_cases(bases, 1, ("softmax_scale",)), COUNT))
+    cases = list(islice(PROBLEM.random_cases(bases, 1, ("softmax_scale", "layout")), COUNT))
     subjects = [Subject(case, plan(), kernel(case, compute)) for case in cases]
     gate = Gate(CpuSession(), PROBLEM, InputPool(PROBLEM), deterministic=True)
     verdict = Verdict()

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from evotune.device.launch import LaunchPlan
-from evotune.problems.problem import Case
+from evotune.problems.attention import Attention
+from evotune.problems.problem import Case, TensorSpec
 
 HERE = Path(__file__).parent
 KERNELS = Path(__file__).parents[3] / "kernels" / "attention"
@@ -30,10 +31,11 @@ REPLACED = (
     "wgmma_tma.cuh",
 )
 
-COMPILED = ("*wgmma*.cu*", "part_merge.cuh", "split_merge.cuh")
+COMPILED = ("*wgmma*.cu*", "part_merge.cuh", "split_merge.cuh", "strides.cuh")
 COMPILER = ("g++", "-std=c++20", "-Og", "-w", "-Wno-psabi", "-fPIC")
 HEADER = "device.hpp"
 _GUARD_BYTES = 4096
+_POISON, _BETWEEN = 0xFFFF, 0x7FFA  # NaN in both types
 
 Array = npt.NDArray[np.float32]
 
@@ -44,6 +46,7 @@ class _Tensor(ctypes.Structure):
         ("extents", ctypes.c_int * 4),
         ("box", ctypes.c_int * 4),
         ("swizzle_bits", ctypes.c_int),
+        ("strides", ctypes.c_longlong * 4),
     )
 
 
@@ -62,6 +65,7 @@ class _Arguments(ctypes.Structure):
         ("softmax_scale", ctypes.c_float),
         *((name, ctypes.c_int) for name in ("batch", "heads", "kv_heads")),
         *((name, ctypes.c_int) for name in ("seq_len_q", "seq_len_k")),
+        *((f"out_stride_{name}", ctypes.c_longlong) for name in ("batch", "head", "row")),
         ("parts", ctypes.c_void_p),
     )
 
@@ -135,8 +139,12 @@ def _call(
     library: Path, plan: LaunchPlan, case: Case, inputs: dict[str, Array], seed: int
 ) -> npt.NDArray[np.uint16]:
     dtype = str(case.symbols["dtype"])
-    memory = {name: narrowed(value, dtype) for name, value in inputs.items()}
-    memory["out"] = np.full(inputs["q"].shape, 0xFFFF, dtype=np.uint16)
+    memory, views, specs = {}, {}, Attention(dtype).tensors(case)
+    for spec in specs:
+        poison = np.full(spec.shape, _POISON, dtype=np.uint16)
+        value = poison if spec.is_output else narrowed(inputs[spec.name], dtype)
+        memory[spec.name], views[spec.name] = _laid_out(value, spec)
+    before = {name: value.copy() for name, value in memory.items()}
     tensors = (_Tensor * 4)()
     maps = [argument for argument in plan.arguments if argument.tensor_map is not None]
     assert [argument.name for argument in maps] == ["q", "k", "v", "out"]
@@ -146,13 +154,16 @@ def _call(
         tensor.data = memory[argument.name].ctypes.data
         tensor.extents[:] = tensor_map.extents[::-1]
         tensor.box[:] = tensor_map.box[::-1]
+        tensor.strides[:] = (1, *(stride // 2 for stride in tensor_map.strides_bytes()[::-1]))
         tensor.swizzle_bits = {0: 0, 64: 2, 128: 3}[tensor_map.swizzle_bytes]
-    *_, out, scale, batch, heads, kv_heads, seq_len_q, seq_len_k, parts = plan.arguments
+    *_, out, scale, batch, heads, kv_heads, seq_len_q, seq_len_k = plan.arguments[:-4]
+    *strides, parts = plan.arguments[-4:]
     (workspace,) = plan.workspaces
     assert (out.name, parts.name) == ("out", workspace.name)
     # The workspace is poisoned, and so are the guards before and behind it.
     scratch = np.full(workspace.bytes + 2 * _GUARD_BYTES, 0xFF, dtype=np.uint8)
-    sizes = [int(argument.value) for argument in (batch, heads, kv_heads, seq_len_q, seq_len_k)]
+    numbers = (batch, heads, kv_heads, seq_len_q, seq_len_k, *strides)
+    sizes = [int(argument.value) for argument in numbers]
     parts_at = scratch.ctypes.data + _GUARD_BYTES
     given = _Arguments(ctypes.addressof(tensors), scale.value, *sizes, parts_at)
     functions = ctypes.CDLL(str(library))
@@ -160,10 +171,30 @@ def _call(
         blocks = _Launch(launch.grid[0], launch.threads, launch.shared_bytes, seed)
         functions[f"run_{launch.entry}"](ctypes.byref(blocks), ctypes.byref(given))
     if (scratch[:_GUARD_BYTES] != 0xFF).any() or (scratch[-_GUARD_BYTES:] != 0xFF).any():
-        sys.stderr.write("something was written beside the workspace")
-        sys.stderr.flush()
-        os._exit(3)
-    return memory["out"]
+        _fail("something was written beside the workspace")
+    written = views["out"].copy()
+    views["out"][:] = _POISON
+    for name, value in memory.items():
+        if (value != before[name]).any():
+            _fail(f"something was written to {name} or between its rows")
+    return written
+
+
+def _fail(words: str) -> None:
+    sys.stderr.write(words)
+    sys.stderr.flush()
+    os._exit(3)
+
+
+def _laid_out(
+    value: npt.NDArray[np.uint16], spec: TensorSpec
+) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
+    """Memory with the tensor in it, NaN between its rows, and the tensor as a view of it."""
+    room = np.full(spec.span, _BETWEEN, dtype=np.uint16)
+    strides = tuple(2 * stride for stride in spec.all_strides)
+    view = np.lib.stride_tricks.as_strided(room, spec.shape, strides)
+    view[:] = value
+    return room, view
 
 
 def narrowed(values: Array, dtype: str) -> npt.NDArray[np.uint16]:
