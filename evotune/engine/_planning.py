@@ -160,6 +160,15 @@ class Planner:
         self._searched[kernel.name] = plans
         return plans
 
+    def strided_tensors(self, configuration: Configuration, case: Case) -> frozenset[str]:
+        """The tensors whose strides the configuration's kernel is told."""
+        kernel, specs = self._kernel(configuration), self.problem.tensors(case)
+        return frozenset(
+            spec.name
+            for spec in specs
+            if spec.stride_symbols and not strides_untold(self._document, kernel, [spec])
+        )
+
     def _strides_missing(self, kernel: KernelSpec, case: Case) -> str | None:
         """Why the kernel cannot run a case whose tensors are not contiguous; None when it can."""
         strided = [spec for spec in self.problem.tensors(case) if spec.strides]

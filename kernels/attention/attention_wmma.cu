@@ -109,7 +109,7 @@ struct Problem {
 // BLOCK_M rows of one head. Causal: a head's longest rows come first.
 struct Tile {
   int batch, head, kv_head, first_row;
-  int rows, keys_seen;  // rows: from first_row to the end; keys_seen: by some row
+  int rows, keys_seen, seq_len_k;  // rows: from first_row to the end; keys_seen: by some row
 
   // `number` counts the row blocks of all heads over the batch. Without PERSISTENT the grid has all three numbers
   // already, which saves the divisions.
@@ -120,7 +120,8 @@ struct Tile {
     if (PERSISTENT) head -= batch * problem.heads;
     first_row = (CAUSAL ? problem.row_blocks - 1 - row_block : row_block) * BLOCK_M;
     rows = problem.seq_len_q - first_row;
-    keys_seen = CAUSAL ? min(problem.seq_len_k, first_row + min(rows, BLOCK_M)) : problem.seq_len_k;
+    seq_len_k = problem.seq_len_k;
+    keys_seen = CAUSAL ? min(seq_len_k, first_row + min(rows, BLOCK_M)) : seq_len_k;
     kv_head = problem.group == 1 ? head : head / problem.group;  // divisions take long
   }
 
