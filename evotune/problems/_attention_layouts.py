@@ -16,6 +16,9 @@ LAYOUTS: Mapping[str, str] = {
     "mixed": "each tensor has dimensions in an order of its own, and gaps between rows",
 }
 TENSORS = ("q", "k", "v", "out")
+FAR = tuple(f"far_{tensor}" for tensor in TENSORS)
+"""Further layouts, for tests: the batches (or, of one batch, the heads) of one tensor lie more than
+2^31 elements apart."""
 DIMENSIONS = ("batch", "head", "row")
 _GAP = 8
 """Gaps of `mixed` are multiples of so many elements: rows stay aligned to 16 bytes."""
@@ -44,11 +47,14 @@ def _strides(layout: str, tensor: str, sizes: Mapping[str, int]) -> Strides:
     batch, columns = sizes["batch"], sizes["head_dim"]
     heads = sizes["heads" if of_queries else "kv_heads"]
     rows = sizes["seq_len_q" if of_queries else "seq_len_k"]
+    if layout == f"far_{tensor}":
+        far = (1 << 31) + _GAP
+        return (far, rows * columns, columns) if batch > 1 else (heads * far, far, columns)
     if layout == "mixed":
         return _MIXED[tensor](batch, heads, rows, columns)
     if layout == "packed_qkv" and tensor != "out":
         heads = sizes["heads"] + 2 * sizes["kv_heads"]
-    if layout == DEFAULT:
+    if layout == DEFAULT or layout in FAR:
         return heads * rows * columns, rows * columns, columns
     return rows * heads * columns, columns, heads * columns
 

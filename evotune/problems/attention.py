@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from evotune.problems import _attention_layouts as layouts
-from evotune.problems._attention_shapes import edge_shapes, random_shapes
+from evotune.problems._attention_shapes import edge_shapes, far_shapes, random_shapes
 from evotune.problems.problem import (
     CONTIGUOUS,
     Case,
@@ -31,6 +31,8 @@ _SHAPE_NAMES = (
 _SIZES = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k", "head_dim")
 _EDGE_LAYOUTS = ("blhd", "mixed", "packed_qkv", "mixed", layouts.DEFAULT)
 _RANDOM_LAYOUTS = (*layouts.LAYOUTS, "mixed")
+_FAR_EVERY = 4
+"""Of so many random shapes one is followed by a far one, until all were."""
 _LONG = 1200  # from this length on, one key hardly shows on normal inputs
 
 
@@ -143,9 +145,17 @@ class Attention:
             )
             for like in likes.values()
         ]
+        far: list[tuple[dict[str, Value], str]] = []
+        if not {"layout", "batch", "heads", "kv_heads"} & set(kept):
+            far = list(far_shapes(of_layouts, layouts.FAR, _kept_sizes(cases[0], kept)))
+        count = 0
         while True:
             for like, shapes in rng.sample(streams, len(streams)):
                 yield self._like(like, next(shapes), kept, of_layouts.choice(_RANDOM_LAYOUTS))
+                count += 1
+                if far and count % _FAR_EVERY == 0:
+                    shape, layout = far.pop()
+                    yield self._like(like, shape, kept, layout)
 
     def random_kinds(self, case: Case, number: int) -> Sequence[str]:
         """One kind, in turn; for a long case the needle, since other kinds hardly show one key."""
@@ -260,7 +270,7 @@ def _scale(value: Value, usual: float) -> float:
 
 
 def _layout(value: Value) -> str:
-    if isinstance(value, str) and value in layouts.LAYOUTS:
+    if isinstance(value, str) and (value in layouts.LAYOUTS or value in layouts.FAR):
         return value
     known = ", ".join(layouts.LAYOUTS)
     raise WrongSymbol(f"unknown layout {value!r}; known: {known}", "layout")

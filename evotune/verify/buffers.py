@@ -18,6 +18,7 @@ import torch
 from evotune.device.launch import LaunchPlan, Workspace
 from evotune.device.session import LaunchFailure
 from evotune.problems.problem import Tensors, TensorSpec
+from evotune.verify._far import FarTensor, is_far
 from evotune.verify._strided import gap_words, run_of, spot_of, strided_view
 
 _GUARD_BYTES = 128 << 10
@@ -117,7 +118,8 @@ class Inspection:
     def damage(self, number: int = 0) -> str:
         """The kernel's forbidden writes in that set, in words; "" when there are none, or only to a
         zero_once workspace."""
-        return self._buffers._damage(self._wrong(number))
+        found = self._buffers._damage(self._wrong(number))
+        return found or self._buffers._far_damage(self._outside[number])
 
     def not_zeroed(self, number: int = 0) -> str:
         """Name of a zero_once workspace that the launch did not leave zero; "" if there is none."""
@@ -138,12 +140,20 @@ class BufferSets:
         inputs: Sequence[Mapping[str, torch.Tensor]],
         device: str,
     ) -> None:
-        layout = _layout(tuple(specs), tuple(plan.workspaces))
+        far = [spec for spec in specs if is_far(spec)]
+        if far and len(inputs) > 1:
+            raise LaunchFailure("a tensor whose parts lie gigabytes apart goes alone")
+        near = tuple(spec for spec in specs if spec not in far)
+        layout = _layout(near, tuple(plan.workspaces))
         room = len(inputs) * layout.nbytes + _ALIGNMENT
         storage = torch.full((room // 2,), _GUARD_WORD, dtype=torch.int16, device=device)
         storage = storage.view(torch.uint8)
         rows = storage[-storage.data_ptr() % _ALIGNMENT :][: room - _ALIGNMENT]
         self._lay(layout, rows.view(len(inputs), layout.nbytes))
+        self._far: list[FarTensor] = [FarTensor(spec, device, _GUARD_WORD) for spec in far]
+        for tensor in self._far:
+            if not tensor.is_output:
+                tensor.fill(inputs[0][tensor.name])
         places: list[torch.Tensor] = []
         values: list[torch.Tensor] = []
         for name in layout.inputs:
@@ -158,6 +168,7 @@ class BufferSets:
 
     def _lay(self, layout: _Layout, rows: torch.Tensor) -> None:
         self._layout = layout
+        self._far = []
         self._rows = rows
         self._kept = rows[:, : layout.kept_bytes]
         self._views = {name: self._view(name, rows) for name in layout.segments}
@@ -228,7 +239,9 @@ class BufferSets:
 
     def pointers(self, number: int = 0) -> dict[str, int]:
         base = self._rows.data_ptr() + number * self._layout.nbytes
-        return {name: base + segment.start for name, segment in self._layout.segments.items()}
+        far = {tensor.name: tensor.pointer for tensor in self._far}
+        near = self._layout.segments.items()
+        return {**{name: base + segment.start for name, segment in near}, **far}
 
     def overwrite_inputs(self, inputs: Mapping[str, torch.Tensor]) -> None:
         """Writes new input values to the same places, equal ones in each set."""
@@ -267,10 +280,14 @@ class BufferSets:
         """Overwrites the memory that launches write with NaN, in one set or in all."""
         for payload in self._payloads:
             (payload if number is None else payload[number]).fill_(POISON_BYTE)
+        for tensor in self._far:
+            if tensor.is_output:
+                tensor.poison(POISON_BYTE)
 
     def outputs(self) -> Tensors:
         """Views, not copies."""
-        return {name: self._views[name] for name in self._layout.outputs}
+        far = {tensor.name: tensor.view for tensor in self._far if tensor.is_output}
+        return {name: self._views[name] for name in self._layout.outputs} | far
 
     def snapshot(self) -> Tensors:
         """Copies of the outputs as they are now. Later writes do not reach the copies."""
@@ -288,6 +305,9 @@ class BufferSets:
             words = self._payload(name, self._rows).view(torch.int16)
             written = torch.ne(words, _GUARD_WORD) & self._gaps(name)
             outside = torch.cat([outside, written], dim=1)
+        if self._far:
+            damaged = torch.cat([tensor.damaged() for tensor in self._far])
+            outside = torch.cat([outside, damaged[None]], dim=1)
         return Inspection(self, changed, outside)
 
     def _wrong(self, changed: torch.Tensor, outside: torch.Tensor) -> torch.Tensor:
@@ -329,6 +349,17 @@ class BufferSets:
             if spec.strides and bool((places & self._gaps(name).repeat_interleave(2)).any()):
                 return f"wrote between the rows of {name}"
         return next((f"changed its input {n}" for n in self._hit(self._layout.inputs, wrong)), "")
+
+    def _far_damage(self, outside: torch.Tensor) -> str:
+        """The forbidden writes beside far tensors, whose flags come last."""
+        for number, tensor in enumerate(self._far):
+            at = outside.numel() - 2 * (len(self._far) - number)
+            beside, changed = outside[at : at + 2].tolist()
+            if beside:
+                return f"wrote outside {tensor.name}"
+            if changed:
+                return f"changed its input {tensor.name}"
+        return ""
 
     def _not_zeroed(self, wrong: torch.Tensor) -> str:
         return next(self._hit(self._layout.zeroed, wrong), "")
