@@ -11,7 +11,7 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from evotune.device.launch import LaunchPlan
 from evotune.problems.attention import Attention
-from evotune.problems.problem import Case, TensorSpec
+from evotune.problems.problem import Case
 
 HERE = Path(__file__).parent
 KERNELS = Path(__file__).parents[3] / "kernels" / "attention"
@@ -112,16 +112,51 @@ class Ran:
     complaint: str
 
 
+class Memory:
+    """The tensors of a case as it lays them out: NaN between rows, and poison in the output."""
+
+    def __init__(self, case: Case, inputs: dict[str, Array]) -> None:
+        self.dtype = str(case.symbols["dtype"])
+        self.rooms: dict[str, npt.NDArray[np.uint16]] = {}
+        self._views: dict[str, npt.NDArray[np.uint16]] = {}
+        for spec in Attention(self.dtype).tensors(case):
+            room = np.full(spec.span, _BETWEEN, dtype=np.uint16)
+            strides = tuple(2 * stride for stride in spec.all_strides)
+            view = np.lib.stride_tricks.as_strided(room, spec.shape, strides)
+            view[:] = _POISON if spec.is_output else narrowed(inputs[spec.name], self.dtype)
+            self.rooms[spec.name], self._views[spec.name] = room, view
+        self._before = {name: room.copy() for name, room in self.rooms.items()}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._views["out"].shape
+
+    def written(self) -> npt.NDArray[np.uint16]:
+        """The output. Ends the process if anything else was written."""
+        written = self._views["out"].copy()
+        self._views["out"][:] = _POISON
+        for name, room in self.rooms.items():
+            if (room != self._before[name]).any():
+                _fail(f"something was written to {name} or between its rows")
+        return written
+
+
 def run(library: Path, plan: LaunchPlan, case: Case, inputs: dict[str, Array], seed: int) -> Ran:
     """Runs a plan in a child process, since the model ends its process at a mistake."""
+    memory = Memory(case, inputs)
+    return in_child(memory, lambda: _call(library, plan, memory, seed))
+
+
+def in_child(memory: Memory, launch: Callable[[], None]) -> Ran:
+    """What a launch in a child process writes."""
     read_end, write_end = os.pipe()
     error_end, error_write = os.pipe()
     child = os.fork()
     if child == 0:
         os.dup2(error_write, 2)
-        out = _call(library, plan, case, inputs, seed)
+        launch()
         with os.fdopen(write_end, "wb") as stream:
-            stream.write(out.tobytes())
+            stream.write(memory.written().tobytes())
         os._exit(0)
     os.close(write_end)
     os.close(error_write)
@@ -130,28 +165,18 @@ def run(library: Path, plan: LaunchPlan, case: Case, inputs: dict[str, Array], s
     _, status = os.waitpid(child, 0)
     if status:
         return Ran(None, words.strip() or f"status {status}")
-    shape = inputs["q"].shape
-    bits = np.frombuffer(data, dtype=np.uint16).reshape(shape)
-    return Ran(_widened(bits, str(case.symbols["dtype"])), "")
+    bits = np.frombuffer(data, dtype=np.uint16).reshape(memory.shape)
+    return Ran(_widened(bits, memory.dtype), "")
 
 
-def _call(
-    library: Path, plan: LaunchPlan, case: Case, inputs: dict[str, Array], seed: int
-) -> npt.NDArray[np.uint16]:
-    dtype = str(case.symbols["dtype"])
-    memory, views, specs = {}, {}, Attention(dtype).tensors(case)
-    for spec in specs:
-        poison = np.full(spec.shape, _POISON, dtype=np.uint16)
-        value = poison if spec.is_output else narrowed(inputs[spec.name], dtype)
-        memory[spec.name], views[spec.name] = _laid_out(value, spec)
-    before = {name: value.copy() for name, value in memory.items()}
+def _call(library: Path, plan: LaunchPlan, memory: Memory, seed: int) -> None:
     tensors = (_Tensor * 4)()
     maps = [argument for argument in plan.arguments if argument.tensor_map is not None]
     assert [argument.name for argument in maps] == ["q", "k", "v", "out"]
     for tensor, argument in zip(tensors, maps, strict=True):
         tensor_map = argument.tensor_map
         assert tensor_map is not None
-        tensor.data = memory[argument.name].ctypes.data
+        tensor.data = memory.rooms[argument.name].ctypes.data
         tensor.extents[:] = tensor_map.extents[::-1]
         tensor.box[:] = tensor_map.box[::-1]
         tensor.strides[:] = (1, *(stride // 2 for stride in tensor_map.strides_bytes()[::-1]))
@@ -172,29 +197,12 @@ def _call(
         functions[f"run_{launch.entry}"](ctypes.byref(blocks), ctypes.byref(given))
     if (scratch[:_GUARD_BYTES] != 0xFF).any() or (scratch[-_GUARD_BYTES:] != 0xFF).any():
         _fail("something was written beside the workspace")
-    written = views["out"].copy()
-    views["out"][:] = _POISON
-    for name, value in memory.items():
-        if (value != before[name]).any():
-            _fail(f"something was written to {name} or between its rows")
-    return written
 
 
 def _fail(words: str) -> None:
     sys.stderr.write(words)
     sys.stderr.flush()
     os._exit(3)
-
-
-def _laid_out(
-    value: npt.NDArray[np.uint16], spec: TensorSpec
-) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
-    """Memory with the tensor in it, NaN between its rows, and the tensor as a view of it."""
-    room = np.full(spec.span, _BETWEEN, dtype=np.uint16)
-    strides = tuple(2 * stride for stride in spec.all_strides)
-    view = np.lib.stride_tricks.as_strided(room, spec.shape, strides)
-    view[:] = value
-    return room, view
 
 
 def narrowed(values: Array, dtype: str) -> npt.NDArray[np.uint16]:
