@@ -268,10 +268,11 @@ class Planner:
         text = f"{self._secret}/shapes/{seed}".encode()
         draw = int.from_bytes(hashlib.sha256(text).digest()[:6], "big")
         jobs: list[CaseJob] = []
+        far = 0  # tests of far tensors come on top
         drawn = self.problem.random_cases(self._cases[TIMED], draw, self._kept[kernel.name])
         known = {case.label for case in self._cases[TIMED]}
         for case in islice(drawn, _RANDOM_SHAPES):
-            if len(jobs) == _RANDOM_TESTS:
+            if len(jobs) - far == _RANDOM_TESTS:
                 break
             compiled = _compiled_in(kernel, case) in compile_jobs
             if compiled and case.label not in known and kernel.unsupported(case.symbols) is None:
@@ -281,6 +282,7 @@ class Planner:
                 except (Rejected, SpaceError):
                     continue
                 jobs.append(job)
+                far += any(spec.is_far for spec in self.problem.tensors(case))
         if not jobs:
             detail = f"kernel {kernel.name} takes no random shape without another binary"
             skipped.append(Check("random tests", ALL_KINDS, "skipped", detail=detail))

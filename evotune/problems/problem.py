@@ -42,6 +42,12 @@ class TensorSpec:
         return self.strides or contiguous_strides(self.shape)
 
     @property
+    def is_far(self) -> bool:
+        """Whether parts of it lie so far apart that offsets of 32 bits do not reach from one to the
+        next."""
+        return any(stride >= 1 << 31 for stride in self.strides)
+
+    @property
     def span(self) -> int:
         """Elements of memory from the first to the last element, gaps included."""
         steps = zip(self.shape, self.all_strides, strict=True)

@@ -14,18 +14,11 @@ import torch
 from evotune.problems.problem import TensorSpec
 from evotune.verify._strided import strided_view
 
-FAR_BYTES = 1 << 31
-"""A tensor with a stride of so many bytes is far."""
 _BAND_BYTES = 4096
 
 
 class NoRoom(Exception):
     """There is no memory for a far tensor; the message says how much it would take."""
-
-
-def is_far(spec: TensorSpec) -> bool:
-    itemsize = int(getattr(torch, spec.dtype).itemsize)
-    return any(stride * itemsize >= FAR_BYTES for stride in spec.strides)
 
 
 class FarTensor:
@@ -75,7 +68,7 @@ class FarTensor:
 
 def _parts(spec: TensorSpec, itemsize: int) -> Iterator[tuple[int, int]]:
     """The bytes from the first to the last element of each part, in which all is near."""
-    far = [stride * itemsize >= FAR_BYTES for stride in spec.all_strides]
+    far = [stride >= 1 << 31 for stride in spec.strides]
     steps = list(zip(spec.shape, spec.all_strides, far, strict=True))
     span = 1 + sum((size - 1) * stride for size, stride, is_far in steps if not is_far)
     counts = [range(size) if is_far else range(1) for size, _, is_far in steps]

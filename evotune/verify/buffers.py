@@ -18,7 +18,7 @@ import torch
 from evotune.device.launch import LaunchPlan, Workspace
 from evotune.device.session import LaunchFailure
 from evotune.problems.problem import Tensors, TensorSpec
-from evotune.verify._far import FarTensor, is_far
+from evotune.verify._far import FarTensor
 from evotune.verify._strided import gap_words, run_of, spot_of, strided_view
 
 _GUARD_BYTES = 128 << 10
@@ -140,7 +140,7 @@ class BufferSets:
         inputs: Sequence[Mapping[str, torch.Tensor]],
         device: str,
     ) -> None:
-        far = [spec for spec in specs if is_far(spec)]
+        far = [spec for spec in specs if spec.is_far]
         if far and len(inputs) > 1:
             raise LaunchFailure("a tensor whose parts lie gigabytes apart goes alone")
         near = tuple(spec for spec in specs if spec not in far)

@@ -117,9 +117,9 @@ def test_scalar_takes_any_strides(shapes: Sequence[Mapping[str, Value]], tmp_pat
         ("copier.start(of.problem.v + v_strides", "copier.start(of.problem.v + k_strides"),
         ("load_block(values, tile.problem.v_strides", "load_block(values, tile.problem.k_strides"),
         ("head * problem.group + row % problem.group)", "head)"),
-        ("const Strides& strides = tile.problem.out_strides", "const Strides& strides = tile.problem.q_strides"),
+        ("strides = tile.problem.out_strides;", "strides = tile.problem.q_strides;"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_stride_shows(right: str, wrong: str, tmp_path: Path) -> None:
     values = {**ONE_WARP, "PACK_GQA": "group" in right}
     assert list(complaints(tmp_path, "attention-mma", values, GROUPED, mistakes={right: wrong}))
