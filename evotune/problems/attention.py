@@ -69,9 +69,7 @@ class Attention:
         symbols["dtype"] = self.dtype
         usual = 1.0 / math.sqrt(sizes["head_dim"])
         symbols["softmax_scale"] = usual if scale is None else _scale(scale, usual)
-        symbols["layout"] = layout
-        symbols |= layouts.stride_symbols(layout, sizes)
-        return Case(_label(symbols, usual), symbols)
+        return _laid_out(symbols, layout)
 
     def tensors(self, case: Case) -> tuple[TensorSpec, ...]:
         s = _integers(case)
@@ -212,8 +210,9 @@ class Attention:
             scale = shape.get("scale", scale)
         if "layout" in kept:
             layout = str(case.symbols["layout"])
-        whole = {**shape, "head_dim": case.symbols["head_dim"], "scale": scale, "layout": layout}
-        return self.case(whole, {"causal": case.symbols["causal"]})
+        whole = {**shape, "head_dim": case.symbols["head_dim"], "scale": scale}
+        made = self.case(whole, {"causal": case.symbols["causal"]})
+        return made if layout == layouts.DEFAULT else _laid_out(made.symbols, layout)
 
     def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
         from evotune.problems import _attention_inputs
@@ -269,8 +268,15 @@ def _scale(value: Value, usual: float) -> float:
     return usual if math.isclose(value, usual) else float(value)
 
 
+def _laid_out(symbols: Mapping[str, Value], layout: str) -> Case:
+    """The case of these symbols, whose layout and strides follow."""
+    sizes = {name: int(symbols[name]) for name in _SIZES}
+    whole = {**symbols, "layout": layout, **layouts.stride_symbols(layout, sizes)}
+    return Case(_label(whole, 1.0 / math.sqrt(sizes["head_dim"])), whole)
+
+
 def _layout(value: Value) -> str:
-    if isinstance(value, str) and (value in layouts.LAYOUTS or value in layouts.FAR):
+    if isinstance(value, str) and value in layouts.LAYOUTS:
         return value
     known = ", ".join(layouts.LAYOUTS)
     raise WrongSymbol(f"unknown layout {value!r}; known: {known}", "layout")

@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 import torch
 
-from evotune.problems import Case
+from evotune.problems import Case, attention
 from evotune.problems._attention_layouts import FAR, LAYOUTS, symbols_of
 from evotune.problems.attention import Attention
 from evotune.problems.problem import WrongSymbol, with_strides
@@ -19,8 +19,11 @@ SHAPE["head_dim"] = 32
 
 
 def case(layout: str | None = None, **sizes: Value) -> Case:
-    shape = {**SHAPE, **sizes}
-    return PROBLEM.case(shape if layout is None else {**shape, "layout": layout}, {"causal": True})
+    made = PROBLEM.case({**SHAPE, **sizes}, {"causal": True})
+    if layout in FAR:
+        return attention._laid_out(made.symbols, str(layout))
+    named = {} if layout is None else {"layout": layout}
+    return PROBLEM.case({**SHAPE, **sizes, **named}, {"causal": True})
 
 
 def strides(made: Case) -> dict[str, tuple[int, ...]]:
@@ -69,8 +72,10 @@ def test_a_layout_is_a_variant_too() -> None:
     assert PROBLEM.case(SHAPE, {"causal": True, "layout": "blhd"}) == case("blhd")
     with pytest.raises(WrongSymbol, match="the shape names a layout already"):
         PROBLEM.case({**SHAPE, "layout": "blhd"}, {"layout": "blhd"})
-    with pytest.raises(WrongSymbol, match=r"unknown layout 'bldh'; known: bhld, blhd, packed_qkv"):
-        case("bldh")
+    for wrong in ("bldh", "far_q"):
+        shape = {**SHAPE, "layout": wrong}
+        with pytest.raises(WrongSymbol, match=f"unknown layout '{wrong}'; known: bhld, blhd, pac"):
+            PROBLEM.case(shape, {})
 
 
 def test_siblings_keep_the_layout() -> None:
