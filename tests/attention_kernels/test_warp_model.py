@@ -1,4 +1,4 @@
-"""attention_mma.cu and attention_scalar.cu on a CPU model of a warp's instructions.
+"""attention_mma.cu, attention_wmma.cu and attention_scalar.cu on a CPU model of a warp's instructions.
 
 These tests need no GPU. They show that every address is right, whatever the strides, the order of
 tiles, the splits of the keys and the packing of heads. They show nothing about waits: copies are
@@ -103,6 +103,28 @@ def test_mma_takes_any_strides(
     values: Mapping[str, Value], shapes: Sequence[Mapping[str, Value]], causal: bool, tmp_path: Path
 ) -> None:
     assert not list(complaints(tmp_path, "attention-mma", values, shapes, causal=causal))
+
+
+WMMA: dict[str, Value] = {
+    **{"BLOCK_M": 32, "BLOCK_N": 32, "K_TILE": 16, "WARPS": 2, "PRODUCER_WARPS": 0, "STAGES": 2},
+    **{"SWIZZLE": "pad", "VEC_WIDTH": 8, "Q_IN_REGS": True, "EPILOGUE": "shared", "PERSISTENT": 0},
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "shapes", "causal"),
+    [
+        (WMMA, ALONE, True),
+        ({**WMMA, "BLOCK_M": 16, "EPILOGUE": "registers", "SWIZZLE": "tile"}, GROUPED, False),
+        ({**WMMA, "PRODUCER_WARPS": 1, "EPILOGUE": "registers", "VEC_WIDTH": 4}, GROUPED, True),
+        ({**WMMA, "PERSISTENT": 1, "STAGES": 1, "Q_IN_REGS": False}, ALONE, False),
+        ({**WMMA, "PERSISTENT": 2, "PRODUCER_WARPS": 2, "SWIZZLE": "none"}, GROUPED, True),
+    ],
+)
+def test_wmma_takes_any_strides(
+    values: Mapping[str, Value], shapes: Sequence[Mapping[str, Value]], causal: bool, tmp_path: Path
+) -> None:
+    assert not list(complaints(tmp_path, "attention-wmma", values, shapes, causal=causal))
 
 
 @pytest.mark.parametrize("shapes", [ALONE, GROUPED])

@@ -1,4 +1,4 @@
-"""attention_mma.cu or attention_scalar.cu compiled for the CPU and run as a space launches it.
+"""attention_mma.cu, attention_wmma.cu or attention_scalar.cu compiled for the CPU and run as a space launches it.
 
 The files are compiled unchanged, except for the headers that hold only instructions, and for two
 lines: where shared memory is declared, and the one instruction of strides.cuh.
@@ -26,8 +26,9 @@ from tests.attention_kernels.hopper.emulation import (
 HERE = Path(__file__).parent
 REPLACED = (
     *("async_copy.cuh", "mma_sync.cuh", "last_block.cuh", "cluster_push.cuh", "element.cuh"),
+    *("copy_handover.cuh", "mma.h"),
 )
-_SHARED = ("1024", "16")
+_SHARED = ("1024", "128", "16")
 _INSTRUCTION = (
     'asm("mad.wide.s32 %0, %1, %2, %3;\\n" : "=l"(to) : "r"(row_bytes), "r"(rows), "l"(from));'
 )
