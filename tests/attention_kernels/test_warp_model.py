@@ -1,4 +1,4 @@
-"""attention_mma.cu, attention_wmma.cu and attention_scalar.cu on a CPU model of a warp's instructions.
+"""The CUDA rungs before Hopper's on a CPU model of a warp's instructions.
 
 These tests need no GPU. They show that every address is right, whatever the strides, the order of
 tiles, the splits of the keys and the packing of heads. They show nothing about waits: copies are
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from _pytest.mark import ParameterSet
 
 from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
@@ -79,6 +80,11 @@ def complaints(
             yield f"{job.case.label}, {job.plan.launches[0].grid}: error {error.max()}"
 
 
+def _later(*values: object) -> ParameterSet:
+    """A case that only `make soak` runs."""
+    return pytest.param(*values, marks=pytest.mark.soak)
+
+
 SMALL: dict[str, Value] = {
     **{"BLOCK_M": 32, "BLOCK_N": 32, "WARPS_Q": 2, "WARPS_KV": 1, "STAGES": 2, "V_WAIT": "late"},
     **{"Q_IN_REGS": False, "SHARE_QK_SMEM": False, "SPLIT_KV": 1, "MERGE": "counter"},
@@ -90,11 +96,11 @@ ONE_WARP: dict[str, Value] = {**SMALL, "BLOCK_M": 16, "WARPS_Q": 1}
     ("values", "shapes", "causal"),
     [
         (SMALL, ALONE, True),
-        ({**ONE_WARP, "WARPS_KV": 2, "TILE_ORDER": "by_head_descending"}, ALONE, False),
+        _later({**ONE_WARP, "WARPS_KV": 2, "TILE_ORDER": "by_head_descending"}, ALONE, False),
         ({**ONE_WARP, "SPLIT_KV": 2, "TILE_ORDER": "by_head"}, ALONE, True),
         ({**ONE_WARP, "SPLIT_KV": 3, "MERGE": "kernel"}, ALONE, False),
-        ({**ONE_WARP, "PERSISTENT": 1, "TILE_ORDER": "by_row_descending"}, ALONE, True),
-        ({**ONE_WARP, "PACK_GQA": True}, GROUPED, True),
+        _later({**ONE_WARP, "PERSISTENT": 1, "TILE_ORDER": "by_row_descending"}, ALONE, True),
+        _later({**ONE_WARP, "PACK_GQA": True}, GROUPED, True),
         ({**ONE_WARP, "PACK_GQA": True, "SPLIT_KV": 2, "MERGE": "kernel"}, GROUPED, False),
         ({**ONE_WARP, "PERSISTENT": 2, "TILE_ORDER": "by_head"}, GROUPED, False),
     ],
@@ -116,8 +122,10 @@ WMMA: dict[str, Value] = {
     [
         (WMMA, ALONE, True),
         ({**WMMA, "BLOCK_M": 16, "EPILOGUE": "registers", "SWIZZLE": "tile"}, GROUPED, False),
-        ({**WMMA, "PRODUCER_WARPS": 1, "EPILOGUE": "registers", "VEC_WIDTH": 4}, GROUPED, True),
-        ({**WMMA, "PERSISTENT": 1, "STAGES": 1, "Q_IN_REGS": False}, ALONE, False),
+        _later(
+            {**WMMA, "PRODUCER_WARPS": 1, "EPILOGUE": "registers", "VEC_WIDTH": 4}, GROUPED, True
+        ),
+        _later({**WMMA, "PERSISTENT": 1, "STAGES": 1, "Q_IN_REGS": False}, ALONE, False),
         ({**WMMA, "PERSISTENT": 2, "PRODUCER_WARPS": 2, "SWIZZLE": "none"}, GROUPED, True),
     ],
 )

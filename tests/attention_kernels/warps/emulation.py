@@ -1,4 +1,4 @@
-"""attention_mma.cu, attention_wmma.cu or attention_scalar.cu compiled for the CPU and run as a space launches it.
+"""A CUDA rung before Hopper's compiled for the CPU and run as a space launches it.
 
 The files are compiled unchanged, except for the headers that hold only instructions, and for two
 lines: where shared memory is declared, and the one instruction of strides.cuh.
