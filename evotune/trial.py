@@ -216,7 +216,7 @@ class Domain(msgspec.Struct, frozen=True):
     - device: the device's model.
     - multiprocessors: their number; 0 on a CPU.
     - regions: the cases.
-    - layout: the layout of the tensors.
+    - layout: the layouts of the tensors, by name.
     """
 
     device: str

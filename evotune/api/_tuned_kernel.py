@@ -17,7 +17,12 @@ from evotune.engine.launches import Rejected
 from evotune.engine.reopening import ReopenedRun
 from evotune.errors import EvotuneError
 from evotune.execute.executor import TIMED, CaseJob
-from evotune.problems.problem import Case, Tensors
+from evotune.problems.problem import (
+    Case,
+    Tensors,
+    contiguous_strides,
+    with_strides,
+)
 from evotune.trial import Configuration, Value
 
 if TYPE_CHECKING:
@@ -32,6 +37,8 @@ class CallableKernel:
     """`kernel(q, k, v)` returns the output, or a dict of outputs by name where there are several.
 
     Inputs are torch tensors in the problem's order, or by name. Their shapes tell which case it is.
+    They are contiguous; a kernel that is told strides takes any views whose last dimension is
+    contiguous. The output is contiguous.
     Other keywords give what shapes do not tell: a variant (`causal=True`), a scale or another
     constant, a size that no input has. Sizes and variants that all cases of the run share may be
     left out. The first call for a case may compile the kernel for it; the build cache keeps the
@@ -66,6 +73,7 @@ class CallableKernel:
         inputs, options = self._inputs(tensors, named)
         case = self._case({name: tuple(t.shape) for name, t in inputs.items()}, options)
         self._check(inputs, case)
+        case = self._laid_out(inputs, case)
         job = self._job(case)
         binary, launch = self._launch(job.compile)
         device = next(iter(inputs.values())).device
@@ -131,8 +139,8 @@ class CallableKernel:
                 )
             if tensor.device != inputs[first].device:
                 raise ValueError(f"{name} is on {tensor.device}, {first} on {inputs[first].device}")
-            if not tensor.is_contiguous():
-                raise ValueError(f"{name} is not contiguous: call it with {name}.contiguous()")
+            if why := _unsuited(tensor, takes_strides=name in self._strided):
+                raise ValueError(f"{name} {why}: call it with {name}.contiguous()")
             if tensor.data_ptr() % _ALIGNMENT:
                 raise ValueError(
                     f"{name} begins at no multiple of {_ALIGNMENT} bytes: "
@@ -148,6 +156,23 @@ class CallableKernel:
         if refusal:
             raise ValueError(f"the tensors are on {device}: {refusal}")
 
+    @functools.cached_property
+    def _strided(self) -> frozenset[str]:
+        """The tensors whose strides the kernel is told."""
+        return self._reopened.planner.strided_tensors(self._configuration, self._timed[0])
+
+    def _laid_out(self, inputs: Tensors, case: Case) -> Case:
+        """The case with the tensors' strides; outputs are contiguous."""
+        specs = self._problem.tensors(case)
+        strides = {
+            spec.name: contiguous_strides(spec.shape)
+            if spec.is_output or inputs[spec.name].is_contiguous()
+            else inputs[spec.name].stride()
+            for spec in specs
+            if spec.stride_symbols
+        }
+        return with_strides(case, specs, strides)
+
     def _outputs(self, case: Case, device: torch.device) -> Tensors:
         return {
             spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
@@ -156,19 +181,35 @@ class CallableKernel:
         }
 
     def _job(self, case: Case) -> CaseJob:
-        if case.label not in self._jobs:
+        key = f"{case.label} {sorted(case.symbols.items())}" if self._strided else case.label
+        if key not in self._jobs:
             try:
                 job = self._reopened.planner.case_job(self._configuration, case)
             except (Rejected, EvotuneError) as error:
                 raise ValueError(f"the kernel cannot be asked for {case.label}: {error}") from error
-            self._jobs[case.label] = job
-        return self._jobs[case.label]
+            self._jobs[key] = job
+        return self._jobs[key]
 
     def _launch(self, job: CompileJob) -> tuple[Binary, KernelCall]:
         if job.key not in self._launches:
             binary = _compiled(job, self._reopened)
             self._launches[job.key] = binary, self._caller.load(Path(binary.path))
         return self._launches[job.key]
+
+
+def _unsuited(tensor: torch.Tensor, *, takes_strides: bool) -> str:
+    """Why the kernel cannot take the tensor as it lies in memory, "" when it can."""
+    if tensor.is_contiguous():
+        return ""
+    if not takes_strides:
+        return "is not contiguous"
+    *outer, inner = tensor.stride()
+    if inner != 1 and tensor.shape[-1] > 1:
+        return "is not contiguous in its last dimension"
+    steps = (s for s, size in zip(outer, tensor.shape, strict=False) if size > 1)
+    if any(stride * tensor.element_size() % _ALIGNMENT for stride in steps):
+        return f"has a stride that is no multiple of {_ALIGNMENT} bytes"
+    return ""
 
 
 def _compiled(job: CompileJob, reopened: ReopenedRun) -> Binary:

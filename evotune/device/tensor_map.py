@@ -20,8 +20,9 @@ MOST_STRIDE_BYTES = 1 << 40
 
 
 class TensorMap(msgspec.Struct, frozen=True, array_like=True):
-    """Boxes of a contiguous, row-major tensor. `extents` and `box` count elements, the outermost
-    dimension first; `swizzle_bytes` and `l2_promotion_bytes` are 0 for none.
+    """Boxes of a tensor whose last dimension is contiguous. `extents`, `box` and `strides` count
+    elements, the outermost dimension first; `swizzle_bytes` and `l2_promotion_bytes` are 0 for
+    none. `strides` are those of all dimensions; empty where the tensor is contiguous.
 
     The part of a box that lies outside the tensor is read as zeros and not written.
     """
@@ -31,6 +32,7 @@ class TensorMap(msgspec.Struct, frozen=True, array_like=True):
     box: tuple[int, ...]
     swizzle_bytes: int = 0
     l2_promotion_bytes: int = 0
+    strides: tuple[int, ...] = ()
 
     @property
     def element_bytes(self) -> int:
@@ -39,6 +41,8 @@ class TensorMap(msgspec.Struct, frozen=True, array_like=True):
     def strides_bytes(self) -> tuple[int, ...]:
         """The distance from one index to the next for every dimension but the last, outermost
         first."""
+        if self.strides:
+            return tuple(self.element_bytes * stride for stride in self.strides[:-1])
         return tuple(
             self.element_bytes * math.prod(self.extents[i + 1 :])
             for i in range(len(self.extents) - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from evotune.errors import SpaceError
-from evotune.problems.problem import Case
+from evotune.problems.problem import Case, TensorSpec
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument
 from evotune.space.language.expression import Expression
@@ -61,10 +61,37 @@ def refusal(  # noqa: PLR0917
     return reasons[0] if all(reasons) else ""
 
 
-def symbols_kept(document: SpaceDocument, kernel: KernelSpec, scalars: Iterable[str]) -> set[str]:
+def symbols_kept(
+    document: SpaceDocument,
+    kernel: KernelSpec,
+    scalars: Iterable[str],
+    tensors: Iterable[TensorSpec] = (),
+) -> set[str]:
     """The symbols that no case of the kernel may change: compiled-in symbols, because another value
-    needs another binary, and scalars that the kernel is not told."""
-    return set(kernel.define) | (set(scalars) - _symbols_told(document, kernel))
+    needs another binary, scalars that the kernel is not told, and `layout` where it is not told the
+    strides of all `tensors`."""
+    kept = set(kernel.define) | (set(scalars) - _symbols_told(document, kernel))
+    strided = [spec for spec in tensors if spec.stride_symbols]
+    if strided and strides_untold(document, kernel, strided):
+        kept.add("layout")
+    return kept
+
+
+def strides_untold(
+    document: SpaceDocument, kernel: KernelSpec, tensors: Iterable[TensorSpec]
+) -> tuple[str, ...]:
+    """The symbols of strides of `tensors` that the kernel would have to be told. A tensor map has
+    the strides in it."""
+    told = _symbols_told(document, kernel)
+    pointers = {argument.name for argument in kernel.arguments if argument.tensor_map is None}
+    pointers |= {memory.tensor for memory in kernel.constant_memory}
+    return tuple(
+        symbol
+        for spec in tensors
+        if spec.name in pointers
+        for symbol in spec.stride_symbols
+        if symbol not in told
+    )
 
 
 def scalars_skipped(

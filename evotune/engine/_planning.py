@@ -12,7 +12,13 @@ from pathlib import Path
 from evotune.backends import registry
 from evotune.device.launch import CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
-from evotune.engine._champion_cases import obstacle, refusal, scalars_skipped, symbols_kept
+from evotune.engine._champion_cases import (
+    obstacle,
+    refusal,
+    scalars_skipped,
+    strides_untold,
+    symbols_kept,
+)
 from evotune.engine._compile_jobs import CompileJobs
 from evotune.engine.launches import CasePlanner, Rejected
 from evotune.errors import SpaceError
@@ -69,7 +75,9 @@ class Planner:
         self._architecture = architecture(profile)
         self._compiling = CompileJobs(document, problem, profile, sources)
         self._kept = {
-            kernel.name: symbols_kept(document, kernel, problem.scalars)
+            kernel.name: symbols_kept(
+                document, kernel, problem.scalars, problem.tensors(cases[TIMED][0])
+            )
             for kernel in document.kernels
         }
         self._edges = {name: self._edge_cases(kept) for name, kept in self._kept.items()}
@@ -113,6 +121,8 @@ class Planner:
     def case_job(self, configuration: Configuration, case: Case) -> CaseJob:
         """For a case outside the space. Rejected or SpaceError when the kernel cannot run it."""
         kernel = self._kernel(configuration)
+        if why := self._strides_missing(kernel, case):
+            raise Rejected(why)
         names = {*self.problem.scalars, *self.problem.place(case).fixed}
         if why := refusal(self.bound, kernel, configuration, case, self._cases[TIMED], names):
             raise Rejected(why)
@@ -141,12 +151,31 @@ class Planner:
         for role in (TIMED, EDGE, HELD_OUT):
             for case in cases[role]:
                 unsupported = kernel.unsupported(case.symbols)
+                if unsupported is None:
+                    unsupported = self._strides_missing(kernel, case)
                 if unsupported is not None and role == TIMED:
                     raise Rejected(unsupported)
                 if unsupported is None:
                     plans.append(self._case_plan(kernel, case, role))
         self._searched[kernel.name] = plans
         return plans
+
+    def strided_tensors(self, configuration: Configuration, case: Case) -> frozenset[str]:
+        """The tensors whose strides the configuration's kernel is told."""
+        kernel, specs = self._kernel(configuration), self.problem.tensors(case)
+        return frozenset(
+            spec.name
+            for spec in specs
+            if spec.stride_symbols and not strides_untold(self._document, kernel, [spec])
+        )
+
+    def _strides_missing(self, kernel: KernelSpec, case: Case) -> str | None:
+        """Why the kernel cannot run a case whose tensors are not contiguous; None when it can."""
+        strided = [spec for spec in self.problem.tensors(case) if spec.strides]
+        untold = strides_untold(self._document, kernel, strided)
+        if not untold:
+            return None
+        return f"kernel {kernel.name} takes contiguous tensors only: it is not told {untold[0]}"
 
     def _edge_cases(self, kept: Collection[str]) -> list[Case]:
         """The edge cases of all timed cases, without the timed cases themselves."""
@@ -239,10 +268,11 @@ class Planner:
         text = f"{self._secret}/shapes/{seed}".encode()
         draw = int.from_bytes(hashlib.sha256(text).digest()[:6], "big")
         jobs: list[CaseJob] = []
+        far = 0  # tests of far tensors come on top
         drawn = self.problem.random_cases(self._cases[TIMED], draw, self._kept[kernel.name])
         known = {case.label for case in self._cases[TIMED]}
         for case in islice(drawn, _RANDOM_SHAPES):
-            if len(jobs) == _RANDOM_TESTS:
+            if len(jobs) - far == _RANDOM_TESTS:
                 break
             compiled = _compiled_in(kernel, case) in compile_jobs
             if compiled and case.label not in known and kernel.unsupported(case.symbols) is None:
@@ -252,6 +282,7 @@ class Planner:
                 except (Rejected, SpaceError):
                     continue
                 jobs.append(job)
+                far += any(spec.is_far for spec in self.problem.tensors(case))
         if not jobs:
             detail = f"kernel {kernel.name} needs another binary for every random shape"
             skipped.append(Check("random tests", ALL_KINDS, "skipped", detail=detail))

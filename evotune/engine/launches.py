@@ -44,6 +44,7 @@ class CasePlanner:
         self._case = case
         self._evaluator = evaluator
         self._tensors = {tensor.name: tensor for tensor in tensors}
+        self._strides = {symbol for tensor in tensors for symbol in tensor.stride_symbols}
         self._arch = arch
         extra = language(kernel.language).extra_arguments
         self._extra_arguments = tuple(map(Argument, extra))
@@ -123,7 +124,9 @@ class CasePlanner:
         if isinstance(value, str):
             raise argument.position.error(f"{name} is {value!r}: expected a tensor or a number")
         number = _as_number(value)
-        kind = "float32" if isinstance(number, float) else "int32"
+        kind = "int64" if name in self._strides else "int32"
+        if isinstance(number, float):
+            kind = "float32"
         return Argument(kind, value=number), self._evaluator.is_constant(expression)
 
     def _tensor_map(
@@ -143,12 +146,13 @@ class CasePlanner:
         if len(spec.box) != len(shape):
             message = f"the box has {len(spec.box)} sizes, but {name} has {len(shape)} dimensions"
             raise spec.box_position.error(message)
-        box, swizzle_bytes, l2_promotion_bytes = (
-            tuple(int(self._evaluator.evaluate(e, known)) for e in expressions)
-            for expressions in (spec.box, (spec.swizzle_bytes,), (spec.l2_promotion_bytes,))
+        *box, swizzle_bytes, l2_promotion_bytes = (
+            int(self._evaluator.evaluate(expression, known))
+            for expression in (*spec.box, spec.swizzle_bytes, spec.l2_promotion_bytes)
         )
         dtype = tensors[name].dtype
-        tensor_map = TensorMap(dtype, shape, box, *swizzle_bytes, *l2_promotion_bytes)
+        strides = tensors[name].strides
+        tensor_map = TensorMap(dtype, shape, tuple(box), swizzle_bytes, l2_promotion_bytes, strides)
         violation = tensor_map.violation()
         if self._arch < FIRST_ARCH:
             violation = f"tensor maps need sm_{FIRST_ARCH} or later, found sm_{self._arch}"

@@ -241,11 +241,11 @@ def _allocating(
 ) -> Callable[[], object]:
     """A call that allocates and frees memory for the outputs, as a program's call would allocate
     it, and then launches. The launch writes into its own buffers, which are watched."""
-    wanted = [(spec.shape, getattr(torch, spec.dtype)) for spec in outputs]
+    wanted = [(spec.shape, spec.all_strides, getattr(torch, spec.dtype)) for spec in outputs]
 
     def call() -> object:
-        for shape, dtype in wanted:
-            torch.empty(shape, dtype=dtype)
+        for shape, strides, dtype in wanted:
+            torch.empty_strided(shape, strides, dtype=dtype)
         return launch()
 
     return call

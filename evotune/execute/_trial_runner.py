@@ -134,7 +134,7 @@ class TrialRunner:
             self.doubtful = True  # an earlier candidate may have done it after its trial
             reason = f"an earlier kernel, or another program, {changed}"
             return Outcome(OutcomeKind.LAUNCH_ERROR, reason=reason)
-        random_tests = 0
+        random_tests: list[Case] = []
         try:
             with _timed(stage_s, "load"):
                 subjects = self._load(job.cases)
@@ -172,9 +172,9 @@ class TrialRunner:
         seed: int,
         verdict: Verdict,
         stage_s: dict[str, float],
-    ) -> int:
-        """A champion's checks before the timing. Returns how many random tests passed."""
-        random_tests = 0
+    ) -> list[Case]:
+        """A champion's checks before the timing. Returns the cases of random tests that passed."""
+        random_tests: list[Case] = []
         # The tools take seconds, most of them on the CPU: they run beside other checks. Launches
         # that are disturbed on purpose come after them, since the tools would slow these down.
         with self._tools(job) as judge:
@@ -206,10 +206,10 @@ class TrialRunner:
             self._verify(subjects, seed, verdict)
             self._check_quiet(verdict)
 
-    def _domain(self, cases: Sequence[TrialCase], random_tests: int) -> Domain:
-        """The domain of all checked cases: random ones count as far as there was time for them."""
-        items = [item for item in cases if item.role != RANDOM]
-        items += [item for item in cases if item.role == RANDOM][:random_tests]
+    def _domain(self, cases: Sequence[TrialCase], random_tests: Sequence[Case]) -> Domain:
+        """The domain of all checked cases: of random ones, those that passed."""
+        tested = {case.label for case in random_tests}
+        items = [item for item in cases if item.role != RANDOM or item.case.label in tested]
         checked = [(item.binary, item.case) for item in items]
         return checked_domain(self._problem, checked, self._profile)
 
@@ -255,8 +255,8 @@ class TrialRunner:
                 if item.role == TIMED:
                     self._gate.start(subject, seed, verdict, limit_s=_START_S, draw=job.number)
 
-    def _test_randomly(self, subjects: Sequence[Loaded], seed: int, verdict: Verdict) -> int:
-        """Runs the random tests and returns how many passed."""
+    def _test_randomly(self, subjects: Sequence[Loaded], seed: int, verdict: Verdict) -> list[Case]:
+        """Runs the random tests and returns the cases that passed."""
         chosen = [subject for item, subject in subjects if item.role == RANDOM]
         made = run_random_tests(
             self._gate,

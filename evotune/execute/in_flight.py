@@ -157,10 +157,13 @@ def failed_to_compile(failure: CompileFailure) -> Outcome:
 
 
 def _parts(plan: LaunchPlan) -> Json:
-    """The plan as fingerprints hold it. An argument without a tensor map has three parts, as in
-    older runs, so that their fingerprints still agree."""
+    """The plan as fingerprints hold it. An argument without a tensor map has three parts, and a map
+    of a contiguous tensor has no strides, as in older runs, so that their fingerprints still agree.
+    """
     parts = msgspec.to_builtins(plan, enc_hook=plain)
     for argument in parts["arguments"]:
         if argument[-1] is None:
             del argument[-1]
+        elif not argument[-1][-1]:
+            del argument[-1][-1]
     return parts

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from evotune.problems._lengths import (
@@ -65,6 +65,16 @@ def random_shapes(
             if number % 2:
                 shape["scale"] = other_scalar(rng, usual_scale)
             yield shape
+
+
+def far_shapes(
+    rng: random.Random, layouts: Sequence[str], kept: Mapping[str, int]
+) -> Iterator[tuple[Shape, str]]:
+    """Small shapes of two batches, and of two heads, for each of these layouts."""
+    for layout in rng.sample(layouts, len(layouts)):
+        for batch, heads in ((2, 1), (1, 2)):
+            lengths = {name: rng.randint(20, 90) for name in ("seq_len_q", "seq_len_k")}
+            yield {"batch": batch, "heads": heads, "kv_heads": heads, **lengths, **kept}, layout
 
 
 def _keeping(shape: Shape, kept: Mapping[str, int]) -> Shape:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from evotune.problems.problem import Case, Tensors
+from evotune.problems.problem import Case, Tensors, TensorSpec
 from evotune.problems.rounding import rounding_of
 
 _BACKENDS = {
@@ -148,15 +148,31 @@ def _unfused(case: Case, inputs: Tensors, mask: torch.Tensor | None) -> Tensors:
     return {"out": torch.matmul(torch.softmax(scores, dim=-1), v)}
 
 
-def baselines(case: Case, inputs: Tensors, only: str = "") -> dict[str, Callable[[], Tensors]]:
-    """The SDPA backends that accept these inputs here, and the unfused path. `only` names one that
-    is known to be among them; the others are left out.
+def _laid_out(specs: Sequence[TensorSpec], inputs: Tensors) -> Tensors:
+    """The inputs with the strides of `specs`, copied where they have others."""
+    found = dict(inputs)
+    for spec in specs:
+        if spec.strides and spec.name in found:
+            value = found[spec.name]
+            view = torch.empty_strided(
+                spec.shape, spec.strides, dtype=value.dtype, device=value.device
+            )
+            found[spec.name] = view.copy_(value)
+    return found
+
+
+def baselines(
+    case: Case, specs: Sequence[TensorSpec], inputs: Tensors, only: str = ""
+) -> dict[str, Callable[[], Tensors]]:
+    """The SDPA backends that accept these inputs here, with the strides of `specs`, and the unfused
+    path. `only` names one that is known to be among them; the others are left out.
 
     The backend that PyTorch would choose by itself is called plainly, without the context
     manager that forces a backend, so that its time is the time a user sees.
     """
     causal = bool(case.symbols["causal"])
     grouped = case.symbols["heads"] != case.symbols["kv_heads"]
+    inputs = _laid_out(specs, inputs)
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
 
     def attend() -> Tensors:

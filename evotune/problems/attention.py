@@ -1,7 +1,7 @@
 """Scaled dot-product attention, forward: out = softmax(scale * Q K^T + mask) V.
 
-Layouts, row-major: q, out (batch, heads, seq_len_q, head_dim);
-k, v (batch, kv_heads, seq_len_k, head_dim), kv_heads dividing heads (grouped query).
+Shapes: q, out (batch, heads, seq_len_q, head_dim); k, v (batch, kv_heads, seq_len_k, head_dim),
+kv_heads dividing heads (grouped query). A case's `layout` gives their strides.
 Causal is top-left aligned (query i sees keys j <= i), as SDPA's `is_causal`.
 """
 
@@ -12,8 +12,17 @@ import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import ClassVar
 
-from evotune.problems._attention_shapes import edge_shapes, random_shapes
-from evotune.problems.problem import Case, Place, Tensors, TensorSpec, WrongSymbol
+from evotune.problems import _attention_layouts as layouts
+from evotune.problems._attention_shapes import edge_shapes, far_shapes, random_shapes
+from evotune.problems.problem import (
+    CONTIGUOUS,
+    Case,
+    Place,
+    Tensors,
+    TensorSpec,
+    WrongSymbol,
+    contiguous_strides,
+)
 from evotune.trial import Value
 
 _SHAPE_NAMES = (
@@ -27,6 +36,10 @@ DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "out": ("batch", "heads", "seq_len_q", "head_dim"),
 }
 """The sizes of each tensor, outermost dimension first."""
+_EDGE_LAYOUTS = ("blhd", "mixed", "packed_qkv", "mixed", layouts.DEFAULT)
+_RANDOM_LAYOUTS = (*layouts.LAYOUTS, "mixed")
+_FAR_EVERY = 4
+"""Of so many random shapes one is followed by a far one, until all were."""
 _LONG = 1200  # from this length on, one key hardly shows on normal inputs
 
 
@@ -43,11 +56,15 @@ class Attention:
 
     def case(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> Case:
         scale = shape.get("scale")
-        sizes = _sizes({name: value for name, value in shape.items() if name != "scale"})
+        others = ("scale", "layout")
+        sizes = _sizes({name: value for name, value in shape.items() if name not in others})
         for name, value in variant.items():
-            if name != "causal" or not isinstance(value, bool):
+            if name != "layout" and (name != "causal" or not isinstance(value, bool)):
                 message = f"expected a variant {{causal: true|false}}, got {name}: {value}"
                 raise WrongSymbol(message, name)
+        if "layout" in shape and "layout" in variant:
+            raise WrongSymbol("the shape names a layout already", "layout")
+        layout = _layout(variant.get("layout", shape.get("layout", layouts.DEFAULT)))
         causal = bool(variant.get("causal", False))
         heads, kv_heads = sizes["heads"], sizes["kv_heads"]
         if heads % kv_heads:
@@ -59,14 +76,20 @@ class Attention:
         symbols["dtype"] = self.dtype
         usual = 1.0 / math.sqrt(sizes["head_dim"])
         symbols["softmax_scale"] = usual if scale is None else _scale(scale, usual)
-        return Case(_label(symbols, usual), symbols)
+        return _laid_out(symbols, layout)
 
     def tensors(self, case: Case) -> tuple[TensorSpec, ...]:
         s = _integers(case)
-        return tuple(
-            TensorSpec(name, tuple(s[size] for size in sizes), self.dtype, name == "out")
-            for name, sizes in DIMENSIONS.items()
-        )
+
+        def tensor(name: str, sizes: Sequence[str]) -> TensorSpec:
+            shape = tuple(s[size] for size in sizes)
+            names = layouts.symbols_of(name)
+            strides = (*(s[symbol] for symbol in names), 1)
+            if strides == contiguous_strides(shape):
+                strides = ()
+            return TensorSpec(name, shape, self.dtype, name == "out", strides, names)
+
+        return tuple(tensor(name, sizes) for name, sizes in DIMENSIONS.items())
 
     def flops(self, case: Case) -> int:
         """4 * head_dim per visible score (two products); the softmax is not counted, as usual."""
@@ -88,21 +111,29 @@ class Attention:
             usual_scale=float(case.symbols["softmax_scale"]),
             kept=_kept_sizes(case, kept),
         )
-        return [self._like(case, shape, kept) for shape in shapes]
+        return [
+            self._like(case, shape, kept, layout)
+            for shape, layout in zip(shapes, _EDGE_LAYOUTS, strict=True)
+        ]
 
     def siblings(self, case: Case) -> Sequence[Case]:
         """The shape without a mask, and causal."""
         sizes = {name: value for name, value in case.symbols.items() if name in _SIZES}
-        shape = {**sizes, "scale": case.symbols["softmax_scale"]}
+        shape = {
+            **sizes,
+            "scale": case.symbols["softmax_scale"],
+            "layout": case.symbols["layout"],
+        }
         return [self.case(shape, {"causal": causal}) for causal in (False, True)]
 
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
     ) -> Iterator[Case]:
         """`random_shapes` for each group of cases with the same kept symbols, in turn."""
-        rng = random.Random(seed)
+        rng, of_layouts = random.Random(seed), random.Random(f"layouts {seed}")
         longest = max(int(c.symbols[n]) for c in cases for n in ("seq_len_q", "seq_len_k"))
         names = {"head_dim", "causal", "softmax_scale", *kept}
+        names -= set() if "layout" in kept else {"layout"}
         likes = {tuple(case.symbols[name] for name in sorted(names)): case for case in cases}
         streams = [
             (
@@ -117,9 +148,17 @@ class Attention:
             )
             for like in likes.values()
         ]
+        far: list[tuple[dict[str, Value], str]] = []
+        if not {"layout", "batch", "heads", "kv_heads"} & set(kept):
+            far = list(far_shapes(of_layouts, layouts.FAR, _kept_sizes(cases[0], kept)))
+        count = 0
         while True:
             for like, shapes in rng.sample(streams, len(streams)):
-                yield self._like(like, next(shapes), kept)
+                yield self._like(like, next(shapes), kept, of_layouts.choice(_RANDOM_LAYOUTS))
+                count += 1
+                if far and count % _FAR_EVERY == 0:
+                    shape, layout = far.pop()
+                    yield self._like(like, shape, kept, layout)
 
     def random_kinds(self, case: Case, number: int) -> Sequence[str]:
         """One kind, in turn; for a long case the needle, since other kinds hardly show one key."""
@@ -161,18 +200,24 @@ class Attention:
                 **{name: s[name] for name in names},
                 "group": s["heads"] // s["kv_heads"],
                 "softmax_scale": float(case.symbols["softmax_scale"]),
-                "elements": max(math.prod(spec.shape) for spec in self.tensors(case)),
+                "elements": max(spec.span for spec in self.tensors(case)),
             },
+            _layout_name(str(case.symbols["layout"])),
         )
 
-    def _like(self, case: Case, shape: Mapping[str, Value], kept: Collection[str]) -> Case:
-        """A case of this shape with the head_dim and mask of `case`, and with its scale if the
-        shape has none or the scale is kept."""
+    def _like(
+        self, case: Case, shape: Mapping[str, Value], kept: Collection[str], layout: str
+    ) -> Case:
+        """A case of this shape with the head_dim and mask of `case`, with its scale if the shape
+        has none or the scale is kept, and with its layout if that is kept."""
         scale = case.symbols["softmax_scale"]
         if "softmax_scale" not in kept:
             scale = shape.get("scale", scale)
+        if "layout" in kept:
+            layout = str(case.symbols["layout"])
         whole = {**shape, "head_dim": case.symbols["head_dim"], "scale": scale}
-        return self.case(whole, {"causal": case.symbols["causal"]})
+        made = self.case(whole, {"causal": case.symbols["causal"]})
+        return made if layout == layouts.DEFAULT else _laid_out(made.symbols, layout)
 
     def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
         from evotune.problems import _attention_inputs
@@ -194,7 +239,7 @@ class Attention:
     ) -> dict[str, Callable[[], Tensors]]:
         from evotune.problems import _attention_torch
 
-        return _attention_torch.baselines(case, inputs, only)
+        return _attention_torch.baselines(case, self.tensors(case), inputs, only)
 
 
 def _sizes(shape: Mapping[str, Value]) -> dict[str, int]:
@@ -228,6 +273,25 @@ def _scale(value: Value, usual: float) -> float:
     return usual if math.isclose(value, usual) else float(value)
 
 
+def _laid_out(symbols: Mapping[str, Value], layout: str) -> Case:
+    """The case of these symbols, whose layout and strides follow."""
+    sizes = {name: int(symbols[name]) for name in _SIZES}
+    whole = {**symbols, "layout": layout, **layouts.stride_symbols(layout, sizes)}
+    return Case(_label(whole, 1.0 / math.sqrt(sizes["head_dim"])), whole)
+
+
+def _layout(value: Value) -> str:
+    if isinstance(value, str) and value in layouts.LAYOUTS:
+        return value
+    known = ", ".join(layouts.LAYOUTS)
+    raise WrongSymbol(f"unknown layout {value!r}; known: {known}", "layout")
+
+
+def _layout_name(layout: str) -> str:
+    """The layout's name in a domain."""
+    return CONTIGUOUS if layout == layouts.DEFAULT else layout
+
+
 def _kept_sizes(case: Case, kept: Collection[str]) -> dict[str, int]:
     """The case's values of the kept sizes; `seq_len` is another name of the queries' length."""
     names = ["seq_len_q" if name == "seq_len" else name for name in kept]
@@ -243,6 +307,8 @@ def _label(symbols: Mapping[str, Value], usual_scale: float) -> str:
         length += f"x{symbols['seq_len_k']}"
     scale = symbols["softmax_scale"]
     told = "" if scale == usual_scale else f",scale={scale}"
+    if symbols["layout"] != layouts.DEFAULT:
+        told += f",{symbols['layout']}"
     mask = "causal" if symbols["causal"] else "full"
     return f"({symbols['batch']},{heads},{length},{symbols['head_dim']}{told}) {mask}"
 

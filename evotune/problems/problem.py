@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
@@ -15,14 +16,47 @@ if TYPE_CHECKING:
 Tensors: TypeAlias = "dict[str, torch.Tensor]"
 
 
+CONTIGUOUS = "contiguous"
+"""The layout of tensors without gaps, row-major."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor argument of the kernel: contiguous, row-major."""
+    """A tensor argument of the kernel; its last dimension is contiguous.
+
+    - `strides`: of every dimension, in elements; empty where the tensor is contiguous.
+    - `stride_symbols`: the symbols that tell a kernel the strides of all dimensions but the last;
+      empty where the problem knows contiguous tensors only.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str  # float16, bfloat16, float32
     is_output: bool = False
+    strides: tuple[int, ...] = ()
+    stride_symbols: tuple[str, ...] = ()
+
+    @property
+    def all_strides(self) -> tuple[int, ...]:
+        """The strides, of a contiguous tensor too."""
+        return self.strides or contiguous_strides(self.shape)
+
+    @property
+    def is_far(self) -> bool:
+        """Whether parts of it lie so far apart that offsets of 32 bits do not reach from one to the
+        next."""
+        return any(stride >= 1 << 31 for stride in self.strides)
+
+    @property
+    def span(self) -> int:
+        """Elements of memory from the first to the last element, gaps included."""
+        steps = zip(self.shape, self.all_strides, strict=True)
+        return 1 + sum((size - 1) * stride for size, stride in steps)
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor, in elements."""
+    return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +73,25 @@ class Case:
 @dataclass(frozen=True, slots=True)
 class Place:
     """A case's place among all cases of a kernel: values that are fixed (a dtype, a mask, a size
-    that is compiled in), and quantities that vary over ranges."""
+    that is compiled in), quantities that vary over ranges, and the tensors' layout."""
 
     fixed: Mapping[str, Value]
     ranged: Mapping[str, int | float]
+    layout: str = CONTIGUOUS
+
+
+def with_strides(
+    case: Case, specs: Sequence[TensorSpec], strides: Mapping[str, tuple[int, ...]]
+) -> Case:
+    """The case with other strides, in elements, of the tensors named. `specs` are its tensors, and
+    have symbols for these strides."""
+    symbols = dict(case.symbols)
+    for spec in specs:
+        if spec.name in strides:
+            symbols |= zip(spec.stride_symbols, strides[spec.name][:-1], strict=True)
+    if symbols == case.symbols:
+        return case
+    return Case(f"{case.label} strided", {**symbols, "layout": "strided"})
 
 
 class WrongKey(UsageError):
@@ -93,7 +142,8 @@ class Problem(Protocol):
 
     def edge_cases(self, case: Case, kept: Collection[str] = ()) -> Sequence[Case]:
         """Small awkward shapes for the same binary: same head size, same variant, and the case's
-        own values of the symbols `kept`."""
+        own values of the symbols `kept`. `layout` is among these unless the kernel takes strides.
+        """
 
     def siblings(self, case: Case) -> Sequence[Case]:
         """The case's shape in every variant, its own included; a finalist must pass all."""

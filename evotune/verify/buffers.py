@@ -1,5 +1,7 @@
 """The memory a candidate runs on: poisoned outputs, guard bands, inputs that must not change.
 
+A tensor with gaps between its rows has guard words in them.
+
 Work on small tensors costs a GPU's host as much as work on large ones. So there may be several sets
 of equal layout, for launches on several inputs or places: filled, poisoned, compared and read
 together, as rows of one allocation.
@@ -8,7 +10,6 @@ together, as rows of one allocation.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ import torch
 from evotune.device.launch import LaunchPlan, Workspace
 from evotune.device.session import LaunchFailure
 from evotune.problems.problem import Tensors, TensorSpec
+from evotune.verify._far import FarTensor
+from evotune.verify._strided import gap_words, run_of, spot_of, strided_view
 
 _GUARD_BYTES = 128 << 10
 _GUARD_WORD = 0x7FFA
@@ -120,7 +123,8 @@ class Inspection:
     def damage(self, number: int = 0) -> str:
         """The kernel's forbidden writes in that set, in words; "" when there are none, or only to a
         zero_once workspace."""
-        return self._buffers._damage(self._wrong(number))
+        found = self._buffers._damage(self._wrong(number))
+        return found or self._buffers._far_damage(self._outside[number])
 
     def not_zeroed(self, number: int = 0) -> str:
         """Name of a zero_once workspace that the launch did not leave zero; "" if there is none."""
@@ -141,12 +145,20 @@ class BufferSets:
         inputs: Sequence[Mapping[str, torch.Tensor]],
         device: str,
     ) -> None:
-        layout = _layout(tuple(specs), tuple(plan.workspaces))
+        far = [spec for spec in specs if spec.is_far]
+        if far and len(inputs) > 1:
+            raise LaunchFailure("a tensor whose parts lie gigabytes apart goes alone")
+        near = tuple(spec for spec in specs if spec not in far)
+        layout = _layout(near, tuple(plan.workspaces))
         room = len(inputs) * layout.nbytes + _ALIGNMENT
         storage = torch.full((room // 2,), _GUARD_WORD, dtype=torch.int16, device=device)
         storage = storage.view(torch.uint8)
         rows = storage[-storage.data_ptr() % _ALIGNMENT :][: room - _ALIGNMENT]
         self._lay(layout, rows.view(len(inputs), layout.nbytes))
+        self._far: list[FarTensor] = [FarTensor(spec, device, _GUARD_WORD) for spec in far]
+        for tensor in self._far:
+            if not tensor.is_output:
+                tensor.fill(inputs[0][tensor.name])
         places: list[torch.Tensor] = []
         values: list[torch.Tensor] = []
         for name in layout.inputs:
@@ -161,10 +173,12 @@ class BufferSets:
 
     def _lay(self, layout: _Layout, rows: torch.Tensor) -> None:
         self._layout = layout
+        self._far = []
         self._rows = rows
         self._kept = rows[:, : layout.kept_bytes]
         self._views = {name: self._view(name, rows) for name in layout.segments}
-        self._payloads = [self._payload(name, rows) for name in layout.written]
+        self._payloads = [self._poisoned(name, rows) for name in layout.written]
+        self._gapped = [name for name in layout.outputs if layout.specs[name].strides]
         ends = [layout.segments[name].end for name in layout.written]
         starts = [layout.segments[name].start for name in layout.written[1:]]
         words = rows.view(torch.int16)
@@ -209,7 +223,20 @@ class BufferSets:
         spec = self._layout.specs.get(name)
         if spec is None:
             return payload
+        if spec.strides:
+            return strided_view(payload, spec)
         return payload.view(getattr(torch, spec.dtype)).view(len(rows), *spec.shape)
+
+    def _poisoned(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        """The bytes that launches write: not those in gaps."""
+        spec = self._layout.specs.get(name)
+        if spec is None or not spec.strides:
+            return self._payload(name, rows)
+        return self._views[name].view(torch.uint8)
+
+    def _gaps(self, name: str) -> torch.Tensor:
+        """A mask of the words of a tensor's payload that lie between its rows."""
+        return gap_words(self._layout.specs[name], self._rows.device)
 
     @functools.cached_property
     def _expected_views(self) -> dict[str, torch.Tensor]:
@@ -217,7 +244,9 @@ class BufferSets:
 
     def pointers(self, number: int = 0) -> dict[str, int]:
         base = self._rows.data_ptr() + number * self._layout.nbytes
-        return {name: base + segment.start for name, segment in self._layout.segments.items()}
+        far = {tensor.name: tensor.pointer for tensor in self._far}
+        near = self._layout.segments.items()
+        return {**{name: base + segment.start for name, segment in near}, **far}
 
     def overwrite_inputs(self, inputs: Mapping[str, torch.Tensor]) -> None:
         """Writes new input values to the same places, equal ones in each set."""
@@ -226,15 +255,22 @@ class BufferSets:
             self._views[name].copy_(value)
 
     def elements(self, name: str, place: int, count: int = 1) -> torch.Tensor:
-        """A view of elements in a row of a tensor, from a flat index on: a row for each set."""
-        dtype: torch.dtype = getattr(torch, self._layout.specs[name].dtype)
+        """A view of elements in a row of a tensor, from a flat index on: a row for each set. Where
+        the tensor has gaps, several rows of it are several rows for each set."""
+        spec = self._layout.specs[name]
+        if spec.strides:
+            return run_of(self._views[name], place, count)
+        dtype: torch.dtype = getattr(torch, spec.dtype)
         return self._payload(name, self._rows).view(dtype)[:, place : place + count]
 
     def spots(self, place: float) -> list[torch.Tensor]:
-        """A few kilobytes of each output (or less), as bytes: a row for each set. They begin at the
-        share `place` of the output."""
+        """A few kilobytes of each output (or less), as bytes: a row, or several rows, for each set.
+        They begin at the share `place` of the output."""
         found = []
         for name in self._layout.outputs:
+            if self._layout.specs[name].strides:
+                found.append(spot_of(self._views[name], place, SPOT_BYTES))
+                continue
             payload = self._payload(name, self._rows)
             first = int(place * payload.shape[1])
             found.append(payload[:, first : first + SPOT_BYTES])
@@ -249,10 +285,14 @@ class BufferSets:
         """Overwrites the memory that launches write with NaN, in one set or in all."""
         for payload in self._payloads:
             (payload if number is None else payload[number]).fill_(POISON_BYTE)
+        for tensor in self._far:
+            if tensor.is_output:
+                tensor.poison(POISON_BYTE)
 
     def outputs(self) -> Tensors:
         """Views, not copies."""
-        return {name: self._views[name] for name in self._layout.outputs}
+        far = {tensor.name: tensor.view for tensor in self._far if tensor.is_output}
+        return {name: self._views[name] for name in self._layout.outputs} | far
 
     def snapshot(self) -> Tensors:
         """Copies of the outputs as they are now. Later writes do not reach the copies."""
@@ -266,6 +306,13 @@ class BufferSets:
         if self._odd:
             odd = torch.cat(self._odd, dim=1)
             outside = torch.cat([outside, torch.ne(odd, _GUARD_WORD >> 8)], dim=1)
+        for name in self._gapped:
+            words = self._payload(name, self._rows).view(torch.int16)
+            written = torch.ne(words, _GUARD_WORD) & self._gaps(name)
+            outside = torch.cat([outside, written], dim=1)
+        if self._far:
+            damaged = torch.cat([tensor.damaged() for tensor in self._far])
+            outside = torch.cat([outside, damaged[None]], dim=1)
         return Inspection(self, changed, outside)
 
     def _wrong(self, changed: torch.Tensor, outside: torch.Tensor) -> torch.Tensor:
@@ -278,8 +325,15 @@ class BufferSets:
             start, size = end + end % 2, band.shape[1]
             wrong[start : start + 2 * size] = outside[at : at + size].repeat_interleave(2)
             at += size
-        for index, end in enumerate(end for end in ends if end % 2):
+        odd = [end for end in ends if end % 2]
+        for index, end in enumerate(odd):
             wrong[end] = outside[at + index]
+        at += len(odd)
+        for name in self._gapped:
+            segment = self._layout.segments[name]
+            size = (segment.end - segment.start) // 2
+            wrong[segment.start : segment.end] = outside[at : at + size].repeat_interleave(2)
+            at += size
         return wrong
 
     def _damage(self, wrong: torch.Tensor) -> str:
@@ -294,7 +348,23 @@ class BufferSets:
             is_after = after and end - int(places[-1]) - start < int(places[0])
             near = after if before is None or is_after else before
             return f"wrote outside {near.name}" if near else "wrote outside all"
+        for name, spec in self._layout.specs.items():
+            segment = self._layout.segments[name]
+            places = wrong[segment.start : segment.end]
+            if spec.strides and bool((places & self._gaps(name).repeat_interleave(2)).any()):
+                return f"wrote between the rows of {name}"
         return next((f"changed its input {n}" for n in self._hit(self._layout.inputs, wrong)), "")
+
+    def _far_damage(self, outside: torch.Tensor) -> str:
+        """The forbidden writes beside far tensors, whose flags come last."""
+        for number, tensor in enumerate(self._far):
+            at = outside.numel() - 2 * (len(self._far) - number)
+            beside, changed = outside[at : at + 2].tolist()
+            if beside:
+                return f"wrote outside {tensor.name}"
+            if changed:
+                return f"changed its input {tensor.name}"
+        return ""
 
     def _not_zeroed(self, wrong: torch.Tensor) -> str:
         return next(self._hit(self._layout.zeroed, wrong), "")
@@ -307,4 +377,4 @@ class BufferSets:
 
 
 def _nbytes(spec: TensorSpec) -> int:
-    return math.prod(spec.shape) * int(getattr(torch, spec.dtype).itemsize)
+    return spec.span * int(getattr(torch, spec.dtype).itemsize)

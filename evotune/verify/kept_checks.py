@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Iterable, Sequence
 
 from evotune.device.profile import DeviceProfile
-from evotune.problems.problem import Case, Place, Problem
+from evotune.problems.problem import CONTIGUOUS, Case, Place, Problem
 from evotune.trial import Check, Domain, Region
 
 ALL_KINDS = "all"
@@ -55,13 +55,16 @@ def checked_domain(
     """The domain of the cases that passed, each with its binary. Two binaries share no region,
     since no case between them was checked."""
     places: dict[tuple[str, str], list[Place]] = {}
+    layouts: set[str] = set()
     for binary, case in checked:
         place = problem.place(case)
+        layouts.add(place.layout)
         places.setdefault((binary, json.dumps(place.fixed, sort_keys=True)), []).append(place)
     return Domain(
         device=profile.name,
         multiprocessors=int(profile.attributes.get("multiprocessors", 0)),
         regions=tuple(map(_region, places.values())),
+        layout=", ".join(sorted(layouts)) or CONTIGUOUS,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from evotune.problems.problem import Case, Problem, Tensors, TensorSpec
+from evotune.verify._strided import fitted
 from evotune.verify.accuracy import expected, is_rounding
 
 _CHANGED = "changed"
@@ -154,10 +155,13 @@ class InputPool:
             return tuple(self._single(case, name, seed, rng) for name in names)
         others = self._inputs(case, "normal", self.stream(case, f"others {number}", seed))
         longest = _FEW if number == sets - 2 else _LONGEST_ROW
+        specs = {spec.name: spec for spec in self._problem.tensors(case)}
         made = []
         for name in names if number == sets - 2 else names[number :: sets - SHORT_CHANGES]:
             count = min(normal[name].numel(), rng.randint(longest // 8, longest))
             place = rng.randrange(normal[name].numel() - count + 1)
+            if specs[name].strides:
+                place, count = fitted(specs[name], place, count)
             values = others[name].view(-1)[place : place + count].clone()
             made.append(Alteration(name, place, values))
         return tuple(made)

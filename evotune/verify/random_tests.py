@@ -9,6 +9,7 @@ import msgspec
 
 from evotune.problems.problem import Case
 from evotune.trial import Check
+from evotune.verify._far import NoRoom
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.kept_checks import ALL_KINDS, nearest_limit
 
@@ -21,36 +22,45 @@ def run_random_tests(
     verdict: Verdict,
     *,
     limit_s: float,
-) -> int:
-    """Run the tests and return how many passed. Adds one check for all: the nearest to its limit.
+) -> list[Case]:
+    """Run the tests and return the cases that passed. Adds one check for all: the nearest to its
+    limit. Cases whose tensors find no memory are left out.
 
     `kinds` gives the input kinds of a test, by its number and case. After `limit_s` no further
     test starts, and the check says how many were made. The first failure ends them and goes into
     the verdict in detail.
     """
     if not (subjects and verdict.passed):
-        return 0
+        return []
     name = f"{len(subjects)} random tests"
     deadline = time.monotonic() + limit_s
     made = Verdict()
-    count = 0
+    passed: list[Case] = []
+    no_room = ""
     for index, subject in enumerate(subjects):
         if time.monotonic() > deadline:
             break
-        gate.examine(subject, kinds(subject.case, index), seed, made)
+        try:
+            gate.examine(subject, kinds(subject.case, index), seed, made)
+        except NoRoom as error:
+            no_room = no_room or f"no memory for some, such as {error}"
+            continue
         if made.kind is not None:
             failed = made.checks[-1]
             detail = f"{failed.detail} (random test {index + 1} of {len(subjects)})"
             verdict.fail(made.kind, msgspec.structs.replace(failed, detail=detail))
-            return count
-        count = index + 1
-    if not count:
-        detail = f"none began within {limit_s:g} s"
+            return passed
+        passed.append(subject.case)
+    if not passed:
+        detail = no_room or f"none began within {limit_s:g} s"
         verdict.checks.append(Check(name, ALL_KINDS, "skipped", detail=detail))
-        return 0
-    detail = "" if count == len(subjects) else f"{count} were made within {limit_s:g} s"
+        return []
+    detail = ""
+    if len(passed) < len(subjects):
+        words = (f"{len(passed)} were made within {limit_s:g} s", no_room)
+        detail = "; ".join(filter(None, words))
     summary = msgspec.structs.replace(
         nearest_limit(made.checks), case=name, inputs=ALL_KINDS, detail=detail
     )
     verdict.checks.append(summary)
-    return count
+    return passed

@@ -128,7 +128,7 @@ class Watch:
     def _put(self, number: int, source: InputSet) -> None:
         """Overwrite the elements that set `number` changes by those of `source`, in all places."""
         for each, target in self._targets[number]:
-            target.copy_(elements_of(source, each))
+            target.copy_(elements_of(source, each).view(target.shape[1:]))
 
     # --- a watched run -----------------------------------------------------------------------
 
@@ -181,12 +181,12 @@ class Watch:
         self._used.add(number)
         # The values are those of the new set everywhere: copies of one intervention have no order.
         writes = [
-            (target[place : place + 1], elements_of(self._sets[number], each)[None])
+            _rows(target[place], elements_of(self._sets[number], each))
             for each, target in (*self._targets[self._now], *self._targets[number])
         ]
         if self._rng.random() < 0.5:
-            spots = (spot[place : place + 1] for spot in self._buffers.spots(self._rng.random()))
-            writes += [(spot, self._poison[:, : spot.shape[1]]) for spot in spots]
+            spots = (spot[place] for spot in self._buffers.spots(self._rng.random()))
+            writes += [_rows(spot, self._poison[0, : spot.numel()]) for spot in spots]
         return Intervention(first, last, min(begin, 1 - 1.5 / calls), writes)
 
     def _keep(self, rows: Sequence[tuple[int, int]]) -> None:
@@ -307,6 +307,12 @@ class WatchedSampler:
             if self._watch.is_full:
                 self._watched(self._watch.take())
         self._wait -= 1
+
+
+def _rows(target: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The target, of one or several rows, and its flat values as rows of equal length."""
+    rows = target if target.dim() > 1 else target[None]
+    return rows, values.view(rows.shape)
 
 
 def _slower_share(fresh_us: Sequence[float], familiar_us: Sequence[float]) -> float:

@@ -2,7 +2,8 @@
 //
 //   out = softmax(softmax_scale * q k^T) v, one row of scores at a time, never all of them in memory.
 //
-// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), contiguous.
+// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), each with strides
+//             of its own, in elements: any that keep rows contiguous.
 //             heads is a multiple of kv_heads: a group of heads shares one kv head. Any sequence length >= 1.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       DTYPE_FLOAT32, or DTYPE_BFLOAT16 in and out (uint16_t here) with every sum in float32.
@@ -51,6 +52,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "register_tile.h"
 #include "simd.h"
@@ -101,23 +103,32 @@ inline void from_float(float x, std::uint16_t& to) {
 
 // ---- packing ----
 
+// Rows of a tensor, `stride` elements apart.
+struct RowsOf {
+  const Element* first;
+  ptrdiff_t stride;
+
+  const Element* at(int row) const { return first + row * stride; }
+};
+
 // dst = [columns / PANEL][DEPTH][PANEL] from rows of src, src row = column of dst; rows past `rows` become zeros.
 template <int COLUMNS, int PANEL>
-inline void pack_transposed(const Element* src, int rows, float scale, float* dst) {
+inline void pack_transposed(RowsOf src, int rows, float scale, float* dst) {
   for (int first = 0; first < COLUMNS; first += PANEL) {
     const int width = std::min(PANEL, COLUMNS - first);
     for (int column = 0; column < width; ++column)
       for (int d = 0; d < HEAD_DIM; ++d)
-        dst[d * width + column] = first + column < rows ? scale * to_float(src[(first + column) * HEAD_DIM + d]) : 0.0f;
+        dst[d * width + column] = first + column < rows ? scale * to_float(src.at(first + column)[d]) : 0.0f;
     dst += width * HEAD_DIM;
   }
 }
 
-inline void convert_rows(const Element* src, int rows, float scale, float* dst) {
-  for (int i = 0; i < rows * HEAD_DIM; ++i) dst[i] = scale * to_float(src[i]);
+inline void convert_rows(RowsOf src, int rows, float scale, float* dst) {
+  for (int row = 0; row < rows; ++row, dst += HEAD_DIM)
+    for (int d = 0; d < HEAD_DIM; ++d) dst[d] = scale * to_float(src.at(row)[d]);
 }
 
-inline void pack_keys(const Element* src, int keys, float* dst) {
+inline void pack_keys(RowsOf src, int keys, float* dst) {
   if constexpr (kLanesAreKeys)
     pack_transposed<BLOCK_N, QK_COLS>(src, keys, 1.0f, dst);
   else
@@ -125,21 +136,28 @@ inline void pack_keys(const Element* src, int keys, float* dst) {
 }
 
 // [HEAD_DIM / PV_COLS][BLOCK_N][PV_COLS]; the rows past `keys` are never read.
-inline void pack_values(const Element* src, int keys, float* dst) {
+inline void pack_values(RowsOf src, int keys, float* dst) {
   if constexpr (!kPackedValues) return convert_rows(src, keys, 1.0f, dst);
   for (int first = 0; first < HEAD_DIM; first += PV_COLS) {
     const int width = std::min(PV_COLS, HEAD_DIM - first);
     for (int j = 0; j < keys; ++j)
-      for (int d = 0; d < width; ++d) dst[j * width + d] = to_float(src[j * HEAD_DIM + first + d]);
+      for (int d = 0; d < width; ++d) dst[j * width + d] = to_float(src.at(j)[first + d]);
     dst += width * BLOCK_N;
   }
 }
 
 // ---- a task: BLOCK_M rows of one head ----
 
+struct Strides {
+  ptrdiff_t batch, head, row;
+
+  ptrdiff_t at(int of_batch, int of_head, int of_row) const { return of_batch * batch + of_head * head + of_row * row; }
+};
+
 struct Problem {
   const Element *q, *k, *v;
   Element* out;
+  Strides q_strides, k_strides, v_strides, out_strides;
   float* workspace;
   float scale;
   int batch, heads, kv_heads, rows, keys;
@@ -150,6 +168,11 @@ struct Problem {
     return workspace + (static_cast<ptrdiff_t>(kv_head) * key_blocks() + block) * kBlockFloats;
   }
   int values() const { return batch * kv_heads; }  // the number of V's first kv head there
+
+  // Rows of K or V from `row` on; kv heads count over the batch.
+  RowsOf rows_of(const Element* tensor, const Strides& strides, int kv_head, int row) const {
+    return {tensor + strides.at(kv_head / kv_heads, kv_head % kv_heads, row), strides.row};
+  }
 };
 
 struct Scratch {  // one thread's part of the workspace
@@ -220,22 +243,42 @@ inline void softmax_lanes_are_keys(const Scratch& t, const Step& s) {
   }
 }
 
-void attend(const Scratch& t, const Step& s, const float* keys, const float* values) {
+// Keys or values as `multiply` takes them: packed, or rows that lie `row` floats apart.
+struct Block {
+  const float* at;
+  ptrdiff_t row;
+};
+
+// Calls `product` with the distance between the rows of K or V. If they are TOUCHed, or lie one behind the other as most
+// do, that is a constant for the compiler.
+template <bool TOUCH, class Multiply>
+[[gnu::always_inline]] inline void with_row(const Block& block, Multiply product) {
+  if (TOUCH || block.row == HEAD_DIM)
+    product(std::integral_constant<ptrdiff_t, HEAD_DIM>());
+  else
+    product(block.row);
+}
+
+void attend(const Scratch& t, const Step& s, const Block& keys, const Block& values) {
   const float* q = t.q + s.offset * HEAD_DIM;
   float* o = t.o + s.offset * HEAD_DIM;
   const float* alpha = t.alpha + s.offset;
   if constexpr (kLanesAreKeys) {
-    const Product scores{q, HEAD_DIM, 1, keys, 0, t.scores, BLOCK_N, nullptr, HEAD_DIM, false};
+    const Product scores{q, HEAD_DIM, 1, keys.at, 0, t.scores, BLOCK_N, nullptr, HEAD_DIM, false};
     multiply<QK_ROWS, QK_COLS, BLOCK_N>(scores, s.rows, s.keys, HEAD_DIM);
     softmax_lanes_are_keys(t, s);
   } else {
-    const Product scores{keys, HEAD_DIM, 1, q, 0, t.scores, STEP_M, nullptr, HEAD_DIM, true};
-    multiply<QK_ROWS, QK_COLS, STEP_M>(scores, s.keys, STEP_M, HEAD_DIM);
+    with_row<kTouchKeys>(keys, [&](auto key_row) {
+      const Product scores{keys.at, key_row, 1, q, 0, t.scores, STEP_M, nullptr, HEAD_DIM, true};
+      multiply<QK_ROWS, QK_COLS, STEP_M>(scores, s.keys, STEP_M, HEAD_DIM);
+    });
     softmax_lanes_are_rows(t, s);
   }
   constexpr int row = kLanesAreKeys ? BLOCK_N : 1, step = kLanesAreKeys ? 1 : STEP_M;
-  const Product output{t.scores, row, step, values, HEAD_DIM, o, HEAD_DIM, alpha, s.keys, false};
-  multiply<PV_ROWS, PV_COLS, HEAD_DIM>(output, s.rows, HEAD_DIM, kPackedValues ? BLOCK_N : 1);
+  with_row<kTouchValues>(values, [&](auto value_row) {
+    const Product output{t.scores, row, step, values.at, value_row, o, HEAD_DIM, alpha, s.keys, false};
+    multiply<PV_ROWS, PV_COLS, HEAD_DIM>(output, s.rows, HEAD_DIM, kPackedValues ? BLOCK_N : 1);
+  });
 }
 
 struct Task {
@@ -245,11 +288,13 @@ struct Task {
 
   int keys_seen(int last_row) const { return kCausal ? std::min(problem.keys, last_row + 1) : problem.keys; }
   int blocks_seen(int last_row) const { return (keys_seen(last_row) + BLOCK_N - 1) / BLOCK_N; }
-  ptrdiff_t row_at(int offset) const { return (ptrdiff_t{head} * problem.rows + first + offset) * HEAD_DIM; }
+  ptrdiff_t row_at(const Strides& strides, int offset) const {
+    return strides.at(head / problem.heads, head % problem.heads, first + offset);
+  }
 
   void load_queries() const {
     for (int offset = 0; offset < BLOCK_M && offset < rows; offset += STEP_M) {
-      const Element* from = problem.q + row_at(offset);
+      const RowsOf from{problem.q + row_at(problem.q_strides, offset), problem.q_strides.row};
       const int here = std::min(STEP_M, rows - offset);
       float* to = scratch.q + offset * HEAD_DIM;
       if constexpr (kLanesAreKeys)
@@ -264,22 +309,24 @@ struct Task {
 
   // A block of K or V as `multiply` wants it: where it lies, packed before, or packed now.
   template <bool TOUCH, class Pack>
-  const float* block_of(const Element* tensor, int packed_head, int block, float* here, Pack pack) const {
-    if constexpr (TOUCH && kPackHead) return problem.packed(packed_head, block);
-    const Element* from = tensor + (static_cast<ptrdiff_t>(kv_head) * problem.keys + block * BLOCK_N) * HEAD_DIM;
-    if constexpr (!TOUCH) return reinterpret_cast<const float*>(from);
+  Block block_of(const Element* tensor, const Strides& strides, int packed_head, int block, float* here,
+                 Pack pack) const {
+    if constexpr (TOUCH && kPackHead) return {problem.packed(packed_head, block), HEAD_DIM};
+    const RowsOf from = problem.rows_of(tensor, strides, kv_head, block * BLOCK_N);
+    if constexpr (!TOUCH) return {reinterpret_cast<const float*>(from.first), from.stride};
     pack(from, std::min(BLOCK_N, problem.keys - block * BLOCK_N), here);
-    return here;
+    return {here, HEAD_DIM};
   }
-  const float* keys(int block) const {
-    return block_of<kTouchKeys>(problem.k, kv_head, block, scratch.keys, pack_keys);
+  Block keys(int block) const {
+    return block_of<kTouchKeys>(problem.k, problem.k_strides, kv_head, block, scratch.keys, pack_keys);
   }
-  const float* values(int block) const {
-    return block_of<kTouchValues>(problem.v, problem.values() + kv_head, block, scratch.values, pack_values);
+  Block values(int block) const {
+    return block_of<kTouchValues>(problem.v, problem.v_strides, problem.values() + kv_head, block, scratch.values,
+                                  pack_values);
   }
 
   // One step against one block; blocks that lie wholly above the diagonal are skipped.
-  void step(int offset, int block, const float* k, const float* v) const {
+  void step(int offset, int block, const Block& k, const Block& v) const {
     const int row = first + offset, step_rows = std::min(STEP_M, rows - offset);
     const int key = block * BLOCK_N, seen = keys_seen(row + step_rows - 1) - key;
     if (seen > 0) attend(scratch, Step{row, step_rows, key, std::min(BLOCK_N, seen), offset}, k, v);
@@ -289,7 +336,7 @@ struct Task {
     for (int i = 0; i < rows; ++i) {
       const float sum = scratch.sum[i];
       const float scale = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row whose scores are all -inf is a row of zeros
-      Element* to = problem.out + row_at(i);
+      Element* to = problem.out + row_at(problem.out_strides, i);
       for (int d = 0; d < HEAD_DIM; ++d) from_float(scratch.o[i * HEAD_DIM + d] * scale, to[d]);
     }
   }
@@ -298,7 +345,7 @@ struct Task {
     load_queries();
     if constexpr (LOOP_ORDER == LOOP_ORDER_KV_OUTER) {
       for (int block = 0, blocks = blocks_seen(first + rows - 1); block < blocks; ++block) {
-        const float *k = keys(block), *v = values(block);
+        const Block k = keys(block), v = values(block);
         for (int offset = 0; offset < rows; offset += STEP_M) step(offset, block, k, v);
       }
     } else {
@@ -326,10 +373,12 @@ void run_task(const Problem& problem, int number) {
 
 void pack_block(const Problem& problem, int number) {
   const int kv_head = number / problem.key_blocks(), block = number % problem.key_blocks();
-  const ptrdiff_t from = (static_cast<ptrdiff_t>(kv_head) * problem.keys + block * BLOCK_N) * HEAD_DIM;
-  const int keys = std::min(BLOCK_N, problem.keys - block * BLOCK_N);
-  if constexpr (kTouchKeys) pack_keys(problem.k + from, keys, problem.packed(kv_head, block));
-  if constexpr (kTouchValues) pack_values(problem.v + from, keys, problem.packed(problem.values() + kv_head, block));
+  const int key = block * BLOCK_N, keys = std::min(BLOCK_N, problem.keys - key);
+  if constexpr (kTouchKeys)
+    pack_keys(problem.rows_of(problem.k, problem.k_strides, kv_head, key), keys, problem.packed(kv_head, block));
+  if constexpr (kTouchValues)
+    pack_values(problem.rows_of(problem.v, problem.v_strides, kv_head, key), keys,
+                problem.packed(problem.values() + kv_head, block));
 }
 
 }  // namespace
@@ -344,8 +393,15 @@ void pack_block(const Problem& problem, int number) {
 
 extern "C" void attention_forward(const Element* q, const Element* k, const Element* v, Element* out, float* workspace,
                                   float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q,
-                                  int seq_len_k) {
-  const Problem problem{q, k, v, out, workspace, softmax_scale, batch, heads, kv_heads, seq_len_q, seq_len_k};
+                                  int seq_len_k,
+                                  long long q_stride_batch, long long q_stride_head, long long q_stride_row,
+                                  long long k_stride_batch, long long k_stride_head, long long k_stride_row,
+                                  long long v_stride_batch, long long v_stride_head, long long v_stride_row,
+                                  long long out_stride_batch, long long out_stride_head, long long out_stride_row) {
+  const Problem problem{q, k, v, out, {q_stride_batch, q_stride_head, q_stride_row},
+                        {k_stride_batch, k_stride_head, k_stride_row}, {v_stride_batch, v_stride_head, v_stride_row},
+                        {out_stride_batch, out_stride_head, out_stride_row}, workspace, softmax_scale, batch, heads,
+                        kv_heads, seq_len_q, seq_len_k};
   const int tasks = batch * heads * ((seq_len_q + BLOCK_M - 1) / BLOCK_M);
 #pragma omp parallel
   {

@@ -2,7 +2,8 @@
 //
 //   out = softmax(softmax_scale * q k^T) v, without ever holding a full row of scores, let alone the matrix.
 //
-// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), contiguous.
+// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), each with strides
+//             of its own, in elements: any that keep rows contiguous.
 //             heads is a multiple of kv_heads: a group of heads shares one kv head. Any sequence length >= 1.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       float32. HEAD_DIM and CAUSAL are compiled in.
@@ -42,8 +43,9 @@ float dot(const float* a, const float* b) {
   return sum;
 }
 
-// One row of queries against its `keys` keys.
-void attend_row(const float* q, const float* k, const float* v, float* out, float softmax_scale, int keys) {
+// One row of queries against its `keys` keys, which lie `k_row` and `v_row` elements apart.
+void attend_row(const float* q, const float* k, const float* v, float* out, float softmax_scale, int keys,
+                std::ptrdiff_t k_row, std::ptrdiff_t v_row) {
   float scores[BLOCK_N];
   float output[HEAD_DIM] = {};
   float maximum = -kInfinity;
@@ -53,7 +55,7 @@ void attend_row(const float* q, const float* k, const float* v, float* out, floa
     const int count = std::min(BLOCK_N, keys - first);
     float top = maximum;
     for (int j = 0; j < count; ++j) {
-      scores[j] = softmax_scale * dot(q, k + static_cast<std::ptrdiff_t>(first + j) * HEAD_DIM);
+      scores[j] = softmax_scale * dot(q, k + (first + j) * k_row);
       top = std::max(top, scores[j]);
     }
     if (top == -kInfinity) continue;  // nothing but -inf so far: no weight, and -inf - -inf would be NaN
@@ -64,7 +66,7 @@ void attend_row(const float* q, const float* k, const float* v, float* out, floa
     for (int j = 0; j < count; ++j) {
       const float weight = std::exp(scores[j] - top);
       sum += weight;
-      const float* value = v + static_cast<std::ptrdiff_t>(first + j) * HEAD_DIM;
+      const float* value = v + (first + j) * v_row;
       for (int d = 0; d < HEAD_DIM; ++d) block[d] += weight * value[d];
     }
     for (int d = 0; d < HEAD_DIM; ++d) output[d] = output[d] * alpha + block[d];
@@ -86,16 +88,20 @@ void attend_row(const float* q, const float* k, const float* v, float* out, floa
 #endif
 
 extern "C" void attention_forward(const float* q, const float* k, const float* v, float* out, float softmax_scale,
-                                  int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k) {
+                                  int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k,
+                                  long long q_stride_batch, long long q_stride_head, long long q_stride_row,
+                                  long long k_stride_batch, long long k_stride_head, long long k_stride_row,
+                                  long long v_stride_batch, long long v_stride_head, long long v_stride_row,
+                                  long long out_stride_batch, long long out_stride_head, long long out_stride_row) {
   const int group = heads / kv_heads;
 #pragma omp parallel for collapse(2) schedule(OMP_SCHEDULE, CHUNK)
   for (int head = 0; head < batch * heads; ++head) {  // over the batch too
     for (int row = 0; row < seq_len_q; ++row) {
-      const int kv_head = head / heads * kv_heads + head % heads / group;
-      const std::ptrdiff_t of_row = (static_cast<std::ptrdiff_t>(head) * seq_len_q + row) * HEAD_DIM;
-      const std::ptrdiff_t of_keys = static_cast<std::ptrdiff_t>(kv_head) * seq_len_k * HEAD_DIM;
-      attend_row(q + of_row, k + of_keys, v + of_keys, out + of_row, softmax_scale,
-                 CAUSAL ? std::min(seq_len_k, row + 1) : seq_len_k);
+      const int b = head / heads, h = head % heads, kv_head = h / group;
+      attend_row(q + b * q_stride_batch + h * q_stride_head + row * q_stride_row,
+                 k + b * k_stride_batch + kv_head * k_stride_head, v + b * v_stride_batch + kv_head * v_stride_head,
+                 out + b * out_stride_batch + h * out_stride_head + row * out_stride_row, softmax_scale,
+                 CAUSAL ? std::min(seq_len_k, row + 1) : seq_len_k, k_stride_row, v_stride_row);
     }
   }
 }

@@ -2,8 +2,9 @@
 //
 //   out = softmax(softmax_scale * q k^T) v, a block of BLOCK_N keys at a time, scores, weights and sums in registers.
 //
-// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), contiguous,
-//             16-byte aligned. heads is a multiple of kv_heads: a group of heads shares one kv head. Lengths >= 1.
+// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), each with strides
+//             of its own, in elements: any multiples of 8 that keep rows contiguous, between rows below 2^30. 16-byte
+//             aligned. heads is a multiple of kv_heads: a group of heads shares one kv head. Lengths >= 1.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32. softmax_scale > 0.
 // Problem     HEAD_DIM (32, 64, 96, 128), CAUSAL, DTYPE.
@@ -60,7 +61,7 @@
 //              SHARE_TAIL and not CAUSAL: grid (min(sets * ceil(seq_len_k / BLOCK_N), PERSISTENT * multiprocessors)),
 //              and where that does not divide `sets` then attention_merge, with the same grid and arguments: block
 //              (1024), no shared memory.
-// Arguments    q_map, k_map, v_map, out_map by value: maps of the four tensors with boxes (1, pack, 64 / pack, panel)
+// Arguments    q_map, k_map, v_map, out_map by value: maps of the four tensors, with their strides, and boxes (1, pack, 64 / pack, panel)
 //              for q and out, (1, 1, BLOCK_N / CLUSTER, panel) for k and v, where panel is 64 columns, 32 where
 //              HEAD_DIM is no multiple of 64; swizzled by the bytes of a panel's row, 128 or 64.
 // Workspace    SHARE_TAIL and not CAUSAL, else unused: parts float[(blocks + sets % blocks - 1) * BLOCK_M *
@@ -73,6 +74,7 @@
 // References   FlashAttention-3, Shah et al. 2024; PTX ISA: see the helpers. Lab book: attention_wgmma.md.
 #include "cluster_multicast.cuh"
 #include "mma_sync.cuh"
+#include "strides.cuh"
 #include "wgmma_panels.cuh"
 #include "wgmma_product.cuh"
 #include "wgmma_tma.cuh"
@@ -183,6 +185,7 @@ namespace {
 struct Problem {
   const TensorMap &q, &k, &v, &out_map;
   Element* out;
+  const Strides out_strides;
   const float scale_log2;
   const int heads, group, queries_log2, seq_len_q, seq_len_k;  // group: query heads per kv head
   const Tiles tiles;  // 2^queries_log2: the query rows of one head among the 64 rows of a warpgroup
@@ -195,8 +198,9 @@ struct Problem {
 __device__ __forceinline__ int packed_queries_log2(int group) { return PACK_GQA ? 6 - min(__ffs(group) - 1, 6) : 6; }
 
 __device__ __forceinline__ Problem problem_of(const TensorMap& q_map, const TensorMap& k_map, const TensorMap& v_map,
-                                              const TensorMap& out_map, Element* out, float softmax_scale, int batch,
-                                              int heads, int kv_heads, int seq_len_q, int seq_len_k, float* parts) {
+                                              const TensorMap& out_map, Element* out, const Strides& out_strides,
+                                              float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q,
+                                              int seq_len_k, float* parts) {
   const int group = heads == kv_heads ? 1 : heads / kv_heads;
   const int queries_log2 = packed_queries_log2(group);
   const int queries = CLUSTER * CONSUMER_WARPGROUPS << queries_log2, tile_heads = batch * heads >> (6 - queries_log2);
@@ -206,6 +210,7 @@ __device__ __forceinline__ Problem problem_of(const TensorMap& q_map, const Tens
           v_map,
           out_map,
           out,
+          out_strides,
           softmax_scale * 1.44269504088896341f,
           heads,
           group,
@@ -265,8 +270,8 @@ struct Place {
     return CAUSAL ? min(problem.seq_len_k, query + 1) : problem.seq_len_k;
   }
   __device__ __forceinline__ int first_key(int step) const { return (blocks - 1 - step) * BLOCK_N; }
-  __device__ __forceinline__ long long offset(int of_head, int query) const {
-    return ((static_cast<long long>(batch) * problem.heads + of_head) * problem.seq_len_q + query) * HEAD_DIM;
+  __device__ __forceinline__ Element* out_row(int of_head, int query) const {
+    return problem.out_strides.further(problem.out + problem.out_strides.head_at(batch, of_head), query);
   }
 
  private:
@@ -285,9 +290,10 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(kThreads, MIN_CTAS)
     attention_forward(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                       const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap out_map, Element* out,
                       float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k,
-                      float* parts) {
-  const Problem problem = problem_of(q_map, k_map, v_map, out_map, out, softmax_scale, batch, heads, kv_heads,
-                                     seq_len_q, seq_len_k, parts);
+                      long long out_stride_batch, long long out_stride_head, long long out_stride_row, float* parts) {
+  const Strides out_strides(out_stride_batch, out_stride_head, out_stride_row);
+  const Problem problem = problem_of(q_map, k_map, v_map, out_map, out, out_strides, softmax_scale, batch, heads,
+                                     kv_heads, seq_len_q, seq_len_k, parts);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // shows the compiler that a warp has one value
 
   if (threadIdx.x == 0) {
@@ -328,8 +334,9 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads, 1)
     attention_merge(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                     const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap out_map, Element* out,
                     float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k,
-                    float* parts) {
-  merge_tail(problem_of(q_map, k_map, v_map, out_map, out, softmax_scale, batch, heads, kv_heads, seq_len_q, seq_len_k,
-                        parts));
+                    long long out_stride_batch, long long out_stride_head, long long out_stride_row, float* parts) {
+  const Strides out_strides(out_stride_batch, out_stride_head, out_stride_row);
+  merge_tail(problem_of(q_map, k_map, v_map, out_map, out, out_strides, softmax_scale, batch, heads, kv_heads,
+                        seq_len_q, seq_len_k, parts));
 }
 #endif

@@ -6,6 +6,8 @@
 // Reference  Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"; BLIS.
 #pragma once
 
+#include <cstddef>
+
 #include "simd.h"
 
 namespace {
@@ -13,12 +15,13 @@ namespace {
 constexpr int kUnroll = UNROLL;  // the pragma takes a constant, it does not expand macros
 
 // One product C = A B. Element (row, step) of A is a[row * a_row + step * a_step], B has a row of columns per step.
-// Everything is inlined into its two callers, which pass the strides as constants.
+// Everything is inlined into its two callers. They pass strides as constants, but for rows of a tensor as they lie.
 struct Product {
   const float* a;
-  int a_row, a_step;
+  std::ptrdiff_t a_row;
+  int a_step;
   const float* b;
-  int b_step;
+  std::ptrdiff_t b_step;
   float* c;
   int c_row;
   const float* alpha;  // the old C is scaled by alpha[row] and added to; nullptr: C is overwritten

@@ -323,7 +323,7 @@ struct Consumer {
     for (int half = 0; half < 2; ++half) {
       const int query = place.query_of(group, row_of(half));
       if (query < problem.seq_len_q) {
-        Element* to = problem.out + place.offset(place.head_of(row_of(half)), query) + column + lane % 4 * 2;
+        Element* to = place.out_row(place.head_of(row_of(half)), query) + column + lane % 4 * 2;
 #pragma unroll
         for (int tile = 0; tile < COUNT / 4; ++tile)
           *reinterpret_cast<unsigned*>(to + 8 * tile) = rounded_pair(sums, tile, half, scale[half]);

@@ -46,7 +46,7 @@ __device__ __forceinline__ void merge_tail(const Problem& problem) {
     const int query = place.query_of(group, row % 64);
     if (first == last || query >= problem.seq_len_q) continue;
     const auto store = [&](int, int column, const float(&o)[4]) {
-      *reinterpret_cast<uint2*>(problem.out + place.offset(place.head_of(row % 64), query) + column) =
+      *reinterpret_cast<uint2*>(place.out_row(place.head_of(row % 64), query) + column) =
           make_uint2(pack<kBfloat16>(o[0], o[1]), pack<kBfloat16>(o[2], o[3]));
     };
     merge_split_parts<TailPart, 4, 1>(tail_part_at(problem, Tail::part(first, tile)), last - first + 1, BLOCK_M,

@@ -1,6 +1,6 @@
 // Tensor copies by TMA, the mbarriers they complete on, and registers that change hands (setmaxnreg).
 //
-// A tensor map says where a tensor lies and which box of it one copy moves. The harness encodes it and passes it by
+// A tensor map says where a tensor lies, with which strides, and which box of it one copy moves. The harness encodes it and passes it by
 // value; one thread issues the copy of a whole box. Coordinates count elements, the innermost dimension first: column,
 // row, head, batch. Elements outside the tensor arrive as zeros (and count as arrived), and are left out of a store:
 // so rows past the end of a head need no other code. A load completes on an mbarrier, which counts its bytes.

@@ -27,13 +27,13 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not 
 
 ROOT = Path(__file__).parents[2]
 SPACE = yaml.safe_load((ROOT / "search_spaces" / "attention_wgmma.yaml").read_text())
-ODD = [
+ODD: list[dict[str, Value]] = [
     {"batch": 1, "heads": 2, "kv_heads": 1, "seq_len": 67},
     {"batch": 1, "heads": 1, "seq_len_q": 145, "seq_len_k": 29},
     {"batch": 2, "heads": 2, "seq_len_q": 33, "seq_len_k": 130},
     {"batch": 1, "heads": 3, "seq_len": 257},
 ]
-GROUPED = [
+GROUPED: list[dict[str, Value]] = [
     {"batch": 2, "heads": 8, "kv_heads": 2, "seq_len_q": 1, "seq_len_k": 75},
     {"batch": 1, "heads": 6, "kv_heads": 1, "seq_len_q": 67, "seq_len_k": 100},  # 2 heads a tile
     {"batch": 1, "heads": 128, "kv_heads": 1, "seq_len_q": 2, "seq_len_k": 40},  # 64 heads a tile
@@ -44,7 +44,7 @@ GROUPED = [
 def case_jobs(
     folder: Path,
     values: Mapping[str, Value],
-    shapes: Sequence[Mapping[str, int]],
+    shapes: Sequence[Mapping[str, Value]],
     multiprocessors: int,
     **problem: Value,
 ) -> list[CaseJob]:
@@ -71,7 +71,7 @@ def case_jobs(
 def complaints(
     folder: Path,
     values: Mapping[str, Value],
-    shapes: Sequence[Mapping[str, int]] = ODD,
+    shapes: Sequence[Mapping[str, Value]] = ODD,
     *,
     seeds: int = 2,
     mistakes: Mapping[str, str] | None = None,
@@ -145,6 +145,36 @@ def test_odd_shapes_come_out_right(
     assert not list(complaints(tmp_path, values, **problem))
 
 
+@pytest.mark.parametrize(
+    ("values", "shapes"),
+    [
+        (TWO, ODD),
+        ({**TWO, "STORE": "direct", "CLUSTER": 2}, ODD),
+        ({**TWO, "PACK_GQA": True}, GROUPED),
+        ({**TWO, "SHARE_TAIL": True}, ODD),
+    ],
+)
+def test_tensors_may_have_any_strides(
+    values: Mapping[str, Value], shapes: Sequence[Mapping[str, Value]], tmp_path: Path
+) -> None:
+    layouts = itertools.cycle(["mixed", "blhd", "packed_qkv"])
+    laid_out = [{**shape, "layout": layout} for shape, layout in zip(shapes, layouts, strict=False)]
+    assert not list(complaints(tmp_path, values, laid_out, seeds=1))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("out_strides.head_at(batch, of_head)", "out_strides.head_at(batch, 0)"),
+        ("problem.out_strides.further", "Strides(0, 0, HEAD_DIM).further"),
+    ],
+)
+def test_a_wrong_stride_shows(right: str, wrong: str, tmp_path: Path) -> None:
+    shapes = [{"batch": 2, "heads": 2, "seq_len": 40, "layout": "mixed"}]
+    values, mistakes = {**TWO, "STORE": "direct"}, {right: wrong}
+    assert list(complaints(tmp_path, values, shapes, seeds=1, mistakes=mistakes))
+
+
 SPLIT: dict[str, Value] = {**TWO, "CONSUMER_WARPGROUPS": 1, "PING_PONG": False, "BLOCK_N": 32}
 
 
@@ -203,7 +233,7 @@ SHARED: dict[str, Value] = {**TWO, "SHARE_TAIL": True}
 )
 def test_the_last_tiles_are_shared_out(
     values: Mapping[str, Value],
-    shapes: Sequence[Mapping[str, int]],
+    shapes: Sequence[Mapping[str, Value]],
     problem: Mapping[str, Value],
     tmp_path: Path,
 ) -> None:
@@ -213,7 +243,7 @@ def test_the_last_tiles_are_shared_out(
     assert not list(complaints(tmp_path, values, shapes, seeds=1, multiprocessors=few, **problem))
 
 
-LONG = [{"batch": 1, "heads": 1, "seq_len": 200}]
+LONG: list[dict[str, Value]] = [{"batch": 1, "heads": 1, "seq_len": 200}]
 
 
 def _later(*values: object) -> ParameterSet:

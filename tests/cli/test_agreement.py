@@ -49,7 +49,11 @@ kernels:
     source: kernel.cpp
     entry: attention_forward
     define: [head_dim, causal]
-    arguments: [q, k, v, out, softmax_scale, batch, heads, kv_heads, seq_len_q, seq_len_k]
+    arguments:
+      [q, k, v, out, softmax_scale, batch, heads, kv_heads, seq_len_q, seq_len_k,
+       q_stride_batch, q_stride_head, q_stride_row, k_stride_batch, k_stride_head, k_stride_row,
+       v_stride_batch, v_stride_head, v_stride_row, out_stride_batch, out_stride_head,
+       out_stride_row]
 parameters: {BLOCK_N: [16], UNROLL: [8], SCHEDULE: {choices: [static, dynamic]}, CHUNK: [1]}
 """
 PYTHON = """

@@ -27,6 +27,16 @@ def test_a_map_of_attention_is_taken() -> None:
     assert msgspec.structs.replace(MAP, extents=(1, 1, 1, 64)).violation() == ""
 
 
+def test_a_map_may_have_strides_of_its_own() -> None:
+    laid_out = msgspec.structs.replace(MAP, strides=(500 * 8 * 64, 64, 8 * 64, 1))
+    assert laid_out.violation() == ""
+    assert laid_out.strides_bytes() == (500 * 8 * 128, 128, 8 * 128)
+    odd = msgspec.structs.replace(MAP, strides=(500 * 8 * 64, 60, 8 * 64, 1))
+    assert odd.violation().startswith("a stride of 120 bytes")
+    far = msgspec.structs.replace(MAP, strides=(1 << 39, 64, 8 * 64, 1))
+    assert "below 2^40" in far.violation()
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

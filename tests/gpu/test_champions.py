@@ -68,7 +68,9 @@ def test_a_champion_has_eager_times_of_both_sides(champion: Json) -> None:
 def test_a_champion_passed_a_hundred_random_tests_not_fewer_for_lack_of_time(
     champion: Json,
 ) -> None:
-    (check,) = [check for check in champion["checks"] if check["case"] == "100 random tests"]
+    """With strides there are tests of far tensors beside the hundred."""
+    (check,) = [check for check in champion["checks"] if check["case"].endswith(" random tests")]
+    assert int(check["case"].split()[0]) >= 100
     assert (check["status"], check["detail"]) == ("passed", "")
 
 

@@ -161,3 +161,15 @@ def test_random_configurations_pass_the_gate(head_dim: int, tmp_path: Path) -> N
     trials = random_trials({**SPACE, "problem": problem}, tmp_path, 32)
     assert not failures(trials, ("ok", "resource_limit"))
     assert sum(t["outcome"] == "ok" for t in trials) >= 0.95 * len(trials)
+
+
+def test_it_is_tuned_for_views(tmp_path: Path) -> None:
+    """Tensor maps have the strides of (B, L, H, D) memory, of packed QKV, and of any other."""
+    space = shipped("attention_wgmma")
+    variants = [{"causal": True, "layout": name} for name in ("blhd", "packed_qkv", "mixed")]
+    shapes = [{"batch": 2, "heads": 4, "kv_heads": 2, "seq_len": 129, "head_dim": 64}]
+    space["problem"] |= {"shapes": shapes, "held_out": [], "variants": variants}
+    trials = random_trials(space, tmp_path, 4)
+    assert not failures(trials, ("ok", "resource_limit"))
+    (confirmed,) = [trial for trial in trials if trial["confirmed"]]
+    assert "far_v" in confirmed["domain"]["layout"].split(", ")

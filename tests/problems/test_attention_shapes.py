@@ -9,6 +9,7 @@ from itertools import islice
 import pytest
 
 from evotune.problems import Case
+from evotune.problems._attention_layouts import FAR
 from evotune.problems.attention import Attention
 from evotune.trial import Value
 
@@ -24,7 +25,9 @@ def timed(length: int = 512, **more: Value) -> list[Case]:
 
 
 def drawn(seed: int, length: int = 512, kept: tuple[str, ...] = ()) -> list[Case]:
-    return list(islice(PROBLEM.random_cases(timed(length), seed, kept), 100))
+    """The first hundred; tests of far tensors come on top."""
+    cases = PROBLEM.random_cases(timed(length), seed, kept)
+    return list(islice((case for case in cases if case.symbols["layout"] not in FAR), 100))
 
 
 def sizes(case: Case) -> Sizes:

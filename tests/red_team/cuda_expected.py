@@ -151,6 +151,21 @@ SHAPES_LONG = {
     "wrong_beyond_4096_keys": _OFF_AT_LAST,
 }
 
+_BESIDE = Expected(f"{_WRONG}|out_of_bounds", "out is off by|are NaN|wrote")
+
+STRIDES = {
+    "row_stride_ignored": _OFF,
+    "batch_stride_from_sizes": _OFF,
+    "head_stride_from_sizes": _OFF,
+    "strides_of_k_for_v": _OFF,
+    "head_stride_of_q_for_k": _OFF,
+    "strides_of_q_for_out": _BESIDE,
+    "writes_one_behind": Expected("out_of_bounds", "wrote between the rows of out"),
+    "offsets_of_32_bits": Expected(
+        f"{_WRONG}|illegal_access", "out is off by|are NaN|illegal", CHAMPION
+    ),
+}
+
 # A race may change a result in any way; a sanitizer may see a race that no result shows.
 _RACES = Expected(
     f"{_WRONG}|nondeterministic|out_of_bounds|launch_error",
@@ -207,6 +222,7 @@ CLASSES: dict[str, CheatClass] = {
     "numbers_bf16": CheatClass("cheats_numbers_bf16_cuda.yaml", NUMBERS),
     "shapes": CheatClass("cheats_shapes_cuda.yaml", SHAPES),
     "shapes_long": CheatClass("cheats_shapes_long_cuda.yaml", SHAPES_LONG),
+    "strides": CheatClass("cheats_strides_cuda.yaml", STRIDES),
     "races": CheatClass("cheats_races_cuda.yaml", RACES),
     "tickets": CheatClass("cheats_tickets_cuda.yaml", TICKETS),
     "softmax": CheatClass("cheats_softmax_cuda.yaml", SOFTMAX),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from evotune.device.launch import CompileFailure
 from evotune.problems.problem import Tensors
 
 from .cuda_expected import CLASSES, PASSES, RIGHT
@@ -283,6 +284,39 @@ def test_a_cheat_fails_on_its_shape_and_not_on_a_usual_one(spaces: Spaces, behav
     assert error(RIGHT, SHAPES[behaviour]) < 0.01
     assert error(behaviour, usual) < 0.01
     assert error(behaviour, SHAPES[behaviour]) > 0.03
+
+
+# --- strides -----------------------------------------------------------------------------------
+
+STRIDED = {"batch": 2, "heads": 4, "kv_heads": 2, "seq_len_q": 5, "seq_len_k": 70}
+SHOWS_ELSEWHERE = {"writes_one_behind", "offsets_of_32_bits"}
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [RIGHT, *(each for each in CLASSES["strides"].expected if each not in SHOWS_ELSEWHERE)],
+)
+def test_a_wrong_stride_shows_where_each_tensor_has_strides_of_its_own(
+    spaces: Spaces, behaviour: str
+) -> None:
+    space = spaces.of("strides")
+    shape = {**STRIDED, "head_dim": HEAD_DIM}
+    errors = {}
+    for layout in ("bhld", "mixed"):
+        job = space.job(behaviour, {**shape, "layout": layout}, causal=False)
+        errors[layout] = space.error(job, _normal(space, job.case))
+    assert errors["bhld"] < 0.01 or behaviour == "head_stride_of_q_for_k", errors
+    assert (errors["mixed"] < 0.01) == (behaviour == RIGHT), errors
+
+
+@pytest.mark.parametrize("behaviour", [RIGHT, *CLASSES["strides"].expected])
+def test_a_kernel_with_strides_compiles(spaces: Spaces, behaviour: str, tmp_path: Path) -> None:
+    pytest.importorskip("cupy")
+    from evotune.backends.cuda.compiler import NvrtcCompiler
+
+    job = spaces.of("strides").job(behaviour, SHAPE, causal=True)
+    built = NvrtcCompiler().compile(job.compile, tmp_path / "kernel.cubin", 60.0)
+    assert not isinstance(built, CompileFailure), built.log
 
 
 # --- users' problems -----------------------------------------------------------------------------

@@ -8,7 +8,6 @@ the program in case the process that started the tool is gone.
 
 from __future__ import annotations
 
-import math
 import signal
 import sys
 from pathlib import Path
@@ -59,7 +58,7 @@ def _launch(runtime: Any, kernel: Any, case: SanitizedCase, *, poison: bool) -> 
 
     pointers: dict[str, int] = {}
     for spec in case.tensors:
-        count = math.prod(spec.shape)
+        count = spec.span  # gaps hold values like any others
         pointer = pointers[spec.name] = runtime.malloc(count * _BYTES[spec.dtype])
         if spec.is_output and poison:
             runtime.memset(pointer, _POISON_BYTE, count * _BYTES[spec.dtype])

@@ -203,6 +203,7 @@ inline void wait_mbarrier(unsigned at, unsigned parity) {
 struct Tensor {
   uint16_t* data;
   int extents[4], box[4], swizzle_bits;  // innermost first
+  long long strides[4];                  // in elements
 };
 struct __align__(64) TensorMap {
   unsigned long long opaque[16];
@@ -222,7 +223,7 @@ void visit_box(const Tensor& tensor, unsigned shared, int column, int row, int h
       long long offset = 0;
       for (int d = 3; d >= 0; --d) {
         inside &= at[d] >= 0 && at[d] < tensor.extents[d];
-        offset = offset * tensor.extents[d] + at[d];
+        offset += at[d] * tensor.strides[d];
       }
       visit(swizzled(shared + r * row_bytes + 2 * c, tensor.swizzle_bits), inside, offset);
     }

@@ -11,13 +11,14 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from evotune.device.launch import LaunchPlan
+from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
 
 HERE = Path(__file__).parent
@@ -30,10 +31,11 @@ REPLACED = (
     "wgmma_tma.cuh",
 )
 
-COMPILED = ("*wgmma*.cu*", "part_merge.cuh", "split_merge.cuh")
+COMPILED = ("*wgmma*.cu*", "part_merge.cuh", "split_merge.cuh", "strides.cuh")
 COMPILER = ("g++", "-std=c++20", "-Og", "-w", "-Wno-psabi", "-fPIC")
 HEADER = "device.hpp"
 _GUARD_BYTES = 4096
+_POISON, _BETWEEN = 0xFFFF, 0x7FFA  # NaN in both types
 
 Array = npt.NDArray[np.float32]
 
@@ -44,6 +46,7 @@ class _Tensor(ctypes.Structure):
         ("extents", ctypes.c_int * 4),
         ("box", ctypes.c_int * 4),
         ("swizzle_bits", ctypes.c_int),
+        ("strides", ctypes.c_longlong * 4),
     )
 
 
@@ -62,6 +65,7 @@ class _Arguments(ctypes.Structure):
         ("softmax_scale", ctypes.c_float),
         *((name, ctypes.c_int) for name in ("batch", "heads", "kv_heads")),
         *((name, ctypes.c_int) for name in ("seq_len_q", "seq_len_k")),
+        *((f"out_stride_{name}", ctypes.c_longlong) for name in ("batch", "head", "row")),
         ("parts", ctypes.c_void_p),
     )
 
@@ -108,16 +112,51 @@ class Ran:
     complaint: str
 
 
+class Memory:
+    """The tensors of a case as it lays them out: NaN between rows, and poison in the output."""
+
+    def __init__(self, case: Case, inputs: dict[str, Array]) -> None:
+        self.dtype = str(case.symbols["dtype"])
+        self.rooms: dict[str, npt.NDArray[np.uint16]] = {}
+        self._views: dict[str, npt.NDArray[np.uint16]] = {}
+        for spec in Attention(self.dtype).tensors(case):
+            room = np.full(spec.span, _BETWEEN, dtype=np.uint16)
+            strides = tuple(2 * stride for stride in spec.all_strides)
+            view = np.lib.stride_tricks.as_strided(room, spec.shape, strides)
+            view[:] = _POISON if spec.is_output else narrowed(inputs[spec.name], self.dtype)
+            self.rooms[spec.name], self._views[spec.name] = room, view
+        self._before = {name: room.copy() for name, room in self.rooms.items()}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._views["out"].shape
+
+    def written(self) -> npt.NDArray[np.uint16]:
+        """The output. Ends the process if anything else was written."""
+        written = self._views["out"].copy()
+        self._views["out"][:] = _POISON
+        for name, room in self.rooms.items():
+            if (room != self._before[name]).any():
+                _fail(f"something was written to {name} or between its rows")
+        return written
+
+
 def run(library: Path, plan: LaunchPlan, case: Case, inputs: dict[str, Array], seed: int) -> Ran:
     """Runs a plan in a child process, since the model ends its process at a mistake."""
+    memory = Memory(case, inputs)
+    return in_child(memory, lambda: _call(library, plan, memory, seed))
+
+
+def in_child(memory: Memory, launch: Callable[[], None]) -> Ran:
+    """What a launch in a child process writes."""
     read_end, write_end = os.pipe()
     error_end, error_write = os.pipe()
     child = os.fork()
     if child == 0:
         os.dup2(error_write, 2)
-        out = _call(library, plan, case, inputs, seed)
+        launch()
         with os.fdopen(write_end, "wb") as stream:
-            stream.write(out.tobytes())
+            stream.write(memory.written().tobytes())
         os._exit(0)
     os.close(write_end)
     os.close(error_write)
@@ -126,33 +165,30 @@ def run(library: Path, plan: LaunchPlan, case: Case, inputs: dict[str, Array], s
     _, status = os.waitpid(child, 0)
     if status:
         return Ran(None, words.strip() or f"status {status}")
-    shape = inputs["q"].shape
-    bits = np.frombuffer(data, dtype=np.uint16).reshape(shape)
-    return Ran(_widened(bits, str(case.symbols["dtype"])), "")
+    bits = np.frombuffer(data, dtype=np.uint16).reshape(memory.shape)
+    return Ran(_widened(bits, memory.dtype), "")
 
 
-def _call(
-    library: Path, plan: LaunchPlan, case: Case, inputs: dict[str, Array], seed: int
-) -> npt.NDArray[np.uint16]:
-    dtype = str(case.symbols["dtype"])
-    memory = {name: narrowed(value, dtype) for name, value in inputs.items()}
-    memory["out"] = np.full(inputs["q"].shape, 0xFFFF, dtype=np.uint16)
+def _call(library: Path, plan: LaunchPlan, memory: Memory, seed: int) -> None:
     tensors = (_Tensor * 4)()
     maps = [argument for argument in plan.arguments if argument.tensor_map is not None]
     assert [argument.name for argument in maps] == ["q", "k", "v", "out"]
     for tensor, argument in zip(tensors, maps, strict=True):
         tensor_map = argument.tensor_map
         assert tensor_map is not None
-        tensor.data = memory[argument.name].ctypes.data
+        tensor.data = memory.rooms[argument.name].ctypes.data
         tensor.extents[:] = tensor_map.extents[::-1]
         tensor.box[:] = tensor_map.box[::-1]
+        tensor.strides[:] = (1, *(stride // 2 for stride in tensor_map.strides_bytes()[::-1]))
         tensor.swizzle_bits = {0: 0, 64: 2, 128: 3}[tensor_map.swizzle_bytes]
-    *_, out, scale, batch, heads, kv_heads, seq_len_q, seq_len_k, parts = plan.arguments
+    *_, out, scale, batch, heads, kv_heads, seq_len_q, seq_len_k = plan.arguments[:-4]
+    *strides, parts = plan.arguments[-4:]
     (workspace,) = plan.workspaces
     assert (out.name, parts.name) == ("out", workspace.name)
     # The workspace is poisoned, and so are the guards before and behind it.
     scratch = np.full(workspace.bytes + 2 * _GUARD_BYTES, 0xFF, dtype=np.uint8)
-    sizes = [int(argument.value) for argument in (batch, heads, kv_heads, seq_len_q, seq_len_k)]
+    numbers = (batch, heads, kv_heads, seq_len_q, seq_len_k, *strides)
+    sizes = [int(argument.value) for argument in numbers]
     parts_at = scratch.ctypes.data + _GUARD_BYTES
     given = _Arguments(ctypes.addressof(tensors), scale.value, *sizes, parts_at)
     functions = ctypes.CDLL(str(library))
@@ -160,10 +196,13 @@ def _call(
         blocks = _Launch(launch.grid[0], launch.threads, launch.shared_bytes, seed)
         functions[f"run_{launch.entry}"](ctypes.byref(blocks), ctypes.byref(given))
     if (scratch[:_GUARD_BYTES] != 0xFF).any() or (scratch[-_GUARD_BYTES:] != 0xFF).any():
-        sys.stderr.write("something was written beside the workspace")
-        sys.stderr.flush()
-        os._exit(3)
-    return memory["out"]
+        _fail("something was written beside the workspace")
+
+
+def _fail(words: str) -> None:
+    sys.stderr.write(words)
+    sys.stderr.flush()
+    os._exit(3)
 
 
 def narrowed(values: Array, dtype: str) -> npt.NDArray[np.uint16]:

@@ -16,6 +16,7 @@ struct Arguments {
   const Tensor* tensors;
   float softmax_scale;
   int batch, heads, kv_heads, seq_len_q, seq_len_k;
+  long long out_stride_batch, out_stride_head, out_stride_row;
   float* parts;
 };
 
@@ -31,7 +32,8 @@ void run(const Launch& launch, const Arguments& given, int cluster_blocks, Kerne
     whole_cluster = Meeting();
     run_cluster(cluster_blocks, block_threads, launch.seed + first_block.x, [&] {
       kernel(maps[0], maps[1], maps[2], maps[3], given.tensors[3].data, given.softmax_scale, given.batch, given.heads,
-             given.kv_heads, given.seq_len_q, given.seq_len_k, given.parts);
+             given.kv_heads, given.seq_len_q, given.seq_len_k, given.out_stride_batch, given.out_stride_head,
+             given.out_stride_row, given.parts);
       if (cluster->current->cluster_meeting >= 0) fail("a thread that leaves the cluster's barrier early");
     });
     for (const Block& block : blocks)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
@@ -13,8 +12,8 @@ import yaml
 from evotune.engine.setup import load_setup
 from evotune.execute.executor import TIMED, CaseJob
 from evotune.problems import create_problem
-from evotune.problems.problem import Tensors
-from evotune.trial import Configuration
+from evotune.problems.problem import Tensors, TensorSpec
+from evotune.trial import Configuration, Value
 
 from .session import EmulatedFile, EmulatedKernel, EmulatedSession
 
@@ -46,7 +45,9 @@ class EmulatedSpace:
         ((self._gene, spec),) = self._space["parameters"].items()
         self.behaviours = [str(value) for value in spec["choices"]]
 
-    def job(self, behaviour: str, shape: Mapping[str, int], causal: bool | None = None) -> CaseJob:
+    def job(
+        self, behaviour: str, shape: Mapping[str, Value], causal: bool | None = None
+    ) -> CaseJob:
         """The timed case of the behaviour on the shape. `causal` is None if the problem has no
         variants."""
         problem = {**self._space["problem"], "shapes": [dict(shape)]}
@@ -70,13 +71,14 @@ class EmulatedSpace:
                 self._folder, job.compile, tuple(dict.fromkeys(filter(None, entries)))
             )
         kernel = kernel or self._file.load(job.compile)
-        memory = {name: _fenced(value) for name, value in inputs.items()}
+        memory: dict[str, torch.Tensor] = {}
         for spec in self.problem.tensors(job.case):
             if spec.is_output:
-                value = torch.full(spec.shape, torch.nan, dtype=getattr(torch, spec.dtype))
-                memory[spec.name] = value
+                value = torch.full((spec.span,), torch.nan, dtype=getattr(torch, spec.dtype))
                 value.view(torch.uint8).fill_(0xFF)
-                out = value
+                memory[spec.name] = out = value.as_strided(spec.shape, spec.all_strides)
+            else:
+                memory[spec.name] = _fenced(inputs[spec.name], spec)
         for workspace in job.plan.workspaces:
             fill = 0 if workspace.init == "zero_once" else 0xFF
             memory[workspace.name] = torch.full((workspace.bytes,), fill, dtype=torch.uint8)
@@ -94,7 +96,6 @@ class EmulatedSpace:
         return float(error.max()) if bool(torch.isfinite(error).all()) else float("inf")
 
 
-def _fenced(value: torch.Tensor) -> torch.Tensor:
-    room: Any = torch.full((value.numel() + _BEHIND,), torch.nan, dtype=value.dtype)
-    room[: value.numel()] = value.reshape(-1)
-    return room[: value.numel()].view(value.shape)
+def _fenced(value: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    room = torch.full((spec.span + _BEHIND,), torch.nan, dtype=value.dtype)
+    return room.as_strided(spec.shape, spec.all_strides).copy_(value)

@@ -1,0 +1,42 @@
+// Where a row lies in a tensor (batch, heads, rows, HEAD_DIM) of 16-bit elements whose strides are arguments.
+//
+// The arguments count elements. Between batches and between heads they have 64 bits, since a tensor may have more than
+// 2^31 elements. Between rows they are less than 2^30, and a number of rows times the distance is a product of 64 bits.
+//
+// Archs      sm_80 and later.
+// Reference  PTX ISA, "mad" (.wide).
+#pragma once
+
+namespace {
+
+struct Strides {
+  long long batch, head;
+  int row_bytes;
+
+  __device__ __forceinline__ Strides(long long batch, long long head, long long row)
+      : batch(batch), head(head), row_bytes(static_cast<int>(2 * row)) {}
+
+  // From the tensor's beginning to the first row of a head, in elements.
+  __device__ __forceinline__ long long head_at(int of_batch, int of_head) const {
+    return of_batch * batch + of_head * head;
+  }
+
+  // The place `rows` rows further.
+  template <class Element>
+  __device__ __forceinline__ Element* further(Element* from, int rows) const {
+    static_assert(sizeof(Element) == 2, "row_bytes counts two bytes an element");
+    const long long bytes = static_cast<long long>(rows) * row_bytes;
+    return const_cast<Element*>(reinterpret_cast<const Element*>(reinterpret_cast<const char*>(from) + bytes));
+  }
+
+  // The same for the sources of copies, of which a loop makes many. One instruction that the compiler sees nothing in:
+  // else it would move the products out of the loop, where each takes two registers.
+  template <class Element>
+  __device__ __forceinline__ Element* source(Element* from, int rows) const {
+    unsigned long long to;
+    asm("mad.wide.s32 %0, %1, %2, %3;\n" : "=l"(to) : "r"(row_bytes), "r"(rows), "l"(from));
+    return reinterpret_cast<Element*>(to);
+  }
+};
+
+}  // namespace

@@ -1,0 +1,155 @@
+"""The CUDA rungs before Hopper's on a CPU model of a warp's instructions.
+
+These tests need no GPU. They show that every address is right, whatever the strides, the order of
+tiles, the splits of the keys and the packing of heads. They show nothing about waits: copies are
+done at once.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from _pytest.mark import ParameterSet
+
+from evotune.engine.setup import load_setup
+from evotune.engine.spaces import find_space
+from evotune.execute.executor import TIMED, CaseJob
+from evotune.trial import Configuration, Value
+
+from .hopper.emulation import inputs_of, reference
+from .warps import emulation
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+ALONE: list[dict[str, Value]] = [
+    {"batch": 2, "heads": 2, "seq_len_q": 35, "seq_len_k": 70, "layout": "mixed"},
+    {"batch": 1, "heads": 3, "seq_len": 33, "layout": "packed_qkv"},
+    {"batch": 2, "heads": 2, "seq_len_q": 1, "seq_len_k": 65, "layout": "bhld"},
+]
+GROUPED: list[dict[str, Value]] = [
+    {"batch": 2, "heads": 6, "kv_heads": 2, "seq_len_q": 7, "seq_len_k": 70, "layout": "mixed"},
+    {"batch": 2, "heads": 4, "kv_heads": 2, "seq_len_q": 1, "seq_len_k": 97, "layout": "blhd"},
+]
+
+
+def job_of(
+    folder: Path, space: str, values: Mapping[str, Value], shape: Mapping[str, Value], causal: bool
+) -> CaseJob:
+    shipped = find_space(space)
+    made = yaml.safe_load(shipped.read_text())
+    made["root"] = str(shipped.parents[1])
+    made["problem"] |= {"held_out": [], "variants": [{"causal": causal}]}
+    made["problem"]["shapes"] = [{**shape, "head_dim": 32}]
+    path = folder / "space.yaml"
+    path.write_text(yaml.safe_dump(made))
+    planner = load_setup(path, "h200", compile_only=True).planner
+    assert planner is not None
+    configuration = {**planner.bound.default(), **values}
+    assert planner.bound.is_valid(configuration), configuration
+    proposal = planner.proposal(0, Configuration(configuration))
+    assert not proposal.rejection, proposal.rejection
+    return next(job for job in proposal.cases if job.role == TIMED)
+
+
+def complaints(
+    folder: Path,
+    space: str,
+    values: Mapping[str, Value],
+    shapes: Sequence[Mapping[str, Value]],
+    *,
+    causal: bool = False,
+    mistakes: Mapping[str, str] | None = None,
+) -> Iterator[str]:
+    """The mistakes found on any shape; an error is above 2 roundings."""
+    found = [job_of(folder, space, values, shape, causal) for shape in shapes]
+    library = emulation.build(folder, found[0], mistakes)
+    for number, job in enumerate(found):
+        inputs = inputs_of(job.case, seed=number)
+        ran = emulation.run(library, job, inputs, seed=number)
+        if ran.out is None:
+            yield f"{job.case.label}: {ran.complaint}"
+            continue
+        expected = reference(job.case, inputs)
+        error = np.abs(ran.out - expected) / np.maximum(1.0, np.abs(expected))
+        if not error.max() <= 2**-9:
+            yield f"{job.case.label}, {job.plan.launches[0].grid}: error {error.max()}"
+
+
+def _later(*values: object) -> ParameterSet:
+    """A case that only `make soak` runs."""
+    return pytest.param(*values, marks=pytest.mark.soak)
+
+
+SMALL: dict[str, Value] = {
+    **{"BLOCK_M": 32, "BLOCK_N": 32, "WARPS_Q": 2, "WARPS_KV": 1, "STAGES": 2, "V_WAIT": "late"},
+    **{"Q_IN_REGS": False, "SHARE_QK_SMEM": False, "SPLIT_KV": 1, "MERGE": "counter"},
+}
+ONE_WARP: dict[str, Value] = {**SMALL, "BLOCK_M": 16, "WARPS_Q": 1}
+
+
+@pytest.mark.parametrize(
+    ("values", "shapes", "causal"),
+    [
+        (SMALL, ALONE, True),
+        _later({**ONE_WARP, "WARPS_KV": 2, "TILE_ORDER": "by_head_descending"}, ALONE, False),
+        ({**ONE_WARP, "SPLIT_KV": 2, "TILE_ORDER": "by_head"}, ALONE, True),
+        ({**ONE_WARP, "SPLIT_KV": 3, "MERGE": "kernel"}, ALONE, False),
+        _later({**ONE_WARP, "PERSISTENT": 1, "TILE_ORDER": "by_row_descending"}, ALONE, True),
+        _later({**ONE_WARP, "PACK_GQA": True}, GROUPED, True),
+        ({**ONE_WARP, "PACK_GQA": True, "SPLIT_KV": 2, "MERGE": "kernel"}, GROUPED, False),
+        ({**ONE_WARP, "PERSISTENT": 2, "TILE_ORDER": "by_head"}, GROUPED, False),
+    ],
+)
+def test_mma_takes_any_strides(
+    values: Mapping[str, Value], shapes: Sequence[Mapping[str, Value]], causal: bool, tmp_path: Path
+) -> None:
+    assert not list(complaints(tmp_path, "attention-mma", values, shapes, causal=causal))
+
+
+WMMA: dict[str, Value] = {
+    **{"BLOCK_M": 32, "BLOCK_N": 32, "K_TILE": 16, "WARPS": 2, "PRODUCER_WARPS": 0, "STAGES": 2},
+    **{"SWIZZLE": "pad", "VEC_WIDTH": 8, "Q_IN_REGS": True, "EPILOGUE": "shared", "PERSISTENT": 0},
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "shapes", "causal"),
+    [
+        (WMMA, ALONE, True),
+        ({**WMMA, "BLOCK_M": 16, "EPILOGUE": "registers", "SWIZZLE": "tile"}, GROUPED, False),
+        _later(
+            {**WMMA, "PRODUCER_WARPS": 1, "EPILOGUE": "registers", "VEC_WIDTH": 4}, GROUPED, True
+        ),
+        _later({**WMMA, "PERSISTENT": 1, "STAGES": 1, "Q_IN_REGS": False}, ALONE, False),
+        ({**WMMA, "PERSISTENT": 2, "PRODUCER_WARPS": 2, "SWIZZLE": "none"}, GROUPED, True),
+    ],
+)
+def test_wmma_takes_any_strides(
+    values: Mapping[str, Value], shapes: Sequence[Mapping[str, Value]], causal: bool, tmp_path: Path
+) -> None:
+    assert not list(complaints(tmp_path, "attention-wmma", values, shapes, causal=causal))
+
+
+@pytest.mark.parametrize("shapes", [ALONE, GROUPED])
+def test_scalar_takes_any_strides(shapes: Sequence[Mapping[str, Value]], tmp_path: Path) -> None:
+    values = {"BLOCK_N": 32, "WARPS": 2, "VEC_WIDTH": 8}
+    assert not list(complaints(tmp_path, "attention-scalar", values, shapes, causal=True))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("copier.start(of.problem.v + v_strides", "copier.start(of.problem.v + k_strides"),
+        ("load_block(values, tile.problem.v_strides", "load_block(values, tile.problem.k_strides"),
+        ("head * problem.group + row % problem.group)", "head)"),
+        ("strides = tile.problem.out_strides;", "strides = tile.problem.q_strides;"),
+    ],
+)
+def test_a_wrong_stride_shows(right: str, wrong: str, tmp_path: Path) -> None:
+    values = {**ONE_WARP, "PACK_GQA": "group" in right}
+    assert list(complaints(tmp_path, "attention-mma", values, GROUPED, mistakes={right: wrong}))

@@ -1,0 +1,220 @@
+// What attention_mma.cu, attention_wmma.cu and attention_scalar.cu use beside ../hopper/device.hpp, after the PTX ISA.
+//
+//   shared memory  a pointer to the block's own.
+//   copies         done at once: a wait that is too short is not seen.
+//   mma, ldmatrix  done by a warp's lanes together, on words that they exchange.
+//   wmma           each lane reads whole operands, and has eight elements in a row of every accumulator.
+#pragma once
+
+#include <type_traits>
+
+#include "../hopper/device.hpp"
+
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+
+inline unsigned block_y, block_z;
+struct BlockIndex {
+  unsigned x, y, z;
+};
+#undef blockIdx
+#define blockIdx (BlockIndex{first_block.x + rank, block_y, block_z})
+inline unsigned char* shared_memory_of_block() { return own_block.shared_bytes.data(); }
+#define shared_memory shared_memory_of_block()
+
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline float exp2f(float x) { return std::exp2(x); }
+inline float fmaxf(float a, float b) { return std::fmax(a, b); }
+inline float fmaf(float a, float b, float c) { return std::fma(a, b, c); }
+inline float __shfl_xor_sync(unsigned mask, float value, unsigned lanes) {
+  return __shfl_xor_sync(mask, value, static_cast<int>(lanes));
+}
+
+inline float __shfl_sync(unsigned mask, float value, int lane) {
+  return __int_as_float(static_cast<int>(__shfl_sync(mask, static_cast<unsigned>(__float_as_int(value)), lane)));
+}
+
+inline std::map<int, bool> any_of_block;
+inline bool __syncthreads_or(bool value) {
+  if (value) any_of_block[rank] = true;
+  __syncthreads();
+  const bool found = any_of_block[rank];
+  __syncthreads();
+  if (threadIdx.x == 0) any_of_block[rank] = false;
+  __syncthreads();
+  return found;
+}
+
+// ---- async_copy.cuh ----
+
+inline void copy_async_16(unsigned shared, const void* from, int bytes = 16) {
+  if (reinterpret_cast<uintptr_t>(from) % 16) fail("a copy from an address that is not aligned");
+  uint32_t words[4] = {};
+  std::memcpy(words, from, 16);  // the address must be valid, even where zeros are written
+  for (int i = 0; i < 4; ++i) shared_word<uint32_t>(shared + 4 * i) = bytes ? words[i] : 0;
+}
+template <bool EVICT_FIRST = false>
+struct CopyPolicy {
+  void copy(unsigned shared, const void* from, int bytes = 16) const { copy_async_16(shared, from, bytes); }
+};
+inline void close_copy_group() {}
+template <int GROUPS>
+void wait_copy_groups() {}
+
+// ---- copy_handover.cuh ----
+
+template <int BYTES>
+void copy_async(unsigned shared, const void* from, bool exists = true) {
+  if (reinterpret_cast<uintptr_t>(from) % BYTES) fail("a copy from an address that is not aligned");
+  uint16_t words[BYTES / 2];
+  std::memcpy(words, from, BYTES);
+  for (int i = 0; i < BYTES / 2; ++i) shared_word<uint16_t>(shared + 2 * i) = exists ? words[i] : 0;
+}
+inline void arrive_when_copied(unsigned at) { arrive_at_mbarrier(at); }
+template <int NUMBER, int THREADS>
+void sync_some() {
+  sync_named(NUMBER, THREADS);
+}
+
+// ---- mma.h ----
+
+struct __half {
+  uint16_t bits;
+};
+struct __nv_bfloat16 {
+  uint16_t bits;
+};
+namespace nvcuda::wmma {
+struct matrix_a;
+struct matrix_b;
+struct accumulator;
+struct row_major;
+struct col_major;
+enum layout_t { mem_row_major };
+
+template <class Use, int M, int N, int K, class T, class Layout = void>
+struct fragment {
+  T all[256];  // by rows of the matrix in memory
+};
+template <int M, int N, int K, class T>
+struct fragment<accumulator, M, N, K, T> {
+  static constexpr int num_elements = 8;
+  T x[8];
+};
+template <class Fragment>
+void fill_fragment(Fragment& fragment, float value) {
+  for (float& x : fragment.x) x = value;
+}
+template <class Fragment, class T>
+void load_matrix_sync(Fragment& fragment, const T* from, int leading) {
+  __syncwarp();
+  for (int i = 0; i < 256; ++i) fragment.all[i] = from[i / 16 * leading + i % 16];
+  __syncwarp();
+}
+template <class Fragment>
+void load_matrix_sync(Fragment& fragment, const float* from, int leading, layout_t) {
+  __syncwarp();
+  const int first = threadIdx.x % 32 * 8;
+  for (int i = 0; i < 8; ++i) fragment.x[i] = from[(first + i) / 16 * leading + (first + i) % 16];
+  __syncwarp();
+}
+template <class Fragment>
+void store_matrix_sync(float* to, const Fragment& fragment, int leading, layout_t) {
+  __syncwarp();
+  const int first = threadIdx.x % 32 * 8;
+  for (int i = 0; i < 8; ++i) to[(first + i) / 16 * leading + (first + i) % 16] = fragment.x[i];
+  __syncwarp();
+}
+template <class Accumulator, class T, class Layout>
+void mma_sync(Accumulator& d, const fragment<matrix_a, 16, 16, 16, T, row_major>& a,
+              const fragment<matrix_b, 16, 16, 16, T, Layout>& b, const Accumulator& c) {
+  constexpr bool bfloat16 = std::is_same_v<T, __nv_bfloat16>, by_columns = std::is_same_v<Layout, col_major>;
+  const int first = threadIdx.x % 32 * 8;
+  for (int i = 0; i < 8; ++i) {
+    const int row = (first + i) / 16, column = (first + i) % 16;
+    float sum = c.x[i];
+    for (int k = 0; k < 16; ++k)
+      sum += element(a.all[16 * row + k].bits, bfloat16) *
+             element(b.all[by_columns ? 16 * column + k : 16 * k + column].bits, bfloat16);
+    d.x[i] = sum;
+  }
+}
+}  // namespace nvcuda::wmma
+
+// ---- mma_sync.cuh ----
+
+inline void load_matrix_transposed(unsigned (&tiles)[4], unsigned shared) {
+  const int lane = threadIdx.x % 32, row = lane % 4 * 2, column = lane / 4;
+  const unsigned* rows = exchange(shared);
+  for (int i = 0; i < 4; ++i) {
+    const unsigned low = shared_word<uint16_t>(rows[8 * i + row] + 2 * column);
+    const unsigned high = shared_word<uint16_t>(rows[8 * i + row + 1] + 2 * column);
+    tiles[i] = low | high << 16;
+  }
+  exchange(0);
+}
+
+template <bool BFLOAT16>
+void multiply_add(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, float c0, float c1, float c2,
+                  float c3) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  float rows[2][16], columns[2][16];
+  const auto take = [&](float (&to)[16], const unsigned* words, int first_lane, int first_k) {
+    for (int i = 0; i < 4; ++i)
+      for (int half = 0; half < 2; ++half)
+        to[first_k + 2 * i + half] = element(static_cast<uint16_t>(words[first_lane + i] >> 16 * half), BFLOAT16);
+  };
+  for (int i = 0; i < 4; ++i) take(rows[i % 2], exchange(a[i]), 4 * g, i / 2 * 8);
+  for (int i = 0; i < 2; ++i) {
+    const unsigned* words = exchange(i ? b1 : b0);
+    for (int column = 0; column < 2; ++column) take(columns[column], words, 4 * (2 * t + column), i * 8);
+  }
+  const float c[4] = {c0, c1, c2, c3};
+  for (int i = 0; i < 4; ++i) {
+    d[i] = c[i];
+    for (int k = 0; k < 16; ++k) d[i] += rows[i / 2][k] * columns[i % 2][k];
+  }
+}
+template <bool BFLOAT16>
+void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  multiply_add<BFLOAT16>(sum, a, b0, b1, sum[0], sum[1], sum[2], sum[3]);
+}
+template <bool BFLOAT16>
+void multiply(float (&product)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  multiply_add<BFLOAT16>(product, a, b0, b1, 0.0f, 0.0f, 0.0f, 0.0f);
+}
+
+// ---- last_block.cuh; blocks run one after the other ----
+
+inline bool last_to_arrive(int* counter, int count) {
+  bool last = false;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = (*counter)++ == count - 1;
+    if (last) *counter = 0;
+  }
+  return __syncthreads_or(last);
+}
+
+// ---- cluster_push.cuh: a model of clusters of attention_mma.cu is missing ----
+
+inline void send(unsigned, unsigned, bool, float, float) { fail("a cluster"); }
+
+// ---- element.cuh ----
+
+template <bool BFLOAT16>
+float to_float(uint16_t bits) {
+  return element(bits, BFLOAT16);
+}
+template <bool BFLOAT16>
+uint16_t to_element(float value) {
+  return rounded(value, BFLOAT16);
+}
+template <int WIDTH>
+struct alignas(2 * WIDTH) VectorOf {
+  uint16_t at[WIDTH];
+};
+template <int WIDTH>
+VectorOf<WIDTH> load_vector(const uint16_t* from) {
+  return *reinterpret_cast<const VectorOf<WIDTH>*>(from);
+}

@@ -1,0 +1,98 @@
+"""A CUDA rung before Hopper's compiled for the CPU and run as a space launches it.
+
+The files are compiled unchanged, except for the headers that hold only instructions, and for two
+lines: where shared memory is declared, and the one instruction of strides.cuh.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from evotune.device.scalars import c_value
+
+from evotune.device.launch import LaunchPlan
+from evotune.execute.executor import CaseJob
+from tests.attention_kernels.hopper.emulation import (
+    COMPILER,
+    KERNELS,
+    Array,
+    Memory,
+    Ran,
+    in_child,
+)
+
+HERE = Path(__file__).parent
+REPLACED = (
+    *("async_copy.cuh", "mma_sync.cuh", "last_block.cuh", "cluster_push.cuh", "element.cuh"),
+    *("copy_handover.cuh", "mma.h"),
+)
+_SHARED = ("1024", "128", "16")
+_INSTRUCTION = (
+    'asm("mad.wide.s32 %0, %1, %2, %3;\\n" : "=l"(to) : "r"(row_bytes), "r"(rows), "l"(from));'
+)
+_SUM = "to = reinterpret_cast<unsigned long long>(from) + static_cast<long long>(row_bytes) * rows;"
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_int * 3),
+        ("threads", ctypes.c_int),
+        ("shared_bytes", ctypes.c_int),
+        ("seed", ctypes.c_uint),
+    )
+
+
+def build(folder: Path, job: CaseJob, mistakes: Mapping[str, str] | None = None) -> Path:
+    """A shared library of the job's kernel. `mistakes` maps texts of the kernel to wrong ones."""
+    left = dict(mistakes or {})
+    replaced = {_INSTRUCTION: _SUM}
+    for alignment in _SHARED:
+        declared = f"extern __shared__ __align__({alignment}) unsigned char shared_memory[];\n"
+        replaced[declared] = ""
+    for source in KERNELS.glob("*.cu*"):
+        text = source.read_text()
+        for old, new in replaced.items():
+            text = text.replace(old, new)
+        for right in [right for right in left if right in text]:
+            text = text.replace(right, left.pop(right), 1)
+        (folder / source.name).write_text(text)
+    assert not left, f"nowhere in the kernel: {left}"
+    for name in REPLACED:
+        (folder / name).write_text("#pragma once\nusing Element = unsigned short;\n")
+    (folder / "kernel.cu").write_text((folder / Path(job.compile.source).name).read_text())
+    library = folder / "kernel.so"
+    command = [*COMPILER, "-O1", "-shared", f"-I{HERE}", f"-I{folder}"]
+    options = [f"-D{name}={value}" for name, value in job.compile.defines]
+    subprocess.run([*command, *options, str(HERE / "harness.cpp"), "-o", str(library)], check=True)
+    return library
+
+
+def run(library: Path, job: CaseJob, inputs: dict[str, Array], seed: int) -> Ran:
+    """Runs the job's plan in a child process, since the model ends its process at a mistake."""
+    memory = Memory(job.case, inputs)
+    return in_child(memory, lambda: _call(library, job.plan, memory, seed))
+
+
+def _call(library: Path, plan: LaunchPlan, memory: Memory, seed: int) -> None:
+    pointers = {name: room.ctypes.data for name, room in memory.rooms.items()}
+    scratch = []
+    for workspace in plan.workspaces:
+        fill = 0 if workspace.init == "zero_once" else 0xFF
+        scratch.append((ctypes.c_ubyte * (workspace.bytes + 16))(*[fill] * workspace.bytes))
+        pointers[workspace.name] = (
+            ctypes.addressof(scratch[-1]) + -ctypes.addressof(scratch[-1]) % 16
+        )
+    kinds = ("tensor", "workspace")
+    values = [
+        ctypes.c_void_p(pointers[each.name]) if each.type in kinds else c_value(each)
+        for each in plan.arguments
+    ]
+    addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+    functions = ctypes.CDLL(str(library))
+    for launch in plan.launches:
+        grid = (*launch.grid, 1, 1)[:3]
+        given = _Launch((ctypes.c_int * 3)(*grid), launch.threads, launch.shared_bytes, seed)
+        functions[f"run_{launch.entry}"](ctypes.byref(given), addresses)

@@ -1,0 +1,96 @@
+"""Strides in a space: which kernels get tensors that are not contiguous, and what they are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evotune.device.launch import Argument
+from evotune.engine.setup import load_setup
+from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, Proposal
+
+STRIDES = [f"{t}_stride_{d}" for t in ("q", "k", "v", "out") for d in ("batch", "head", "row")]
+SPACE = """\
+name: strided
+problem:
+  name: attention
+  shapes: [{SHAPE}]
+  held_out: [{batch: 2, heads: 2, seq_len: 40, head_dim: 32, layout: blhd}]
+kernels:
+  strided:
+    source: kernel.cpp
+    entry: attention
+    arguments: [q, k, v, out, softmax_scale, batch, heads, kv_heads, seq_len_q, seq_len_k, STRIDES]
+parameters: {A: [1, 2]}
+"""
+SHAPE = "batch: 2, heads: 2, seq_len: 64, head_dim: 32"
+
+
+def proposal(folder: Path, strides: list[str], shape: str = SHAPE) -> Proposal:
+    text = SPACE.replace("STRIDES]", ", ".join(strides) + "]").replace("SHAPE", shape)
+    (folder / "kernel.cpp").write_text("")
+    (folder / "space.yaml").write_text(text)
+    planner = load_setup(folder / "space.yaml", "cpu").planner
+    assert planner is not None
+    return planner.proposal(0, planner.bound.default(), confirm=True)
+
+
+def layouts(made: Proposal, role: str) -> set[str]:
+    return {str(job.case.symbols["layout"]) for job in made.cases if job.role == role}
+
+
+def test_a_kernel_that_is_told_strides_gets_every_layout(tmp_path: Path) -> None:
+    made = proposal(tmp_path, STRIDES)
+    assert layouts(made, TIMED) == {"bhld"}
+    assert layouts(made, EDGE) == {"bhld", "blhd", "packed_qkv", "mixed"}
+    assert {"blhd", "packed_qkv", "mixed", "far_k"} <= layouts(made, RANDOM)
+    assert layouts(made, HELD_OUT) == {"blhd"}
+    (held_out,) = (job for job in made.cases if job.role == HELD_OUT)
+    told = held_out.plan.arguments[-12:]
+    assert told[:3] == (
+        Argument("int64", value=40 * 2 * 32),
+        Argument("int64", value=32),
+        Argument("int64", value=2 * 32),
+    )
+
+
+def test_a_kernel_that_is_told_none_gets_the_cases_of_before(tmp_path: Path) -> None:
+    made = proposal(tmp_path, [])
+    for role in (TIMED, EDGE, RANDOM):
+        assert layouts(made, role) == {"bhld"}
+    assert not layouts(made, HELD_OUT)
+    edges = [job.case.label for job in made.cases if job.role == EDGE]
+    assert edges[:2] == ["(3,40,1,32) full", "(3,9/3,63,32) full"]
+
+
+@pytest.mark.parametrize("missing", ["q_stride_head", "out_stride_row"])
+def test_all_strides_of_a_tensor_must_be_told(tmp_path: Path, missing: str) -> None:
+    told = [name for name in STRIDES if name != missing]
+    assert layouts(proposal(tmp_path, told), EDGE) == {"bhld"}
+    refused = proposal(tmp_path, told, f"{SHAPE}, layout: packed_qkv")
+    assert refused.rejection == (
+        f"kernel strided takes contiguous tensors only: it is not told {missing}"
+    )
+
+
+def test_a_tensor_map_has_the_strides_of_its_case(tmp_path: Path) -> None:
+    """Only `out`, which the kernel also gets as a pointer, needs strides beside its map."""
+    root = Path(__file__).parents[2]
+    text = (root / "search_spaces" / "attention_wgmma.yaml").read_text()
+    shape = "{batch: 2, heads: 4, seq_len: 512, head_dim: 64, layout: packed_qkv}"
+    old = "{batch: 16, heads: 16, seq_len: 2048, head_dim: 64}"
+    assert old in text
+    (tmp_path / "space.yaml").write_text(f"root: {root}\n{text.replace(old, shape)}")
+    planner = load_setup(tmp_path / "space.yaml", "h200", compile_only=True).planner
+    assert planner is not None
+    made = planner.proposal(0, planner.bound.default())
+    plan = next(job.plan for job in made.cases if job.role == TIMED)
+    q, _, v, out, *others = plan.arguments
+    for argument in (q, v):
+        assert argument.tensor_map is not None
+        assert argument.tensor_map.strides_bytes() == (512 * 12 * 128, 128, 12 * 128)
+    assert out.tensor_map is not None
+    assert out.tensor_map.strides_bytes() == (512 * 4 * 128, 128, 4 * 128)
+    assert [a.value for a in others if a.type == "int64"] == [512 * 4 * 64, 64, 4 * 64]
+    assert {"blhd", "mixed"} <= layouts(made, EDGE)
