@@ -11,9 +11,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from evotune.device.scalars import c_value
-
 from evotune.device.launch import LaunchPlan
+from evotune.device.session import c_value
 from evotune.execute.executor import CaseJob
 from tests.attention_kernels.hopper.emulation import (
     COMPILER,
