@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import itertools
 import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -366,3 +367,32 @@ def test_without_a_compiler_packages_have_no_native_launcher(
     assert _exported.build.__wrapped__(b"int f();") == b""
     monkeypatch.setenv("CXX", "g++")
     assert _exported.build.__wrapped__(b"int f(") == b""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+def test_where_there_is_no_gpu_everything_is_sdpas(tmp_path: Path) -> None:
+    device = {"backend": "cuda", "name": "NVIDIA H200", "multiprocessors": 132}
+    write(tmp_path, "far", description("far", device=device), {})
+    program = """
+import torch, warnings, far
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    q = torch.randn(1, 4, 40, 16)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    with far.active():
+        for _ in range(2):
+            out = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+            assert torch.equal(out, expected)
+    assert torch.equal(torch.ops.far.attention(q, q, q), expected)
+assert len(said) == 1, said
+info = far.info()
+assert not info["device_matches"] and info["why_not"], info
+assert info["launcher"].startswith("ctypes"), info
+assert info["misses"]["device"]["count"] == 3, info
+assert not far.check()
+"""
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert found.returncode == 0, found.stderr
