@@ -56,12 +56,13 @@ def main() -> None:
         result = measured(module, arguments.case, arguments.calls, arguments.rounds)
     for row in result["paths"]:
         graph = f"{row['graph_us']:9.2f}" if "graph_us" in row else ""
-        print(
-            f"{row['path']:18} {row['host_us']:9.2f} {row['low']:9.2f} {row['high']:9.2f} {graph}"
-        )
-    text = json.dumps(result, indent=1)
+        figures = f"{row['host_us']:9.2f} {row['low']:9.2f} {row['high']:9.2f} {graph}"
+        print(f"{row['path']:18} {figures}", file=sys.stderr)
+    text = json.dumps(result, indent=1) + "\n"
     if arguments.output:
-        arguments.output.write_text(text + "\n")
+        arguments.output.write_text(text)
+    else:
+        print(text, end="")
 
 
 def measured(module: Any, number: int, calls: int, rounds: int) -> dict[str, Any]:

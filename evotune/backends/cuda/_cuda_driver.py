@@ -19,6 +19,7 @@ _MAP_ALIGNMENT = 64
 _FREE_SHARED_BYTES = 48 << 10  # a block that needs more must ask for it
 _STATIC_SHARED, _MOST_DYNAMIC_SHARED = 1, 8  # CUfunction_attribute
 _RELAXED = 2  # CUstreamCaptureMode
+_NON_BLOCKING = 1  # CUstream_flags
 _CAPTURING = 1  # CUstreamCaptureStatus
 _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 # CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion
@@ -89,6 +90,19 @@ def outside_of_captures() -> Iterator[None]:
         yield
     finally:
         call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+
+
+def zeros(size: int) -> int:
+    """The address of zeros in the current context, which are never given back. PyTorch's allocator
+    does not know them: memory that it hands out in a capture belongs to the graph."""
+    address, own = ctypes.c_uint64(), ctypes.c_void_p()
+    with outside_of_captures():
+        call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+        call("cuStreamCreate", ctypes.byref(own), _NON_BLOCKING)
+        call("cuMemsetD8Async", address, 0, ctypes.c_size_t(size), own)
+        call("cuStreamSynchronize", own)
+        call("cuStreamDestroy_v2", own)
+    return address.value
 
 
 _captures = threading.local()

@@ -22,6 +22,7 @@ from ._cuda_driver import (
     in_context,
     outside_of_captures,
     tensor_map,
+    zeros,
 )
 from ._native_launcher import Native, library_of
 
@@ -97,10 +98,6 @@ def current_stream(index: int) -> int:
     return int(torch._C._cuda_getCurrentRawStream(index))
 
 
-def synchronize(stream: int) -> None:
-    call("cuStreamSynchronize", ctypes.c_void_p(stream))
-
-
 class Code:
     """One cubin on one device, loaded once; and once more for each stream that fills its constant
     memory, since streams would change it under each other's kernels."""
@@ -120,31 +117,27 @@ class Code:
 
 
 class Arena:
-    """Memory of one device that is zero, and is given to captured graphs for their counters. A
-    graph's own memory would be set to zero at every replay."""
+    """Zeros of one device, for counters."""
 
     def __init__(self, index: int) -> None:
         self._index = index
-        self.device = torch.device(DEVICE_TYPE, index)
-        self.lock = threading.Lock()
-        self._memory: torch.Tensor | None = None
-        self._used = 0
+        self._lock = threading.Lock()
+        self._address = 0
+        self._left = 0
 
-    def open(self) -> None:
-        """Allocates it, outside of captures. The caller holds the lock."""
-        if self._memory is None:
-            with outside_of_captures():
-                self._memory = torch.zeros(_ARENA_BYTES, dtype=torch.uint8, device=self.device)
-                synchronize(current_stream(self._index))  # other streams will use it
-
-    def part(self, size: int) -> torch.Tensor | None:
-        """Zeros that nobody else gets, for ever; None where there are none. The caller holds the
-        lock."""
-        if self._memory is None or self._used + size > _ARENA_BYTES:
-            return None
-        found = self._memory[self._used : self._used + size]
-        self._used += -(-size // _SLICE_BYTES) * _SLICE_BYTES
-        return found
+    def part(self, size: int) -> int:
+        """The address of zeros that nobody else gets, for ever: a graph may be replayed at any
+        time."""
+        size = -(-size // _SLICE_BYTES) * _SLICE_BYTES
+        with self._lock:
+            if self._left < size:
+                whole = max(size, _ARENA_BYTES)
+                with in_context(self._index):
+                    self._address, self._left = zeros(whole), whole
+            address = self._address
+            self._address += size
+            self._left -= size
+            return address
 
 
 class Bound:
@@ -157,14 +150,15 @@ class Bound:
         self.code = code
         self.plan = plan
         self._arena = arena
+        self._device = torch.device(DEVICE_TYPE, code.index)
         self._workspaces = plan["workspaces"]
         places = [*names, *(workspace["name"] for workspace in self._workspaces)]
         self.places = {name: place for place, name in enumerate(places)}
         self._maps: dict[tuple[int, int], Any] = {}
         self._blocks: list[_Block] = []
         self._prepared: dict[Any, Prepared] = {}
-        self._counters: dict[Any, torch.Tensor] = {}
-        somewhere = torch.empty(_SLICE_BYTES, dtype=torch.uint8, device=arena.device)
+        self._counters: dict[Any, int] = {}
+        somewhere = torch.empty(_SLICE_BYTES, dtype=torch.uint8, device=self._device)
         for argument in plan["arguments"]:
             if argument["type"] == "tensor_map":  # the driver may refuse it
                 tensor_map(argument["tensor_map"], somewhere.data_ptr())
@@ -173,8 +167,15 @@ class Bound:
 
     def launch(self, *tensors: torch.Tensor) -> None:
         stream = current_stream(self.code.index)
-        scratch = [self._workspace(workspace, stream) for workspace in self._workspaces]
-        pointers = [tensor.data_ptr() for tensor in (*tensors, *scratch)]
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        scratch = []  # kept until the launches are made
+        for workspace in self._workspaces:
+            if workspace["init"] == "zero_once":
+                pointers.append(self._counter(workspace, stream))
+                continue
+            made = torch.empty(workspace["bytes"], dtype=torch.uint8, device=self._device)
+            scratch.append(made)
+            pointers.append(made.data_ptr())
         try:
             block = self._blocks.pop()
         except IndexError:
@@ -213,27 +214,13 @@ class Bound:
             self._maps[number, pointer] = found
         return found
 
-    def _workspace(self, workspace: Mapping[str, Any], stream: int) -> torch.Tensor:
-        size, name = workspace["bytes"], workspace["name"]
-        device = self._arena.device
-        if workspace["init"] != "zero_once":
-            return torch.empty(size, dtype=torch.uint8, device=device)
-        # The kernels leave it zero. Each stream has its own; so has each stream of a capture,
-        # since a graph may run beside everything else.
-        key = (name, stream, capture := capture_of(stream))
+    def _counter(self, workspace: Mapping[str, Any], stream: int) -> int:
+        """The address of a workspace that the kernels leave zero. Each stream has its own; so has
+        each stream of a capture, since a graph may run beside everything else."""
+        key = (workspace["name"], stream, capture_of(stream))
         found = self._counters.get(key)
-        if found is not None:
-            return found
-        with self._arena.lock:
-            if capture:
-                part = self._arena.part(size)
-                if part is None:
-                    return torch.zeros(size, dtype=torch.uint8, device=device)
-                found = part
-            else:
-                self._arena.open()
-                found = torch.zeros(size, dtype=torch.uint8, device=device)
-            self._counters[key] = found
+        if found is None:
+            found = self._counters.setdefault(key, self._arena.part(workspace["bytes"]))
         return found
 
 

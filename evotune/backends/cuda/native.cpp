@@ -12,6 +12,7 @@
 // Both are found in the libraries that the process has loaded.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -65,7 +66,10 @@ struct Driver {
   int (*CtxGetCurrent)(void**);
   int (*CtxPushCurrent)(void*);
   int (*CtxPopCurrent)(void**);
+  int (*MemAlloc)(std::uint64_t*, std::size_t);
   int (*MemsetD8Async)(std::uint64_t, unsigned char, std::size_t, void*);
+  int (*StreamCreate)(void**, unsigned);
+  int (*StreamDestroy)(void*);
   int (*StreamSynchronize)(void*);
   int (*StreamGetCaptureInfo)(void*, int*, std::uint64_t*, void*, void*, void*);
   int (*ThreadExchangeStreamCaptureMode)(int*);
@@ -114,7 +118,10 @@ void find_functions() {
   find(driver.CtxGetCurrent, {cuda}, "cuCtxGetCurrent");
   find(driver.CtxPushCurrent, {cuda}, "cuCtxPushCurrent_v2");
   find(driver.CtxPopCurrent, {cuda}, "cuCtxPopCurrent_v2");
+  find(driver.MemAlloc, {cuda}, "cuMemAlloc_v2");
   find(driver.MemsetD8Async, {cuda}, "cuMemsetD8Async");
+  find(driver.StreamCreate, {cuda}, "cuStreamCreate");
+  find(driver.StreamDestroy, {cuda}, "cuStreamDestroy_v2");
   find(driver.StreamSynchronize, {cuda}, "cuStreamSynchronize");
   find(driver.StreamGetCaptureInfo, {cuda}, "cuStreamGetCaptureInfo_v2");
   find(driver.ThreadExchangeStreamCaptureMode, {cuda}, "cuThreadExchangeStreamCaptureMode");
@@ -256,7 +263,6 @@ struct Counter {  // a workspace that is zero between launches, of one stream, o
   void* stream;
   std::uint64_t capture;
   std::size_t workspace;
-  Owned memory;
   void* data;
 };
 
@@ -272,10 +278,11 @@ struct Decision {
   std::atomic<std::int64_t> calls{0};
 };
 
-struct Arena {  // zeros for captured graphs, never given back: a graph may be replayed at any time
-  Owned memory;
-  char* data = nullptr;
-  std::int64_t used = 0;
+// Zeros of one device, for counters. They are never given back, since a graph may be replayed at any time; and PyTorch's
+// allocator does not know them, since memory that it hands out in a capture belongs to the graph.
+struct Arena {
+  std::uint64_t address = 0;
+  std::int64_t left = 0;
 };
 
 std::shared_mutex decisions_mutex;
@@ -349,21 +356,29 @@ Owned scratch(const Call& call, std::int64_t bytes) {
   return Owned(made);
 }
 
-void open_arena(const Call& call, void* stream) {
-  Arena& arena = arenas[call.device_index];
-  if (arena.data) return;
-  int mode = 2;  // relaxed: other threads may capture meanwhile
-  succeed(driver.ThreadExchangeStreamCaptureMode(&mode), "cuThreadExchangeStreamCaptureMode");
-  arena.memory = scratch(call, kArenaBytes);
-  char* data = static_cast<char*>(data_of(arena.memory.get()));
-  succeed(driver.MemsetD8Async(reinterpret_cast<std::uint64_t>(data), 0, kArenaBytes, stream), "cuMemsetD8Async");
-  succeed(driver.StreamSynchronize(stream), "cuStreamSynchronize");  // other streams will use it
-  arena.data = data;
-  succeed(driver.ThreadExchangeStreamCaptureMode(&mode), "cuThreadExchangeStreamCaptureMode");
+class Relaxed {  // lets this thread allocate and wait while it, or another one, captures a stream
+ public:
+  Relaxed() { succeed(driver.ThreadExchangeStreamCaptureMode(&mode_), "cuThreadExchangeStreamCaptureMode"); }
+  ~Relaxed() { driver.ThreadExchangeStreamCaptureMode(&mode_); }
+
+ private:
+  int mode_ = 2;
+};
+
+std::uint64_t zeros(std::int64_t bytes) {
+  Relaxed relaxed;
+  std::uint64_t address = 0;
+  void* own = nullptr;  // a stream that waits for no other
+  succeed(driver.MemAlloc(&address, bytes), "cuMemAlloc");
+  succeed(driver.StreamCreate(&own, 1), "cuStreamCreate");
+  succeed(driver.MemsetD8Async(address, 0, bytes, own), "cuMemsetD8Async");
+  succeed(driver.StreamSynchronize(own), "cuStreamSynchronize");
+  succeed(driver.StreamDestroy(own), "cuStreamDestroy");
+  return address;
 }
 
-// The workspace of this stream. `kept` holds memory that is for this call only.
-void* counter(Decision& decision, const Call& call, std::size_t number, void* stream, Owned& kept) {
+// The workspace of this stream, or of this stream in its capture.
+void* counter(Decision& decision, const Call& call, std::size_t number, void* stream) {
   int status = 0;
   std::uint64_t capture = 0;
   succeed(driver.StreamGetCaptureInfo(stream, &status, &capture, nullptr, nullptr, nullptr), "cuStreamGetCaptureInfo");
@@ -371,26 +386,18 @@ void* counter(Decision& decision, const Call& call, std::size_t number, void* st
   std::lock_guard<std::mutex> lock(decision.mutex);
   for (const Counter& each : decision.counters)
     if (each.stream == stream && each.capture == capture && each.workspace == number) return each.data;
-  const std::int64_t bytes = decision.workspaces[number].bytes;
+  const std::int64_t bytes = (decision.workspaces[number].bytes + kSliceBytes - 1) / kSliceBytes * kSliceBytes;
   std::lock_guard<std::mutex> arena_lock(arenas_mutex);
-  if (capture) {
-    Arena& arena = arenas[call.device_index];
-    if (arena.data && arena.used + bytes <= kArenaBytes) {
-      void* data = arena.data + arena.used;
-      arena.used += (bytes + kSliceBytes - 1) / kSliceBytes * kSliceBytes;
-      decision.counters.push_back({stream, capture, number, Owned(), data});
-      return data;
-    }
-  } else {
-    open_arena(call, stream);
+  Arena& arena = arenas[call.device_index];
+  if (arena.left < bytes) {
+    const std::int64_t size = std::max(bytes, kArenaBytes);
+    arena.address = zeros(size);
+    arena.left = size;
   }
-  Owned memory = scratch(call, bytes);
-  void* data = data_of(memory.get());
-  succeed(driver.MemsetD8Async(reinterpret_cast<std::uint64_t>(data), 0, bytes, stream), "cuMemsetD8Async");
-  if (capture)
-    kept = std::move(memory);  // the graph's own, which it sets to zero at every replay
-  else
-    decision.counters.push_back({stream, capture, number, std::move(memory), data});
+  void* data = reinterpret_cast<void*>(arena.address);
+  arena.address += bytes;
+  arena.left -= bytes;
+  decision.counters.push_back({stream, capture, number, data});
   return data;
 }
 
@@ -423,7 +430,7 @@ Owned launched(Decision& decision, Call& call) {
   Owned kept[kMostPlaces];
   for (std::size_t i = 0; i < decision.workspaces.size(); ++i) {
     if (decision.workspaces[i].zero_once) {
-      data[4 + i] = counter(decision, call, i, stream, kept[i]);
+      data[4 + i] = counter(decision, call, i, stream);
     } else {
       kept[i] = scratch(call, decision.workspaces[i].bytes);
       data[4 + i] = data_of(kept[i].get());

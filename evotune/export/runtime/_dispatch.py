@@ -102,7 +102,8 @@ class Dispatch:
 
 
 def _takes(region: Mapping[str, Any], layout: str) -> bool:
-    return layout == CONTIGUOUS or region.get("layout") == STRIDED
+    """Contiguous tensors are strided ones too. Layouts of other names are not known here."""
+    return region.get("layout", CONTIGUOUS) in (STRIDED, layout)
 
 
 def _inside(region: Mapping[str, Any], names: Names) -> bool:
