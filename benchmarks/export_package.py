@@ -1,7 +1,7 @@
 """Tunes attention, exports it, and uses the package in a fresh process: results, dispatch, times.
 
-    python benchmarks/export_package.py [--space attention-mma] [--trials 40] [--seed 0]
-        [--device auto] [--target FOLDER] [-o FILE.json]
+    python benchmarks/export_package.py [--space attention-mma] [--trials 40] [--champions 3]
+        [--seed 0] [--device auto] [--target FOLDER] [-o FILE.json]
 
 The space is tuned on its own shapes; of attention-mma these are (1,8,512,64) with and without the
 causal mask. The package is installed with pip into FOLDER (a temporary one if not given), without a
@@ -32,6 +32,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--space", default="attention-mma")
     parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--champions", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--target", type=Path)
@@ -50,6 +51,7 @@ def measured(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The whole way, in `folder`."""
     runs = folder / "runs"
     words = ["--trials", str(options.trials), "--seed", str(options.seed)]
+    words += ["--champions", str(options.champions)]
     words += ["--device", options.device, "--runs-dir", str(runs)]
     subprocess.run([*EVOTUNE, "run", options.space, *words], stdout=sys.stderr, check=True)
     report = told("report", runs)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from evotune.backends import registry
 from evotune.device.launch import Binary
 from evotune.engine import environment
@@ -16,7 +14,7 @@ from evotune.execute.executor import CaseJob, Proposal
 from evotune.execute.in_flight import InFlight
 from evotune.export._case_shapes import CaseShapes
 from evotune.export._champions import Champion
-from evotune.export._kernel_plan import KernelPlan, kernel_plan
+from evotune.export._kernel_plan import KernelPlan, comparable, kernel_plan
 from evotune.space.specs import KernelSpec
 from evotune.store import RunStore
 from evotune.trial import Json, Region, Value
@@ -144,6 +142,7 @@ def _plan(
         kernel,
         scope,
         shapes=shapes.nodes(scope),
+        strides=shapes.strides,
         dtype=problem.dtype,
         types=[argument.type for argument in inside[0].plan.arguments],
         constraints=setup.document.constraints,
@@ -152,16 +151,12 @@ def _plan(
     )
     for job in inside:
         symbols = {name: value for name, value in job.case.symbols.items() if name != "dtype"}
-        if not plan.holds(symbols) or _comparable(plan.at(symbols)) != _comparable(job.plan):
+        if not plan.holds(symbols) or comparable(plan.at(symbols)) != comparable(job.plan):
             raise EvotuneError(
                 f"kernel {kernel.name} cannot be exported: its launches on {job.case.label} do not "
                 "follow from the expressions of the space"
             )
     return plan
-
-
-def _comparable(plan: object) -> Json:
-    return msgspec.to_builtins(plan)
 
 
 def _static_bytes(binary: Binary) -> int:

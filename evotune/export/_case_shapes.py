@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from evotune.errors import ProblemMistake, UsageError
 from evotune.problems import UserProblem
@@ -32,12 +32,14 @@ class CaseShapes:
 
     - tensors: the extents of each tensor, inputs first.
     - sizes: the names of the sizes to solve for; empty for attention, which the package knows.
+    - strides: the symbols of a tensor's strides, for tensors that may have any.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     sizes: tuple[str, ...]
     tensors: Mapping[str, tuple[Lines, ...]]
+    strides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def nodes(self, scope: CaseScope) -> dict[str, tuple[Node, ...]]:
         """The extents as expressions."""
@@ -72,7 +74,8 @@ def case_shapes(problem: Problem, cases: Sequence[Case]) -> CaseShapes:
     outputs = tuple(spec.name for spec in specs if spec.is_output)
     if isinstance(problem, Attention):
         tensors = {name: tuple({size: 1} for size in sizes) for name, sizes in DIMENSIONS.items()}
-        return CaseShapes(inputs, outputs, (), tensors)
+        strides = {spec.name: spec.stride_symbols for spec in specs}
+        return CaseShapes(inputs, outputs, (), tensors, strides)
     if not isinstance(problem, UserProblem):
         raise UsageError(
             f"problem {problem.name} cannot be exported: a package understands the calls of "

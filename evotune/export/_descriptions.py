@@ -17,6 +17,7 @@ from evotune.export._case_shapes import CaseShapes, call_name, calls
 from evotune.export._champions import Champion, Selection
 from evotune.export._expression_json import to_json
 from evotune.export._package_readme import readme
+from evotune.problems.problem import CONTIGUOUS
 from evotune.store import RunStore
 from evotune.trial import Json
 from evotune.version import __version__
@@ -60,7 +61,7 @@ def dispatch(
     best = chosen.best
     setup, problem = best.run.setup, best.run.planner.problem
     suffix = registry.named(setup.profile.backend).binary_suffix
-    layout = best.domain.layout
+    layouts = [_layout(each) for each in chosen.champions]
     scope = setup.space.case_scope({}, {"dtype": problem.dtype})
     extents = {
         tensor: [to_json(node) for node in nodes] for tensor, nodes in shapes.nodes(scope).items()
@@ -93,18 +94,24 @@ def dispatch(
             }
             for number, each in enumerate(kernels)
         ],
-        "served": [region.to_json(layout) for region in chosen.served],
+        "served": [region.to_json(layouts[region.kernel]) for region in chosen.served],
         "domain": [
             {
                 "kernel": number,
                 "fixed": dict(region.fixed),
                 "ranges": {quantity: list(ends) for quantity, ends in region.ranges.items()},
-                "layout": layout,
+                "layout": layouts[number],
             }
             for number in ranked
             for region in kernels[number].regions
         ],
     }
+
+
+def _layout(champion: Champion) -> str:
+    """`strided` where the champion was right on tensors with strides of several kinds."""
+    checked = set(champion.domain.layout.split(", "))
+    return "strided" if checked - {CONTIGUOUS} else CONTIGUOUS
 
 
 def certificate(

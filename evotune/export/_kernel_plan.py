@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from evotune.backends.backend import LaunchBounds
 from evotune.device.launch import Argument, ConstantMemory, Launch, LaunchPlan, Workspace
 from evotune.device.tensor_map import DTYPE_BYTES, MOST_EXTENT, MOST_STRIDE_BYTES, TensorMap
@@ -29,6 +31,7 @@ from evotune.space.specs import (
 from evotune.trial import Json, Value
 
 Shapes = Mapping[str, Sequence[Node]]
+Strides = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ def kernel_plan(
     scope: CaseScope,
     *,
     shapes: Shapes,
+    strides: Strides,
     dtype: str,
     types: Sequence[str],
     constraints: Sequence[ConstraintSpec],
@@ -102,13 +106,14 @@ def kernel_plan(
 ) -> KernelPlan:
     """The plan of a kernel.
 
+    - `strides`: the symbols of tensors' strides, of those that may have any.
     - `types`: the arguments' types, as they were when the kernel was compiled.
     - `bounds`: the device's limits on launches, if it has any; `static_bytes`: the shared memory
       that a block has beside what a launch asks for.
 
     EvotuneError when a guard holds in no case.
     """
-    writer = _Writer(kernel, scope, shapes, dtype, types)
+    writer = _Writer(kernel, scope, shapes=shapes, strides=strides, dtype=dtype, types=types)
     plan = writer.plan()
     guards = [*writer.supported(), *(scope.bind(spec.expression) for spec in constraints)]
     guards += writer.map_guards
@@ -130,13 +135,16 @@ class _Writer:
         self,
         kernel: KernelSpec,
         scope: CaseScope,
+        *,
         shapes: Shapes,
+        strides: Strides,
         dtype: str,
         types: Sequence[str],
     ) -> None:
         self._kernel = kernel
         self._scope = scope
         self._shapes = shapes
+        self._strides = strides
         self._dtype = dtype
         self._types = types
         self.map_guards: list[Node] = []
@@ -207,7 +215,8 @@ class _Writer:
     def _tensor_map(self, name: str, spec: TensorMapSpec) -> dict[str, Any]:
         bind = self._scope.bind
         extents, box = list(self._shapes[name]), list(map(bind, spec.box))
-        self.map_guards += self._map_guards(extents, box)
+        strides = self._strides_of(name, extents)
+        self.map_guards += self._map_guards(extents, strides, box)
         return {
             "type": "tensor_map",
             "name": name,
@@ -215,30 +224,58 @@ class _Writer:
                 "dtype": self._dtype,
                 "extents": extents,
                 "box": box,
+                "strides": strides,
                 "swizzle_bytes": bind(spec.swizzle_bytes),
                 "l2_promotion_bytes": bind(spec.l2_promotion_bytes),
             },
         }
 
-    def _map_guards(self, extents: list[Node], box: list[Node]) -> Iterator[Node]:
+    def _strides_of(self, name: str, extents: Sequence[Node]) -> list[Node]:
+        """The strides of all dimensions in elements; those of a contiguous tensor follow from its
+        extents."""
+        scope = self._scope
+        strides: list[Node] = [scope.literal(1)]
+        if symbols := self._strides.get(name):
+            return [*map(scope.symbol, symbols), *strides]
+        for extent in reversed(extents[1:]):
+            one = strides[0] == scope.literal(1)
+            strides.insert(0, extent if one else scope.operation("*", extent, strides[0]))
+        return strides
+
+    def _map_guards(
+        self, extents: Sequence[Node], strides: Sequence[Node], box: Sequence[Node]
+    ) -> Iterator[Node]:
         """The driver's limits that depend on the case; `TensorMap.violation` has them all."""
         scope = self._scope
         for sizes, most in ((box, MOST_BOX), (extents, MOST_EXTENT)):
             for size in sizes:
                 yield _between(scope, 1, size, most)
-        for place in range(1, len(extents)):
-            stride: Node = scope.literal(DTYPE_BYTES[self._dtype])
-            for extent in extents[place:]:
-                stride = scope.operation("*", stride, extent)
-            rest = scope.operation("%", stride, scope.literal(MAP_UNIT_BYTES))
+        for stride in strides[:-1]:
+            in_bytes = scope.operation("*", scope.literal(DTYPE_BYTES[self._dtype]), stride)
+            rest = scope.operation("%", in_bytes, scope.literal(MAP_UNIT_BYTES))
             yield scope.operation("==", rest, scope.literal(0))
-            yield scope.operation("<", stride, scope.literal(MOST_STRIDE_BYTES))
+            yield scope.operation("<", in_bytes, scope.literal(MOST_STRIDE_BYTES))
 
     def _bytes(self, tensor: str) -> Node:
         found: Node = self._scope.literal(DTYPE_BYTES[self._dtype])
         for extent in self._shapes[tensor]:
             found = self._scope.operation("*", found, extent)
         return found
+
+
+def comparable(plan: LaunchPlan) -> Json:
+    """The plan as plain values; tensor maps with the strides of contiguous tensors written out."""
+    arguments = tuple(map(_with_strides, plan.arguments))
+    return msgspec.to_builtins(msgspec.structs.replace(plan, arguments=arguments))
+
+
+def _with_strides(argument: Argument) -> Argument:
+    made = argument.tensor_map
+    if made is None:
+        return argument
+    strides = (*(stride // made.element_bytes for stride in made.strides_bytes()), 1)
+    made = msgspec.structs.replace(made, strides=strides)
+    return msgspec.structs.replace(argument, tensor_map=made)
 
 
 def _launch_guards(
@@ -277,7 +314,7 @@ def _between(scope: CaseScope, low: int, node: Node, high: int) -> Node:
 def _argument(found: Mapping[str, Any]) -> Argument:
     if "tensor_map" in found:
         given = found["tensor_map"]
-        sizes = {name: tuple(map(int, given[name])) for name in ("extents", "box")}
+        sizes = {name: tuple(map(int, given[name])) for name in ("extents", "box", "strides")}
         swizzle_bytes, l2_promotion_bytes = given["swizzle_bytes"], given["l2_promotion_bytes"]
         made = TensorMap(given["dtype"], **sizes, swizzle_bytes=int(swizzle_bytes),
                          l2_promotion_bytes=int(l2_promotion_bytes))  # fmt: skip

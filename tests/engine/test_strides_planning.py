@@ -70,7 +70,7 @@ def test_all_strides_of_a_tensor_must_be_told(tmp_path: Path, missing: str) -> N
     assert layouts(proposal(tmp_path, told), EDGE) == {"bhld"}
     refused = proposal(tmp_path, told, f"{SHAPE}, layout: packed_qkv")
     assert refused.rejection == (
-        f"kernel strided takes contiguous tensors only: it is not told {missing}"
+        f"kernel strided takes contiguous tensors only: it does not receive {missing}"
     )
 
 
