@@ -175,7 +175,8 @@ class Planner:
         untold = strides_untold(self._document, kernel, strided)
         if not untold:
             return None
-        return f"kernel {kernel.name} takes contiguous tensors only: it does not receive {untold[0]}"
+        name = kernel.name
+        return f"kernel {name} takes contiguous tensors only: it does not receive {untold[0]}"
 
     def _edge_cases(self, kept: Collection[str]) -> list[Case]:
         """The edge cases of all timed cases, without the timed cases themselves."""

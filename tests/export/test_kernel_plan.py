@@ -101,7 +101,7 @@ def test_it_is_the_planners_wherever_the_planner_has_one(name: str) -> None:
             assert plan.holds(symbols), case.label
             assert comparable(plan.at(symbols)) == comparable(job.plan), case.label
             planned += 1
-    assert planned > 20, (planned, refused)
+    assert planned >= 20, (planned, refused)
 
 
 def test_a_launch_keeps_its_condition_where_the_case_decides(tmp_path: Path) -> None:
