@@ -2,9 +2,8 @@
 //
 //   out = softmax(softmax_scale * q k^T) v, a block of BLOCK_N keys at a time, scores and weights in registers only.
 //
-// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), each with strides
-//             of its own, in elements: any that keep rows contiguous and 16-byte aligned, between rows below 2^30.
-//             heads is a multiple of kv_heads: a group of heads shares one kv head. Lengths >= 1.
+// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), contiguous,
+//             16-byte aligned. heads is a multiple of kv_heads: a group of heads shares one kv head. Lengths >= 1.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32. softmax_scale > 0.
 // Problem     HEAD_DIM (32, 64, 96, 128), CAUSAL, DTYPE.
@@ -52,14 +51,14 @@
 //              SHARE_QK_SMEM <= Q_IN_REGS, PERSISTENT == 0 or SPLIT_KV == 1, MIN_CTAS * T <= 2048
 //              where columns = HEAD_DIM / 8, with MERGE cluster (HEAD_DIM / 8) / SPLIT_KV, a whole number.
 // Launch       row_blocks = ceil((PACK_GQA ? seq_len_q * heads / kv_heads : seq_len_q) / BLOCK_M)
-//              tile_heads = PACK_GQA ? kv_heads : heads; a grid's second and third number are at most 65535
-//              tiles      = row_blocks * tile_heads * batch
-//              grid       PERSISTENT > 0:               (min(tiles, PERSISTENT * multiprocessors), 1, 1)
-//                         TILE_ORDER by_head...:        (tile_heads * SPLIT_KV, batch, row_blocks)
-//                         TILE_ORDER by_row...:         (row_blocks * SPLIT_KV, tile_heads, batch)
+//              tile_heads = batch * (PACK_GQA ? kv_heads : heads); a grid's second number is at most 65535
+//              tiles      = row_blocks * tile_heads
+//              grid       PERSISTENT > 0:               (min(tiles, PERSISTENT * multiprocessors), 1)
+//                         TILE_ORDER by_head...:        (tile_heads * SPLIT_KV, row_blocks)
+//                         TILE_ORDER by_row...:         (row_blocks * SPLIT_KV, tile_heads)
 //              block      (T)
 //              and with SPLIT_KV > 1 and MERGE kernel then attention_merge, with the same arguments:
-//              grid (row_blocks * BLOCK_M * HEAD_DIM / 256, tile_heads, batch), block (64), no shared memory.
+//              grid (tiles * BLOCK_M * HEAD_DIM / 256), block (64), no shared memory.
 // Shared bytes main = row_bytes * (SHARE_QK_SMEM ? max(BLOCK_M, 2 * STAGES * BLOCK_N) : BLOCK_M + 2 * STAGES * BLOCK_N)
 //              MERGE cluster, SPLIT_KV > 1:  main + 4 * WARPS_KV * BLOCK_M * (HEAD_DIM + 2 * SPLIT_KV) + 8
 //              else, WARPS_KV > 1:           max(main, row_bytes * BLOCK_M + 4 * WARPS_KV * BLOCK_M * (HEAD_DIM + 2))
@@ -132,8 +131,13 @@ struct Problem {
   float* partials;
   int* counter;
   float scale_log2;
-  int batch, tile_heads, group, seq_len_q, seq_len_k;  // tile_heads: of one batch; group: query heads per kv head
-  Strides q_strides, k_strides, v_strides, out_strides;
+  int group, seq_len_q, seq_len_k;  // group: query heads per kv head
+
+  __device__ Problem(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
+                     float softmax_scale, int heads, int kv_heads, int seq_len_q, int seq_len_k)
+      : q(q), k(k), v(v), out(out), partials(partials), counter(counter),
+        scale_log2(softmax_scale * 1.44269504088896341f), group(heads == kv_heads ? 1 : heads / kv_heads),
+        seq_len_q(seq_len_q), seq_len_k(seq_len_k) {}
 
   __device__ int rows() const { return PACK_GQA ? seq_len_q * group : seq_len_q; }  // of a head, or of a group
   __device__ int row_blocks() const { return (rows() + BLOCK_M - 1) / BLOCK_M; }
@@ -142,25 +146,23 @@ struct Problem {
 // BLOCK_M rows of one head, or of one group of heads.
 struct Tile {
   const Problem& problem;
-  int batch, head, row_block, first_row, rows;  // head: a kv head if packed; rows: of the whole head
+  int head, first_row, rows;  // head: over the batch, of kv heads if packed; rows: of the whole head
 
-  __device__ Tile(const Problem& of, int batch, int head, int row_block)
-      : problem(of), batch(batch), head(head), row_block(row_block), first_row(row_block * BLOCK_M), rows(of.rows()) {}
+  __device__ Tile(const Problem& of, int head, int row_block)
+      : problem(of), head(head), first_row(row_block * BLOCK_M), rows(of.rows()) {}
 
   __device__ int valid_rows() const { return min(BLOCK_M, rows - first_row); }
   __device__ int position(int row) const { return PACK_GQA ? row / problem.group : row; }
-  // The number of the tile among all tiles.
-  __device__ int number() const { return (batch * problem.tile_heads + head) * problem.row_blocks() + row_block; }
-  // A row of q or out.
-  template <class T>
-  __device__ T* row_at(T* tensor, const Strides& strides, int row) const {
-    if constexpr (PACK_GQA)
-      return strides.further(tensor + strides.head_at(batch, head * problem.group + row % problem.group),
-                             row / problem.group);
-    return strides.further(tensor + strides.head_at(batch, head), row);
+  __device__ long long offset(int row) const {
+    if constexpr (PACK_GQA) {
+      const int of_head = head * problem.group + row % problem.group;
+      return (static_cast<long long>(of_head) * problem.seq_len_q + row / problem.group) * HEAD_DIM;
+    }
+    return (static_cast<long long>(head) * problem.seq_len_q + row) * HEAD_DIM;
   }
-  __device__ int kv_head() const {
-    return PACK_GQA || problem.group == 1 ? head : head / problem.group;  // divisions take long
+  __device__ long long keys_offset() const {
+    const int kv_head = PACK_GQA || problem.group == 1 ? head : head / problem.group;  // divisions take long
+    return static_cast<long long>(kv_head) * problem.seq_len_k * HEAD_DIM;
   }
   __device__ int keys_seen(int row) const {
     return kCausal ? min(problem.seq_len_k, position(row) + 1) : problem.seq_len_k;
@@ -212,16 +214,15 @@ __device__ __forceinline__ void merge_warps(const Worker& worker, int split,
 template <int CELLS>
 __device__ __forceinline__ void merge_splits(const Tile& tile, const float* parts, int first, int stride) {
   const auto store = [&](int row, int column, const float(&o)[4]) {
-    Element* to = tile.row_at(tile.problem.out, tile.problem.out_strides, tile.first_row + row) + column;
-    *reinterpret_cast<uint2*>(to) =
+    *reinterpret_cast<uint2*>(tile.problem.out + tile.offset(tile.first_row + row) + column) =
         make_uint2(pack<kBfloat16>(o[0], o[1]), pack<kBfloat16>(o[2], o[3]));
   };
   merge_split_parts<SplitParts, kLoadedTogether, CELLS>(parts, SPLIT_KV, tile.valid_rows(), first, stride,
                                                         tile.problem.scale_log2, store);
 }
 
-__device__ __forceinline__ void attend_tile(const Tile& tile, int split) {
-  const Problem& problem = tile.problem;
+__device__ __forceinline__ void attend_tile(const Problem& problem, int head, int row_block, int split) {
+  const Tile tile(problem, head, row_block);
   const unsigned shared = static_cast<unsigned>(__cvta_generic_to_shared(shared_memory));
   if constexpr (kCluster) open_inbox(shared + kInboxAt, (kParts - WARPS_KV) * WarpParts::sent_bytes(tile.valid_rows()));
   Worker worker(tile, shared);
@@ -231,7 +232,7 @@ __device__ __forceinline__ void attend_tile(const Tile& tile, int split) {
   PartFragments<kRowTiles, kOwnTiles> done;
   merge_warps<kParts>(worker, split, done);
   if constexpr (SPLIT_KV > 1 && !kCluster) {
-    const int number = tile.number();
+    const int number = head * problem.row_blocks() + row_block;
     float* parts = problem.partials + static_cast<long long>(number) * SPLIT_KV * SplitParts::kFloats;
     if (worker.merges())
       store_split_part<SplitParts>(done, parts + split * SplitParts::kFloats, worker.warp_q * kRowTiles, first_tile,
@@ -248,42 +249,26 @@ __device__ __forceinline__ void attend_tile(const Tile& tile, int split) {
 
 }  // namespace
 
-// The arguments of both kernels. Strides are in elements.
-#define ARGUMENTS                                                                                                    \
-  const Element *q, const Element *k, const Element *v, Element *out, float *partials, int *counter,                 \
-      float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k,                         \
-      long long q_stride_batch, long long q_stride_head, long long q_stride_row, long long k_stride_batch,           \
-      long long k_stride_head, long long k_stride_row, long long v_stride_batch, long long v_stride_head,            \
-      long long v_stride_row, long long out_stride_batch, long long out_stride_head, long long out_stride_row
-#define PROBLEM                                                                                                      \
-  {q, k, v, out, partials, counter, softmax_scale * 1.44269504088896341f, batch, PACK_GQA ? kv_heads : heads,        \
-   heads == kv_heads ? 1 : heads / kv_heads, seq_len_q, seq_len_k, {q_stride_batch, q_stride_head, q_stride_row},    \
-   {k_stride_batch, k_stride_head, k_stride_row}, {v_stride_batch, v_stride_head, v_stride_row},                     \
-   {out_stride_batch, out_stride_head, out_stride_row}}
-
-extern "C" __global__ void CLUSTER __launch_bounds__(kThreads, MIN_CTAS) attention_forward(ARGUMENTS) {
-  const Problem problem PROBLEM;
+extern "C" __global__ void CLUSTER __launch_bounds__(kThreads, MIN_CTAS)
+    attention_forward(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
+                      float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k) {
+  const Problem problem(q, k, v, out, partials, counter, softmax_scale, heads, kv_heads, seq_len_q, seq_len_k);
   constexpr bool heads_first = TILE_ORDER == TILE_ORDER_BY_HEAD || TILE_ORDER == TILE_ORDER_BY_HEAD_DESCENDING;
   constexpr bool descending = TILE_ORDER == TILE_ORDER_BY_ROW_DESCENDING || TILE_ORDER == TILE_ORDER_BY_HEAD_DESCENDING;
-  const int row_blocks = problem.row_blocks();
-  const auto attend = [&](int of_batch, int head, int row_block, int split) {
-    attend_tile(Tile(problem, of_batch, head, descending ? row_blocks - 1 - row_block : row_block), split);
+  const int row_blocks = problem.row_blocks(), tile_heads = batch * (PACK_GQA ? kv_heads : heads);
+  const auto attend = [&](int fast, int slow, int split) {
+    const int head = heads_first ? fast : slow, row_block = heads_first ? slow : fast;
+    attend_tile(problem, head, descending ? row_blocks - 1 - row_block : row_block, split);
   };
 
   if constexpr (PERSISTENT) {
-    const int all_heads = batch * problem.tile_heads, fast = heads_first ? all_heads : row_blocks;
-    for (int number = blockIdx.x; number < row_blocks * all_heads; number += gridDim.x) {
-      const int head = heads_first ? number % fast : number / fast;  // over the batch
-      const int of_batch = batch == 1 ? 0 : head / problem.tile_heads;
-      attend(of_batch, head - of_batch * problem.tile_heads, heads_first ? number / fast : number % fast, 0);
+    const int fast = heads_first ? tile_heads : row_blocks;
+    for (int number = blockIdx.x; number < row_blocks * tile_heads; number += gridDim.x) {
+      attend(number % fast, number / fast, 0);
       __syncthreads();  // the next tile's Q goes where this one's rows went out
     }
-  } else {  // the grid has all three numbers, which saves divisions
-    const int fast = blockIdx.x / SPLIT_KV, split = blockIdx.x % SPLIT_KV;
-    if constexpr (heads_first)
-      attend(blockIdx.y, fast, blockIdx.z, split);
-    else
-      attend(blockIdx.z, blockIdx.y, fast, split);
+  } else {
+    attend(blockIdx.x / SPLIT_KV, blockIdx.y, blockIdx.x % SPLIT_KV);
   }
 }
 
@@ -293,11 +278,14 @@ extern "C" __global__ void CLUSTER __launch_bounds__(kThreads, MIN_CTAS) attenti
 constexpr int kMergeThreads = 64;
 static_assert(SplitParts::kCells % kMergeThreads == 0, "a block has one tile");
 
-extern "C" __global__ void __launch_bounds__(kMergeThreads, 1) attention_merge(ARGUMENTS) {
+extern "C" __global__ void __launch_bounds__(kMergeThreads, 1)
+    attention_merge(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
+                    float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k) {
   constexpr int blocks = SplitParts::kCells / kMergeThreads;  // per tile
-  const Problem problem PROBLEM;
-  const Tile tile(problem, blockIdx.z, blockIdx.y, blockIdx.x / blocks);
-  const float* parts = partials + static_cast<long long>(tile.number()) * SPLIT_KV * SplitParts::kFloats;
+  const Problem problem(q, k, v, out, partials, counter, softmax_scale, heads, kv_heads, seq_len_q, seq_len_k);
+  const int number = blockIdx.x / blocks, row_blocks = problem.row_blocks();
+  const Tile tile(problem, number / row_blocks, number % row_blocks);
+  const float* parts = partials + static_cast<long long>(number) * SPLIT_KV * SplitParts::kFloats;
   merge_splits<1>(tile, parts, blockIdx.x % blocks * kMergeThreads + threadIdx.x, SplitParts::kCells);
 }
 #endif

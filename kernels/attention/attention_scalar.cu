@@ -2,9 +2,8 @@
 //
 //   out = softmax(softmax_scale * q k^T) v, without ever holding a full row of scores.
 //
-// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), each with strides
-//             of its own, in elements: any that keep rows contiguous and 16-byte aligned, between rows below 2^30.
-//             heads is a multiple of kv_heads: a group of heads shares one kv head. Lengths >= 1.
+// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), contiguous,
+//             16-byte aligned. heads is a multiple of kv_heads: a group of heads shares one kv head. Lengths >= 1.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32.
 // Problem     HEAD_DIM (multiple of 32, up to 128), CAUSAL, DTYPE.
@@ -25,14 +24,13 @@
 //              Rows of K are padded by VEC_WIDTH elements, so that lanes which read different keys at the same column
 //              meet different banks.
 //
-// Launch       grid (ceil(seq_len_q / WARPS), heads, batch), block (32 * WARPS)
+// Launch       grid (ceil(seq_len_q / WARPS) * batch * heads), block (32 * WARPS)
 // Shared bytes 2 * BLOCK_N * (2 * HEAD_DIM + VEC_WIDTH) + 4 * WARPS * (HEAD_DIM + BLOCK_N)
 // Workspace    none.
 // Archs        sm_80 and later.
 // Adds to attention_scalar.cpp: a warp for each row, keys and values in shared memory, 16-bit types.
 // References   Milakov & Gimelshein 2018, "Online normalizer calculation for softmax"; PTX ISA, "cvt".
 #include "element.cuh"
-#include "strides.cuh"
 
 namespace {
 
@@ -60,11 +58,11 @@ __device__ float warp_sum(float x) {
 }
 
 // All threads of the block copy `rows` rows of HEAD_DIM to shared memory, `stride` elements apart.
-__device__ void copy_rows(Element* to, int stride, const Element* from, const Strides& strides, int rows) {
+__device__ void copy_rows(Element* to, int stride, const Element* from, int rows) {
   constexpr int vectors = HEAD_DIM / VEC_WIDTH;
   for (int i = threadIdx.x; i < rows * vectors; i += kThreads) {
     const int row = i / vectors, column = i % vectors * VEC_WIDTH;
-    *reinterpret_cast<Vector*>(to + row * stride + column) = load_vector<VEC_WIDTH>(strides.further(from, row) + column);
+    *reinterpret_cast<Vector*>(to + row * stride + column) = load_vector<VEC_WIDTH>(from + row * HEAD_DIM + column);
   }
 }
 
@@ -85,23 +83,14 @@ __device__ float dot(const float* q, const Element* key) {
 // At least one block a multiprocessor: without this 1, the compiler spills registers to fit more blocks.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_forward(const Element* q, const Element* k, const Element* v, Element* out, float softmax_scale,
-                      int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k, long long q_stride_batch,
-                      long long q_stride_head, long long q_stride_row, long long k_stride_batch,
-                      long long k_stride_head, long long k_stride_row, long long v_stride_batch,
-                      long long v_stride_head, long long v_stride_row, long long out_stride_batch,
-                      long long out_stride_head, long long out_stride_row) {
-  const Strides q_strides(q_stride_batch, q_stride_head, q_stride_row);
-  const Strides k_strides(k_stride_batch, k_stride_head, k_stride_row);
-  const Strides v_strides(v_stride_batch, v_stride_head, v_stride_row);
-  const Strides out_strides(out_stride_batch, out_stride_head, out_stride_row);
+                      int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int head = blockIdx.y, kv_head = head / (heads / kv_heads), of_batch = blockIdx.z;
-  const int first_row = blockIdx.x * WARPS;
+  const int row_blocks = (seq_len_q + WARPS - 1) / WARPS;
+  const int head = blockIdx.x / row_blocks;  // over the batch: batch * heads of them
+  const int first_row = blockIdx.x % row_blocks * WARPS;
   const int row = min(first_row + warp, seq_len_q - 1);  // a warp without a row of its own stores nothing
-  q = q_strides.further(q + q_strides.head_at(of_batch, head), row);
-  out = out_strides.further(out + out_strides.head_at(of_batch, head), row);
-  k += k_strides.head_at(of_batch, kv_head);
-  v += v_strides.head_at(of_batch, kv_head);
+  const long long row_at = (static_cast<long long>(head) * seq_len_q + row) * HEAD_DIM;
+  const long long keys_at = static_cast<long long>(head / (heads / kv_heads)) * seq_len_k * HEAD_DIM;
 
   Element* keys = reinterpret_cast<Element*>(shared_memory);
   Element* values = keys + BLOCK_N * kKeyStride;
@@ -109,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   float* weights = query + HEAD_DIM;
 
   const float scale = softmax_scale * 1.44269504088896341f;
-  for (int d = lane; d < HEAD_DIM; d += 32) query[d] = scale * to_float<kBfloat16>(q[d]);
+  for (int d = lane; d < HEAD_DIM; d += 32) query[d] = scale * to_float<kBfloat16>(q[row_at + d]);
 
   const int last_row = min(first_row + WARPS, seq_len_q) - 1;
   const int block_keys = CAUSAL ? min(seq_len_k, last_row + 1) : seq_len_k;  // keys that some row of the block sees
@@ -119,8 +108,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   for (int first = 0; first < block_keys; first += BLOCK_N) {
     const int count = min(BLOCK_N, block_keys - first);
     __syncthreads();  // all have read the last block
-    copy_rows(keys, kKeyStride, k_strides.further(k, first), k_strides, count);
-    copy_rows(values, HEAD_DIM, v_strides.further(v, first), v_strides, count);
+    copy_rows(keys, kKeyStride, k + keys_at + static_cast<long long>(first) * HEAD_DIM, count);
+    copy_rows(values, HEAD_DIM, v + keys_at + static_cast<long long>(first) * HEAD_DIM, count);
     __syncthreads();
 
     float scores[kLaneKeys], top = maximum;
@@ -155,5 +144,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   sum = warp_sum(sum);
   if (first_row + warp < seq_len_q)
 #pragma unroll
-    for (int i = 0; i < kLaneColumns; ++i) out[lane + 32 * i] = to_element<kBfloat16>(output[i] / sum);
+    for (int i = 0; i < kLaneColumns; ++i) out[row_at + lane + 32 * i] = to_element<kBfloat16>(output[i] / sum);
 }

@@ -2,9 +2,8 @@
 //
 //   out = softmax(softmax_scale * q k^T) v, a block of BLOCK_N keys at a time, scores and weights in shared memory.
 //
-// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), each with strides
-//             of its own, in elements: any that keep rows contiguous and 16-byte aligned, between rows below 2^30.
-//             heads is a multiple of kv_heads: a group of heads shares one kv head. Lengths >= 1.
+// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), contiguous,
+//             16-byte aligned. heads is a multiple of kv_heads: a group of heads shares one kv head. Lengths >= 1.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, weights rounded to it, every sum in float32.
 //             softmax_scale > 0.
@@ -38,9 +37,9 @@
 //   PERSISTENT      0: a block a tile. n: n blocks a multiprocessor walk over the tiles; copies run ahead.
 //
 // Constraints  BLOCK_N % K_TILE == 0, BLOCK_N % (16 * WARPS_KV) == 0
-// Launch       row_blocks = ceil(seq_len_q / BLOCK_M); a grid's second and third number are at most 65535
-//              grid  PERSISTENT > 0: (min(row_blocks * heads * batch, PERSISTENT * multiprocessors), 1, 1)
-//                    else:           (row_blocks, heads, batch)
+// Launch       row_blocks = ceil(seq_len_q / BLOCK_M), tile_heads = batch * heads; a grid's second number is <= 65535
+//              grid  PERSISTENT > 0: (min(row_blocks * tile_heads, PERSISTENT * multiprocessors), 1)
+//                    else:           (row_blocks, tile_heads)
 //              block (32 * (WARPS + PRODUCER_WARPS))
 // Shared bytes row_bytes * (STAGES * K_TILE + BLOCK_M) + BLOCK_M * WARPS_KV * max(work, part)
 //              + (PRODUCER_WARPS > 0 ? 16 * (STAGES + 1) : 0)
@@ -54,7 +53,6 @@
 #include <mma.h>
 
 #include "element.cuh"
-#include "strides.cuh"
 #include "wmma_rows.cuh"
 
 namespace {
@@ -102,33 +100,31 @@ extern __shared__ __align__(128) unsigned char shared_memory[];
 struct Problem {
   const Element *q, *k, *v;
   Element* out;
-  int heads, group, row_blocks, tiles, seq_len_q, seq_len_k;  // group: query heads per kv head
-  Strides q_strides, k_strides, v_strides, out_strides;
+  int group, row_blocks, tiles, seq_len_q, seq_len_k;  // group: query heads per kv head
 };
 
 // BLOCK_M rows of one head. Causal: a head's longest rows come first.
 struct Tile {
-  int batch, head, kv_head, first_row;
-  int rows, keys_seen, seq_len_k;  // rows: from first_row to the end; keys_seen: by some row
+  const Element *query, *keys, *values;  // query: the tile's first row; keys, values: the head's first
+  Element* out;
+  int first_row, rows, keys_seen, seq_len_k;  // rows: from first_row to the end; keys_seen: by some row
 
-  // `number` counts the row blocks of all heads over the batch. Without PERSISTENT the grid has all three numbers
-  // already, which saves the divisions.
+  // `number` counts the row blocks of all heads over the batch. Without PERSISTENT the grid has both numbers already,
+  // which saves the divisions.
   __device__ __forceinline__ Tile(const Problem& problem, int number) {
-    head = PERSISTENT ? number / problem.row_blocks : blockIdx.y;
+    const int head = PERSISTENT ? number / problem.row_blocks : blockIdx.y;
     const int row_block = PERSISTENT ? number % problem.row_blocks : blockIdx.x;
-    batch = PERSISTENT ? head / problem.heads : blockIdx.z;
-    if (PERSISTENT) head -= batch * problem.heads;
     first_row = (CAUSAL ? problem.row_blocks - 1 - row_block : row_block) * BLOCK_M;
     rows = problem.seq_len_q - first_row;
     seq_len_k = problem.seq_len_k;
     keys_seen = CAUSAL ? min(seq_len_k, first_row + min(rows, BLOCK_M)) : seq_len_k;
-    kv_head = problem.group == 1 ? head : head / problem.group;  // divisions take long
-  }
-
-  // The tile's first row of q or out.
-  template <class T>
-  __device__ __forceinline__ T* row_of(T* tensor, const Strides& strides) const {
-    return strides.further(tensor + strides.head_at(batch, head), first_row);
+    const int kv_head = problem.group == 1 ? head : head / problem.group;  // divisions take long
+    const long long row_at = (static_cast<long long>(head) * problem.seq_len_q + first_row) * HEAD_DIM;
+    const long long keys_at = static_cast<long long>(kv_head) * seq_len_k * HEAD_DIM;
+    query = problem.q + row_at;
+    out = problem.out + row_at;
+    keys = problem.k + keys_at;
+    values = problem.v + keys_at;
   }
 };
 
@@ -179,7 +175,7 @@ __device__ __forceinline__ void attend(const Problem& problem, unsigned shared, 
         ring.release();
       }
     }
-    warp.finish_tile(tile, {tile.row_of(problem.out, problem.out_strides), problem.out_strides});
+    warp.finish_tile(tile);
     number += gridDim.x;
   } while (PERSISTENT && number < problem.tiles);
 }
@@ -188,17 +184,10 @@ __device__ __forceinline__ void attend(const Problem& problem, unsigned shared, 
 
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_forward(const Element* q, const Element* k, const Element* v, Element* out, float softmax_scale,
-                      int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k, long long q_stride_batch,
-                      long long q_stride_head, long long q_stride_row, long long k_stride_batch,
-                      long long k_stride_head, long long k_stride_row, long long v_stride_batch,
-                      long long v_stride_head, long long v_stride_row, long long out_stride_batch,
-                      long long out_stride_head, long long out_stride_row) {
+                      int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k) {
   const int row_blocks = (seq_len_q + BLOCK_M - 1) / BLOCK_M;
   const int group = heads == kv_heads ? 1 : heads / kv_heads;
-  const Problem problem{q, k, v, out, heads, group, row_blocks, row_blocks * batch * heads, seq_len_q, seq_len_k,
-                        {q_stride_batch, q_stride_head, q_stride_row}, {k_stride_batch, k_stride_head, k_stride_row},
-                        {v_stride_batch, v_stride_head, v_stride_row},
-                        {out_stride_batch, out_stride_head, out_stride_row}};
+  const Problem problem{q, k, v, out, group, row_blocks, row_blocks * batch * heads, seq_len_q, seq_len_k};
   const unsigned shared = static_cast<unsigned>(__cvta_generic_to_shared(shared_memory));
   const float scale_log2 = softmax_scale * 1.44269504088896341f;
   if constexpr (PRODUCER_WARPS == 0) {

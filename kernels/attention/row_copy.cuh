@@ -1,19 +1,19 @@
 // Copying rows from global to shared memory by all threads of a block, 16 bytes at a time.
 //
 // A thread copies one chunk of its first row, and the same chunk of every kRows-th row from there: within a block of
-// rows the addresses differ by multiples of the distance between two rows. Where THREADS is no multiple of CHUNKS, the threads left over do nothing.
+// rows the addresses differ by constants. Where THREADS is no multiple of CHUNKS, the threads left over do nothing.
 //
 // Archs      sm_80 and later.
 #pragma once
 
 #include "async_copy.cuh"
-#include "strides.cuh"
 
 namespace {
 
 template <int CHUNKS, int THREADS, class Layout, class Policy = CopyPolicy<>>
 struct RowCopy {
   static constexpr int kRows = THREADS / CHUNKS;  // at a time
+  static constexpr int kElements = 8 * CHUNKS;    // per row
 
   int row, chunk;
   unsigned at;
@@ -22,11 +22,8 @@ struct RowCopy {
   __device__ __forceinline__ RowCopy()
       : row(threadIdx.x / CHUNKS), chunk(threadIdx.x % CHUNKS), at(Layout::offset(row, chunk)) {}
 
-  // From the first of the rows to this thread's first chunk.
-  template <class T>
-  __device__ __forceinline__ T* start(T* first, const Strides& strides) const {
-    return strides.source(first + chunk * 8, row);
-  }
+  // In elements, from the first of the rows to this thread's first chunk.
+  __device__ __forceinline__ int start() const { return row * kElements + chunk * 8; }
 
   __device__ __forceinline__ bool has(int i, int rows) const {
     return (THREADS % CHUNKS == 0 || row < kRows) && ((i + 1) * kRows <= rows || row + i * kRows < rows);
@@ -35,21 +32,21 @@ struct RowCopy {
     return kRows % 8 == 0 ? at + i * kRows * Layout::kRowBytes : Layout::offset(row + i * kRows, chunk);
   }
 
-  // Copies ROWS rows; `from` is start() of the first of them. Only the first `valid` exist, one at least: the others
-  // become zeros, and their address is that of the last that exists.
+  // Copies ROWS rows; `from` is the first of them plus start(). Only the first `valid` exist: the others become zeros.
   template <int ROWS, class T>
-  __device__ __forceinline__ void copy(unsigned shared, const T* from, const Strides& strides, int valid) const {
+  __device__ __forceinline__ void copy(unsigned shared, const T* from, int valid) const {
     constexpr int passes = (ROWS + kRows - 1) / kRows;
     if (valid >= ROWS) {
 #pragma unroll
       for (int i = 0; i < passes; ++i)
-        if (has(i, ROWS)) policy.copy(shared + to(i), i == 0 ? from : strides.source(from, i * kRows));
+        if (has(i, ROWS)) policy.copy(shared + to(i), from + i * kRows * kElements);
     } else {
-      const int last = valid - 1 - row;  // counted from this thread's first row
+      const T* nowhere = from - start();  // the first row exists
 #pragma unroll
       for (int i = 0; i < passes; ++i)
         if (has(i, ROWS)) {
-          policy.copy(shared + to(i), strides.source(from, min(i * kRows, last)), i * kRows <= last ? 16 : 0);
+          const bool exists = row + i * kRows < valid;
+          policy.copy(shared + to(i), exists ? from + i * kRows * kElements : nowhere, exists ? 16 : 0);
         }
     }
   }

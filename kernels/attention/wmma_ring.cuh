@@ -12,32 +12,14 @@
 
 namespace {
 
-__device__ __forceinline__ void copy_query(const Problem& problem, const Tile& tile, unsigned shared, int thread) {
-  const Element* from = copy_start<Rows, kLoaders>(tile.row_of(problem.q, problem.q_strides), problem.q_strides, thread);
-  copy_rows<Rows, BLOCK_M, kLoaders>(shared + kQueryAt, from, problem.q_strides, tile.rows, thread);
+__device__ __forceinline__ void copy_query(const Tile& tile, unsigned shared, int thread) {
+  copy_rows<Rows, BLOCK_M, kLoaders>(shared + kQueryAt, tile.query, tile.rows, thread);
 }
 
-// Where a thread's copies of a tile's keys and values begin.
-struct Sources {
-  const Element *keys, *values;
-
-  __device__ __forceinline__ Sources(const Problem& problem, const Tile& tile, int thread)
-      : keys(of(problem.k, problem.k_strides, tile, thread)), values(of(problem.v, problem.v_strides, tile, thread)) {}
-
-  __device__ __forceinline__ void copy_stage(const Problem& problem, const Walk& walk, unsigned shared, int stage,
-                                             int thread) const {
-    const Strides& strides = walk.values ? problem.v_strides : problem.k_strides;
-    const Element* from = strides.source(walk.values ? values : keys, walk.key);
-    copy_rows<Rows, K_TILE, kLoaders>(shared + stage * kStageBytes, from, strides, problem.seq_len_k - walk.key,
-                                      thread);
-  }
-
- private:
-  static __device__ __forceinline__ const Element* of(const Element* tensor, const Strides& strides, const Tile& tile,
-                                                      int thread) {
-    return copy_start<Rows, kLoaders>(tensor + strides.head_at(tile.batch, tile.kv_head), strides, thread);
-  }
-};
+__device__ __forceinline__ void copy_stage(const Tile& tile, const Walk& walk, unsigned shared, int stage, int thread) {
+  const Element* from = (walk.values ? tile.values : tile.keys) + static_cast<long long>(walk.key) * HEAD_DIM;
+  copy_rows<Rows, K_TILE, kLoaders>(shared + stage * kStageBytes, from, tile.seq_len_k - walk.key, thread);
+}
 
 // PRODUCER_WARPS == 0: every thread copies, STAGES - 1 stages ahead. One barrier of the block per stage says both that
 // the next stage is there and that the stage before it may be overwritten.
@@ -46,14 +28,12 @@ struct OwnRing {
   const unsigned shared;
   int number;  // of the tile that is being copied: it may be ahead
   Tile tile;
-  Sources sources;
   Walk walk;
   int stage;
 
   __device__ __forceinline__ OwnRing(const Problem& of, unsigned base)
-      : problem(of), shared(base), number(blockIdx.x), tile(of, blockIdx.x), sources(of, tile, threadIdx.x),
-        walk(tile.keys_seen), stage(0) {
-    copy_query(problem, tile, shared, threadIdx.x);
+      : problem(of), shared(base), number(blockIdx.x), tile(of, blockIdx.x), walk(tile.keys_seen), stage(0) {
+    copy_query(tile, shared, threadIdx.x);
     if constexpr (STAGES == 1) close_copy_group();
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) load_next(i);  // Q shares the group of the first stage
@@ -62,13 +42,12 @@ struct OwnRing {
   // Copies the next stage, if there is one. Closes a group either way, so that waits can count them.
   __device__ __forceinline__ void load_next(int to) {
     if (walk.more()) {
-      sources.copy_stage(problem, walk, shared, to, threadIdx.x);
+      copy_stage(tile, walk, shared, to, threadIdx.x);
       walk.next();
       if (PERSISTENT && !walk.more()) {
         number += gridDim.x;
         if (number < problem.tiles) {
           tile = Tile(problem, number);
-          sources = Sources(problem, tile, threadIdx.x);
           walk = Walk(tile.keys_seen);
         }
       }
@@ -80,7 +59,7 @@ struct OwnRing {
     if (first) {
       wait_copy_groups<(STAGES > 1 ? STAGES - 2 : 0)>();
     } else {  // all warps are done with the last tile's Q: they have passed a barrier for V since then
-      copy_query(problem, started, shared, threadIdx.x);
+      copy_query(started, shared, threadIdx.x);
       close_copy_group();
       wait_copy_groups<0>();
     }
@@ -138,13 +117,12 @@ __device__ __forceinline__ void produce(const Problem& problem, unsigned shared,
   int number = blockIdx.x;
   do {
     const Tile tile(problem, number);
-    const Sources sources(problem, tile, thread);
     wait_mbarrier(empty_at(shared, STAGES), tile_parity ^ 1);  // passes the first time
-    copy_query(problem, tile, shared, thread);
+    copy_query(tile, shared, thread);
     arrive_when_copied(full_at(shared, STAGES));
     for (Walk walk(tile.keys_seen); walk.more(); walk.next()) {
       wait_mbarrier(empty_at(shared, at.stage), at.parity ^ 1);
-      sources.copy_stage(problem, walk, shared, at.stage, thread);
+      copy_stage(tile, walk, shared, at.stage, thread);
       arrive_when_copied(full_at(shared, at.stage));
       at.next();
     }

@@ -14,7 +14,6 @@
 #pragma once
 
 #include "copy_handover.cuh"
-#include "strides.cuh"
 
 namespace {
 
@@ -48,28 +47,18 @@ struct WmmaRows {
   }
 };
 
-// THREADS threads copy rows to shared memory. Where a thread stays in its column from pass to pass, the addresses of its
-// passes differ by multiples of a constant number of rows, and copies begin at its own first element.
-template <class Rows, int THREADS>
-constexpr bool kStraightDown = THREADS % Rows::kPeriod == 0;
-
-template <class Rows, int THREADS, class Element>
-__device__ __forceinline__ const Element* copy_start(const Element* first, const Strides& strides, int thread) {
-  if constexpr (!kStraightDown<Rows, THREADS>) return first;
-  return strides.source(first + Rows::column_of(thread), Rows::row_of(thread));
-}
-
-// `from` is copy_start() of the first row. Only the first `valid` rows exist, one at least: the others become zeros.
+// THREADS threads copy ROWS contiguous rows to shared memory. Only the first `valid` exist: the others become zeros.
 template <class Rows, int ROWS, int THREADS, bool ALL_EXIST, class Element>
-__device__ __forceinline__ void copy_rows(unsigned shared, const Element* from, const Strides& strides, int valid,
-                                          int thread) {
+__device__ __forceinline__ void copy_rows(unsigned shared, const Element* from, int valid, int thread) {
   constexpr int vectors = ROWS * Rows::kVectors;
   constexpr int passes = (vectors + THREADS - 1) / THREADS;
-  constexpr bool straight_down = kStraightDown<Rows, THREADS>;
+  // Where a thread stays in its column, the passes' addresses differ by constants.
+  constexpr bool straight_down = THREADS % Rows::kPeriod == 0;
   constexpr int step = THREADS / Rows::kVectors;
   constexpr bool steady = straight_down && (!Rows::kTiled || step % 16 == 0);
   const int first_row = Rows::row_of(thread), first_column = Rows::column_of(thread);
   const unsigned first_to = shared + 2 * Rows::offset(first_row, first_column);
+  const Element* first_from = from + first_row * HEAD_DIM + first_column;
 #pragma unroll(passes <= 16 ? passes : 8)
   for (int i = 0; i < passes; ++i) {
     const int vector = thread + i * THREADS;
@@ -77,22 +66,20 @@ __device__ __forceinline__ void copy_rows(unsigned shared, const Element* from, 
     const int row = straight_down ? first_row + i * step : Rows::row_of(vector);
     const int column = straight_down ? first_column : Rows::column_of(vector);
     const unsigned to = steady ? first_to + i * step * 2 * Rows::kElements : shared + 2 * Rows::offset(row, column);
-    const int further = row - (straight_down ? first_row : 0), last = valid - 1 - (straight_down ? first_row : 0);
-    const Element* at = strides.source(straight_down ? from : from + column, ALL_EXIST ? further : min(further, last));
+    const Element* at = straight_down ? first_from + i * step * HEAD_DIM : from + row * HEAD_DIM + column;
     if constexpr (ALL_EXIST)
       copy_async<2 * VEC_WIDTH>(to, at);
-    else
-      copy_async<2 * VEC_WIDTH>(to, at, further <= last);
+    else  // the first row exists
+      copy_async<2 * VEC_WIDTH>(to, row < valid ? at : from, row < valid);
   }
 }
 
 template <class Rows, int ROWS, int THREADS, class Element>
-__device__ __forceinline__ void copy_rows(unsigned shared, const Element* from, const Strides& strides, int valid,
-                                          int thread) {
+__device__ __forceinline__ void copy_rows(unsigned shared, const Element* from, int valid, int thread) {
   if (valid >= ROWS)
-    copy_rows<Rows, ROWS, THREADS, true>(shared, from, strides, valid, thread);
+    copy_rows<Rows, ROWS, THREADS, true>(shared, from, valid, thread);
   else
-    copy_rows<Rows, ROWS, THREADS, false>(shared, from, strides, valid, thread);
+    copy_rows<Rows, ROWS, THREADS, false>(shared, from, valid, thread);
 }
 
 }  // namespace

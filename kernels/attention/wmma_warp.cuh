@@ -18,14 +18,6 @@ using RowFragment = wmma::fragment<wmma::matrix_a, 16, 16, 16, Number, wmma::row
 using KeyFragment = wmma::fragment<wmma::matrix_b, 16, 16, 16, Number, wmma::col_major>;     // rows of K are columns
 using ValueFragment = wmma::fragment<wmma::matrix_b, 16, 16, 16, Number, wmma::row_major>;
 
-// The rows of `out` from a tile's first one on.
-struct OutRows {
-  Element* first;
-  const Strides& strides;
-
-  __device__ __forceinline__ Element* at(int row) const { return strides.further(first, row); }
-};
-
 struct Warp {
   static constexpr int kGroup =  // tiles of keys at a time: independent products hide each other's latency
       kOwnTiles % 4 == 0 && kRowTiles == 1 ? 4 : kOwnTiles % 2 == 0 && kRowTiles <= 2 ? 2 : 1;
@@ -261,7 +253,7 @@ struct Warp {
     for (int p = 0; p < kWarpsKv; ++p) factors[p] = __fdividef(factors[p], total);
   }
 
-  __device__ __forceinline__ void finish_tile(const Tile& tile, const OutRows& out) {
+  __device__ __forceinline__ void finish_tile(const Tile& tile) {
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
     if constexpr (kThroughParts) {
@@ -278,14 +270,14 @@ struct Warp {
       sync_rows();
     }
     if constexpr (EPILOGUE == EPILOGUE_SHARED)
-      write_rows(tile, out);
+      write_rows(tile);
     else
-      write_tiles(tile, out);
+      write_tiles(tile);
     if constexpr (kThroughParts && PERSISTENT) sync_rows();  // before the next tile's scores
   }
 
   // Stores row after row out of the parts, 16 bytes a thread.
-  __device__ __forceinline__ void write_rows(const Tile& tile, const OutRows& out) const {
+  __device__ __forceinline__ void write_rows(const Tile& tile) const {
     constexpr int vectors = HEAD_DIM / 8;
 #pragma unroll 4
     for (int i = warp_kv * 32 + lane; i < kWarpRows * vectors; i += 32 * kWarpsKv) {
@@ -302,14 +294,14 @@ struct Warp {
         x[4] += factors[p] * high.x, x[5] += factors[p] * high.y;
         x[6] += factors[p] * high.z, x[7] += factors[p] * high.w;
       }
-      *reinterpret_cast<uint4*>(out.at(row_of_tile) + column) =
+      *reinterpret_cast<uint4*>(tile.out + row_of_tile * HEAD_DIM + column) =
           make_uint4(pack<kBfloat16>(x[0], x[1]), pack<kBfloat16>(x[2], x[3]), pack<kBfloat16>(x[4], x[5]),
                      pack<kBfloat16>(x[6], x[7]));
     }
   }
 
   // Stores out of accumulators. Where other warps have parts of the rows, each warp adds up some of the columns.
-  __device__ __forceinline__ void write_tiles(const Tile& tile, const OutRows& out) const {
+  __device__ __forceinline__ void write_tiles(const Tile& tile) const {
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
       float factors[kWarpsKv];
@@ -332,24 +324,23 @@ struct Warp {
 #pragma unroll
           for (int i = 0; i < kElements; ++i) x[i] += of_part.x[i] * of_row(factors[p], i);
         }
-        write_tile(tile, out, x, warp_q * kWarpRows + r * 16, d * 16);
+        write_tile(tile, x, warp_q * kWarpRows + r * 16, d * 16);
       }
     }
   }
 
-  __device__ __forceinline__ void write_tile(const Tile& tile, const OutRows& out, const float (&x)[kElements],
-                                             int row, int column) const {
+  __device__ __forceinline__ void write_tile(const Tile& tile, const float (&x)[kElements], int row, int column) const {
 #pragma unroll
     for (int i = 0; i < kElements; i += 2) {
       if (pairs) {
         if (row + place[i] / 16 < tile.rows)
-          *reinterpret_cast<unsigned*>(out.at(row + place[i] / 16) + column + place[i] % 16) =
+          *reinterpret_cast<unsigned*>(tile.out + (row + place[i] / 16) * HEAD_DIM + column + place[i] % 16) =
               pack<kBfloat16>(x[i], x[i + 1]);
       } else {
 #pragma unroll
         for (int e = i; e < i + 2; ++e)
           if (row + place[e] / 16 < tile.rows)
-            out.at(row + place[e] / 16)[column + place[e] % 16] = to_element<kBfloat16>(x[e]);
+            tile.out[(row + place[e] / 16) * HEAD_DIM + column + place[e] % 16] = to_element<kBfloat16>(x[e]);
       }
     }
   }
