@@ -28,16 +28,3 @@ def test_random_configurations_pass_the_gate(rung: str, dtype: str, tmp_path: Pa
     assert len(trials) == _TRIALS
     assert not failures(trials, ("ok", "resource_limit"))
     assert sum(t["confirmed"] for t in trials) == 1
-
-
-@pytest.mark.parametrize("rung", ["scalar", "wmma", "mma"])
-def test_it_is_tuned_for_views(rung: str, tmp_path: Path) -> None:
-    """Edge shapes and random tests have every layout in any case; here the timed shapes too."""
-    space = shipped(f"attention_{rung}")
-    layouts = ("blhd", "packed_qkv", "mixed")
-    variants = [{"causal": True, "layout": layout} for layout in layouts]
-    space["problem"] |= {"shapes": SHAPES[1:2], "held_out": [], "variants": variants}
-    trials = random_trials(space, tmp_path, 3)
-    assert not failures(trials, ("ok", "resource_limit"))
-    (confirmed,) = [trial for trial in trials if trial["confirmed"]]
-    assert "far_v" in confirmed["domain"]["layout"].split(", ")
