@@ -126,6 +126,9 @@ class Backend(ABC):
     binary_suffix: ClassVar[str] = ""
     """The suffix of its machine code in an exported package; "" where kernels of this backend
     cannot be exported."""
+    exported_call_us: ClassVar[float] = 0.0
+    """The time by which a call of an exported kernel takes longer than a timed launch, where the
+    baseline's call has no such cost. A package serves no case that gains less."""
 
     # Devices
 

@@ -51,19 +51,30 @@ class CaseShapes:
     def quantities(self, scope: CaseScope) -> dict[str, Node]:
         """The quantities of regions that are no symbols: the elements of the largest tensor, and of
         attention the heads that share their keys and the ratio of the lengths."""
-        products = []
-        for extents in self.nodes(scope).values():
-            product: Node = scope.literal(1)
-            for extent in extents:
-                one = product == scope.literal(1)
-                product = extent if one else scope.operation("*", product, extent)
-            products.append(product)
-        found = {"elements": scope.operation("max", *dict.fromkeys(products))}
+        elements = [self._span(scope, name, nodes) for name, nodes in self.nodes(scope).items()]
+        found = {"elements": scope.operation("max", *dict.fromkeys(elements))}
         if not self.sizes:
             symbol = scope.symbol
             found["group"] = scope.operation("//", symbol("heads"), symbol("kv_heads"))
             found["length_ratio"] = scope.operation("/", symbol("seq_len_k"), symbol("seq_len_q"))
         return found
+
+    def _span(self, scope: CaseScope, name: str, extents: Sequence[Node]) -> Node:
+        """The elements of memory from a tensor's first element to its last, as `TensorSpec.span`
+        counts them."""
+        one = scope.literal(1)
+        symbols = self.strides.get(name)
+        if not symbols:
+            product: Node = one
+            for extent in extents:
+                product = extent if product == one else scope.operation("*", product, extent)
+            return product
+        span: Node = extents[-1]  # the last dimension is contiguous
+        for extent, symbol in zip(extents, symbols, strict=False):
+            steps = scope.operation("-", extent, one)
+            step = scope.operation("*", steps, scope.symbol(symbol))
+            span = scope.operation("+", span, step)
+        return span
 
 
 def case_shapes(problem: Problem, cases: Sequence[Case]) -> CaseShapes:

@@ -23,7 +23,7 @@ from evotune.problems import UserProblem
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case, Place
 from evotune.store import RunStore
-from evotune.trial import Configuration, Domain, Outcome, Region
+from evotune.trial import Configuration, Domain, Measurement, Outcome, Region
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Champion:
         """The timed and held-out cases with their speedups, warm."""
         cases = {case.label: case for role in (TIMED, HELD_OUT) for case in self._cases(role)}
         return [
-            self._measured(cases[m.case], m.speedup_low, m.held_out)
+            self._measured(cases[m.case], m)
             for m in self.outcome.measurements
             if (m.counts or m.held_out) and m.cache == "warm" and m.case in cases
         ]
@@ -62,11 +62,15 @@ class Champion:
     def _cases(self, role: str) -> Sequence[Case]:
         return self.run.setup.cases[role]
 
-    def _measured(self, case: Case, speedup_low: float, held_out: bool) -> MeasuredCase:
+    def _measured(self, case: Case, measured: Measurement) -> MeasuredCase:
         place, problem = self.place(case), self.run.planner.problem
         known = problem.sizes if isinstance(problem, UserProblem) else case.symbols.keys()
         sizes = frozenset(n for n in known if isinstance(place.ranged.get(n), int))
-        return MeasuredCase(case.label, place, sizes, speedup_low, held_out)
+        speedup_low = measured.speedup_low
+        gain_us = measured.baseline_us - measured.baseline_us / speedup_low
+        if isinstance(problem, Attention):  # of other problems the kernel serves lost cases too
+            gain_us -= registry.named(self.run.setup.profile.backend).exported_call_us
+        return MeasuredCase(case.label, place, sizes, speedup_low, measured.held_out, gain_us)
 
     def place(self, case: Case) -> Place:
         """The case's place, of attention with the ratio of its lengths."""

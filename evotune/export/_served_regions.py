@@ -1,8 +1,9 @@
 """Which cases a package serves with which kernel: the regions around measured cases that won.
 
 A case that was timed, or held out and timed, is won where the whole interval of its speedup lies
-above 1. Between won cases, and within a tenth of one, the kernel is expected to win too. A case
-that was measured and not won is never inside.
+above 1, and the kernel gains more time than a call of the package costs. Between won cases, and
+within a tenth of one, the kernel is expected to win too. A case that was measured and not won is
+never inside.
 """
 
 from __future__ import annotations
@@ -24,18 +25,22 @@ Ranges = Mapping[str, tuple[int | float, int | float]]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCase:
-    """A case with a champion's speedup there. `sizes`: the names of its quantities that are sizes,
-    and not a ratio of sizes or a constant."""
+    """A case with a champion's speedup there.
+
+    - sizes: the names of its quantities that are sizes, and not a ratio of sizes or a constant.
+    - gain_us: the time that a call gains at least, the package's own cost taken off.
+    """
 
     label: str
     place: Place
     sizes: frozenset[str]
     speedup_low: float
     held_out: bool = False
+    gain_us: float = 0.0
 
     @property
     def won(self) -> bool:
-        return self.speedup_low >= WON
+        return self.speedup_low >= WON and self.gain_us >= 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,9 @@ def test_a_package_plans_each_case_as_evotune_does(name: str, device: str, tmp_p
     compared = 0
     for job in proposal.cases:
         symbols = dict(job.case.symbols)
-        choice = package.choose(symbols, "contiguous", anywhere=True)
+        strided = any(spec.strides for spec in planner.problem.tensors(job.case))
+        layout = "strided" if strided else "contiguous"
+        choice = package.choose(symbols, layout, anywhere=True)
         assert isinstance(choice, Choice), job.case.label
         fixed = choice.binary["fixed"]
         assert all(symbols[name] == value for name, value in fixed.items())
@@ -139,10 +141,13 @@ def test_a_package_plans_each_case_as_evotune_does(name: str, device: str, tmp_p
             assert (argument["type"], argument.get("name", "")) == (own.type, own.name)
             assert argument.get("value", 0) == own.value
             if own.tensor_map is not None:
+                strides = [
+                    each // own.tensor_map.element_bytes for each in own.tensor_map.strides_bytes()
+                ]
                 tensor_map = {
                     name: list(value) if isinstance(value, tuple) else value
                     for name, value in msgspec.structs.asdict(own.tensor_map).items()
-                }
+                } | {"strides": [*strides, 1]}
                 assert argument["tensor_map"].items() >= tensor_map.items()
         for spec in planner.problem.tensors(job.case):
             assert package.extents(spec.name, symbols) == spec.shape

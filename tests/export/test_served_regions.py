@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from evotune.export._served_regions import (
     MeasuredCase,
     contains,
@@ -54,6 +56,12 @@ def test_a_won_timed_case_is_a_region_of_its_own() -> None:
     assert contains(region.fixed, region.ranges, place(512))
     assert not contains(region.fixed, region.ranges, place(513))
     assert region.to_json("contiguous")["ranges"]["seq_len_q"] == [512, 512]
+
+
+def test_a_case_that_gains_less_than_a_call_costs_is_not_won() -> None:
+    measured = [dataclasses.replace(case(512, 1.2), gain_us=-0.1)]
+    assert not list(exact_regions(0, measured))
+    assert not list(near_regions(0, measured, [DOMAIN]))
 
 
 def test_a_tenth_around_a_won_case_is_near() -> None:

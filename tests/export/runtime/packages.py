@@ -48,6 +48,12 @@ _ARGUMENTS = [
         for name in ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k")
     ),
 ]
+STRIDES = tuple(
+    f"{tensor}_stride_{dimension}"
+    for tensor in ("q", "k", "v", "out")
+    for dimension in ("batch", "head", "row")
+)
+_STRIDES = [{"type": "int64", "value": {"name": name}} for name in STRIDES]
 
 
 @functools.cache
@@ -106,13 +112,12 @@ extern "C" void attention_strided(
 
 
 def strided_kernel() -> dict[str, Any]:
-    strides = [
-        f"{tensor}_stride_{dimension}"
-        for tensor in ("q", "k", "v", "out")
-        for dimension in ("batch", "head", "row")
-    ]
-    arguments = [*_ARGUMENTS, *({"type": "int64", "value": {"name": name}} for name in strides)]
-    plan = {"entry": "attention_strided", "arguments": arguments, "workspaces": [], "launches": []}
+    plan = {
+        "entry": "attention_strided",
+        "arguments": [*_ARGUMENTS, *_STRIDES],
+        "workspaces": [],
+        "launches": [],
+    }
     return {"champion": 0, "source": STRIDED, "binaries": [], "plan": plan, "guards": []}
 
 
@@ -172,7 +177,7 @@ def description(name: str, **changes: Any) -> dict[str, Any]:
                 "binaries": [],
                 "plan": {
                     "entry": "attention_forward",
-                    "arguments": _ARGUMENTS,
+                    "arguments": [*_ARGUMENTS, *_STRIDES],
                     "workspaces": [],
                     "launches": [],
                     "constant_memory": [],

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from evotune.export.runtime._dispatch import Choice, Dispatch
-from tests.export.runtime.packages import CASE, HEAD_DIM, description, region
+from tests.export.runtime.packages import CASE, HEAD_DIM, STRIDES, description, region
 
 SYMBOLS = {
     **{"batch": 1, "heads": 4, "kv_heads": 2, "seq_len_q": 40, "seq_len_k": 40},
     **{"head_dim": HEAD_DIM, "causal": False, "softmax_scale": 0.25, "seq_len": 40},
+    **dict.fromkeys(STRIDES, HEAD_DIM),
 }
 
 
