@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from evotune.backends.cpu import CpuBackend
 from evotune.engine.folder import RunFolder
 from evotune.export.package_name import checked_name, offered_name
 from evotune.user_code import trust
@@ -15,6 +16,12 @@ from tests.engine.runs import RECORDING, recorded_space, run_here
 from tests.export.making import fabricated, own_problem, tiny_space, with_speedup
 
 from .conftest import Invoke
+
+
+@pytest.fixture(autouse=True)
+def calls_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny kernels gain less than a call of a package costs."""
+    monkeypatch.setattr(CpuBackend, "exported_call_us", 0.0)
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,14 @@ Whether the gate refuses them on a GPU is shown by test_cuda_classes.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 import torch
 
-from evotune.device.launch import CompileFailure
+from evotune.device.launch import CompileFailure, CompileJob
 from evotune.problems.problem import Tensors
 
 from .cuda_expected import CLASSES, PASSES, RIGHT
@@ -309,14 +311,23 @@ def test_a_wrong_stride_shows_where_each_tensor_has_strides_of_its_own(
     assert (errors["mixed"] < 0.01) == (behaviour == RIGHT), errors
 
 
-@pytest.mark.parametrize("behaviour", [RIGHT, *CLASSES["strides"].expected])
-def test_a_kernel_with_strides_compiles(spaces: Spaces, behaviour: str, tmp_path: Path) -> None:
-    pytest.importorskip("cupy")
+def compiled(job: CompileJob, folder: Path) -> str:
+    """The compiler's log where the job does not compile; else ""."""
     from evotune.backends.cuda.compiler import NvrtcCompiler
 
-    job = spaces.of("strides").job(behaviour, SHAPE, causal=True)
-    built = NvrtcCompiler().compile(job.compile, tmp_path / "kernel.cubin", 60.0)
-    assert not isinstance(built, CompileFailure), built.log
+    built = NvrtcCompiler().compile(job, folder / f"{job.key}.cubin", 60.0)
+    return built.log if isinstance(built, CompileFailure) else ""
+
+
+def test_kernels_with_strides_compile(spaces: Spaces, tmp_path: Path) -> None:
+    """In processes of their own, as in a run: NVRTC once ended the tests' process."""
+    pytest.importorskip("cupy")
+    space = spaces.of("strides")
+    behaviours = [RIGHT, *CLASSES["strides"].expected]
+    jobs = [space.job(each, SHAPE, causal=True).compile for each in behaviours]
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        logs = list(pool.map(compiled, jobs, [tmp_path] * len(jobs)))
+    assert not [log for log in logs if log], logs
 
 
 # --- users' problems -----------------------------------------------------------------------------
