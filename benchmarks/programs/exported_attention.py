@@ -45,7 +45,7 @@ def main() -> None:
         checks["check() of the package"] = bool(package.check())
     checks |= looks_right(package, made)
     checks |= falls_back(package, *made[0])
-    checks |= takes_views(package, exact[0], *made[0])
+    checks |= takes_views(package, exact[0], made[0])
     checks |= hooks(package, made)
     checks |= ways_of_calling(package, name, made[0])
     cases = [figures(package, region, each) for region, each in zip(exact, made, strict=True)]
@@ -127,9 +127,10 @@ def falls_back(package, q, k, v, causal):
     return found
 
 
-def takes_views(package, region, q, k, v, causal):
+def takes_views(package, region, one):
     """q with heads beside each other in memory. A kernel that takes strides serves it; where none
     does, the call is a miss of its layout, and SDPA serves it, bit for bit."""
+    q, k, v, causal = one
     view = q.transpose(1, 2).contiguous().transpose(1, 2)
     before, missed = calls(package), layout_misses(package)
     with package.active():
