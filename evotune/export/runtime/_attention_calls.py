@@ -14,6 +14,21 @@ from ._missed import Missed, Misses
 from ._operators import AttentionOperator, needs_grad
 from ._tracing import decided_while_tracing, is_exporting
 
+# Looked up once, since these look-ups cost every call 0.3 us together.
+_Tensor = torch.Tensor
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled, _is_autocast_enabled = torch.is_grad_enabled, torch.is_autocast_enabled
+_dispatch_modes, _function_modes = (
+    torch._C._len_torch_dispatch_stack,
+    torch._C._len_torch_function_stack,
+)
+_transforms, _tracing_state = torch._C._are_functorch_transforms_active, torch._C._get_tracing_state
+_flash, _efficient, _cudnn = (
+    torch._C._get_flash_sdp_enabled,
+    torch._C._get_mem_efficient_sdp_enabled,
+    torch._C._get_cudnn_sdp_enabled,
+)
+
 _USUAL = math.nan
 _MOST_LOST = 4096
 _WHILE_TRACING = {
@@ -79,7 +94,7 @@ class AttentionCalls:
         enable_gqa: bool,
     ) -> torch.Tensor | None:
         """The output, or None when the kernels do not serve the call."""
-        if torch.compiler.is_compiling():
+        if _is_compiling():
             return self._traced(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
         if self._lost:  # a miss must cost little
             lost = self._lost_before(q, k, is_causal, scale, enable_gqa)
@@ -92,9 +107,9 @@ class AttentionCalls:
         if missed is not None:
             missed.count()
             return None
-        if torch.is_autocast_enabled(self._device_type):
+        if _is_autocast_enabled(self._device_type):
             q, k, v = self._cast(q), self._cast(k), self._cast(v)
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        if _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             self._grad.count()
             return None
         if self._native is None:
@@ -151,7 +166,7 @@ class AttentionCalls:
         if (
             not type(is_causal) is type(enable_gqa) is bool
             or (scale is not None and type(scale) is not float)
-            or (torch._C._len_torch_function_stack() and _modes_look_at_calls())
+            or (_function_modes() and _modes_look_at_calls())
         ):
             return self._other
         return None
@@ -255,23 +270,19 @@ class AttentionCalls:
 def _are_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether they are tensors with memory, and nothing looks at what is done with them."""
     return not (
-        not type(q) is type(k) is type(v) is torch.Tensor
+        not type(q) is type(k) is type(v) is _Tensor
         or q.is_nested
         or k.is_nested
         or v.is_nested
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._get_tracing_state() is not None
+        or _dispatch_modes()
+        or _transforms()
+        or _tracing_state() is not None
     )
 
 
 def _every_backend_is_allowed() -> bool:
     """False inside of `sdpa_kernel`, for one, which names the backend that the user wants."""
-    return (
-        torch._C._get_flash_sdp_enabled()
-        and torch._C._get_mem_efficient_sdp_enabled()
-        and torch._C._get_cudnn_sdp_enabled()
-    )
+    return _flash() and _efficient() and _cudnn()
 
 
 def _modes_look_at_calls() -> bool:
