@@ -45,6 +45,7 @@ def main() -> None:
         checks["check() of the package"] = bool(package.check())
     checks |= looks_right(package, made)
     checks |= falls_back(package, *made[0])
+    checks |= takes_views(package, exact[0], made[0])
     checks |= hooks(package, made)
     checks |= ways_of_calling(package, name, made[0])
     cases = [figures(package, region, each) for region, each in zip(exact, made, strict=True)]
@@ -96,9 +97,7 @@ def looks_right(package, made):
         label = f"{tuple(q.shape)} {'causal' if causal else 'full'}"
         found[f"{label} is served"] = calls(package) == before + 2
         found[f"{label} gives the same bits twice"] = torch.equal(out, again)
-        found[f"{label} is close to SDPA"] = torch.allclose(
-            out.float(), sdpa(q, k, v, causal).float(), atol=2e-2, rtol=2e-2
-        )
+        found[f"{label} is close to SDPA"] = close(out, sdpa(q, k, v, causal))
     return found
 
 
@@ -106,7 +105,6 @@ def falls_back(package, q, k, v, causal):
     """Calls that no kernel may serve give SDPA's bits."""
     mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
     grad = q.clone().requires_grad_()
-    turned = q.transpose(1, 2).contiguous().transpose(1, 2)
     tried = {
         "a mask": ((q, k, v), {"attn_mask": mask}),
         "another dtype": ((q.double(), k.double(), v.double()), {"is_causal": causal}),
@@ -114,8 +112,6 @@ def falls_back(package, q, k, v, causal):
         "another length": ((q[:, :, :3].contiguous(), k, v), {}),
         "a scale out of the domain": ((q, k, v), {"scale": 100.0}),
     }
-    if q.shape[1] == k.shape[1]:
-        tried["strided q"] = ((turned, k, v), {"is_causal": causal})
     found = {}
     for what, (tensors, named) in tried.items():
         before = calls(package)
@@ -129,6 +125,29 @@ def falls_back(package, q, k, v, causal):
         functional.scaled_dot_product_attention(grad, k, v, is_causal=causal).sum().backward()
     found["gradients come through"] = grad.grad is not None and out.grad_fn is not None
     return found
+
+
+def takes_views(package, region, one):
+    """q with heads beside each other in memory. A kernel that takes strides serves it; where none
+    does, the call is a miss of its layout, and SDPA serves it, bit for bit."""
+    q, k, v, causal = one
+    view = q.transpose(1, 2).contiguous().transpose(1, 2)
+    before, missed = calls(package), layout_misses(package)
+    with package.active():
+        out = sdpa(view, k, v, causal)
+    if calls(package) > before:
+        return {"strided q is served": close(out, sdpa(q, k, v, causal))}
+    expected = region["layout"] != "strided" and layout_misses(package) == missed + 1
+    same = torch.equal(out, sdpa(view, k, v, causal))
+    return {"strided q: SDPA serves it, bit for bit": expected and same}
+
+
+def layout_misses(package):
+    return package.info()["misses"].get("layout", {"count": 0})["count"]
+
+
+def close(out, known):
+    return torch.allclose(out.float(), known.float(), atol=2e-2, rtol=2e-2)
 
 
 def hooks(package, made):

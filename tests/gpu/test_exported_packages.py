@@ -260,6 +260,7 @@ def test_a_thread_that_never_used_the_gpu_can_call(opened: Open, native: bool) -
         agree(out, tensors)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # of PyTorch's
 @pytest.mark.parametrize("native", NATIVE)
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compiled_functions_are_served(opened: Open, native: bool, mode: str) -> None:

@@ -105,19 +105,41 @@ def zeros(size: int) -> int:
     return address.value
 
 
-_captures = threading.local()
+class _Thread(threading.local):
+    """One thread's questions to the driver, made once, since every call of a kernel asks."""
+
+    def __init__(self) -> None:
+        library = driver()
+        self.context, self.status, self.number = (
+            ctypes.c_void_p(),
+            ctypes.c_int(),
+            ctypes.c_uint64(),
+        )
+        self.ask_context = functools.partial(library.cuCtxGetCurrent, ctypes.byref(self.context))
+        self.ask_capture = library.cuStreamGetCaptureInfo_v2
+        self.capture = ctypes.byref(self.status), ctypes.byref(self.number), None, None, None
+
+
+@functools.cache
+def _threads() -> _Thread:
+    return _Thread()
+
+
+def is_current(context: int) -> bool:
+    """Whether the context is current in this thread. A new thread has none."""
+    thread = _threads()
+    if error := thread.ask_context():
+        raise DriverError(f"cuCtxGetCurrent gives CUDA error {error}")
+    return thread.context.value == context
 
 
 def capture_of(stream: int) -> int:
-    """The number of the capture that the stream is part of; 0 outside of captures."""
-    kept = _captures.__dict__
-    if not kept:  # made once for each thread, since every call of some kernels asks
-        kept["status"], kept["number"] = ctypes.c_int(), ctypes.c_uint64()
-        kept["places"] = ctypes.byref(kept["status"]), ctypes.byref(kept["number"])
-        kept["ask"] = driver().cuStreamGetCaptureInfo_v2
-    if error := kept["ask"](ctypes.c_void_p(stream), *kept["places"], None, None, None):
+    """The number of the capture that the stream is part of; 0 outside of captures. The stream's
+    context must be current."""
+    thread = _threads()
+    if error := thread.ask_capture(ctypes.c_void_p(stream), *thread.capture):
         raise DriverError(f"cuStreamGetCaptureInfo_v2 gives CUDA error {error}")
-    return int(kept["number"].value) if kept["status"].value == _CAPTURING else 0
+    return int(thread.number.value) if thread.status.value == _CAPTURING else 0
 
 
 class Module:
@@ -157,7 +179,7 @@ class Module:
 
 
 def tensor_map(wanted: Mapping[str, Any], pointer: int) -> Any:
-    """128 encoded bytes at a multiple of 64, for the tensor at `pointer`."""
+    """128 encoded bytes at a multiple of 64, for the tensor at `pointer`. A context is current."""
     encoded = aligned_bytes(MAP_BYTES, _MAP_ALIGNMENT)
     call("cuTensorMapEncodeTiled", ctypes.byref(encoded), *encoding(wanted, pointer))
     return encoded

@@ -15,12 +15,15 @@ from typing import Any
 import torch
 
 from ._cuda_driver import (
+    DriverError,
     Module,
     call,
     capture_of,
     driver,
     in_context,
+    is_current,
     outside_of_captures,
+    primary_context,
     tensor_map,
     zeros,
 )
@@ -151,6 +154,7 @@ class Bound:
         self.plan = plan
         self._arena = arena
         self._device = torch.device(DEVICE_TYPE, code.index)
+        self._context = primary_context(code.index)
         self._workspaces = plan["workspaces"]
         places = [*names, *(workspace["name"] for workspace in self._workspaces)]
         self.places = {name: place for place, name in enumerate(places)}
@@ -159,13 +163,22 @@ class Bound:
         self._prepared: dict[Any, Prepared] = {}
         self._counters: dict[Any, int] = {}
         somewhere = torch.empty(_SLICE_BYTES, dtype=torch.uint8, device=self._device)
-        for argument in plan["arguments"]:
-            if argument["type"] == "tensor_map":  # the driver may refuse it
-                tensor_map(argument["tensor_map"], somewhere.data_ptr())
+        with in_context(code.index):
+            for argument in plan["arguments"]:
+                if argument["type"] == "tensor_map":  # the driver may refuse it
+                    tensor_map(argument["tensor_map"], somewhere.data_ptr())
         if not plan["constant_memory"]:
             self.prepared(None)
 
     def launch(self, *tensors: torch.Tensor) -> None:
+        if is_current(self._context):
+            self._launch(tensors)
+        else:  # a thread that has not worked on the device yet, or works on another one
+            with in_context(self.code.index):
+                self._launch(tensors)
+
+    def _launch(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Launches on tensors of the device whose context is current."""
         stream = current_stream(self.code.index)
         pointers = [tensor.data_ptr() for tensor in tensors]
         scratch = []  # kept until the launches are made
@@ -182,18 +195,15 @@ class Bound:
             block = _Block(self)
         block.fill(pointers)
         if self.plan["constant_memory"]:
-            with in_context(self.code.index):
-                prepared = self.prepared((stream, capture_of(stream)))
-                for address, place, size in prepared.copies:
-                    call("cuMemcpyDtoDAsync_v2", address, pointers[place], size, stream)
+            prepared = self.prepared((stream, capture_of(stream)))
+            for address, place, size in prepared.copies:
+                call("cuMemcpyDtoDAsync_v2", address, pointers[place], size, stream)
         else:
             prepared = self._prepared[None]
         launch_kernel = driver().cuLaunchKernel
         for launch in prepared.launches:
-            if launch_kernel(*launch, stream, block.addresses, None):
-                # Where the thread has not worked on the device yet, it has no context.
-                with in_context(self.code.index):
-                    call("cuLaunchKernel", *launch, stream, block.addresses, None)
+            if status := launch_kernel(*launch, stream, block.addresses, None):
+                raise DriverError(f"cuLaunchKernel gives CUDA error {status}")
         self._blocks.append(block)
 
     def prepared(self, key: Any) -> Prepared:

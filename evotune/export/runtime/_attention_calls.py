@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 
@@ -13,17 +12,31 @@ from ._dispatch import NOT_WON, OUTSIDE, Choice
 from ._loaded_kernels import Refused
 from ._missed import Missed, Misses
 from ._operators import AttentionOperator, needs_grad
+from ._tracing import decided_while_tracing, is_exporting
+
+# Looked up once, since these look-ups cost every call 0.3 us together.
+_Tensor = torch.Tensor
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled, _is_autocast_enabled = torch.is_grad_enabled, torch.is_autocast_enabled
+_dispatch_modes, _function_modes = (
+    torch._C._len_torch_dispatch_stack,
+    torch._C._len_torch_function_stack,
+)
+_transforms, _tracing_state = torch._C._are_functorch_transforms_active, torch._C._get_tracing_state
+_flash, _efficient, _cudnn = (
+    torch._C._get_flash_sdp_enabled,
+    torch._C._get_mem_efficient_sdp_enabled,
+    torch._C._get_cudnn_sdp_enabled,
+)
 
 _USUAL = math.nan
 _MOST_LOST = 4096
-_Function = TypeVar("_Function", bound=Callable[..., bool])
-
-
-def _decided_while_tracing(function: _Function) -> _Function:
-    """Lets torch.compile call the function while it traces, and keep the answer in the graph. This
-    is torch.compiler.assume_constant_result, which would import the compiler, for seconds."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
+_WHILE_TRACING = {
+    "export": "torch.export traces the call",
+    "autocast": "torch.compile traces a call under autocast",
+    "symbolic shape": "torch.compile traces a call whose shapes it leaves open",
+    OUTSIDE: "torch.compile traces a call whose tensors have not four dimensions",
+}
 
 
 class AttentionCalls:
@@ -42,9 +55,12 @@ class AttentionCalls:
         self._dropout = misses.missed("dropout", None, "the call has dropout")
         self._other = misses.missed("tensor", None, "an argument is no plain tensor or number")
         self._backend = misses.missed("backend", None, "the user chose SDPA's backend")
-        self._symbolic = misses.missed(
-            "symbolic shape", None, "torch.compile traces a call whose shapes it leaves open"
-        )
+        self._while_tracing = {
+            "mask": self._mask,
+            "dropout": self._dropout,
+            "grad": self._grad,
+            **{kind: misses.missed(kind, None, words) for kind, words in _WHILE_TRACING.items()},
+        }
         # By shapes and options; False where the miss depends on more than these.
         self._lost: dict[Any, Missed | Literal[False]] = {}
         self._native: Any = operator.attempt if operator.decisions is not None else None
@@ -78,7 +94,7 @@ class AttentionCalls:
         enable_gqa: bool,
     ) -> torch.Tensor | None:
         """The output, or None when the kernels do not serve the call."""
-        if torch.compiler.is_compiling():
+        if _is_compiling():
             return self._traced(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
         if self._lost:  # a miss must cost little
             lost = self._lost_before(q, k, is_causal, scale, enable_gqa)
@@ -91,9 +107,9 @@ class AttentionCalls:
         if missed is not None:
             missed.count()
             return None
-        if torch.is_autocast_enabled(self._device_type):
+        if _is_autocast_enabled(self._device_type):
             q, k, v = self._cast(q), self._cast(k), self._cast(v)
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        if _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             self._grad.count()
             return None
         if self._native is None:
@@ -150,7 +166,7 @@ class AttentionCalls:
         if (
             not type(is_causal) is type(enable_gqa) is bool
             or (scale is not None and type(scale) is not float)
-            or (torch._C._len_torch_function_stack() and _modes_look_at_calls())
+            or (_function_modes() and _modes_look_at_calls())
         ):
             return self._other
         return None
@@ -173,23 +189,18 @@ class AttentionCalls:
         enable_gqa: bool,
     ) -> torch.Tensor | None:
         """The same while torch.compile traces. The decision is part of the graph: it holds for the
-        shapes that the graph is compiled for, and shapes that it leaves open are not served."""
-        if (
-            mask is not None
-            or dropout != 0.0
-            or torch.compiler.is_exporting()
-            or q.device.type != self._device_type
-            or torch.is_autocast_enabled(self._device_type)
-            or (torch.is_grad_enabled() and needs_grad(q, k, v))
-            or not len(q.shape) == len(k.shape) == len(v.shape) == 4
-        ):
-            return None
+        shapes that the graph is compiled for, and shapes that it leaves open are not served. A miss
+        counts once for each graph."""
+        kind = self._untraceable(q, k, v, mask, dropout)
         sizes = (*q.shape, *k.shape, *v.shape)
         strides = (*q.stride(), *k.stride(), *v.stride())
-        for size in (*sizes, *strides):
-            if not torch.fx.experimental.symbolic_shapes.has_static_value(size):
-                self._note_symbolic()
-                return None
+        if not kind:
+            for size in (*sizes, *strides):
+                if not torch.fx.experimental.symbolic_shapes.has_static_value(size):
+                    kind = "symbolic shape"
+        if kind:
+            self._note_traced(kind)
+            return None
         if not self._wins(
             (q.dtype, k.dtype, v.dtype), q.device, sizes, strides, is_causal, scale, enable_gqa
         ):
@@ -197,7 +208,29 @@ class AttentionCalls:
         scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
         return self._served(q, k, v, is_causal, scale, enable_gqa)  # type: ignore[no-any-return]
 
-    @_decided_while_tracing
+    def _untraceable(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        dropout: float,
+    ) -> str:
+        """The kind of miss that a traced call is, whatever its sizes; "" for none."""
+        reasons = (
+            ("mask", mask is not None),
+            ("dropout", dropout != 0.0),
+            ("export", is_exporting()),
+            ("autocast", torch.is_autocast_enabled(self._device_type)),
+            ("grad", torch.is_grad_enabled() and needs_grad(q, k, v)),
+            (OUTSIDE, not len(q.shape) == len(k.shape) == len(v.shape) == 4),
+        )
+        for kind, holds in reasons:
+            if holds:
+                return kind
+        return ""
+
+    @decided_while_tracing
     def _wins(
         self,
         dtypes: tuple[torch.dtype, ...],
@@ -228,32 +261,28 @@ class AttentionCalls:
         self._kernels.missed(call, choice).count()
         return False
 
-    @_decided_while_tracing
-    def _note_symbolic(self) -> bool:
-        self._symbolic.count()
+    @decided_while_tracing
+    def _note_traced(self, kind: str) -> bool:
+        self._while_tracing[kind].count()
         return True
 
 
 def _are_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether they are tensors with memory, and nothing looks at what is done with them."""
     return not (
-        not type(q) is type(k) is type(v) is torch.Tensor
+        not type(q) is type(k) is type(v) is _Tensor
         or q.is_nested
         or k.is_nested
         or v.is_nested
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._get_tracing_state() is not None
+        or _dispatch_modes()
+        or _transforms()
+        or _tracing_state() is not None
     )
 
 
 def _every_backend_is_allowed() -> bool:
     """False inside of `sdpa_kernel`, for one, which names the backend that the user wants."""
-    return (
-        torch._C._get_flash_sdp_enabled()
-        and torch._C._get_mem_efficient_sdp_enabled()
-        and torch._C._get_cudnn_sdp_enabled()
-    )
+    return _flash() and _efficient() and _cudnn()
 
 
 def _modes_look_at_calls() -> bool:

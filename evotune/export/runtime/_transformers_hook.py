@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ._tracing import is_exporting
+
 
 def register(name: str, attempt: Callable[..., torch.Tensor | None]) -> None:
     """Makes `attn_implementation=name` valid. `attempt` serves a call, or returns None: then
@@ -75,7 +77,7 @@ def _says_nothing(arguments: dict[str, Any]) -> bool:
     keep the answer for other lengths, so it is False there."""
     if arguments.get("attention_mask") is not None or arguments.get("local_size") is not None:
         return False
-    if torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None:
+    if is_exporting() or torch._C._get_tracing_state() is not None:
         return False
     if arguments.get("allow_is_bidirectional_skip", False):
         return True

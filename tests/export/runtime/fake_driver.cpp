@@ -25,7 +25,8 @@ void note(const std::string& line) {
   std::lock_guard<std::mutex> lock(mutex);
   notes += line + "\n";
 }
-int forbidden() { return capture && mode != 2 ? 900 : 0; }
+int absent() { return current ? 0 : 201; }  // a thread begins without a context
+int forbidden() { return !current ? 201 : capture && mode != 2 ? 900 : 0; }
 }  // namespace
 
 extern "C" {
@@ -71,19 +72,20 @@ int cuCtxPopCurrent_v2(void** popped) {
   return 0;
 }
 int cuThreadExchangeStreamCaptureMode(int* other) {
+  if (int status = absent()) return status;
   const int before = mode;
   mode = *other;
   *other = before;
   return 0;
 }
-int cuStreamGetCaptureInfo_v2(void*, int* status, std::uint64_t* number, void*, void*, void*) {
-  *status = capture ? 1 : 0;
+int cuStreamGetCaptureInfo_v2(void*, int* found, std::uint64_t* number, void*, void*, void*) {
+  if (int status = absent()) return status;
+  *found = capture ? 1 : 0;
   *number = capture;
   return 0;
 }
 int cuStreamSynchronize(void*) { return forbidden(); }
 int cuMemAlloc_v2(std::uint64_t* address, std::size_t size) {
-  if (!current) return 201;
   if (int status = forbidden()) return status;
   void* memory = malloc(size);
   memset(memory, 0xff, size);
@@ -95,9 +97,8 @@ int cuStreamCreate(void** made, unsigned flags) {
   *made = reinterpret_cast<void*>(99);
   return forbidden() || flags != 1;
 }
-int cuStreamDestroy_v2(void*) { return 0; }
+int cuStreamDestroy_v2(void*) { return absent(); }
 int cuModuleLoadData(void** module, const void* image) {
-  if (!current) return 201;
   if (int status = forbidden()) return status;
   // The image is the path of a library: its real bytes would not say how long they are.
   *module = dlopen(static_cast<const char*>(image), RTLD_NOW | RTLD_LOCAL);
@@ -105,29 +106,34 @@ int cuModuleLoadData(void** module, const void* image) {
   return *module ? 0 : 200;
 }
 int cuModuleGetFunction(void** function, void* module, const char* name) {
+  if (int status = absent()) return status;
   *function = dlsym(module, name);
   return *function ? 0 : 500;
 }
 int cuModuleGetGlobal_v2(std::uint64_t* address, std::size_t* size, void* module, const char* name) {
+  if (int status = absent()) return status;
   *address = reinterpret_cast<std::uint64_t>(dlsym(module, name));
   *size = 64;
   return *address ? 0 : 500;
 }
 int cuFuncGetAttribute(int* value, int, void*) {
+  if (int status = absent()) return status;
   *value = 1024;
   return 0;
 }
 int cuFuncSetAttribute(void*, int attribute, int value) {
+  if (int status = absent()) return status;
   note("attribute " + std::to_string(attribute) + " " + std::to_string(value));
   return 0;
 }
 int cuMemsetD8Async(std::uint64_t address, unsigned char value, std::size_t size, void*) {
+  if (int status = absent()) return status;
   memset(reinterpret_cast<void*>(address), value, size);
   note("memset " + std::to_string(size));
   return 0;
 }
 int cuMemcpyDtoDAsync_v2(std::uint64_t to, std::uint64_t from, std::size_t size, void*) {
-  if (!current) return 201;
+  if (int status = absent()) return status;
   memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), size);
   note("copy " + std::to_string(size));
   return 0;
@@ -135,6 +141,7 @@ int cuMemcpyDtoDAsync_v2(std::uint64_t to, std::uint64_t from, std::size_t size,
 int cuTensorMapEncodeTiled(void* map, int dtype, std::uint32_t rank, void* address, const std::uint64_t* extents,
                            const std::uint64_t* strides, const std::uint32_t* box, const std::uint32_t*, int, int swizzle,
                            int promotion, int) {
+  if (int status = absent()) return status;
   if (reinterpret_cast<std::uintptr_t>(map) % 64 || strides[0] % 16 || box[0] > 256) return 1;
   memcpy(map, &address, 8);
   std::string line = "map " + std::to_string(dtype) + " " + std::to_string(swizzle) + " " + std::to_string(promotion);
@@ -146,7 +153,7 @@ int cuTensorMapEncodeTiled(void* map, int dtype, std::uint32_t rank, void* addre
 }
 int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                    unsigned shared, void* on, void** arguments, void**) {
-  if (!current) return 201;
+  if (int status = absent()) return status;
   char line[200];
   snprintf(line, sizeof line, "launch %u %u %u / %u %u %u + %u on %zu", gx, gy, gz, bx, by, bz, shared,
            reinterpret_cast<std::size_t>(on));

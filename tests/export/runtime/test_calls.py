@@ -301,6 +301,55 @@ def test_a_compiled_function_calls_the_kernel(opened: Open, backend: str) -> Non
     assert module.info()["calls"] == 2
 
 
+def test_a_traced_call_is_no_exported_one_where_pytorch_says_so(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In PyTorch 2.11 torch.compile takes `is_exporting` for true wherever it traces it."""
+    monkeypatch.setattr(torch.compiler, "is_exporting", torch.compiler.is_dynamo_compiling)
+    module = opened()
+    compiled = torch.compile(
+        lambda *t: module.attention(*t, **GROUPED), fullgraph=True, backend="eager"
+    )
+    with torch.no_grad():
+        assert close(compiled(*inputs()), sdpa(*inputs(), **GROUPED))
+    assert module.info()["calls"] == 1
+
+
+TRACED: list[tuple[str, Callable[..., Any]]] = [
+    ("mask", lambda attempt, q, k, v: attempt(q, k, v, q, 0.0, False, None, True)),
+    ("dropout", lambda attempt, q, k, v: attempt(q, k, v, None, 0.5, False, None, True)),
+    ("grad", lambda attempt, q, k, v: attempt(q, k, v, None, 0.0, False, None, True)),
+    ("outside the domain", lambda attempt, *t: attempt(*(x[0] for x in t), None, 0.0, *OPTIONS)),
+    ("not measured to win", lambda attempt, *t: attempt(*t, None, 0.0, True, 0.3, True)),
+]
+OPTIONS = (False, None, True)
+
+
+@pytest.mark.parametrize(("kind", "call"), TRACED, ids=[kind for kind, _ in TRACED])
+def test_no_miss_of_a_traced_call_is_silent(
+    opened: Open, silent: None, kind: str, call: Callable[..., Any]
+) -> None:
+    module = opened(served=[region(**CASE, softmax_scale=[0.2, 0.26])])
+    attempt = module._loaded._calls.attempt  # type: ignore[attr-defined]
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def compiled(*tensors: torch.Tensor) -> tuple[bool, torch.Tensor]:
+        return call(attempt, *tensors) is None, tensors[0] + 1
+
+    assert compiled(*(t.requires_grad_(kind == "grad") for t in inputs()))[0]
+    assert module.info()["misses"][kind]["count"] == 1
+
+
+def test_autocast_while_tracing_is_a_miss(opened: Open, silent: None) -> None:
+    module = opened()
+    compiled = torch.compile(
+        lambda *t: module.attention(*t, **GROUPED), fullgraph=True, backend="eager"
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        compiled(*inputs())
+    assert module.info()["misses"]["autocast"]["count"] == 1
+
+
 def test_a_compiled_function_leaves_other_shapes_to_sdpa(opened: Open, silent: None) -> None:
     module = opened()
 

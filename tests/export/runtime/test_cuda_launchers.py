@@ -251,6 +251,32 @@ def test_threads_share_the_launcher(opened: Open, native: bool) -> None:
     assert module.info()["calls"] == 160
 
 
+@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_thread_without_a_context_can_call(
+    opened: Open, driver: Any, native: bool, warm: bool
+) -> None:
+    """The driver refuses all calls of a thread in which no context is current."""
+    module = opened(native)
+    tensors, outs = inputs(), []
+    if warm:
+        module.attention(*tensors, **GROUPED)
+    contexts: list[int | None] = []
+
+    def work() -> None:
+        outs.append(module.attention(*tensors, **GROUPED))
+        context = ctypes.c_void_p()
+        driver.cuCtxGetCurrent(ctypes.byref(context))
+        contexts.append(context.value)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    torch.testing.assert_close(outs[0], sdpa(*tensors, **GROUPED))
+    assert contexts == [None]  # as it was
+    assert module.info()["calls"] == 1 + warm
+
+
 NO_COUNTER: dict[str, Any] = {
     "workspaces": [
         {"name": "scratch", "bytes": 256, "init": "poison"},

@@ -201,9 +201,11 @@ def test_an_exported_program_has_no_operator_of_the_package(opened: Open) -> Non
             return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
     for strict in (False, True):
-        with module.active():
+        with module.active(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             program = torch.export.export(Layer(), tuple(inputs()), strict=strict)
         assert module.__name__ not in str(program.graph)
+    assert module.info()["misses"]["export"]["count"] == 2
 
 
 def test_a_mode_of_the_user_sees_the_call_a_default_device_does_not_matter(opened: Open) -> None:
