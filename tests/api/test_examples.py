@@ -13,7 +13,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "examples" / "tune_softmax.py"
 
 
-@pytest.mark.parametrize("stdin", [False, True])
+@pytest.mark.parametrize("stdin", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_the_script_tunes_runs_its_kernel_and_writes_a_report(tmp_path: Path, stdin: bool) -> None:
     words = ["-", "1"] if stdin else [str(SCRIPT), "1"]
     done = subprocess.run(

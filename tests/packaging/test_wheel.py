@@ -33,6 +33,22 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
+def test_an_installed_evotune_compiles_a_shipped_space(
+    installed: dict[str, str], tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "evotune", "compile", "rms-norm-cpu", "--sample", "1"],
+        cwd=tmp_path,
+        env=installed,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.soak
 def test_an_installed_evotune_tunes_a_shipped_space(
     installed: dict[str, str], tmp_path: Path
 ) -> None:
