@@ -207,7 +207,7 @@ class TrialRunner:
             self._check_quiet(verdict)
 
     def _domain(self, cases: Sequence[TrialCase], random_tests: Sequence[Case]) -> Domain:
-        """The domain of all checked cases: of random ones, those that passed."""
+        """The domain of all checked cases. A random case counts if it passed."""
         tested = {case.label for case in random_tests}
         items = [item for item in cases if item.role != RANDOM or item.case.label in tested]
         checked = [(item.binary, item.case) for item in items]

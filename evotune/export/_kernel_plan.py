@@ -106,7 +106,7 @@ def kernel_plan(
 ) -> KernelPlan:
     """The plan of a kernel.
 
-    - `strides`: the symbols of tensors' strides, of those that may have any.
+    - `strides`: the symbols of each tensor's strides, if a case may choose them.
     - `types`: the arguments' types, as they were when the kernel was compiled.
     - `bounds`: the device's limits on launches, if it has any; `static_bytes`: the shared memory
       that a block has beside what a launch asks for.
