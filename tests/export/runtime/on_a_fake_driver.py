@@ -1,0 +1,424 @@
+"""The launchers of CUDA packages, on a driver that runs on the CPU. See test_cuda_launchers.py."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import itertools
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from evotune.backends import registry
+from evotune.backends.cuda import _exported
+from tests.export.runtime.packages import (
+    HEAD_DIM,
+    description,
+    imported,
+    strided_region,
+    write,
+)
+from tests.export.runtime.test_calls import GROUPED, across, inputs, sdpa, shifted
+
+Open = Callable[..., ModuleType]
+HERE = Path(__file__).parent
+NATIVE = [True, False]
+_numbers = itertools.count()
+ON_THE_CPU = """
+
+DEVICE_TYPE = "cpu"
+Launcher.refusal = lambda self, index: ""
+
+
+def current_stream(index):
+    function = driver().fake_current_stream
+    function.restype = ctypes.c_uint64
+    return function()
+"""
+"""Stands at the end of the launcher's module in these packages."""
+MAP = {
+    "dtype": "float32",
+    "extents": [{"name": n} for n in ("batch", "heads", "seq_len_q", "head_dim")],
+    "box": [1, 1, 8, {"name": "head_dim"}],
+    "swizzle_bytes": 64,
+    "l2_promotion_bytes": 128,
+}
+ARGUMENTS = [
+    {"type": "tensor_map", "name": "q", "tensor_map": MAP},
+    *({"type": "tensor", "name": name} for name in ("k", "v", "out")),
+    *({"type": "workspace", "name": name} for name in ("scratch", "counter")),
+    {"type": "float32", "value": {"name": "softmax_scale"}},
+    *(
+        {"type": "int32", "value": {"name": name}}
+        for name in ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k")
+    ),
+]
+PLAN = {
+    "entry": "attention",
+    "arguments": ARGUMENTS,
+    "workspaces": [
+        {"name": "scratch", "bytes": ["*", 256, {"name": "heads"}], "init": "poison"},
+        {"name": "counter", "bytes": 300, "init": "zero_once"},
+    ],
+    "launches": [
+        {
+            "entry": "attention",
+            "grid": [["ceil_div", {"name": "seq_len_q"}, 8], {"name": "heads"}],
+            "block": [64],
+            "shared_bytes": 65536,
+        }
+    ],
+}
+
+
+def built(source: Path, output: Path, *options: str) -> Path:
+    command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", *options, str(source)]
+    subprocess.run([*command, "-o", str(output)], check=True, timeout=120)
+    return output
+
+
+@pytest.fixture(scope="session")
+def driver(binaries: Path) -> Any:
+    """The fake driver, in libcuda's place in this process."""
+    path = built(HERE / "fake_driver.cpp", binaries / "fake.so", "-Wl,-soname,libcuda.so.1")
+    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    library.fake_notes.restype = ctypes.c_char_p
+    library.fake_set.argtypes = [ctypes.c_uint64] * 2
+    return library
+
+
+@pytest.fixture
+def opened(driver: Any, tmp_path: Path, binaries: Path) -> Iterator[Open]:
+    driver.fake_set(7, 0)
+    with ExitStack() as stack:
+
+        def make(native: bool = True, **changes: Any) -> ModuleType:
+            name = f"gpu_{next(_numbers)}"
+            device = {"backend": "cuda", "name": "Fake", "multiprocessors": 2}
+            dispatch = description(name, device=device, **changes)
+            kernel = dispatch["kernels"][0]
+            kernel["plan"] = changes.get("plan", PLAN)
+            files = {}
+            for causal in (False, True):
+                options = (f"-DHEAD_DIM={HEAD_DIM}", f"-DCAUSAL={int(causal)}")
+                path = tmp_path / f"kernel_{int(causal)}.so"
+                if not path.exists():
+                    built(HERE / "fake_kernel.cpp", path, *options)
+                data = str(path).encode() + b"\0"  # the machine code of the fake driver
+                file = f"binaries/{int(causal)}.cubin"
+                files[file] = data
+                kernel["binaries"].append(
+                    {
+                        "fixed": {"causal": causal},
+                        "file": file,
+                        "sha256": hashlib.sha256(data).hexdigest(),
+                    }
+                )
+            given = registry.named("cuda").exported_files(name)
+            if not native:
+                files |= {n: b"" for n in given if n.startswith("_native_") and n.endswith(".so")}
+            launcher = given["_cuda_launcher.py"] + ON_THE_CPU.encode()
+            package = write(tmp_path, name, dispatch, {**files, "_cuda_launcher.py": launcher})
+            return stack.enter_context(imported(package))
+
+        yield make
+        driver.fake_set(7, 0)
+
+
+def notes(driver: Any) -> list[str]:
+    """The driver's calls since the last time."""
+    return str(driver.fake_notes().decode()).splitlines()
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_a_call_reaches_the_driver(opened: Open, driver: Any, native: bool) -> None:
+    module = opened(native)
+    assert module.info()["launcher"].startswith("native" if native else "ctypes")
+    notes(driver)
+    tensors = inputs()
+    out = module.attention(*tensors, **GROUPED)
+    torch.testing.assert_close(out, sdpa(*tensors, **GROUPED))
+    made = notes(driver)
+    encoded = "map 7 2 2 16 40 4 1 64 2560 10240 16 8 1 1"
+    assert [line for line in made if line.split()[0] not in ("memset", "allocate")] == [
+        encoded,  # would the driver take it?
+        "load",
+        "attribute 8 65536",
+        encoded,
+        "launch 5 4 1 / 64 1 1 + 65536 on 7",
+    ]
+    module.attention(*tensors, **GROUPED)
+    assert notes(driver) == ["launch 5 4 1 / 64 1 1 + 65536 on 7"]
+    module.attention(*[t.clone() for t in tensors], **GROUPED)
+    assert [line.split()[0] for line in notes(driver)] == ["map", "launch"]
+    causal = module.attention(*tensors, is_causal=True, scale=0.3, **GROUPED)
+    torch.testing.assert_close(causal, sdpa(*tensors, is_causal=True, scale=0.3, **GROUPED))
+    assert module.info()["calls"] == 4
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_the_rest_gets_the_bits_of_sdpa(opened: Open, native: bool) -> None:
+    module = opened(native)
+    calls: list[tuple[str, list[torch.Tensor], dict[str, Any]]] = [
+        ("not measured to win", inputs(50), GROUPED),
+        ("outside the domain", inputs(300), GROUPED),
+        ("dtype", inputs(dtype=torch.bfloat16), GROUPED),
+        ("layout", [across(t) for t in inputs()], GROUPED),
+        ("alignment", [shifted(t) for t in inputs()], GROUPED),
+        ("outside the domain", [t[0] for t in inputs(heads=2)], {}),
+    ]
+    for kind, tensors, options in calls:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            before = module.info()["misses"].get(kind, {"count": 0})["count"]
+            for _ in range(3):
+                out = module.attention(*tensors, **options)
+        expected = sdpa(*tensors, **options)
+        assert torch.equal(out, expected)
+        assert out.stride() == expected.stride()
+        assert module.info()["misses"][kind]["count"] == before + 3
+    assert module.info()["calls"] == 0
+    q, k, v = inputs()
+    with pytest.raises(RuntimeError, match="must match the size"):
+        module.attention(q, k, v)
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_the_first_miss_of_a_kind_is_said_at_once(opened: Open, native: bool) -> None:
+    module = opened(native)
+    with pytest.warns(UserWarning, match=r"not served \(not measured to win\)"):
+        module.attention(*inputs(50), **GROUPED)
+    module.attention(*inputs(60), **GROUPED)
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_streams_and_captures_have_counters_of_their_own(
+    opened: Open, driver: Any, tmp_path: Path, native: bool
+) -> None:
+    module = opened(native)
+    used = []
+    for stream, capture in [(7, 0), (8, 0), (8, 0), (9, 4), (9, 5), (7, 0)]:
+        driver.fake_set(stream, capture)
+        notes(driver)
+        out = module.attention(*inputs(), **GROUPED)
+        torch.testing.assert_close(out, sdpa(*inputs(), **GROUPED))
+        assert notes(driver)[-1].endswith(f"on {stream}")
+        kernel = ctypes.CDLL(str(tmp_path / "kernel_0.so"))
+        used.append(ctypes.c_void_p.in_dll(kernel, "last_counter").value)
+    assert used[1] == used[2]
+    assert used[0] == used[5]
+    assert len(set(used)) == 4
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_a_first_call_may_be_captured(opened: Open, driver: Any, native: bool) -> None:
+    module = opened(native)
+    driver.fake_set(9, 4)
+    for _ in range(2):
+        out = module.attention(*inputs(), **GROUPED)
+        torch.testing.assert_close(out, sdpa(*inputs(), **GROUPED))
+    assert module.info()["calls"] == 2
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_threads_share_the_launcher(opened: Open, native: bool) -> None:
+    module = opened(native, plan={**PLAN, "workspaces": PLAN["workspaces"][:1], **NO_COUNTER})
+    wrong: list[float] = []
+
+    def work(seed: int) -> None:
+        tensors = [t + seed for t in inputs()]
+        expected = sdpa(*tensors, **GROUPED)
+        for _ in range(40):
+            out = module.attention(*tensors, **GROUPED)
+            if not torch.allclose(out, expected, atol=1e-5):
+                wrong.append(float((out - expected).abs().max()))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert module.info()["calls"] == 160
+
+
+@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_thread_without_a_context_can_call(
+    opened: Open, driver: Any, native: bool, warm: bool
+) -> None:
+    """The driver refuses all calls of a thread in which no context is current."""
+    module = opened(native)
+    tensors, outs = inputs(), []
+    if warm:
+        module.attention(*tensors, **GROUPED)
+    contexts: list[int | None] = []
+
+    def work() -> None:
+        outs.append(module.attention(*tensors, **GROUPED))
+        context = ctypes.c_void_p()
+        driver.cuCtxGetCurrent(ctypes.byref(context))
+        contexts.append(context.value)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    torch.testing.assert_close(outs[0], sdpa(*tensors, **GROUPED))
+    assert contexts == [None]  # as it was
+    assert module.info()["calls"] == 1 + warm
+
+
+NO_COUNTER: dict[str, Any] = {
+    "workspaces": [
+        {"name": "scratch", "bytes": 256, "init": "poison"},
+        {"name": "counter", "bytes": 300, "init": "poison"},
+    ],
+    "entry": "attention_without_counter",
+    "launches": [{**PLAN["launches"][0], "entry": "attention_without_counter"}],  # type: ignore[index]
+}
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_constant_memory_is_filled_for_each_stream(opened: Open, driver: Any, native: bool) -> None:
+    """The kernel multiplies its scale by the first value of q, which lies in `table`."""
+    constants = [{"symbol": "table", "tensor": "q", "bytes": 64}]
+    module = opened(native, plan={**PLAN, "constant_memory": constants})
+    tensors = inputs()
+    scale = float(tensors[0].flatten()[0]) * HEAD_DIM**-0.5
+    notes(driver)
+    for stream, loads in ((7, 1), (8, 1), (8, 0)):
+        driver.fake_set(stream, 0)
+        out = module.attention(*tensors, **GROUPED)
+        torch.testing.assert_close(out, sdpa(*tensors, scale=scale, **GROUPED))
+        made = notes(driver)
+        assert "copy 64" in made
+        assert sum(line == "load" for line in made) == loads
+    assert module.info()["calls"] == 3
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_a_map_that_the_driver_refuses_is_a_miss(opened: Open, native: bool) -> None:
+    wrong = {**ARGUMENTS[0], "tensor_map": {**MAP, "box": [1, 1, 8, 512]}}
+    module = opened(native, plan={**PLAN, "arguments": [wrong, *ARGUMENTS[1:]]})
+    with pytest.warns(UserWarning, match="cuTensorMapEncodeTiled gives CUDA error 1"):
+        out = module.attention(*inputs(), **GROUPED)
+    assert torch.equal(out, sdpa(*inputs(), **GROUPED))
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_strides_reach_the_map_and_the_output(opened: Open, driver: Any, native: bool) -> None:
+    names = [f"q_stride_{dimension}" for dimension in ("batch", "head", "row")]
+    strided = {**MAP, "strides": [*({"name": name} for name in names), 1]}
+    plan = {**PLAN, "arguments": [{**ARGUMENTS[0], "tensor_map": strided}, *ARGUMENTS[1:]]}
+    module = opened(native, plan=plan, served=[strided_region()])
+    notes(driver)
+    tensors = [across(t) for t in inputs()]
+    out = module.attention(*tensors, **GROUPED)
+    assert out.stride() == tensors[0].stride()
+    assert any("16 40 4 1 256 64 10240" in line for line in notes(driver))
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_operators_keep_their_promises(opened: Open, native: bool) -> None:
+    module = opened(native)
+    operators = getattr(torch.ops, module.__name__)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for tensors in (inputs(), inputs(50), [across(t) for t in inputs()]):
+            torch.library.opcheck(operators.attention.default, (*tensors, False, None, True))
+            torch.library.opcheck(operators._served.default, (*tensors, False, 0.25, True))
+            expected = sdpa(*tensors, **GROUPED)
+            for out in (
+                operators.attention(*tensors, False, None, True),
+                operators._served(*tensors, False, 0.25, True),
+            ):
+                torch.testing.assert_close(out, expected)
+        ours, theirs = ([t.clone().requires_grad_() for t in inputs()] for _ in range(2))
+        operators.attention(*ours, False, None, True).sum().backward()
+        sdpa(*theirs, **GROUPED).sum().backward()
+        assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_graphs_call_it(opened: Open, native: bool, backend: str) -> None:
+    module = opened(native)
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda q, k, v: module.attention(q, k, v, **GROUPED) * 2, fullgraph=True, backend=backend
+    )
+    tensors = inputs()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's compiler
+        compiled(*tensors)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*tensors), sdpa(*tensors, **GROUPED) * 2)
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(*tensors), sdpa(*tensors, **GROUPED) * 2)
+    assert module.info()["calls"] == 3
+
+
+def test_a_native_library_that_does_not_load_is_said(opened: Open) -> None:
+    info = opened(native=False).info()
+    assert "does not load" in info["launcher"]
+
+
+def test_check_calls_what_users_call(opened: Open, driver: Any, capsys: Any) -> None:
+    module = opened()
+    notes(driver)
+    assert module.check()
+    assert sum(line.startswith("launch") for line in notes(driver)) == 2
+    assert module.info()["calls"] == 2
+
+
+def test_the_native_launcher_is_built_alike_each_time() -> None:
+    files = registry.named("cuda").exported_files("any")
+    name = f"_native_{_exported.platform()}.so"
+    assert files[name] == _exported.build.__wrapped__(files["_native.cpp"])
+
+
+def test_without_a_compiler_packages_have_no_native_launcher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert _exported.build.__wrapped__(b"int f();") == b""
+    monkeypatch.setenv("CXX", "g++")
+    assert _exported.build.__wrapped__(b"int f(") == b""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+def test_where_there_is_no_gpu_everything_is_sdpas(tmp_path: Path) -> None:
+    device = {"backend": "cuda", "name": "NVIDIA H200", "multiprocessors": 132}
+    write(tmp_path, "far", description("far", device=device), {})
+    program = """
+import torch, warnings, far
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    q = torch.randn(1, 4, 40, 16)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    with far.active():
+        for _ in range(2):
+            out = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+            assert torch.equal(out, expected)
+    assert torch.equal(torch.ops.far.attention(q, q, q), expected)
+assert len(said) == 1, said
+info = far.info()
+assert not info["device_matches"] and info["why_not"], info
+assert info["launcher"].startswith("ctypes"), info
+assert info["misses"]["device"]["count"] == 3, info
+assert not far.check()
+"""
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert found.returncode == 0, found.stderr
