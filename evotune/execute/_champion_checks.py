@@ -1,13 +1,21 @@
-"""A champion's checks beside the gate: disturbed launches, and NVIDIA's compute-sanitizer tools."""
+"""A champion's checks beyond the gate: disturbed launches, and NVIDIA's compute-sanitizer tools.
+
+The tools and the compilers of builds that disturb themselves are processes of their own. They need
+seconds, so they start first and work beside the other checks.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 
 from evotune.backends import registry
 from evotune.backends.backend import SanitizedCase
+from evotune.device.launch import CompileJob
 from evotune.device.profile import DeviceProfile
 from evotune.device.session import LaunchFailure, Session
 from evotune.execute.executor import EDGE, TIMED
@@ -22,6 +30,17 @@ from evotune.verify.pool import InputPool
 
 _PERTURBED_S = 2.0
 _REBUILD_S = 10.0
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Work on a champion in other processes, which began before its checks."""
+
+    judge: Callable[[Verdict], None]
+    """Waits for the tools and enters their checks. A finding fails the candidate or is a warning,
+    as the backend's `disqualification` says."""
+    rebuilt: Mapping[CompileJob, Callable[[], Mapping[str, Path | str]]]
+    """Waits for a job's builds that disturb themselves; see `Backend.rebuilt`."""
 
 
 class ChampionChecks:
@@ -44,52 +63,36 @@ class ChampionChecks:
         self._pool = pool
         self._deterministic = deterministic
 
-    def disturb(
-        self,
-        timed: Sequence[Subject],
-        cases: Sequence[TrialCase],
-        seed: int,
-        verdict: Verdict,
-    ) -> None:
-        """Launches the timed cases, disturbed in every way that the session has, and checks the
-        results. Then does so with the same kernels, rebuilt so that they disturb themselves."""
-        if not self._session.perturbations():
-            return
-        if not self._deterministic:
-            why = "results need not be the same bits twice"
-            verdict.checks.append(Check(CASE, ALL_KINDS, "skipped", detail=why))
-            return
-        launches = PerturbedLaunches(self._session, self._gate, self._pool, seed)
-        launches.check(timed, verdict, limit_s=_PERTURBED_S)
-        jobs = [item.compile for item in cases if item.role == TIMED]
-        if not verdict.passed:
-            return
-        for job in dict.fromkeys(jobs):
-            if job is None:
-                continue
-            alike = [s for s, own in zip(timed, jobs, strict=True) if own == job]
-            with scratch_folder() as folder:
-                found = self._backend.rebuilt(job, folder, _REBUILD_S)
-                for way, made in found.items():
-                    try:
-                        if isinstance(made, str):
-                            raise LaunchFailure(made)
-                        rebuilt = [
-                            dataclasses.replace(s, kernel=self._session.load(made, s.plan))
-                            for s in alike
-                        ]
-                    except RuntimeError as error:  # the driver's assembler, or no memory for code
-                        skipped = Check(CASE, way, "skipped", detail=str(error))
-                        verdict.checks.append(skipped)
-                        continue
-                    limit_s = _PERTURBED_S / len(found)
-                    launches.check_rebuilt(way, rebuilt, verdict, limit_s=limit_s)
+    @contextlib.contextmanager
+    def beside(
+        self, cases: Sequence[TrialCase], *, sanitize: bool, disturb: bool
+    ) -> Iterator[Beside]:
+        """Starts the work in other processes, which ends with the block at the latest."""
+        disturb = disturb and self._deterministic and bool(self._session.perturbations())
+        jobs = {item.compile: None for item in cases if item.role == TIMED and item.compile}
+        with contextlib.ExitStack() as stack:
+            judge = stack.enter_context(self._sanitizing(cases)) if sanitize else _no_tools
+            rebuilt = stack.enter_context(self._rebuilding(jobs if disturb else ()))
+            yield Beside(judge, rebuilt)
 
     @contextlib.contextmanager
-    def sanitizing(self, cases: Sequence[TrialCase]) -> Iterator[Callable[[Verdict], None]]:
-        """Runs the tools on the edge cases, beside the checks that follow. The function that it
-        yields waits for them and enters their checks into a verdict. The backend's
-        `disqualification` says whether a finding fails the candidate or is a warning."""
+    def _rebuilding(
+        self, jobs: Iterable[CompileJob]
+    ) -> Iterator[Mapping[CompileJob, Callable[[], Mapping[str, Path | str]]]]:
+        jobs = list(jobs)
+        if not jobs:
+            yield {}
+            return
+        with contextlib.ExitStack() as stack:
+            folders = [stack.enter_context(scratch_folder()) for _ in jobs]
+            pool = stack.enter_context(ThreadPoolExecutor(len(jobs)))
+            yield {
+                job: pool.submit(self._backend.rebuilt, job, folder, _REBUILD_S).result
+                for job, folder in zip(jobs, folders, strict=True)
+            }
+
+    @contextlib.contextmanager
+    def _sanitizing(self, cases: Sequence[TrialCase]) -> Iterator[Callable[[Verdict], None]]:
         edges = [item for item in cases if item.role == EDGE]
         launched = [
             SanitizedCase(item.binary, item.plan, tuple(self._problem.tensors(item.case)))
@@ -110,3 +113,51 @@ class ChampionChecks:
                         verdict.reason = f"{check.inputs}, {check.case}: {check.detail}"
 
             yield judge
+
+    def disturb(
+        self,
+        timed: Sequence[Subject],
+        cases: Sequence[TrialCase],
+        seed: int,
+        verdict: Verdict,
+        beside: Beside,
+    ) -> None:
+        """Launches the timed cases, disturbed in every way that the session has, and checks the
+        results. Then does so with the same kernels, rebuilt so that they disturb themselves."""
+        if not self._session.perturbations():
+            return
+        if not self._deterministic:
+            why = "results need not be the same bits twice"
+            verdict.checks.append(Check(CASE, ALL_KINDS, "skipped", detail=why))
+            return
+        launches = PerturbedLaunches(self._session, self._gate, self._pool, seed)
+        launches.check(timed, verdict, limit_s=_PERTURBED_S)
+        jobs = [item.compile for item in cases if item.role == TIMED]
+        for job, rebuilt in beside.rebuilt.items():
+            if not verdict.passed:
+                return
+            alike = [s for s, own in zip(timed, jobs, strict=True) if own == job]
+            self._check_rebuilt(alike, rebuilt(), launches, verdict)
+
+    def _check_rebuilt(
+        self,
+        alike: Sequence[Subject],
+        found: Mapping[str, Path | str],
+        launches: PerturbedLaunches,
+        verdict: Verdict,
+    ) -> None:
+        for way, made in found.items():
+            try:
+                if isinstance(made, str):
+                    raise LaunchFailure(made)
+                rebuilt = [
+                    dataclasses.replace(s, kernel=self._session.load(made, s.plan)) for s in alike
+                ]
+            except RuntimeError as error:  # the driver's assembler, or no memory for code
+                verdict.checks.append(Check(CASE, way, "skipped", detail=str(error)))
+                continue
+            launches.check_rebuilt(way, rebuilt, verdict, limit_s=_PERTURBED_S / len(found))
+
+
+def _no_tools(verdict: Verdict) -> None:
+    """Left out."""

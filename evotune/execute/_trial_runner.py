@@ -18,7 +18,7 @@ import msgspec
 
 from evotune.device.profile import DeviceProfile
 from evotune.device.session import LaunchFailure, Sampler, Session
-from evotune.execute._champion_checks import ChampionChecks
+from evotune.execute._champion_checks import Beside, ChampionChecks
 from evotune.execute._scoring import is_suspicious, needed_speedup, outcome_of
 from evotune.execute._timer import BaselineSamplers, CaseTimer
 from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTiming
@@ -110,6 +110,16 @@ class TrialRunner:
         """Bandwidth of a large copy on this device, measured now; 0 where it is not measured."""
         return self._session.copy_gbps()
 
+    def beside(self, job: TrialRequest) -> contextlib.AbstractContextManager[Beside | None]:
+        """Starts the work of other processes on a champion; None for another candidate."""
+        if not job.confirm:
+            return contextlib.nullcontext()
+        return self._champions.beside(
+            job.cases,
+            sanitize="sanitizer" not in self._without,
+            disturb="perturbation" not in self._without,
+        )
+
     def prepare(self, job: TrialRequest) -> None:
         """Makes the trial's inputs, references and limits: work that is not the candidate's."""
         seed = self._seed(job)
@@ -123,7 +133,7 @@ class TrialRunner:
                 self._pool.get(case, "normal", seed + 1)
                 self._pool.changed(case, seed)
 
-    def run(self, job: TrialRequest) -> Outcome:
+    def run(self, job: TrialRequest, beside: Beside | None) -> Outcome:
         """The whole gate, then the timing; a failure is an Outcome."""
         self.doubtful = False
         stage_s: dict[str, float] = {}
@@ -139,8 +149,8 @@ class TrialRunner:
             with _timed(stage_s, "load"):
                 subjects = self._load(job.cases)
                 rivals = {item.case.label: subject for item, subject in self._load(job.rival)}
-            if job.confirm:
-                random_tests = self._check_champion(subjects, job, seed, verdict, stage_s)
+            if beside is not None:
+                random_tests = self._check_champion(subjects, job, verdict, stage_s, beside)
             elif not job.repeat:
                 self._examine(subjects, seed, verdict, stage_s)
             if verdict.passed:
@@ -169,35 +179,28 @@ class TrialRunner:
         self,
         subjects: Sequence[Loaded],
         job: TrialRequest,
-        seed: int,
         verdict: Verdict,
         stage_s: dict[str, float],
+        beside: Beside,
     ) -> list[Case]:
         """A champion's checks before the timing. Returns the cases of random tests that passed."""
+        seed = self._seed(job)
         random_tests: list[Case] = []
-        # The tools take seconds, most of them on the CPU: they run beside other checks. Launches
-        # that are disturbed on purpose come after them, since the tools would slow these down.
-        with self._tools(job) as judge:
-            self._check_start(subjects, job, seed, verdict, stage_s)
-            self._examine(subjects, seed, verdict, stage_s)
-            if "random" not in self._without:
-                with _timed(stage_s, "random_tests"):
-                    random_tests = self._test_randomly(subjects, seed, verdict)
-            if judge is not None and verdict.passed:
-                with _timed(stage_s, "sanitizer"):
-                    judge(verdict)
+        with _timed(stage_s, "start"):
+            self._check_start(subjects, job, seed, verdict)
+        self._examine(subjects, seed, verdict, stage_s)
+        if "random" not in self._without:
+            with _timed(stage_s, "random_tests"):
+                random_tests = self._test_randomly(subjects, seed, verdict)
+        # Launches that are disturbed on purpose come after the tools, which would slow them down.
+        if verdict.passed:
+            with _timed(stage_s, "sanitizer"):
+                beside.judge(verdict)
         if "perturbation" not in self._without and verdict.passed:
             with _timed(stage_s, "perturbation"):
                 timed = [subject for item, subject in subjects if item.role == TIMED]
-                self._champions.disturb(timed, job.cases, seed, verdict)
+                self._champions.disturb(timed, job.cases, seed, verdict, beside)
         return random_tests
-
-    def _tools(
-        self, job: TrialRequest
-    ) -> contextlib.AbstractContextManager[Callable[[Verdict], None] | None]:
-        if "sanitizer" in self._without:
-            return contextlib.nullcontext()
-        return self._champions.sanitizing(job.cases)
 
     def _examine(
         self, subjects: Sequence[Loaded], seed: int, verdict: Verdict, stage_s: dict[str, float]
@@ -239,21 +242,13 @@ class TrialRunner:
                     self._gate.examine(subject, self._kinds, seed, verdict)
 
     def _check_start(
-        self,
-        subjects: Sequence[Loaded],
-        job: TrialRequest,
-        seed: int,
-        verdict: Verdict,
-        stage_s: dict[str, float],
+        self, subjects: Sequence[Loaded], job: TrialRequest, seed: int, verdict: Verdict
     ) -> None:
         """Checks a champion's first launches, before anything else is launched in its fresh
         process."""
-        if "start" in self._without:
-            return
-        with _timed(stage_s, "start"):
-            for item, subject in subjects:
-                if item.role == TIMED:
-                    self._gate.start(subject, seed, verdict, limit_s=_START_S, draw=job.number)
+        for item, subject in subjects:
+            if item.role == TIMED and "start" not in self._without:
+                self._gate.start(subject, seed, verdict, limit_s=_START_S, draw=job.number)
 
     def _test_randomly(self, subjects: Sequence[Loaded], seed: int, verdict: Verdict) -> list[Case]:
         """Runs the random tests and returns the cases that passed."""

@@ -132,11 +132,12 @@ def _run_trial(
     blaming: Callable[[], AbstractContextManager[None]],
 ) -> None:
     started = time.monotonic()
-    with blaming():
-        runner.prepare(request)
-    prepare_s = time.monotonic() - started
-    channel.send(Prepared(token=request.token))
-    outcome = runner.run(request)
+    with runner.beside(request) as beside:
+        with blaming():
+            runner.prepare(request)
+        prepare_s = time.monotonic() - started
+        channel.send(Prepared(token=request.token))
+        outcome = runner.run(request, beside)
     outcome = msgspec.structs.replace(outcome, stage_s={"prepare": prepare_s, **outcome.stage_s})
     channel.send(
         TrialDone(

@@ -92,7 +92,8 @@ def run(session: CpuSession, **fields: Any) -> Outcome:
     runner = TrialRunner(session, PROFILE, PROBLEM, deterministic=True)
     request = job(HELD_OUT, **fields)
     runner.prepare(request)
-    return runner.run(request)
+    with runner.beside(request) as beside:
+        return runner.run(request, beside)
 
 
 @pytest.mark.parametrize("confirm", [True, False])
@@ -227,7 +228,9 @@ def test_the_sanitizer_finds_memory_that_the_worker_needs_no_more(
 
     monkeypatch.setattr(backend, "sanitizing", sanitizing)
     runner = TrialRunner(session, PROFILE, PROBLEM, deterministic=True)
-    outcome = runner.run(job(HELD_OUT, confirm=True, audit=True))
+    request = job(HELD_OUT, confirm=True, audit=True)
+    with runner.beside(request) as beside:
+        outcome = runner.run(request, beside)
     assert outcome.kind is OutcomeKind.OK, outcome.reason
     assert freed == [1]
 
@@ -242,6 +245,6 @@ def test_a_candidate_is_not_blamed_for_what_was_changed_before_it() -> None:
     runner = TrialRunner(session, PROFILE, PROBLEM, deterministic=True)
     request = job(HELD_OUT, confirm=False)
     runner.prepare(request)
-    outcome = runner.run(request)
+    outcome = runner.run(request, None)
     assert (outcome.kind, runner.doubtful) == (OutcomeKind.LAUNCH_ERROR, True)
     assert outcome.reason == "an earlier kernel, or another program, changed the CPU affinity"

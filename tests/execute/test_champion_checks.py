@@ -1,0 +1,96 @@
+"""The work of other processes on a champion: when it begins, and how its findings count."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import msgspec
+import pytest
+from verify.kernels import Memory, exact, kernel
+
+from evotune.backends import registry
+from evotune.device.launch import CompileJob
+from evotune.device.session import Disturb
+from evotune.execute._trial_runner import TrialRunner
+from evotune.execute.messages import TrialRequest
+from evotune.trial import Outcome, OutcomeKind
+
+from .test_graph_sessions import CASES, PROBLEM, PROFILE, GraphSession, job
+
+JOB = CompileJob("cpp", ".", "k.cpp", (), (), "native", "")
+
+
+class DisturbedSession(GraphSession):
+    def perturbations(self) -> Mapping[str, Callable[[], AbstractContextManager[Disturb]]]:
+        return {"nothing": lambda: contextlib.nullcontext(lambda seed: None)}
+
+
+def champion() -> TrialRequest:
+    """The audit of a champion of one timed case, whose code can be compiled again."""
+    request = job("held-out", confirm=True, audit=True)
+    timed = msgspec.structs.replace(request.cases[0], compile=JOB)
+    return msgspec.structs.replace(request, cases=(timed,))
+
+
+def checked(monkeypatch: pytest.MonkeyPatch, found: Path | str, rebuilt: object) -> Outcome:
+    """The audit of a right champion whose rebuilt code is `found`, and behaves as `rebuilt`."""
+    kernels = {case.label: kernel(case, exact) for case in CASES} | {"again": rebuilt}
+    session = DisturbedSession(kernels)  # type: ignore[arg-type]
+    backend = type(registry.named(PROFILE.backend))
+    monkeypatch.setattr(backend, "rebuilt", lambda *_: {"slowly": found})
+    request = champion()
+    runner = TrialRunner(session, PROFILE, PROBLEM, deterministic=True)
+    with runner.beside(request) as beside:
+        return runner.run(request, beside)
+
+
+def wrong(memory: Memory) -> None:
+    memory["out"][3] = 7.0
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_build_that_disturbs_itself_must_be_right(
+    monkeypatch: pytest.MonkeyPatch, right: bool
+) -> None:
+    after = None if right else wrong
+    outcome = checked(monkeypatch, Path("again"), kernel(CASES[0], exact, after))
+    assert outcome.kind is (OutcomeKind.OK if right else OutcomeKind.WRONG_RESULT)
+    status = [check.status for check in outcome.checks if check.inputs == "slowly"]
+    assert status == ["passed" if right else "failed"]
+
+
+def test_a_build_that_cannot_be_had_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = checked(monkeypatch, "no compiler", None)
+    assert outcome.kind is OutcomeKind.OK
+    skipped = [check for check in outcome.checks if check.inputs == "slowly"]
+    assert [(check.status, check.detail) for check in skipped] == [("skipped", "no compiler")]
+
+
+def test_it_begins_before_the_first_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The build takes seconds on another core; the checks must not wait for it twice."""
+    begun: list[str] = []
+
+    def first(memory: Memory) -> None:
+        begun.append("launched")
+
+    kernels = {case.label: kernel(case, exact, first) for case in CASES}
+    session = DisturbedSession(kernels)
+    backend = type(registry.named(PROFILE.backend))
+
+    def rebuilt(*_: object) -> dict[str, str]:
+        begun.append("rebuilding")
+        return {"slowly": "no compiler"}
+
+    monkeypatch.setattr(backend, "rebuilt", rebuilt)
+    request = champion()
+    runner = TrialRunner(session, PROFILE, PROBLEM, deterministic=True)
+    with runner.beside(request) as beside:
+        runner.prepare(request)
+        assert beside is not None
+        assert beside.rebuilt[JOB]() == {"slowly": "no compiler"}
+        assert begun == ["rebuilding"]
+        assert runner.run(request, beside).kind is OutcomeKind.OK
+    assert begun[1] == "launched"
