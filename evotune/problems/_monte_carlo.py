@@ -86,7 +86,7 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 result = decomposition_table[func](*args, **kwargs)
             if packet in _SOFTMAX:
                 largest = args[0].abs().amax(args[1], keepdim=True).nan_to_num(0.0, 0.0, 0.0)
-                by = _UNIT * largest * self.random(result)
+                by = largest * self.random(result, _UNIT)
                 result = result + by if packet is _ATEN._log_softmax else result * (1.0 + by)
             return result
         lost = self._lost_in_sums(func, args, kwargs)
@@ -97,17 +97,15 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         first = result[0] if isinstance(result, (tuple, list)) else result
         for each in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(each, torch.Tensor) and each.is_floating_point():
-                each.mul_(1.0 + units * _UNIT * self.random(each))
+                each.addcmul_(each, self.random(each, units * _UNIT))
         if lost is not None:
-            first.add_(lost.nan_to_num(0.0, 0.0, 0.0) * self.random(first))
+            first.addcmul_(lost.nan_to_num_(0.0, 0.0, 0.0), self.random(first, 1.0))
         return result
 
-    def random(self, like: torch.Tensor) -> torch.Tensor:
-        """Uniform random numbers between -1 and 1, in the shape and dtype of `like`."""
-        uniform = torch.rand(
-            like.shape, generator=self._generator, dtype=torch.float32, device=like.device
-        )
-        return (2.0 * uniform - 1.0).to(like.dtype)
+    def random(self, like: torch.Tensor, most: float) -> torch.Tensor:
+        """Uniform random numbers between -most and most, in the shape and dtype of `like`."""
+        made = torch.empty(like.shape, dtype=torch.float32, device=like.device)
+        return made.uniform_(-most, most, generator=self._generator).to(like.dtype)
 
     @staticmethod
     def _lost_in_sums(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
@@ -143,7 +141,7 @@ def rounding_errors(
         device = next(iter(inputs.values())).device
         rounding = _Rounding(run, device)
         moved = {
-            name: value.double() * (1.0 + _UNIT * rounding.random(value).double())
+            name: value.double() * (1.0 + rounding.random(value, _UNIT).double())
             for name, value in inputs.items()
         }
         with rounding:
