@@ -71,9 +71,9 @@ class Machine:
             check=False,
         )
 
-    def report(self, *options: str) -> dict[str, Json]:
-        """Runs the space with these options; the run's report."""
-        done = self.evotune("run", "space.yaml", *options, "--trust")
+    def report(self, *limits: str) -> dict[str, Json]:
+        """Runs the space within the limits; the run's report."""
+        done = self.evotune("run", "space.yaml", *limits, "--champions", "1", "--trust")
         assert done.returncode == 0, done.stdout + done.stderr
         found: dict[str, Json] = json.loads(
             self.evotune("report", "latest", "--format", "json").stdout
@@ -93,7 +93,7 @@ def test_a_backend_in_one_file_needs_no_change_elsewhere(machine: Machine) -> No
     checked = machine.evotune("check", "space.yaml", "--trust")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "toy machine" in checked.stdout
-    report = machine.report("--trials", "2", "--champions", "1")
+    report = machine.report("--trials", "2")
     assert [trial["outcome"] for trial in report["trials"]] == ["ok", "ok"]
 
 
@@ -121,7 +121,7 @@ def test_a_package_brings_a_backend_a_problem_and_a_strategy(machine: Machine) -
     ]
     checked = machine.evotune("check", "space.yaml", "--trust", "--device", "toy")
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    report = machine.report("--minutes", "0.05", "--champions", "0")
+    report = machine.report("--minutes", "0.05")
     assert report["environment"]["device"]["name"] == "toy machine"
     status = json.loads(machine.evotune("status", "latest", "--format", "json").stdout)
     assert status["strategy"] == "flood"

@@ -50,7 +50,7 @@ def test_a_quarantined_configuration_is_reproduced_by_its_script(
     space.write_text(SPACE)
     runs = ("--runs-dir", tmp_path / "runs")
     subprocess.run(
-        evotune("run", space, "--trials", 2, "--champions", 0, *runs),
+        evotune("run", space, "--trials", 2, "--champions", 1, *runs),
         check=True,
         capture_output=True,
         timeout=120,
