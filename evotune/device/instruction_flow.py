@@ -98,10 +98,10 @@ def _natural_loops(blocks: Sequence[_Block]) -> dict[int, set[int]]:
             body = loops.setdefault(header, {header})
             waiting = [index]
             while waiting:
-                block = waiting.pop()
-                if block not in body:
-                    body.add(block)
-                    waiting += [each for each in predecessors[block] if each in dominator]
+                inside = waiting.pop()
+                if inside not in body:
+                    body.add(inside)
+                    waiting += [each for each in predecessors[inside] if each in dominator]
     return loops
 
 

@@ -27,6 +27,8 @@ _PROGRAM = "ncu"
 _INSTALLED = "/opt/nvidia/nsight-compute/*/ncu"
 _VERSION = re.compile(r"Version (\d+\.\d+)")
 _ERROR = re.compile(r"^==ERROR== *(.+)$", re.MULTILINE)
+_UNKNOWN_METRIC = re.compile(r"^==ERROR==.*\bmetrics?\b", re.MULTILINE)
+"""An ncu that does not know one of `_METRICS` profiles nothing."""
 _FORBIDDEN = "ERR_NVGPUCTRPERM"
 FORBIDDEN = (
     f"{_FORBIDDEN}: this user may not read the GPU's counters; fix: run as root (a container: with "
@@ -108,10 +110,13 @@ def profile(module: str, job: str, environment: Mapping[str, str]) -> list[Profi
     source = ncu_version(path)
     command = [path, "--csv", "--page", "raw", "--print-units", "base"]
     command += ["--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off"]
-    command += ["--kernel-name-base", "function", "--metrics", ",".join(_METRICS)]
+    command += ["--kernel-name-base", "function"]
     for section in _SECTIONS:
         command += ["--section", section]
-    done = _run([*command, *module_command(module, job)], environment)
+    program = module_command(module, job)
+    done = _run([*command, "--metrics", ",".join(_METRICS), *program], environment)
+    if _UNKNOWN_METRIC.search(done.stdout + done.stderr):
+        done = _run([*command, *program], environment)
     launches = read_launches(done.stdout, source)
     if not launches:
         raise NoCounters(reason(done.stdout + done.stderr, done.returncode))

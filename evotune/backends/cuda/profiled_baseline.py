@@ -25,6 +25,7 @@ def main() -> None:
     signal.alarm(round(LIMIT_S))
     warnings.simplefilter("ignore")
     import torch
+    from cupy.cuda import profiler
 
     try:
         request = decode(PROFILED_BASELINE, Path(sys.argv[1]).read_bytes())
@@ -40,10 +41,10 @@ def main() -> None:
     for _ in range(_CALLS_BEFORE):
         calls[request.baseline]()
     torch.cuda.synchronize()
-    torch.cuda.profiler.start()
+    profiler.start()
     calls[request.baseline]()
     torch.cuda.synchronize()
-    torch.cuda.profiler.stop()
+    profiler.stop()
 
 
 if __name__ == "__main__":
