@@ -97,13 +97,14 @@ def find_ncu() -> str:
 @functools.cache
 def ncu_version(path: str) -> str:
     """`ncu 2025.3`; NoCounters where it does not start."""
-    found = _VERSION.search(_run([path, "--version"], {}).stdout)
+    found = _VERSION.search(_run([path, "--version"], os.environ).stdout)
     return f"{_PROGRAM} {found[1]}" if found else _PROGRAM
 
 
 def profile(module: str, job: str, environment: Mapping[str, str]) -> list[ProfiledLaunch]:
     """The launches that the program `module` makes between the start and the stop of its profiler.
-    It is run with the path of its job. NoCounters where ncu cannot read them."""
+    It is run with the path of its job, in this environment. NoCounters where ncu cannot read
+    them."""
     path = find_ncu()
     if not path:
         raise NoCounters(NOT_INSTALLED)
@@ -134,7 +135,7 @@ def _run(
             text=True,
             errors="replace",
             timeout=LIMIT_S,
-            env={**os.environ, **environment},
+            env=dict(environment),
             check=False,
         )
     except OSError as error:
