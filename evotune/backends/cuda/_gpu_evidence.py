@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -55,7 +54,7 @@ def gather(request: EvidenceRequest) -> Evidence:
             missing["counters"] = str(error)
     launches = []
     for launch, counted in zip(request.plan.launches, counters, strict=True):
-        found = _evidence_of(launch, request.resources, profile.attributes, missing)
+        found = _planned(launch, request.resources, profile.attributes, missing)
         view = views.get(launch.entry)
         launches.append(msgspec.structs.replace(found, static=view, counters=counted))
     return Evidence(
@@ -70,31 +69,36 @@ def gather_baseline(request: BaselineRequest) -> Evidence:
     ceilings = _device_ceilings(profile, request.dtype, missing)
     launches: tuple[LaunchEvidence, ...] = ()
     try:
-        environment = _environment(profile)
+        environment = _environment(_here(profile))
         with scratch_folder() as folder:
             job = folder / "job"
             job.write_bytes(encode(request))
             module = "evotune.backends.cuda.profiled_baseline"
             seen = _nsight.profile(module, str(job), environment)
-        launches = tuple(_evidence_of_profiled(each, profile.attributes, missing) for each in seen)
+        launches = tuple(_profiled(each, profile.attributes, missing) for each in seen)
     except (_NotHere, _nsight.NoCounters) as error:
         missing["counters"] = missing["launches"] = str(error)
     return Evidence(device=profile.name, ceilings=ceilings, launches=launches, unavailable=missing)
 
 
-def _environment(profile: DeviceProfile) -> dict[str, str]:
-    """The environment in which a child process has the profile's GPU as its first one. _NotHere
-    where it cannot be used."""
-    if not profile.id:
-        raise _NotHere(f"{profile.name} is a model: counters need the GPU itself")
+def _here(profile: DeviceProfile) -> DeviceProfile:
+    """The profile of this machine's GPU that is the recorded one, or else of its model. _NotHere
+    where there is none that can be used."""
     if not gpus_present():
-        raise _NotHere(f"the GPU that measured it ({profile.name}) is not here")
+        raise _NotHere(f"no {profile.name} is on this machine")
     try:
         present = _discover.find_gpus("auto", None)
     except EvotuneError as error:
         raise _NotHere(str(error)) from error
-    if profile.id not in [each.id for each in present]:
-        raise _NotHere(f"the GPU that measured it ({profile.name}, {profile.id}) is not here")
+    same = [each for each in present if profile.id and each.id == profile.id]
+    alike = [each for each in present if each.name == profile.name]
+    if not same + alike:
+        raise _NotHere(f"no {profile.name} is on this machine")
+    return (same + alike)[0]
+
+
+def _environment(profile: DeviceProfile) -> dict[str, str]:
+    """The environment in which a child process has this GPU as its first one."""
     return {**os.environ, "CUDA_VISIBLE_DEVICES": profile.id}
 
 
@@ -102,7 +106,8 @@ def _device_ceilings(profile: DeviceProfile, dtype: str, missing: dict[str, str]
     """The measured ceilings; where they cannot be measured, the model's, and the reason in
     `missing`."""
     try:
-        return _ceilings.measured(profile, dtype, _environment(profile))
+        here = _here(profile)
+        return _ceilings.measured(here, dtype, _environment(here))
     except (_NotHere, _ceilings.NotMeasured) as error:
         missing["ceilings"] = str(error)
         return _ceilings.modelled(profile, dtype)
@@ -110,7 +115,7 @@ def _device_ceilings(profile: DeviceProfile, dtype: str, missing: dict[str, str]
 
 def _counters(request: EvidenceRequest) -> list[Counters]:
     """The counters of each launch."""
-    environment = _environment(request.profile)
+    environment = _environment(_here(request.profile))
     with scratch_folder() as folder:
         job = folder / "job"
         job.write_bytes(encode(SanitizedCase(request.binary, request.plan, request.tensors)))
@@ -122,67 +127,63 @@ def _counters(request: EvidenceRequest) -> list[Counters]:
     return [each.counters for each in seen]
 
 
-def _evidence_of(
+def _planned(
     launch: Launch,
     resources: Mapping[str, Json],
     device: Mapping[str, Value],
     missing: dict[str, str],
 ) -> LaunchEvidence:
     own: Mapping[str, Json] = resources.get("entries", {}).get(launch.entry, resources)
-    shared_bytes = int(own.get("static_shared_bytes", 0)) + launch.shared_bytes
-    blocks, registers = math.prod(launch.grid), int(own.get("registers", 0))
-    resident = _occupancy(blocks, launch.threads, registers, shared_bytes, device, missing)
-    return LaunchEvidence(
+    found = LaunchEvidence(
         kernel=launch.entry,
-        blocks=blocks,
+        blocks=math.prod(launch.grid),
         threads=launch.threads,
-        shared_bytes=shared_bytes,
-        occupancy=resident,
+        shared_bytes=int(own.get("static_shared_bytes", 0)) + launch.shared_bytes,
     )
+    return _with_occupancy(found, int(own.get("registers", 0)), device, missing)
 
 
-def _evidence_of_profiled(
+def _profiled(
     seen: _nsight.ProfiledLaunch, device: Mapping[str, Value], missing: dict[str, str]
 ) -> LaunchEvidence:
-    shared_bytes = seen.static_shared_bytes + seen.dynamic_shared_bytes
-    return LaunchEvidence(
+    found = LaunchEvidence(
         kernel=seen.kernel,
         blocks=seen.grid,
         threads=seen.block,
-        shared_bytes=shared_bytes,
-        occupancy=_occupancy(seen.grid, seen.block, seen.registers, shared_bytes, device, missing),
+        shared_bytes=seen.static_shared_bytes + seen.dynamic_shared_bytes,
         counters=seen.counters,
     )
+    return _with_occupancy(found, seen.registers, device, missing)
 
 
-def _occupancy(
-    blocks: int,
-    threads: int,
-    registers: int,
-    shared_bytes: int,
-    device: Mapping[str, Value],
-    missing: dict[str, str],
-) -> Occupancy | None:
-    """The occupancy of a launch; None, with the reason in `missing`, where it is not known."""
+def _with_occupancy(
+    launch: LaunchEvidence, registers: int, device: Mapping[str, Value], missing: dict[str, str]
+) -> LaunchEvidence:
+    """The launch with its occupancy; without it, and the reason in `missing`, where it is not
+    known."""
     if not registers:
         missing["occupancy"] = "the registers of the kernel are not known"
-        return None
+        return launch
     try:
         found = _limits.occupancy(
-            device, threads=threads, registers=registers, shared_bytes=shared_bytes
+            device,
+            threads=launch.threads,
+            registers=registers,
+            shared_bytes=launch.shared_bytes,
         )
         slots = int(device["multiprocessors"]) * found.blocks
         max_warps = int(device["threads_per_multiprocessor"]) // int(device["warp_size"])
     except KeyError as error:
         missing["occupancy"] = f"the device's profile has no {error.args[0]}"
-        return None
+        return launch
     if not slots:
         missing["occupancy"] = f"no block fits on a multiprocessor: {found.bound_by}"
-        return None
-    return Occupancy(
+        return launch
+    occupancy = Occupancy(
         blocks_per_multiprocessor=found.blocks,
         bound_by=found.bound_by,
         warps=round(found.share * max_warps),
         max_warps=max_warps,
-        waves=blocks / slots,
+        waves=launch.blocks / slots,
     )
+    return msgspec.structs.replace(launch, occupancy=occupancy)
