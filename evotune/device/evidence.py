@@ -97,7 +97,8 @@ class Occupancy(msgspec.Struct, frozen=True, kw_only=True):
     """The blocks of a launch that are resident together.
 
     - `bound_by`: the resource that keeps more blocks out: `registers`, `shared memory`, `threads`,
-      `blocks` (slots of the multiprocessor).
+      `blocks` (slots of the multiprocessor). Of several the first one in this order.
+    - `limits`: the blocks that each of these resources would allow.
     - `warps`, `max_warps`: of one multiprocessor.
     - `waves`: blocks of the launch / blocks that the whole device holds.
     """
@@ -107,6 +108,7 @@ class Occupancy(msgspec.Struct, frozen=True, kw_only=True):
     warps: int
     max_warps: int
     waves: float
+    limits: dict[str, int] = {}
 
 
 GPU_CLASSES = (

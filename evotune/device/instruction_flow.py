@@ -65,6 +65,8 @@ def _numbers(blocks: Sequence[_Block], body: set[int]) -> list[int]:
 
 def _blocks(code: Sequence[Instruction]) -> list[_Block]:
     """The basic blocks in the order of the code; successors are places in this list."""
+    if not code:
+        return []
     starts = {0}
     for number, each in enumerate(code):
         if each.target is not None:

@@ -182,6 +182,7 @@ def _with_occupancy(
     occupancy = Occupancy(
         blocks_per_multiprocessor=found.blocks,
         bound_by=found.bound_by,
+        limits=dict(found.fitting),
         warps=round(found.share * max_warps),
         max_warps=max_warps,
         waves=launch.blocks / slots,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from evotune.backends.backend import Figures, LaunchBounds
 from evotune.device.launch import Launch
@@ -24,11 +24,13 @@ _SHARED_BYTES_UNIT = 128
 class Occupancy:
     """The blocks resident on one multiprocessor, the share of its warps that they fill (0 to 1),
     and the resource that keeps more blocks out: `registers`, `shared memory`, `threads` or `blocks`
-    (the multiprocessor's slots for them). Of several the first one in this order."""
+    (the multiprocessor's slots for them). Of several the first one in this order. `fitting` has the
+    blocks that each of them would allow; {} where not even one block fits."""
 
     blocks: int
     share: float
     bound_by: str
+    fitting: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 def occupancy(
@@ -62,7 +64,7 @@ def occupancy(
     fitting["blocks"] = limit("blocks_per_multiprocessor")
     bound_by = min(fitting, key=fitting.__getitem__)
     blocks = fitting[bound_by]
-    return Occupancy(blocks, blocks * warps / most_warps, bound_by)
+    return Occupancy(blocks, blocks * warps / most_warps, bound_by, fitting)
 
 
 def _round_up(number: int, unit: int) -> int:

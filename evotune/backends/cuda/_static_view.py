@@ -128,6 +128,6 @@ def _output(command: Sequence[str]) -> str:
         raise NoStaticView(f"{DISASSEMBLER} did not end within {_LIMIT_S:g} s") from error
     if done.returncode:
         words = done.stderr.strip().splitlines()
-        last = words[-1] if words else f"status {done.returncode}"
+        last = " ".join(words[-1].split()) if words else f"status {done.returncode}"
         raise NoStaticView(f"{DISASSEMBLER} failed: {last}")
     return done.stdout
