@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 from evotune.errors import UsageError
+from evotune.state_folder import state_folder
 
 
 class NotAgreed(UsageError):
@@ -159,14 +160,5 @@ def keep_hashes(hashes: Iterable[str]) -> None:
 
 
 def _file() -> Path | None:
-    """The file's path: in $EVOTUNE_STATE_DIR, else in evotune/ under $XDG_STATE_HOME or
-    ~/.local/state.
-
-    None for a relative path, since it would lead to a file that came with the working folder.
-    """
-    folder = os.environ.get("EVOTUNE_STATE_DIR")
-    if not folder:
-        base = os.environ.get("XDG_STATE_HOME", "")
-        base = base if os.path.isabs(base) else os.path.expanduser("~/.local/state")
-        folder = os.path.join(base, "evotune")
-    return Path(folder) / "agreed" if os.path.isabs(folder) else None
+    folder = state_folder()
+    return folder / "agreed" if folder else None

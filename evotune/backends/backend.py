@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
 import msgspec
 
+from evotune.device.evidence import BaselineRequest, Ceilings, Evidence, EvidenceRequest
 from evotune.device.launch import CompileJob, Launch, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.session import Compiler, Session
@@ -96,6 +97,14 @@ def sanitizer_check(tool: str, status: str, detail: str) -> Check:
 def not_sanitized(detail: str) -> list[Check]:
     """The checks that are recorded where the tools cannot run."""
     return [sanitizer_check(tool, "skipped", detail) for tool in TOOLS]
+
+
+def no_evidence(profile: DeviceProfile, reason: str) -> Evidence:
+    """The evidence of a device of which nothing can be learnt, for this reason."""
+    parts = ("ceilings", "launches", "occupancy", "static", "counters")
+    missing = dict.fromkeys(parts, reason)
+    model = Ceilings(kind="model")
+    return Evidence(device=profile.name, ceilings=model, launches=(), unavailable=missing)
 
 
 class Backend(ABC):
@@ -239,6 +248,18 @@ class Backend(ABC):
         """Builds a champion's code again in `folder`, in ways that disturb it from within. Returns
         by the way, in words, the file to load or the reason why there is none."""
         return {}
+
+    # Explaining
+
+    def gather_evidence(self, request: EvidenceRequest) -> Evidence:
+        """The facts about a case's launches. Where one cannot be had, the reason stands in
+        `Evidence.unavailable`; nothing is raised. Takes seconds; on a live device it launches the
+        case under profilers."""
+        return no_evidence(request.profile, f"the backend {self.name} gathers none")
+
+    def gather_baseline_evidence(self, request: BaselineRequest) -> Evidence:
+        """As `gather_evidence`, for the kernels that a baseline launches."""
+        return no_evidence(request.profile, f"the backend {self.name} gathers none")
 
     # The user's machine
 

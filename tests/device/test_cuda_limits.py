@@ -16,37 +16,49 @@ from evotune.device.launch import Launch
 
 L4, A100, H200 = (dict(_profiles.named(name).attributes) for name in ("l4", "a100", "h200"))
 
-# device, threads, registers, shared bytes -> blocks a multiprocessor, share of its warps
+# device, threads, registers, shared bytes -> blocks a multiprocessor, share of its warps, bound
 KNOWN = [
-    (H200, 128, 128, 0, 4, 0.25),  # limited by registers: 16,384 a block
-    (H200, 128, 32, 0, 16, 1.0),  # by threads
-    (H200, 32, 16, 0, 32, 0.5),  # by resident blocks
-    (H200, 1024, 64, 0, 1, 0.5),
-    (H200, 1024, 65, 0, 0, 0.0),  # 32 warps of 2304 registers are more than 65536
-    (H200, 96, 255, 0, 2, 0.09375),  # 8 warps fit, 2 on each scheduler
-    (H200, 128, 32, 65_536, 3, 0.1875),  # 64 KiB and 1 KiB reserved, of 228
-    (H200, 128, 32, 232_448, 1, 0.0625),
-    (H200, 128, 32, 232_449, 0, 0.0),
-    (H200, 33, 16, 0, 32, 1.0),  # a partly filled warp counts as a whole one
-    (L4, 128, 128, 0, 4, 4 * 4 / 48),
-    (L4, 128, 40, 0, 12, 1.0),
-    (L4, 64, 16, 0, 24, 1.0),
-    (L4, 1024, 32, 0, 1, 32 / 48),
-    (L4, 128, 32, 101_376, 1, 4 / 48),
-    (L4, 128, 32, 50_176, 2, 8 / 48),  # 49 KiB and the reserved 1 KiB, twice
-    (L4, 128, 32, 50_177, 1, 4 / 48),
-    (A100, 256, 168, 0, 1, 0.125),
-    (A100, 256, 128, 83_968, 1, 0.125),
-    (A100, 256, 128, 82_944, 2, 0.25),
+    (H200, 128, 128, 0, 4, 0.25, "registers"),  # 16,384 a block
+    (H200, 128, 32, 0, 16, 1.0, "registers"),  # and threads
+    (H200, 128, 31, 0, 16, 1.0, "registers"),  # they come in units of 256 a warp, 8 a thread
+    (H200, 128, 24, 0, 16, 1.0, "threads"),
+    (H200, 32, 16, 0, 32, 0.5, "blocks"),
+    (H200, 1024, 64, 0, 1, 0.5, "registers"),
+    (H200, 1024, 65, 0, 0, 0.0, "registers"),  # 32 warps of 2304 registers are more than 65536
+    (H200, 96, 255, 0, 2, 0.09375, "registers"),  # 8 warps fit, 2 on each scheduler
+    (H200, 128, 32, 65_536, 3, 0.1875, "shared memory"),  # 64 KiB and 1 KiB reserved, of 228
+    (H200, 128, 32, 232_448, 1, 0.0625, "shared memory"),
+    (H200, 128, 32, 232_449, 0, 0.0, "shared memory"),
+    (H200, 33, 16, 0, 32, 1.0, "threads"),  # a partly filled warp counts as a whole one
+    (L4, 128, 128, 0, 4, 4 * 4 / 48, "registers"),
+    (L4, 128, 40, 0, 12, 1.0, "registers"),
+    (L4, 64, 16, 0, 24, 1.0, "threads"),
+    (L4, 1024, 32, 0, 1, 32 / 48, "threads"),
+    (L4, 128, 32, 101_376, 1, 4 / 48, "shared memory"),
+    (L4, 128, 32, 50_176, 2, 8 / 48, "shared memory"),  # 49 KiB and the reserved 1 KiB, twice
+    (L4, 128, 32, 50_177, 1, 4 / 48, "shared memory"),
+    (A100, 256, 168, 0, 1, 0.125, "registers"),
+    (A100, 256, 128, 83_968, 1, 0.125, "shared memory"),
+    (A100, 256, 128, 82_944, 2, 0.25, "registers"),  # and shared memory
 ]
 
 
-@pytest.mark.parametrize(("device", "threads", "registers", "shared", "blocks", "share"), KNOWN)
+@pytest.mark.parametrize(
+    ("device", "threads", "registers", "shared", "blocks", "share", "bound_by"), KNOWN
+)
 def test_occupancy(
-    *, device: dict[str, int], threads: int, registers: int, shared: int, blocks: int, share: float
+    *,
+    device: dict[str, int],
+    threads: int,
+    registers: int,
+    shared: int,
+    blocks: int,
+    share: float,
+    bound_by: str,
 ) -> None:
     found = occupancy(device, threads=threads, registers=registers, shared_bytes=shared)
-    assert found == Occupancy(blocks, pytest.approx(share))
+    assert found == Occupancy(blocks, pytest.approx(share), bound_by)
+    assert not found.fitting or min(found.fitting.values()) == found.fitting[bound_by] == blocks
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from evotune.backends.backend import Caller, Finding, Limits, SanitizedCase
+    from evotune.device.evidence import BaselineRequest, Evidence, EvidenceRequest
     from evotune.device.launch import CompileJob
     from evotune.device.profile import DeviceProfile
     from evotune.device.session import Compiler, Session
@@ -181,6 +182,16 @@ class CudaBackend(Backend):
         from evotune.backends.cuda._perturbed_build import WAYS, build
 
         return {WAYS[way]: made for way, made in build(job, folder, limit_s).items()}
+
+    def gather_evidence(self, request: EvidenceRequest) -> Evidence:
+        from evotune.backends.cuda import _gpu_evidence
+
+        return _gpu_evidence.gather(request)
+
+    def gather_baseline_evidence(self, request: BaselineRequest) -> Evidence:
+        from evotune.backends.cuda import _gpu_evidence
+
+        return _gpu_evidence.gather_baseline(request)
 
     def doctor(self) -> tuple[list[Finding], list[Finding]]:
         from evotune.backends.cuda import _cuda_doctor

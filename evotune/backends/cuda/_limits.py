@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from evotune.backends.backend import Figures, LaunchBounds
 from evotune.device.launch import Launch
@@ -22,11 +22,15 @@ _SHARED_BYTES_UNIT = 128
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """The blocks resident on one multiprocessor, and the share of its warps that they fill (0 to
-    1)."""
+    """The blocks resident on one multiprocessor, the share of its warps that they fill (0 to 1),
+    and the resource that keeps more blocks out: `registers`, `shared memory`, `threads` or `blocks`
+    (the multiprocessor's slots for them). Of several the first one in this order. `fitting` has the
+    blocks that each of them would allow; {} where not even one block fits."""
 
     blocks: int
     share: float
+    bound_by: str
+    fitting: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 def occupancy(
@@ -42,21 +46,25 @@ def occupancy(
     warp_size = limit("warp_size")
     warps = -(-threads // warp_size)
     most_warps = limit("threads_per_multiprocessor") // warp_size
-    blocks = min(limit("blocks_per_multiprocessor"), most_warps // warps)
+    fitting: dict[str, int] = {}
     per_warp = _round_up(registers * warp_size, _REGISTERS_PER_WARP_UNIT)
     if per_warp:
         if per_warp * _round_up(warps, _WARPS_UNIT) > limit("registers_per_block"):
-            return Occupancy(0, 0.0)
+            return Occupancy(0, 0.0, "registers")
         fitting_warps = limit("registers_per_multiprocessor") // per_warp
-        blocks = min(blocks, fitting_warps // _WARPS_UNIT * _WARPS_UNIT // warps)
+        fitting["registers"] = fitting_warps // _WARPS_UNIT * _WARPS_UNIT // warps
     per_block = _round_up(
         shared_bytes + limit("reserved_shared_bytes_per_block"), _SHARED_BYTES_UNIT
     )
     if shared_bytes > limit("shared_bytes_per_block"):
-        return Occupancy(0, 0.0)
+        return Occupancy(0, 0.0, "shared memory")
     if per_block:
-        blocks = min(blocks, limit("shared_bytes_per_multiprocessor") // per_block)
-    return Occupancy(blocks, blocks * warps / most_warps)
+        fitting["shared memory"] = limit("shared_bytes_per_multiprocessor") // per_block
+    fitting["threads"] = most_warps // warps
+    fitting["blocks"] = limit("blocks_per_multiprocessor")
+    bound_by = min(fitting, key=fitting.__getitem__)
+    blocks = fitting[bound_by]
+    return Occupancy(blocks, blocks * warps / most_warps, bound_by, fitting)
 
 
 def _round_up(number: int, unit: int) -> int:

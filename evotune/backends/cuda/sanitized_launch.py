@@ -8,8 +8,10 @@ the program in case the process that started the tool is gone.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ def main() -> None:
         job = decode(SANITIZED_LAUNCHES, Path(sys.argv[1]).read_bytes())
     except UnreadableMessage as error:
         sys.exit(f"the job cannot be read: {error}")
-    runtime = _open_device()
+    runtime = open_device()
     kernels: dict[str, CudaKernel] = {}
     for case in job.cases:
         if case.binary not in kernels:
@@ -42,7 +44,7 @@ def main() -> None:
     print(DONE, flush=True)
 
 
-def _open_device() -> Any:
+def open_device() -> Any:
     """CuPy's runtime calls, with the first visible GPU's context made current."""
     from cupy.cuda import runtime
 
@@ -52,10 +54,17 @@ def _open_device() -> Any:
 
 
 def _launch(runtime: Any, kernel: Any, case: SanitizedCase, *, poison: bool) -> None:
-    """Launches one case. With `poison`, outputs and scratch memory hold NaN before; else they stay
-    as they were allocated. Inputs are normal values."""
     from evotune.backends.cuda._kernel import bind
 
+    with buffers(runtime, case, poison=poison) as pointers:
+        bind(kernel, case.plan, pointers, lambda: 0)()
+        runtime.deviceSynchronize()
+
+
+@contextlib.contextmanager
+def buffers(runtime: Any, case: SanitizedCase, *, poison: bool) -> Iterator[dict[str, int]]:
+    """The addresses of the case's tensors and workspaces, by name. With `poison`, outputs and
+    scratch memory hold NaN; else they stay as they were allocated. Inputs are normal values."""
     pointers: dict[str, int] = {}
     for spec in case.tensors:
         count = spec.span  # gaps hold values like any others
@@ -73,8 +82,7 @@ def _launch(runtime: Any, kernel: Any, case: SanitizedCase, *, poison: bool) -> 
         if zero or poison:
             byte = 0 if zero else _POISON_BYTE
             runtime.memset(pointers[workspace.name], byte, workspace.bytes)
-    bind(kernel, case.plan, pointers, lambda: 0)()
-    runtime.deviceSynchronize()
+    yield pointers
     for pointer in pointers.values():
         runtime.free(pointer)
 

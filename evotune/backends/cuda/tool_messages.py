@@ -6,9 +6,11 @@ import msgspec
 from msgspec.msgpack import Decoder
 
 from evotune.backends.backend import SanitizedCase
+from evotune.device.evidence import BaselineRequest
 from evotune.device.launch import CompileJob
 
 PERTURBED_BUILD: Decoder[CompileJob] = Decoder(CompileJob)
+"""The message to the programs that compile a job again: `_perturbed_build` and `_ptx_view`."""
 
 
 class SanitizedLaunches(msgspec.Struct, frozen=True, tag=True):
@@ -19,3 +21,5 @@ class SanitizedLaunches(msgspec.Struct, frozen=True, tag=True):
 
 
 SANITIZED_LAUNCHES: Decoder[SanitizedLaunches] = Decoder(SanitizedLaunches)
+PROFILED_LAUNCH: Decoder[SanitizedCase] = Decoder(SanitizedCase)
+PROFILED_BASELINE: Decoder[BaselineRequest] = Decoder(BaselineRequest)

@@ -1,0 +1,249 @@
+"""Hardware counters of launches, by Nsight Compute (`ncu`).
+
+ncu runs a program that launches a case, and replays each launch until it has all counters. The
+clocks stay as they are, and so do the caches, since a kernel is timed warm.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import glob
+import math
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from evotune.device.evidence import Counters
+from evotune.python_process import module_command
+
+LIMIT_S = 120.0
+"""A profiler that runs longer is stopped, and there are no counters."""
+
+_PROGRAM = "ncu"
+_INSTALLED = "/opt/nvidia/nsight-compute/*/ncu"
+_VERSION = re.compile(r"Version (\d+\.\d+)")
+_ERROR = re.compile(r"^==ERROR== *(.+)$", re.MULTILINE)
+_UNKNOWN_METRIC = re.compile(r"^==ERROR==.*\bmetrics?\b", re.MULTILINE)
+"""An ncu that does not know one of `_METRICS` profiles nothing."""
+_FORBIDDEN = "ERR_NVGPUCTRPERM"
+FORBIDDEN = (
+    f"{_FORBIDDEN}: this user may not read the GPU's counters; fix: run as root (a container: with "
+    "--cap-add SYS_ADMIN), or have the driver loaded with NVreg_RestrictProfilingToAdminUsers=0"
+)
+NOT_INSTALLED = (
+    "Nsight Compute (ncu) was not found; fix: install it with the CUDA toolkit, or put its folder "
+    "on PATH"
+)
+_SECTIONS = (
+    *("SpeedOfLight", "ComputeWorkloadAnalysis", "WarpStateStats", "SchedulerStats"),
+    *("MemoryWorkloadAnalysis", "LaunchStats", "Occupancy"),
+)
+_WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared"
+_IDEAL, _ACTUAL = "memory_l1_wavefronts_shared_ideal", "memory_l1_wavefronts_shared"
+_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
+_METRICS = (
+    *("smsp__inst_executed.sum", "dram__bytes.sum", "lts__t_bytes.sum", _CONFLICTS),
+    *(f"{_WAVEFRONTS}.sum", f"{_WAVEFRONTS}.avg.pct_of_peak_sustained_elapsed", _IDEAL, _ACTUAL),
+)
+_PIPES = {
+    "tensor": ("sm__pipe_tensor_cycles_active", "sm__inst_executed_pipe_tensor"),
+    "fma": ("sm__pipe_fma_cycles_active", "sm__inst_executed_pipe_fma"),
+    "alu": ("sm__pipe_alu_cycles_active", "sm__inst_executed_pipe_alu"),
+    "mufu": ("sm__inst_executed_pipe_xu",),
+    "lsu": ("sm__inst_executed_pipe_lsu",),
+    "issue": ("smsp__issue_active", "sm__inst_issued"),
+    "l2": ("lts__throughput",),
+    "dram": ("gpu__dram_throughput", "dram__throughput"),
+    "shared": (_WAVEFRONTS, "l1tex__data_pipe_lsu_wavefronts"),
+}
+"""The pipe -> ncu's metrics for it; names differ between its versions and GPUs."""
+_STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+?)_per_issue_active")
+_NOT_STALLS = ("selected", "not_selected")
+_UNITS = {
+    **{"ns": 1e-9, "nsecond": 1e-9, "us": 1e-6, "usecond": 1e-6, "ms": 1e-3, "msecond": 1e-3},
+    **{"s": 1.0, "second": 1.0, "byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9},
+}
+
+
+class NoCounters(Exception):
+    """Why there are no counters, in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledLaunch:
+    """A launch as the profiler saw it. `grid` and `block` are in blocks and in threads."""
+
+    kernel: str
+    grid: int
+    block: int
+    registers: int
+    static_shared_bytes: int
+    dynamic_shared_bytes: int
+    counters: Counters
+
+
+def find_ncu() -> str:
+    """ncu's path, on PATH, in a CUDA toolkit or in a package of its own; "" where it is not."""
+    roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    folders = os.pathsep.join(f"{root}/bin" for root in roots if root)
+    found = shutil.which(_PROGRAM) or shutil.which(_PROGRAM, path=folders)
+    return found or max(glob.glob(_INSTALLED), default="")
+
+
+@functools.cache
+def ncu_version(path: str) -> str:
+    """`ncu 2025.3`; NoCounters where it does not start."""
+    found = _VERSION.search(_run([path, "--version"], os.environ).stdout)
+    return f"{_PROGRAM} {found[1]}" if found else _PROGRAM
+
+
+def profile(module: str, job: str, environment: Mapping[str, str]) -> list[ProfiledLaunch]:
+    """The launches that the program `module` makes between the start and the stop of its profiler.
+    It is run with the path of its job, in this environment. NoCounters where ncu cannot read
+    them."""
+    path = find_ncu()
+    if not path:
+        raise NoCounters(NOT_INSTALLED)
+    source = ncu_version(path)
+    command = [path, "--csv", "--page", "raw", "--print-units", "base"]
+    command += ["--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off"]
+    command += ["--kernel-name-base", "function"]
+    for section in _SECTIONS:
+        command += ["--section", section]
+    program = module_command(module, job)
+    done = _run([*command, "--metrics", ",".join(_METRICS), *program], environment)
+    if _UNKNOWN_METRIC.search(done.stdout + done.stderr):
+        done = _run([*command, *program], environment)
+    launches = read_launches(done.stdout, source)
+    if not launches:
+        raise NoCounters(reason(done.stdout + done.stderr, done.returncode))
+    return launches
+
+
+def _run(
+    command: Sequence[str], environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=LIMIT_S,
+            env=dict(environment),
+            check=False,
+        )
+    except OSError as error:
+        raise NoCounters(f"{_PROGRAM} does not start: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise NoCounters(f"{_PROGRAM} did not end within {LIMIT_S:g} s") from error
+
+
+def reason(output: str, status: int) -> str:
+    """Why the output has no launch, in one line."""
+    if _FORBIDDEN in output:
+        return FORBIDDEN
+    if found := _ERROR.search(output):
+        return f"{_PROGRAM}: {' '.join(found[1].split())}"
+    words = [line.strip() for line in output.splitlines() if line.strip("= ")]
+    said = words[-1] if words else f"it ended with status {status}"
+    return f"{_PROGRAM} saw no launch: {said}"
+
+
+# --- Reads ncu's table (`--csv --page raw`): a line of names, a line of units, then the launches --
+
+
+def read_launches(output: str, source: str) -> list[ProfiledLaunch]:
+    """The launches in ncu's output, in their order; none where it holds no table."""
+    rows = list(csv.DictReader(_table(output.splitlines())))
+    if len(rows) < 2:
+        return []
+    units, *launches = rows
+    return [_launch(row, _values(row, units), source) for row in launches]
+
+
+def _table(lines: Iterable[str]) -> list[str]:
+    """The lines of the table. Before and among them are those of ncu and of the program."""
+    return [line for line in lines if line.startswith('"')]
+
+
+def _values(row: Mapping[str, str], units: Mapping[str, str]) -> dict[str, float]:
+    """Metric -> value, in seconds, bytes and percent. A metric that a GPU lacks is left out."""
+    values: dict[str, float] = {}
+    for name, text in row.items():
+        try:
+            value = float((text or "").replace(",", ""))
+        except ValueError:
+            continue
+        if name and math.isfinite(value):
+            values[name] = value * _UNITS.get((units.get(name) or "").partition("/")[0], 1.0)
+    return values
+
+
+def _launch(row: Mapping[str, str], values: Mapping[str, float], source: str) -> ProfiledLaunch:
+    def whole(name: str) -> int:
+        return round(values.get(name, 0.0))
+
+    return ProfiledLaunch(
+        kernel=(row.get("Kernel Name") or "").strip('"'),
+        grid=_product(row.get("Grid Size")) or whole("launch__grid_size"),
+        block=_product(row.get("Block Size")) or whole("launch__block_size"),
+        registers=whole("launch__registers_per_thread"),
+        static_shared_bytes=whole("launch__shared_mem_per_block_static"),
+        dynamic_shared_bytes=whole("launch__shared_mem_per_block_dynamic"),
+        counters=_counters(values, source),
+    )
+
+
+def _product(extents: str | None) -> int:
+    """The product of the sizes in `(16, 8, 1)`; 0 where there are none."""
+    numbers = re.findall(r"\d+", extents or "")
+    return math.prod(map(int, numbers)) if numbers else 0
+
+
+def _counters(values: Mapping[str, float], source: str) -> Counters:
+    pipes = {pipe: _share(values, names) for pipe, names in _PIPES.items()}
+    stalls = {found[1]: value for name, value in values.items() if (found := _STALL.match(name))}
+    registers = values.get("launch__registers_per_thread")
+    active = values.get("sm__warps_active.avg.pct_of_peak_sustained_active")
+    return Counters(
+        source=source,
+        time_us=_first(values, ("gpu__time_duration.sum", "gpu__time_duration.avg")) * 1e6,
+        pipes={pipe: share for pipe, share in pipes.items() if share is not None},
+        stalls={name: value for name, value in stalls.items() if name not in _NOT_STALLS},
+        instructions=values.get("smsp__inst_executed.sum"),
+        shared_wavefronts=values.get(_ACTUAL, values.get(f"{_WAVEFRONTS}.sum")),
+        shared_conflicts=_conflicts(values),
+        dram_bytes=values.get("dram__bytes.sum"),
+        l2_bytes=values.get("lts__t_bytes.sum"),
+        registers=None if registers is None else round(registers),
+        warps_active=None if active is None else active / 100,
+    )
+
+
+def _first(values: Mapping[str, float], names: Iterable[str]) -> float:
+    return next((values[name] for name in names if name in values), 0.0)
+
+
+def _share(values: Mapping[str, float], metrics: Iterable[str]) -> float | None:
+    """A pipe's share of its peak, 0 to 1, while it has work; where only that over the whole time is
+    known, that one."""
+    for metric in metrics:
+        for over in ("active", "elapsed"):
+            name = f"{metric}.avg.pct_of_peak_sustained_{over}"
+            if name in values:
+                return values[name] / 100
+    return None
+
+
+def _conflicts(values: Mapping[str, float]) -> float | None:
+    """Wavefronts beyond the ideal: by instruction where they are known so; ncu's counter of bank
+    conflicts also has waits for other traffic."""
+    if _ACTUAL in values and _IDEAL in values:
+        return max(0.0, values[_ACTUAL] - values[_IDEAL])
+    return values.get(_CONFLICTS)
