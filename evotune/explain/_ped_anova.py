@@ -2,9 +2,10 @@
 
 Source: Watanabe, Bansal, Hutter, "PED-ANOVA: Efficiently Quantifying Hyperparameter Importance in
 Arbitrary Subspaces" (IJCAI 2023, arXiv 2304.10255). A parameter is important if the distribution of
-its values among the best trials differs from the one among all trials. The difference is the Pearson
-divergence of two one-dimensional kernel density estimates. No model of the fitness is fitted, and
-since both densities are of the trials, it does not matter where the search has looked most.
+its values among the best trials differs from the one among all trials. The difference is the
+Pearson divergence of two one-dimensional kernel density estimates. No model of the fitness is
+fitted, and since both densities are of the trials, it does not matter where the search has looked
+most.
 """
 
 from __future__ import annotations

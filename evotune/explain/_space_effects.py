@@ -130,7 +130,7 @@ def pairs_of(
     found = []
     for name, other in itertools.combinations(names, 2):
         best: Pair | None = None
-        for pair in _pairs(table, model, champion, near, name, other):
+        for pair in _pairs(table, model, champion, near=near, name=name, other=other):
             if best is None or abs(math.log(pair.factor)) > abs(math.log(best.factor)):
                 best = pair
         if best is not None:
@@ -143,6 +143,7 @@ def _pairs(
     table: TrialTable,
     model: TrialModel,
     champion: Configuration,
+    *,
     near: Sequence[Mapping[str, Value]],
     name: str,
     other: str,
@@ -165,7 +166,9 @@ def _pairs(
         factor, with_theirs, with_another = model.contrasts(pool, weights)
         if factor.is_sure and abs(factor.mean) >= _LEAST_FACTOR:
             found.append(
-                _pair(name, one, mine, other, another, theirs, factor, with_theirs, with_another)
+                _pair(
+                    (name, one, mine), (other, another, theirs), factor, with_theirs, with_another
+                )
             )
     return found
 
@@ -177,16 +180,14 @@ def _usual(table: TrialTable, name: str, own: Value) -> list[Value]:
 
 
 def _pair(
-    name: str,
-    one: Value,
-    mine: Value,
-    other: str,
-    another: Value,
-    theirs: Value,
+    first: tuple[str, Value, Value],
+    second: tuple[str, Value, Value],
     factor: Difference,
     with_theirs: Difference,
     with_another: Difference,
 ) -> Pair:
+    """`first`, `second`: a parameter, another value, and the champion's."""
+    (name, one, mine), (other, another, theirs) = first, second
     alone, together = math.exp(with_another.mean), math.exp(with_theirs.mean)
     text = (
         f"{name} {value_text(one)} to {value_text(mine)} is worth {together:.2f}x with "

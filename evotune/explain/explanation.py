@@ -21,11 +21,7 @@ from evotune.trial import Json, Value
 Kind: TypeAlias = Literal["measured", "static", "model"]
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of an explanation."""
-
-
-class Fact(_Part):
+class Fact(msgspec.Struct, frozen=True, kw_only=True):
     """One piece of evidence in words, with its numbers by name."""
 
     text: str
@@ -33,7 +29,7 @@ class Fact(_Part):
     numbers: Mapping[str, float] = {}
 
 
-class Unit(_Part):
+class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """One ceiling of the roofline.
 
     - `name`: tensor cores, MUFU, issue slots, shared memory, L2, DRAM, FMA, launch.
@@ -50,7 +46,7 @@ class Unit(_Part):
     kind: Kind
 
 
-class Roofline(_Part):
+class Roofline(msgspec.Struct, frozen=True, kw_only=True):
     """The kernel below the device's ceilings on one case.
 
     - `intensity`: operations / bytes moved.
@@ -67,7 +63,7 @@ class Roofline(_Part):
     units: tuple[Unit, ...]
 
 
-class Limiter(_Part):
+class Limiter(msgspec.Struct, frozen=True, kw_only=True):
     """What holds the kernel. `name` is "" when the evidence supports no statement.
 
     - `share`: the part of the time that the limiter takes or is busy, 0 to 1; None if not known.
@@ -80,7 +76,7 @@ class Limiter(_Part):
     evidence: tuple[Fact, ...]
 
 
-class Effect(_Part):
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
     """The worth of one value of the explained configuration.
 
     - `to`: its value; `source` (JSON: `from`): the other value.
@@ -104,7 +100,7 @@ class Effect(_Part):
     because: str = ""
 
 
-class Importance(_Part):
+class Importance(msgspec.Struct, frozen=True, kw_only=True):
     """A parameter's share of the variation, over all shares 1: among the run's best tenth
     (`best`, PED-ANOVA) and in the model (`model`, None without one)."""
 
@@ -113,7 +109,7 @@ class Importance(_Part):
     model: float | None
 
 
-class Marginal(_Part):
+class Marginal(msgspec.Struct, frozen=True, kw_only=True):
     """The mean speed of a value over the space, against the mean over all values of its parameter,
     by the model; `trials` valid trials had it."""
 
@@ -125,7 +121,7 @@ class Marginal(_Part):
     trials: int
 
 
-class Pair(_Part):
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
     """Two choices whose worth depends on each other.
 
     `alone`: the worth of `parameter` going from `source` to `to` while `other` has `other_value`;
@@ -146,7 +142,7 @@ class Pair(_Part):
     text: str
 
 
-class Hopeless(_Part):
+class Hopeless(msgspec.Struct, frozen=True, kw_only=True):
     """A value that never gave a valid trial, and why."""
 
     parameter: str
@@ -155,7 +151,7 @@ class Hopeless(_Part):
     text: str
 
 
-class Cliff(_Part):
+class Cliff(msgspec.Struct, frozen=True, kw_only=True):
     """A step in time along an ordered parameter that goes with a step in a figure of the compiler.
 
     - `slowdown`: time after the step / time before it.
@@ -173,7 +169,7 @@ class Cliff(_Part):
     text: str
 
 
-class OverSpace(_Part):
+class OverSpace(msgspec.Struct, frozen=True, kw_only=True):
     """Effects over the whole space, from the run's trials alone."""
 
     trials: int
@@ -185,7 +181,7 @@ class OverSpace(_Part):
     cliffs: tuple[Cliff, ...] = ()
 
 
-class Line(_Part):
+class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One difference in the machine. `first` is the explained candidate's figure, `second` the
     other's; None where it is not known. `text` says both with their unit."""
 
@@ -196,7 +192,7 @@ class Line(_Part):
     kind: Kind
 
 
-class Against(_Part):
+class Against(msgspec.Struct, frozen=True, kw_only=True):
     """The explained candidate against another one.
 
     - `worth`: the other's time / this one's, None if not known.
@@ -211,7 +207,7 @@ class Against(_Part):
     lines: tuple[Line, ...]
 
 
-class Suggestion(_Part):
+class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
     """One thing to try.
 
     - `kind`: `configuration` (in the space: `--try` measures it), `space` (a value outside of it),
@@ -234,7 +230,7 @@ class Suggestion(_Part):
     outcome: str = ""
 
 
-class Explanation(_Part):
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Why a candidate is as fast as it is.
 
     - `trial`: its number; `configuration`: its values.

@@ -1,9 +1,9 @@
 """The search's own model, fitted to all trials of a run, and asked what a choice is worth.
 
-It is the Gaussian process of `gaussian_process.py`, and it predicts differences of fitness with their
-deviations. Beside the kernel, the covariance has a linear part in figures of each configuration
-that are known without running it (threads, waves, spills, ...): the process then explains only the
-rest. A fitness here is ln(speedup), or -ln(time) on a recorded space.
+It is the Gaussian process of `gaussian_process.py`, and it predicts differences of fitness with
+their deviations. Beside the kernel, the covariance has a linear part in figures of each
+configuration that are known without running it (threads, waves, spills, ...): the process then
+explains only the rest. A fitness here is ln(speedup), or -ln(time) on a recorded space.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _MOST_ROWS: Final = 448  # trials that a model is built on, as in the search
 _FITS: Final = 3  # each goes on from the kernel before
 _LEAST_TRIALS: Final = 4
 _LARGEST_GAP: Final = 1.5
-"""A fitness further than this below the best, in ln, counts as this far below: a configuration that is ten
-times slower says nothing on the choices that matter, and would set the scale of the process."""
+"""A fitness further than this below the best, in ln, counts as this far below: a configuration that
+is ten times slower says nothing on the choices that matter, and would set the scale."""
 _FIGURE_SCALE: Final = 0.3  # the prior deviation of a figure's slope, in deviations of the fitness
 _THREADS: Final = ThreadpoolController()
 
@@ -136,7 +136,9 @@ class TrialModel:
             means = weights @ (self._white @ coordinates)
             projected = weights @ coordinates.T
             own = weights @ self._covariance(rows, linear, rows, linear)
-        variances = np.einsum("ij,ij->i", own, weights) - np.einsum("ij,ij->i", projected, projected)
+        variances = np.einsum("ij,ij->i", own, weights) - np.einsum(
+            "ij,ij->i", projected, projected
+        )
         deviations = np.sqrt(self._amplitude * np.maximum(variances, 0.0))
         return [Difference(float(m), float(d)) for m, d in zip(means, deviations, strict=True)]
 
