@@ -84,7 +84,7 @@ def _counted(mine: Machine, other: Machine) -> Iterator[tuple[float, Line]]:
         "instructions", _per_work(mine, ones), _per_work(other, others), _work_word(mine), 1.0
     )
     for name, word in (("dram_bytes", "DRAM bytes"), ("l2_bytes", "L2 bytes")):
-        yield from _ratio(word, *(_sum(c, name) for c in (ones, others)), word, 0.5)
+        yield from _ratio(word, _sum(ones, name), _sum(others, name), word, 0.5)
     stalls = [stalls_of(m.gathered.evidence) if m.gathered else {} for m in (mine, other)]
     total = max(sum(found.values()) for found in stalls) or 1.0
     for name in dict.fromkeys((*stalls[0], *stalls[1])):
@@ -93,10 +93,10 @@ def _counted(mine: Machine, other: Machine) -> Iterator[tuple[float, Line]]:
             words = STALLS.get(name, name)
             text = f"a warp waits {one:.1f} cycles {words} (there {another:.1f})"
             yield abs(one - another) / total, _line(f"stall {name}", one, another, text)
-    one, another = (c[0].warps_active for c in (ones, others))
-    if one is not None and another is not None and abs(one - another) >= 0.03:
-        text = f"{one:.0%} of the warps are active (there {another:.0%})"
-        yield abs(one - another) / 2, _line("warps active", one, another, text)
+    active, there = ones[0].warps_active, others[0].warps_active
+    if active is not None and there is not None and abs(active - there) >= 0.03:
+        text = f"{active:.0%} of the warps are active (there {there:.0%})"
+        yield abs(active - there) / 2, _line("warps active", active, there, text)
 
 
 def _counters(machine: Machine) -> list[Counters]:
@@ -131,10 +131,9 @@ def _sum(counters: list[Counters], name: str) -> float | None:
 
 
 def _static(mine: Machine, other: Machine) -> Iterator[tuple[float, Line]]:
-    views = [_view(machine) for machine in (mine, other)]
-    if views[0] is None or views[1] is None:
+    one, another = _view(mine), _view(other)
+    if one is None or another is None:
         return
-    one, another = views
     counted = bool(one.loop_instructions and another.loop_instructions)
     first, second = (
         (view.loop_instructions if counted else view.instructions) for view in (one, another)
@@ -164,11 +163,10 @@ def _launched(mine: Machine, other: Machine) -> Iterator[tuple[float, Line]]:
     counts = [len(m.gathered.evidence.launches) if m.gathered else 0 for m in (mine, other)]
     if all(counts) and counts[0] != counts[1]:
         text = f"{counts[0]} launches (there {counts[1]})"
-        yield 0.3, _line("launches", *counts, text, "static")
-    launches = [_largest(machine) for machine in (mine, other)]
-    if launches[0] is None or launches[1] is None:
+        yield 0.3, _line("launches", counts[0], counts[1], text, "static")
+    one, another = _largest(mine), _largest(other)
+    if one is None or another is None:
         return
-    one, another = launches
     if one.occupancy is not None and another.occupancy is not None:
         a, b = one.occupancy.waves, another.occupancy.waves
         if abs(a - b) > 0.02:
