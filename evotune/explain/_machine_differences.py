@@ -54,10 +54,27 @@ def against_of(mine: Machine, other: Machine) -> Against:
     return Against(name=other.name, worth=worth, changed=changed, headline=headline, lines=lines)
 
 
-def telling_line(mine: Machine, other: Machine) -> str:
-    """The most telling difference in words, "" where none is known."""
+_LEAST_RANK: Final = 0.04
+_FEWER_IS_WORSE: Final = ("occupancy", "blocks_resident", "warps active")
+_NO_CAUSE: Final = ("shared_bytes_total", "code_bytes", "registers", "threads", "blocks", "waves")
+
+
+def telling_line(mine: Machine, other: Machine, *, other_is_slower: bool) -> str:
+    """The most telling difference that can be why the slower one is slower, in words; "" where none
+    is known."""
     ranked = sorted(_lines(mine, other), key=lambda item: -item[0])
-    return ranked[0][1].text if ranked else ""
+    for rank, line in ranked:
+        if rank >= _LEAST_RANK and _can_be_why(line, other_is_slower=other_is_slower):
+            return line.text
+    return ""
+
+
+def _can_be_why(line: Line, *, other_is_slower: bool) -> bool:
+    """Whether the slower one has the worse figure."""
+    if line.figure in _NO_CAUSE or line.first is None or line.second is None:
+        return False
+    other_has_more = line.second > line.first
+    return (other_has_more == other_is_slower) != (line.figure in _FEWER_IS_WORSE)
 
 
 def _lines(mine: Machine, other: Machine) -> Iterator[tuple[float, Line]]:

@@ -231,7 +231,8 @@ def _with_reasons(
                 trial.outcome.resources if trial is not None else {}
             )
             evidence = evidence_for(kept, changed, subject.case)
-            because = telling_line(mine, Machine("", changed, None, evidence, resources))
+            there = Machine("", changed, None, evidence, resources)
+            because = telling_line(mine, there, other_is_slower=effect.worth > 1)
         found.append(msgspec.structs.replace(effect, because=because) if because else effect)
     return tuple(found)
 

@@ -268,6 +268,6 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         return text_of(self)
 
     def _repr_html_(self) -> str:
-        from evotune.explain._explanation_html import html_of
+        from evotune.explain.explanation_html import html_of
 
         return html_of(self)
