@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from evotune.api._tuned_kernel import CallableKernel
     from evotune.engine.ablation import AblationRow
     from evotune.engine.reopening import Verified
+    from evotune.explain.explanation import Explanation
     from evotune.search.own import StrategyMaker
 
 
@@ -276,6 +277,34 @@ class Run:
         from evotune.engine.ablation import ablate_run
 
         return ablate_run(self.folder, candidate.number, candidate.configuration)
+
+    def explain(
+        self,
+        number: int | None = None,
+        *,
+        against: str = "",
+        measure: bool | None = None,
+        tries: bool = False,
+        trust: bool = False,
+        on_note: Callable[[str], object] = lambda text: None,
+    ) -> Explanation:
+        """Explains the best candidate (or trial `number`): what holds it, the worth of its choices,
+        what decides over the space, and what to try next. In a notebook it shows itself; `print`
+        writes it as text, `to_json` gives its data.
+
+        `against` is baseline, default, a trial's number as text, or RUN:NUMBER. `measure`: None
+        measures what is missing where the run's device is here; False compiles and launches
+        nothing. `tries` measures the suggestions that are configurations. `trust`: see `tune`.
+        `on_note` is called with a line before each measurement. UsageError for a trial or a side
+        that is not there; EnvironmentProblem when something must be measured and the device is not
+        here; RunLocked while another process works on the run.
+        """
+        from evotune.api._given_space import trusting
+        from evotune.explain.explaining import ExplainRequest, explain_run
+
+        with trusting(trust):
+            request = ExplainRequest(number, against, measure, tries)
+            return explain_run(self.folder, request, on_note)
 
     def export(
         self,

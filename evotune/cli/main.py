@@ -75,6 +75,7 @@ _COMMANDS = {
     "report": "evotune.cli.readers:report",
     "compare": "evotune.cli.compare_command:compare",
     "ablate": "evotune.cli.ablate_command:ablate",
+    "explain": "evotune.cli.explain_command:explain",
     "verify": "evotune.cli.verify_command:verify",
     "export": "evotune.cli.export_command:export",
     "check": "evotune.cli.inspection:check",

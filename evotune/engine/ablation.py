@@ -12,8 +12,8 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from evotune.engine.confirming import outcome_of, repeated
@@ -50,6 +50,7 @@ class AblationRow:
     - `ratio`: the champion's time / the changed candidate's, geometric mean over the timed cases,
       with its 95% interval. Below 1 the change makes it slower. None when the candidate failed.
     - `same_code`: the compiler made the same machine code of both.
+    - `resources`: the compiler's figures of the changed candidate.
     """
 
     change: Change
@@ -59,6 +60,7 @@ class AblationRow:
     ratio_low: float | None
     ratio_high: float | None
     same_code: bool
+    resources: Mapping[str, Json] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Json]:
         change = self.change
@@ -74,6 +76,7 @@ class AblationRow:
             "ratio_low": self.ratio_low,
             "ratio_high": self.ratio_high,
             "same_code": self.same_code,
+            "resources": dict(self.resources),
         }
 
 
@@ -86,23 +89,9 @@ def ablate_run(run: RunFolder, number: int, champion: Configuration) -> Iterator
         reopened = ReopenedRun.load(run)
         champion = reopened.configuration(champion)
         rows: list[AblationRow] = []
-        own_code = ""
-        fitnesses: list[float] = []
-        with reopened.executor() as executor:
-            rival = reopened.rival_jobs(champion)
-            for change in changes_of(reopened, champion):
-                proposal = reopened.planner.proposal(number, change.configuration)
-                proposal = against(proposal, rival)
-                outcome = outcome_of(executor, proposal)
-                if not rows:  # the champion against itself
-                    time_again = functools.partial(outcome_of, executor)
-                    outcome = repeated(time_again, proposal, outcome, processes=MOST)
-                    fitnesses = fitness_by_process(outcome)
-                elif outcome.ok and len(fitnesses) > 1:
-                    outcome = widened(outcome, fitnesses)
-                own_code = own_code or outcome.binary
-                rows.append(_row(change, outcome, same_code=outcome.binary == own_code))
-                yield rows[-1]
+        for row in measured_rows(reopened, number, champion, changes_of(reopened, champion)):
+            rows.append(row)
+            yield row
         record = {
             "trial": number,
             "configuration": champion.to_json(),
@@ -113,9 +102,36 @@ def ablate_run(run: RunFolder, number: int, champion: Configuration) -> Iterator
             store.set_meta("ablation", record)
 
 
+def measured_rows(
+    reopened: ReopenedRun, number: int, champion: Configuration, changes: Sequence[Change]
+) -> Iterator[AblationRow]:
+    """Measures each change of trial `number`; the first one is the champion itself."""
+    own_code = ""
+    fitnesses: list[float] = []
+    with reopened.executor() as executor:
+        rival = reopened.rival_jobs(champion)
+        for place, change in enumerate(changes):
+            proposal = reopened.planner.proposal(number, change.configuration)
+            proposal = against(proposal, rival)
+            outcome = outcome_of(executor, proposal)
+            if place == 0:  # the champion against itself
+                time_again = functools.partial(outcome_of, executor)
+                outcome = repeated(time_again, proposal, outcome, processes=MOST)
+                fitnesses = fitness_by_process(outcome)
+            elif outcome.ok and len(fitnesses) > 1:
+                outcome = widened(outcome, fitnesses)
+            own_code = own_code or outcome.binary
+            yield _row(change, outcome, same_code=outcome.binary == own_code)
+
+
+def unchanged(champion: Configuration) -> Change:
+    """The champion against itself."""
+    return Change(champion, "", None, None, "", {})
+
+
 def changes_of(reopened: ReopenedRun, champion: Configuration) -> list[Change]:
     """The champion unchanged, then every change of one gene, in the space's order."""
-    found = [Change(champion, "", None, None, "", {})]
+    found = [unchanged(champion)]
     seen = {champion}
     default = reopened.space.default()
     neighbours: dict[str, list[Configuration]] = {}
@@ -170,4 +186,9 @@ def _differing(one: Configuration, other: Configuration) -> list[str]:
 def _row(change: Change, outcome: Outcome, *, same_code: bool) -> AblationRow:
     fitness = (outcome.fitness, outcome.fitness_low, outcome.fitness_high)
     ratio, low, high = (None if value is None else math.exp(value) for value in fitness)
-    return AblationRow(change, outcome.kind.value, outcome.reason, ratio, low, high, same_code)
+    resources = {
+        name: value for name, value in outcome.resources.items() if isinstance(value, (int, float))
+    }
+    return AblationRow(
+        change, outcome.kind.value, outcome.reason, ratio, low, high, same_code, resources
+    )

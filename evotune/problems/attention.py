@@ -93,12 +93,16 @@ class Attention:
 
     def flops(self, case: Case) -> int:
         """4 * head_dim per visible score (two products); the softmax is not counted, as usual."""
+        return 4 * int(case.symbols["head_dim"]) * self.exponentials(case)
+
+    def exponentials(self, case: Case) -> int:
+        """One per visible score."""
         s = _integers(case)
         visible = s["seq_len_q"] * s["seq_len_k"]
         if case.symbols["causal"]:
             short = min(s["seq_len_q"], s["seq_len_k"])
             visible = short * (short + 1) // 2 + max(0, s["seq_len_q"] - short) * s["seq_len_k"]
-        return 4 * s["batch"] * s["heads"] * visible * s["head_dim"]
+        return s["batch"] * s["heads"] * visible
 
     def bytes_moved(self, case: Case) -> int:
         size = 4 if self.dtype == "float32" else 2

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from evotune.device.gathered import FACT as EVIDENCE
+from evotune.device.gathered import GatheredEvidence
 from evotune.store import AROUND_SEARCH, RunStore
 from evotune.trial import Json, Value
 
@@ -57,6 +59,7 @@ class _Change(msgspec.Struct):
     ratio_low: float | None
     ratio_high: float | None
     same_code: bool = False
+    resources: Mapping[str, Json] = msgspec.field(default_factory=dict)
 
 
 class _Ablation(msgspec.Struct):
@@ -75,6 +78,7 @@ _FACTS: Mapping[str, type] = {
     "devices": list[_Calibration],
     "baselines": _Baselines,
     "ablation": _Ablation,
+    EVIDENCE: list[GatheredEvidence],
 }
 
 

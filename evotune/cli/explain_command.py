@@ -1,0 +1,86 @@
+"""`explain`: why a run's champion is fast, what holds it, and what to try next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from evotune.cli.options import (
+    Command,
+    format_option,
+    output_option,
+    run_argument,
+    runs_dir_option,
+    trust_option,
+)
+from evotune.cli.terminal import Terminal, pass_terminal, write_output
+
+
+@click.command(cls=Command, example="evotune explain latest --against baseline")
+@run_argument
+@click.option(
+    "--trial",
+    type=click.IntRange(min=0),
+    help="The trial to explain; the leaderboard's first if not given.",
+)
+@click.option(
+    "--against",
+    metavar="baseline|default|N|RUN[:N]",
+    default="",
+    help="Name what differs in the machine from the baseline, the space's default, trial N, or a "
+    "trial of another run.",
+)
+@click.option(
+    "--measure/--no-measure",
+    default=None,
+    help="Measure what is missing: counters, and each choice in turn with the trial. If neither is "
+    "given, it is measured where the run's device is here. --no-measure compiles and launches "
+    "nothing.",
+)
+@click.option(
+    "--try",
+    "tries",
+    is_flag=True,
+    help="Measure the suggestions that are configurations of the space, in turn with the trial.",
+)
+@trust_option
+@runs_dir_option
+@format_option(("text", "json", "html"), "text")
+@output_option
+@pass_terminal
+def explain(
+    terminal: Terminal,
+    *,
+    run: str,
+    trial: int | None,
+    against: str,
+    measure: bool | None,
+    tries: bool,
+    runs_dir: Path,
+    style: str,
+    output: str,
+) -> int:
+    """Explain why RUN's champion is as fast as it is, and what to try next.
+
+    Names what holds it, by counters, machine code and ceilings; the worth of each choice; what
+    decides over the space; and at most five things to try, each with an estimate. What was measured
+    is stored in the run, so that it can be explained again without its device. A part that was not
+    measured is named with the reason.
+    """
+    from evotune.engine.folder import find_run
+    from evotune.explain.explaining import ExplainRequest, explain_run
+
+    request = ExplainRequest(trial, against, measure, tries)
+    found = explain_run(find_run(run, runs_dir), request, terminal.note)
+    if style == "json":
+        from evotune.report.records import to_json
+
+        write_output(to_json(found.to_json()), output)
+    elif style == "html":
+        from evotune.explain.explanation_html import html_page_of
+
+        write_output(html_page_of(found), output)
+    else:
+        write_output(str(found), output)
+    return 0

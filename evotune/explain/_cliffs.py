@@ -1,0 +1,173 @@
+"""Cliffs: a step in time along an ordered parameter that goes with a step in a compiler's figure.
+
+Two candidates that differ in one parameter alone are compared: two trials of the run, or the
+champion and a row of its ablation. A cliff is named only if the time rises by more than noise, and
+a figure crosses a limit at the same step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from evotune.explain._trial_table import TrialTable
+from evotune.explain.explanation import Cliff
+from evotune.report.wording import value_text
+from evotune.space.parameters import Parameter
+from evotune.trial import Json, Outcome, Value
+
+_LEAST: Final = 0.05  # in ln: a smaller step is no cliff
+_SHOWN: Final = 6
+_REGISTERS_PER_WARP_UNIT: Final = 256
+_WARP: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One candidate after another one that is faster and differs in `parameter` alone.
+
+    - `slower`: ln(time after / time before), positive; `least`: the lower end of its interval.
+    - `trials`: their numbers, -1 for a row of an ablation.
+    """
+
+    parameter: str
+    before: Value
+    after: Value
+    slower: float
+    least: float
+    first: Mapping[str, Json]
+    second: Mapping[str, Json]
+    trials: tuple[int, int]
+
+
+def cliffs_of(
+    table: TrialTable, more: Iterable[Step], device: Mapping[str, Value]
+) -> tuple[Cliff, ...]:
+    """The cliffs among the run's trials and in `more` steps: the steepest of each parameter and
+    figure. `device` has the attributes of the device's profile."""
+    found: dict[tuple[str, str], Cliff] = {}
+    for step in (*_steps(table), *more):
+        if step.slower < _LEAST or step.least <= 0:
+            continue
+        for cliff in _explained(step, device):
+            key = (cliff.parameter, cliff.figure)
+            if key not in found or cliff.slowdown > found[key].slowdown:
+                found[key] = cliff
+    return tuple(sorted(found.values(), key=lambda cliff: -cliff.slowdown)[:_SHOWN])
+
+
+def _steps(table: TrialTable) -> Iterator[Step]:
+    """Neighbours along each ordered parameter, among trials that agree in all else."""
+    for parameter in table.parameters:
+        if not parameter.ordered:
+            continue
+        alike: dict[tuple[Value, ...], list[int]] = {}
+        for at, trial in enumerate(table.valid):
+            rest = tuple(v for n, v in trial.configuration.items() if n != parameter.name)
+            alike.setdefault(rest, []).append(at)
+        column = table.column(parameter.name)
+        for group in alike.values():
+            ranked = sorted(group, key=lambda at: int(column[at]))
+            for first, second in itertools.pairwise(ranked):
+                if column[first] != column[second]:
+                    yield _step(table, parameter, first, second)
+
+
+def _step(table: TrialTable, parameter: Parameter, first: int, second: int) -> Step:
+    one, other = table.valid[first], table.valid[second]
+    if table.fitness[first] < table.fitness[second]:
+        one, other = other, one
+    low, high = interval_of(one.outcome)[0], interval_of(other.outcome)[1]
+    return Step(
+        parameter.name,
+        one.configuration[parameter.name],
+        other.configuration[parameter.name],
+        abs(float(table.fitness[first] - table.fitness[second])),
+        low - high,
+        one.outcome.resources,
+        other.outcome.resources,
+        (one.number, other.number),
+    )
+
+
+def interval_of(outcome: Outcome) -> tuple[float, float]:
+    """The bounds of a fitness; the fitness itself where none were measured."""
+    assert outcome.fitness is not None
+    low, high = outcome.fitness_low, outcome.fitness_high
+    return (outcome.fitness if low is None else low, outcome.fitness if high is None else high)
+
+
+def _explained(step: Step, device: Mapping[str, Value]) -> Iterator[Cliff]:
+    one, other = (_figures(resources) for resources in (step.first, step.second))
+    spills = one.get("spill_bytes", 0.0), other.get("spill_bytes", 0.0)
+    if spills[1] > spills[0]:
+        yield _cliff(step, "spill_bytes", spills, f"spills {spills[0]:g} to {spills[1]:g} bytes")
+    blocks = one.get("blocks_resident", 0.0), other.get("blocks_resident", 0.0)
+    if 0 < blocks[1] < blocks[0]:
+        figure, crossing = _crossing(other, int(blocks[0]), device)
+        named = blocks if figure == "blocks_resident" else (one[figure], other[figure])
+        text = f"{blocks[0]:g} to {blocks[1]:g} blocks a multiprocessor"
+        yield _cliff(step, figure, named, text + (f": {crossing}" if crossing else ""))
+
+
+def _figures(resources: Mapping[str, Json]) -> dict[str, float]:
+    return {name: float(v) for name, v in resources.items() if isinstance(v, (int, float))}
+
+
+def _crossing(
+    after: Mapping[str, float], blocks: int, device: Mapping[str, Value]
+) -> tuple[str, str]:
+    """The figure because of which `blocks` blocks no longer fit, and the number that crosses."""
+    room = _number(device, "shared_bytes_per_multiprocessor")
+    own = after.get("shared_bytes_total", 0.0) + _number(device, "reserved_shared_bytes_per_block")
+    if room and blocks * own > room:
+        return (
+            "shared_bytes_total",
+            f"{blocks} blocks of {own:,.0f} bytes of shared memory are {blocks * own:,.0f} bytes, "
+            f"a multiprocessor has {room:,.0f}",
+        )
+    registers = _number(device, "registers_per_multiprocessor")
+    warps = _warps(after, device)
+    if registers and warps and "registers" in after:
+        unit = _REGISTERS_PER_WARP_UNIT
+        per_warp = math.ceil(after["registers"] * _WARP / unit) * unit
+        wanted = blocks * warps * per_warp
+        if wanted > registers:
+            return (
+                "registers",
+                f"{blocks} blocks of {warps} warps with {after['registers']:g} registers a thread "
+                f"are {wanted:,.0f} registers, a multiprocessor has {registers:,.0f}",
+            )
+    return "blocks_resident", ""
+
+
+def _warps(figures: Mapping[str, float], device: Mapping[str, Value]) -> int:
+    """The warps of a block, from its occupancy; 0 when that is not known."""
+    blocks, threads = figures.get("blocks_resident"), _number(device, "threads_per_multiprocessor")
+    if not blocks or not threads:
+        return 0
+    return round(figures.get("occupancy", 0.0) * threads / _WARP / blocks)
+
+
+def _number(device: Mapping[str, Value], name: str) -> float:
+    found = device.get(name, 0)
+    return float(found) if isinstance(found, (int, float)) else 0.0
+
+
+def _cliff(step: Step, figure: str, values: Sequence[float], what: str) -> Cliff:
+    slowdown = math.exp(step.slower)
+    return Cliff(
+        parameter=step.parameter,
+        before=step.before,
+        after=step.after,
+        slowdown=slowdown,
+        figure=figure,
+        figure_before=values[0],
+        figure_after=values[1],
+        trials=step.trials,
+        text=f"{step.parameter} {value_text(step.before)} to {value_text(step.after)}: "
+        f"{slowdown:.2f} times as long, {what}",
+    )

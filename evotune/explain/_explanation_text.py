@@ -1,0 +1,162 @@
+"""An explanation as text for a terminal of 80 columns: a headline, then short blocks."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from evotune.explain.explanation import Against, Effect, Explanation, Limiter, OverSpace, Suggestion
+from evotune.report import wording
+from evotune.report.wording import printable
+
+WIDTH: Final = 80
+_BAR: Final = 20
+_EFFECTS: Final = 10
+_FAILED: Final = 3
+_IMPORTANT: Final = 6
+_LEAST_SHARE: Final = 0.02
+_HOPELESS: Final = 8
+_MISSING: Final = 8
+
+
+def text_of(found: Explanation) -> str:
+    """All blocks that have content; a block ends with an empty line."""
+    blocks = [
+        [printable(f"{found.space}, run {found.run}, on {found.device}".rstrip(", on"))],
+        list(_wrapped(found.headline)),
+        list(_limiter(found.limiter)),
+        list(_roofline(found)),
+        list(_effects(found.effects)),
+        list(_space(found.over_space)),
+        list(_against(found.against)),
+        list(_next(found.next)),
+        list(_missing(found.missing)),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
+
+
+def _wrapped(text: str, indent: str = "", first: str | None = None) -> Iterator[str]:
+    yield from textwrap.wrap(
+        printable(text),
+        WIDTH,
+        initial_indent=indent if first is None else first,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )
+
+
+def _limiter(limiter: Limiter) -> Iterator[str]:
+    share = f", {limiter.share:.0%}" if limiter.share is not None else ""
+    yield f"Held by: {limiter.name}{share}" if limiter.name else "Held by: not known"
+    for fact in limiter.evidence:
+        yield from _wrapped(f"{fact.text} ({fact.kind})", "    ", "  - ")
+    yield from _wrapped(f"rule: {limiter.rule}", "    ", "  ")
+
+
+def _roofline(found: Explanation) -> Iterator[str]:
+    roofline = found.roofline
+    if roofline is None or not roofline.units:
+        return
+    yield from _wrapped(f"Busy on {roofline.case}, against {roofline.ceilings} ceilings")
+    for unit in roofline.units:
+        filled = round(_BAR * min(unit.share, 1.0))
+        bar = "#" * filled + "." * (_BAR - filled)
+        yield f"  {unit.name:<14} {bar} {unit.share:>4.0%}  {unit.kind}"
+
+
+def _effects(effects: Sequence[Effect]) -> Iterator[str]:
+    shown = [e for e in effects if e.worth is not None and not e.same_code][:_EFFECTS]
+    failed = [e for e in effects if e.worth is None][:_FAILED]
+    if not shown and not failed:
+        return
+    yield "What its choices are worth: time with the other value / time with this one"
+    for effect in shown:
+        choice = f"{effect.parameter}={wording.value_text(effect.to)}"
+        other = f"over {wording.value_text(effect.source)}"
+        interval = f" [{effect.low:.2f}, {effect.high:.2f}]" if effect.low is not None else ""
+        figure = f"{effect.worth:.2f}x{interval}"
+        yield printable(f"  {choice:<28} {other:<14} {figure:<20} {effect.basis}")
+        if effect.also:
+            yield from _wrapped(f"with {wording.configuration_text(effect.also)}", "      ")
+        if effect.because:
+            yield from _wrapped(effect.because, "      ")
+    for effect in failed:
+        value = f"{effect.parameter}={wording.value_text(effect.source)}"
+        reason = f": {effect.reason}" if effect.reason else ""
+        yield from _wrapped(f"{value} fails, {effect.outcome}{reason}", "    ", "  ")
+
+
+def _space(found: OverSpace) -> Iterator[str]:
+    lines: list[str] = []
+    decisive = [i for i in found.importance if max(i.best, i.model or 0.0) >= _LEAST_SHARE]
+    if decisive:
+        named = ", ".join(
+            f"{item.parameter} {item.best:.0%}"
+            + (f"/{item.model:.0%}" if item.model is not None else "")
+            for item in decisive[:_IMPORTANT]
+        )
+        lines += _wrapped(f"decide (best trials/model): {named}", "    ", "  ")
+    for title, texts in (
+        ("together", [pair.text for pair in found.pairs]),
+        ("cliff", [cliff.text for cliff in found.cliffs]),
+        ("no chance", [value.text for value in found.hopeless[:_HOPELESS]]),
+    ):
+        for text in texts:
+            lines += _wrapped(f"{title}: {text}", "    ", "  ")
+    if len(found.hopeless) > _HOPELESS:
+        lines.append(f"  and {len(found.hopeless) - _HOPELESS} more values without a valid trial")
+    if lines:
+        yield f"Over the space: {found.valid} of {found.trials} trials are valid"
+        yield from lines
+
+
+def _against(found: Against | None) -> Iterator[str]:
+    if found is None:
+        return
+    worth = ""
+    if found.worth is not None:
+        worth = f": {found.worth:.2f}x its speed"
+    yield from _wrapped(f"Against {found.name}{worth}")
+    if found.changed:
+        changed = ", ".join(
+            f"{name} {_value(mine)} (there {_value(other)})"
+            for name, (mine, other) in found.changed.items()
+        )
+        yield from _wrapped(changed, "    ", "  ")
+    for line in found.lines:
+        yield from _wrapped(f"{line.text} ({line.kind})", "    ", "  - ")
+    if not found.lines:
+        yield "  nothing is known of both that differs in the machine"
+
+
+def _value(value: object) -> str:
+    return wording.value_text(value) if isinstance(value, (bool, int, float, str)) else "-"
+
+
+def _next(suggestions: Sequence[Suggestion]) -> Iterator[str]:
+    if not suggestions:
+        return
+    yield "Next"
+    for number, item in enumerate(suggestions, start=1):
+        yield from _wrapped(f"{item.kind}: {item.text}", "     ", f"  {number}. ")
+        yield from _wrapped(item.rule, "     ")
+        estimate = f"estimate {item.estimate:.2f}x"
+        if item.low is not None and item.high is not None:
+            estimate += f" [{item.low:.2f}, {item.high:.2f}]"
+        yield from _wrapped(estimate + _measured(item), "     ")
+
+
+def _measured(item: Suggestion) -> str:
+    if item.measured is not None:
+        return (
+            f"; measured {item.measured:.3f}x [{item.measured_low:.3f}, {item.measured_high:.3f}]"
+        )
+    return f"; tried: {item.outcome}" if item.outcome else ""
+
+
+def _missing(missing: Sequence[str]) -> Iterator[str]:
+    if missing:
+        yield "Missing"
+    for text in missing[:_MISSING]:
+        yield from _wrapped(text, "    ", "  - ")

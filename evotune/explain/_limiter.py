@@ -1,0 +1,306 @@
+"""What holds a kernel: the first of six rules that its evidence supports.
+
+1. Spills: local loads and stores are at least a twentieth of the instructions in its innermost
+   loops.
+2. Launch: starting its launches takes at least a third of the time. This time adds to the rest,
+   where units work beside each other.
+3. A unit: the busiest one is busy for at least 70% of the time, or for 50% without another one
+   close to it. Two units within ten points of each other, both above 50%, hold it together. Shared
+   memory of whose passes at least 15% repeat others is held by bank conflicts.
+4. Bank conflicts, by stalls: so many passes repeat others, and waits for shared memory are the
+   longest.
+5. Grid: a quarter of the multiprocessors' time is idle, since there are too few blocks, or since
+   the last wave is nearly empty.
+6. Latency: no unit is busy enough, and warps wait (by counters), or too few of them are there to
+   hide waits (by occupancy).
+
+Otherwise the limiter has no name: an explanation that nothing supports is not given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from evotune.device.evidence import Evidence, LaunchEvidence, Occupancy
+from evotune.device.gathered import GatheredEvidence
+from evotune.explain._roofline import LAUNCH, SHARED, launch_counters
+from evotune.explain.explanation import Fact, Limiter, Roofline, Unit
+from evotune.trial import Value
+
+SPILLS, CONFLICTS, GRID, LATENCY = "spills", "bank conflicts", "grid", "latency"
+
+_SPILLING: Final = 0.05  # of the instructions in the innermost loops
+_LAUNCHING: Final = 1 / 3  # of the time
+_BUSY: Final = 0.7
+_HALF: Final = 0.5
+_CLOSE: Final = 0.1
+_CONFLICTING: Final = 0.15  # of the passes through shared memory
+_IDLE: Final = 0.25  # of the multiprocessors' time
+_FEW_WARPS: Final = 0.25  # of those that a multiprocessor takes
+_SHOWN_STALLS: Final = 3
+_AT_WORK: Final = ("selected", "not_selected")
+_SHARED_STALLS: Final = ("short_scoreboard", "mio_throttle")
+
+STALLS: Final[Mapping[str, str]] = {
+    "long_scoreboard": "for global or local memory",
+    "short_scoreboard": "for shared memory or MUFU",
+    "mio_throttle": "in the queue of shared memory and MUFU",
+    "lg_throttle": "in the queue of global and local memory",
+    "math_pipe_throttle": "for a busy math pipe",
+    "wait": "for an instruction's fixed latency",
+    "barrier": "at a barrier",
+    "membar": "at a memory barrier",
+    "no_instruction": "for instructions to be fetched",
+    "branch_resolving": "for a branch",
+    "dispatch_stall": "for the dispatcher",
+    "gmma": "for wgmma",
+    "sleeping": "in nanosleep",
+}
+"""ncu's reasons for which a warp waits, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """All that the rules look at."""
+
+    roofline: Roofline | None
+    gathered: GatheredEvidence | None
+    attributes: Mapping[str, Value]
+
+    @property
+    def evidence(self) -> Evidence | None:
+        return self.gathered.evidence if self.gathered is not None else None
+
+    @property
+    def largest(self) -> LaunchEvidence | None:
+        """The launch that takes the longest, by counters; else the one of most threads."""
+        launches = self.evidence.launches if self.evidence is not None else ()
+
+        def size(launch: LaunchEvidence) -> tuple[float, int]:
+            time_us = launch.counters.time_us if launch.counters is not None else 0.0
+            return (time_us, launch.blocks * launch.threads)
+
+        return max(launches, key=size, default=None)
+
+    @property
+    def units(self) -> list[Unit]:
+        found = self.roofline.units if self.roofline is not None else ()
+        return sorted((u for u in found if u.name != LAUNCH), key=lambda unit: -unit.share)
+
+
+def limiter_of(case: Case) -> Limiter:
+    """The first rule that holds; a limiter without a name when none does."""
+    for rule in _RULES:
+        found = rule(case)
+        if found is not None:
+            return found
+    return Limiter(
+        name="",
+        share=None,
+        rule="no rule holds: what was measured supports no statement",
+        evidence=tuple(_busiest(case)),
+    )
+
+
+def _spills(case: Case) -> Limiter | None:
+    launch = case.largest
+    view = launch.static if launch is not None else None
+    if view is None:
+        return None
+    counted = view.loop_instructions or view.instructions
+    total, local = sum(counted.values()), counted.get("local", 0)
+    if not total or local / total < _SPILLING:
+        return None
+    where = "innermost loops" if view.loop_instructions else "code"
+    spilled = view.spill_load_bytes + view.spill_store_bytes
+    fact = Fact(
+        text=f"{local} of {total} instructions in the {where} are spills"
+        + (f"; {spilled:,} bytes a thread are spilled" if spilled else "")
+        + f" at {view.registers} registers",
+        kind="static",
+        numbers={
+            "local": local,
+            "instructions": total,
+            "spilled_bytes": spilled,
+            "registers": view.registers,
+        },
+    )
+    rule = "spills are at least 5% of the instructions in the innermost loops"
+    return Limiter(
+        name=SPILLS, share=local / total, rule=rule, evidence=(fact, *_stall_facts(case))
+    )
+
+
+def _launch(case: Case) -> Limiter | None:
+    units = case.roofline.units if case.roofline is not None else ()
+    unit = next((unit for unit in units if unit.name == LAUNCH), None)
+    if unit is None or unit.share < _LAUNCHING:
+        return None
+    assert case.roofline is not None
+    count, time_us = int(unit.work or 1), case.roofline.time_us
+    launches = "1 launch" if count == 1 else f"{count} launches"
+    fact = Fact(
+        text=f"{launches} of {unit.share * time_us / count:.2f} µs when empty, in {time_us:.2f} µs",
+        kind=unit.kind,
+        numbers={"launches": count, "share": unit.share},
+    )
+    rule = "empty launches take at least a third of the time"
+    return Limiter(name=LAUNCH, share=unit.share, rule=rule, evidence=(fact, *_busiest(case)))
+
+
+def _unit(case: Case) -> Limiter | None:
+    units = case.units
+    if not units or units[0].share < _HALF:
+        return None
+    first = units[0]
+    beside = [u for u in units[1:] if u.share >= _HALF and first.share - u.share < _CLOSE]
+    if first.share < _BUSY and beside:
+        names = " + ".join(unit.name for unit in (first, *beside))
+        rule = (
+            "these units are busy for more than half of the time, within ten points of each other"
+        )
+        return Limiter(name=names, share=first.share, rule=rule, evidence=tuple(_busiest(case)))
+    repeated = _conflicts(case)
+    if first.name == SHARED and repeated is not None:
+        rule = "shared memory is the busiest unit, and at least 15% of its passes repeat others"
+        share = first.share * repeated.numbers["share"]
+        return Limiter(name=CONFLICTS, share=share, rule=rule, evidence=(repeated, *_busiest(case)))
+    rule = "the busiest unit, busy for at least half of the time without another one close to it"
+    return Limiter(name=first.name, share=first.share, rule=rule, evidence=tuple(_busiest(case)))
+
+
+def _conflicts(case: Case) -> Fact | None:
+    """The bank conflicts, where they are at least 15% of the passes."""
+    counters = launch_counters(case.evidence)
+    passes = sum(one.shared_wavefronts or 0.0 for one in counters)
+    repeated = sum(one.shared_conflicts or 0.0 for one in counters)
+    if not passes or repeated / passes < _CONFLICTING:
+        return None
+    return Fact(
+        text=f"{repeated / passes:.0%} of the passes through shared memory are bank conflicts",
+        kind="measured",
+        numbers={"share": repeated / passes, "conflicts": repeated, "wavefronts": passes},
+    )
+
+
+def _conflicts_by_stalls(case: Case) -> Limiter | None:
+    repeated, stalls = _conflicts(case), stalls_of(case.evidence)
+    if repeated is None or not stalls:
+        return None
+    waiting = sum(stalls.get(name, 0.0) for name in _SHARED_STALLS)
+    others = [cycles for name, cycles in stalls.items() if name not in _SHARED_STALLS]
+    if waiting < max(others, default=0.0):
+        return None
+    share = repeated.numbers["share"] * waiting / sum(stalls.values())
+    rule = "at least 15% of the passes repeat others, and waits for shared memory are the longest"
+    return Limiter(name=CONFLICTS, share=share, rule=rule, evidence=(repeated, *_stall_facts(case)))
+
+
+def _grid(case: Case) -> Limiter | None:
+    launch = case.largest
+    resident = launch.occupancy if launch is not None else None
+    if launch is None or resident is None or resident.waves <= 0:
+        return None
+    idle = idle_share(launch.blocks, resident, case.attributes)
+    if idle < _IDLE:
+        return None
+    slots = f"{resident.blocks_per_multiprocessor} a multiprocessor"
+    text = f"{launch.blocks:,} blocks fill {resident.waves:.2f} waves of blocks ({slots})"
+    fact = Fact(
+        text=f"{text}: {idle:.0%} of the multiprocessors' time is idle",
+        kind="static",
+        numbers={"blocks": launch.blocks, "waves": resident.waves, "idle": idle},
+    )
+    rule = "at least a quarter of the multiprocessors' time is idle, by blocks and waves"
+    return Limiter(name=GRID, share=idle, rule=rule, evidence=(fact, *_busiest(case)))
+
+
+def idle_share(blocks: int, resident: Occupancy, attributes: Mapping[str, Value]) -> float:
+    """The share of the multiprocessors' time without a block. Below one wave it is the share of
+    multiprocessors without one; above, the empty part of the last wave."""
+    waves = resident.waves
+    multiprocessors = attributes.get("multiprocessors", 0)
+    if waves <= 1 and isinstance(multiprocessors, int) and multiprocessors:
+        return max(0.0, 1 - blocks / multiprocessors)
+    return 1 - waves / math.ceil(waves) if waves > 1 else 0.0
+
+
+def _latency(case: Case) -> Limiter | None:
+    if not case.units:
+        return None
+    stalls = stalls_of(case.evidence)
+    busiest = tuple(_busiest(case))
+    if stalls:
+        worst, cycles = max(stalls.items(), key=lambda item: item[1])
+        share = cycles / sum(stalls.values())
+        rule = "no unit is busy for half of the time, and warps wait between instructions"
+        facts = (*_stall_facts(case), *_occupancy_facts(case), *busiest)
+        name = f"{LATENCY}: {worst}" if worst in STALLS else LATENCY
+        return Limiter(name=name, share=share, rule=rule, evidence=facts)
+    launch = case.largest
+    resident = launch.occupancy if launch is not None else None
+    if resident is None or resident.warps > _FEW_WARPS * resident.max_warps:
+        return None
+    rule = "no unit is busy for half of the time, and at most a quarter of the warps are resident"
+    facts = (*_occupancy_facts(case), *busiest)
+    return Limiter(name=LATENCY, share=None, rule=rule, evidence=facts)
+
+
+def stalls_of(evidence: Evidence | None) -> dict[str, float]:
+    """Cycles a warp waits between two instructions, by reason, in the longest launch."""
+    counters = launch_counters(evidence)
+    found = counters[0].stalls if counters else {}
+    return {name: cycles for name, cycles in found.items() if name not in _AT_WORK and cycles > 0}
+
+
+def _stall_facts(case: Case) -> Iterator[Fact]:
+    stalls = stalls_of(case.evidence)
+    if not stalls:
+        return
+    ranked = sorted(stalls.items(), key=lambda item: -item[1])[:_SHOWN_STALLS]
+    waits = ", ".join(f"{cycles:.1f} {STALLS.get(name, name)}" for name, cycles in ranked)
+    total = sum(stalls.values())
+    yield Fact(
+        text=f"of {total:.1f} cycles that a warp waits between two instructions: {waits}",
+        kind="measured",
+        numbers=dict(ranked),
+    )
+
+
+def _occupancy_facts(case: Case) -> Iterator[Fact]:
+    launch = case.largest
+    resident = launch.occupancy if launch is not None else None
+    if resident is not None:
+        yield Fact(
+            text=f"{resident.warps} of {resident.max_warps} warps a multiprocessor are resident, "
+            f"bound by {resident.bound_by}",
+            kind="static",
+            numbers={"warps": resident.warps, "max_warps": resident.max_warps},
+        )
+
+
+def _busiest(case: Case) -> Iterator[Fact]:
+    shown = [unit for unit in case.units if unit.share >= 0.01][:4]
+    for kind in ("measured", "model"):
+        units = [unit for unit in shown if unit.kind == kind]
+        if units:
+            named = ", ".join(f"{unit.name} {unit.share:.0%}" for unit in units)
+            what = "busy" if kind == "measured" else "needed at least, by ceilings and work"
+            yield Fact(
+                text=f"{what}: {named}",
+                kind="measured" if kind == "measured" else "model",
+                numbers={unit.name: unit.share for unit in units},
+            )
+
+
+_RULES: Final[tuple[Callable[[Case], Limiter | None], ...]] = (
+    _spills,
+    _launch,
+    _unit,
+    _conflicts_by_stalls,
+    _grid,
+    _latency,
+)

@@ -1,0 +1,109 @@
+"""Gathers the evidence that a run's store lacks for an explanation, and stores it there."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from evotune.device.gathered import GatheredEvidence
+from evotune.engine.ablation import ablate_run, changes_of
+from evotune.engine.evidence_gathering import Access, gathered_or_reason, keep_evidence
+from evotune.engine.folder import RunFolder
+from evotune.explain._sides import Side, read_run
+from evotune.explain._subjects import (
+    Subject,
+    ablation_of,
+    evidence_for,
+    evidence_of_baseline,
+    kept_in,
+)
+from evotune.report import wording
+from evotune.report.data import RunData
+from evotune.trial import Configuration, Value
+
+_EXPLAINED_EFFECTS = 3  # of which the changed candidate's evidence is gathered
+_PAIRED = 3  # a paired measurement takes about so many times the search's own
+
+
+@dataclass(slots=True)
+class Gathering:
+    """What is gathered for one subject. `missing`: what could not be had, in words; `note` gets a
+    line before each step. The methods raise RunLocked while another process works on the run."""
+
+    run: RunFolder
+    subject: Subject
+    access: Access
+    note: Callable[[str], object]
+    missing: list[str]
+
+    def evidence(self, side: Side | None) -> None:
+        """Of the subject and of the other side."""
+        subject = self.subject
+        self._trial(self.run, self.access, subject.configuration, "this trial")
+        if side is None:
+            return
+        if side.baseline:
+            self._baseline(side)
+        elif side.configuration is not None:
+            access = self.access if side.run is self.run else Access.to(side.run)
+            self._trial(side.run, access, side.configuration, side.name)
+
+    def _trial(
+        self, run: RunFolder, access: Access, configuration: Mapping[str, Value], name: str
+    ) -> None:
+        label = self.subject.case
+        if _is_wanting(evidence_for(kept_in(read_run(run)), configuration, label), access):
+            gather = functools.partial(access.gather, Configuration(configuration), label)
+            self._keep(run, gather, f"{name} in the machine")
+
+    def _baseline(self, side: Side) -> None:
+        label = self.subject.case
+        kept = evidence_of_baseline(kept_in(read_run(side.run)), side.baseline, label)
+        if not self.access.away and _is_wanting(kept, self.access):
+            gather = functools.partial(
+                self.access.gather_baseline, self.subject.configuration, label
+            )
+            self._keep(side.run, gather, f"{side.name} in the machine")
+
+    def _keep(self, run: RunFolder, gather: Callable[[], GatheredEvidence], what: str) -> None:
+        self.note(f"looking at {what}")
+        found = gathered_or_reason(gather)
+        if isinstance(found, str):
+            self.missing.append(f"{what}: {found}")
+        else:
+            keep_evidence(run, [found])
+
+    def ablation(self) -> None:
+        """The paired effects of the subject, and the machine's side of those that cost most."""
+        data, subject = read_run(self.run), self.subject
+        changes = len(changes_of(self.access.reopened, subject.configuration)) - 1
+        about = wording.duration_text(changes * _seconds_a_trial(data))
+        self.note(
+            f"measuring {changes} changes of trial {subject.trial.number} in turn with it, about "
+            f"{about}; --no-measure leaves that out"
+        )
+        for _ in ablate_run(self.run, subject.trial.number, subject.configuration):
+            pass
+        ablation = ablation_of(read_run(self.run), subject) or {}
+        rows = [row for row in ablation.get("rows", ()) if row["parameter"] and row["ratio"]]
+        for row in sorted(rows, key=lambda row: float(row["ratio"]))[:_EXPLAINED_EFFECTS]:
+            changed = {**subject.configuration, row["parameter"]: row["after"], **row["also"]}
+            name = f"{row['parameter']}={wording.value_text(row['after'])}"
+            self._trial(self.run, self.access, changed, name)
+
+
+def _is_wanting(kept: GatheredEvidence | None, access: Access) -> bool:
+    """Whether evidence is to be gathered: there is none, or it was gathered without the device and
+    that is here now."""
+    if kept is None:
+        return True
+    counted = any(launch.counters is not None for launch in kept.evidence.launches)
+    return not access.away and not counted and kept.evidence.ceilings.kind == "model"
+
+
+def _seconds_a_trial(data: RunData) -> float:
+    """By the stages of the run's own trials; a paired measurement takes longer than theirs."""
+    medians = {stage: statistics.median(s) for stage, s in data.totals.stage_s.items() if s}
+    return sum(s * (_PAIRED if stage == "measure" else 1) for stage, s in medians.items())

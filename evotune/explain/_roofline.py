@@ -1,0 +1,199 @@
+"""The roofline: for each part of the device, the share of the time for which a case keeps it busy.
+
+Where counters are there, they give the share. Elsewhere it is the problem's own work over the
+ceiling and the time: a model, which knows no work beyond the problem's demand. The model's bytes
+count for the L2 cache if they fit in it, since a warm measurement repeats on the same buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from evotune.device.evidence import Ceilings, Counters, Evidence
+from evotune.device.gathered import Work
+from evotune.device.profile import DeviceProfile
+from evotune.explain.explanation import Kind, Roofline, Unit
+from evotune.trial import Value
+
+_NARROW: Final = ("float16", "bfloat16")
+_IN_CACHE: Final = 0.8  # of the L2 cache; larger buffers do not stay
+_LEAST_TENSOR: Final = 0.005  # of the peak; below it a kernel uses no tensor cores
+
+TENSOR, FMA, MUFU, ISSUE = "tensor cores", "FMA", "MUFU", "issue slots"
+SHARED, L2, DRAM, LAUNCH = "shared memory", "L2", "DRAM", "launch"
+_PIPES: Final[Mapping[str, tuple[str, str]]] = {
+    "tensor": (TENSOR, "FLOP/s"),
+    "mufu": (MUFU, "exp2/s"),
+    "fma": (FMA, "FLOP/s"),
+    "alu": ("ALU", "instructions/s"),
+    "lsu": ("load/store", "instructions/s"),
+    "issue": (ISSUE, "instructions/s"),
+    "shared": (SHARED, "bytes/s"),
+    "l2": (L2, "bytes/s"),
+    "dram": (DRAM, "bytes/s"),
+}
+
+
+def ceilings_of(
+    evidence: Evidence | None, profile: DeviceProfile, copy_gbps: float | None
+) -> Ceilings:
+    """The evidence's ceilings; what they lack comes from the device's profile, and from the copy
+    that the run timed at its start."""
+    found = evidence.ceilings if evidence is not None else Ceilings(kind="model")
+    changes: dict[str, float] = {}
+    if found.tensor_flops is None and found.fma_flops is None and profile.peak_gflops > 0:
+        name = "tensor_flops" if profile.backend == "cuda" else "fma_flops"
+        changes[name] = profile.peak_gflops * 1e9
+    if found.dram_bytes_per_s is None:
+        known = copy_gbps or _number(profile.attributes, "memory_gbps")
+        if known:
+            changes["dram_bytes_per_s"] = known * 1e9
+    return msgspec.structs.replace(found, **changes) if changes else found
+
+
+def roofline_of(
+    case: str,
+    time_us: float,
+    work: Work,
+    *,
+    dtype: str,
+    evidence: Evidence | None,
+    ceilings: Ceilings,
+    attributes: Mapping[str, Value],
+    launches: int = 0,
+) -> Roofline:
+    """`time_us`: of one call on the case. `launches`: of one call, where there is no evidence."""
+    counters = launch_counters(evidence)
+    units = {
+        unit.name: unit
+        for unit in _modelled(
+            work,
+            dtype=dtype,
+            time_us=time_us,
+            evidence=evidence,
+            ceilings=ceilings,
+            attributes=attributes,
+        )
+    }
+    for unit in _counted(counters, ceilings, work, units):
+        units[unit.name] = unit
+    launches = len(evidence.launches) if evidence is not None and evidence.launches else launches
+    if ceilings.launch_us and launches:
+        share = min(1.0, launches * ceilings.launch_us / time_us)
+        units[LAUNCH] = Unit(
+            name=LAUNCH,
+            unit="launches/s",
+            rate=1e6 / ceilings.launch_us,
+            work=float(launches),
+            share=share,
+            kind="measured" if ceilings.kind == "measured" else "model",
+        )
+    return Roofline(
+        case=case,
+        time_us=time_us,
+        operations=work.operations,
+        bytes_moved=work.bytes_moved,
+        exponentials=work.exponentials,
+        intensity=work.operations / work.bytes_moved if work.bytes_moved else 0.0,
+        ceilings=ceilings.kind,
+        units=tuple(sorted(units.values(), key=lambda unit: -unit.share)),
+    )
+
+
+def launch_counters(evidence: Evidence | None) -> Sequence[Counters]:
+    """The counters of all launches, the longest first."""
+    if evidence is None:
+        return ()
+    found = [launch.counters for launch in evidence.launches if launch.counters is not None]
+    return sorted(found, key=lambda counters: -counters.time_us)
+
+
+def uses_tensor_cores(evidence: Evidence | None, dtype: str) -> bool:
+    """By its counters, else by its machine code, else by the dtype."""
+    counters = launch_counters(evidence)
+    if counters:
+        return any(one.pipes.get("tensor", 0.0) > _LEAST_TENSOR for one in counters)
+    views = [launch.static for launch in evidence.launches if launch.static] if evidence else []
+    if views:
+        return any(view.instructions.get("tensor", 0) > 0 for view in views)
+    return dtype in _NARROW
+
+
+def _modelled(
+    work: Work,
+    *,
+    dtype: str,
+    time_us: float,
+    evidence: Evidence | None,
+    ceilings: Ceilings,
+    attributes: Mapping[str, Value],
+) -> Iterable[Unit]:
+    compute = (TENSOR, ceilings.tensor_flops)
+    if not uses_tensor_cores(evidence, dtype) or ceilings.tensor_flops is None:
+        compute = (FMA, ceilings.fma_flops)
+    cache = _IN_CACHE * _number(attributes, "l2_bytes")
+    memory = (DRAM, ceilings.dram_bytes_per_s)
+    if work.bytes_moved <= cache:
+        memory = (L2, ceilings.l2_bytes_per_s)
+    for (name, rate), demand, unit in (
+        (compute, work.operations, "FLOP/s"),
+        (memory, work.bytes_moved, "bytes/s"),
+        ((MUFU, ceilings.exp2_per_s), work.exponentials, "exp2/s"),
+    ):
+        if rate and demand:
+            share = min(1.0, demand / rate / (time_us * 1e-6))
+            yield Unit(
+                name=name, unit=unit, rate=rate, work=float(demand), share=share, kind="model"
+            )
+
+
+def _counted(
+    counters: Sequence[Counters], ceilings: Ceilings, work: Work, known: Mapping[str, Unit]
+) -> Iterable[Unit]:
+    """Shares by counters: means over the launches, by their times."""
+    total = sum(one.time_us for one in counters)
+    if not total:
+        return
+    rates = {
+        TENSOR: ceilings.tensor_flops,
+        FMA: ceilings.fma_flops,
+        MUFU: ceilings.exp2_per_s,
+        ISSUE: ceilings.issue_per_s,
+        SHARED: ceilings.shared_bytes_per_s,
+        L2: ceilings.l2_bytes_per_s,
+        DRAM: ceilings.dram_bytes_per_s,
+    }
+    counted = {
+        DRAM: _sum(one.dram_bytes for one in counters),
+        L2: _sum(one.l2_bytes for one in counters),
+    }
+    counted[ISSUE] = _sum(one.instructions for one in counters)
+    kind: Kind = "measured"
+    for pipe, (name, unit) in _PIPES.items():
+        shares = [one.pipes.get(pipe, 0.0) * one.time_us for one in counters]
+        if not any(shares):
+            continue
+        demand = counted.get(name)
+        if demand is None and name in known:
+            demand = known[name].work
+        yield Unit(
+            name=name,
+            unit=unit,
+            rate=rates.get(name),
+            work=demand,
+            share=sum(shares) / total,
+            kind=kind,
+        )
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return sum(found) if found else None
+
+
+def _number(attributes: Mapping[str, Value], name: str) -> float:
+    found = attributes.get(name, 0)
+    return float(found) if isinstance(found, (int, float)) else 0.0

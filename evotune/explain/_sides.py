@@ -1,0 +1,89 @@
+"""The other side of `--against`: a baseline, the default, or a trial of this or another run."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Final
+
+from evotune.engine.folder import RunFolder, find_run
+from evotune.errors import UsageError
+from evotune.explain._machine_differences import Machine
+from evotune.explain._subjects import (
+    BASELINE,
+    DEFAULT,
+    Subject,
+    chosen_subject,
+    evidence_for,
+    evidence_of_baseline,
+    kept_in,
+    machine_of,
+    subject_of,
+    trial_like,
+)
+from evotune.report.data import RunData
+from evotune.trial import Configuration
+
+MOST_TRIALS: Final = 20_000
+"""Of a longer run, a sample of so many trials is looked at."""
+
+
+def read_run(run: RunFolder) -> RunData:
+    """The run's facts and trials. StoreError when they are damaged."""
+    with RunData.thinned(run, MOST_TRIALS) as data:
+        return dataclasses.replace(data, store=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The candidate to hold the explained one against. A baseline and a default that was not tried
+    have no `number`."""
+
+    name: str
+    run: RunFolder
+    number: int | None
+    configuration: Configuration | None
+    baseline: str = ""
+
+
+def side_of(run: RunFolder, data: RunData, subject: Subject, text: str) -> Side | None:
+    """UsageError for a text that names nothing."""
+    if not text:
+        return None
+    if text == BASELINE:
+        if not subject.baseline:
+            raise UsageError(f"run {data.id} has no baseline")
+        return Side(subject.baseline, run, None, None, subject.baseline)
+    if text == DEFAULT:
+        if data.default is None:
+            raise UsageError(f"run {data.id} does not say what its default is")
+        tried = trial_like(data, data.default)
+        number = tried.number if tried is not None else None
+        return Side("the default", run, number, Configuration(data.default))
+    name, colon, number_text = text.rpartition(":")
+    other = run
+    if not (number_text.isdecimal() and number_text.isascii()):
+        name, number_text = text, ""
+    if name or colon:
+        other = find_run(name, run.path.parent)
+    found = data if other is run else read_run(other)
+    number = int(number_text) if number_text else None
+    chosen = chosen_subject(found, number)
+    label = f"trial {chosen.trial.number}"
+    if other is not run:
+        label += f" of {other.id}"
+    return Side(label, other, chosen.trial.number, chosen.configuration)
+
+
+def machine_on(side: Side, subject: Subject, data: RunData) -> Machine:
+    kept = kept_in(data)
+    if side.baseline:
+        gathered = evidence_of_baseline(kept, side.baseline, subject.case)
+        return Machine(side.name, None, subject.baseline_us, gathered)
+    if side.number is not None:
+        found = subject_of(data, side.number, subject.case)
+        assert found is not None
+        return machine_of(side.name, found, kept)
+    assert side.configuration is not None
+    gathered = evidence_for(kept, side.configuration, subject.case)
+    return Machine(side.name, side.configuration, None, gathered)

@@ -1,0 +1,125 @@
+"""The candidates of an explanation: the explained trial, and the one it is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from evotune.device.gathered import FACT, GatheredEvidence, read_gathered
+from evotune.errors import UsageError
+from evotune.explain._machine_differences import Machine
+from evotune.report.data import RunData
+from evotune.report.evidence import weigh
+from evotune.report.leaderboard import rank
+from evotune.trial import Configuration, Json, Measurement, Outcome, Trial, Value
+
+BASELINE, DEFAULT = "baseline", "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A trial of a run with its deciding outcome, on the case that is looked at.
+
+    `case` and `baseline` are "" on a recorded space; `time_us` is None for a trial that failed.
+    """
+
+    trial: Trial
+    outcome: Outcome
+    case: str
+    time_us: float | None
+    baseline: str
+    baseline_us: float | None
+    speedup: float | None
+
+    @property
+    def configuration(self) -> Configuration:
+        return self.trial.configuration
+
+
+def chosen_subject(data: RunData, number: int | None) -> Subject:
+    """Trial `number`, or the leaderboard's first row. UsageError when there is no such valid
+    trial."""
+    if number is None:
+        rows = rank(data).rows
+        if not rows:
+            raise UsageError(f"run {data.id} has no valid candidate")
+        number = rows[0].number
+    found = subject_of(data, number)
+    if found is None:
+        raise UsageError(f"run {data.id} has no trial {number}")
+    if not found.outcome.ok:
+        why = f": {found.outcome.reason}" if found.outcome.reason else ""
+        raise UsageError(f"trial {number} has no time: {found.outcome.kind}{why}")
+    return found
+
+
+def subject_of(data: RunData, number: int, case: str = "") -> Subject | None:
+    """Trial `number` on a case, or on its first timed one; None when there is no such trial."""
+    trial = next((trial for trial in data.trials if trial.number == number), None)
+    if trial is None:
+        return None
+    outcome = weigh(data)[number].outcome
+    timed = [m for m in outcome.measurements if m.counts]
+    measured = next((m for m in timed if m.case == case), timed[0] if timed else None)
+    return Subject(
+        trial,
+        outcome,
+        measured.case if measured is not None else "",
+        _time_us(data, outcome, measured),
+        measured.baseline if measured is not None else "",
+        measured.baseline_us if measured is not None else None,
+        measured.speedup if measured is not None else None,
+    )
+
+
+def _time_us(data: RunData, outcome: Outcome, measured: Measurement | None) -> float | None:
+    if measured is not None:
+        return measured.time_us
+    time_ms = outcome.resources.get("time_ms") if data.recorded and outcome.ok else None
+    return 1000 * float(time_ms) if isinstance(time_ms, (int, float)) else None
+
+
+def kept_in(data: RunData) -> tuple[GatheredEvidence, ...]:
+    """The evidence that a run's store holds."""
+    return read_gathered(data.meta.get(FACT))
+
+
+def evidence_for(
+    kept: Sequence[GatheredEvidence], configuration: Mapping[str, Value], case: str
+) -> GatheredEvidence | None:
+    """The evidence of a configuration on a case, or on another case where that one has none."""
+    own = [item for item in kept if dict(item.configuration or {}) == dict(configuration)]
+    return next((item for item in own if item.case == case), own[0] if own else None)
+
+
+def evidence_of_baseline(
+    kept: Sequence[GatheredEvidence], name: str, case: str
+) -> GatheredEvidence | None:
+    found = (item for item in kept if item.baseline == name and item.case == case)
+    return next(found, None) if name else None
+
+
+def machine_of(name: str, subject: Subject, kept: Sequence[GatheredEvidence]) -> Machine:
+    """All that is known of a trial in the machine. The compilers' figures are the search's."""
+    return Machine(
+        name,
+        subject.configuration,
+        subject.time_us,
+        evidence_for(kept, subject.configuration, subject.case),
+        subject.trial.outcome.resources,
+    )
+
+
+def trial_like(data: RunData, configuration: Mapping[str, Value]) -> Trial | None:
+    """The first trial with these values."""
+    wanted = dict(configuration)
+    return next((t for t in data.trials if t.configuration.to_json() == wanted), None)
+
+
+def ablation_of(data: RunData, subject: Subject) -> Mapping[str, Json] | None:
+    """The stored ablation, if it is of this configuration."""
+    stored = data.meta.get("ablation")
+    if not isinstance(stored, dict) or not stored.get("rows"):
+        return None
+    same = stored.get("configuration") == subject.configuration.to_json()
+    return stored if same else None

@@ -1,0 +1,281 @@
+"""Makes an explanation of what a run's store holds; nothing is compiled, launched or written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from evotune.device.evidence import Evidence
+from evotune.device.gathered import GatheredEvidence, Work
+from evotune.device.profile import DeviceProfile
+from evotune.explain._cliffs import cliffs_of
+from evotune.explain._gene_effects import ablation_steps, effects_of
+from evotune.explain._hopeless_values import hopeless_values
+from evotune.explain._limiter import Case, limiter_of
+from evotune.explain._machine_differences import Machine, against_of, telling_line
+from evotune.explain._roofline import ceilings_of, launch_counters, roofline_of
+from evotune.explain._space_effects import (
+    importance_of,
+    marginal_differences,
+    marginals_of,
+    pairs_of,
+)
+from evotune.explain._subjects import (
+    Subject,
+    ablation_of,
+    chosen_subject,
+    evidence_for,
+    kept_in,
+    machine_of,
+    trial_like,
+)
+from evotune.explain._suggestions import LaunchFigures, Sources, suggestions_of
+from evotune.explain._trial_table import TrialTable
+from evotune.explain.explanation import (
+    Cliff,
+    Effect,
+    Explanation,
+    Limiter,
+    OverSpace,
+    Roofline,
+)
+from evotune.report import wording
+from evotune.report.data import RunData
+from evotune.search.trial_model import TrialModel
+from evotune.space.bound import BoundSpace
+from evotune.trial import Configuration, Json, Value
+
+_BECAUSE = 6  # effects for which the difference in the machine is looked up
+_LEAST_VALID = 8  # trials for effects over the space
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceView:
+    """What the space's own files say, where they were read.
+
+    - `space`: the bound space.
+    - `work_of`: the problem's work on the case with a label.
+    - `launch_figures`: see `LaunchFigures`.
+    """
+
+    space: BoundSpace
+    work_of: Callable[[str], Work]
+    launch_figures: Callable[[Configuration], LaunchFigures]
+
+
+def explain_data(
+    data: RunData,
+    number: int | None = None,
+    *,
+    view: SpaceView | None = None,
+    other: Machine | None = None,
+    missing: Sequence[str] = (),
+) -> Explanation:
+    """Explains trial `number`, or the leaderboard's first one. `other`: the candidate to hold it
+    against. UsageError when the run has no such valid trial."""
+    subject = chosen_subject(data, number)
+    kept = kept_in(data)
+    gathered = evidence_for(kept, subject.configuration, subject.case)
+    table = TrialTable.of(data.trials, view.space.parameters if view is not None else ())
+    model = fitted_model(table)
+    ablation = ablation_of(data, subject)
+    roofline = _roofline(data, subject, gathered, view)
+    case = Case(roofline, gathered, _attributes(data))
+    limiter = limiter_of(case)
+    neighbours = None
+    if view is not None and view.space.is_valid(subject.configuration):
+        neighbours = view.space.neighbours(subject.configuration)
+    effects = effects_of(subject.trial, ablation, table, model, neighbours)
+    effects = _with_reasons(data, subject, kept, effects, ablation)
+    cliffs = cliffs_of(table, ablation_steps(ablation), case.attributes)
+    mine = machine_of(f"trial {subject.trial.number}", subject, kept)
+    sources = Sources(
+        case=case,
+        limiter=limiter,
+        effects=effects,
+        table=table,
+        model=model,
+        champion=subject.trial,
+        space=view.space if view is not None else None,
+        launch_figures=view.launch_figures if view is not None else None,
+    )
+    return Explanation(
+        run=data.id,
+        space=data.space,
+        trial=subject.trial.number,
+        configuration=subject.configuration.to_json(),
+        device=str(data.device.get("name", "")),
+        time_us=subject.time_us,
+        speedup=subject.speedup,
+        headline=_headline(subject, limiter, effects),
+        limiter=limiter,
+        roofline=roofline,
+        counters=_counters(gathered),
+        effects=effects,
+        over_space=_over_space(table, model, subject, view, cliffs),
+        against=against_of(mine, other) if other is not None else None,
+        next=suggestions_of(sources),
+        missing=(*missing, *_missing(data, gathered, ablation, other)),
+    )
+
+
+def fitted_model(table: TrialTable) -> TrialModel | None:
+    """The search's model of a run's valid trials; None where there are too few."""
+    if len(table.valid) < _LEAST_VALID or not table.parameters:
+        return None
+    configurations = [table.varied(trial.configuration) for trial in table.valid]
+    return TrialModel(table.parameters, configurations, table.fitness.tolist())
+
+
+def _profile(data: RunData) -> DeviceProfile:
+    try:
+        return DeviceProfile.from_json(data.device)
+    except ValueError:  # a recorded run, or one of an older evotune
+        return DeviceProfile(str(data.device.get("name", "")), "", "", {})
+
+
+def _attributes(data: RunData) -> Mapping[str, Value]:
+    return _profile(data).attributes
+
+
+def _roofline(
+    data: RunData, subject: Subject, gathered: GatheredEvidence | None, view: SpaceView | None
+) -> Roofline | None:
+    if not subject.time_us or not subject.case:
+        return None
+    work = gathered.work if gathered is not None and gathered.case == subject.case else None
+    if work is None and view is not None:
+        work = view.work_of(subject.case)
+    if work is None:
+        return None
+    problem = data.meta.get("problem") or {}
+    evidence = gathered.evidence if gathered is not None else None
+    launches = 0
+    if view is not None:
+        launches = int(view.launch_figures(subject.configuration).get("launches", 0))
+    return roofline_of(
+        subject.case,
+        subject.time_us,
+        work,
+        dtype=str(problem.get("dtype", "")),
+        evidence=evidence,
+        ceilings=ceilings_of(evidence, _profile(data), data.copy_gbps),
+        attributes=_attributes(data),
+        launches=launches,
+    )
+
+
+def _counters(gathered: GatheredEvidence | None) -> Mapping[str, Json]:
+    evidence = gathered.evidence if gathered is not None else None
+    counters = launch_counters(evidence)
+    if not counters:
+        reason = _why(evidence, "counters") or "not measured"
+        return {"unavailable": reason}
+    found: dict[str, Json] = msgspec.to_builtins(counters[0])
+    return found
+
+
+def _why(evidence: Evidence | None, part: str) -> str:
+    return evidence.unavailable.get(part, "") if evidence is not None else ""
+
+
+def _over_space(
+    table: TrialTable,
+    model: TrialModel | None,
+    subject: Subject,
+    view: SpaceView | None,
+    cliffs: tuple[Cliff, ...],
+) -> OverSpace:
+    found = OverSpace(
+        trials=len(table.trials),
+        valid=len(table.valid),
+        hopeless=hopeless_values(table, view.space if view is not None else None),
+        cliffs=cliffs,
+    )
+    if model is None:
+        return found
+    marginals = marginal_differences(table, model)
+    importance = importance_of(table, {name: ds for name, (_, ds) in marginals.items()})
+    return msgspec.structs.replace(
+        found,
+        importance=importance,
+        marginals=marginals_of(table, marginals),
+        pairs=pairs_of(table, model, subject.configuration, importance),
+    )
+
+
+def _with_reasons(
+    data: RunData,
+    subject: Subject,
+    kept: Sequence[GatheredEvidence],
+    effects: Sequence[Effect],
+    ablation: Mapping[str, Json] | None,
+) -> tuple[Effect, ...]:
+    """The largest measured effects with the difference in the machine that goes with them."""
+    mine = machine_of("this", subject, kept)
+    figures = {
+        (row["parameter"], repr(row["after"])): row.get("resources") or {}
+        for row in (ablation or {}).get("rows", ())
+    }
+    found, looked_up = [], 0
+    for effect in effects:
+        because = ""
+        if effect.worth is not None and effect.basis != "model" and looked_up < _BECAUSE:
+            looked_up += 1
+            changed = {**subject.configuration, effect.parameter: effect.source, **effect.also}
+            trial = trial_like(data, changed)
+            resources = figures.get((effect.parameter, repr(effect.source))) or (
+                trial.outcome.resources if trial is not None else {}
+            )
+            evidence = evidence_for(kept, changed, subject.case)
+            there = Machine("", changed, None, evidence, resources)
+            because = telling_line(mine, there, other_is_slower=effect.worth > 1)
+        found.append(msgspec.structs.replace(effect, because=because) if because else effect)
+    return tuple(found)
+
+
+def _headline(subject: Subject, limiter: Limiter, effects: Sequence[Effect]) -> str:
+    time = wording.time_text(subject.time_us) if subject.time_us else "an unknown time"
+    what = f"Trial {subject.trial.number} takes {time}"
+    if subject.speedup is not None:
+        what += f", {subject.speedup:.2f}x the speed of {subject.baseline}"
+    parts = [what + "."]
+    if limiter.name:
+        share = f" ({limiter.share:.0%})" if limiter.share is not None else ""
+        parts.append(f"It is held by {limiter.name}{share}.")
+    else:
+        parts.append("No measurement says yet what holds it.")
+    best = [e for e in effects if e.worth is not None and e.basis != "model" and e.low is not None]
+    gains = [e for e in best if (e.low or 0) > 1 and not e.same_code]
+    if gains:
+        most = max(gains, key=lambda effect: math.log(effect.worth or 1))
+        own, other = (wording.value_text(value) for value in (most.to, most.source))
+        text = f"Its most valuable choice is {most.parameter}={own}: {most.worth:.2f}x over {other}"
+        parts.append(text + (f" ({most.because})." if most.because else "."))
+    return " ".join(parts)
+
+
+def _missing(
+    data: RunData,
+    gathered: GatheredEvidence | None,
+    ablation: Mapping[str, Json] | None,
+    other: Machine | None,
+) -> list[str]:
+    found = []
+    if data.recorded:
+        return ["a recorded run has no kernel: no counters, no machine code, no ablation"]
+    if gathered is None:
+        found.append("counters and machine code of this trial: not gathered")
+    else:
+        found += [f"{part}: {reason}" for part, reason in gathered.evidence.unavailable.items()]
+    if ablation is None:
+        found.append(
+            "effects measured in turn with this trial: not measured; those shown come from the "
+            "run's trials and the search's model"
+        )
+    if other is not None and other.gathered is None:
+        found.append(f"counters and machine code of {other.name}: not gathered")
+    return found

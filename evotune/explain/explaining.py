@@ -1,0 +1,168 @@
+"""`evotune explain`: measures what is missing, keeps it in the run, and explains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from evotune.device.gathered import Work
+from evotune.engine.ablation import Change, measured_rows, unchanged
+from evotune.engine.evidence_gathering import Access
+from evotune.engine.folder import RunFolder
+from evotune.errors import EnvironmentProblem, EvotuneError, RunLocked, UsageError
+from evotune.explain._measuring import Gathering
+from evotune.explain._sides import Side, machine_on, read_run, side_of
+from evotune.explain._subjects import Subject, ablation_of, chosen_subject
+from evotune.explain._suggestions import LaunchFigures
+from evotune.explain.assembling import SpaceView, explain_data
+from evotune.explain.explanation import Explanation, Suggestion
+from evotune.report.data import RunData
+from evotune.trial import Configuration
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainRequest:
+    """- `trial`: its number; None for the leaderboard's first.
+    - `against`: baseline, default, a trial's number, RUN:NUMBER or RUN; "" for none.
+    - `measure`: None measures where the run's device is here. The machine code is looked at
+      without the device too. False compiles and launches nothing.
+    - `tries`: measures the suggestions that are configurations.
+    """
+
+    trial: int | None = None
+    against: str = ""
+    measure: bool | None = None
+    tries: bool = False
+
+
+def explain_run(
+    run: RunFolder, request: ExplainRequest, note: Callable[[str], object] = lambda text: None
+) -> Explanation:
+    """Explains a trial of the run; `note` gets lines on what is measured meanwhile.
+
+    UsageError for a trial, a run or a side that is not there; EnvironmentProblem when something is
+    to be measured and the run's device is not here; RunLocked while another process works on the
+    run and something is to be measured.
+    """
+    data = read_run(run)
+    subject = chosen_subject(data, request.trial)
+    side = side_of(run, data, subject, request.against)
+    access, missing = _access(run, data)
+    if request.measure or request.tries:
+        _require_device(data, access, missing)
+    if request.measure is not False and access is not None:
+        _gather(Gathering(run, subject, access, note, missing), side, request)
+        data = read_run(run)
+    other = machine_on(side, subject, read_run(side.run)) if side is not None else None
+    view = _view(access) if access is not None else None
+    found = explain_data(data, subject.trial.number, view=view, other=other, missing=missing)
+    if request.tries:
+        assert access is not None
+        found = msgspec.structs.replace(found, next=_tried(run, access, subject, found.next, note))
+    return found
+
+
+def _access(run: RunFolder, data: RunData) -> tuple[Access | None, list[str]]:
+    """The run opened again, and why not."""
+    if data.recorded:
+        return None, []
+    try:
+        return Access.to(run), []
+    except EvotuneError as error:
+        return None, [f"the space's files were not read: {error}"]
+
+
+def _gather(gathering: Gathering, side: Side | None, request: ExplainRequest) -> None:
+    try:
+        gathering.evidence(side)
+        if gathering.access.away:
+            gathering.missing.append(f"nothing was launched: {gathering.access.away}")
+        elif ablation_of(read_run(gathering.run), gathering.subject) is None:
+            gathering.ablation()
+    except RunLocked as error:
+        if request.measure:
+            raise
+        gathering.missing.append(f"nothing was measured: {error}")
+
+
+def _require_device(data: RunData, access: Access | None, missing: Sequence[str]) -> None:
+    if data.recorded:
+        raise UsageError(f"run {data.id} replays a recording: there is no kernel to measure")
+    if access is None:
+        raise EnvironmentProblem("; ".join(missing))
+    if access.away:
+        raise EnvironmentProblem(access.away)
+
+
+def _view(access: Access) -> SpaceView:
+    space = access.reopened.space
+
+    def work_of(label: str) -> Work:
+        return access.work_of(access.timed_job(space.default(), label))
+
+    return SpaceView(space, work_of, lambda configuration: _launch_figures(access, configuration))
+
+
+def _launch_figures(access: Access, configuration: Configuration) -> LaunchFigures:
+    """{} for a configuration that cannot run."""
+    try:
+        job = access.timed_job(configuration)
+    except EvotuneError:
+        return {}
+    launches = job.plan.launches
+    if not launches:
+        return {"launches": 1.0}
+    largest = max(launches, key=lambda launch: launch.threads)
+    blocks = math.prod(largest.grid)
+    attributes = access.reopened.setup.profile.attributes
+    multiprocessors = attributes.get("multiprocessors", 0)
+    figures = {
+        "launches": float(len(launches)),
+        "threads": float(largest.threads),
+        "blocks": float(blocks),
+        "shared_bytes": float(largest.shared_bytes),
+        "bytes_in_flight": largest.shared_bytes / max(1, largest.threads),
+        "warps": blocks * largest.threads / 32,
+    }
+    if isinstance(multiprocessors, int) and multiprocessors:
+        figures["warps"] = min(blocks / multiprocessors, 1.0) * largest.threads / 32
+        rounds = -(-blocks // multiprocessors)
+        figures["idle"] = 1 - blocks / (rounds * multiprocessors)
+    return figures
+
+
+def _tried(
+    run: RunFolder,
+    access: Access,
+    subject: Subject,
+    suggestions: Sequence[Suggestion],
+    note: Callable[[str], object],
+) -> tuple[Suggestion, ...]:
+    """Measures the suggestions that are configurations, in turn with the explained one."""
+    wanted = [item for item in suggestions if item.configuration is not None]
+    if not wanted:
+        note("none of the suggestions is a configuration of this space: nothing to try")
+        return tuple(suggestions)
+    own = subject.configuration
+    changes = [unchanged(own)]
+    for item in wanted:
+        configuration = Configuration(item.configuration or {})
+        name = next(name for name, value in configuration.items() if value != own[name])
+        changes.append(Change(configuration, name, own[name], configuration[name], "tried", {}))
+    note(f"trying {len(wanted)} suggestions in turn with trial {subject.trial.number}")
+    with run.locked():
+        rows = list(measured_rows(access.reopened, subject.trial.number, own, changes))[1:]
+    measured = {
+        id(item): msgspec.structs.replace(
+            item,
+            measured=row.ratio,
+            measured_low=row.ratio_low,
+            measured_high=row.ratio_high,
+            outcome=row.outcome,
+        )
+        for item, row in zip(wanted, rows, strict=True)
+    }
+    return tuple(measured.get(id(item), item) for item in suggestions)
