@@ -34,9 +34,8 @@ def _texts(tree: ast.AST) -> Iterator[str]:
             yield "".join(
                 str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
             )
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if id(node) not in inside:
-                yield node.value
+        elif isinstance(node, ast.Constant) and id(node) not in inside:
+            yield str(node.value)
 
 
 @pytest.fixture(scope="module")

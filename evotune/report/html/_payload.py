@@ -22,8 +22,8 @@ from evotune.report.domain import MEANING as DOMAIN
 from evotune.report.domain import domain_table, domain_text
 from evotune.report.evidence import Evidence, weigh
 from evotune.report.front import pareto_front
-from evotune.report.html._findings import ablation, against_default
 from evotune.report.html._answers import answers
+from evotune.report.html._findings import ablation, against_default
 from evotune.report.leaderboard import Leaderboard, Row, rank
 from evotune.report.markdown import sentence
 from evotune.report.reasons import alike_reasons
