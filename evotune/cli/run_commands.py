@@ -99,8 +99,9 @@ def run(
 ) -> int:
     """Search SPACE for the fastest correct configuration.
 
-    SPACE is a file, or the name of a space that ships with evotune; without it the flagship
-    for the device is tuned. The first Ctrl-C ends the run tidily; it can be resumed.
+    SPACE is a file, or the name of a space that ships with evotune. Without it the flagship for
+    the device is tuned; on a CPU for three minutes, if no limit is given. The first Ctrl-C ends
+    the run tidily; it can be resumed.
     """
     from evotune.cli.progress import show_progress
     from evotune.engine.cluster_run import cluster_request
