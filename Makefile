@@ -18,7 +18,10 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 CPU_TORCH := $(PIP) install --no-deps --retries 1 --timeout 15 --index-url $(CPU_INDEX) -c constraints.txt torch \
 	|| echo "no CPU wheel of torch from $(CPU_INDEX): the default one is installed"
 
-.PHONY: run test check format soak test-gpu bench clean
+# A link to a page or a heading that is not there is an error.
+SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+.PHONY: run test check format site soak test-gpu bench clean
 
 run: $(VENV)/.runtime  ## tune the flagship kernel: on the GPU if there is one, else on the CPU
 	$(BIN)/evotune run
@@ -26,15 +29,19 @@ run: $(VENV)/.runtime  ## tune the flagship kernel: on the GPU if there is one, 
 test: $(VENV)/.development  ## every test that needs no GPU
 	$(BIN)/python -m pytest -m "not gpu and not soak" -n 2 --dist worksteal
 
-check: $(VENV)/.development  ## style, types, and which package may import which
+check: $(VENV)/.development  ## style, types, which package may import which, links of the pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(SITE) --site-dir $(VENV)/site
 
 format: $(VENV)/.development
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+site: $(VENV)/.development  ## the documentation as a site, in site/
+	$(SITE)
 
 soak: $(VENV)/.development  ## long campaigns, hours: their figures go to benchmarks/results/survival.json
 	$(BIN)/python -m pytest -m soak
@@ -52,8 +59,8 @@ $(VENV)/.runtime: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.development: $(VENV)/.runtime
-	$(INSTALL) -e '.[dev,$(or $(WHEELS),cuda12)]'
+	$(INSTALL) -e '.[dev,docs,$(or $(WHEELS),cuda12)]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache

@@ -1,4 +1,4 @@
-"""The space, the commands and the options that README.md shows are valid."""
+"""What README.md promises is short, and the space and commands of the first pages are valid."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from evotune.space.binding import bind
 from evotune.space.document import parse_space
 from evotune.trial import Value
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+OVERVIEW = (ROOT / "docs" / "README.md").read_text()
+YOUR_KERNEL = (ROOT / "docs" / "your-kernel.md").read_text()
 
 
 def test_the_example_space_is_valid() -> None:
-    (example,) = re.findall(r"```yaml\n(.*?)```", README, re.S)
+    (example,) = re.findall(r"```yaml\n(# yaml-language-server.*?)```", YOUR_KERNEL, re.S)
     document = parse_space(example, Path("my.yaml"))
     symbols: dict[str, Value] = {
         "batch": 1,
@@ -30,8 +33,8 @@ def test_the_example_space_is_valid() -> None:
     assert space.size().exact
 
 
-def test_every_command_in_readme_exists_with_the_options_it_shows() -> None:
-    commands = re.findall(r"^\| `(.+?)` \|", README, re.M)
+def test_every_command_of_the_overview_exists_with_the_options_it_shows() -> None:
+    commands = re.findall(r"^\| `(.+?)` \|", OVERVIEW, re.M)
     shown = [part.split() for cell in commands for part in re.split(r"`, `", cell)]
     assert len(shown) >= 9
     for name, *words in shown:
@@ -43,3 +46,12 @@ def test_every_command_in_readme_exists_with_the_options_it_shows() -> None:
 
 def test_no_figure_is_left_to_be_filled_in() -> None:
     assert "@@" not in README
+
+
+def test_readme_takes_five_minutes_and_leads_on() -> None:
+    words = len(re.sub(r"\(\S+\)|`[^`]*`", "", README).split())
+    assert words < 1000  # at 200 words a minute
+    assert README.count("![") == 1
+    for page in ("first-run", "your-kernel", "export", "from-python", "errors"):
+        assert f"docs/{page}.md" in README
+    assert re.findall(r"^make (\w+)", README, re.M) == ["run", "test"]

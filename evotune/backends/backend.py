@@ -116,6 +116,9 @@ class Backend(ABC):
     """The values of `--device` for its devices, as messages list them beside its models."""
     flagship: ClassVar[str] = ""
     """The space that is tuned when the user names none and `--device` means this backend."""
+    flagship_minutes: ClassVar[float | None] = None
+    """A run of the flagship ends after so many minutes of searching and confirming when the user
+    names neither a space nor a limit. None: the space's own budget holds."""
     preference: ClassVar[int] = 0
     """Of the backends with a flagship and a device on this machine, `auto` takes the one with the
     highest preference."""

@@ -63,6 +63,7 @@ def export(
     """
     from evotune.engine.folder import find_run
     from evotune.export.exporting import export_runs
+    from evotune.package_name import use
 
     found = export_runs([find_run(run, runs_dir) for run in runs], folder, name)
     if style == "json":
@@ -79,13 +80,6 @@ def export(
     terminal.note(f"install: pip install --no-deps {_as_argument(found.folder)}")
     terminal.note(f"use: {use(found.name, found.call)}")
     return 0
-
-
-def use(name: str, call: str) -> str:
-    """The Python line with which a program uses the package."""
-    if call == "attention":
-        return f"import {name}; {name}.activate()"
-    return f"import {name}; help({name}.{call})"
 
 
 def _as_argument(folder: Path) -> str:

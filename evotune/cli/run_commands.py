@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,6 @@ from evotune.command_line import run_command
 if TYPE_CHECKING:
     from evotune.engine.starting import RunResult
     from evotune.report.data import RunData
-    from evotune.trial import Json
 
 _SHOWN_ROWS = 5
 _NO_VALID_CANDIDATE = 1
@@ -101,8 +99,9 @@ def run(
 ) -> int:
     """Search SPACE for the fastest correct configuration.
 
-    SPACE is a file, or the name of a space that ships with evotune; without it the flagship
-    for the device is tuned. The first Ctrl-C ends the run tidily; it can be resumed.
+    SPACE is a file, or the name of a space that ships with evotune. Without it the flagship for
+    the device is tuned; on a CPU for three minutes, if no limit is given. The first Ctrl-C ends
+    the run tidily; it can be resumed.
     """
     from evotune.cli.progress import show_progress
     from evotune.engine.cluster_run import cluster_request
@@ -182,6 +181,7 @@ def _conclude(
     """Prints the leaderboard on stdout and the next commands on stderr; returns the exit code."""
     from evotune.cli.tables import print_leaderboard
     from evotune.report.data import RunData
+    from evotune.report.summary import more_budget
 
     interrupted = result.reason == "interrupted"
     failed = 0 if result.ok_trials else _NO_VALID_CANDIDATE
@@ -189,7 +189,7 @@ def _conclude(
     data = RunData.load(result.run, _SHOWN_ROWS)
     print_leaderboard(terminal, data, _SHOWN_ROWS)
     sys.stdout.flush()
-    more = _more_budget(result.reason, data.settings)
+    more = more_budget(result.reason, data.settings)
     if more is not None:
         devices = more_devices(gpus, cluster, allow_mixed)
         terminal.note(f"resume: {run_command('resume', result.run.path, *more, *devices)}")
@@ -202,15 +202,12 @@ def _conclude(
 
 def _offer_package(terminal: Terminal, result: RunResult, data: RunData) -> None:
     """Tells how the winner gets into a program."""
-    from evotune.cli.export_command import use
-    from evotune.export.package_name import default_name, offered_name
+    from evotune.package_name import package_commands
 
-    name = offered_name(data.space)
-    named = () if name == default_name(data.space) else ("--name", name)
-    folder = f"{name}_package"
-    terminal.note(f"export: {run_command('export', result.run.path, '-o', folder, *named)}")
-    call = use(name, str(data.meta.get("problem", {}).get("name", "")))
-    terminal.note(f"use: pip install --no-deps ./{folder}; python -c {shlex.quote(call)}")
+    problem = str(data.meta.get("problem", {}).get("name", ""))
+    found = package_commands(str(result.run.path), data.space, problem)
+    terminal.note(f"export: {found.export}")
+    terminal.note(f"use: {found.install}; python -c {shlex.quote(found.use)}")
 
 
 def more_devices(gpus: int | str | None, cluster: str | None, allow_mixed: bool) -> list[str]:
@@ -220,16 +217,3 @@ def more_devices(gpus: int | str | None, cluster: str | None, allow_mixed: bool)
         *([] if cluster is None else ["--cluster", cluster]),
         *(["--allow-mixed"] if allow_mixed else []),
     ]
-
-
-def _more_budget(reason: str, settings: Mapping[str, Json]) -> list[str] | None:
-    """The options with which `resume` continues the run.
-
-    An interrupted run needs none. A run that ended at its trials or minutes needs twice as many.
-    None: the run ended for another reason, and no option continues it.
-    """
-    if reason == "interrupted":
-        return []
-    if reason in ("trials", "minutes"):
-        return [f"--{reason}", f"{2 * settings[reason]:g}"]
-    return None

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from evotune.backends import registry
 from evotune.backends.registry import measuring_alone
 from evotune.command_line import RUNS_DIR
 from evotune.engine import environment
@@ -145,7 +146,7 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
 
 def _options(setup: Setup, request: RunRequest) -> RunOptions:
     """The space's, as the user changed them. UsageError or SpaceError for what cannot be."""
-    options = setup.options.replaced(request.options)
+    options = setup.options.replaced(_first_limits(setup, request)).replaced(request.options)
     if request.strategy is not None:
         options = options.replaced({"strategy": strategy_name(request.strategy)})
     if isinstance(setup, RecordedSetup) and options.speedup is not None:
@@ -163,6 +164,17 @@ def _options(setup: Setup, request: RunRequest) -> RunOptions:
         first = tuple(configuration.to_json() for configuration in starts)
         options = options.replaced({"starts": first})
     return options
+
+
+_LIMITS: Final = ("trials", "minutes", "compiles", "speedup", "no_improvement")
+
+
+def _first_limits(setup: Setup, request: RunRequest) -> dict[str, Json]:
+    """The limits of a run whose user named neither a space nor a limit: a first look, which should
+    not take long. Champions are confirmed as in any other run."""
+    if request.space is not None or any(request.options.get(name) for name in _LIMITS):
+        return {}
+    return {"minutes": registry.named(setup.profile.backend).flagship_minutes}
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from evotune.export._case_shapes import CaseShapes, call_name, case_shapes
 from evotune.export._champions import Champion, Selection, confirmed, selected
 from evotune.export._descriptions import certificate, dispatch, frame, package_files
 from evotune.export._json_text import json_text
-from evotune.export.package_name import checked_name, default_name
+from evotune.package_name import checked_name, default_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,3 +133,16 @@ def _best_json(row: Row | None) -> Json:
         "speedup_high": row.figures.speedup_high,
         "time_us": row.figures.time_us,
     }
+
+
+def more_budget(reason: str, settings: Mapping[str, Json]) -> list[str] | None:
+    """The options with which `resume` continues a run that ended for this reason.
+
+    An interrupted run needs none. A run that ended at its trials or minutes needs twice as many.
+    None: the run ended for another reason, and no option continues it.
+    """
+    if reason == "interrupted":
+        return []
+    if reason in ("trials", "minutes"):
+        return [f"--{reason}", f"{2 * settings[reason]:g}"]
+    return None

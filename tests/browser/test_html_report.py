@@ -134,6 +134,15 @@ def test_every_section_draws_in_light_dark_and_on_a_phone(
     assert browser.evaluate(ink) != before  # charts that are drawn change colour with the page
     hero = browser.evaluate("document.querySelector('.hero').textContent")
     assert "1.400x [1.350, 1.450] against sdpa:flash" in hero
+    asked = "[...document.querySelectorAll('.hero dl.answers dt')].map((e) => e.textContent)"
+    assert browser.evaluate(asked) == [
+        "What won?",
+        "By how much?",
+        "Is it sure?",
+        "Why?",
+        "How do I use it?",
+        "What next?",
+    ]
     assert HOSTILE in hero
 
 
@@ -232,7 +241,7 @@ def test_several_runs_share_a_page(browser: chromium.Browser, page: Path, tmp_pa
     for tab in range(4):
         browser.evaluate(f"document.querySelectorAll('.tabs button')[{tab}].click()")
         draw_all(browser)
-        environment = browser.evaluate("document.querySelector('#run dl').textContent")
+        environment = browser.evaluate("document.querySelector('#run dl.facts').textContent")
         assert META["device"]["name"] in environment
     assert "No valid candidate" in browser.evaluate("document.querySelector('#run').textContent")
 

@@ -49,8 +49,8 @@ def test_every_command_and_option_is_explained_with_an_example(name: str) -> Non
     for option in command.params:
         if isinstance(option, click.Option):
             assert option.help, option.opts
-    readme = (ROOT / "README.md").read_text()
-    assert re.search(rf"^\|.*`{name}\b", readme, re.MULTILINE), f"README does not name {name}"
+    overview = (DOCS / "README.md").read_text()
+    assert re.search(rf"^\|.*`{name}\b", overview, re.MULTILINE), f"docs/README.md lacks {name}"
 
 
 @pytest.mark.parametrize("command", ["run", "replay"])

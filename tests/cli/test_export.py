@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from evotune.backends.cpu import CpuBackend
 from evotune.engine.folder import RunFolder
-from evotune.export.package_name import checked_name, offered_name
+from evotune.package_name import checked_name, offered_name
 from evotune.user_code import trust
 from tests.engine.runs import RECORDING, recorded_space, run_here
 from tests.export.making import fabricated, own_problem, tiny_space, with_speedup
@@ -145,6 +146,8 @@ def test_a_run_with_a_winner_ends_with_the_lines_that_export_and_use_it(
         said = invoke("resume", run.id, "--trials", "1", "--trust")
         assert ("\nexport: evotune export" in said.stderr) is offered, said.stderr
         assert ("\nuse: pip install --no-deps ./softmax_cpu_package" in said.stderr) is offered
+    used = next(text for text in said.stderr.splitlines() if text.startswith("use: "))
+    compile(shlex.split(used)[-1], "python -c", "exec")  # Python's, whatever the problem's file is
     line = next(text for text in said.stderr.splitlines() if text.startswith("export: "))
     done = invoke(*line.removeprefix("export: evotune ").split(), "--trust")
     assert done.exit_code == 0, done.output

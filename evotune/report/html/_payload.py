@@ -22,6 +22,7 @@ from evotune.report.domain import MEANING as DOMAIN
 from evotune.report.domain import domain_table, domain_text
 from evotune.report.evidence import Evidence, weigh
 from evotune.report.front import pareto_front
+from evotune.report.html._answers import answers
 from evotune.report.html._findings import ablation, against_default
 from evotune.report.leaderboard import Leaderboard, Row, rank
 from evotune.report.markdown import sentence
@@ -57,6 +58,7 @@ def run_payload(data: RunData) -> dict[str, Json]:
         "every": data.sample.every if data.sample else 1,
         "sentence": printable(sentence(summary)),
         "headline": _headline(data, summary, leader),
+        "answers": [answer.to_json() for answer in answers(data, summary, leader)],
         "facts": _facts(data, summary),
         "command": shlex.join(printable(str(word)) for word in data.meta.get("command") or ()),
         "environment": printable_json(data.environment),

@@ -60,11 +60,20 @@ function hero(run) {
     el("div", {}, best && !run.recorded
       ? `${best.time}, trial ${best.trial} of ${run.total}, ${standing}.` : run.sentence),
     best ? el("code", { class: "configuration" }, best.configuration) : null,
+    answerList(run.answers),
     ...run.warnings.filter(([number]) => number === run.leader).map(([, text]) =>
       el("p", { class: "bad" }, "Warning: " + text)),
     ...(run.disqualified.length ? [el("details", {}, el("summary", {},
       `${run.disqualified.length} candidates failed their confirmation`),
     simpleTable(["trial", "reason"], run.disqualified, [true, false]))] : []));
+}
+
+function answerList(answers) {
+  return el("dl", { class: "answers" }, answers.flatMap((answer) => [
+    el("dt", {}, answer.question),
+    el("dd", {}, answer.sentences.map((text) => el("p", {}, text)),
+      answer.commands.map(([line, reason]) => el("p", {}, el("code", {}, line), el("span", { class: "quiet" }, reason)))),
+  ]));
 }
 
 function leaderboardSection(run, rows) {

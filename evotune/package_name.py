@@ -1,11 +1,13 @@
-"""The name of an exported package."""
+"""The name of an exported package, and the commands that make, install and use one."""
 
 from __future__ import annotations
 
 import keyword
 import re
 import sys
+from dataclasses import dataclass
 
+from evotune.command_line import run_command
 from evotune.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9_]*[A-Za-z0-9])?")
@@ -39,3 +41,32 @@ def offered_name(space: str) -> str:
         except UsageError:
             continue
     return "kernel"
+
+
+def use(name: str, call: str = "") -> str:
+    """The Python line with which a program uses the package. `call`: its function, if known."""
+    if call == "attention":
+        return f"import {name}; {name}.activate()"
+    return f"import {name}; help({name}.{call})" if call else f"import {name}; help({name})"
+
+
+@dataclass(frozen=True, slots=True)
+class PackageCommands:
+    """How a run's winner gets into a program: two lines for the shell, and one of Python."""
+
+    export: str
+    install: str
+    use: str
+
+
+def package_commands(run_path: str, space: str, problem: str) -> PackageCommands:
+    """For a run of this space and problem, under a name that the package can have. `problem`: as
+    the space names it; a problem of the user's own is a file and a class."""
+    name = offered_name(space)
+    named = () if name == default_name(space) else ("--name", name)
+    folder = f"{name}_package"
+    return PackageCommands(
+        export=run_command("export", run_path, "-o", folder, *named),
+        install=f"pip install --no-deps ./{folder}",
+        use=use(name, "attention" if problem == "attention" else ""),
+    )

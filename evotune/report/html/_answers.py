@@ -1,0 +1,185 @@
+"""The questions that a page answers first: who won, by how much, is it sure, why, and what now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from evotune.command_line import run_command
+from evotune.counted import counted
+from evotune.package_name import package_commands
+from evotune.report import wording
+from evotune.report.data import RunData
+from evotune.report.leaderboard import Row
+from evotune.report.summary import RunSummary, more_budget
+from evotune.report.wording import printable
+from evotune.trial import Json, Measurement
+
+_SHOWN_CHANGES = 4
+_SHOWN_EFFECTS = 3
+_RESUMABLE = ("interrupted", "killed")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One question with its answer. `commands`: lines to paste, each with the reason for it."""
+
+    question: str
+    sentences: tuple[str, ...] = ()
+    commands: tuple[tuple[str, str], ...] = ()
+
+    def to_json(self) -> dict[str, Json]:
+        """With every text `printable`."""
+        return {
+            "question": self.question,
+            "sentences": [printable(text) for text in self.sentences],
+            "commands": [[printable(line), printable(why)] for line, why in self.commands],
+        }
+
+
+def answers(data: RunData, summary: RunSummary, leader: Row | None) -> list[Answer]:
+    """What a reader asks of a run, in the order of asking."""
+    if leader is None:
+        return [Answer("What next?", _no_winner(data), tuple(_steps(data, summary, None)))]
+    found = [Answer("What won?", (_winner(data, leader),))]
+    if not data.recorded:
+        found += [
+            Answer("By how much?", (_gain(leader),)),
+            Answer("Is it sure?", tuple(_certainty(data, leader))),
+            _why(data, leader),
+            _use(data),
+        ]
+    return [*found, Answer("What next?", (), tuple(_steps(data, summary, leader)))]
+
+
+def _winner(data: RunData, leader: Row) -> str:
+    text = f"Trial {leader.number} of {data.totals.trials}"
+    if data.default is None:
+        return f"{text}."
+    changed = wording.difference(leader.configuration, data.default)
+    if not changed:
+        return f"{text}: the space's default. The search found nothing better."
+    text += f". {len(changed)} of its {counted(len(leader.configuration), 'value')} "
+    text += "is not the default's" if len(changed) == 1 else "are not the default's"
+    if len(changed) > _SHOWN_CHANGES:
+        return f"{text}."
+    return f"{text}: {wording.configuration_text(changed)}."
+
+
+def _gain(leader: Row) -> str:
+    cases = leader.timed
+    speedups = [m.speedup for m in cases]
+    baselines = ", ".join(dict.fromkeys(m.baseline for m in cases))
+    if len(cases) == 1:
+        times = f"{wording.time_text(cases[0].time_us)} instead of"
+        return f"{times} {wording.time_text(cases[0].baseline_us)} of {baselines}."
+    return (
+        f"{min(speedups):.2f} to {max(speedups):.2f} times as fast as {baselines}, by case; the "
+        f"figure above is the geometric mean of {len(cases)} cases."
+    )
+
+
+def _certainty(data: RunData, leader: Row) -> Iterator[str]:
+    if not leader.confirmed:
+        yield (
+            "No. This is the search's own figure: few samples, and the best of many noisy figures "
+            "flatters. No fresh process has confirmed it."
+        )
+        return
+    noise = wording.noise_text(leader.outcome)
+    if noise:
+        yield f"No: {noise}. Measure again on a quiet machine."
+    else:
+        yield _verdict(leader)
+    yield _confirmation(leader)
+    slower = [m for m in leader.outcome.measurements if m.speedup_high < 1]
+    if slower:
+        yield f"It is surely slower than the baseline at {_cases(slower)}."
+    if data.beside:
+        yield f"Times may be disturbed: {wording.beside_text(data.beside)}."
+
+
+def _verdict(leader: Row) -> str:
+    low, high = leader.figures.speedup_low, leader.figures.speedup_high
+    if low is not None and low > 1:
+        return "Yes: the results are right, and the whole 95% interval of the speedup is above 1."
+    if high is not None and high < 1:
+        return "Yes: the results are right, and it is slower than the baseline."
+    return "The results are right. Whether it is faster is open: the 95% interval holds 1."
+
+
+def _confirmation(leader: Row) -> str:
+    processes = max((len(m.processes) for m in leader.timed), default=0)
+    where = f"{processes} fresh processes" if processes > 1 else "a fresh process"
+    held_out = any(m.held_out for m in leader.outcome.measurements)
+    unseen = "inputs and shapes" if held_out else "inputs"
+    statuses = [check.status for check in leader.outcome.checks]
+    skipped = statuses.count("skipped")
+    text = f"It was timed again in {where}, on {unseen} that the search never saw, and passed "
+    text += counted(statuses.count("passed"), "check")
+    return f"{text}; {skipped} could not be made here." if skipped else f"{text}."
+
+
+def _cases(measured: Sequence[Measurement]) -> str:
+    named = [
+        f"{m.case}{' (held out)' * m.held_out}{' from cold caches' * (m.cache == 'cold')}"
+        for m in measured
+    ]
+    return ", ".join(named)
+
+
+def _why(data: RunData, leader: Row) -> Answer:
+    """The values that matter most, as an ablation measured them; else the command for one."""
+    question = "Why?"
+    stored = data.meta.get("ablation")
+    if not isinstance(stored, dict) or stored.get("trial") != leader.number:
+        command = run_command("ablate", data.path)
+        return Answer(question, (), ((command, "measures what each of its values is worth"),))
+    costly = [
+        row
+        for row in stored.get("rows", ())
+        if row.get("parameter") and row.get("ratio") is not None and row["ratio_high"] < 1
+    ]
+    if not costly:
+        return Answer(question, ("No parameter changed alone makes it surely slower.",))
+    costly.sort(key=lambda row: float(row["ratio"]))
+    shown = ", ".join(
+        f"{wording.change_text(row)} ({row['ratio']:.2f} times as fast)"
+        for row in costly[:_SHOWN_EFFECTS]
+    )
+    return Answer(question, (f"The changes that harm it most, each made alone: {shown}.",))
+
+
+def _use(data: RunData) -> Answer:
+    question = "How do I use it?"
+    if not data.won:
+        nothing = "Not yet: no confirmed champion is surely faster than the baseline in any case."
+        return Answer(question, (nothing,))
+    problem = data.meta.get("problem") or {}
+    found = package_commands(data.path, data.space, str(problem.get("name", "")))
+    return Answer(
+        question,
+        (),
+        (
+            (found.export, "writes a Python package that needs PyTorch and not evotune"),
+            (found.install, "installs it, without a network"),
+            (found.use, "in your program"),
+        ),
+    )
+
+
+def _steps(data: RunData, summary: RunSummary, leader: Row | None) -> Iterator[tuple[str, str]]:
+    kind, _, reason = summary.state.partition(":")
+    more = more_budget("interrupted" if kind in _RESUMABLE else reason, data.settings)
+    if more is not None:
+        why = "searches on: more trials may find better" if more else "goes on where it stopped"
+        yield run_command("resume", data.path, *more), why
+    if leader is not None and not data.recorded:
+        yield run_command("verify", data.path), "checks the leader once more, and lists every check"
+
+
+def _no_winner(data: RunData) -> tuple[str, ...]:
+    if not data.totals.trials:
+        return ("No trial has ended.",)
+    kinds = wording.counts_text(data.totals.outcomes)
+    return (f"No candidate is valid ({kinds}). The outcomes below have the reasons.",)

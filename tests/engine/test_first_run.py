@@ -1,0 +1,51 @@
+"""`evotune run` without a space and without a limit is a first look that ends in minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evotune.backends.cpu import CpuBackend
+from evotune.engine import starting
+from evotune.engine.observer import SilentObserver
+from evotune.engine.spaces import find_space
+from evotune.engine.starting import RunRequest, RunResult, start_run
+from evotune.run_options import RunOptions
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[RunOptions]:
+    """The options with which runs begin; none searches."""
+    seen: list[RunOptions] = []
+
+    def finish(run: Any, store: Any, setup: Any, options: RunOptions, *rest: Any) -> RunResult:
+        seen.append(options)
+        return RunResult(run, "trials", 0)
+
+    monkeypatch.setattr(starting, "_finish", finish)
+    monkeypatch.setattr(starting, "flagship", lambda device: find_space("softmax-cpu"))  # small
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("space", "options", "minutes"),
+    [
+        (None, {}, CpuBackend.flagship_minutes),
+        (None, {"trials": None, "seed": 3}, CpuBackend.flagship_minutes),
+        (None, {"trials": 500}, None),
+        (None, {"minutes": 30.0}, 30.0),
+        ("softmax-cpu", {}, None),
+    ],
+)
+def test_minutes(
+    found: list[RunOptions],
+    tmp_path: Path,
+    space: str | None,
+    options: dict[str, Any],
+    minutes: float | None,
+) -> None:
+    start_run(RunRequest(space, "cpu", tmp_path, options=options), SilentObserver())
+    assert found[0].minutes == minutes
+    assert found[0].champions == 3  # what is confirmed is confirmed as ever

@@ -1,0 +1,113 @@
+"""The page opens with answers: what won, by how much, is it sure, why, how to use it, what next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from evotune.report.data import RunData
+from evotune.report.html._payload import run_payload
+from evotune.trial import Outcome, OutcomeKind
+
+from .runs import configuration, failed, make_run, ok, recorded
+
+
+def opening(folder: Path, outcomes: list[Outcome], **given: Any) -> dict[str, Mapping[str, Any]]:
+    data = RunData.load(make_run(folder, outcomes, **given))
+    return {answer["question"]: answer for answer in run_payload(data)["answers"]}
+
+
+def said(answer: Mapping[str, Any]) -> str:
+    return " ".join(answer["sentences"])
+
+
+def lines(answer: Mapping[str, Any]) -> list[str]:
+    return [line for line, _ in answer["commands"]]
+
+
+def test_a_confirmed_winner(tmp_path: Path) -> None:
+    won = ok(1.4, 1.35, 1.45, held_out=("odd",))
+    found = opening(
+        tmp_path, [ok(1.1), ok(1.5)], confirmations={1: won}, meta={"default": configuration(0)}
+    )
+    assert said(found["What won?"]) == (
+        "Trial 1 of 2. 3 of its 3 values are not the default's: BLOCK_M=32 UNROLL=1 PACK=false."
+    )
+    assert "1.40 to 1.40 times as fast as sdpa:flash" in said(found["By how much?"])
+    sure = said(found["Is it sure?"])
+    assert sure.startswith("Yes: the results are right, and the whole 95% interval")
+    assert "on inputs and shapes that the search never saw, and passed 1 check." in sure
+    export, install, use = lines(found["How do I use it?"])
+    assert export.startswith("evotune export ")
+    assert " -o attention_cpu_package" in export
+    assert install == "pip install --no-deps ./attention_cpu_package"
+    assert use == "import attention_cpu; attention_cpu.activate()"
+    assert [line.split()[1] for line in lines(found["What next?"])] == ["resume", "verify"]
+    assert "--trials 200" in lines(found["What next?"])[0]
+
+
+@pytest.mark.parametrize(
+    ("confirmation", "verdict", "usable"),
+    [
+        (None, "No. This is the search's own figure", False),
+        (ok(1.1, 0.9, 1.3), "Whether it is faster is open", False),
+        (ok(0.8, 0.7, 0.9), "Yes: the results are right, and it is slower", False),
+        (ok(1.5, 1.0, 2.2, flags=("too_noisy",)), "No: too noisy", True),
+    ],
+)
+def test_how_sure_it_is(
+    tmp_path: Path, confirmation: Outcome | None, verdict: str, usable: bool
+) -> None:
+    confirmations = {} if confirmation is None else {0: confirmation}
+    found = opening(tmp_path, [ok(1.5)], confirmations=confirmations)
+    assert verdict in said(found["Is it sure?"])
+    assert bool(lines(found["How do I use it?"])) is usable
+
+
+def test_a_case_that_got_slower_and_a_skipped_check_are_named(tmp_path: Path) -> None:
+    won = ok(1.4, held_out=("odd",))
+    odd = msgspec.structs.replace(
+        won.measurements[-1], speedup=0.8, speedup_low=0.7, speedup_high=0.9
+    )
+    skipped = msgspec.structs.replace(won.checks[0], status="skipped")
+    won = msgspec.structs.replace(
+        won, measurements=(*won.measurements[:-1], odd), checks=(*won.checks, skipped)
+    )
+    sure = said(opening(tmp_path, [ok(1.5)], confirmations={0: won})["Is it sure?"])
+    assert "surely slower than the baseline at odd (held out)." in sure
+    assert "1 could not be made here" in sure
+
+
+def test_the_reason_is_an_ablation_of_this_leader(tmp_path: Path) -> None:
+    row = {"parameter": "UNROLL", "before": 2, "after": 1, "also": {}, "why": "default",
+           "outcome": "ok", "reason": "", "ratio": 0.8,
+           "ratio_low": 0.78, "ratio_high": 0.82}  # fmt: skip
+    harmless = {**row, "parameter": "PACK", "ratio": 1.0, "ratio_high": 1.1}
+    for trial, expected in ((0, "UNROLL 2 to 1 (0.80 times as fast)"), (7, "")):
+        found = opening(
+            tmp_path / str(trial), [ok(1.5)], confirmations={0: ok(1.4)},
+            meta={"ablation": {"trial": trial, "configuration": {}, "date": "2030-01-02",
+                               "rows": [row, harmless]}},
+        )  # fmt: skip
+        why = found["Why?"]
+        assert expected in said(why)
+        assert "PACK" not in said(why)
+        assert bool(lines(why)) is (trial == 7)  # else the command that measures it
+
+
+def test_a_run_without_a_winner_says_what_happened(tmp_path: Path) -> None:
+    found = opening(tmp_path, [failed(OutcomeKind.COMPILE_ERROR)], meta={"state": "interrupted"})
+    assert list(found) == ["What next?"]
+    assert "No candidate is valid (1 compile_error)." in said(found["What next?"])
+    (resume,) = lines(found["What next?"])
+    assert resume.startswith("evotune resume ")
+    assert "--trials" not in resume
+
+
+def test_a_recording_has_no_baseline_to_be_sure_of(tmp_path: Path) -> None:
+    found = opening(tmp_path, [recorded(2.0)], meta={"kind": "recorded"})
+    assert list(found) == ["What won?", "What next?"]
