@@ -337,7 +337,10 @@ def bind_space(
     document: SpaceDocument, spec: ProblemSpec, problem: Problem, profile: DeviceProfile
 ) -> tuple[BoundSpace, dict[str, list[Case]]]:
     """The bound space and its cases by role; every mistake is a SpaceError with a position."""
-    timed, held_out = (_cases(spec, problem, group) for group in ("shapes", "held_out"))
+    if spec.cases:
+        timed, held_out = [problem.case(each.shape, each.variant) for each in spec.cases], []
+    else:
+        timed, held_out = (_cases(spec, problem, group) for group in ("shapes", "held_out"))
     bound = bind(document, [dict(case.symbols) for case in timed], dict(profile.attributes))
     return bound, {TIMED: timed, HELD_OUT: held_out}
 

@@ -122,6 +122,8 @@ class Problem(Protocol):
     dtypes: ClassVar[tuple[str, ...]]
     input_kinds: ClassVar[tuple[str, ...]]
     """`normal` first, then the adversarial ones; see `make_inputs`."""
+    variant_symbols: ClassVar[tuple[str, ...]]
+    """Symbols of a variant; all others are a shape's."""
 
     @property
     def scalars(self) -> tuple[str, ...]:
