@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from evotune.backends import registry
 from evotune.device.launch import Binary
 from evotune.engine import environment
+from evotune.engine.champions import Champion
 from evotune.engine.compiling import build_jobs
 from evotune.errors import EnvironmentProblem, EvotuneError
 from evotune.execute.executor import CaseJob, Proposal
 from evotune.execute.in_flight import InFlight
 from evotune.export._case_shapes import CaseShapes
-from evotune.export._champions import Champion
+from evotune.export._champions import regions
 from evotune.export._kernel_plan import KernelPlan, comparable, kernel_plan
 from evotune.space.specs import KernelSpec
 from evotune.store import RunStore
@@ -81,7 +82,7 @@ def built(champion: Champion, proposal: Proposal, shapes: CaseShapes) -> BuiltCh
         champion=champion,
         binaries=tuple(_distinct(kernel, inside, binaries)),
         plan=plan,
-        regions=champion.regions([job.case for job in inside]),
+        regions=regions(champion, [job.case for job in inside]),
     )
 
 

@@ -11,10 +11,11 @@ from typing import Any
 from evotune.backends import registry
 from evotune.device.profile import DeviceProfile
 from evotune.engine import environment
+from evotune.engine.champions import Champion
 from evotune.execute.executor import TIMED
 from evotune.export._built_kernels import BuiltChampion
 from evotune.export._case_shapes import CaseShapes, call_name, calls
-from evotune.export._champions import Champion, Selection
+from evotune.export._champions import Selection
 from evotune.export._expression_json import to_json
 from evotune.export._package_readme import readme
 from evotune.problems.problem import CONTIGUOUS

@@ -16,12 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from evotune.engine.champions import Champion
 from evotune.engine.folder import RunFolder
 from evotune.engine.stop_signal import interruptible
 from evotune.errors import UsageError
 from evotune.export._built_kernels import BuiltChampion, built, checked_cases
 from evotune.export._case_shapes import CaseShapes, call_name, case_shapes
-from evotune.export._champions import Champion, Selection, confirmed, selected
+from evotune.export._champions import Selection, confirmed, selected
 from evotune.export._descriptions import certificate, dispatch, frame, package_files
 from evotune.export._json_text import json_text
 from evotune.export.package_name import checked_name, default_name
