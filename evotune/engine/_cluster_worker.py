@@ -20,9 +20,9 @@ import msgspec
 from evotune.backends import registry
 from evotune.device.channel import decode, encode
 from evotune.engine._calibration import calibrate
-from evotune.engine._given_cases import stored_cases
 from evotune.engine.confirming import timed_again
 from evotune.engine.folder import RunFolder
+from evotune.engine.given_cases import stored_cases
 from evotune.engine.kernel_executor import open_kernel_executor
 from evotune.engine.setup import load_kernel_setup
 from evotune.errors import EnvironmentProblem, EvotuneError

@@ -8,6 +8,7 @@ from evotune.backends import registry
 from evotune.device.profile import DeviceProfile
 from evotune.engine.reopening import ReopenedRun
 from evotune.errors import EvotuneError
+from evotune.problems import UserProblem
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case, Place, Problem
 from evotune.store import RunStore
@@ -61,6 +62,11 @@ def place_with_ratio(problem: Problem, case: Case) -> Place:
     return Place(place.fixed, {**place.ranged, "length_ratio": ratio}, place.layout)
 
 
+def has_own_check(problem: Problem) -> bool:
+    """Whether the problem refuses sizes by Python code, which a package does not have."""
+    return isinstance(problem, UserProblem) and type(problem).check is not UserProblem.check
+
+
 def sure_gain_us(profile: DeviceProfile, problem: Problem, measured: Measurement) -> float:
     """The time, in microseconds, that a call of an exported package gains at least. Of attention
     the call's own cost is taken off; of other problems a package serves lost cases too."""
@@ -68,6 +74,12 @@ def sure_gain_us(profile: DeviceProfile, problem: Problem, measured: Measurement
     if isinstance(problem, Attention):
         gain_us -= registry.named(profile.backend).exported_call_us
     return gain_us
+
+
+def is_won(profile: DeviceProfile, problem: Problem, measured: Measurement) -> bool:
+    """Whether a package may serve the case: the whole interval lies above 1, and a call gains more
+    than it costs."""
+    return measured.speedup_low >= 1.0 and sure_gain_us(profile, problem, measured) >= 0.0
 
 
 def champions_of(reopened: ReopenedRun) -> list[Champion]:

@@ -16,7 +16,6 @@ from evotune.command_line import command_line
 from evotune.device.profile import DeviceProfile
 from evotune.device.recorded import RecordedSpace, read_named_recording, read_recorded_space
 from evotune.engine._compile_options import refuse_options
-from evotune.engine._given_cases import GIVEN_CASES, Skipped, kept_cases, stored_cases
 from evotune.engine._planning import Planner, architecture, bind_space
 from evotune.engine._space_files import (
     problem_file,
@@ -26,6 +25,7 @@ from evotune.engine._space_files import (
     space_path,
 )
 from evotune.engine.folder import RunFolder
+from evotune.engine.given_cases import GIVEN_CASES, Skipped, kept_cases, stored_cases
 from evotune.engine.spaces import is_recording, shipped_name
 from evotune.errors import NoSuchGpu, UsageError
 from evotune.problems import Case, Problem, create_problem

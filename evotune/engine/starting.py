@@ -19,13 +19,13 @@ import msgspec
 from evotune.backends.registry import measuring_alone
 from evotune.command_line import RUNS_DIR
 from evotune.engine import environment
-from evotune.engine._given_cases import GIVEN_CASES, skipped_in_words
 from evotune.engine._kernel_run import KernelRun
 from evotune.engine._recorded_run import RecordedRun
 from evotune.engine._space_files import fingerprints, snapshot
 from evotune.engine._work import KindOfRun, RunWork
 from evotune.engine.cluster_run import Cluster, ClusterRequest, connected
 from evotune.engine.folder import RunFolder, create_folder, write_durably
+from evotune.engine.given_cases import GIVEN_CASES, skipped_in_words
 from evotune.engine.observer import Observer
 from evotune.engine.setup import (
     GpuRequest,

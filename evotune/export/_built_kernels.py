@@ -76,7 +76,7 @@ def built(champion: Champion, proposal: Proposal, shapes: CaseShapes) -> BuiltCh
     binaries = _compiled(champion, proposal)
     _require_measured_code(champion, proposal, binaries)
     inside = [job for job in proposal.cases if champion.holds(job.case)]
-    kernel = _kernel(champion)
+    kernel = champion.run.planner.kernel_of(champion.configuration)
     plan = _plan(champion, kernel, shapes, inside, binaries)
     return BuiltChampion(
         champion=champion,
@@ -84,11 +84,6 @@ def built(champion: Champion, proposal: Proposal, shapes: CaseShapes) -> BuiltCh
         plan=plan,
         regions=regions(champion, [job.case for job in inside]),
     )
-
-
-def _kernel(champion: Champion) -> KernelSpec:
-    name = champion.configuration.get("KERNEL")
-    return champion.run.setup.document.kernel(None if name is None else str(name))
 
 
 def _compiled(champion: Champion, proposal: Proposal) -> dict[str, Binary]:

@@ -109,11 +109,6 @@ def call_name(name: str, problem: Problem) -> str:
     return f"{found}_kernel" if taken else found
 
 
-def has_own_check(problem: Problem) -> bool:
-    """Whether the problem refuses sizes by Python code, which a package does not have."""
-    return isinstance(problem, UserProblem) and type(problem).check is not UserProblem.check
-
-
 def calls(problem: Problem, shapes: CaseShapes, tuned: Sequence[Case]) -> Json:
     """The entry `cases_from` of a package: how it makes a case of the tensors of a call."""
     if not isinstance(problem, UserProblem):

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from evotune.backends import registry
-from evotune.engine.champions import Champion, champions_of, sure_gain_us
+from evotune.engine.champions import Champion, champions_of, has_own_check, sure_gain_us
 from evotune.engine.folder import RunFolder
 from evotune.engine.reopening import ReopenedRun
 from evotune.errors import EvotuneError, UsageError
 from evotune.execute.executor import HELD_OUT, TIMED
-from evotune.export._case_shapes import has_own_check
 from evotune.export._served_regions import (
     MeasuredCase,
     ServedRegion,

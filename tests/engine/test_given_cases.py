@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.engine._given_cases import GIVEN_CASES, skipped_in_words
+from evotune.engine.given_cases import GIVEN_CASES, skipped_in_words
 from evotune.engine.reopening import ReopenedRun
 from evotune.engine.setup import load_kernel_setup
 from evotune.engine.spaces import shipped_spaces

@@ -13,11 +13,11 @@ import pytest
 
 from evotune.device.launch import Binary
 from evotune.engine import confirming
-from evotune.engine._given_cases import GIVEN_CASES
 from evotune.engine._space_files import fingerprints, snapshot
 from evotune.engine.compiling import build_jobs
 from evotune.engine.environment import describe
 from evotune.engine.folder import RunFolder, create_folder
+from evotune.engine.given_cases import GIVEN_CASES
 from evotune.engine.setup import KernelSetup, load_setup
 from evotune.execute.executor import HELD_OUT, TIMED, Proposal
 from evotune.execute.in_flight import InFlight
