@@ -77,6 +77,7 @@ _COMMANDS = {
     "ablate": "evotune.cli.ablate_command:ablate",
     "verify": "evotune.cli.verify_command:verify",
     "export": "evotune.cli.export_command:export",
+    "portfolio": "evotune.cli.portfolio_command:portfolio",
     "check": "evotune.cli.inspection:check",
     "compile": "evotune.cli.compile_command:compile_command",
     "init": "evotune.cli.init_command:init",

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from evotune.errors import ProblemMistake, UsageError
+from evotune.portfolios.points import BATCH_HEADS
 from evotune.problems import UserProblem
 from evotune.problems.attention import DIMENSIONS, Attention
 from evotune.problems.problem import Case, Problem
@@ -56,6 +57,7 @@ class CaseShapes:
         if not self.sizes:
             symbol = scope.symbol
             found["group"] = scope.operation("//", symbol("heads"), symbol("kv_heads"))
+            found[BATCH_HEADS] = scope.operation("*", symbol("batch"), symbol("heads"))
             found["length_ratio"] = scope.operation("/", symbol("seq_len_k"), symbol("seq_len_q"))
         return found
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from evotune.backends import registry
-from evotune.engine.champions import Champion, champions_of, has_own_check, sure_gain_us
+from evotune.engine.confirmed_champions import Champion, champions_of, has_own_check, sure_gain_us
 from evotune.engine.folder import RunFolder
 from evotune.engine.reopening import ReopenedRun
 from evotune.errors import EvotuneError, UsageError
@@ -21,7 +21,7 @@ from evotune.export._served_regions import (
 from evotune.problems import UserProblem
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
-from evotune.trial import Measurement, Region
+from evotune.trial import Json, Measurement, Region
 
 
 def confirmed(run: RunFolder) -> list[Champion]:
@@ -73,10 +73,16 @@ def regions(champion: Champion, checked: Iterable[Case]) -> tuple[Region, ...]:
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The champions of a package, by their number there, and the regions that they serve, in the
-    order in which the package looks."""
+    order in which the package looks.
+
+    - `timed`: further cases that were timed and are served, by the champion's number.
+    - `rule`: what the package's README says about its portfolio; None for a package of runs.
+    """
 
     champions: tuple[Champion, ...]
     served: tuple[ServedRegion, ...]
+    timed: tuple[tuple[int, Case], ...] = ()
+    rule: Mapping[str, Json] | None = None
 
     @property
     def best(self) -> Champion:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from evotune.portfolio.points import Point, distance
+from evotune.portfolios.points import Point, distance
 
 _ROUNDS = 20
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from evotune.portfolio.points import OTHER_BINARY, Point, distance
+from evotune.portfolios.points import OTHER_BINARY, Point, distance
 from evotune.trial import Json
 
 _SEARCHING = 0.6

@@ -7,22 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from evotune.engine.champions import Champion, has_own_check
+from evotune.engine.confirmed_champions import Champion, has_own_check
 from evotune.engine.setup import KernelSetup
-from evotune.portfolio._cell_plans import cell_of, extended_domain
-from evotune.portfolio._held_out_judge import judged, without_losses
-from evotune.portfolio._kernel_choice import chosen_kernels
-from evotune.portfolio._matrix_store import Matrix
-from evotune.portfolio._rule_tree import learnt_leaves
-from evotune.portfolio.points import Point
-from evotune.portfolio.portfolio_file import (
+from evotune.portfolios._cell_plans import cell_of, extended_domain
+from evotune.portfolios._held_out_judge import judged, without_losses
+from evotune.portfolios._kernel_choice import chosen_kernels
+from evotune.portfolios._rule_tree import learnt_leaves
+from evotune.portfolios.matrix_store import Matrix
+from evotune.portfolios.points import Point
+from evotune.portfolios.portfolio_file import (
     FORMAT,
     Portfolio,
     PortfolioCase,
     PortfolioKernel,
     cell_rows,
 )
-from evotune.portfolio.rule import RuleRegion, kernel_at, regions_of
+from evotune.portfolios.rule import RuleRegion, kernel_at, regions_of
 from evotune.problems.problem import Case
 from evotune.space.specs import GivenCase
 from evotune.trial import Domain

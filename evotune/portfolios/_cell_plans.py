@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from evotune.engine.champions import Champion, is_won
+from evotune.engine.confirmed_champions import Champion, is_won
 from evotune.engine.launches import Rejected
 from evotune.errors import SpaceError
 from evotune.execute.executor import CaseJob
-from evotune.portfolio._matrix_store import Cell
-from evotune.portfolio.points import REFUSED, Score
+from evotune.portfolios.matrix_store import Cell
+from evotune.portfolios.points import REFUSED, Score
 from evotune.problems.problem import Case
 from evotune.trial import Domain, Outcome, Region
 

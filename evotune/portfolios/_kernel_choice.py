@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
-from evotune.portfolio.points import Point
+from evotune.portfolios.points import Point
 
 _MOST_SUBSETS = 20_000
 _EPSILON = 1e-12

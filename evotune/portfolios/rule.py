@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from evotune.portfolio._rule_tree import Leaf
-from evotune.portfolio.points import Point, independent_features
+from evotune.portfolios._rule_tree import Leaf
+from evotune.portfolios.points import Point, independent_features
 from evotune.trial import Region, Value
 
 NEAR = 0.1

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from evotune.engine.champions import Champion, champions_of
+from evotune.engine.confirmed_champions import Champion, champions_of
 from evotune.engine.folder import RunFolder, list_runs
 from evotune.engine.observer import Observer
 from evotune.engine.reopening import ReopenedRun

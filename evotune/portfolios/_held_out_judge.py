@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from evotune.portfolio.points import Point
-from evotune.portfolio.rule import RuleRegion, cut, kernel_at
+from evotune.portfolios.points import Point
+from evotune.portfolios.rule import RuleRegion, cut, kernel_at
 
 
 class Cut(msgspec.Struct, frozen=True):

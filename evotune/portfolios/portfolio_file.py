@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 
 from evotune.errors import StoreError, UsageError
-from evotune.portfolio._held_out_judge import Cut, Figures
-from evotune.portfolio._matrix_store import Cell, Matrix, has_portfolio, read_matrix
-from evotune.portfolio.rule import RuleRegion
+from evotune.portfolios._held_out_judge import Cut, Figures
+from evotune.portfolios.matrix_store import Cell, Matrix, has_portfolio, read_matrix
+from evotune.portfolios.rule import RuleRegion
 from evotune.regular_file import read_regular
 from evotune.space.specs import GivenCase
-from evotune.trial import Configuration, Domain, Measurement, Value
+from evotune.trial import Domain, Measurement, Value
 
 FORMAT = 1
 FILE = "portfolio.json"
@@ -94,7 +94,7 @@ class Portfolio(msgspec.Struct, frozen=True):
 def write_portfolio(runs_dir: Path, matrix: Matrix, found: Portfolio) -> Path:
     """Writes the file, whole or not at all. Returns its path."""
     path = runs_dir / FILE
-    content = msgspec.json.format(msgspec.json.encode(found, enc_hook=_plain), indent=1) + b"\n"
+    content = to_json(found)
     unfinished = path.with_name(f".{FILE}.unfinished")
     try:
         unfinished.write_bytes(content)
@@ -105,20 +105,21 @@ def write_portfolio(runs_dir: Path, matrix: Matrix, found: Portfolio) -> Path:
     return path
 
 
+def to_json(found: Portfolio) -> bytes:
+    """The text of the file."""
+    return msgspec.json.format(msgspec.json.encode(found, enc_hook=_plain), indent=1) + b"\n"
+
+
 def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"a {type(value).__name__} cannot be encoded")
 
 
-def is_portfolio(folder: Path) -> bool:
-    return has_portfolio(folder)
-
-
 def portfolio_folder(named: Path) -> Path | None:
     """The folder of the portfolio that a user names by itself or by its file; None for neither."""
     folder = named.parent if named.name == FILE else named
-    return folder if is_portfolio(folder) else None
+    return folder if has_portfolio(folder) else None
 
 
 def read_portfolio(runs_dir: Path) -> tuple[Portfolio, Mapping[Cell, Measurement]]:
@@ -165,7 +166,3 @@ def cell_rows(matrix: Matrix) -> Iterator[CellRow]:
                 *(m.speedup, m.speedup_low, m.speedup_high),
             )
         yield row
-
-
-def configuration_of(kernel: PortfolioKernel) -> Configuration:
-    return Configuration(kernel.configuration)

@@ -19,21 +19,21 @@ from pathlib import Path
 import msgspec
 
 from evotune.counted import counted
-from evotune.engine.champions import Champion
+from evotune.engine.confirmed_champions import Champion
 from evotune.engine.given_cases import kept_cases, skipped_in_words
 from evotune.engine.setup import KernelSetup, load_kernel_setup
 from evotune.engine.spaces import find_space
 from evotune.errors import EvotuneError, SpaceError, UsageError
-from evotune.portfolio._case_searches import CaseSearches, Observing
-from evotune.portfolio._cell_measuring import OpenExecutor, measure_cells, opened_executor
-from evotune.portfolio._cell_plans import CellPlans, cell_of
-from evotune.portfolio._held_out_judge import held_out_labels
-from evotune.portfolio._matrix_store import Matrix, locked_matrix
-from evotune.portfolio._representatives import representatives
-from evotune.portfolio._search_plan import SearchPlan, nearest_searched, worst_served
-from evotune.portfolio._served_rule import finished_portfolio
-from evotune.portfolio.points import Point, Score, point_of
-from evotune.portfolio.portfolio_file import Portfolio, write_portfolio
+from evotune.portfolios._case_searches import CaseSearches, Observing
+from evotune.portfolios._cell_measuring import OpenExecutor, measure_cells, opened_executor
+from evotune.portfolios._cell_plans import CellPlans, cell_of
+from evotune.portfolios._held_out_judge import held_out_labels
+from evotune.portfolios._representatives import representatives
+from evotune.portfolios._search_plan import SearchPlan, nearest_searched, worst_served
+from evotune.portfolios._served_rule import finished_portfolio
+from evotune.portfolios.matrix_store import Matrix, locked_matrix
+from evotune.portfolios.points import Point, Score, point_of
+from evotune.portfolios.portfolio_file import Portfolio, write_portfolio
 from evotune.problems.problem import Case
 from evotune.space.reading.case_file import CaseEntry
 from evotune.space.specs import GivenCase

@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from evotune.engine.baseline_choice import chosen_baseline
-from evotune.engine.champions import Champion
+from evotune.engine.confirmed_champions import Champion
 from evotune.errors import SpaceError
 from evotune.execute.executor import CaseJob, Executor, Proposal
 from evotune.execute.in_flight import speaks_for_its_code
 from evotune.execute.local import LocalExecutor
-from evotune.portfolio._cell_plans import CellPlans, cell_of
-from evotune.portfolio._matrix_store import Cell, Matrix
+from evotune.portfolios._cell_plans import CellPlans, cell_of
+from evotune.portfolios.matrix_store import Cell, Matrix
 from evotune.problems.problem import Case
 
 _BASELINES = "baselines"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from evotune.engine.champions import place_with_ratio
+from evotune.engine.confirmed_champions import place_with_ratio
 from evotune.problems import UserProblem
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case, Place, Problem

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from evotune.portfolio.points import Point, independent_features
+from evotune.portfolios.points import Point, independent_features
 from evotune.trial import Value
 
 _LEAF = 0.003
