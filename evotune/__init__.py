@@ -15,6 +15,7 @@ the commands of these names. Nothing is imported before it is used.
 # while a file of the working folder could still take a module's place.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from evotune.api.case_portfolio import portfolio
     from evotune.api.gating import Verdict, gate
     from evotune.api.looking import check, compile
     from evotune.api.replaying import replay
@@ -48,6 +49,7 @@ _PLACES = {
     "gate": "evotune.api.gating",
     "check": "evotune.api.looking",
     "compile": "evotune.api.looking",
+    "portfolio": "evotune.api.case_portfolio",
     "replay": "evotune.api.replaying",
     "Candidate": "evotune.api.run",
     "Run": "evotune.api.run",
@@ -103,6 +105,7 @@ __all__ = [
     "gate",
     "ints",
     "open_run",
+    "portfolio",
     "powers_of_two",
     "replay",
     "tune",

@@ -16,6 +16,7 @@ from evotune.regular_file import read_regular
 from evotune.scratch import scratch_folder
 from evotune.space.objects import Constraint, Domain, Kernel, Space
 from evotune.space.objects.plain_data import Expression
+from evotune.space.reading.case_file import CaseEntry, given_cases, read_cases
 from evotune.space.suggest import describe
 from evotune.trial import Value
 from evotune.user_code import NotAgreed, trust
@@ -24,6 +25,17 @@ AnySpace: TypeAlias = "str | Path | Space | Kernel"
 """The path of a space file, the name of a shipped space, a `Space`, or a kernel: `CppKernel`,
 `CudaKernel`, `TritonKernel`. A kernel needs the other arguments of `Space` as keywords. With a
 problem of your own its baseline is `torch:best`, unless you name another."""
+
+
+AnyCases: TypeAlias = "str | Path | Sequence[Mapping[str, Value]]"
+"""The path of a file of cases, or the cases: symbols of a shape and a variant, and a `count`."""
+
+
+def case_entries(cases: AnyCases | None) -> list[CaseEntry]:
+    """SpaceError for a mistake in them."""
+    if cases is None:
+        return []
+    return read_cases(Path(cases)) if isinstance(cases, str | Path) else given_cases(cases)
 
 
 class SpaceKeywords(TypedDict, total=False):

@@ -13,6 +13,7 @@ from evotune.errors import UsageError
 from evotune.report.data import RunData
 from evotune.report.formats import REPORTS
 from evotune.report.leaderboard import Row, rank
+from evotune.store import RunStore
 from evotune.trial import Check, Configuration, Measurement, Outcome, Trial, Value
 
 if TYPE_CHECKING:
@@ -162,6 +163,12 @@ class Run:
     def state(self) -> str:
         """`finished:REASON` (trials, minutes, …), `interrupted`, `running`, or `killed`."""
         return RunData.load(self.folder, 1).state
+
+    @property
+    def skipped_cases(self) -> str:
+        """Which of the cases that were given no kernel takes, in words; "" for none."""
+        with RunStore.open_for_reading(self.folder.store) as store:
+            return str(store.meta("skipped_cases", ""))
 
     @property
     def best(self) -> Candidate:

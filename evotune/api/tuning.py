@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from evotune.api._given_space import AnySpace, SpaceKeywords, space_file, trusting
+from evotune.api._given_space import (
+    AnyCases,
+    AnySpace,
+    SpaceKeywords,
+    case_entries,
+    space_file,
+    trusting,
+)
 from evotune.api.run import Run, open_run, watching
 from evotune.command_line import RUNS_DIR
 from evotune.engine.cluster_run import cluster_request
@@ -31,6 +39,7 @@ def tune(
     device: str = "auto",
     runs_dir: str | Path = RUNS_DIR,
     warm_start: Run | str | Path | None = None,
+    cases: AnyCases | None = None,
     champions: int | None = None,
     racing: bool = True,
     lookahead: int | None = None,
@@ -53,6 +62,9 @@ def tune(
     - `device`: auto, cpu, cuda:N, or a GPU's name (l4, h100, …), which requires that model.
     - `runs_dir`: the folder in which the run's own folder is made.
     - `warm_start`: a run whose best configurations are tried first.
+    - `cases`: take the place of the space's shapes and variants: a file, or a list such as
+      `[{"batch": 1, "heads": 8, "seq_len": 512, "head_dim": 64, "causal": True}]`. A warning names
+      those that no kernel of the space takes.
     - `champions`: how many of the best candidates are confirmed in fresh processes (3).
     - `racing`: whether candidates that cannot win get fewer samples.
     - `lookahead`: the number of trials in flight.
@@ -102,5 +114,9 @@ def tune(
             warm_start=earlier,
             gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),
             cluster=cluster_request(cluster, device, gpus, allow_mixed=allow_mixed),
+            cases=case_entries(cases),
         )
-        return Run(start_run(request, watching(on_trial)).run)
+        run = Run(start_run(request, watching(on_trial)).run)
+    if said := run.skipped_cases:
+        warnings.warn(said, stacklevel=2)
+    return run

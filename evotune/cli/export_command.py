@@ -15,6 +15,7 @@ from evotune.cli.options import (
     trust_option,
 )
 from evotune.cli.terminal import Terminal, pass_terminal, write_output
+from evotune.errors import UsageError
 
 if TYPE_CHECKING:
     from evotune.export.exporting import Exported
@@ -54,18 +55,17 @@ def export(
     The package needs PyTorch and not evotune: `pip install DIR` works without a network. Of
     attention it serves the cases that a champion was measured to win, and PyTorch the rest; of
     another problem a champion serves its whole domain. Several runs of one problem on one device
-    make one package, and each case gets the kernel with the greatest speedup. The package has the
+    make one package, and each case gets the kernel with the greatest speedup. Instead of runs, RUN
+    may be the folder of a portfolio: its kernels, served by its rule. The package has the
     machine code that was measured, its sources, and a certificate of checks and figures. The same
     runs give the same bytes.
 
     Exit code 1 when a run has no confirmed champion or when none is faster than PyTorch's
     attention, 3 when the compilers here make other machine code than the run measured.
     """
-    from evotune.engine.folder import find_run
-    from evotune.export.exporting import export_runs
     from evotune.package_name import use
 
-    found = export_runs([find_run(run, runs_dir) for run in runs], folder, name)
+    found = _exported(runs, folder, name, runs_dir)
     if style == "json":
         from evotune.report.records import to_json
 
@@ -80,6 +80,19 @@ def export(
     terminal.note(f"install: pip install --no-deps {_as_argument(found.folder)}")
     terminal.note(f"use: {use(found.name, found.call)}")
     return 0
+
+
+def _exported(runs: tuple[str, ...], folder: Path, name: str | None, runs_dir: Path) -> Exported:
+    from evotune.engine.folder import find_run
+    from evotune.export.exporting import export_portfolio, export_runs
+    from evotune.portfolios.portfolio_file import portfolio_folder
+
+    portfolios = [found for run in runs if (found := portfolio_folder(Path(run))) is not None]
+    if not portfolios:
+        return export_runs([find_run(run, runs_dir) for run in runs], folder, name)
+    if len(runs) > 1:
+        raise UsageError(f"{portfolios[0]} is a portfolio: export it alone")
+    return export_portfolio(portfolios[0], folder, name)
 
 
 def _as_argument(folder: Path) -> str:

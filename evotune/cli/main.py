@@ -78,6 +78,7 @@ _COMMANDS = {
     "explain": "evotune.cli.explain_command:explain",
     "verify": "evotune.cli.verify_command:verify",
     "export": "evotune.cli.export_command:export",
+    "portfolio": "evotune.cli.portfolio_command:portfolio",
     "check": "evotune.cli.inspection:check",
     "compile": "evotune.cli.compile_command:compile_command",
     "init": "evotune.cli.init_command:init",

@@ -182,6 +182,17 @@ cluster_option = click.option(
 )
 
 
+def cases_option(help_text: str, *, required: bool = False) -> Callable[[Function], Function]:
+    """--cases FILE: see `evotune.space.reading.case_file`."""
+    return click.option(
+        "--cases",
+        metavar="FILE",
+        required=required,
+        type=click.Path(path_type=Path),
+        help=help_text,
+    )
+
+
 def format_option(names: Sequence[str], default: str) -> Callable[[Function], Function]:
     return click.option(
         "--format",

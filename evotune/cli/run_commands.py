@@ -13,6 +13,7 @@ from evotune.cli.options import (
     POSITIVE,
     STRATEGIES,
     Command,
+    cases_option,
     cluster_option,
     complete_run,
     complete_strategy,
@@ -52,6 +53,10 @@ _INTERRUPTED = 130
     shell_complete=complete_run,
     help="Begin with the best configurations of this run, even of one on another device.",
 )
+@cases_option(
+    "Tune for the cases of this file in place of the space's: a list in YAML or JSON, or the miss "
+    "log of an exported package. Cases that no kernel takes are skipped and said."
+)
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the search.")
 @click.option(
     "--strategy",
@@ -89,6 +94,7 @@ def run(
     *,
     space: str | None,
     warm_start: str | None,
+    cases: Path | None,
     strategy: str | None,
     gpus: int | str | None,
     cluster: str | None,
@@ -108,6 +114,7 @@ def run(
     from evotune.engine.folder import find_run
     from evotune.engine.setup import GpuRequest
     from evotune.engine.starting import RunRequest, start_run
+    from evotune.space.reading.case_file import read_cases
 
     request = RunRequest(
         space=space,
@@ -118,6 +125,7 @@ def run(
         warm_start=None if warm_start is None else find_run(warm_start, runs_dir),
         gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),
         cluster=cluster_request(cluster, device, gpus, allow_mixed=allow_mixed),
+        cases=() if cases is None else read_cases(cases),
         command=("evotune", *sys.argv[1:]),
     )
     with show_progress(terminal) as observer:

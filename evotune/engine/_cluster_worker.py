@@ -15,11 +15,14 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
+import msgspec
+
 from evotune.backends import registry
 from evotune.device.channel import decode, encode
 from evotune.engine._calibration import calibrate
 from evotune.engine.confirming import timed_again
 from evotune.engine.folder import RunFolder
+from evotune.engine.given_cases import stored_cases
 from evotune.engine.kernel_executor import open_kernel_executor
 from evotune.engine.setup import load_kernel_setup
 from evotune.errors import EnvironmentProblem, EvotuneError
@@ -120,7 +123,11 @@ class _RunHere:
             _unpack(told.files, run.sources)
             device = registry.named(told.backend).take_device(self._exit)
             self.setup = load_kernel_setup(
-                run.sources / told.space_file, device, run, secret=told.secret
+                run.sources / told.space_file,
+                device,
+                run,
+                secret=told.secret,
+                cases=stored_cases(msgspec.to_builtins(told.cases)),
             )
             self._check_model(told)
             cores = [_own_cores()] if _own_cores() else []

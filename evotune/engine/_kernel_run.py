@@ -13,6 +13,7 @@ from evotune.backends.beside import others_at_work
 from evotune.counted import counted
 from evotune.engine import confirming
 from evotune.engine._calibration import calibrate
+from evotune.engine.baseline_choice import chosen_baseline
 from evotune.engine.folder import RunFolder
 from evotune.engine.kernel_executor import open_kernel_executor
 from evotune.engine.observer import Observer
@@ -22,7 +23,6 @@ from evotune.execute.executor import (
     HELD_OUT,
     TIMED,
     BaselineReport,
-    BaselineTiming,
     Executor,
     Proposal,
 )
@@ -31,7 +31,6 @@ from evotune.execute.local import LocalExecutor
 from evotune.measure.agreement import agreement
 from evotune.problems import Case
 from evotune.run_options import RunOptions
-from evotune.space.document import SpaceDocument
 from evotune.store import RunStore
 from evotune.trial import Configuration, Json, Outcome, Trial
 
@@ -193,21 +192,3 @@ class KernelRun:
 
 def _in_words(chosen: Mapping[str, str]) -> str:
     return "baselines: " + ", ".join(f"{name} for {case}" for case, name in chosen.items())
-
-
-def chosen_baseline(document: SpaceDocument, case: Case, timings: Sequence[BaselineTiming]) -> str:
-    """`family:best` is the fastest of the family that passes the gate itself. SpaceError when the
-    case has no such baseline on this device."""
-    usable = [t for t in timings if t.case == case.label and t.passed]
-    family, _, member = document.baseline.partition(":")
-    if member == "best":
-        usable = [t for t in usable if t.name.startswith(f"{family}:")]
-    else:
-        usable = [t for t in usable if t.name == document.baseline]
-    if not usable:
-        names = sorted({t.name for t in timings if t.case == case.label and t.passed})
-        raise document.baseline_position.error(
-            f"no baseline {document.baseline!r} for {case.label} on this device; "
-            f"it has {', '.join(names) or 'none that fits its memory and is correct'}"
-        )
-    return min(usable, key=lambda t: t.time_us).name

@@ -104,7 +104,7 @@ class Planner:
         """Every case with its compiler run and its launches; a rejection when a case breaks a limit
         of the device. A champion that is confirmed gets further cases: held-out ones, edge shapes
         of the variants that the space does not tune, and random shapes."""
-        kernel = self._kernel(configuration)
+        kernel = self.kernel_of(configuration)
         compile_jobs: _CompileJobs = {}
         try:
             jobs = self._case_jobs(kernel, configuration, compile_jobs)
@@ -120,7 +120,7 @@ class Planner:
 
     def case_job(self, configuration: Configuration, case: Case) -> CaseJob:
         """For a case outside the space. Rejected or SpaceError when the kernel cannot run it."""
-        kernel = self._kernel(configuration)
+        kernel = self.kernel_of(configuration)
         if why := self._strides_missing(kernel, case):
             raise Rejected(why)
         names = {*self.problem.scalars, *self.problem.place(case).fixed}
@@ -162,7 +162,7 @@ class Planner:
 
     def strided_tensors(self, configuration: Configuration, case: Case) -> frozenset[str]:
         """The tensors whose strides the configuration's kernel is told."""
-        kernel, specs = self._kernel(configuration), self.problem.tensors(case)
+        kernel, specs = self.kernel_of(configuration), self.problem.tensors(case)
         return frozenset(
             spec.name
             for spec in specs
@@ -319,7 +319,7 @@ class Planner:
                 if argument.name is not None and argument.name not in known:
                     self.bound.check(parse_expression(argument.name, argument.position))
 
-    def _kernel(self, configuration: Configuration) -> KernelSpec:
+    def kernel_of(self, configuration: Configuration) -> KernelSpec:
         name = configuration.get("KERNEL")
         return self._document.kernel(str(name) if name is not None else None)
 
@@ -337,7 +337,10 @@ def bind_space(
     document: SpaceDocument, spec: ProblemSpec, problem: Problem, profile: DeviceProfile
 ) -> tuple[BoundSpace, dict[str, list[Case]]]:
     """The bound space and its cases by role; every mistake is a SpaceError with a position."""
-    timed, held_out = (_cases(spec, problem, group) for group in ("shapes", "held_out"))
+    if spec.cases:
+        timed, held_out = [problem.case(each.shape, each.variant) for each in spec.cases], []
+    else:
+        timed, held_out = (_cases(spec, problem, group) for group in ("shapes", "held_out"))
     bound = bind(document, [dict(case.symbols) for case in timed], dict(profile.attributes))
     return bound, {TIMED: timed, HELD_OUT: held_out}
 

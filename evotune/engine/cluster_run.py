@@ -86,6 +86,7 @@ class Cluster:
             allow_mixed=self.allow_mixed,
             fixed_sampling=fixed_sampling,
             secret=setup.secret,
+            cases=setup.problem_spec.cases,
         )
         return ClusterRunWorkers(self, told)
 

@@ -15,6 +15,7 @@ from evotune.backends.registry import work_together
 from evotune.command_line import command_line
 from evotune.device.profile import DeviceProfile
 from evotune.device.recorded import RecordedSpace, read_named_recording, read_recorded_space
+from evotune.engine._compile_options import refuse_options
 from evotune.engine._planning import Planner, architecture, bind_space
 from evotune.engine._space_files import (
     problem_file,
@@ -24,18 +25,18 @@ from evotune.engine._space_files import (
     space_path,
 )
 from evotune.engine.folder import RunFolder
+from evotune.engine.given_cases import GIVEN_CASES, Skipped, kept_cases, stored_cases
 from evotune.engine.spaces import is_recording, shipped_name
 from evotune.errors import NoSuchGpu, UsageError
-from evotune.languages import language
 from evotune.problems import Case, Problem, create_problem
 from evotune.problems.problem import WrongKey
 from evotune.regular_file import read_regular
 from evotune.run_options import RunOptions
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument, load_space
+from evotune.space.reading.case_file import CaseEntry
 from evotune.space.search_space import SearchSpace
-from evotune.space.specs import KernelSpec, ProblemSpec, filled, parameters_in
-from evotune.space.suggest import did_you_mean
+from evotune.space.specs import ProblemSpec
 from evotune.store import RunStore
 
 _RECORDED = DeviceProfile("recorded", "recorded", "", {})
@@ -67,6 +68,8 @@ class KernelSetup:
     space_file: str
     files: Mapping[str, bytes]
     secret: str
+    skipped: tuple[Skipped, ...] = ()
+    """Cases that a user gave and no kernel takes."""
 
     @property
     def name(self) -> str:
@@ -184,12 +187,14 @@ def load_setup(
     gpus: GpuRequest | None = None,
     elsewhere: Elsewhere | None = None,
     secret: str = "",
+    cases: Sequence[CaseEntry] = (),
 ) -> Setup:
     """Reads and binds a space file or a recording, for a device, or for several GPUs.
 
     With `compile_only` a GPU's name (`l4`) is enough; else the device must be here, or
-    `elsewhere`. Every mistake in the file is a SpaceError with its position; UsageError when the
-    space does not fit the device or the other arguments.
+    `elsewhere`. `cases` take the place of those of the space. Every mistake in the file is a
+    SpaceError with its position; UsageError when the space does not fit the device or the other
+    arguments.
     """
     root = None if run is None else run.sources
     document = None if is_recording(path) else load_space(path, root=root)
@@ -197,11 +202,13 @@ def load_setup(
         wants_device = device not in ("auto", "recorded") and run is None
         if wants_device or gpus is not None or elsewhere is not None:
             raise UsageError(f"{path} is a recorded space: it runs on no device")
+        if cases:
+            raise UsageError(f"{path} is a recorded space: its outcomes are of its own cases")
         return _recorded_setup(path, document)
     if device == "recorded":
         raise UsageError(f"{path} is not a recorded space")
     backend = _backend(document, device)
-    _refuse_options(document)
+    refuse_options(document)
     if elsewhere is not None:
         devices = elsewhere.devices(backend.name)
         profile = work_together(devices, allow_mixed=elsewhere.allow_mixed)
@@ -215,7 +222,9 @@ def load_setup(
         with _offering_to_compile(backend, document, run):
             devices = backend.profiles(device, gpus.count)
         profile = work_together(devices, allow_mixed=gpus.allow_mixed)
-    return _kernel_setup(document, profile, devices, compile_only=compile_only, secret=secret)
+    return _kernel_setup(
+        document, profile, devices, compile_only=compile_only, secret=secret, cases=cases
+    )
 
 
 def load_kernel_setup(
@@ -225,9 +234,10 @@ def load_kernel_setup(
     *,
     compile_only: bool = False,
     secret: str = "",
+    cases: Sequence[CaseEntry] = (),
 ) -> KernelSetup:
     """`load_setup` of a space of kernels; UsageError for a recorded one."""
-    setup = load_setup(path, device, run, compile_only=compile_only, secret=secret)
+    setup = load_setup(path, device, run, compile_only=compile_only, secret=secret, cases=cases)
     if isinstance(setup, RecordedSetup):
         raise UsageError(f"{path} is a recorded space: there is no kernel in it")
     return setup
@@ -249,6 +259,7 @@ def _kernel_setup(
     *,
     compile_only: bool,
     secret: str,
+    cases: Sequence[CaseEntry],
 ) -> KernelSetup:
     _refuse_device_of_no_kernel(document, profile)
     spec = document.problem
@@ -258,8 +269,12 @@ def _kernel_setup(
     require_agreement(document, spec, python, sources, compile_only=compile_only)
     root = document.root.absolute()
     problem = _problem(spec, root)
-    bound, cases = bind_space(document, spec, problem, profile)
-    planner = Planner(document, bound, problem, cases, profile, sources=sources, secret=secret)
+    skipped: tuple[Skipped, ...] = ()
+    if cases:
+        given, skipped = kept_cases(document, problem, cases)
+        spec = dataclasses.replace(spec, cases=given)
+    bound, by_role = bind_space(document, spec, problem, profile)
+    planner = Planner(document, bound, problem, by_role, profile, sources=sources, secret=secret)
     space_file = space_file_name(document)
     files = {space_file: document.text.encode(), **python}
     for found in sources.values():
@@ -268,7 +283,7 @@ def _kernel_setup(
         document=document,
         problem_spec=spec,
         space=bound,
-        cases=cases,
+        cases=by_role,
         planner=planner,
         profile=profile,
         devices=tuple(devices),
@@ -276,6 +291,7 @@ def _kernel_setup(
         space_file=space_file,
         files=files,
         secret=secret,
+        skipped=skipped,
     )
 
 
@@ -332,6 +348,7 @@ def load_run_setup(
         if recorded.backend != _RECORDED.backend and gpus is None and elsewhere is None:
             device = registry.named(recorded.backend).same_device(recorded)
         secret = str(store.meta("secret", ""))
+        cases = stored_cases(store.meta(GIVEN_CASES, []))
     return load_setup(
         space_path(run, store),
         device,
@@ -339,36 +356,8 @@ def load_run_setup(
         gpus=gpus,
         elsewhere=elsewhere,
         secret=secret,
+        cases=cases,
     )
-
-
-def _refuse_options(document: SpaceDocument) -> None:
-    """Compiler options come from a list: others can load plugins or write files."""
-    for kernel in document.kernels:
-        for option in kernel.options:
-            for form in _forms(document, kernel, option):
-                known = language(kernel.language)
-                if not known.takes_option(form):
-                    message = f"option {form!r} is not allowed; allowed: {known.options_in_words}"
-                    raise kernel.position.error(message)
-
-
-def _forms(document: SpaceDocument, kernel: KernelSpec, option: str) -> Iterator[str]:
-    """The option for each value of the parameter that it names."""
-    names = list(dict.fromkeys(parameters_in(option)))
-    if len(names) > 1:
-        found = " and ".join(names)
-        raise kernel.position.error(f"option {option!r} names {found}; it may name one parameter")
-    if not names:
-        yield option
-        return
-    known = {spec.name: spec for spec in document.parameters}
-    if names[0] not in known:
-        hint = did_you_mean(names[0], known)
-        raise kernel.position.error(f"option {option!r} names no parameter: {names[0]}{hint}")
-    spec = known[names[0]]
-    for value in (*spec.parameter.values, spec.otherwise):
-        yield filled(option, {spec.name: value})
 
 
 def _refuse_device_of_no_kernel(document: SpaceDocument, profile: DeviceProfile) -> None:

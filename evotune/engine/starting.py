@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from evotune.backends import registry
 from evotune.backends.registry import measuring_alone
 from evotune.command_line import RUNS_DIR
@@ -24,13 +26,22 @@ from evotune.engine._space_files import fingerprints, snapshot
 from evotune.engine._work import KindOfRun, RunWork
 from evotune.engine.cluster_run import Cluster, ClusterRequest, connected
 from evotune.engine.folder import RunFolder, create_folder, write_durably
+from evotune.engine.given_cases import GIVEN_CASES, skipped_in_words
 from evotune.engine.observer import Observer
-from evotune.engine.setup import GpuRequest, RecordedSetup, Setup, load_run_setup, load_setup
+from evotune.engine.setup import (
+    GpuRequest,
+    KernelSetup,
+    RecordedSetup,
+    Setup,
+    load_run_setup,
+    load_setup,
+)
 from evotune.engine.spaces import find_space, flagship
 from evotune.engine.stop_signal import interruptible
 from evotune.errors import EnvironmentProblem, EvotuneError, UsageError
 from evotune.run_options import RunOptions
 from evotune.search.catalog import create_strategy, same_strategy, strategy_name
+from evotune.space.reading.case_file import CaseEntry
 from evotune.space.search_space import SearchSpace
 from evotune.store import RunStore
 from evotune.trial import Configuration, Json
@@ -84,6 +95,8 @@ class RunRequest:
     - `options`: values of `RunOptions` by name that replace those of the space; None leaves one.
     - `strategy`: a strategy's name, or a strategy of the user's own.
     - `gpus` and `cluster`: measure on several devices.
+    - `cases`: take the place of those of the space.
+    - `facts`: further facts for the run's store.
     - `command`: the command line, for the record.
     """
 
@@ -95,6 +108,8 @@ class RunRequest:
     warm_start: RunFolder | None = None
     gpus: GpuRequest | None = None
     cluster: ClusterRequest | None = None
+    cases: Sequence[CaseEntry] = ()
+    facts: Mapping[str, Json] = field(default_factory=dict)
     command: tuple[str, ...] = ()
 
 
@@ -113,7 +128,12 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
     secret = secrets.token_hex(8)
     with connected(request.cluster) as cluster:
         setup = load_setup(
-            path, request.device, gpus=request.gpus, elsewhere=cluster, secret=secret
+            path,
+            request.device,
+            gpus=request.gpus,
+            elsewhere=cluster,
+            secret=secret,
+            cases=request.cases,
         )
         options = _options(setup, request)
         strategy = request.strategy or options.strategy
@@ -133,7 +153,13 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
             "command": described["command"],
             "state": "running",
             "secret": secret,
+            **request.facts,
         }
+        if isinstance(setup, KernelSetup) and request.cases:
+            facts[GIVEN_CASES] = msgspec.to_builtins(setup.problem_spec.cases)
+            if said := skipped_in_words(setup.skipped, len(setup.problem_spec.cases)):
+                facts["skipped_cases"] = said
+                observer.phase(said)
         with (
             measuring_alone(() if cluster else setup.devices),
             interruptible(),

@@ -18,6 +18,7 @@ from evotune.device.launch import Binary, CompileFailure, CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.execute.executor import BaselineReport
 from evotune.problems.problem import Case
+from evotune.space.specs import GivenCase
 from evotune.trial import Check, Outcome, Value
 
 
@@ -222,6 +223,7 @@ class ClusterRun(msgspec.Struct, frozen=True):
 
     - `files`: the run's own copies by path, compressed.
     - `device_name`, `device_arch`: of the device that the run began on.
+    - `cases`: that a user gave in place of those of the space.
     """
 
     part: str
@@ -234,6 +236,7 @@ class ClusterRun(msgspec.Struct, frozen=True):
     fixed_sampling: bool
     secret: str
     baselines: Mapping[str, str] = {}
+    cases: tuple[GivenCase, ...] = ()
 
 
 class DescribeDevice(msgspec.Struct, frozen=True, tag=True):

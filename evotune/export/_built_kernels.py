@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from evotune.backends import registry
 from evotune.device.launch import Binary
 from evotune.engine import environment
 from evotune.engine.compiling import build_jobs
+from evotune.engine.confirmed_champions import Champion
 from evotune.errors import EnvironmentProblem, EvotuneError
 from evotune.execute.executor import CaseJob, Proposal
 from evotune.execute.in_flight import InFlight
 from evotune.export._case_shapes import CaseShapes
-from evotune.export._champions import Champion
+from evotune.export._champions import regions
 from evotune.export._kernel_plan import KernelPlan, comparable, kernel_plan
+from evotune.problems.problem import Case
 from evotune.space.specs import KernelSpec
 from evotune.store import RunStore
 from evotune.trial import Json, Region, Value
@@ -66,8 +68,11 @@ def checked_cases(champion: Champion) -> Proposal:
     return proposal
 
 
-def built(champion: Champion, proposal: Proposal, shapes: CaseShapes) -> BuiltChampion:
-    """Compiles a champion, or takes its code from the build cache.
+def built(
+    champion: Champion, proposal: Proposal, shapes: CaseShapes, further: Iterable[Case] = ()
+) -> BuiltChampion:
+    """Compiles a champion, or takes its code from the build cache. Its launches are compared with
+    the planner's on the cases of its confirmation and on `further` ones.
 
     EnvironmentProblem when the compilers here make other code than the run measured. EvotuneError
     when the champion does not compile, or its expressions do not give the planner's launches.
@@ -75,19 +80,15 @@ def built(champion: Champion, proposal: Proposal, shapes: CaseShapes) -> BuiltCh
     binaries = _compiled(champion, proposal)
     _require_measured_code(champion, proposal, binaries)
     inside = [job for job in proposal.cases if champion.holds(job.case)]
-    kernel = _kernel(champion)
-    plan = _plan(champion, kernel, shapes, inside, binaries)
+    kernel = champion.run.planner.kernel_of(champion.configuration)
+    planned = [champion.run.planner.case_job(champion.configuration, case) for case in further]
+    plan = _plan(champion, kernel, shapes, [*inside, *planned], binaries)
     return BuiltChampion(
         champion=champion,
         binaries=tuple(_distinct(kernel, inside, binaries)),
         plan=plan,
-        regions=champion.regions([job.case for job in inside]),
+        regions=regions(champion, [job.case for job in inside]),
     )
-
-
-def _kernel(champion: Champion) -> KernelSpec:
-    name = champion.configuration.get("KERNEL")
-    return champion.run.setup.document.kernel(None if name is None else str(name))
 
 
 def _compiled(champion: Champion, proposal: Proposal) -> dict[str, Binary]:

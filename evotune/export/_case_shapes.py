@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from evotune.errors import ProblemMistake, UsageError
+from evotune.portfolios.points import BATCH_HEADS
 from evotune.problems import UserProblem
 from evotune.problems.attention import DIMENSIONS, Attention
 from evotune.problems.problem import Case, Problem
@@ -56,6 +57,7 @@ class CaseShapes:
         if not self.sizes:
             symbol = scope.symbol
             found["group"] = scope.operation("//", symbol("heads"), symbol("kv_heads"))
+            found[BATCH_HEADS] = scope.operation("*", symbol("batch"), symbol("heads"))
             found["length_ratio"] = scope.operation("/", symbol("seq_len_k"), symbol("seq_len_q"))
         return found
 
@@ -107,11 +109,6 @@ def call_name(name: str, problem: Problem) -> str:
     found = _WORD_BEGINS.sub("_", written).lower()
     taken = found in _PUBLIC or not found.isidentifier() or keyword.iskeyword(found)
     return f"{found}_kernel" if taken else found
-
-
-def has_own_check(problem: Problem) -> bool:
-    """Whether the problem refuses sizes by Python code, which a package does not have."""
-    return isinstance(problem, UserProblem) and type(problem).check is not UserProblem.check
 
 
 def calls(problem: Problem, shapes: CaseShapes, tuned: Sequence[Case]) -> Json:

@@ -11,13 +11,15 @@ from typing import Any
 from evotune.backends import registry
 from evotune.device.profile import DeviceProfile
 from evotune.engine import environment
+from evotune.engine.confirmed_champions import Champion
 from evotune.execute.executor import TIMED
 from evotune.export._built_kernels import BuiltChampion
 from evotune.export._case_shapes import CaseShapes, call_name, calls
-from evotune.export._champions import Champion, Selection
+from evotune.export._champions import Selection
 from evotune.export._expression_json import to_json
 from evotune.export._package_readme import readme
-from evotune.problems.problem import CONTIGUOUS
+from evotune.portfolios.points import BATCH_HEADS
+from evotune.problems.problem import CONTIGUOUS, Case
 from evotune.store import RunStore
 from evotune.trial import Json
 from evotune.version import __version__
@@ -84,7 +86,9 @@ def dispatch(
         "cases_from": calls(problem, shapes, list({case.label: case for case in timed}.values())),
         "shapes": extents,
         "quantities": {
-            quantity: to_json(node) for quantity, node in shapes.quantities(scope).items()
+            quantity: to_json(node)
+            for quantity, node in shapes.quantities(scope).items()
+            if quantity != BATCH_HEADS or any(BATCH_HEADS in each.ranges for each in chosen.served)
         },
         "kernels": [
             {
@@ -105,7 +109,11 @@ def dispatch(
             for number in ranked
             for region in kernels[number].regions
         ],
-    }
+    } | ({"timed": [_symbols(case) for _, case in chosen.timed]} if chosen.timed else {})
+
+
+def _symbols(case: Case) -> dict[str, Json]:
+    return {name: value for name, value in case.symbols.items() if name != "dtype"}
 
 
 def _layout(champion: Champion) -> str:
@@ -137,7 +145,7 @@ def certificate(
         "measured": {each.run.run.id: _record(each)[1] for each in chosen.champions},
         "files": dict(files),
         "champions": [_champion(each.champion) for each in kernels],
-    }
+    } | ({"portfolio": dict(chosen.rule)} if chosen.rule is not None else {})
 
 
 def package_files(name: str, kernels: Sequence[BuiltChampion]) -> dict[str, bytes]:

@@ -81,10 +81,30 @@ def _parts(certificate: Mapping[str, Json], dispatch: Mapping[str, Json]) -> Ite
     yield "Device time in µs; the speedup is the baseline's time / the kernel's, with its 95%"
     yield "interval, warm. Cases in *italics* were held out: the search did not see them.\n"
     yield from _figures(certificate["champions"])
+    if "portfolio" in certificate:
+        yield from _rule(certificate["portfolio"])
     yield "## Served cases\n"
     yield from _regions(dispatch["served"], "measured to win, or between and near such cases")
     yield "## Domain\n"
     yield from _regions(dispatch["domain"], "the kernel was right on every case that was tried")
+
+
+def _rule(portfolio: Mapping[str, Json]) -> Iterator[str]:
+    """The rule of a portfolio, in words."""
+    yield "## Rule\n"
+    yield "The first line that holds a case decides. Lengths, heads and scales beyond a kernel's"
+    yield "domain, below, are PyTorch's too.\n"
+    for number, region in enumerate(portfolio["rule"], 1):
+        least = f"at least {region['speedup_low']:.3f}x in {region['measured']} measured cases"
+        yield f"{number}. {region['cases']}: kernel {region['kernel']} ({least})"
+    yield f"{len(portfolio['rule']) + 1}. all others: {portfolio['otherwise']}\n"
+    for group, figures in portfolio["figures"].items():
+        if figures["cases"]:
+            yield (
+                f"- {group}: {figures['cases']} cases, {figures['served']} by kernels, mean "
+                f"{figures['mean']:.3f}x, worst {figures['worst']:.3f}x ({figures['worst_case']})"
+            )
+    yield ""
 
 
 def _figures(champions: Sequence[Mapping[str, Json]]) -> Iterator[str]:

@@ -79,7 +79,7 @@ def near_regions(
     """The regions around the won cases, inside the domain. Won cases are taken together, nearest
     first, as long as the region holds no case that was measured and not won."""
     for region in domain:
-        inside = [case for case in measured if contains(region.fixed, region.ranges, case.place)]
+        inside = [case for case in measured if case.place.is_in(region.fixed, region.ranges)]
         lost = [case.place for case in inside if not case.won]
         for group in _alike([case for case in inside if case.won]):
             for members in _grouped(group, lost, region):
@@ -99,13 +99,6 @@ def in_order(regions: Iterable[ServedRegion]) -> list[ServedRegion]:
             region.kernel,
             repr((sorted(region.fixed.items()), sorted(region.ranges.items()))),
         ),
-    )
-
-
-def contains(fixed: Mapping[str, Value], ranges: Ranges, place: Place) -> bool:
-    """Whether a case with this place is in the region."""
-    return fixed == place.fixed and all(
-        low <= place.ranged[name] <= high for name, (low, high) in ranges.items()
     )
 
 
@@ -179,4 +172,4 @@ def _around(cases: Sequence[MeasuredCase], region: Region) -> Ranges | None:
 
 
 def _any_inside(fixed: Mapping[str, Value], ranges: Ranges, places: Iterable[Place]) -> bool:
-    return any(contains(fixed, ranges, place) for place in places)
+    return any(place.is_in(fixed, ranges) for place in places)

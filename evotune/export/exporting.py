@@ -16,14 +16,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from evotune.engine.confirmed_champions import Champion
 from evotune.engine.folder import RunFolder
 from evotune.engine.stop_signal import interruptible
 from evotune.errors import UsageError
 from evotune.export._built_kernels import BuiltChampion, built, checked_cases
 from evotune.export._case_shapes import CaseShapes, call_name, case_shapes
-from evotune.export._champions import Champion, Selection, confirmed, selected
+from evotune.export._champions import Selection, confirmed, selected
 from evotune.export._descriptions import certificate, dispatch, frame, package_files
 from evotune.export._json_text import json_text
+from evotune.export._portfolio_selection import selected_by_rule
 from evotune.package_name import checked_name, default_name
 
 
@@ -53,13 +55,25 @@ def export_runs(runs: Sequence[RunFolder], folder: Path, name: str | None = None
     a problem that a package cannot hold. EnvironmentProblem when the compilers here make other
     machine code than the run measured.
     """
-    if name is not None:
-        checked_name(name)
-    _require_free(folder)
+    _require_place(folder, name)
     distinct = {run.path.resolve(): run for run in runs}
     champions = [each for run in distinct.values() for each in confirmed(run)]
     _require_alike(champions)
-    chosen = selected(champions)
+    return _export(selected(champions), folder, name)
+
+
+def export_portfolio(portfolio: Path, folder: Path, name: str | None = None) -> Exported:
+    """The same of the portfolio in a folder of runs: its kernels and its rule.
+
+    UsageError for a portfolio that is not finished, StoreError for one that was changed.
+    """
+    _require_place(folder, name)
+    chosen = selected_by_rule(portfolio)
+    _require_alike(chosen.champions)
+    return _export(chosen, folder, name)
+
+
+def _export(chosen: Selection, folder: Path, name: str | None) -> Exported:
     name = checked_name(name or _default_name(chosen))
     proposals = [checked_cases(champion) for champion in chosen.champions]
     cases = [job.case for proposal in proposals for job in proposal.cases]
@@ -67,8 +81,10 @@ def export_runs(runs: Sequence[RunFolder], folder: Path, name: str | None = None
     shapes = case_shapes(setup.planner.problem, cases)
     with interruptible():
         kernels = [
-            built(champion, proposal, shapes)
-            for champion, proposal in zip(chosen.champions, proposals, strict=True)
+            built(champion, proposal, shapes, [c for n, c in chosen.timed if n == number])
+            for number, (champion, proposal) in enumerate(
+                zip(chosen.champions, proposals, strict=True)
+            )
         ]
         _write(folder, _contents(name, chosen, kernels, shapes))
     return Exported(
@@ -129,7 +145,10 @@ def _require_alike(champions: Sequence[Champion]) -> None:
             raise UsageError(f"the runs are of different problems: their {file} differ")
 
 
-def _require_free(folder: Path) -> None:
+def _require_place(folder: Path, name: str | None) -> None:
+    """UsageError for a name that cannot be, or a folder that is not empty."""
+    if name is not None:
+        checked_name(name)
     try:
         if any(folder.iterdir()):
             raise UsageError(f"{folder} is not empty: name a new folder")

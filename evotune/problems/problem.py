@@ -79,6 +79,14 @@ class Place:
     ranged: Mapping[str, int | float]
     layout: str = CONTIGUOUS
 
+    def is_in(
+        self, fixed: Mapping[str, Value], ranges: Mapping[str, tuple[int | float, int | float]]
+    ) -> bool:
+        """Whether a case with this place is in the region."""
+        return fixed == self.fixed and all(
+            low <= self.ranged[name] <= high for name, (low, high) in ranges.items()
+        )
+
 
 def with_strides(
     case: Case, specs: Sequence[TensorSpec], strides: Mapping[str, tuple[int, ...]]
@@ -122,6 +130,8 @@ class Problem(Protocol):
     dtypes: ClassVar[tuple[str, ...]]
     input_kinds: ClassVar[tuple[str, ...]]
     """`normal` first, then the adversarial ones; see `make_inputs`."""
+    variant_symbols: ClassVar[tuple[str, ...]]
+    """Symbols of a variant; all others are a shape's."""
 
     @property
     def scalars(self) -> tuple[str, ...]:

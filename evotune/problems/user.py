@@ -70,12 +70,12 @@ class UserProblem(abc.ABC):
     name: ClassVar[str] = "user"
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
     input_kinds: ClassVar[tuple[str, ...]] = ("normal", "large", "ramp", "spike")
+    variant_symbols: ClassVar[tuple[str, ...]] = ()
 
     sizes: ClassVar[tuple[str, ...]] = ()
     """Names of the sizes that each shape of the space must give: integers of at least 1."""
     fixed: ClassVar[tuple[str, ...]] = ()
-    """Sizes that edge and random shapes keep, because they are compiled in or the kernel depends on
-    them."""
+    """Sizes that edge and random shapes keep: compiled in, or the kernel depends on them."""
     constants: ClassVar[Mapping[str, float]] = {}
     """Further names for expressions and arguments: `eps`, …"""
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}

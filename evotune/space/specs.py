@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from evotune.space.language.expression import Expression
 from evotune.space.parameters import Parameter
 from evotune.space.reading.object_path import DataPath
@@ -16,12 +18,21 @@ from evotune.trial import Value
 _LEAST_ARCH = re.compile(r"arch\s*>=\s*(\d+)")
 
 
+class GivenCase(msgspec.Struct, frozen=True):
+    """A case that a user gave in place of those of a space. `count` is its weight."""
+
+    shape: Mapping[str, Value]
+    variant: Mapping[str, Value]
+    count: float = 1
+
+
 @dataclass(frozen=True, slots=True)
 class ProblemSpec:
     """The problem that a space solves.
 
     - `shapes`, `variants`, `held_out`: symbol -> value; the problem gives symbols their meaning.
     - `positions`: the position of each key, shape, variant and symbol.
+    - `cases`: given by the user; they take the place of shapes, variants and held-out shapes.
     """
 
     name: str
@@ -31,6 +42,7 @@ class ProblemSpec:
     held_out: tuple[Mapping[str, Value], ...]
     position: Position
     positions: Mapping[DataPath, Position]
+    cases: tuple[GivenCase, ...] = ()
 
     def at(self, *path: str | int) -> Position:
         """The position of `path`, such as `("shapes", 0, "rows")`, or of the longest beginning of

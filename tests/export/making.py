@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,13 +17,16 @@ from evotune.engine._space_files import fingerprints, snapshot
 from evotune.engine.compiling import build_jobs
 from evotune.engine.environment import describe
 from evotune.engine.folder import RunFolder, create_folder
+from evotune.engine.given_cases import GIVEN_CASES
 from evotune.engine.setup import KernelSetup, load_setup
 from evotune.execute.executor import HELD_OUT, TIMED, Proposal
 from evotune.execute.in_flight import InFlight
+from evotune.space.reading.case_file import CaseEntry
 from evotune.store import RunStore
 from evotune.trial import (
     Check,
     Configuration,
+    Json,
     Measurement,
     Outcome,
     OutcomeKind,
@@ -145,14 +148,16 @@ def fabricated(
     speedup: float = 1.25,
     cases: Mapping[str, float] | None = None,
     fingerprint: str = "",
+    given: Sequence[CaseEntry] = (),
+    facts: Mapping[str, Json] | None = None,
 ) -> RunFolder:
     """A finished run whose only trial is confirmed, without running a kernel: its machine code is
     compiled, its times are made up, and its domain is all that a confirmation would try.
 
     `values` change the space's default, `cases` have their own speedups, `fingerprint` takes the
-    place of the machine code's.
+    place of the machine code's. `given` cases take the place of the space's.
     """
-    setup = load_setup(space, device, compile_only=True, secret="5ec2e7")
+    setup = load_setup(space, device, compile_only=True, secret="5ec2e7", cases=given)
     assert isinstance(setup, KernelSetup)
     configuration = Configuration({**setup.space.default(), **(values or {})})
     run = create_folder(folder / "runs", setup.name)
@@ -195,6 +200,8 @@ def fabricated(
             "secret": "5ec2e7",
             "baselines": {"chosen": {}, "timings": []},
             "sources": fingerprints(run),
+            GIVEN_CASES: msgspec.to_builtins(setup.problem_spec.cases),
+            **(facts or {}),
         },
     ) as store:
         store.append(Trial(0, configuration, trial), 1.0)

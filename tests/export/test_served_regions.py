@@ -6,7 +6,6 @@ import dataclasses
 
 from evotune.export._served_regions import (
     MeasuredCase,
-    contains,
     exact_regions,
     in_order,
     near_regions,
@@ -53,8 +52,8 @@ def test_a_won_timed_case_is_a_region_of_its_own() -> None:
     (region,) = exact_regions(3, measured)
     assert region.kernel == 3
     assert region.speedup_low == 1.2
-    assert contains(region.fixed, region.ranges, place(512))
-    assert not contains(region.fixed, region.ranges, place(513))
+    assert place(512).is_in(region.fixed, region.ranges)
+    assert not place(513).is_in(region.fixed, region.ranges)
     assert region.to_json("contiguous")["ranges"]["seq_len_q"] == [512, 512]
 
 
@@ -72,7 +71,7 @@ def test_a_tenth_around_a_won_case_is_near() -> None:
     assert region.ranges["heads"] == (8, 8)
     assert region.ranges["group"] == (1, 1)
     assert region.ranges["softmax_scale"] == (0.02, 0.5)
-    assert not contains(region.fixed, region.ranges, place(512, kv_heads=4))
+    assert not place(512, kv_heads=4).is_in(region.fixed, region.ranges)
 
 
 def test_cases_between_two_won_ones_are_near_and_the_lower_speedup_counts() -> None:

@@ -38,6 +38,7 @@ class Dispatch:
         self._served = description["served"]
         self._domain = description["domain"]
         self._quantities = description.get("quantities", {})
+        self._timed = description.get("timed", [])
         self.shapes: Mapping[str, Any] = description.get("shapes", {})
         self.takes_strides = any(
             region.get("layout") == STRIDED for region in (*self._served, *self._domain)
@@ -66,6 +67,8 @@ class Dispatch:
 
     def exact_cases(self) -> list[dict[str, Any]]:
         """The symbols of the cases that were timed themselves and are served."""
+        if self._timed:
+            return [dict(symbols) for symbols in self._timed]
         return [
             {**region["fixed"], **{name: low for name, (low, _) in region["ranges"].items()}}
             for region in self._served

@@ -1,0 +1,117 @@
+"""`portfolio`: few kernels that serve many cases, and the rule that chooses among them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from evotune.api._given_space import (
+    AnyCases,
+    AnySpace,
+    SpaceKeywords,
+    case_entries,
+    space_file,
+    trusting,
+)
+from evotune.engine.observer import Observer, SilentObserver
+from evotune.portfolios.building import PortfolioRequest, build_portfolio
+from evotune.portfolios.portfolio_file import Portfolio
+
+if TYPE_CHECKING:
+    from evotune.api.run import Run
+
+
+class CasePortfolio:
+    """A finished portfolio in its folder."""
+
+    def __init__(self, folder: Path, found: Portfolio) -> None:
+        self.folder = folder
+        """The folder with the runs, the matrix and `portfolio.json`."""
+        self.found = found
+        """Kernels, rule, figures and cells: `evotune.portfolios.portfolio_file.Portfolio`."""
+
+    @property
+    def rule(self) -> list[tuple[str, int]]:
+        """The cases of each region in words, and the number of its kernel; the first region that
+        holds a case decides, and PyTorch serves the others."""
+        return [(region.words, region.kernel) for region in self.found.rule]
+
+    @property
+    def runs(self) -> list[Run]:
+        """The run of each kernel."""
+        from evotune.api.run import open_run
+
+        return [open_run(self.folder / kernel.run) for kernel in self.found.kernels]
+
+    def markdown(self) -> str:
+        from evotune.portfolios.portfolio_text import markdown
+
+        return markdown(self.found)
+
+    def export(self, folder: str | Path, *, name: str | None = None, trust: bool = False) -> Path:
+        """Writes the kernels and their rule as a Python package; see `Run.export`. Returns the
+        folder."""
+        from evotune.export.exporting import export_portfolio
+
+        with trusting(trust):
+            return export_portfolio(self.folder, Path(folder), name).folder
+
+    def __repr__(self) -> str:
+        return f"<portfolio {self.folder}: {len(self.found.kernels)} kernels>"
+
+
+def portfolio(
+    space: AnySpace,
+    cases: AnyCases,
+    *,
+    runs_dir: str | Path,
+    kernels: int = 8,
+    held_out_share: float = 0.2,
+    trials: int | None = None,
+    minutes: float | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    trust: bool = False,
+    say: Callable[[str], object] | None = None,
+    **space_keywords: Unpack[SpaceKeywords],
+) -> CasePortfolio:
+    """Finds at most `kernels` kernels that serve all cases, and a rule that chooses among them.
+    Goes on with the portfolio in `runs_dir` where it is of the same space, cases, seed and share.
+
+    - `space`, `device`, `trust` and the keywords: as `tune` has them.
+    - `cases`: a file, or a list of symbols of a shape and a variant with an optional `count`, the
+      weight of the case.
+    - `held_out_share`: the share of the cases that no search sees, and that judges the rule.
+    - `trials`: of all searches together; `minutes`: of the whole portfolio, resumed or not.
+    - `say`: called with a line for each step, with skipped cases, and with parts of the rule that
+      held-out cases cut out. The result has the last two as `found.skipped` and `found.cuts`.
+
+    Ctrl-C raises KeyboardInterrupt; the same call goes on. SpaceError or UsageError for a mistake
+    in the arguments, EvotuneError where no search has a confirmed champion.
+    """
+    with trusting(trust), space_file(space, space_keywords) as file:
+        request = PortfolioRequest(
+            space=file,
+            cases=case_entries(cases),
+            runs_dir=Path(runs_dir),
+            most_kernels=kernels,
+            held_out=held_out_share,
+            trials=trials,
+            minutes=minutes,
+            seed=seed,
+            device=device,
+        )
+
+        def told(text: str) -> None:
+            if say is not None:
+                say(text)
+
+        found = build_portfolio(request, observing=_silent, say=told)
+    return CasePortfolio(Path(runs_dir), found)
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[Observer]:
+    yield SilentObserver()

@@ -1,0 +1,27 @@
+"""Chooses the baseline of a case among those that were timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from evotune.execute.executor import BaselineTiming
+from evotune.problems.problem import Case
+from evotune.space.document import SpaceDocument
+
+
+def chosen_baseline(document: SpaceDocument, case: Case, timings: Sequence[BaselineTiming]) -> str:
+    """`family:best` is the fastest of the family that passes the gate itself. SpaceError when the
+    case has no such baseline on this device."""
+    usable = [t for t in timings if t.case == case.label and t.passed]
+    family, _, member = document.baseline.partition(":")
+    if member == "best":
+        usable = [t for t in usable if t.name.startswith(f"{family}:")]
+    else:
+        usable = [t for t in usable if t.name == document.baseline]
+    if not usable:
+        names = sorted({t.name for t in timings if t.case == case.label and t.passed})
+        raise document.baseline_position.error(
+            f"no baseline {document.baseline!r} for {case.label} on this device; "
+            f"it has {', '.join(names) or 'none that fits its memory and is correct'}"
+        )
+    return min(usable, key=lambda t: t.time_us).name

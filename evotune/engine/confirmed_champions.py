@@ -1,0 +1,105 @@
+"""The confirmed champions of a run, and the cases on which each was right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evotune.backends import registry
+from evotune.device.profile import DeviceProfile
+from evotune.engine.reopening import ReopenedRun
+from evotune.errors import EvotuneError
+from evotune.problems import UserProblem
+from evotune.problems.attention import Attention
+from evotune.problems.problem import Case, Place, Problem
+from evotune.store import RunStore
+from evotune.trial import Configuration, Domain, Measurement, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Champion:
+    """A configuration that passed a run's confirmation. `number` is its trial's."""
+
+    run: ReopenedRun
+    number: int
+    configuration: Configuration
+    outcome: Outcome
+
+    @property
+    def domain(self) -> Domain:
+        assert self.outcome.domain is not None
+        return self.outcome.domain
+
+    @property
+    def bound(self) -> float:
+        """The lower end of the interval of its fitness."""
+        return self.outcome.fitness_low or 0.0
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Orders champions of several runs."""
+        return self.run.run.id, self.number
+
+    @property
+    def problem(self) -> Problem:
+        return self.run.planner.problem
+
+    def place(self, case: Case) -> Place:
+        """The case's place, of attention with the ratio of its lengths."""
+        return place_with_ratio(self.problem, case)
+
+    def holds(self, case: Case) -> bool:
+        """Whether the champion was right on all cases around this one."""
+        place = self.place(case)
+        return any(place.is_in(region.fixed, region.ranges) for region in self.domain.regions)
+
+
+def place_with_ratio(problem: Problem, case: Case) -> Place:
+    """The case's place, of attention with the ratio of its lengths."""
+    place = problem.place(case)
+    if not isinstance(problem, Attention):
+        return place
+    ratio = int(case.symbols["seq_len_k"]) / int(case.symbols["seq_len_q"])
+    return Place(place.fixed, {**place.ranged, "length_ratio": ratio}, place.layout)
+
+
+def has_own_check(problem: Problem) -> bool:
+    """Whether the problem refuses sizes by Python code, which a package does not have."""
+    return isinstance(problem, UserProblem) and type(problem).check is not UserProblem.check
+
+
+def sure_gain_us(profile: DeviceProfile, problem: Problem, measured: Measurement) -> float:
+    """The time, in microseconds, that a call of an exported package gains at least. Of attention
+    the call's own cost is taken off; of other problems a package serves lost cases too."""
+    gain_us = measured.baseline_us - measured.baseline_us / measured.speedup_low
+    if isinstance(problem, Attention):
+        gain_us -= registry.named(profile.backend).exported_call_us
+    return gain_us
+
+
+def is_won(profile: DeviceProfile, problem: Problem, measured: Measurement) -> bool:
+    """Whether a package may serve the case: the whole interval lies above 1, and a call gains more
+    than it costs."""
+    return measured.speedup_low >= 1.0 and sure_gain_us(profile, problem, measured) >= 0.0
+
+
+def champions_of(reopened: ReopenedRun) -> list[Champion]:
+    """The run's confirmed champions, the best first. EvotuneError (exit 1) when there is none."""
+    run, profile = reopened.run, reopened.setup.profile
+    with RunStore.open_for_reading(run.store) as store:
+        passed = {n: outcome for n, outcome in store.confirmations().items() if outcome.ok}
+        trials = store.trials_of(passed)
+    found = [
+        Champion(reopened, trial.number, trial.configuration, passed[trial.number])
+        for trial in trials
+        if (domain := passed[trial.number].domain) is not None and domain.device == profile.name
+    ]
+    if passed and not found:
+        raise EvotuneError(
+            f"run {run.id} does not say on which cases its champions were right on {profile.name}; "
+            "tune again with this evotune"
+        )
+    if not found:
+        raise EvotuneError(
+            f"run {run.id} has no confirmed champion: let it finish, or resume it with more trials"
+        )
+    return sorted(found, key=lambda champion: (-champion.bound, champion.number))

@@ -1,0 +1,1 @@
+"""Few kernels for many cases: searched where cases differ, chosen by a matrix, served by a rule."""

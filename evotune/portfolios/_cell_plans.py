@@ -1,0 +1,81 @@
+"""Which champions can run which cases, and what a measured cell says about the two.
+
+A champion is measured on the cases of the binaries that its confirmation checked: the same dtype,
+head size and mask, of any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from evotune.engine.confirmed_champions import Champion, is_won
+from evotune.engine.launches import Rejected
+from evotune.errors import SpaceError
+from evotune.execute.executor import CaseJob
+from evotune.portfolios.matrix_store import Cell
+from evotune.portfolios.points import REFUSED, Score
+from evotune.problems.problem import Case
+from evotune.trial import Domain, Outcome, Region
+
+
+def cell_of(champion: Champion, case: Case) -> Cell:
+    return Cell(case.label, *champion.key)
+
+
+class CellPlans:
+    """The launches of champions on cases, each planned once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Cell, CaseJob | None] = {}
+
+    def job(self, champion: Champion, case: Case) -> CaseJob | None:
+        """The champion's launches on the case; None where it cannot run there, or where no check of
+        its confirmation is of the same binary."""
+        cell = cell_of(champion, case)
+        if cell not in self._known:
+            self._known[cell] = _planned(champion, case)
+        return self._known[cell]
+
+    def score(self, champion: Champion, case: Case, outcome: Outcome | None) -> Score | None:
+        """The champion's score on the case; None where it cannot run there. A cell without an
+        outcome was not measured: nothing may be served on its behalf."""
+        if self.job(champion, case) is None:
+            return None
+        if outcome is None or not outcome.ok:
+            return REFUSED
+        (measured,) = (m for m in outcome.measurements if m.counts)
+        won = is_won(champion.run.setup.profile, champion.problem, measured)
+        return Score(measured.speedup, measured.speedup_low, won)
+
+
+def _planned(champion: Champion, case: Case) -> CaseJob | None:
+    fixed = champion.place(case).fixed
+    planner = champion.run.planner
+    kernel = planner.kernel_of(champion.configuration)
+    if not set(kernel.define) <= fixed.keys() and not champion.holds(case):
+        return None
+    if all(region.fixed != fixed for region in champion.domain.regions):
+        return None
+    try:
+        return planner.case_job(champion.configuration, case)
+    except (Rejected, SpaceError):
+        return None
+
+
+def extended_domain(champion: Champion, passed: Sequence[Case]) -> Domain:
+    """The champion's domain, which the cases that `passed` in the matrix extend."""
+    places = [champion.place(case) for case in passed]
+    regions = []
+    for region in champion.domain.regions:
+        alike = [place for place in places if place.fixed == region.fixed]
+        ranges = {
+            name: (
+                min([low, *(place.ranged[name] for place in alike)]),
+                max([high, *(place.ranged[name] for place in alike)]),
+            )
+            for name, (low, high) in region.ranges.items()
+        }
+        regions.append(Region(region.fixed, ranges, region.cases + len(alike)))
+    return msgspec.structs.replace(champion.domain, regions=tuple(regions))

@@ -1,0 +1,102 @@
+"""Judges a rule by cases that no search and no rule has seen, and cuts out the cases that lose."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import msgspec
+
+from evotune.portfolios.points import Point
+from evotune.portfolios.rule import RuleRegion, cut, kernel_at
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """A part of the rule that a held-out case showed to lose. `after`: what is left of the region,
+    in words; "" for nothing."""
+
+    case: str
+    speedup: float
+    before: str
+    after: str
+
+    @property
+    def words(self) -> str:
+        left = f"left: {self.after}" if self.after else "nothing of it is left"
+        return f"{self.case}, held out, has {self.speedup:.3f}x in [{self.before}]; {left}"
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """How a rule serves cases; speedups are against PyTorch, which is 1 where it serves the case.
+
+    - `mean`: the weighted geometric mean of speedups. `of_best`: that of speedup / the speedup of
+      the best champion measured there.
+    - `worst`: the least speedup, of the case `worst_case`.
+    - `served`: the number of cases that a kernel serves.
+    """
+
+    cases: int
+    served: int
+    mean: float
+    of_best: float
+    worst: float
+    worst_case: str
+
+
+def held_out_labels(points: Sequence[Point], share: float, seed: int) -> set[str]:
+    """The share of the cases that judges the rule. A case that is alone with its fixed values stays
+    in the search."""
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        groups.setdefault(repr(sorted(point.place.fixed.items())), []).append(point)
+    rng = random.Random(f"held out {seed}")
+    found: list[str] = []
+    for key in sorted(groups):
+        labels = sorted(point.label for point in groups[key])
+        found += rng.sample(labels, min(round(share * len(labels)), max(0, len(labels) - 1)))
+    return set(found)
+
+
+def judged(points: Sequence[Point], regions: Sequence[RuleRegion]) -> Figures:
+    """The figures of a rule on cases whose kernels were measured."""
+    speedups = [_speedup(point, kernel_at(regions, point)) for point in points]
+    best = [max([1.0, *(s.speedup for s in p.scores if s is not None and s.won)]) for p in points]
+    total = sum(point.weight for point in points)
+
+    def mean(values: Sequence[float]) -> float:
+        logs = (p.weight * math.log(max(v, 1e-9)) for p, v in zip(points, values, strict=True))
+        return math.exp(sum(logs) / total) if total else 1.0
+
+    worst = min(range(len(points)), key=lambda n: speedups[n], default=None)
+    return Figures(
+        cases=len(points),
+        served=sum(kernel_at(regions, point) is not None for point in points),
+        mean=mean(speedups),
+        of_best=mean([s / b for s, b in zip(speedups, best, strict=True)]),
+        worst=1.0 if worst is None else speedups[worst],
+        worst_case="" if worst is None else points[worst].label,
+    )
+
+
+def without_losses(
+    regions: Sequence[RuleRegion], held_out: Sequence[Point], measured: Sequence[Point]
+) -> tuple[list[RuleRegion], list[Cut]]:
+    """The rule without the parts that a held-out case shows to lose: it was not won there."""
+    left, cuts = list(regions), []
+    for point in held_out:
+        for number in reversed(range(len(left))):
+            region = left[number]
+            score = point.scores[region.kernel]
+            if score is None or score.won or not region.holds(point):
+                continue
+            rest = cut(region, point, measured)
+            words = "" if rest is None else rest.words
+            cuts.append(Cut(point.label, score.speedup, region.words, words))
+            left[number : number + 1] = [] if rest is None else [rest]
+    return left, cuts
+
+
+def _speedup(point: Point, kernel: int | None) -> float:
+    score = None if kernel is None else point.scores[kernel]
+    return 1.0 if score is None else score.speedup

@@ -1,0 +1,168 @@
+"""`portfolio.json`: the kernels of a portfolio, the rule that serves cases with them, the figures.
+
+The matrix keeps the SHA-256 of the file, so a file that somebody changed is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from evotune.errors import StoreError, UsageError
+from evotune.portfolios._held_out_judge import Cut, Figures
+from evotune.portfolios.matrix_store import Cell, Matrix, has_portfolio, read_matrix
+from evotune.portfolios.rule import RuleRegion
+from evotune.regular_file import read_regular
+from evotune.space.specs import GivenCase
+from evotune.trial import Domain, Measurement, Value
+
+FORMAT = 1
+FILE = "portfolio.json"
+_SHA256 = "portfolio_sha256"
+_MOST_BYTES = 1 << 28
+
+
+class PortfolioCase(msgspec.Struct, frozen=True):
+    """A case of the list. `baseline`: its name, "" where none could be timed. `searched`: the run
+    of its own search."""
+
+    label: str
+    given: GivenCase
+    held_out: bool
+    baseline: str = ""
+    searched: str = ""
+
+
+class PortfolioKernel(msgspec.Struct, frozen=True):
+    """A champion that the rule names. `domain`: of its confirmation, and of the matrix."""
+
+    run: str
+    trial: int
+    configuration: Mapping[str, Value]
+    domain: Domain
+
+
+class CellRow(msgspec.Struct, frozen=True):
+    """A champion on a case. `outcome`: ok, or how the gate refused it; then it is not served."""
+
+    case: str
+    run: str
+    trial: int
+    outcome: str
+    reason: str = ""
+    time_us: float | None = None
+    baseline_us: float | None = None
+    speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+
+
+class Portfolio(msgspec.Struct, frozen=True):
+    """The result.
+
+    - `kernels`: the rule's regions name them by their number here.
+    - `rule`: the first region that holds a case decides; PyTorch serves all other cases.
+    - `cuts`: parts of the rule that held-out cases showed to lose; they are not in `rule`.
+    - `figures`: of the rule, on the cases that it was made of (`seen`), on those that judged it
+      (`held_out`), and on the latter before parts were cut out (`held_out_before`).
+    - `of_own`: the geometric mean, over the searched cases, of speedup / own champion's speedup.
+    - `unmeasured`: the number of cells without an outcome.
+    """
+
+    format: int
+    space: str
+    device: str
+    problem: str
+    dtype: str
+    most_kernels: int
+    seed: int
+    skipped: str
+    cases: tuple[PortfolioCase, ...]
+    kernels: tuple[PortfolioKernel, ...]
+    rule: tuple[RuleRegion, ...]
+    cuts: tuple[Cut, ...]
+    figures: Mapping[str, Figures]
+    of_own: float | None
+    unmeasured: int
+    cells: tuple[CellRow, ...]
+
+
+def write_portfolio(runs_dir: Path, matrix: Matrix, found: Portfolio) -> Path:
+    """Writes the file, whole or not at all. Returns its path."""
+    path = runs_dir / FILE
+    content = to_json(found)
+    unfinished = path.with_name(f".{FILE}.unfinished")
+    try:
+        unfinished.write_bytes(content)
+        matrix.store.set_meta(_SHA256, hashlib.sha256(content).hexdigest())
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+    return path
+
+
+def to_json(found: Portfolio) -> bytes:
+    """The text of the file."""
+    return msgspec.json.format(msgspec.json.encode(found, enc_hook=_plain), indent=1) + b"\n"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a {type(value).__name__} cannot be encoded")
+
+
+def portfolio_folder(named: Path) -> Path | None:
+    """The folder of the portfolio that a user names by itself or by its file; None for neither."""
+    folder = named.parent if named.name == FILE else named
+    return folder if has_portfolio(folder) else None
+
+
+def read_portfolio(runs_dir: Path) -> tuple[Portfolio, Mapping[Cell, Measurement]]:
+    """The result, and the figures of the cells that were timed. UsageError for a portfolio that is
+    not finished, StoreError for a file that was changed."""
+    path = runs_dir / FILE
+    try:
+        content = read_regular(path, _MOST_BYTES)
+    except FileNotFoundError as error:
+        text = f"the portfolio in {runs_dir} is not finished: give the same command again"
+        raise UsageError(text) from error
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    with read_matrix(runs_dir) as matrix:
+        wanted = str(matrix.store.meta(_SHA256, ""))
+        if hashlib.sha256(content).hexdigest() != wanted:
+            raise StoreError(
+                f"{path} was changed since it was written; `evotune portfolio --resume {runs_dir}` "
+                "writes it anew"
+            )
+        try:
+            found = msgspec.json.decode(content, type=Portfolio)
+        except msgspec.DecodeError as error:  # of another version
+            raise StoreError(f"{path} cannot be read: {error}") from error
+        return found, dict(_measured(matrix))
+
+
+def _measured(matrix: Matrix) -> Iterator[tuple[Cell, Measurement]]:
+    for cell, outcome in matrix.cells.items():
+        for measured in outcome.measurements if outcome.ok else ():
+            if measured.counts:
+                yield cell, measured
+
+
+def cell_rows(matrix: Matrix) -> Iterator[CellRow]:
+    """All outcomes, in the order of their cells."""
+    timed = dict(_measured(matrix))
+    for cell, outcome in sorted(matrix.cells.items()):
+        row = CellRow(*cell, str(outcome.kind), outcome.reason)
+        if cell in timed:
+            m = timed[cell]
+            row = CellRow(
+                *(*cell, str(outcome.kind), "", m.time_us, m.baseline_us),
+                *(m.speedup, m.speedup_low, m.speedup_high),
+            )
+        yield row

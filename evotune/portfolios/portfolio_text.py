@@ -1,0 +1,137 @@
+"""A portfolio in Markdown, and the rows of its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from evotune.counted import counted
+from evotune.portfolios._held_out_judge import Figures
+from evotune.portfolios.portfolio_file import Portfolio
+
+RULE_COLUMNS = ("", "cases", "kernel", "at least", "measured")
+KERNEL_COLUMNS = ("kernel", "trial", "run", "configuration")
+FIGURE_COLUMNS = ("cases", "number", "by kernels", "mean", "of best", "worst", "in")
+_GROUPS = (
+    ("seen", "seen by the rule"),
+    ("held_out", "held out"),
+    ("held_out_before", "held out, before the cuts"),
+)
+
+Rows = list[tuple[str, ...]]
+
+
+def rule_rows(found: Portfolio) -> Rows:
+    """The regions in their order; all other cases are PyTorch's."""
+    rows: Rows = [
+        (
+            str(place),
+            region.words,
+            str(region.kernel),
+            f"{region.speedup_low:.3f}x",
+            str(len(region.cases)),
+        )
+        for place, region in enumerate(found.rule, 1)
+    ]
+    return [*rows, (str(len(rows) + 1), "all others", "PyTorch", "", "")]
+
+
+def kernel_rows(found: Portfolio) -> Rows:
+    """The kernels; of the second and later ones the parameters that differ from the first."""
+    rows: Rows = []
+    for number, kernel in enumerate(found.kernels):
+        first = found.kernels[0].configuration
+        shown = {
+            name: value
+            for name, value in kernel.configuration.items()
+            if number == 0 or first.get(name) != value
+        }
+        values = " ".join(f"{name}={value}" for name, value in shown.items())
+        rows.append((str(number), str(kernel.trial), kernel.run, values))
+    return rows
+
+
+def figure_rows(found: Portfolio) -> Rows:
+    rows: Rows = []
+    for name, words in _GROUPS:
+        figures = found.figures.get(name)
+        if figures is not None and figures.cases and (name != "held_out_before" or found.cuts):
+            rows.append((words, *_figures(figures)))
+    return rows
+
+
+def _figures(figures: Figures) -> tuple[str, ...]:
+    return (
+        str(figures.cases),
+        str(figures.served),
+        f"{figures.mean:.3f}x",
+        f"{figures.of_best:.3f}",
+        f"{figures.worst:.3f}x",
+        figures.worst_case,
+    )
+
+
+def remarks(found: Portfolio) -> Iterator[str]:
+    """Lines below the tables."""
+    yield (
+        "mean: of speedups over PyTorch (weighted geometric mean); of best: of speedup / that of "
+        "the best champion measured there; worst: the least speedup"
+    )
+    if found.of_own is not None:
+        yield f"searched cases reach {found.of_own:.3f} of their own champion's speedup"
+    for each in found.cuts:
+        yield f"cut: {each.words}"
+    if found.unmeasured:
+        yield f"{counted(found.unmeasured, 'cell')} could not be measured: nothing is served there"
+    if found.skipped:
+        yield found.skipped
+
+
+def markdown(found: Portfolio) -> str:
+    """The whole portfolio, with the speedup of each case."""
+    return "\n".join(_parts(found)) + "\n"
+
+
+def _parts(found: Portfolio) -> Iterator[str]:
+    kernels = counted(len(found.kernels), "kernel")
+    yield f"# {found.space}: {kernels} for {counted(len(found.cases), 'case')}\n"
+    yield f"On {found.device}, {found.dtype}. The first line that holds a case decides.\n"
+    yield from _table(RULE_COLUMNS, rule_rows(found))
+    yield "## Figures\n"
+    yield from _table(FIGURE_COLUMNS, figure_rows(found))
+    yield from (f"- {line}" for line in remarks(found))
+    yield "\n## Kernels\n"
+    yield from _table(KERNEL_COLUMNS, kernel_rows(found))
+    yield "## Cases\n"
+    yield "Speedup of each kernel over the baseline, with the lower end of its interval.\n"
+    yield from _table(
+        ("case", "weight", "baseline", *(str(n) for n in range(len(found.kernels)))),
+        case_rows(found),
+    )
+
+
+def case_rows(found: Portfolio) -> Rows:
+    """The cases with each kernel's speedup."""
+    cells = {(cell.case, cell.run, cell.trial): cell for cell in found.cells}
+    rows: Rows = []
+    for case in found.cases:
+        speedups = []
+        for kernel in found.kernels:
+            cell = cells.get((case.label, kernel.run, kernel.trial))
+            if cell is None:
+                speedups.append("")
+            elif cell.speedup is None or cell.speedup_low is None:
+                speedups.append(cell.outcome)
+            else:
+                speedups.append(f"{cell.speedup:.3f} ({cell.speedup_low:.3f})")
+        label = f"*{case.label}*" if case.held_out else case.label
+        rows.append((label, f"{case.given.count:g}", case.baseline, *speedups))
+    return rows
+
+
+def _table(columns: Sequence[str], rows: Rows) -> Iterator[str]:
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
+    for row in rows:
+        cells = (cell.replace("|", "\\|") for cell in row)
+        yield f"| {' | '.join(cells)} |"
+    yield ""

@@ -1,0 +1,181 @@
+"""The rule as an ordered list of regions: which kernel serves a case. The first region decides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from evotune.portfolios._rule_tree import Leaf
+from evotune.portfolios.points import Point, independent_features
+from evotune.trial import Region, Value
+
+NEAR = 0.1
+"""The share by which a size may lie beyond the measured ones where no border is nearer."""
+_MEASURED = ("group",)
+"""Ratios that stay between the measured ones."""
+_LENGTH_RATIO = "length_ratio"
+_NAMES = {"batch_heads": "batch*heads"}
+
+Ends = tuple[int | float, int | float]
+
+
+class RuleRegion(msgspec.Struct, frozen=True):
+    """Cases for one kernel of the portfolio.
+
+    - `fixed`: values that each of them has. `ranges`: the least and the greatest value of
+      quantities.
+    - `shown`: the quantities that tell the regions of this rule apart; the others are the kernel's
+      domain.
+    - `speedup_low`: the least lower end of the intervals of `cases`, which were measured.
+    """
+
+    kernel: int
+    fixed: Mapping[str, Value]
+    ranges: Mapping[str, Ends]
+    shown: tuple[str, ...]
+    speedup_low: float
+    cases: tuple[str, ...]
+    exact: bool = False
+    """Whether it is a single measured case."""
+
+    def holds(self, point: Point) -> bool:
+        place = point.place
+        return all(place.fixed.get(name) == value for name, value in self.fixed.items()) and all(
+            low <= _value(point, name) <= high for name, (low, high) in self.ranges.items()
+        )
+
+    @property
+    def words(self) -> str:
+        """`head_dim 64, causal, batch*heads 8 to 64, seq_len_q 128 to 724`."""
+        parts = [_fixed_words(n, value) for n, value in self.fixed.items() if n != "dtype"]
+        for name in self.shown:
+            low, high = self.ranges[name]
+            span = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+            parts.append(f"{_NAMES.get(name, name)} {span}")
+        return ", ".join(parts)
+
+
+def _fixed_words(name: str, value: Value) -> str:
+    if isinstance(value, bool):
+        return name if value else f"not {name}"
+    return f"{name} {value}"
+
+
+def _value(point: Point, name: str) -> int | float:
+    return point.place.ranged[name] if name in point.place.ranged else point.features[name]
+
+
+def kernel_at(regions: Sequence[RuleRegion], point: Point) -> int | None:
+    """The kernel that the rule names for a case; None for PyTorch."""
+    return next(
+        (
+            region.kernel
+            for region in regions
+            # A package goes on where the kernel cannot run the case.
+            if region.holds(point) and point.scores[region.kernel] is not None
+        ),
+        None,
+    )
+
+
+def regions_of(
+    leaves: Sequence[Leaf], domains: Mapping[int, Sequence[Region]], *, exact: bool = False
+) -> list[RuleRegion]:
+    """The regions of the leaves that have a kernel, inside the domain of that kernel. Those of
+    the most cases come first; no two of them hold the same case. With `exact`, a region for
+    each measured case."""
+    found = [
+        region
+        for leaf in leaves
+        if leaf.kernel is not None
+        for domain in domains[leaf.kernel]
+        for region in (_points if exact else _around)(leaf, leaf.kernel, domain)
+    ]
+    return sorted(found, key=lambda region: (-len(region.cases), region.words))
+
+
+def _won(leaf: Leaf, kernel: int, domain: Region) -> list[tuple[Point, float]]:
+    """The won cases of the leaf inside the domain, with their lower ends."""
+    return [
+        (point, score.low)
+        for point in leaf.points
+        if (score := point.scores[kernel]) is not None
+        and score.won
+        and point.place.is_in(domain.fixed, domain.ranges)
+    ]
+
+
+def _points(leaf: Leaf, kernel: int, domain: Region) -> Iterator[RuleRegion]:
+    for point, low in _won(leaf, kernel, domain):
+        ranges = {name: (value, value) for name, value in point.place.ranged.items()}
+        shown = tuple(name for name in point.features if name in ranges)
+        yield RuleRegion(kernel, domain.fixed, ranges, shown, low, (point.label,), exact=True)
+
+
+def _around(leaf: Leaf, kernel: int, domain: Region) -> Iterator[RuleRegion]:
+    """The cases between the won ones, up to the borders of the leaf, or a tenth beyond the won
+    cases where there is no border. Ratios of sizes are as they were measured."""
+    won = _won(leaf, kernel, domain)
+    if not won:
+        return
+    points = [point for point, _ in won]
+    ranges: dict[str, Ends] = dict(domain.ranges)
+    features = tuple(independent_features(points)) or tuple(points[0].features)[:1]
+    shown = tuple(
+        name
+        for name in points[0].features
+        if name in features or name in leaf.above or name in leaf.upto
+    )
+    for name in shown:
+        values = [point.features[name] for point in points]
+        low = leaf.above.get(name, math.ceil(min(values) * (1 - NEAR) - 1e-9) - 1) + 1
+        high = leaf.upto.get(name, math.floor(max(values) * (1 + NEAR) + 1e-9))
+        least, most = domain.ranges.get(name, (low, high))
+        ranges[name] = (max(low, least), min(high, most))
+    for name in (_LENGTH_RATIO, *_MEASURED):
+        if name in points[0].place.ranged:
+            values_of = [point.place.ranged[name] for point in points]
+            near = NEAR if name == _LENGTH_RATIO else 0.0
+            ranges[name] = (min(values_of) * (1 - near), max(values_of) * (1 + near))
+            if name in _MEASURED:
+                ranges[name] = (min(values_of), max(values_of))
+    low_speedup = min(low for _, low in won)
+    labels = tuple(point.label for point in points)
+    yield RuleRegion(kernel, domain.fixed, ranges, shown, low_speedup, labels)
+
+
+def cut(region: RuleRegion, lost: Point, measured: Sequence[Point]) -> RuleRegion | None:
+    """The region without the `lost` case: it ends before that, in the feature where it keeps most
+    of its measured cases. None where it keeps none."""
+    own = [point for point in measured if point.label in region.cases]
+    best: tuple[float, RuleRegion] | None = None
+    for name in region.shown:
+        low, high = region.ranges[name]
+        border = _value(lost, name)
+        for below in (True, False):
+            kept = [p for p in own if (_value(p, name) < border) == below]
+            kept = [p for p in kept if _value(p, name) != border]
+            if not kept:
+                continue
+            values = [_value(point, name) for point in kept]
+            if below:
+                nearest = max(values)
+                ends = (low, min(max(nearest, _between(nearest, border)), border - 1))
+            else:
+                nearest = min(values)
+                ends = (max(min(nearest, _between(border, nearest) + 1), border + 1), high)
+            labels = tuple(point.label for point in kept)
+            made = msgspec.structs.replace(
+                region, ranges={**region.ranges, name: ends}, cases=labels
+            )
+            weight = sum(point.weight for point in kept)
+            if best is None or weight > best[0]:
+                best = weight, made
+    return None if best is None else best[1]
+
+
+def _between(low: int | float, high: int | float) -> int:
+    """The geometric mean, as an integer."""
+    return math.isqrt(int(low) * int(high))

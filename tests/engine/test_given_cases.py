@@ -1,0 +1,91 @@
+"""`--cases`: which cases a space tunes for in place of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evotune.engine.given_cases import GIVEN_CASES, skipped_in_words
+from evotune.engine.reopening import ReopenedRun
+from evotune.engine.setup import load_kernel_setup
+from evotune.engine.spaces import shipped_spaces
+from evotune.errors import EvotuneError, SpaceError, UsageError
+from evotune.execute.executor import HELD_OUT, TIMED
+from evotune.space.reading.case_file import given_cases, read_cases
+from evotune.store import RunStore
+from tests.engine.runs import RECORDING, recorded_space
+from tests.export.making import fabricated, tiny_space
+
+SMALL = {"batch": 1, "heads": 2, "seq_len": 64, "head_dim": 32}
+SPACE = shipped_spaces()["attention-cpu"]
+
+
+def test_cases_take_the_place_of_shapes_variants_and_held_out_shapes() -> None:
+    cases = given_cases([{**SMALL, "causal": True}, {**SMALL, "layout": "blhd"}])
+    setup = load_kernel_setup(SPACE, "cpu", compile_only=True, cases=cases)
+    assert [case.label for case in setup.cases[TIMED]] == [
+        "(1,2,64,32) causal",
+        "(1,2,64,32,blhd) full",
+    ]
+    assert setup.cases[HELD_OUT] == []
+    assert setup.skipped == ()
+    assert skipped_in_words(setup.skipped, 2) == ""
+
+
+def test_cases_that_no_kernel_takes_are_skipped_counted_and_told(tmp_path: Path) -> None:
+    logged = {"shape": {**SMALL, "batch": 0}, "variant": {"causal": True}, "dtype": "float32"}
+    (tmp_path / "misses.json").write_text(json.dumps([logged]))
+    cases = given_cases(
+        [
+            {**SMALL, "count": 2},
+            SMALL,
+            {**SMALL, "head_dim": 256},
+            {**SMALL, "dtype": "float16"},
+            {**SMALL, "batch": 2, "dtype": "float16"},
+        ]
+    ) + read_cases(tmp_path / "misses.json")
+    setup = load_kernel_setup(SPACE, "cpu", compile_only=True, cases=cases)
+    assert [(case.shape["batch"], case.count) for case in setup.problem_spec.cases] == [(1, 3)]
+    said = skipped_in_words(setup.skipped, 1)
+    assert said.startswith("4 of 5 cases are skipped: 2 for dtype float16, where the space has")
+    assert "1 for kernel cpu needs head_dim" in said
+    assert "1 for expected batch to be an integer of at least 1, got 0" in said
+
+
+def test_mistakes_name_their_place() -> None:
+    for case, words in (
+        ({**SMALL, "heads": 0}, r"^cases\[1\].heads: expected heads to be an integer"),
+        ({**SMALL, "rows": 1}, r"^cases\[1\].rows: unknown size 'rows'"),
+        ({"batch": 1}, r"^cases\[1\]: the shape lacks"),
+    ):
+        with pytest.raises(SpaceError, match=words) as caught:
+            load_kernel_setup(SPACE, "cpu", compile_only=True, cases=given_cases([SMALL, case]))
+        assert caught.value.exit_code == 2
+
+
+def test_a_list_of_which_nothing_is_left_is_refused() -> None:
+    cases = given_cases([{**SMALL, "head_dim": 256}])
+    with pytest.raises(UsageError, match="can serve none of 1 case: kernel cpu needs head_dim"):
+        load_kernel_setup(SPACE, "cpu", compile_only=True, cases=cases)
+
+
+def test_a_recorded_space_takes_no_cases(tmp_path: Path) -> None:
+    for space in (RECORDING, recorded_space(tmp_path)):
+        with pytest.raises(EvotuneError, match="recorded space") as caught:
+            load_kernel_setup(space, "auto", cases=given_cases([SMALL]))
+        assert caught.value.exit_code == 2
+
+
+def test_a_run_is_opened_again_with_its_cases(tmp_path: Path) -> None:
+    cases = given_cases([{"rows": 8, "columns": 32, "count": 2}, {"rows": 4, "columns": 48}])
+    run = fabricated(tiny_space("softmax-cpu", tmp_path), tmp_path, given=cases)
+    reopened = ReopenedRun.load(run, anywhere=True)
+    assert [case.label for case in reopened.setup.cases[TIMED]] == ["(8,32)", "(4,48)"]
+    with RunStore.open_for_writing(run.store) as store:
+        assert [case["count"] for case in store.meta(GIVEN_CASES)] == [2, 1]
+        store.set_meta(GIVEN_CASES, [{"shape": 3}])
+    with pytest.raises(EvotuneError) as caught:
+        ReopenedRun.load(run, anywhere=True)
+    assert caught.value.exit_code == 4
