@@ -515,7 +515,7 @@ double optional_number(Value value) {
     torch.delete_stable_ivalue(boxed);
   else
     delete boxed;
-  return found;
+  return std::isnan(found) ? INFINITY : found;  // NaN is the usual scale here; SDPA gives NaN for both
 }
 
 // attention(Tensor q, Tensor k, Tensor v, bool is_causal=False, float? scale=None, bool enable_gqa=False) -> Tensor

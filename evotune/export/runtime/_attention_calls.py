@@ -11,8 +11,8 @@ from ._attention_package import AttentionKernels, Call, sdpa
 from ._dispatch import NOT_WON, OUTSIDE, Choice
 from ._loaded_kernels import Refused
 from ._missed import Missed, Misses
-from ._operators import AttentionOperator, needs_grad
-from ._tracing import decided_while_tracing, is_exporting
+from ._operators import AttentionOperator, cast_for_autocast, memory_holds_values, needs_grad
+from ._tracing import decided_while_tracing, forward_mode, is_exporting
 
 # Looked up once, since these look-ups cost every call 0.3 us together.
 _Tensor = torch.Tensor
@@ -108,11 +108,14 @@ class AttentionCalls:
             missed.count()
             return None
         if _is_autocast_enabled(self._device_type):
-            q, k, v = self._cast(q), self._cast(k), self._cast(v)
+            q, k, v = (cast_for_autocast(tensor, self._device_type) for tensor in (q, k, v))
         if _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             self._grad.count()
             return None
         if self._native is None:
+            if not memory_holds_values(q, k, v):  # the dispatcher makes it so for native code
+                self._other.count()
+                return None
             out = self._kernels.serve(q, k, v, is_causal, scale, enable_gqa)
         else:
             usual = _USUAL if scale is None else scale
@@ -163,19 +166,15 @@ class AttentionCalls:
             return self._dropout
         if not _every_backend_is_allowed():
             return self._backend
+        if forward_mode():
+            return self._grad
         if (
             not type(is_causal) is type(enable_gqa) is bool
-            or (scale is not None and type(scale) is not float)
+            or (scale is not None and (type(scale) is not float or math.isnan(scale)))
             or (_function_modes() and _modes_look_at_calls())
         ):
             return self._other
         return None
-
-    def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor as SDPA sees it under autocast."""
-        if tensor.is_floating_point() and tensor.dtype != torch.float64:
-            return tensor.to(torch.get_autocast_dtype(self._device_type))
-        return tensor
 
     def _traced(
         self,

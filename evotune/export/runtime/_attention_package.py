@@ -149,12 +149,13 @@ class AttentionKernels:
         symbols = self._symbols(call, call.enable_gqa)
         if symbols is None:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
-            return Refused(OUTSIDE, f"the tensors have the shapes {shapes}")
+            scaled = "" if call.scale is None else f", the scale is {call.scale}"
+            return Refused(OUTSIDE, f"the tensors have the shapes {shapes}{scaled}")
         tensors = {"q": q, "k": k, "v": v, "out": torch.empty_like(q)}
         contiguous = all(tensor.is_contiguous() for tensor in tensors.values())
         for name, tensor in tensors.items():
             for place, dimension in enumerate(_STRIDES):
-                symbols[f"{name}_stride_{dimension}"] = tensor.stride(place)
+                symbols[f"{name}_stride_{dimension}"] = _stride(tensor, place)
         rows = all(t.stride(3) == 1 or t.shape[3] == 1 for t in tensors.values())
         layout = CONTIGUOUS if contiguous else STRIDED if rows else LAYOUT
         if layout == STRIDED and not all(map(_rows_are_aligned, tensors.values())):
@@ -165,8 +166,10 @@ class AttentionKernels:
         return choice
 
     def _symbols(self, call: Call, enable_gqa: bool) -> dict[str, Any] | None:
-        """The case's symbols; None for tensors that no case has."""
+        """The case's symbols; None for tensors, or a scale, that no case has."""
         q, k, v = call[:3]
+        if call.scale is not None and not math.isfinite(call.scale):
+            return None
         if not q.dim() == k.dim() == v.dim() == 4 or k.shape != v.shape:
             return None
         batch, heads, seq_len_q, head_dim = map(int, q.shape)
@@ -201,6 +204,15 @@ class AttentionKernels:
         decisions = list(self._decisions.values())
         now = sum(decision.calls for decision in decisions if isinstance(decision, Served))
         return self._earlier_calls + now
+
+
+def _stride(tensor: torch.Tensor, place: int) -> int:
+    """The distance of two indices of a dimension. In one of a single index PyTorch allows any, and
+    the decision holds for all of them: it is the extent of the other dimensions."""
+    if tensor.shape[place] > 1:
+        return tensor.stride(place)
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return max((int(size) * stride for size, stride in pairs if size > 1), default=1)
 
 
 def _rows_are_aligned(tensor: torch.Tensor) -> bool:

@@ -8,7 +8,7 @@
   (SDPA).
 
 All but the first take NaN as the usual scale. An output has the strides that the fake kernel
-promises, on every path.
+promises, on every path. Under autocast the public operator casts its inputs as SDPA does.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 
 from ._attention_package import AttentionKernels, sdpa
 from ._native_decisions import NativeDecisions
+from ._tracing import forward_mode
 
 _MOST_NAMESAKES = 100
 _SIGNATURE = (
@@ -89,7 +90,8 @@ class AttentionOperator:
             library.impl("_attempt", _with_usual_scale(kernels.serve), _ANY_DEVICE)
         recorded = _differentiable(kernels, self.served)
         library.impl("attention", recorded, "Autograd")
-        library.impl("_with_grad", recorded, "CompositeImplicitAutograd")
+        library.impl("_with_grad", _with_usual_scale(recorded), "CompositeImplicitAutograd")
+        library.impl("attention", _autocast(self.public, kernels), f"Autocast{key}")
         library._register_fake("attention", fake)
         library._register_fake("_served", fake)
 
@@ -105,14 +107,37 @@ def _differentiable(kernels: AttentionKernels, served: Any) -> Callable[..., tor
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        if scale is not None and math.isnan(scale):
-            scale = None
-        if torch.is_grad_enabled() and needs_grad(q, k, v):
+        recorded = forward_mode() or (torch.is_grad_enabled() and needs_grad(q, k, v))
+        if recorded:
             kernels.misses.missed("grad", None, "an input requires grad").count()
+        if recorded or (scale is not None and math.isnan(scale)):
             return before(q, k, v, is_causal, scale, enable_gqa)
         return served(q, k, v, is_causal, math.nan if scale is None else scale, enable_gqa)  # type: ignore[no-any-return]
 
     return attention
+
+
+def _autocast(attention: Any, kernels: AttentionKernels) -> Callable[..., torch.Tensor]:
+    """The operator under autocast. Where the mode is off for the device, nothing is cast."""
+    device_type = kernels.kernels.device_type
+
+    def cast_attention(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any, **named: Any
+    ) -> torch.Tensor:
+        cast = (cast_for_autocast(tensor, device_type) for tensor in (q, k, v))
+        with torch._C._ExcludeDispatchKeyGuard(
+            torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device_type.upper()}"))
+        ):
+            return attention(*cast, *options, **named)  # type: ignore[no-any-return]
+
+    return cast_attention
+
+
+def cast_for_autocast(tensor: torch.Tensor, device_type: str) -> torch.Tensor:
+    """The tensor as SDPA sees it under autocast."""
+    if tensor.is_floating_point() and tensor.dtype != torch.float64:
+        return tensor.to(torch.get_autocast_dtype(device_type))
+    return tensor
 
 
 def _with_usual_scale(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,11 +176,30 @@ def fake(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """The output without its values: laid out like q."""
-    if q.dim() == 4 and v.dim() == 4 and q.shape[3] == v.shape[3]:
-        return torch.empty_like(q)
-    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+    """The output without its values: laid out like q. RuntimeError for tensors of several devices
+    or dtypes, as SDPA raises."""
+    for fact in ("device", "dtype"):
+        if not getattr(q, fact) == getattr(k, fact) == getattr(v, fact):
+            found = ", ".join(str(getattr(tensor, fact)) for tensor in (q, k, v))
+            raise RuntimeError(f"expected q, k and v to have the same {fact}, got {found}")
+    if q.dim() == k.dim() == v.dim() == 4 and q.shape[0] == k.shape[0] == v.shape[0]:
+        return torch.empty_like(q) if q.shape[3] == v.shape[3] else q.new_empty(_wide(q, v))
+    # Dimensions before the last two are broadcast; of grouped heads, those of q count.
+    one = [tensor.shape[:-3] if enable_gqa else tensor.shape[:-2] for tensor in (q, k, v)]
+    leading: Any = torch.broadcast_shapes(*one)  # type: ignore[no-untyped-call]
+    heads = q.shape[-3:-2] if enable_gqa else ()
+    return q.new_empty((*leading, *heads, q.shape[-2], v.shape[-1]))
+
+
+def _wide(q: torch.Tensor, v: torch.Tensor) -> tuple[int, ...]:
+    return (*q.shape[:-1], v.shape[-1])
 
 
 def needs_grad(*tensors: torch.Tensor) -> bool:
     return any(tensor.requires_grad for tensor in tensors)
+
+
+def memory_holds_values(*tensors: torch.Tensor) -> bool:
+    """False where PyTorch negates the values that are read, or a tensor of zeros has no memory. The
+    dispatcher gives an operator tensors for which it is true."""
+    return not any(tensor.is_neg() or tensor._is_zerotensor() for tensor in tensors)

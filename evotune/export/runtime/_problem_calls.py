@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from ._loaded_kernels import Refused
-from ._operators import needs_grad, open_namespace
+from ._operators import memory_holds_values, needs_grad, open_namespace
 from ._problem_package import NotServed, ProblemKernels
+from ._tracing import forward_mode
 
 _TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
 
@@ -54,7 +55,7 @@ class ProblemCalls:
             return result(self._run(tensors, options))
 
         def autograd(*tensors: torch.Tensor, **named: Any) -> Any:
-            if torch.is_grad_enabled() and needs_grad(*tensors):
+            if forward_mode() or (torch.is_grad_enabled() and needs_grad(*tensors)):
                 options = {name: value for name, value in named.items() if value is not None}
                 return result(self._without_kernel(self._no_gradient(), tensors, options))
             with torch._C._AutoDispatchBelowAutograd():
@@ -74,10 +75,10 @@ class ProblemCalls:
         not tell, and constants, are given by name. NotServed (a ValueError, one line) where no
         kernel serves the call and there is no fallback."""
         inputs, options = self._given(tensors, named)
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not memory_holds_values(*inputs):
             found = self.overload(*inputs, **options)
             outputs = (found,) if len(self._outputs) == 1 else tuple(found)
-        elif torch.is_grad_enabled() and needs_grad(*inputs):
+        elif forward_mode() or (torch.is_grad_enabled() and needs_grad(*inputs)):
             outputs = self._without_kernel(self._no_gradient(), inputs, options)
         else:
             outputs = self._run(inputs, options)

@@ -1,4 +1,7 @@
-"""Questions that torch.compile asks while it traces, and whose answers its graph keeps."""
+"""Questions about who looks at a call: torch.compile, torch.export, PyTorch's forward mode.
+
+torch.compile asks the first while it traces; its graph keeps the answers.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -22,3 +26,9 @@ def is_exporting() -> bool:
     """Whether torch.export traces. In code that torch.compile traces itself,
     torch.compiler.is_exporting() is true under PyTorch 2.11, too."""
     return torch.compiler.is_exporting()
+
+
+def forward_mode() -> bool:
+    """Whether PyTorch may compute gradients forwards: tensors may then carry a tangent, and do not
+    say that they require grad."""
+    return forward_ad._current_level >= 0

@@ -142,7 +142,9 @@ int cuTensorMapEncodeTiled(void* map, int dtype, std::uint32_t rank, void* addre
                            const std::uint64_t* strides, const std::uint32_t* box, const std::uint32_t*, int, int swizzle,
                            int promotion, int) {
   if (int status = absent()) return status;
-  if (reinterpret_cast<std::uintptr_t>(map) % 64 || strides[0] % 16 || box[0] > 256) return 1;
+  if (reinterpret_cast<std::uintptr_t>(map) % 64 || box[0] > 256) return 1;
+  for (std::uint32_t i = 0; i + 1 < rank; ++i)
+    if (strides[i] % 16) return 1;
   memcpy(map, &address, 8);
   std::string line = "map " + std::to_string(dtype) + " " + std::to_string(swizzle) + " " + std::to_string(promotion);
   for (std::uint32_t i = 0; i < rank; ++i) line += " " + std::to_string(extents[i]);

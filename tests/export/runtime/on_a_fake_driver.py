@@ -328,6 +328,45 @@ def test_strides_reach_the_map_and_the_output(opened: Open, driver: Any, native:
 
 
 @pytest.mark.parametrize("native", NATIVE)
+def test_strides_of_dimensions_of_one_index_do_not_matter(opened: Open, native: bool) -> None:
+    """The driver would refuse a map with them, and all later calls of the shape would be misses."""
+    names = [f"q_stride_{dimension}" for dimension in ("batch", "head", "row")]
+    strided = {**MAP, "strides": [*({"name": name} for name in names), 1]}
+    plan = {**PLAN, "arguments": [{**ARGUMENTS[0], "tensor_map": strided}, *ARGUMENTS[1:]]}
+    module = opened(native, plan=plan, served=[strided_region()])
+    q, k, v = inputs()
+    odd = q.as_strided(q.shape, (7, *q.stride()[1:]))
+    for given in (odd, q):
+        out = module.attention(given, k, v, **GROUPED)
+        torch.testing.assert_close(out, sdpa(q, k, v, **GROUPED))
+    assert module.info()["calls"] == 2
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_unusual_arguments_are_read_as_pytorch_reads_them(opened: Open, native: bool) -> None:
+    module = opened(native)
+    operator = getattr(torch.ops, module.__name__).attention
+    q, k, v = inputs()
+    zeros = torch._efficientzerotensor(q.shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for call in (operator, module.attention):
+            out = call(torch._neg_view(q), k, v, **GROUPED)
+            torch.testing.assert_close(out, sdpa(-q, k, v, **GROUPED))
+            call(zeros, k, v, **GROUPED)
+            for grad in (False, True):
+                q.requires_grad_(grad)
+                assert call(q, k, v, scale=float("nan"), **GROUPED).isnan().all()
+            with torch.inference_mode():
+                assert call(q, k, v, scale=float("nan"), **GROUPED).isnan().all()
+        out = operator(zeros, k, v, **GROUPED)
+        torch.testing.assert_close(out, sdpa(zeros + 0, k, v, **GROUPED))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = operator(q, k, v, **GROUPED)
+            assert torch.equal(found, sdpa(q, k, v, **GROUPED))
+
+
+@pytest.mark.parametrize("native", NATIVE)
 def test_operators_keep_their_promises(opened: Open, native: bool) -> None:
     module = opened(native)
     operators = getattr(torch.ops, module.__name__)

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.export.runtime.packages import (
     CASE,
@@ -235,6 +237,89 @@ def test_the_operator_keeps_its_promises(opened: Open, silent: None) -> None:
         torch.library.opcheck(overload, (*tensors, False, None, True))
     with_grad = [t.clone().requires_grad_() for t in served]
     torch.library.opcheck(overload, (*with_grad, True, None, True))
+
+
+def no_memory(tensor: torch.Tensor) -> torch.Tensor:
+    return torch._efficientzerotensor(tensor.shape)
+
+
+def test_negated_views_are_not_read_as_they_lie_in_memory(opened: Open, silent: None) -> None:
+    module = opened()
+    operator = getattr(torch.ops, module.__name__).attention
+    q, k, v = inputs()
+    for call in (module.attention, operator):
+        out = call(torch._neg_view(q), k, v, **GROUPED)
+        torch.testing.assert_close(out, sdpa(-q, k, v, **GROUPED))
+
+
+def test_zeros_without_memory_are_not_read_from_it(opened: Open, silent: None) -> None:
+    """SDPA on a CPU gives any numbers for such tensors; a kernel would end the process."""
+    module = opened()
+    operator = getattr(torch.ops, module.__name__).attention
+    q, k, v = inputs()
+    zeros = torch._efficientzerotensor(q.shape)
+    module.attention(zeros, k, v, **GROUPED)
+    assert module.info()["calls"] == 0
+    out = operator(zeros, k, v, **GROUPED)
+    torch.testing.assert_close(out, sdpa(zeros + 0, k, v, **GROUPED))
+
+
+def test_forward_mode_gradients_are_not_lost(opened: Open, silent: None) -> None:
+    module = opened()
+    operator = getattr(torch.ops, module.__name__).attention
+    q, k, v = inputs()
+    tangents = []
+    with forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        for call in (sdpa, operator):
+            tangents.append(forward_ad.unpack_dual(call(dual, k, v, **GROUPED)).tangent)
+    assert torch.equal(tangents[1], tangents[0])
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(NotImplementedError, match="forward AD"):  # SDPA's error
+            module.attention(dual, k, v, **GROUPED)
+    assert module.info()["calls"] == 0
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf")])
+def test_a_scale_that_is_no_finite_number_is_sdpas(
+    opened: Open, silent: None, scale: float
+) -> None:
+    module = opened()
+    operator = getattr(torch.ops, module.__name__).attention
+    for call in (module.attention, operator):
+        out = call(*inputs(), scale=scale, **GROUPED)
+        assert torch.equal(out.isnan(), sdpa(*inputs(), scale=scale, **GROUPED).isnan())
+        ours = [t.requires_grad_() for t in inputs()]
+        assert call(*ours, scale=scale, **GROUPED).isnan().all()
+
+
+def test_the_operator_under_autocast_is_the_function(opened: Open, silent: None) -> None:
+    module = opened()
+    operator = getattr(torch.ops, module.__name__).attention
+    for tensors in (inputs(), inputs(dtype=torch.bfloat16)):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = operator(*tensors, **GROUPED)
+            assert torch.equal(out, sdpa(*tensors, **GROUPED))
+            assert out.dtype == torch.bfloat16
+
+
+def test_the_operator_takes_what_sdpa_broadcasts(opened: Open, silent: None) -> None:
+    module = opened()
+    operator = getattr(torch.ops, module.__name__).attention
+    q, k, v = inputs(batch=2, heads=2)
+    for tensors in ((q[0], k, v), (q[:1], k, v), (q, k[:1], v[:1]), (q, k, v[0])):
+        torch.testing.assert_close(operator(*tensors), sdpa(*tensors))
+        meta = operator(*(t.to("meta") for t in tensors))
+        assert meta.shape == sdpa(*tensors).shape
+
+
+def test_the_fake_operator_refuses_tensors_of_several_devices_and_dtypes(opened: Open) -> None:
+    operator = getattr(torch.ops, opened().__name__).attention
+    q, k, v = inputs(heads=2)
+    for wrong in (k, k.double().to("meta")):
+        with pytest.raises(RuntimeError, match="the same"):
+            operator(q.to("meta"), wrong, v.to("meta"))
 
 
 def test_gradients_are_those_of_sdpa(opened: Open, silent: None) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from tests.export.runtime.packages import description, imported, write
 
@@ -127,6 +128,24 @@ def opened(tmp_path: Path, binary: bytes) -> Iterator[Open]:
 def inputs(rows: int = 8, columns: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     return torch.randn(rows, columns, generator=generator), torch.rand(columns, generator=generator)
+
+
+def test_values_that_memory_does_not_hold_are_not_read_from_it(opened: Open) -> None:
+    module = opened()
+    x, weight = inputs()
+    out = module.rms_norm(torch._neg_view(x), weight)
+    torch.testing.assert_close(out, norm(-x, weight)["out"])
+    with pytest.raises(ValueError, match="not contiguous"):  # it repeats one zero
+        module.rms_norm(torch._efficientzerotensor(x.shape), weight)
+    assert module.info()["calls"] == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of PyTorch's
+def test_forward_mode_gradients_are_refused(opened: Open) -> None:
+    module = opened()
+    x, weight = inputs()
+    with forward_ad.dual_level(), pytest.raises(ValueError, match="has no gradient"):
+        module.rms_norm(forward_ad.make_dual(x, torch.ones_like(x)), weight)
 
 
 def test_every_case_of_the_domain_runs_the_kernel(opened: Open) -> None:
