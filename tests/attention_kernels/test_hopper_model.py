@@ -306,7 +306,7 @@ def test_the_model_sees_mistakes_of_the_short_rung(
     right: str, wrong: str, complaint: str, tmp_path: Path
 ) -> None:
     shapes = [{"batch": 1, "heads": 4, "seq_len": 200}]
-    values, mistakes = {**TMA, "STAGES": 1, "BLOCK_N": 32}, {right: wrong}
+    values, mistakes = {**TMA, "STAGES": 3, "BLOCK_N": 32}, {right: wrong}
     found = complaints(tmp_path, values, shapes, seeds=6, mistakes=mistakes, kernel="tma")
     assert any(complaint in words for words in found)
 
