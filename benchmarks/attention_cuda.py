@@ -121,6 +121,8 @@ JOBS = (
     Job("batch 2", "attention_mma", square(2, 8, 512, 64), BOTH, 80, WIDE_TILES),
     Job("head 128", "attention_mma", square(1, 8, 512, 128), BOTH, 80, SMALL_TILES),
     Job("2048", "attention_mma", square(1, 8, 2048, 64), BOTH, 80, WIDE_TILES),
+    Job("tma 16x2048x64 full", "attention_tma", square(16, 16, 2048, 64), FULL, 80),
+    Job("tma 16x2048x64 causal", "attention_tma", square(16, 16, 2048, 64), CAUSAL, 80),
     *(
         Job(f"{name} {'causal' if mask[0] else 'full'}", "attention_wgmma", shape, mask, 120, start)
         for name, shape, start in HOPPER
@@ -128,7 +130,7 @@ JOBS = (
     ),
 )
 JOBS_BY_NAME = {job.name: job for job in JOBS}
-LADDERS = (("scalar", "wmma", "mission {}"), ("large", "hopper 16x2048x64 {}"))
+LADDERS = (("scalar", "wmma", "mission {}"), ("large", "tma 16x2048x64 {}", "hopper 16x2048x64 {}"))
 """Rungs at the same shape, slowest first."""
 
 

@@ -1,47 +1,67 @@
-// RMSNorm on a GPU: one block of threads for each row.
+// RMSNorm on a GPU: a team of warps for each row, read once where it fits in registers.
 //
-// Shapes    x, out (rows, columns), weight (columns), contiguous, float32; any sizes >= 1.
-// Tunables  WARPS     warps of a block (1..32)
-//           KEPT      elements that a thread keeps in registers between the passes (0..32): a row of up to
-//                     32 * WARPS * KEPT is read once
-// Launch    grid (rows), block (32 * WARPS). Shared memory: static. Workspace: none.
+//   out = x / sqrt(mean(x * x) + eps) * weight for each row.
+//
+// Shapes    x, out (rows, columns), weight (columns), contiguous, 16-byte aligned; any sizes >= 1.
+// Types     DTYPE in and out: float16, bfloat16 or float32; every sum in float32.
+// Tunables  WARPS_PER_ROW, ROWS, VECTOR_BYTES, LOAD, STORE: see row_team.cuh
+//           KEPT      vectors of a row that a thread keeps in registers (0..16). Columns beyond are read twice.
+// Launch    grid (ceil(rows / ROWS)), block (32 * WARPS_PER_ROW * ROWS). Workspace: none.
+// Shared    8 * ROWS * WARPS_PER_ROW bytes.
 // Archs     sm_80 and later.
+#include "../rows/row_team.cuh"
 
 namespace {
 
-constexpr int kThreads = 32 * WARPS;
-
-// The sum over all threads of the block; every one of them gets it.
-__device__ float sum_of_block(float value) {
-  __shared__ float of_warp[32];
-  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = threadIdx.x % 32 < WARPS ? of_warp[threadIdx.x % 32] : 0.0f;
-  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-  return value;
+template <int WIDTH>
+__device__ __forceinline__ void norm_of_row(const Number* x, const Number* weight, Number* out, const Place& place,
+                                            float eps, int columns) {
+  constexpr int kStride = kTeamThreads * WIDTH;
+  const int first = place.thread * WIDTH;
+  float kept[KEPT > 0 ? KEPT : 1][WIDTH], sum = 0.0f;
+#pragma unroll
+  for (int j = 0; j < KEPT; ++j) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) kept[j][i] = 0.0f;
+    if (first + j * kStride < columns) load(kept[j], x + first + j * kStride);
+  }
+#pragma unroll
+  for (int j = 0; j < KEPT; ++j)
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) sum += kept[j][i] * kept[j][i];
+  for (int at = first + KEPT * kStride; at < columns; at += kStride) {
+    float values[WIDTH];
+    load<WIDTH, true>(values, x + at);  // it is read again
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) sum += values[i] * values[i];
+  }
+  const float scale = rsqrtf(reduce<Sum, 0>(sum) / columns + eps);
+  if (!place.exists) return;
+  const auto put = [&](int at, float(&values)[WIDTH]) {
+    float weights[WIDTH];
+    load<WIDTH, true>(weights, weight + at);
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) values[i] *= scale * weights[i];
+    store(out + at, values);
+  };
+#pragma unroll
+  for (int j = 0; j < KEPT; ++j)
+    if (first + j * kStride < columns) put(first + j * kStride, kept[j]);
+  for (int at = first + KEPT * kStride; at < columns; at += kStride) {
+    float values[WIDTH];
+    load(values, x + at);
+    put(at, values);
+  }
 }
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads)
-    rms_norm(const float* x, const float* weight, float* out, float eps, int rows, int columns) {
-  x += static_cast<long long>(blockIdx.x) * columns;
-  out += static_cast<long long>(blockIdx.x) * columns;
-  float kept[KEPT > 0 ? KEPT : 1];
-  float sum = 0.0f;
-#pragma unroll
-  for (int j = 0; j < KEPT; ++j) {
-    const int i = j * kThreads + threadIdx.x;
-    kept[j] = i < columns ? x[i] : 0.0f;
-    sum += kept[j] * kept[j];
-  }
-  for (int i = KEPT * kThreads + threadIdx.x; i < columns; i += kThreads) sum += x[i] * x[i];
-  const float scale = rsqrtf(sum_of_block(sum) / columns + eps);
-#pragma unroll
-  for (int j = 0; j < KEPT; ++j) {
-    const int i = j * kThreads + threadIdx.x;
-    if (i < columns) out[i] = kept[j] * scale * weight[i];
-  }
-  for (int i = KEPT * kThreads + threadIdx.x; i < columns; i += kThreads) out[i] = x[i] * scale * weight[i];
+extern "C" __global__ void __launch_bounds__(kBlockThreads)
+    rms_norm(const Number* x, const Number* weight, Number* out, float eps, int rows, int columns) {
+  const Place place(rows);
+  const long long row_at = static_cast<long long>(place.row) * columns;
+  if (columns % kVector == 0)
+    norm_of_row<kVector>(x + row_at, weight, out + row_at, place, eps, columns);
+  else
+    norm_of_row<1>(x + row_at, weight, out + row_at, place, eps, columns);
 }

@@ -1,64 +1,78 @@
-// Softmax over rows on a GPU: one block of threads for each row.
+// Softmax over rows on a GPU: a team of warps for each row, read once where it fits in registers.
 //
-// Shapes    x, out (rows, columns), contiguous, float32; any sizes >= 1.
-// Tunables  WARPS     warps of a block (1..32)
-//           KEPT      elements that a thread keeps in registers between the passes (0..32): a row of up to
-//                     32 * WARPS * KEPT is read once; columns beyond are read three times
-// Launch    grid (rows), block (32 * WARPS). Shared memory: static. Workspace: none.
+//   out = exp(x - max) / sum(exp(x - max)) for each row.
+//
+// Shapes    x, out (rows, columns), contiguous, 16-byte aligned; any sizes >= 1.
+// Types     DTYPE in and out: float16, bfloat16 or float32; every sum in float32.
+// Tunables  WARPS_PER_ROW, ROWS, VECTOR_BYTES, LOAD, STORE: see row_team.cuh
+//           KEPT      vectors of a row that a thread keeps in registers (0..16). Columns beyond are read twice: once for
+//                     maximum and sum (online softmax: the sum is scaled whenever the maximum grows), once for the output.
+// Launch    grid (ceil(rows / ROWS)), block (32 * WARPS_PER_ROW * ROWS). Workspace: none.
+// Shared    8 * ROWS * WARPS_PER_ROW bytes.
 // Archs     sm_80 and later.
+// Reference Milakov & Gimelshein 2018, "Online normalizer calculation for softmax".
+#include "../rows/row_team.cuh"
 
 namespace {
 
-constexpr int kThreads = 32 * WARPS;
 constexpr float kLowest = -3.402823466e38f;  // finite: a thread without an element must not make inf - inf
 
-struct Maximum {
-  static __device__ float of(float a, float b) { return fmaxf(a, b); }
-  static constexpr float kNone = kLowest;
-};
-struct Sum {
-  static __device__ float of(float a, float b) { return a + b; }
-  static constexpr float kNone = 0.0f;
-};
-
-// Reduces the values of all threads of the block; every one of them gets the result.
-template <class Operation>
-__device__ float reduce(float value) {
-  __shared__ float of_warp[32];
-  for (int step = 16; step > 0; step /= 2) value = Operation::of(value, __shfl_xor_sync(~0u, value, step));
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = threadIdx.x % 32 < WARPS ? of_warp[threadIdx.x % 32] : Operation::kNone;
-  for (int step = 16; step > 0; step /= 2) value = Operation::of(value, __shfl_xor_sync(~0u, value, step));
-  __syncthreads();  // of_warp is used again
-  return value;
+template <int WIDTH>
+__device__ __forceinline__ void softmax_of_row(const Number* x, Number* out, const Place& place, int columns) {
+  constexpr int kStride = kTeamThreads * WIDTH;
+  const int first = place.thread * WIDTH;
+  float kept[KEPT > 0 ? KEPT : 1][WIDTH], top = kLowest, sum = 0.0f, top_of_rest = kLowest;
+#pragma unroll
+  for (int j = 0; j < KEPT; ++j) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) kept[j][i] = kLowest;
+    if (first + j * kStride < columns) load(kept[j], x + first + j * kStride);
+  }
+#pragma unroll
+  for (int j = 0; j < KEPT; ++j)
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) top = fmaxf(top, kept[j][i]);
+  for (int at = first + KEPT * kStride; at < columns; at += kStride) {
+    float values[WIDTH], higher = top_of_rest;
+    load<WIDTH, true>(values, x + at);  // it is read again
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) higher = fmaxf(higher, values[i]);
+    sum *= __expf(top_of_rest - higher);
+    top_of_rest = higher;
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) sum += __expf(values[i] - higher);
+  }
+  top = reduce<Maximum, 0>(fmaxf(top, top_of_rest));
+  sum *= __expf(top_of_rest - top);
+#pragma unroll
+  for (int j = 0; j < KEPT; ++j)
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) sum += kept[j][i] = __expf(kept[j][i] - top);
+  const float scale = 1.0f / reduce<Sum, 1>(sum);
+  if (!place.exists) return;
+#pragma unroll
+  for (int j = 0; j < KEPT; ++j) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) kept[j][i] *= scale;
+    if (first + j * kStride < columns) store(out + first + j * kStride, kept[j]);
+  }
+  for (int at = first + KEPT * kStride; at < columns; at += kStride) {
+    float values[WIDTH];
+    load(values, x + at);
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) values[i] = __expf(values[i] - top) * scale;
+    store(out + at, values);
+  }
 }
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads) softmax(const float* x, float* out, int rows, int columns) {
-  x += static_cast<long long>(blockIdx.x) * columns;
-  out += static_cast<long long>(blockIdx.x) * columns;
-  float kept[KEPT > 0 ? KEPT : 1];
-  float maximum = kLowest;
-#pragma unroll
-  for (int j = 0; j < KEPT; ++j) {
-    const int i = j * kThreads + threadIdx.x;
-    kept[j] = i < columns ? x[i] : kLowest;
-    maximum = fmaxf(maximum, kept[j]);
-  }
-  for (int i = KEPT * kThreads + threadIdx.x; i < columns; i += kThreads) maximum = fmaxf(maximum, x[i]);
-  maximum = reduce<Maximum>(maximum);
-  float sum = 0.0f;
-#pragma unroll
-  for (int j = 0; j < KEPT; ++j) {
-    kept[j] = j * kThreads + threadIdx.x < columns ? expf(kept[j] - maximum) : 0.0f;
-    sum += kept[j];
-  }
-  for (int i = KEPT * kThreads + threadIdx.x; i < columns; i += kThreads) sum += expf(x[i] - maximum);
-  const float scale = 1.0f / reduce<Sum>(sum);
-#pragma unroll
-  for (int j = 0; j < KEPT; ++j)
-    if (j * kThreads + threadIdx.x < columns) out[j * kThreads + threadIdx.x] = kept[j] * scale;
-  for (int i = KEPT * kThreads + threadIdx.x; i < columns; i += kThreads) out[i] = expf(x[i] - maximum) * scale;
+extern "C" __global__ void __launch_bounds__(kBlockThreads)
+    softmax(const Number* x, Number* out, int rows, int columns) {
+  const Place place(rows);
+  const long long row_at = static_cast<long long>(place.row) * columns;
+  if (columns % kVector == 0)
+    softmax_of_row<kVector>(x + row_at, out + row_at, place, columns);
+  else
+    softmax_of_row<1>(x + row_at, out + row_at, place, columns);
 }

@@ -28,7 +28,8 @@ LADDER = ["attention-scalar", "attention-wmma", "attention-mma"]
 SHAPES_OF_MMA = ["large", "decode"]
 DEFAULTS = [(space, device) for space in LADDER for device in DEVICES]
 DEFAULTS += [(f"attention-mma-{shape}", "h200") for shape in SHAPES_OF_MMA]
-DEFAULTS += [("attention-wgmma", "h200")]
+HOPPER = ["attention-tma", "attention-wgmma"]
+DEFAULTS += [(space, "h200") for space in HOPPER]
 
 
 def planner_for(space: str, device: str) -> tuple[Planner, BoundSpace]:
@@ -139,6 +140,19 @@ def test_every_head_dimension_and_type_compiles(
         defines = {**dict(job.defines), "HEAD_DIM": head_dim, "DTYPE": dtype}
         job = msgspec.structs.replace(job, defines=tuple(defines.items()))  # noqa: PLW2901
         assert compiled(job, tmp_path)["spill_store_bytes"] == 0
+
+
+@pytest.mark.parametrize(("head_dim", "dtype"), [(32, 1), (64, 2), (96, 2), (128, 1)])
+def test_the_short_hopper_kernel_compiles_for_every_head_dimension_and_type(
+    head_dim: int, dtype: int, tmp_path: Path
+) -> None:
+    planner, bound = planner_for("attention-tma", "h200")
+    configuration = repaired(bound, CONSUMER_WARPGROUPS=2, BLOCK_N=64, VALUES_WAIT="late")
+    job = planner.compile_jobs(configuration)[-1]
+    defines = {**dict(job.defines), "HEAD_DIM": head_dim, "DTYPE": dtype}
+    job = msgspec.structs.replace(job, defines=tuple(defines.items()))
+    figures = compiled(job, tmp_path)
+    assert (figures["spill_store_bytes"], figures["serialized"]) == (0, 0)
 
 
 @pytest.mark.parametrize(("head_dim", "dtype"), [(32, 1), (64, 2), (96, 2), (128, 1)])

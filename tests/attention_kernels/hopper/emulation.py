@@ -1,4 +1,4 @@
-"""attention_wgmma.cu compiled for the CPU and run as a space launches it.
+"""A Hopper kernel compiled for the CPU and run as a space launches it.
 
 The kernel's own files are compiled unchanged, except for the headers that hold only instructions:
 `device.hpp` replaces these.
@@ -13,11 +13,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from evotune.device.launch import LaunchPlan
+from evotune.device.launch import Argument, CompileJob, LaunchPlan
+from evotune.device.session import c_value
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
 
@@ -31,7 +33,7 @@ REPLACED = (
     "wgmma_tma.cuh",
 )
 
-COMPILED = ("*wgmma*.cu*", "part_merge.cuh", "split_merge.cuh", "strides.cuh")
+COMPILED = ("attention_tma.cu", "*wgmma*.cu*", "part_merge.cuh", "split_merge.cuh", "strides.cuh")
 COMPILER = ("g++", "-std=c++20", "-Og", "-w", "-Wno-psabi", "-fPIC")
 HEADER = "device.hpp"
 _GUARD_BYTES = 4096
@@ -59,22 +61,9 @@ class _Launch(ctypes.Structure):
     )
 
 
-class _Arguments(ctypes.Structure):
-    _fields_ = (
-        ("tensors", ctypes.c_void_p),
-        ("softmax_scale", ctypes.c_float),
-        *((name, ctypes.c_int) for name in ("batch", "heads", "kv_heads")),
-        *((name, ctypes.c_int) for name in ("seq_len_q", "seq_len_k")),
-        *((f"out_stride_{name}", ctypes.c_longlong) for name in ("batch", "head", "row")),
-        ("parts", ctypes.c_void_p),
-    )
-
-
-def build(
-    folder: Path, defines: tuple[tuple[str, int], ...], mistakes: Mapping[str, str] | None = None
-) -> Path:
-    """A shared library of the kernel with these definitions. `mistakes` maps texts of the kernel to
-    the wrong texts that replace them."""
+def build(folder: Path, job: CompileJob, mistakes: Mapping[str, str] | None = None) -> Path:
+    """A shared library of the job's kernel. `mistakes` maps texts of the kernel to the wrong texts
+    that replace them."""
     left = dict(mistakes or {})
     for source in (source for pattern in COMPILED for source in KERNELS.glob(pattern)):
         text = source.read_text()
@@ -87,7 +76,8 @@ def build(
     library = folder / "kernel.so"
     device = _precompiled(folder.parent / "precompiled")
     command = [*COMPILER, "-shared", "-include", str(device), f"-I{HERE}", f"-I{folder}"]
-    options = [f"-D{name}={value}" for name, value in defines]
+    options = [f"-D{name}={value}" for name, value in job.defines]
+    options.append(f'-DKERNEL_FILE="{Path(job.source).name}"')
     subprocess.run([*command, *options, str(HERE / "harness.cpp"), "-o", str(library)], check=True)
     return library
 
@@ -170,33 +160,48 @@ def in_child(memory: Memory, launch: Callable[[], None]) -> Ran:
 
 
 def _call(library: Path, plan: LaunchPlan, memory: Memory, seed: int) -> None:
-    tensors = (_Tensor * 4)()
-    maps = [argument for argument in plan.arguments if argument.tensor_map is not None]
-    assert [argument.name for argument in maps] == ["q", "k", "v", "out"]
-    for tensor, argument in zip(tensors, maps, strict=True):
-        tensor_map = argument.tensor_map
-        assert tensor_map is not None
-        tensor.data = memory.rooms[argument.name].ctypes.data
-        tensor.extents[:] = tensor_map.extents[::-1]
-        tensor.box[:] = tensor_map.box[::-1]
-        tensor.strides[:] = (1, *(stride // 2 for stride in tensor_map.strides_bytes()[::-1]))
-        tensor.swizzle_bits = {0: 0, 64: 2, 128: 3}[tensor_map.swizzle_bytes]
-    *_, out, scale, batch, heads, kv_heads, seq_len_q, seq_len_k = plan.arguments[:-4]
-    *strides, parts = plan.arguments[-4:]
-    (workspace,) = plan.workspaces
-    assert (out.name, parts.name) == ("out", workspace.name)
-    # The workspace is poisoned, and so are the guards before and behind it.
-    scratch = np.full(workspace.bytes + 2 * _GUARD_BYTES, 0xFF, dtype=np.uint8)
-    numbers = (batch, heads, kv_heads, seq_len_q, seq_len_k, *strides)
-    sizes = [int(argument.value) for argument in numbers]
-    parts_at = scratch.ctypes.data + _GUARD_BYTES
-    given = _Arguments(ctypes.addressof(tensors), scale.value, *sizes, parts_at)
+    # Each workspace is poisoned, and so are the guards before and behind it.
+    scratch = {
+        workspace.name: np.full(workspace.bytes + 2 * _GUARD_BYTES, 0xFF, dtype=np.uint8)
+        for workspace in plan.workspaces
+    }
+    pointers = {name: room.ctypes.data for name, room in memory.rooms.items()}
+    pointers |= {name: room.ctypes.data + _GUARD_BYTES for name, room in scratch.items()}
+    mapped = [each for each in plan.arguments if each.tensor_map is not None]
+    tensors = [_tensor(each, memory) for each in mapped]
+    # A map has 128 bytes, aligned to 64; its first word is the address of a _Tensor.
+    maps = np.zeros((len(mapped) + 1, 16), dtype=np.uint64)
+    first_map = maps.ctypes.data + -maps.ctypes.data % 64
+    values: list[Any] = []
+    addresses = (ctypes.c_void_p * len(plan.arguments))()
+    for number, argument in enumerate(plan.arguments):
+        if argument.tensor_map is not None:
+            addresses[number] = first_map + 128 * mapped.index(argument)
+            tensor = tensors[mapped.index(argument)]
+            ctypes.c_void_p.from_address(addresses[number]).value = ctypes.addressof(tensor)
+            continue
+        pointer = pointers.get(argument.name)
+        values.append(c_value(argument) if pointer is None else ctypes.c_void_p(pointer))
+        addresses[number] = ctypes.addressof(values[-1])
     functions = ctypes.CDLL(str(library))
     for launch in plan.launches:
         blocks = _Launch(launch.grid[0], launch.threads, launch.shared_bytes, seed)
-        functions[f"run_{launch.entry}"](ctypes.byref(blocks), ctypes.byref(given))
-    if (scratch[:_GUARD_BYTES] != 0xFF).any() or (scratch[-_GUARD_BYTES:] != 0xFF).any():
-        _fail("something was written beside the workspace")
+        functions[f"run_{launch.entry}"](ctypes.byref(blocks), addresses)
+    for room in scratch.values():
+        if (room[:_GUARD_BYTES] != 0xFF).any() or (room[-_GUARD_BYTES:] != 0xFF).any():
+            _fail("something was written beside the workspace")
+
+
+def _tensor(argument: Argument, memory: Memory) -> _Tensor:
+    tensor_map = argument.tensor_map
+    assert tensor_map is not None
+    tensor = _Tensor()
+    tensor.data = memory.rooms[argument.name].ctypes.data
+    tensor.extents[:] = tensor_map.extents[::-1]
+    tensor.box[:] = tensor_map.box[::-1]
+    tensor.strides[:] = (1, *(stride // 2 for stride in tensor_map.strides_bytes()[::-1]))
+    tensor.swizzle_bits = {0: 0, 64: 2, 128: 3}[tensor_map.swizzle_bytes]
+    return tensor
 
 
 def _fail(words: str) -> None:

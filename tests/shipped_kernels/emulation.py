@@ -1,0 +1,171 @@
+"""A CUDA kernel of a user's problem compiled for the CPU and run as its space launches it.
+
+The files are compiled unchanged, except for the headers that hold only instructions, and for the
+line that declares shared memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import random
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from evotune.device.session import c_value
+from evotune.engine.setup import load_setup
+from evotune.execute.executor import TIMED, CaseJob
+from evotune.problems import create_problem
+from evotune.problems.problem import Problem, Tensors
+from evotune.trial import Configuration, Value
+from tests.attention_kernels.hopper.emulation import COMPILER
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+_INSTRUCTIONS = ("async_copy.cuh", "mma_sync.cuh", "element.cuh", "last_block.cuh")
+_DECLARED = "extern __shared__ __align__({}) unsigned char shared_memory[];\n"
+_FENCE = 4096  # elements before and behind each tensor, all NaN
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_int * 3),
+        ("threads", ctypes.c_int),
+        ("shared_bytes", ctypes.c_int),
+        ("seed", ctypes.c_uint),
+    )
+
+
+class EmulatedKernel:
+    """One configuration of a shipped space, compiled once, for shapes in one element type."""
+
+    def __init__(
+        self,
+        folder: Path,
+        space: str,
+        values: Mapping[str, Value],
+        dtype: str,
+        mistakes: Mapping[str, str] | None = None,
+    ) -> None:
+        """`mistakes` maps texts of the kernel to wrong ones."""
+        self._folder = folder
+        path = ROOT / "search_spaces" / f"{space}.yaml"
+        self._space = {**yaml.safe_load(path.read_text()), "root": str(ROOT)}
+        self._space["problem"] |= {"dtype": dtype, "held_out": []}
+        self._values = values
+        self.problem: Problem = create_problem(self._space["problem"]["name"], dtype, ROOT)
+        self._mistakes = dict(mistakes or {})
+        self._library: ctypes.CDLL | None = None
+
+    def job(self, shape: Mapping[str, Value]) -> CaseJob:
+        document = {**self._space, "problem": {**self._space["problem"], "shapes": [dict(shape)]}}
+        path = self._folder / "space.yaml"
+        path.write_text(yaml.safe_dump(document))
+        planner = load_setup(path, "h200", compile_only=True).planner
+        assert planner is not None
+        wanted = {**planner.bound.default(), **self._values}
+        configuration = planner.bound.repair(wanted, random.Random(0))
+        assert configuration is not None
+        assert {name: configuration[name] for name in self._values} == self._values
+        proposal = planner.proposal(0, Configuration(configuration))
+        assert not proposal.rejection, proposal.rejection
+        return next(job for job in proposal.cases if job.role == TIMED)
+
+    def share_of_tolerance(
+        self, shape: Mapping[str, Value], kind: str = "normal", seed: int = 0
+    ) -> float:
+        """The largest error as a share of the gate's tolerance; infinite for NaN, for an output
+        that was not written, and for a byte written beside one."""
+        job = self.job(shape)
+        inputs = self.problem.make_inputs(job.case, kind, seed)
+        outputs = self.run(job, inputs, seed)
+        reference = self.problem.reference(job.case, inputs)
+        tolerances = self.problem.tolerances(job.case, inputs, reference)
+        worst = 0.0
+        for name, expected in reference.items():
+            share = (outputs[name].double() - expected).abs() / tolerances[name]
+            worst = max(worst, float(share.nan_to_num(nan=torch.inf).max()))
+        return worst
+
+    def run(self, job: CaseJob, inputs: Tensors, seed: int) -> Tensors:
+        library = self._library or self._build(job)
+        self._library = library
+        rooms, views = {}, {}
+        for spec in self.problem.tensors(job.case):
+            room = torch.full((spec.span + 2 * _FENCE,), torch.nan, dtype=getattr(torch, spec.dtype))
+            room.share_memory_()
+            view = room[_FENCE : _FENCE + spec.span].view(spec.shape)
+            if not spec.is_output:
+                view.copy_(inputs[spec.name])
+            rooms[spec.name], views[spec.name] = room, view
+        before = {name: room.clone() for name, room in rooms.items()}
+        pointers = {name: view.data_ptr() for name, view in views.items()}
+        scratch = []
+        for workspace in job.plan.workspaces:
+            fill = 0 if workspace.init == "zero_once" else 0xFF
+            scratch.append(torch.full((workspace.bytes,), fill, dtype=torch.uint8).share_memory_())
+            pointers[workspace.name] = scratch[-1].data_ptr()
+        values: list[Any] = [
+            ctypes.c_void_p(pointers[each.name]) if each.name in pointers else c_value(each)
+            for each in job.plan.arguments
+        ]
+        addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        for launch in job.plan.launches:
+            grid = (ctypes.c_int * 3)(*(*launch.grid, 1, 1)[:3])
+            given = _Launch(grid, launch.threads, launch.shared_bytes, seed)
+            function = library[f"run_{launch.entry}"]
+            _in_child(functools.partial(function, ctypes.byref(given), addresses))
+        found = {
+            spec.name: views[spec.name].clone()
+            for spec in self.problem.tensors(job.case)
+            if spec.is_output
+        }
+        for name in found:
+            views[name].fill_(torch.nan)
+        for name, room in rooms.items():
+            same = torch.equal(room.view(torch.uint8), before[name].view(torch.uint8))
+            assert same or name in found, f"{name} was written"
+            fences = torch.cat([room[:_FENCE], room[-_FENCE:]])
+            assert bool(fences.isnan().all()), f"something was written beside {name}"
+        return found
+
+    def _build(self, job: CaseJob) -> ctypes.CDLL:
+        left = dict(self._mistakes)
+        own = ROOT / job.compile.source
+        for source in sorted((ROOT / "kernels").glob("*/*.cu*"), key=lambda each: each != own):
+            text = source.read_text()
+            for alignment in (16, 128, 1024):
+                text = text.replace(_DECLARED.format(alignment), "")
+            for right in [right for right in left if right in text]:
+                text = text.replace(right, left.pop(right), 1)
+            if source.name in _INSTRUCTIONS:
+                text = "#pragma once\nusing Element = unsigned short;\n"
+            to = self._folder / source.relative_to(ROOT)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            to.write_text(text)
+        assert not left, f"nowhere in the kernels: {left}"
+        library = self._folder / "kernel.so"
+        entries = dict.fromkeys(launch.entry for launch in job.plan.launches)
+        options = [f"-D{name}={value}" for name, value in job.compile.defines]
+        options.append(f'-DKERNEL_FILE="{self._folder / job.compile.source}"')
+        options.append(f"-DENTRIES={' '.join(f'RUN({entry})' for entry in entries)}")
+        command = [*COMPILER, "-O1", "-shared", f"-I{HERE}", *options, str(HERE / "harness.cpp")]
+        subprocess.run([*command, "-o", str(library)], check=True)
+        return ctypes.CDLL(str(library))
+
+
+def _in_child(launch: Callable[[], object]) -> None:
+    """Launches in a child process, since the model ends its process at a mistake. Tensors lie in
+    memory that both share."""
+    child = os.fork()
+    if child == 0:
+        launch()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert status == 0, f"the model found a mistake, status {status}"

@@ -1,0 +1,108 @@
+"""The GPU kernels for rows: right on a CPU model of CUDA, and compiled by NVRTC where it is there."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from evotune.backends.cuda.compiler import NvrtcCompiler
+from evotune.device.launch import CompileFailure
+from evotune.engine.setup import load_setup
+from evotune.engine.spaces import find_space
+from evotune.trial import Value
+
+from .emulation import EmulatedKernel
+
+needs_gpp = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+NORMS = ["softmax", "rms_norm", "add_rms_norm"]
+TEAM: dict[str, Value] = {"WARPS_PER_ROW": 2, "ROWS": 2, "VECTOR_BYTES": 16, "KEPT": 1}
+ALONE: dict[str, Value] = {"WARPS_PER_ROW": 1, "ROWS": 2, "VECTOR_BYTES": 8, "KEPT": 0}
+SHAPES = [(3, 1), (2, 515), (1, 1536), (5, 40)]  # rows, columns: odd ones, and whole vectors
+
+
+@needs_gpp
+@pytest.mark.parametrize("space", NORMS)
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        (TEAM, "float16"),
+        pytest.param(ALONE, "bfloat16", marks=pytest.mark.soak),
+        pytest.param({**TEAM, "LOAD": "past_l1"}, "float32", marks=pytest.mark.soak),
+        pytest.param(
+            {**ALONE, "KEPT": 4, "STORE": "streaming", "LOAD": "streaming"},
+            "float16",
+            marks=pytest.mark.soak,
+        ),
+    ],
+)
+def test_rows_come_out_right(
+    space: str, values: Mapping[str, Value], dtype: str, tmp_path: Path
+) -> None:
+    kernel = EmulatedKernel(tmp_path, space, values, dtype)
+    kinds = kernel.problem.input_kinds
+    for number, (rows, columns) in enumerate(SHAPES):
+        shape = {"rows": rows, "columns": columns}
+        assert kernel.share_of_tolerance(shape, kinds[number % len(kinds)], number) <= 1, shape
+
+
+@needs_gpp
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ({**TEAM, "KEPT": None, "UNROLL": 3}, "bfloat16"),
+        pytest.param({**ALONE, "KEPT": None, "UNROLL": 1}, "float16", marks=pytest.mark.soak),
+    ],
+)
+def test_losses_come_out_right(
+    values: Mapping[str, Value | None], dtype: str, tmp_path: Path
+) -> None:
+    """Some targets lie beyond the last class."""
+    own = {name: value for name, value in values.items() if value is not None}
+    kernel = EmulatedKernel(tmp_path, "cross_entropy", own, dtype)
+    for number, (rows, classes) in enumerate([(3, 1), (2, 999), (1, 3200), (5, 80000)]):
+        shape = {"rows": rows, "classes": classes}
+        kind = kernel.problem.input_kinds[number % 4]
+        assert kernel.share_of_tolerance(shape, kind, number) <= 1, shape
+
+
+@needs_gpp
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("sum *= __expf(top_of_rest - higher);", ""),
+        pytest.param(
+            "if (first + j * kStride < columns) store", "store", marks=pytest.mark.soak
+        ),
+        pytest.param("if (columns % kVector == 0)", "if (true)", marks=pytest.mark.soak),
+    ],
+)
+def test_the_model_sees_a_mistake(right: str, wrong: str, tmp_path: Path) -> None:
+    kernel = EmulatedKernel(tmp_path, "softmax", TEAM, "float16", {right: wrong})
+    try:
+        worst = max(
+            kernel.share_of_tolerance({"rows": 2, "columns": columns}, "ramp", 1)
+            for columns in (40, 515, 3000)
+        )
+    except AssertionError:
+        return
+    assert worst > 1
+
+
+@pytest.mark.parametrize("space", [*NORMS, "cross_entropy"])
+@pytest.mark.parametrize("device", ["a100", "l4", "h200"])
+def test_configurations_compile(space: str, device: str, tmp_path: Path) -> None:
+    """The default without spills, and one that is drawn."""
+    pytest.importorskip("cupy")
+    planner = load_setup(find_space(space.replace("_", "-")), device, compile_only=True).planner
+    assert planner is not None
+    drawn = planner.bound.sample(random.Random(device))
+    for number, configuration in enumerate((planner.bound.default(), drawn)):
+        (job, *_) = planner.compile_jobs(configuration)
+        built = NvrtcCompiler().compile(job, tmp_path / f"{number}.cubin", timeout_s=60)
+        assert not isinstance(built, CompileFailure), built.reason
+        assert number > 0 or built["spill_store_bytes"] == 0
