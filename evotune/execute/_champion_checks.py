@@ -85,16 +85,23 @@ class ChampionChecks:
                     limit_s = _PERTURBED_S / len(found)
                     launches.check_rebuilt(way, rebuilt, verdict, limit_s=limit_s)
 
+    def _sanitized(self, item: TrialCase) -> SanitizedCase:
+        specs = tuple(self._problem.tensors(item.case))
+        indices: dict[str, bytes] = {}
+        if any(spec.is_index for spec in specs):
+            inputs = self._problem.make_inputs(item.case, "normal", 0)
+            indices = {
+                spec.name: inputs[spec.name].numpy().tobytes() for spec in specs if spec.is_index
+            }
+        return SanitizedCase(item.binary, item.plan, specs, indices)
+
     @contextlib.contextmanager
     def sanitizing(self, cases: Sequence[TrialCase]) -> Iterator[Callable[[Verdict], None]]:
         """Runs the tools on the edge cases, beside the checks that follow. The function that it
         yields waits for them and enters their checks into a verdict. The backend's
         `disqualification` says whether a finding fails the candidate or is a warning."""
         edges = [item for item in cases if item.role == EDGE]
-        launched = [
-            SanitizedCase(item.binary, item.plan, tuple(self._problem.tensors(item.case)))
-            for item in edges
-        ]
+        launched = [self._sanitized(item) for item in edges]
         noted = [item.mbarriers for item in edges]
         mbarriers = None if None in noted else any(noted)
         self._session.free()  # each tool is a process with a context of its own

@@ -143,7 +143,7 @@ def rounding_errors(
         device = next(iter(inputs.values())).device
         rounding = _Rounding(run, device)
         moved = {
-            name: value.double() * (1.0 + _UNIT * rounding.random(value).double())
+            name: _moved(value, rounding) if value.is_floating_point() else value
             for name, value in inputs.items()
         }
         with rounding:
@@ -155,6 +155,11 @@ def rounding_errors(
         name: _smoothed((square / runs).sqrt_(), reference[name])
         for name, square in squares.items()
     }
+
+
+def _moved(value: torch.Tensor, rounding: _Rounding) -> torch.Tensor:
+    like = value.float() if value.element_size() == 1 else value
+    return value.double() * (1.0 + _UNIT * rounding.random(like).double())
 
 
 def _smoothed(deviation: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
