@@ -17,6 +17,7 @@ from evotune.engine.launches import Rejected
 from evotune.engine.reopening import ReopenedRun
 from evotune.errors import EvotuneError
 from evotune.execute.executor import TIMED, CaseJob
+from evotune.problems.element_types import element_type, torch_dtype
 from evotune.problems.problem import (
     Case,
     Tensors,
@@ -129,7 +130,7 @@ class CallableKernel:
         first = next(iter(inputs))
         for name, tensor in inputs.items():
             spec = wanted[name]
-            dtype = str(tensor.dtype).removeprefix("torch.")
+            dtype = element_type(tensor.dtype)
             if dtype != spec.dtype:
                 raise ValueError(f"{name} is {dtype}, the kernel takes {spec.dtype}")
             if tuple(tensor.shape) != spec.shape:
@@ -175,7 +176,7 @@ class CallableKernel:
 
     def _outputs(self, case: Case, device: torch.device) -> Tensors:
         return {
-            spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
+            spec.name: torch.empty(spec.shape, dtype=torch_dtype(spec.dtype), device=device)
             for spec in self._problem.tensors(case)
             if spec.is_output
         }

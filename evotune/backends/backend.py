@@ -58,11 +58,13 @@ class LaunchBounds:
 
 
 class SanitizedCase(msgspec.Struct, frozen=True):
-    """A small case of a champion, to be launched under tools."""
+    """A small case of a champion, to be launched under tools. `indices` has the bytes of its inputs
+    that are lengths or places in others."""
 
     binary: str
     plan: LaunchPlan
     tensors: tuple[TensorSpec, ...]
+    indices: Mapping[str, bytes] = {}
 
 
 class Limits(Protocol):

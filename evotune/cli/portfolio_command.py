@@ -128,7 +128,7 @@ def portfolio(
     terminal.note(f"portfolio: {request.runs_dir / 'portfolio.json'}")
     if found.rule:
         from evotune.command_line import command_line
-        from evotune.export.package_name import offered_name
+        from evotune.package_name import offered_name
 
         folder = f"{offered_name(found.space)}_package"
         terminal.note(f"export: {command_line('export', request.runs_dir, '-o', folder)}")

@@ -14,6 +14,9 @@ import msgspec
 from evotune.device.tensor_map import TensorMap
 from evotune.trial import Json, OutcomeKind
 
+POINTERS = ("tensor", "workspace", "null")
+"""The types of arguments that a function takes as pointers."""
+
 DYNAMIC_SHARED_BYTES = "dynamic_shared_bytes"
 """The resource of a binary that says how much shared memory each launch must request."""
 
@@ -32,8 +35,9 @@ def uses_mbarriers(ptx: str) -> int:
 
 
 class Argument(msgspec.Struct, frozen=True, array_like=True):
-    """One kernel argument. By its `type` it is a `tensor` or `workspace` (by name), a scalar (by
-    value), or a `tensor_map` of the tensor `name` (by value)."""
+    """One kernel argument. By its `type` it is a `tensor` or `workspace` (by name), `null` for a
+    tensor that the case lacks, a scalar (by value), or a `tensor_map` of the tensor `name` (by
+    value)."""
 
     type: str
     name: str = ""

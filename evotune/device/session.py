@@ -195,6 +195,8 @@ _TYPES: Mapping[str, type[Any]] = {
 
 def c_value(argument: Argument) -> Any:
     """The argument as a C value; LaunchFailure where ctypes would silently drop upper bits."""
+    if argument.type == "null":
+        return ctypes.c_void_p()
     converted = _TYPES[argument.type](argument.value)
     if argument.type.startswith("int") and converted.value != argument.value:
         raise LaunchFailure(f"the argument {argument.value} does not fit {argument.type}")

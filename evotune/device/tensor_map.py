@@ -6,13 +6,13 @@ Limits: CUDA driver API, "Tensor Map Object Management", `cuTensorMapEncodeTiled
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import msgspec
 
+from evotune.problems.element_types import ELEMENT_BYTES
 from evotune.space.specs import L2_PROMOTIONS, MOST_BOX, MOST_DIMENSIONS, SWIZZLES
 
-DTYPE_BYTES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 FIRST_ARCH = 90
 UNIT_BYTES = 16  # strides and a box's rows are multiples of it
 MOST_EXTENT = 1 << 32
@@ -36,7 +36,7 @@ class TensorMap(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def element_bytes(self) -> int:
-        return DTYPE_BYTES[self.dtype]
+        return ELEMENT_BYTES[self.dtype]
 
     def strides_bytes(self) -> tuple[int, ...]:
         """The distance from one index to the next for every dimension but the last, outermost
@@ -54,8 +54,8 @@ class TensorMap(msgspec.Struct, frozen=True, array_like=True):
 
     def _violations(self) -> Iterator[str]:
         rank = len(self.extents)
-        if self.dtype not in DTYPE_BYTES:
-            yield f"a tensor map of {self.dtype}; known: {', '.join(DTYPE_BYTES)}"
+        if self.dtype not in ELEMENT_BYTES:
+            yield f"a tensor map of {self.dtype}; known: {', '.join(ELEMENT_BYTES)}"
         elif not 1 <= rank <= MOST_DIMENSIONS:
             yield f"a tensor map of {rank} dimensions; at most {MOST_DIMENSIONS} are possible"
         elif len(self.box) != rank:

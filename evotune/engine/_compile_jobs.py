@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evotune.device.launch import CompileJob, LaunchPlan
+from evotune.device.launch import POINTERS, CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.source_checks import POINTER
 from evotune.device.sources import fingerprint
@@ -74,14 +74,12 @@ class CompileJobs:
         """The entries and argument types, as the language's compiler takes them."""
         if not language(kernel.language).one_entry:
             entries = {launch.entry: None for launch in plan.launches} or {kernel.entry: None}
-            given = (
-                POINTER if a.type in ("tensor", "workspace") else a.type for a in plan.arguments
-            )
+            given = (POINTER if a.type in POINTERS else a.type for a in plan.arguments)
             return {"entries": tuple(entries), "signature": tuple(given)}
         pointees = {spec.name: f"*{spec.dtype}" for spec in self._problem.tensors(case)}
         pointees |= {workspace.name: "*byte" for workspace in kernel.workspace}
         own = plan.arguments[: len(kernel.arguments)]
-        types = (pointees[a.name] if a.type in ("tensor", "workspace") else a.type for a in own)
+        types = (pointees.get(a.name, "*byte") if a.type in POINTERS else a.type for a in own)
         return {"entry": kernel.entry, "signature": tuple(types)}
 
     def _refuse_collisions(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -76,7 +76,7 @@ class Planner:
         self._compiling = CompileJobs(document, problem, profile, sources)
         self._kept = {
             kernel.name: symbols_kept(
-                document, kernel, problem.scalars, problem.tensors(cases[TIMED][0])
+                document, kernel, self._scalars(cases[TIMED]), problem.tensors(cases[TIMED][0])
             )
             for kernel in document.kernels
         }
@@ -114,16 +114,21 @@ class Planner:
         if confirm:
             jobs += self._random_jobs(kernel, configuration, compile_jobs, number, skipped)
             jobs += self._sibling_jobs(kernel, configuration, compile_jobs, skipped)
-            skipped += scalars_skipped(self._document, kernel, self.problem.scalars)
+            scalars = self._scalars(self._cases[TIMED])
+            skipped += scalars_skipped(self._document, kernel, scalars)
         cases = tuple(job for job in jobs if confirm or job.role != HELD_OUT)
         return Proposal(number, configuration, cases, confirm=confirm, skipped=tuple(skipped))
+
+    def _scalars(self, cases: Iterable[Case]) -> tuple[str, ...]:
+        """The scalars of any of these cases."""
+        return tuple(dict.fromkeys(name for each in cases for name in self.problem.scalars(each)))
 
     def case_job(self, configuration: Configuration, case: Case) -> CaseJob:
         """For a case outside the space. Rejected or SpaceError when the kernel cannot run it."""
         kernel = self.kernel_of(configuration)
         if why := self._strides_missing(kernel, case):
             raise Rejected(why)
-        names = {*self.problem.scalars, *self.problem.place(case).fixed}
+        names = {*self._scalars((*self._cases[TIMED], case)), *self.problem.place(case).fixed}
         if why := refusal(self.bound, kernel, configuration, case, self._cases[TIMED], names):
             raise Rejected(why)
         return self._case_job(kernel, configuration, case, TIMED, {})
@@ -191,7 +196,14 @@ class Planner:
     def _case_plan(self, kernel: KernelSpec, case: Case, role: str) -> _CasePlan:
         arch = int(self._profile.attributes.get("arch", 0))
         evaluator = self.bound.evaluator(case.symbols)
-        launches = CasePlanner(kernel, case, evaluator, self.problem.tensors(case), arch)
+        launches = CasePlanner(
+            kernel,
+            case,
+            evaluator,
+            self.problem.tensors(case),
+            arch,
+            optional=self.problem.optional,
+        )
         flops = self.problem.flops(case)
         return _CasePlan(case, role, _compiled_in(kernel, case), flops, launches)
 
@@ -306,7 +318,9 @@ class Planner:
         return list(jobs.values())
 
     def _refuse_unknown_arguments(self) -> None:
-        buffers = {spec.name for spec in self.problem.tensors(self._cases[TIMED][0])}
+        buffers = {
+            spec.name for case in self._cases[TIMED] for spec in self.problem.tensors(case)
+        } | set(self.problem.optional)
         for kernel in self._document.kernels:
             for workspace in kernel.workspace:
                 if workspace.name in buffers:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 
 from evotune.device.launch import Argument, ConstantMemory, Launch, LaunchPlan, Workspace
-from evotune.device.tensor_map import DTYPE_BYTES, FIRST_ARCH, TensorMap
+from evotune.device.tensor_map import FIRST_ARCH, TensorMap
 from evotune.languages import language
 from evotune.problems.problem import Case, TensorSpec
 from evotune.space.bound import Evaluator
@@ -39,13 +38,17 @@ class CasePlanner:
         evaluator: Evaluator,
         tensors: Sequence[TensorSpec],
         arch: int,
+        *,
+        optional: Sequence[str] = (),
     ) -> None:
+        """`tensors`: the case's own; `optional`: names of tensors that a case may lack."""
         self._kernel = kernel
         self._case = case
         self._evaluator = evaluator
         self._tensors = {tensor.name: tensor for tensor in tensors}
         self._strides = {symbol for tensor in tensors for symbol in tensor.stride_symbols}
         self._arch = arch
+        self._absent = set(optional) - self._tensors.keys()
         extra = language(kernel.language).extra_arguments
         self._extra_arguments = tuple(map(Argument, extra))
         self._constant: dict[int, Argument] = {}  # by their place among the arguments
@@ -96,8 +99,7 @@ class CasePlanner:
                     f"constant memory {spec.symbol} from '{spec.tensor}', which is not an input "
                     f"tensor{hint}"
                 )
-            size = DTYPE_BYTES[tensor.dtype] * math.prod(tensor.shape)
-            found.append(ConstantMemory(spec.symbol, spec.tensor, size))
+            found.append(ConstantMemory(spec.symbol, spec.tensor, tensor.nbytes))
         return tuple(found)
 
     def _argument(self, place: int, argument: ArgumentSpec, known: Environment) -> Argument:
@@ -119,6 +121,8 @@ class CasePlanner:
             return Argument("tensor", name), True
         if any(workspace.name == name for workspace in self._kernel.workspace):
             return Argument("workspace", name), True
+        if name in self._absent:
+            return Argument("null", name), True
         expression = _parsed(name, argument.position)
         value = self._evaluator.evaluate(expression, known)
         if isinstance(value, str):

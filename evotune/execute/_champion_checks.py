@@ -75,6 +75,16 @@ class ChampionChecks:
             rebuilt = stack.enter_context(self._rebuilding(jobs if disturb else ()))
             yield Beside(judge, rebuilt)
 
+    def _sanitized(self, item: TrialCase) -> SanitizedCase:
+        specs = tuple(self._problem.tensors(item.case))
+        indices: dict[str, bytes] = {}
+        if any(spec.is_index for spec in specs):
+            inputs = self._problem.make_inputs(item.case, "normal", 0)
+            indices = {
+                spec.name: inputs[spec.name].numpy().tobytes() for spec in specs if spec.is_index
+            }
+        return SanitizedCase(item.binary, item.plan, specs, indices)
+
     @contextlib.contextmanager
     def _rebuilding(
         self, jobs: Iterable[CompileJob]
@@ -94,10 +104,7 @@ class ChampionChecks:
     @contextlib.contextmanager
     def _sanitizing(self, cases: Sequence[TrialCase]) -> Iterator[Callable[[Verdict], None]]:
         edges = [item for item in cases if item.role == EDGE]
-        launched = [
-            SanitizedCase(item.binary, item.plan, tuple(self._problem.tensors(item.case)))
-            for item in edges
-        ]
+        launched = [self._sanitized(item) for item in edges]
         noted = [item.mbarriers for item in edges]
         mbarriers = None if None in noted else any(noted)
         self._session.free()  # each tool is a process with a context of its own

@@ -15,6 +15,7 @@ from evotune.device.session import Sampler, Session
 from evotune.execute.executor import RIVAL
 from evotune.measure.paired import TimingSettings, eager_times_us, measure_paired
 from evotune.measure.samplers import eager_sampler, places, rotating_sampler, warm_sampler
+from evotune.problems.element_types import torch_dtype
 from evotune.problems.problem import Case, Problem, TensorSpec
 from evotune.trial import Measurement
 from evotune.verify.buffers import BufferSets
@@ -241,7 +242,7 @@ def _allocating(
 ) -> Callable[[], object]:
     """A call that allocates and frees memory for the outputs, as a program's call would allocate
     it, and then launches. The launch writes into its own buffers, which are watched."""
-    wanted = [(spec.shape, spec.all_strides, getattr(torch, spec.dtype)) for spec in outputs]
+    wanted = [(spec.shape, spec.all_strides, torch_dtype(spec.dtype)) for spec in outputs]
 
     def call() -> object:
         for shape, strides, dtype in wanted:

@@ -83,6 +83,8 @@ def case_shapes(problem: Problem, cases: Sequence[Case]) -> CaseShapes:
     """UsageError when the shapes cannot be written as sums of sizes, or for a problem whose calls
     an exported package does not understand. The shapes are compared on all of `cases`."""
     specs = problem.tensors(cases[0])
+    if why := _beyond_packages(problem, cases):
+        raise UsageError(f"problem {problem.name} cannot be exported: a package takes no {why}")
     inputs = tuple(spec.name for spec in specs if not spec.is_output)
     outputs = tuple(spec.name for spec in specs if spec.is_output)
     if isinstance(problem, Attention):
@@ -98,6 +100,18 @@ def case_shapes(problem: Problem, cases: Sequence[Case]) -> CaseShapes:
     for case in cases:
         _require_same(problem, found, case)
     return found
+
+
+def _beyond_packages(problem: Problem, cases: Sequence[Case]) -> str:
+    """The first thing about the problem's tensors that packages do not understand; "" for none."""
+    specs = [spec for case in cases for spec in problem.tensors(case)]
+    if any(spec.is_index for spec in specs):
+        return "tensors of lengths and places"
+    if any(spec.dtype != problem.dtype for spec in specs):
+        return "tensors of several types"
+    return (
+        "tensors that may be left out" if isinstance(problem, UserProblem) and problem.flags else ""
+    )
 
 
 def call_name(name: str, problem: Problem) -> str:

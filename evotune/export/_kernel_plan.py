@@ -11,11 +11,12 @@ import msgspec
 
 from evotune.backends.backend import LaunchBounds
 from evotune.device.launch import Argument, ConstantMemory, Launch, LaunchPlan, Workspace
-from evotune.device.tensor_map import DTYPE_BYTES, MOST_EXTENT, MOST_STRIDE_BYTES, TensorMap
+from evotune.device.tensor_map import MOST_EXTENT, MOST_STRIDE_BYTES, TensorMap
 from evotune.device.tensor_map import UNIT_BYTES as MAP_UNIT_BYTES
 from evotune.errors import EvotuneError
 from evotune.export._expression_json import to_json
 from evotune.languages import language
+from evotune.problems.element_types import ELEMENT_BYTES
 from evotune.space.case_scope import CaseScope, evaluate
 from evotune.space.language.expression import parse_expression
 from evotune.space.language.nodes import EvaluationError, Node
@@ -251,13 +252,13 @@ class _Writer:
             for size in sizes:
                 yield _between(scope, 1, size, most)
         for stride in strides[:-1]:
-            in_bytes = scope.operation("*", scope.literal(DTYPE_BYTES[self._dtype]), stride)
+            in_bytes = scope.operation("*", scope.literal(ELEMENT_BYTES[self._dtype]), stride)
             rest = scope.operation("%", in_bytes, scope.literal(MAP_UNIT_BYTES))
             yield scope.operation("==", rest, scope.literal(0))
             yield scope.operation("<", in_bytes, scope.literal(MOST_STRIDE_BYTES))
 
     def _bytes(self, tensor: str) -> Node:
-        found: Node = self._scope.literal(DTYPE_BYTES[self._dtype])
+        found: Node = self._scope.literal(ELEMENT_BYTES[self._dtype])
         for extent in self._shapes[tensor]:
             found = self._scope.operation("*", found, extent)
         return found

@@ -1,7 +1,16 @@
 """Problems that kernels solve: inputs, reference, tolerances, baselines, FLOPs and bytes."""
 
+from evotune.problems._user_tensors import Tensor
 from evotune.problems.loading import create_problem, problem_names
 from evotune.problems.problem import Case, Problem, TensorSpec
 from evotune.problems.user import UserProblem
 
-__all__ = ["Case", "Problem", "TensorSpec", "UserProblem", "create_problem", "problem_names"]
+__all__ = [
+    "Case",
+    "Problem",
+    "Tensor",
+    "TensorSpec",
+    "UserProblem",
+    "create_problem",
+    "problem_names",
+]

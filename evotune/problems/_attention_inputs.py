@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from evotune.problems.element_types import torch_dtype
 from evotune.problems.problem import Case, Tensors, TensorSpec
 
 _SPECIAL = 4.0
@@ -57,7 +58,7 @@ def make_inputs(
         raise ValueError(f"unknown input kind {kind!r}")
     if kind != "normal":
         q = q.clamp(-_LARGEST, _LARGEST)
-    dtype: torch.dtype = getattr(torch, specs["q"].dtype)
+    dtype = torch_dtype(specs["q"].dtype)
     return {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype)}
 
 

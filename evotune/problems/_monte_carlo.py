@@ -141,7 +141,7 @@ def rounding_errors(
         device = next(iter(inputs.values())).device
         rounding = _Rounding(run, device)
         moved = {
-            name: value.double() * (1.0 + rounding.random(value, _UNIT).double())
+            name: _moved(value, rounding) if value.is_floating_point() else value
             for name, value in inputs.items()
         }
         with rounding:
@@ -153,6 +153,11 @@ def rounding_errors(
         name: _smoothed((square / runs).sqrt_(), reference[name])
         for name, square in squares.items()
     }
+
+
+def _moved(value: torch.Tensor, rounding: _Rounding) -> torch.Tensor:
+    by = rounding.random(value.float(), _UNIT)  # a unit of float32 is too small for float16
+    return value.double() * (1.0 + by.double())
 
 
 def _smoothed(deviation: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
@@ -20,6 +21,9 @@ class _Problem(Protocol):
     def sizes(self) -> Sequence[str]: ...
 
     @property
+    def flags(self) -> Sequence[str]: ...
+
+    @property
     def written(self) -> Written: ...
 
     def case(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> Case: ...
@@ -32,15 +36,15 @@ def solved_case(
     Sizes that neither shapes nor options give are as in the cases `tuned`. ValueError, one line,
     when no case fits, or several do."""
 
-    def shapes_of(sizes: dict[str, int]) -> Shapes:
-        return problem.written.shapes("inputs", sizes)
-
     fits: dict[str, Case] = {}
     unknown = [name for name in problem.sizes if name not in options]
     for like in tuned:
+        flags = {name: bool(options.get(name, like.symbols[name])) for name in problem.flags}
+        shapes_of = functools.partial(_shapes, problem, flags)
         start = {name: int(options.get(name, like.symbols[name])) for name in problem.sizes}
         sizes = solve_sizes(shapes_of, shapes, unknown, start)
-        case = problem.case({**sizes, **options}, {})
+        own = {name: value for name, value in options.items() if name not in flags}
+        case = problem.case({**sizes, **own}, flags)
         if shapes_of({name: int(case.symbols[name]) for name in problem.sizes}) == dict(shapes):
             fits[case.label] = case
     if len(fits) == 1:
@@ -53,6 +57,10 @@ def solved_case(
             f"the sizes by name ({names})"
         )
     raise ValueError(f"no {names} fit the inputs' shapes: {found}")
+
+
+def _shapes(problem: _Problem, flags: Mapping[str, bool], sizes: Mapping[str, int]) -> Shapes:
+    return problem.written.shapes("inputs", {**sizes, **flags})
 
 
 def solve_sizes(

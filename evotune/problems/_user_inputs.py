@@ -1,6 +1,8 @@
-"""Values of a user problem's inputs: see `UserProblem.make_input`."""
+"""Values of a user problem's inputs: see `UserProblem.make_input` and `Tensor`."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 
@@ -40,3 +42,28 @@ def _large(rows: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
     along = torch.linspace(-1.0, 1.0, rows.shape[1], device=rows.device)
     spread = torch.where(trait == 0, 32.0, 1.0)
     return rows * spread[:, None] + shift[:, None] + slope[:, None] * along
+
+
+def index_values(
+    shape: tuple[int, ...], values: range, kind: str, generator: torch.Generator
+) -> torch.Tensor:
+    """int64 integers of a range: in normal any, in large its two ends, in ramp all in order, over
+    and over, in spike one and the same."""
+    device = generator.device
+    drawn = torch.randint(len(values), shape, generator=generator, device=device)
+    count = torch.arange(drawn.numel(), device=device).reshape(shape)
+    if kind == "large":
+        drawn = (drawn + count) % 2 * (len(values) - 1)
+    elif kind == "ramp":
+        drawn = count % len(values)
+    elif kind == "spike":
+        drawn = torch.full_like(drawn, int(drawn.flatten()[0]))
+    return values.start + drawn * values.step
+
+
+def spread_values(
+    shape: tuple[int, ...], least: float, most: float, generator: torch.Generator
+) -> torch.Tensor:
+    """float32 numbers from `least` to `most`, drawn evenly in the logarithm."""
+    share = torch.rand(shape, generator=generator, device=generator.device)
+    return torch.exp(math.log(least) + share * (math.log(most) - math.log(least)))

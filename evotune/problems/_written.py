@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import numbers
-import operator
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from evotune.errors import ProblemMistake
 from evotune.problems._problem_file import ProblemFile
-from evotune.problems.problem import Tensors
+from evotune.problems._user_tensors import Tensor, tensor_of
+from evotune.problems.element_types import element_type, torch_dtype
+from evotune.problems.problem import Tensors, TensorSpec
 from evotune.space.suggest import shorten
 
 if TYPE_CHECKING:
     import torch
 
 Shapes = dict[str, tuple[int, ...]]
+Dtypes: TypeAlias = "Mapping[str, torch.dtype]"
 
 
 class Written:
@@ -48,12 +50,16 @@ class Written:
 
     def shapes(self, method: str, sizes: Mapping[str, int]) -> Shapes:
         """Name -> shape, of `inputs` or of `outputs`."""
+        return {name: each.shape for name, each in self.described(method, sizes).items()}
+
+    def described(self, method: str, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+        """Name -> tensor, of `inputs` or of `outputs`."""
         found = self.call(method, **sizes)
         if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
             raise self._wrong(method, found, "a dict, name -> shape")
         if not found:
             raise self._at(method, f"{method} names no tensor, a kernel needs at least one")
-        return {name: self._shape(method, name, shape) for name, shape in found.items()}
+        return {name: self._described(method, name, each) for name, each in found.items()}
 
     def operations(self, sizes: Mapping[str, int]) -> int:
         found = self.call("operations", **sizes)
@@ -61,6 +67,19 @@ class Written:
         if not number or not math.isfinite(found) or found < 0:
             raise self._wrong("operations", found, "a number")
         return int(found)
+
+    def indices(
+        self,
+        wanted: Mapping[str, TensorSpec],
+        kind: str,
+        generator: torch.Generator,
+        sizes: Mapping[str, int],
+    ) -> Tensors:
+        """The tensors of lengths and places that `make_indices` makes."""
+        found = self.call("make_indices", kind=kind, generator=generator, **sizes)
+        shapes = {name: spec.shape for name, spec in wanted.items()}
+        dtypes = {name: torch_dtype(spec.dtype) for name, spec in wanted.items()}
+        return self.outputs("make_indices", found, shapes, dtypes)
 
     def input(
         self, name: str, shape: tuple[int, ...], kind: str, generator: torch.Generator
@@ -73,30 +92,33 @@ class Written:
         method: str,
         arguments: Mapping[str, Any],
         wanted: Mapping[str, tuple[int, ...]],
-        dtype: torch.dtype | None,
+        dtypes: Dtypes,
     ) -> Tensors:
-        """The outputs by name as `compute` or `yardstick_of` gives them; any dtype for None."""
-        return self.outputs(method, self.call(method, **arguments), wanted, dtype)
+        """The outputs by name as `compute` or `yardstick_of` gives them."""
+        return self.outputs(method, self.call(method, **arguments), wanted, dtypes)
 
     def outputs(
         self,
         method: str,
         found: Any,
         wanted: Mapping[str, tuple[int, ...]],
-        dtype: torch.dtype | None,
+        dtypes: Dtypes,
         of: str = "",
     ) -> Tensors:
         """The tensors in `found`, the method's answer; ProblemMistake unless they are the wanted
-        ones. `of` names a baseline."""
+        ones. A tensor that is not in `dtypes` may have any dtype. `of` names a baseline."""
         teller = of or method
         if not isinstance(found, Mapping):
             raise self._wrong(method, found, "a dict, name -> tensor", of)
         if found.keys() != wanted.keys():
             names = ", ".join(map(str, found)) or "nothing"
             expected = ", ".join(wanted)
-            raise self._at(method, f"{teller} gave {names}; outputs names {expected}")
+            names_them = "inputs" if method == "make_indices" else "outputs"
+            raise self._at(method, f"{teller} gave {names}; {names_them} names {expected}")
         return {
-            name: self._tensor(method, teller, name, found[name], shape=shape, dtype=dtype)
+            name: self._tensor(
+                method, teller, name, found[name], shape=shape, dtype=dtypes.get(name)
+            )
             for name, shape in wanted.items()
         }
 
@@ -117,12 +139,12 @@ class Written:
         name: str,
         function: Callable[[], Tensors],
         wanted: Mapping[str, tuple[int, ...]],
-        dtype: torch.dtype,
+        dtypes: Dtypes,
     ) -> Tensors:
         """One call of a baseline."""
         with self._file.running(self._line("baselines_of"), f"; {name} is called without any"):
             found = function()
-        return self.outputs("baselines_of", found, wanted, dtype, of=f"{name} of baselines_of")
+        return self.outputs("baselines_of", found, wanted, dtypes, of=f"{name} of baselines_of")
 
     def _tensor(
         self,
@@ -142,21 +164,22 @@ class Written:
             given = f"{name} of shape {tuple(found.shape)}"
             raise self._at(method, f"{teller} gave {given}, expected {shape}")
         if dtype is not None and found.dtype != dtype:
-            given, expected = (str(each).removeprefix("torch.") for each in (found.dtype, dtype))
-            raise self._at(
-                method, f"{teller} gave {name} as {given} for inputs of {expected}: keep the dtype"
-            )
+            given, expected = (element_type(each) for each in (found.dtype, dtype))
+            why = f"{teller} gave {name} as {given} for inputs of {expected}: keep the dtype"
+            if method == "make_indices":
+                why = f"{teller} gave {name} as {given}, expected {expected}"
+            raise self._at(method, why)
         return found.contiguous()
 
-    def _shape(self, method: str, name: str, found: Any) -> tuple[int, ...]:
-        if isinstance(found, tuple | list):
-            try:
-                return tuple(map(operator.index, found))
-            except TypeError:
-                pass
-        raise self._at(
-            method, f"{method} gave {_kind(found)} for {name}, expected a tuple of integers"
-        )
+    def _described(self, method: str, name: str, found: Any) -> Tensor:
+        tensor = tensor_of(found)
+        if tensor is None:
+            shape = found.shape if isinstance(found, Tensor) else found
+            expected = "expected a tuple of integers"
+            raise self._at(method, f"{method} gave {_kind(shape)} for {name}, {expected}")
+        if why := tensor.wrong(is_output=method == "outputs"):
+            raise self._at(method, f"{name} of {method} {why}")
+        return tensor
 
     def _wrong(self, method: str, found: object, expected: str, of: str = "") -> ProblemMistake:
         return self._at(method, f"{of or method} gave {_kind(found)}, expected {expected}")

@@ -51,9 +51,13 @@ class Attention:
     input_kinds: ClassVar[tuple[str, ...]] = ("normal", "needle", "ramp", "large_logits")
     variant_symbols: ClassVar[tuple[str, ...]] = ("causal", "layout")
     scalars: ClassVar[tuple[str, ...]] = ("softmax_scale",)
+    optional: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
+
+    def scalars(self, case: Case) -> tuple[str, ...]:
+        return ("softmax_scale",)
 
     def case(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> Case:
         scale = shape.get("scale")

@@ -40,12 +40,16 @@ def check_declarations(kind: Any, file: ProblemFile) -> None:
     names: dict[str, Callable[[str], bool]] = {
         "sizes": str.isidentifier,
         "fixed": lambda name: name in kind.sizes,
+        "flags": str.isidentifier,
+        "optional": str.isidentifier,
         "dtypes": lambda name: name in DTYPES,
         "input_kinds": bool,
     }
     expected = {
         "sizes": "the names of sizes",
         "fixed": f"some of {', '.join(kind.sizes)}",
+        "flags": "the names of variants that are true or false",
+        "optional": "the names of tensors",
         "dtypes": f"some of {', '.join(DTYPES)}",
         "input_kinds": "the names of kinds, normal the first",
     }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
 from evotune.errors import UsageError
+from evotune.problems.element_types import ELEMENT_BYTES
 from evotune.trial import Value
 
 if TYPE_CHECKING:
@@ -27,14 +29,24 @@ class TensorSpec:
     - `strides`: of every dimension, in elements; empty where the tensor is contiguous.
     - `stride_symbols`: the symbols that tell a kernel the strides of all dimensions but the last;
       empty where the problem knows contiguous tensors only.
+    - `is_index`: its values are lengths, or places in other tensors. Only the problem makes and
+      alters them, since a kernel may read memory where they point.
+    - `may_be_infinite`: a right output may hold infinities.
     """
 
     name: str
     shape: tuple[int, ...]
-    dtype: str  # float16, bfloat16, float32
+    dtype: str  # one of `element_types.ELEMENT_BYTES`
     is_output: bool = False
     strides: tuple[int, ...] = ()
     stride_symbols: tuple[str, ...] = ()
+    is_index: bool = False
+    may_be_infinite: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements, without gaps."""
+        return ELEMENT_BYTES[self.dtype] * math.prod(self.shape)
 
     @property
     def all_strides(self) -> tuple[int, ...]:
@@ -134,10 +146,13 @@ class Problem(Protocol):
     """Symbols of a variant; all others are a shape's."""
 
     @property
-    def scalars(self) -> tuple[str, ...]:
-        """Symbols beside the sizes that edge and random cases vary: a scale, an epsilon."""
+    def optional(self) -> tuple[str, ...]:
+        """Tensors that some cases lack. There a kernel that lists one gets a null pointer."""
 
     dtype: str
+
+    def scalars(self, case: Case) -> tuple[str, ...]:
+        """Symbols beside the sizes that edge and random cases vary: a scale, an epsilon."""
 
     def case(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> Case:
         """Raises ValueError, one line, when the shape or variant makes no sense; WrongSymbol when
@@ -190,6 +205,16 @@ class Problem(Protocol):
 
     def reference(self, case: Case, inputs: Tensors) -> Tensors:
         """Outputs in float64 from the rounded inputs, by a separate, tiled path."""
+
+    def altered_indices(
+        self, case: Case, inputs: Tensors, name: str, most: int, rng: random.Random
+    ) -> tuple[int, torch.Tensor] | None:
+        """Other values for up to `most` elements of the tensor `name`, which `is_index`: the place
+        of the first one, and the values. None where there are none.
+
+        A kernel may run while some of the elements have their new values and others not yet, and
+        while other such alterations of the same inputs are there in part. Each mixture must be
+        valid."""
 
     def tolerances(self, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
         """The error allowed to a right kernel in each element of the outputs, in float64."""

@@ -8,7 +8,9 @@ import torch
 def rounding_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The error of two roundings of each element to `dtype`: about a unit in the last place, plus
     the smallest normal number, since processors may flush smaller ones to zero. In float16 none
-    does so: there it is plus the smallest number of all."""
+    does so: there it is plus the smallest number of all. Integers are exact."""
+    if not dtype.is_floating_point:
+        return torch.full_like(values, 0.5)
     return values.abs() * torch.finfo(dtype).eps + _smallest(dtype)
 
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import itertools
 import math
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,22 +38,20 @@ from evotune.problems._lengths import significant
 from evotune.problems._problem_file import ProblemFile
 from evotune.problems._solving import Shapes, solved_case
 from evotune.problems._user_sizes import Sizes, edge_sizes, random_sizes
+from evotune.problems._user_tensors import Tensor
 from evotune.problems._written import Written
+from evotune.problems.element_types import torch_dtype
 from evotune.problems.problem import Case, Place, Tensors, TensorSpec, WrongSymbol
 from evotune.trial import Value
 
 if TYPE_CHECKING:
     import torch
 
-_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 _EDGE_COST = (1 << 28, 1 << 24)  # operations and bytes
 _ORDINARY_COST = (1 << 27, 1 << 24)
 _LARGE_COST = (1 << 31, 5 << 26)
 _MOST_REFUSED = 100
 _LONG = 1200
-_DEVIATIONS = 12.0
-"""The tolerance for a right kernel, in standard deviations of rounding errors."""
-_SMALLER, _TIMES = 0.25, 4
 
 
 class _Refused(ValueError):
@@ -84,6 +83,13 @@ class UserProblem(abc.ABC):
     are positive). `compute`, `baselines_of` and `yardstick_of` get them by name beside the tensors.
     A shape of the space may set them too."""
 
+    flags: ClassVar[tuple[str, ...]] = ()
+    """Names of variants that are true or false: `variants: [{has_bias: true}]`. Methods get them by
+    name beside the sizes; kernels compile them in or get them as arguments."""
+    optional: ClassVar[tuple[str, ...]] = ()
+    """Tensors that `inputs` or `outputs` leaves out for some flags. There a kernel that lists one
+    gets a null pointer, and `compute` is called without it."""
+
     problem_file = ProblemFile("", "", b"")
     """The file of the class; the reader of the file sets it."""
 
@@ -93,12 +99,12 @@ class UserProblem(abc.ABC):
     # --- to be written -----------------------------------------------------------------------
 
     @abc.abstractmethod
-    def inputs(self, **sizes: int) -> Mapping[str, tuple[int, ...]]:
-        """Name -> shape of every tensor that the kernel reads."""
+    def inputs(self, **sizes: int) -> Mapping[str, tuple[int, ...] | Tensor]:
+        """Name -> shape of every tensor that the kernel reads, or a `Tensor` that says more."""
 
     @abc.abstractmethod
-    def outputs(self, **sizes: int) -> Mapping[str, tuple[int, ...]]:
-        """Name -> shape of every tensor that the kernel writes, all of it."""
+    def outputs(self, **sizes: int) -> Mapping[str, tuple[int, ...] | Tensor]:
+        """The same for every tensor that the kernel writes, all of it."""
 
     @abc.abstractmethod
     def operations(self, **sizes: int) -> int:
@@ -112,12 +118,21 @@ class UserProblem(abc.ABC):
 
     def baselines_of(self, **inputs: torch.Tensor) -> Mapping[str, Callable[[], Tensors]]:
         """Baselines: functions without arguments, by `torch:NAME`. Each must be correct."""
-        return {"torch:eager": lambda: self.compute(**inputs)}
+        from evotune.problems import _user_torch
+
+        return {"torch:eager": lambda: self.compute(**_user_torch.widened(self.dtype, inputs))}
 
     def yardstick_of(self, **inputs: torch.Tensor) -> Tensors:
         """Outputs computed in a coarser way that you still call right. Where their error is larger
         than `compute`'s rounding errors, a kernel's error may be twice as large."""
         return self.compute(**inputs)
+
+    def make_indices(
+        self, kind: str, generator: torch.Generator, **sizes: int
+    ) -> Mapping[str, torch.Tensor]:
+        """The inputs whose values are "indices": lengths and places that fit together, on the
+        generator's device. Make awkward ones: empty, full, shuffled, shared."""
+        raise NotImplementedError("inputs has indices, so the problem must write make_indices")
 
     def check(self, **sizes: int) -> None:  # noqa: B027 (a problem may do without)
         """ValueError, one line, for sizes that make no sense together."""
@@ -142,9 +157,14 @@ class UserProblem(abc.ABC):
 
     def case(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> Case:
         """ValueError, one line, when the shape makes no sense."""
-        for name in variant:
+        for name, value in variant.items():
             message = f"{type(self).__name__} has no variants, got {dict(variant)}"
-            raise WrongSymbol(message, name)
+            if self.flags:
+                expected = ", ".join(f"{flag}: true|false" for flag in self.flags)
+                message = f"expected a variant {{{expected}}}, got {name}: {value}"
+            if name not in self.flags or not isinstance(value, bool):
+                raise WrongSymbol(message, name)
+        flags = {name: bool(variant.get(name, False)) for name in self.flags}
         for size in shape:
             if size not in (*self.sizes, *self.ranges):
                 known = ", ".join((*self.sizes, *self.ranges))
@@ -159,35 +179,35 @@ class UserProblem(abc.ABC):
                 message = f"expected {size} to be an integer of at least 1, got {value!r}"
                 raise WrongSymbol(message, size)
             sizes[size] = value
-        refusal = self.written.check(sizes)
+        refusal = self.written.check({**sizes, **flags})
         if refusal:
             raise _Refused(refusal)
         constants = {**self.constants, **self._constants(shape)}
         unusual = (f"{n}={v}" for n, v in constants.items() if v != self.constants[n])
         label = f"({','.join((*map(str, sizes.values()), *unusual))})"
-        case = Case(label, {**sizes, **constants, "dtype": self.dtype})
+        label = " ".join((label, *(name for name, value in flags.items() if value)))
+        case = Case(label, {**sizes, **flags, **constants, "dtype": self.dtype})
         self._check_tensors(case)
         return case
 
     def tensors(self, case: Case) -> tuple[TensorSpec, ...]:
-        sizes = self._sizes(case)
-        inputs, outputs = (self.written.shapes(name, sizes) for name in ("inputs", "outputs"))
-        return (
-            *(TensorSpec(name, shape, self.dtype) for name, shape in inputs.items()),
-            *(TensorSpec(name, shape, self.dtype, True) for name, shape in outputs.items()),
+        sizes = self.sizes_of(case)
+        return tuple(
+            tensor.spec(name, self.dtype, is_output=method == "outputs")
+            for method in ("inputs", "outputs")
+            for name, tensor in self.written.described(method, sizes).items()
         )
 
     def flops(self, case: Case) -> int:
-        return self.written.operations(self._sizes(case))
+        return self.written.operations(self.sizes_of(case))
 
     def exponentials(self, case: Case) -> int:
         return 0  # not known
 
     def bytes_moved(self, case: Case) -> int:
-        return _BYTES[self.dtype] * sum(math.prod(spec.shape) for spec in self.tensors(case))
+        return sum(spec.nbytes for spec in self.tensors(case))
 
-    @property
-    def scalars(self) -> tuple[str, ...]:
+    def scalars(self, case: Case) -> tuple[str, ...]:
         return tuple(self.ranges)
 
     def edge_cases(self, case: Case, kept: Collection[str] = ()) -> Sequence[Case]:
@@ -204,8 +224,10 @@ class UserProblem(abc.ABC):
         return found
 
     def siblings(self, case: Case) -> Sequence[Case]:
-        """The case itself: a user's problem has no variants."""
-        return [case]
+        """The case with every choice of its flags."""
+        shape = {**self._sizes(case), **self.constants_of(case)}
+        choices = itertools.product((False, True), repeat=len(self.flags))
+        return [self.case(shape, dict(zip(self.flags, each, strict=True))) for each in choices]
 
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
@@ -246,78 +268,43 @@ class UserProblem(abc.ABC):
         return solved_case(self, shapes, options, tuned)
 
     def place(self, case: Case) -> Place:
-        sizes = self._sizes(case)
+        sizes = self.sizes_of(case)
         elements = max(math.prod(spec.shape) for spec in self.tensors(case))
         constants = {
-            name: self._ranged(case).get(name, self.constants[name]) for name in self.constants
+            name: self.constants_of(case).get(name, self.constants[name]) for name in self.constants
         }
         return Place(
-            {name: case.symbols[name] for name in ("dtype", *self.fixed)},
+            {name: case.symbols[name] for name in ("dtype", *self.fixed, *self.flags)},
             {**{name: sizes[name] for name in self._free(())}, **constants, "elements": elements},
         )
 
     def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
-        """Seeded inputs. Where `compute` gives NaN, infinity or values too large for the dtype, the
-        inputs are made smaller several times, and in the end normal."""
-        import torch
+        from evotune.problems import _user_torch
 
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        shapes = self.written.shapes("inputs", self._sizes(case))
+        return _user_torch.make_inputs(self, case, kind, seed, device)
 
-        def made(kind: str, factor: float) -> Tensors:
-            generator = torch.Generator(device).manual_seed(seed)
-            return {
-                name: (self.written.input(name, shape, kind, generator) * factor)
-                .to(dtype)
-                .contiguous()
-                for name, shape in shapes.items()
-            }
+    def altered_indices(
+        self, case: Case, inputs: Tensors, name: str, most: int, rng: random.Random
+    ) -> tuple[int, torch.Tensor] | None:
+        from evotune.problems import _user_torch
 
-        for times in range(0 if kind == "normal" else _TIMES):
-            inputs = made(kind, _SMALLER**times)
-            largest = torch.finfo(dtype).max / 4
-            found = self.reference(case, inputs).values()
-            if all(bool((value.abs() < largest).all()) for value in found):
-                return inputs
-        return made("normal", 1.0)
+        return _user_torch.altered_indices(self, case, name, most, rng)
 
     def reference(self, case: Case, inputs: Tensors) -> Tensors:
-        """`compute` on float64 copies."""
-        import torch
+        """`compute` on float64 copies; integers stay what they are."""
+        from evotune.problems import _user_torch
 
-        copies = {name: value.double() for name, value in inputs.items()}
-        arguments = {**copies, **self._ranged(case)}
-        return self.written.tensors("compute", arguments, self._outputs(case), torch.float64)
+        return _user_torch.reference(self, case, inputs)
 
     def tolerances(self, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
-        """Rounding to the dtype plus the rounding errors of `compute` in float32. In a row where
-        `yardstick_of` is off by more than that, plus twice the largest excess."""
-        import torch
+        from evotune.problems import _user_torch
 
-        from evotune.problems._monte_carlo import rounding_errors
-        from evotune.problems.rounding import rounding_of
-
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        ranged = self._ranged(case)
-        compute = functools.partial(self.written.call, "compute", **ranged)
-        deviations = rounding_errors(compute, inputs, reference)
-        yardstick = self.written.tensors(
-            "yardstick_of", {**inputs, **ranged}, self._outputs(case), None
-        )
-        allowed = {}
-        for name, value in reference.items():
-            limit = _DEVIATIONS * deviations[name] + rounding_of(value, dtype)
-            off = (yardstick[name].double() - value).abs()
-            # An overflow in the yardstick excuses nothing.
-            beyond = (off - limit).clamp_(min=0).nan_to_num_(0.0, 0.0, 0.0)
-            row = beyond.amax(-1, keepdim=True) if beyond.dim() else beyond
-            allowed[name] = limit + 2 * row
-        return allowed
+        return _user_torch.tolerances(self, case, inputs, reference)
 
     def baselines(
         self, case: Case, inputs: Tensors, only: str = ""
     ) -> dict[str, Callable[[], Tensors]]:
-        found = self.written.baselines({**inputs, **self._ranged(case)})
+        found = self.written.baselines({**inputs, **self.constants_of(case)})
         return {name: call for name, call in found.items() if only in ("", name)}
 
     @functools.cached_property
@@ -327,27 +314,33 @@ class UserProblem(abc.ABC):
 
     def checked_reference(self, case: Case, inputs: Tensors) -> Tensors:
         """The answer of `reference`, which the user may override, checked like `compute`'s."""
-        import torch
+        from evotune.problems import _user_torch
 
         found = self.written.call("reference", case=case, inputs=inputs)
-        return self.written.outputs("reference", found, self._outputs(case), torch.float64)
+        return _user_torch.checked(self, case, "reference", found)
 
     def check_baselines(self, case: Case, inputs: Tensors) -> None:
         """Calls each baseline once; ProblemMistake when its outputs have wrong names, shapes or
         types."""
-        import torch
-
-        dtype: torch.dtype = getattr(torch, self.dtype)
+        shapes = self.output_shapes(case)
+        dtypes = {s.name: torch_dtype(s.dtype) for s in self.tensors(case) if s.is_output}
         for name, call in self.baselines(case, inputs).items():
-            self.written.baseline_outputs(name, call, self._outputs(case), dtype)
+            self.written.baseline_outputs(name, call, shapes, dtypes)
 
-    def _outputs(self, case: Case) -> dict[str, tuple[int, ...]]:
-        return self.written.shapes("outputs", self._sizes(case))
+    def output_shapes(self, case: Case) -> dict[str, tuple[int, ...]]:
+        return {spec.name: spec.shape for spec in self.tensors(case) if spec.is_output}
+
+    def sizes_of(self, case: Case) -> dict[str, int]:
+        """Sizes and flags, as the methods get them."""
+        return {**self._sizes(case), **self._flags(case)}
 
     def _sizes(self, case: Case) -> dict[str, int]:
         return {size: int(case.symbols[size]) for size in self.sizes}
 
-    def _ranged(self, case: Case) -> dict[str, Any]:
+    def _flags(self, case: Case) -> dict[str, bool]:
+        return {name: bool(case.symbols[name]) for name in self.flags}
+
+    def constants_of(self, case: Case) -> dict[str, Any]:
         return {name: float(case.symbols[name]) for name in self.ranges}
 
     def _free(self, kept: Collection[str]) -> tuple[str, ...]:
@@ -382,7 +375,7 @@ class UserProblem(abc.ABC):
             shape: dict[str, Value] = {**self._sizes(like), **sizes, **constants}
             shape |= {name: like.symbols[name] for name in kept if name in shape}
             try:
-                case = self.case(shape, {})
+                case = self.case(shape, self._flags(like))
             except _Refused:
                 continue
             if self.flops(case) <= operations and self.bytes_moved(case) <= nbytes:

@@ -63,6 +63,8 @@ def _writing(value: torch.Tensor, target: torch.Tensor) -> Callable[[], object]:
     copy node takes longer for a few bytes. On a CPU torch would take so long that launches are no
     longer close to each other; only for several rows it takes less time than a call for each."""
     value = value.view(target.shape)
+    if value.element_size() == 1:  # torch multiplies no floats of 8 bits
+        value, target = value.view(torch.int8), target.view(torch.int8)
     if target.device.type == "cpu" and target.is_contiguous():
         return functools.partial(ctypes.memmove, target.data_ptr(), value.data_ptr(), target.nbytes)
     return functools.partial(torch.mul, value, 1, out=target)

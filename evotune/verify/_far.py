@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
+from evotune.problems.element_types import ELEMENT_BYTES
 from evotune.problems.problem import TensorSpec
 from evotune.verify._strided import strided_view
 
@@ -26,7 +27,7 @@ class FarTensor:
 
     def __init__(self, spec: TensorSpec, device: str, guard_word: int) -> None:
         """NoRoom if it cannot be allocated."""
-        itemsize = int(getattr(torch, spec.dtype).itemsize)
+        itemsize = ELEMENT_BYTES[spec.dtype]
         nbytes = spec.span * itemsize
         try:
             room = torch.empty(nbytes + 3 * _BAND_BYTES, dtype=torch.uint8, device=device)

@@ -6,20 +6,21 @@ from collections.abc import Sequence
 
 import torch
 
+from evotune.problems.element_types import torch_dtype
 from evotune.problems.problem import TensorSpec
 
 
 def strided_view(payload: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     """The tensor in its shape, in rows of bytes that each hold one: its first dimension counts
     these rows."""
-    elements = payload.view(getattr(torch, spec.dtype))
+    elements = payload.view(torch_dtype(spec.dtype))
     shape, strides = (len(elements), *spec.shape), (elements.stride(0), *spec.all_strides)
     return elements.as_strided(shape, strides, elements.storage_offset())
 
 
 def gap_words(spec: TensorSpec, device: torch.device) -> torch.Tensor:
     """A mask of the 16-bit words between a tensor's first and last element that no element has."""
-    dtype: torch.dtype = getattr(torch, spec.dtype)
+    dtype = torch_dtype(spec.dtype)
     nbytes = spec.span * dtype.itemsize
     free = torch.full((1, nbytes), 1, dtype=torch.uint8, device=device)
     strided_view(free, spec).zero_()

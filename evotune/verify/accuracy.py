@@ -3,7 +3,8 @@
 A problem gives the tolerance of each element of its outputs: how far a right kernel may be off
 (`Problem.tolerances`). So one output may mix rows and columns of any scale, and none hides the
 errors of others. An output is compared with one tensor, *expected*, that holds
--reference / tolerance and 1 / tolerance: an error then takes one multiply-add.
+-reference / tolerance and 1 / tolerance: an error then takes one multiply-add. Of an output that
+may be infinite there is a third part: the infinities of the reference, and 0 elsewhere.
 """
 
 from __future__ import annotations
@@ -47,17 +48,46 @@ LIMITS = Limits(1.0, _RMS_LIMIT)
 """No element is off by more than its tolerance, and not all of them by almost as much."""
 
 
-def expected(reference: torch.Tensor, tolerance: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The *expected* tensor (see the module's docstring), its two parts one after the other. For
-    outputs in half precision float32 is exact enough."""
+_SHORT = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+"""Of outputs in these types float32 is exact enough."""
+
+
+def expected(
+    reference: torch.Tensor,
+    tolerance: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    may_be_infinite: bool = False,
+) -> torch.Tensor:
+    """The *expected* tensor (see the module's docstring), its parts one after the other."""
+    parts = []
+    if may_be_infinite:
+        infinite = reference.isinf()
+        parts = [torch.where(infinite, reference, 0.0)]
+        reference, tolerance = (each.masked_fill(infinite, 1.0) for each in (reference, tolerance))
     inverse = tolerance.reciprocal()
-    both = torch.stack([-reference * inverse, inverse])
-    return both if dtype == torch.float32 else both.float()
+    whole = torch.stack([-reference * inverse, inverse, *parts])
+    return whole.float() if dtype in _SHORT else whole
+
+
+def shares_of(output: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Errors as shares of the tolerances. Where the reference is infinite: 0 for the same infinity,
+    else infinite."""
+    # torch has no arithmetic on floats of 8 bits.
+    if output.element_size() == 1 or not output.is_floating_point():
+        output = output.to(expected.dtype)
+    shares = torch.addcmul(expected[0], output, expected[1])
+    if len(expected) < 3:
+        return shares
+    off = torch.where(output == expected[2], 0.0, math.inf)
+    return torch.where(expected[2] == 0.0, shares, off)
 
 
 def is_rounding(expected: torch.Tensor, dtype: torch.dtype) -> bool:
     """True if all elements but 1% have a tolerance of at most two roundings to `dtype`. Then an
     error of one rounding says nothing about a kernel."""
+    if not dtype.is_floating_point:
+        return False
     least = rounding_share(expected[0], expected[1], dtype).amin() if expected.numel() else 0.0
     return bool(least >= 1.0 / _SLACK)
 
@@ -75,7 +105,7 @@ def as_rows(values: torch.Tensor) -> torch.Tensor:
 def error_terms(output: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Terms for `errors_of`, on the device, for several outputs (the first dimension). Infinities
     and NaN in an output give infinite or NaN errors."""
-    shares = as_rows(torch.addcmul(expected[:, 0], output, expected[:, 1]))
+    shares = as_rows(shares_of(output, expected.movedim(1, 0)))
     norm = torch.linalg.vector_norm
     return norm(shares, math.inf, dim=1), norm(shares, dim=1)
 
@@ -92,9 +122,17 @@ def errors_against(output: torch.Tensor, expected: torch.Tensor) -> Errors:
     return errors_of(terms, output.numel())
 
 
+def not_finite(output: torch.Tensor, expected: torch.Tensor) -> int:
+    """The elements of one output that are NaN or infinite where the reference is finite."""
+    wrong = ~torch.isfinite(output.float())
+    if len(expected) == 3:
+        wrong &= (expected[2] == 0.0) | output.isnan()
+    return int(wrong.sum())
+
+
 def worst_element(output: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
     """Error and tolerance of the element with the largest share of its tolerance."""
-    shares = torch.addcmul(expected[0], output, expected[1]).flatten().abs()
+    shares = shares_of(output, expected).flatten().abs()
     place = int(shares.argmax())
     tolerance = 1.0 / float(expected[1].flatten()[place])
     return float(shares[place]) * tolerance, tolerance

@@ -17,15 +17,17 @@ import torch
 
 from evotune.device.launch import LaunchPlan, Workspace
 from evotune.device.session import LaunchFailure
+from evotune.problems.element_types import ELEMENT_BYTES, torch_dtype
 from evotune.problems.problem import Tensors, TensorSpec
 from evotune.verify._far import FarTensor
 from evotune.verify._strided import gap_words, run_of, spot_of, strided_view
 
 _GUARD_BYTES = 128 << 10
-_GUARD_WORD = 0x7FFA
-"""Guard bands repeat these 16 bits, from even addresses on: a NaN in float16, bfloat16, float32 and
-float64. So a read beyond a buffer shows even when it is multiplied by zero. The poison differs."""
-POISON_BYTE = 0xFF  # all ones is a NaN in float16, bfloat16, float32 and float64
+_GUARD_WORD = 0x7FFF
+"""Guard bands repeat these 16 bits, from even addresses on: a NaN in every type of floats, those of
+8 bits included, and a large integer. So a read beyond a buffer shows even when it is multiplied by
+zero. The poison differs."""
+POISON_BYTE = 0xFF  # all ones is a NaN in every type of floats, and -1 or 255
 _ALIGNMENT = 256
 _STAGGER_BYTES = 5 * _ALIGNMENT
 """Each band is longer than the one before by this many bytes: otherwise payloads of 2^n bytes would
@@ -225,7 +227,7 @@ class BufferSets:
             return payload
         if spec.strides:
             return strided_view(payload, spec)
-        return payload.view(getattr(torch, spec.dtype)).view(len(rows), *spec.shape)
+        return payload.view(torch_dtype(spec.dtype)).view(len(rows), *spec.shape)
 
     def _poisoned(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         """The bytes that launches write: not those in gaps."""
@@ -260,7 +262,7 @@ class BufferSets:
         spec = self._layout.specs[name]
         if spec.strides:
             return run_of(self._views[name], place, count)
-        dtype: torch.dtype = getattr(torch, spec.dtype)
+        dtype = torch_dtype(spec.dtype)
         return self._payload(name, self._rows).view(dtype)[:, place : place + count]
 
     def spots(self, place: float) -> list[torch.Tensor]:
@@ -377,4 +379,4 @@ class BufferSets:
 
 
 def _nbytes(spec: TensorSpec) -> int:
-    return spec.span * int(getattr(torch, spec.dtype).itemsize)
+    return spec.span * ELEMENT_BYTES[spec.dtype]

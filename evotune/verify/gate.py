@@ -21,7 +21,7 @@ from evotune.problems.problem import Case, Problem, Tensors
 from evotune.trial import Check, OutcomeKind
 from evotune.verify._altered import AlteredRow
 from evotune.verify._launch_evidence import Evidence, Findings, gather, read
-from evotune.verify.accuracy import LIMITS, as_rows, is_one_rounding, worst_element
+from evotune.verify.accuracy import LIMITS, as_rows, is_one_rounding, not_finite, worst_element
 from evotune.verify.buffers import BufferSets, Inspection, bits, unwritten
 from evotune.verify.pool import SHORT_CHANGES, InputPool, InputSet
 from evotune.verify.watch import Watch, Watched
@@ -362,7 +362,7 @@ class Gate:
             # Finite errors imply a finite output, without another read from the device.
             output = found.output(name)
             finite = math.isfinite(errors.max) and math.isfinite(errors.rms)
-            bad = 0 if finite else int((~torch.isfinite(output)).sum())
+            bad = 0 if finite else not_finite(output, inputs.expected[name])
             if bad:
                 never = int(unwritten(output).sum())
                 detail = f"{bad} elements of {name} are NaN or infinite"

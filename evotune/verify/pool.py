@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from evotune.problems.element_types import ELEMENT_BYTES, torch_dtype
 from evotune.problems.problem import Case, Problem, Tensors, TensorSpec
 from evotune.verify._strided import fitted
 from evotune.verify.accuracy import expected, is_rounding
@@ -132,7 +133,10 @@ class InputPool:
         tolerances = self._problem.tolerances(case, inputs, reference)
         wanted = {
             spec.name: expected(
-                reference[spec.name], tolerances[spec.name], getattr(torch, spec.dtype)
+                reference[spec.name],
+                tolerances[spec.name],
+                torch_dtype(spec.dtype),
+                may_be_infinite=spec.may_be_infinite,
             )
             for spec in self._problem.tensors(case)
             if spec.is_output
@@ -140,7 +144,7 @@ class InputPool:
         rounded = frozenset(
             spec.name
             for spec in self._problem.tensors(case)
-            if spec.is_output and is_rounding(wanted[spec.name], getattr(torch, spec.dtype))
+            if spec.is_output and is_rounding(wanted[spec.name], torch_dtype(spec.dtype))
         )
         checksum = _checksum(inputs, wanted, alterations)
         return InputSet(inputs, wanted, alterations, checksum, rounded)
@@ -151,13 +155,19 @@ class InputPool:
         names = list(normal)
         sets = self._changed_sets(case)
         rng = random.Random(self.stream(case, f"{_CHANGED} {number}", seed))
+        specs = {spec.name: spec for spec in self._problem.tensors(case)}
         if number == sets - 1:
-            return tuple(self._single(case, name, seed, rng) for name in names)
+            return tuple(
+                self._single(case, name, seed, rng) for name in names if not specs[name].is_index
+            )
         others = self._inputs(case, "normal", self.stream(case, f"others {number}", seed))
         longest = _FEW if number == sets - 2 else _LONGEST_ROW
-        specs = {spec.name: spec for spec in self._problem.tensors(case)}
         made = []
         for name in names if number == sets - 2 else names[number :: sets - SHORT_CHANGES]:
+            if specs[name].is_index:
+                other = self._problem.altered_indices(case, dict(normal), name, longest, rng)
+                made += [Alteration(name, *other)] if other else []
+                continue
             count = min(normal[name].numel(), rng.randint(longest // 8, longest))
             place = rng.randrange(normal[name].numel() - count + 1)
             if specs[name].strides:
@@ -173,9 +183,15 @@ class InputPool:
         place = rng.randrange(len(flat))
         kinds = self._problem.input_kinds
         values = [self._known_inputs(case, kind, seed)[name].view(-1) for kind in kinds]
-        extremes = torch.stack([end for each in values for end in torch.aminmax(each)])
-        far = extremes[(extremes.double() - flat[place].double()).abs().argmax()]
+        # torch compares no floats of 8 bits.
+        ends = torch.stack([end for each in values for end in torch.aminmax(_wide(each))])
+        far = ends[(ends.double() - flat[place].double()).abs().argmax()].to(flat.dtype)
         return Alteration(name, place, far.reshape(1).clone())
+
+    def plain_inputs(self, case: Case) -> tuple[str, ...]:
+        """The inputs whose elements may have any value: all but lengths and places."""
+        specs = self._problem.tensors(case)
+        return tuple(s.name for s in specs if not (s.is_output or s.is_index))
 
     def _known_inputs(self, case: Case, kind: str, seed: int) -> Mapping[str, torch.Tensor]:
         """The inputs of a set without its reference, which takes longer, if it is not here."""
@@ -188,9 +204,9 @@ class InputPool:
 
 def _nbytes(spec: TensorSpec) -> int:
     """The bytes of an input, or of the *expected* tensor of an output."""
-    size = int(getattr(torch, spec.dtype).itemsize)
+    size = ELEMENT_BYTES[spec.dtype]
     if spec.is_output:
-        size = 2 * (8 if spec.dtype == "float32" else 4)
+        size = (3 if spec.may_be_infinite else 2) * (8 if size >= 4 else 4)
     return math.prod(spec.shape) * size
 
 
@@ -209,6 +225,11 @@ def _checksum(
 def elements_of(source: InputSet, each: Alteration) -> torch.Tensor:
     """The values of `source` at the places of `each` alteration."""
     return source.inputs[each.name].view(-1)[each.place : each.place + len(each.values)]
+
+
+def _wide(values: torch.Tensor) -> torch.Tensor:
+    short = values.element_size() == 1 and values.is_floating_point()
+    return values.float() if short else values
 
 
 def _alter(inputs: Mapping[str, torch.Tensor], alterations: Sequence[Alteration]) -> Tensors:

@@ -73,6 +73,7 @@ class Watch:
         self._session = session
         self._sets = [pool.get(case, "normal", seed), *pool.changed(case, seed)]
         self._other = pool.get(case, "normal", seed + 1)
+        self._renewed = pool.plain_inputs(case)
         self._poison = torch.full(
             (1, SPOT_BYTES), POISON_BYTE, dtype=torch.uint8, device=session.torch_device
         )
@@ -226,6 +227,7 @@ class Watch:
         chosen = [
             (name, self._rng.randrange(value.numel()))
             for name, value in base.items()
+            if name in self._renewed
             for _ in range(_CHANGING)
         ]
         other = {name: value.view(-1) for name, value in self._other.inputs.items()}

@@ -133,8 +133,23 @@ def test_the_enumerations_are_those_of_the_headers() -> None:
 
     types = members("CUtensorMapDataType")
     for dtype, value in _tensor_maps.DATA_TYPES.items():
-        assert types[value] == f"DATA_TYPE_{dtype.upper()}"
+        name = "uint8" if dtype.startswith("float8") else dtype
+        assert types[value] == f"DATA_TYPE_{name.upper()}"
     assert members("CUtensorMapSwizzle")[:4] == [
         *("SWIZZLE_NONE", "SWIZZLE_32B", "SWIZZLE_64B", "SWIZZLE_128B")
     ]
     assert members("CUtensorMapL2promotion")[3] == "L2_PROMOTION_L2_256B"
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float8_e4m3", "float8_e5m2", "int32", "int64"])
+def test_maps_of_integers_and_of_8_bits_count_their_bytes(dtype: str) -> None:
+    size = {"int32": 4, "int64": 8}.get(dtype, 1)
+    made = TensorMap(dtype, (3, 32), (2, 16))
+    assert made.violation() == ""
+    assert made.strides_bytes() == (32 * size,)
+    assert TensorMap(dtype, (3, 32), (2, 8)).violation() == (
+        "a box row of 8 bytes, which is not a multiple of 16" if size == 1 else ""
+    )
+    assert TensorMap(dtype, (3, 24), (2, 16)).violation() == (
+        "a stride of 24 bytes; multiples of 16 below 2^40 are possible" if size == 1 else ""
+    )

@@ -98,7 +98,11 @@ def test_a_constant_with_a_range_is_drawn_and_reaches_compute(folder: Path) -> N
     (folder / "problem.py").write_text(RANGED)
     problem = create_problem("problem.py:Scale", "float32", folder)
     base = problem.case({"rows": 50, "columns": 8}, {})
-    assert (base.label, base.symbols["factor"], problem.scalars) == ("(50,8)", 3.0, ("factor",))
+    assert (base.label, base.symbols["factor"], problem.scalars(base)) == (
+        "(50,8)",
+        3.0,
+        ("factor",),
+    )
     other = problem.case({"rows": 50, "columns": 8, "factor": 2}, {})
     assert other.label == "(50,8,factor=2.0)"
     inputs = problem.make_inputs(other, "normal", 0)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from evotune.device.launch import LaunchPlan, Workspace
 from evotune.device.session import LaunchFailure
+from evotune.problems.element_types import torch_dtype
 from evotune.problems.problem import TensorSpec
 from evotune.verify.buffers import BufferSets, unwritten
 
@@ -51,7 +52,23 @@ def test_one_byte_outside_is_seen_wherever_it_is(
     assert damage(buffers) == f"wrote outside {name}"
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3", "float8_e5m2"])
+def test_what_is_read_outside_of_8_bit_floats_is_nan(dtype: str) -> None:
+    specs = (TensorSpec("x", (7,), dtype), TensorSpec("out", (9,), dtype, is_output=True))
+    values = torch.ones(7).to(torch_dtype(dtype))
+    buffers = BufferSets(specs, NO_LAUNCH, [{"x": values}], "cpu")
+    first = buffers.elements("x", 0)
+    storage = torch.tensor([], dtype=first.dtype).set_(first.untyped_storage())
+    at = first.storage_offset()
+    for band in (storage[at - 500 : at], storage[at + 7 : at + 507]):
+        assert band.float().isnan().all()
+    assert buffers.outputs()["out"].float().isnan().all()
+    assert unwritten(buffers.outputs()["out"]).all()
+    _poke(first.data_ptr() + 7, 0)
+    assert damage(buffers) == "wrote outside x"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_what_is_read_outside_is_nan_and_writing_the_poison_there_is_noticed(dtype: str) -> None:
     """A kernel may read a row past the end of V and give it weight 0: 0 times NaN is NaN."""
     specs = (TensorSpec("x", (7,), dtype), TensorSpec("out", (9,), dtype, is_output=True))
@@ -205,7 +222,7 @@ def test_no_byte_between_sets_is_unwatched() -> None:
     for place in range(begin - 4096, begin + 64, 64):
         _poke(place, 0)
         assert damage(buffers)
-        _poke(place, 0xFA)  # the guard's byte at even places
+        _poke(place, 0xFF)  # the guard's byte at even places
     assert damage(buffers) == ""
 
 

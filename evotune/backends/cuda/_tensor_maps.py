@@ -20,7 +20,10 @@ ALIGNMENT = 64
 LIBRARY = "libcuda.so.1"
 
 # The driver's enumerations: CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion.
-DATA_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9}
+DATA_TYPES = {
+    **{"uint8": 0, "float8_e4m3": 0, "float8_e5m2": 0},  # the driver has no type for the latter two
+    **{"int32": 3, "int64": 5, "float16": 6, "float32": 7, "bfloat16": 9},
+}
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 _NO_INTERLEAVE = 0

@@ -22,9 +22,9 @@ from evotune.backends.backend import SanitizedCase
 from evotune.backends.cuda._sanitizer import DONE, LIMIT_S
 from evotune.backends.cuda.tool_messages import SANITIZED_LAUNCHES
 from evotune.device.channel import UnreadableMessage, decode
+from evotune.problems.element_types import ELEMENT_BYTES, FLOAT8, INTEGERS
 
 _POISON_BYTE = 0xFF
-_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
 def main() -> None:
@@ -68,11 +68,12 @@ def buffers(runtime: Any, case: SanitizedCase, *, poison: bool) -> Iterator[dict
     pointers: dict[str, int] = {}
     for spec in case.tensors:
         count = spec.span  # gaps hold values like any others
-        pointer = pointers[spec.name] = runtime.malloc(count * _BYTES[spec.dtype])
+        pointer = pointers[spec.name] = runtime.malloc(count * ELEMENT_BYTES[spec.dtype])
         if spec.is_output and poison:
-            runtime.memset(pointer, _POISON_BYTE, count * _BYTES[spec.dtype])
+            runtime.memset(pointer, _POISON_BYTE, count * ELEMENT_BYTES[spec.dtype])
         elif not spec.is_output:
-            values = normal_values(count, spec.dtype)
+            told = case.indices.get(spec.name)
+            values = normal_values(count, spec.dtype) if told is None else np.frombuffer(told, "u1")
             kind = runtime.memcpyHostToDevice
             runtime.memcpy(pointer, values.ctypes.data, values.nbytes, kind)
     for workspace in case.plan.workspaces:
@@ -88,8 +89,15 @@ def buffers(runtime: Any, case: SanitizedCase, *, poison: bool) -> Iterator[dict
 
 
 def normal_values(count: int, dtype: str) -> npt.NDArray[Any]:
-    """`count` seeded N(0, 1) values; bfloat16, which NumPy lacks, as 16 bits, cut off."""
-    values = np.random.default_rng(count).standard_normal(count, dtype=np.float32)
+    """`count` seeded N(0, 1) values; bfloat16, which NumPy lacks, as 16 bits, cut off. Integers are
+    small; floats of 8 bits are any of 0.03 to 8."""
+    generator = np.random.default_rng(count)
+    if dtype in FLOAT8:
+        first, end = (0x10, 0x51) if dtype == "float8_e4m3" else (0x28, 0x49)
+        return generator.integers(first, end, count, dtype=np.uint8)
+    if dtype in INTEGERS:
+        return generator.integers(0, 8, count).astype(dtype)
+    values = generator.standard_normal(count, dtype=np.float32)
     if dtype == "bfloat16":
         return (values.view(np.uint32) >> 16).astype(np.uint16)
     return values.astype(dtype)

@@ -1,0 +1,40 @@
+"""The types of tensors' elements: their names in problems and spaces, their sizes, torch's types.
+
+Importing this does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+ELEMENT_BYTES: Mapping[str, int] = {
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float8_e4m3": 1,
+    "float8_e5m2": 1,
+    "uint8": 1,
+    "int32": 4,
+    "int64": 8,
+}
+INTEGERS = ("uint8", "int32", "int64")
+FLOAT8 = ("float8_e4m3", "float8_e5m2")
+_IN_TORCH = {"float8_e4m3": "float8_e4m3fn"}  # "fn": finite, its only special value is NaN
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """torch's type of elements that are called `name` here."""
+    import torch
+
+    found: torch.dtype = getattr(torch, _IN_TORCH.get(name, name))
+    return found
+
+
+def element_type(dtype: torch.dtype) -> str:
+    """The name of torch's type here."""
+    name = str(dtype).removeprefix("torch.")
+    return next((ours for ours, theirs in _IN_TORCH.items() if theirs == name), name)

@@ -1,0 +1,135 @@
+"""The gate knows tensors of integers and of 8 bits, tensors that may be left out, and lengths.
+
+One C++ kernel takes all of them; `data/types` has it, its problem and its space.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from red_team.timed import judge_timed
+
+from evotune.backends.cpu.cpp_compiler import CpuCompiler
+from evotune.backends.cpu.cpu_session import CpuSession
+from evotune.device.launch import CompileFailure
+from evotune.engine._planning import Planner
+from evotune.engine.setup import load_setup
+from evotune.execute.executor import TIMED, CaseJob
+from evotune.problems import create_problem
+from evotune.trial import Configuration, OutcomeKind
+from evotune.verify.accuracy import errors_against, expected, not_finite, worst_element
+from evotune.verify.gate import Gate, Subject, Verdict
+from evotune.verify.pool import InputPool
+
+FOLDER = Path(__file__).parents[1] / "data" / "types"
+WRONG = OutcomeKind.WRONG_RESULT
+BOUNDS = OutcomeKind.OUT_OF_BOUNDS
+EXPECTED = {
+    "ignores_picks": (WRONG, "out is off by"),
+    "one_column_less": (WRONG, "out is off by"),
+    "signed_weights": (WRONG, "out is off by"),
+    "scale_of_the_row": (WRONG, "out is off by"),
+    "ignores_bias": (WRONG, r"has_bias, normal inputs: out is off by"),
+    "counts_from_zero": (WRONG, "longest is off by 1"),
+    "one_byte_behind": (BOUNDS, "wrote outside codes_out"),
+    "changes_a_weight": (BOUNDS, "changed its input weights"),
+}
+
+
+@pytest.fixture(scope="module")
+def planner() -> Planner:
+    planner = load_setup(FOLDER / "space.yaml", "cpu").planner
+    assert isinstance(planner, Planner)
+    return planner
+
+
+def judged(planner: Planner, behaviour: str, folder: Path, *, timed: bool = False) -> Verdict:
+    problem = create_problem("problem.py:PickedRows", "float32", FOLDER)
+    session, pool = CpuSession(), InputPool(problem)
+    gate, verdict = Gate(session, problem, pool, deterministic=True), Verdict()
+    configuration = Configuration({**planner.bound.default(), "BEHAVIOUR": behaviour})
+    for job in planner.proposal(0, configuration).cases:
+        subject = _subject(session, job, folder)
+        gate.examine(subject, problem.input_kinds, 0, verdict)
+        if timed and job.role == TIMED:
+            judge_timed(
+                session, gate, pool, subject, seed=0, verdict=verdict, calls=6, watched_runs=4
+            )
+    return verdict
+
+
+def _subject(session: CpuSession, job: CaseJob, folder: Path) -> Subject:
+    path = folder / f"{job.compile.key[:16]}.so"
+    if not path.exists():
+        built = CpuCompiler().compile(job.compile, path, 60.0)
+        assert not isinstance(built, CompileFailure), built.log
+    return Subject(job.case, job.plan, session.load(path, job.plan))
+
+
+def test_a_right_kernel_passes_the_gate_and_the_checks_of_timed_launches(
+    planner: Planner, tmp_path: Path
+) -> None:
+    verdict = judged(planner, "right", tmp_path, timed=True)
+    assert verdict.passed, verdict.reason
+
+
+@pytest.mark.parametrize("behaviour", EXPECTED)
+def test_a_wrong_kernel_is_found(planner: Planner, behaviour: str, tmp_path: Path) -> None:
+    kind, reason = EXPECTED[behaviour]
+    verdict = judged(planner, behaviour, tmp_path)
+    assert verdict.kind is kind, verdict.reason
+    assert re.search(reason, verdict.reason), verdict.reason
+
+
+def test_lengths_change_only_as_a_whole(planner: Planner) -> None:
+    """A kernel that runs while they change would read past the end of a row."""
+    problem = create_problem("problem.py:PickedRows", "float32", FOLDER)
+    pool = InputPool(problem)
+    case = problem.case({"rows": 37, "columns": 70}, {"has_bias": True})
+    changed = {each.name for one in pool.changed(case, 0) for each in one.alterations}
+    assert changed == {"codes", "weights", "scales", "picks", "bias"}
+    assert pool.plain_inputs(case) == ("codes", "scales", "bias")
+    for one in pool.changed(case, 0):
+        assert int(one.inputs["picks"].min()) >= 0
+        assert int(one.inputs["picks"].max()) < 37
+
+
+def test_an_absent_tensor_is_a_null_pointer(planner: Planner) -> None:
+    without, having = planner.proposal(0, planner.bound.default()).cases[:2]
+    assert without.plan.arguments[5].type == "null"
+    assert having.plan.arguments[5].type == "tensor"
+    assert without.compile.signature == having.compile.signature
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_an_infinity_is_right_where_the_reference_has_it(dtype: torch.dtype) -> None:
+    reference = torch.tensor([1.0, -torch.inf, torch.inf, 2.0], dtype=torch.float64)
+    tolerance = torch.full_like(reference, 0.1)
+    wanted = expected(reference, tolerance, dtype, may_be_infinite=True)
+    right = reference.to(dtype)
+    assert errors_against(right, wanted).max == 0.0
+    for place, value in ((1, -3e38), (1, torch.inf), (2, -torch.inf), (1, 0.0), (2, torch.nan)):
+        wrong = right.clone()
+        wrong[place] = value
+        if dtype == torch.float16 and value == -3e38:
+            continue
+        assert errors_against(wrong, wanted).max == torch.inf, (place, value)
+        assert not_finite(wrong, wanted) == math.isnan(value)
+    off = right.clone()
+    off[3] = 2.5
+    assert worst_element(off, wanted)[0] == pytest.approx(0.5, rel=1e-3)
+    off[0] = torch.inf
+    assert not_finite(off, wanted) == 1
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64"])
+def test_integers_are_exact(dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    reference = torch.tensor([0.0, 3.0, 255.0], dtype=torch.float64)
+    wanted = expected(reference, torch.full_like(reference, 0.5), kind)
+    assert errors_against(reference.to(kind), wanted).max == 0.0
+    assert errors_against(torch.tensor([0, 4, 255], dtype=kind), wanted).max == 2.0
