@@ -50,7 +50,6 @@ class Attention:
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
     input_kinds: ClassVar[tuple[str, ...]] = ("normal", "needle", "ramp", "large_logits")
     variant_symbols: ClassVar[tuple[str, ...]] = ("causal", "layout")
-    scalars: ClassVar[tuple[str, ...]] = ("softmax_scale",)
     optional: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, dtype: str) -> None:
