@@ -143,7 +143,7 @@ def _facts(
         },
         "files": digest.hexdigest(),
         "device": setup.profile.name,
-        "cases": msgspec.to_builtins(tuple(kept)),
+        "cases": msgspec.to_builtins(list(kept)),
         "skipped": skipped,
     }
 
@@ -157,17 +157,17 @@ def _require_same(request: PortfolioRequest, matrix: Matrix, facts: Mapping[str,
         differing = [
             words
             for words, same in (
-                ("space", store.meta("files") == facts["files"]),
-                ("device", store.meta("device") == facts["device"]),
-                ("cases", store.meta("cases") == facts["cases"]),
-                ("seed", before["seed"] == now["seed"]),
-                ("held-out share", before["held_out"] == now["held_out"]),
+                ("another space", store.meta("files") == facts["files"]),
+                ("another device", store.meta("device") == facts["device"]),
+                ("other cases", store.meta("cases") == facts["cases"]),
+                ("another seed", before["seed"] == now["seed"]),
+                ("another held-out share", before["held_out"] == now["held_out"]),
             )
             if not same
         ]
         if differing:
             raise UsageError(
-                f"{request.runs_dir} holds a portfolio of another {' and '.join(differing)}: name "
+                f"{request.runs_dir} holds a portfolio of {' and '.join(differing)}: name "
                 "another folder"
             )
         if before != now:
