@@ -34,6 +34,7 @@ from evotune.portfolios._served_rule import finished_portfolio
 from evotune.portfolios.matrix_store import Matrix, locked_matrix
 from evotune.portfolios.points import Point, Score, point_of
 from evotune.portfolios.portfolio_file import Portfolio, write_portfolio
+from evotune.portfolios.portfolio_text import markdown
 from evotune.problems.problem import Case
 from evotune.space.reading.case_file import CaseEntry
 from evotune.space.specs import GivenCase
@@ -119,7 +120,7 @@ def build_portfolio(
             found = work.finished(said)
         finally:
             matrix.store.set_meta(_ELAPSED, work.elapsed_s())
-        write_portfolio(request.runs_dir, matrix, found)
+        write_portfolio(request.runs_dir, matrix, found, markdown(found))
         return found
 
 

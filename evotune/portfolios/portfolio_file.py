@@ -22,6 +22,7 @@ from evotune.trial import Domain, Measurement, Value
 
 FORMAT = 1
 FILE = "portfolio.json"
+TEXT = "portfolio.md"
 _SHA256 = "portfolio_sha256"
 _MOST_BYTES = 1 << 28
 
@@ -91,18 +92,21 @@ class Portfolio(msgspec.Struct, frozen=True):
     cells: tuple[CellRow, ...]
 
 
-def write_portfolio(runs_dir: Path, matrix: Matrix, found: Portfolio) -> Path:
-    """Writes the file, whole or not at all. Returns its path."""
-    path = runs_dir / FILE
+def write_portfolio(runs_dir: Path, matrix: Matrix, found: Portfolio, text: str) -> None:
+    """Writes the file, and the `text` for people beside it, each whole or not at all."""
     content = to_json(found)
-    unfinished = path.with_name(f".{FILE}.unfinished")
     try:
-        unfinished.write_bytes(content)
+        _write(runs_dir / TEXT, text.encode())
         matrix.store.set_meta(_SHA256, hashlib.sha256(content).hexdigest())
-        os.replace(unfinished, path)
+        _write(runs_dir / FILE, content)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
-    return path
+        raise UsageError(f"cannot write into {runs_dir}: {error.strerror or error}") from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_bytes(content)
+    os.replace(unfinished, path)
 
 
 def to_json(found: Portfolio) -> bytes:
