@@ -194,4 +194,5 @@ def _parts(found: Portfolio) -> Iterator[Table | str]:
         text.FIGURE_COLUMNS, text.figure_rows(found), (False, True, True, True, True, True)
     )
     yield from text.remarks(found)
-    yield text_table(text.KERNEL_COLUMNS, text.kernel_rows(found), (True, True))
+    if found.kernels:
+        yield text_table(text.KERNEL_COLUMNS, text.kernel_rows(found), (True, True))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from evotune.engine.confirmed_champions import Champion, champions_of
+from evotune.engine.confirmed_champions import Champion, champions_of, widened_alone
 from evotune.engine.folder import RunFolder
 from evotune.engine.reopening import ReopenedRun
 from evotune.errors import EvotuneError, StoreError
@@ -47,7 +47,10 @@ def selected_by_rule(folder: Path) -> Selection:
             _with_figures(
                 champion,
                 [
-                    msgspec.structs.replace(measured, held_out=held_out[case.label])
+                    msgspec.structs.replace(
+                        widened_alone(champion.run.setup.profile, measured),
+                        held_out=held_out[case.label],
+                    )
                     for at, case in served
                     if at == number
                     and (measured := timed.get(Cell(case.label, *champion.key))) is not None

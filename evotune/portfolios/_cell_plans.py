@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from evotune.engine.confirmed_champions import Champion, is_won
+from evotune.engine.confirmed_champions import Champion, is_won, widened_alone
 from evotune.engine.launches import Rejected
 from evotune.errors import SpaceError
 from evotune.execute.executor import CaseJob
@@ -45,8 +45,10 @@ class CellPlans:
             return None
         if outcome is None or not outcome.ok:
             return REFUSED
-        (measured,) = (m for m in outcome.measurements if m.counts)
-        won = is_won(champion.run.setup.profile, champion.problem, measured)
+        (alone,) = (m for m in outcome.measurements if m.counts)
+        profile = champion.run.setup.profile
+        measured = widened_alone(profile, alone)
+        won = is_won(profile, champion.problem, measured)
         return Score(measured.speedup, measured.speedup_low, won)
 
 

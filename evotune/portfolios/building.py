@@ -265,7 +265,7 @@ class _Work:
         begun = [label for label in self._searches.runs if label in self._cases]
         for label in dict.fromkeys([*begun, *map(str, labels)]):
             if not self._searches.is_finished(label) and label not in self._failed():
-                if self._out_of_time():
+                if not self._plan.has_time(self.elapsed_s()):
                     self._say("no time is left for further searches")
                     return
                 self._search(label)
