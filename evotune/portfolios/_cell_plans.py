@@ -66,11 +66,11 @@ def _planned(champion: Champion, case: Case) -> CaseJob | None:
         return None
 
 
-def extended_domain(champion: Champion, passed: Sequence[Case]) -> Domain:
-    """The champion's domain, which the cases that `passed` in the matrix extend."""
+def extended_domain(domain: Domain, champion: Champion, passed: Sequence[Case]) -> Domain:
+    """The domain of a champion, which the cases that `passed` in the matrix extend."""
     places = [champion.place(case) for case in passed]
     regions = []
-    for region in champion.domain.regions:
+    for region in domain.regions:
         alike = [place for place in places if place.fixed == region.fixed]
         ranges = {
             name: (
@@ -80,4 +80,4 @@ def extended_domain(champion: Champion, passed: Sequence[Case]) -> Domain:
             for name, (low, high) in region.ranges.items()
         }
         regions.append(Region(region.fixed, ranges, region.cases + len(alike)))
-    return msgspec.structs.replace(champion.domain, regions=tuple(regions))
+    return msgspec.structs.replace(domain, regions=tuple(regions))

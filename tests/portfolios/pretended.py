@@ -9,18 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from evotune.device.profile import DeviceProfile
 from evotune.engine.confirmed_champions import Champion
 from evotune.engine.observer import Observer, SilentObserver
 from evotune.engine.starting import RunRequest, RunResult
-from evotune.execute.executor import BaselineReport, BaselineTiming, Proposal
+from evotune.execute.executor import TIMED, BaselineReport, BaselineTiming, Proposal
 from evotune.portfolios import _case_searches
 from evotune.portfolios.building import PortfolioRequest, build_portfolio
 from evotune.portfolios.portfolio_file import Portfolio
 from evotune.problems.problem import Case
 from evotune.space.reading.case_file import given_cases
 from evotune.trial import Configuration, Measurement, Outcome, OutcomeKind, Value
+from evotune.verify.kept_checks import checked_domain
 from tests.export.making import fabricated, tiny_space
 
 Speedup = Callable[[Configuration, Case], float]
@@ -42,8 +45,14 @@ class PretendedDevice:
     baselines: Mapping[str, str] = field(default_factory=dict)
     _waiting: list[Proposal] = field(default_factory=list)
 
+    confirmed: list[str] = field(default_factory=list)
+    confirms: bool = True
+    problem: Any = None
+    profile: DeviceProfile | None = None
+
     @contextlib.contextmanager
     def opened(self, champion: Champion) -> Iterator[Any]:
+        self.problem, self.profile = champion.problem, champion.run.setup.profile
         try:
             yield self
         finally:
@@ -62,10 +71,23 @@ class PretendedDevice:
         if len(self.measured) >= self.killed_after:
             raise Killed
         proposal = self._waiting.pop(0)
+        if proposal.confirm:
+            return [(proposal.number, self._confirmation(proposal))]
         (job,) = proposal.cases
         assert self.baselines[job.case.label]
         self.measured.append((job.case.label, proposal.configuration.key))
         return [(proposal.number, self._outcome(proposal.configuration, job.case))]
+
+    def _confirmation(self, proposal: Proposal) -> Outcome:
+        (job,) = (job for job in proposal.cases if job.role == TIMED)
+        self.confirmed.append(job.case.label)
+        outcome = self._outcome(proposal.configuration, job.case)
+        if not (outcome.ok and self.confirms):
+            return Outcome(OutcomeKind.WRONG_RESULT, reason="random test 7")
+        inside = [(each.compile.key, each.case) for each in proposal.cases]
+        assert self.profile is not None
+        found = checked_domain(self.problem, inside, self.profile)
+        return msgspec.structs.replace(outcome, domain=found)
 
     def _outcome(self, configuration: Configuration, case: Case) -> Outcome:
         speedup = self.speedup(configuration, case)
