@@ -90,14 +90,8 @@ class PortfolioWork:
 
     def finished(self, skipped: str) -> Portfolio:
         self._search_first()
-        self._search_where_served_badly()
-        champions = self._champions()
-        if not champions:
-            raise EvotuneError(
-                "no search has a confirmed champion: resume with more --trials or --minutes"
-            )
+        champions, leaves = self._settled()
         self._measure(champions, self._judges)
-        leaves = self._confirmed_leaves(champions)
         seen, judges = (self._scored(champions, some) for some in (self._seen, self._judges))
         return finished_portfolio(
             self._matrix,
@@ -115,6 +109,21 @@ class PortfolioWork:
             unmeasured=self._unmeasured(champions),
             say=self._say,
         )
+
+    def _settled(self) -> tuple[list[Champion], list[Leaf]]:
+        """The champions of all searches, and the leaves of the rule. Where a kernel was not
+        confirmed on a variant, its cases may be served badly, and are searched."""
+        while True:
+            self._search_where_served_badly()
+            champions = self._champions()
+            if not champions:
+                raise EvotuneError(
+                    "no search has a confirmed champion: resume with more --trials or --minutes"
+                )
+            before = len(self._unconfirmed)
+            leaves = self._confirmed_leaves(champions)
+            if len(self._unconfirmed) == before or not self._may_search():
+                return champions, leaves
 
     # --- searches ----------------------------------------------------------------------------
 
@@ -140,8 +149,7 @@ class PortfolioWork:
         case worse than their own cases promise."""
         while champions := self._champions():
             self._measure(champions, self._seen)
-            done = len(self._searches.runs)
-            if not self._plan.has_more(done, self._searches.trials(), self.elapsed_s()):
+            if not self._may_search():
                 return
             tried = {*self._searches.runs, *self._failed()}
             scored = self._scored(champions, self._seen)
@@ -150,6 +158,11 @@ class PortfolioWork:
                 return
             self._say(f"searching for {worst}, which all champions serve badly")
             self._search(worst)
+
+    def _may_search(self) -> bool:
+        """Whether a further search has budget."""
+        begun, trials = len(self._searches.runs), self._searches.trials()
+        return self._plan.has_more(begun, trials, self.elapsed_s())
 
     def _search(self, label: str) -> None:
         number = len(self._searches.runs)
