@@ -111,6 +111,7 @@ class PretendedSearch:
     found: Callable[[RunRequest], Mapping[str, Value]]
     requests: list[RunRequest] = field(default_factory=list)
     stopped_at: int = 10**9
+    reason: str = "trials"
 
     def start(self, request: RunRequest, observer: Observer) -> RunResult:
         if len(self.requests) >= self.stopped_at:
@@ -126,7 +127,7 @@ class PretendedSearch:
         target = request.runs_dir / run.id
         if run.path.parent != request.runs_dir:
             run.path.rename(target)
-        return RunResult(type(run)(target), "trials", 1)
+        return RunResult(type(run)(target), self.reason, 1)
 
 
 @contextlib.contextmanager

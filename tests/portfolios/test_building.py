@@ -148,6 +148,14 @@ def test_a_search_that_was_killed_before_its_run_began_is_begun_again(
     assert len(search.requests) == 1
 
 
+def test_a_search_that_the_user_ends_ends_the_portfolio(space: Path, tmp_path: Path) -> None:
+    search = PretendedSearch(space, by_rows, reason="interrupted")
+    with pytest.raises(KeyboardInterrupt):
+        built(softmax_request(tmp_path, space), search, PretendedDevice(speedup))
+    assert len(search.requests) == 1
+    assert RunFolder(tmp_path / "runs" / "portfolio").holder() is None
+
+
 def test_a_case_that_is_served_badly_is_searched_while_there_is_budget(
     space: Path, tmp_path: Path
 ) -> None:
