@@ -128,10 +128,12 @@ def portfolio(
     terminal.note(f"portfolio: {request.runs_dir / 'portfolio.json'}")
     if found.rule:
         from evotune.command_line import command_line
-        from evotune.package_name import offered_name
+        from evotune.package_name import default_name, offered_name
 
-        folder = f"{offered_name(found.space)}_package"
-        terminal.note(f"export: {command_line('export', request.runs_dir, '-o', folder)}")
+        name = offered_name(found.space)
+        named = () if name == default_name(found.space) else ("--name", name)
+        words = ("export", request.runs_dir, "-o", f"{name}_package", *named)
+        terminal.note(f"export: {command_line(*words)}")
     return 0 if found.rule else 1
 
 
@@ -194,4 +196,5 @@ def _parts(found: Portfolio) -> Iterator[Table | str]:
         text.FIGURE_COLUMNS, text.figure_rows(found), (False, True, True, True, True, True)
     )
     yield from text.remarks(found)
-    yield text_table(text.KERNEL_COLUMNS, text.kernel_rows(found), (True, True))
+    if found.kernels:
+        yield text_table(text.KERNEL_COLUMNS, text.kernel_rows(found), (True, True))

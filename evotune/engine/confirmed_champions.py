@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+import msgspec
 
 from evotune.backends import registry
 from evotune.device.profile import DeviceProfile
@@ -74,6 +77,17 @@ def sure_gain_us(profile: DeviceProfile, problem: Problem, measured: Measurement
     if isinstance(problem, Attention):
         gain_us -= registry.named(profile.backend).exported_call_us
     return gain_us
+
+
+def widened_alone(profile: DeviceProfile, measured: Measurement) -> Measurement:
+    """The figures of a single process, with an interval no narrower than processes of the same code
+    differ on such a device."""
+    least = math.exp(registry.named(profile.backend).least_half_width)
+    return msgspec.structs.replace(
+        measured,
+        speedup_low=min(measured.speedup_low, measured.speedup / least),
+        speedup_high=max(measured.speedup_high, measured.speedup * least),
+    )
 
 
 def is_won(profile: DeviceProfile, problem: Problem, measured: Measurement) -> bool:

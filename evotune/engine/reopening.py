@@ -21,6 +21,7 @@ from evotune.execute.executor import TIMED, CaseJob, Proposal
 from evotune.execute.local import LocalExecutor
 from evotune.scratch import scratch_folder
 from evotune.space.bound import BoundSpace
+from evotune.space.specs import GivenCase
 from evotune.space.suggest import did_you_mean
 from evotune.store import RunStore
 from evotune.trial import Configuration, Json, Outcome, Value
@@ -68,6 +69,17 @@ class ReopenedRun:
             for trial in store.trials():
                 numbers.setdefault(trial.configuration, trial.number)
         return cls(run, setup, dict(baselines["chosen"]), numbers)
+
+    def with_cases(self, cases: Sequence[GivenCase]) -> ReopenedRun:
+        """The same run, ready to compile and to launch its configurations on other cases than it
+        was tuned for."""
+        with RunStore.open_for_reading(self.run.store) as store:
+            setup = load_run_setup(
+                self.run, store, elsewhere=_AsRecorded(self.setup.profile), cases=cases
+            )
+        assert isinstance(setup, KernelSetup), "as it was before"
+        setup = dataclasses.replace(setup, devices=self.setup.devices)
+        return dataclasses.replace(self, setup=setup)
 
     @property
     def space(self) -> BoundSpace:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol, TypeAlias
 
+import msgspec
+
 from evotune.backends import registry
 from evotune.backends.backend import Backend
 from evotune.backends.registry import work_together
@@ -36,7 +38,7 @@ from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument, load_space
 from evotune.space.reading.case_file import CaseEntry
 from evotune.space.search_space import SearchSpace
-from evotune.space.specs import ProblemSpec
+from evotune.space.specs import GivenCase, ProblemSpec
 from evotune.store import RunStore
 
 _RECORDED = DeviceProfile("recorded", "recorded", "", {})
@@ -339,16 +341,17 @@ def load_run_setup(
     store: RunStore,
     gpus: GpuRequest | None = None,
     elsewhere: Elsewhere | None = None,
+    cases: Sequence[GivenCase] = (),
 ) -> Setup:
     """A run's own copy of its space, for the device it was made on (or one of that model), or
-    for several GPUs."""
+    for several GPUs. `cases` take the place of those that it was tuned for."""
     with store.trusting_facts():
         recorded = DeviceProfile.from_json(store.meta("device"))
         device = registry.AUTO
         if recorded.backend != _RECORDED.backend and gpus is None and elsewhere is None:
             device = registry.named(recorded.backend).same_device(recorded)
         secret = str(store.meta("secret", ""))
-        cases = stored_cases(store.meta(GIVEN_CASES, []))
+        entries = stored_cases(msgspec.to_builtins(list(cases)) or store.meta(GIVEN_CASES, []))
     return load_setup(
         space_path(run, store),
         device,
@@ -356,7 +359,7 @@ def load_run_setup(
         gpus=gpus,
         elsewhere=elsewhere,
         secret=secret,
-        cases=cases,
+        cases=entries,
     )
 
 

@@ -19,7 +19,7 @@ from evotune.export._champions import Selection
 from evotune.export._expression_json import to_json
 from evotune.export._package_readme import readme
 from evotune.portfolios.points import BATCH_HEADS
-from evotune.problems.problem import CONTIGUOUS, Case
+from evotune.problems.problem import CONTIGUOUS
 from evotune.store import RunStore
 from evotune.trial import Json
 from evotune.version import __version__
@@ -109,11 +109,7 @@ def dispatch(
             for number in ranked
             for region in kernels[number].regions
         ],
-    } | ({"timed": [_symbols(case) for _, case in chosen.timed]} if chosen.timed else {})
-
-
-def _symbols(case: Case) -> dict[str, Json]:
-    return {name: value for name, value in case.symbols.items() if name != "dtype"}
+    } | ({"timed": [dict(case.symbols) for _, case in chosen.timed]} if chosen.timed else {})
 
 
 def _layout(champion: Champion) -> str:

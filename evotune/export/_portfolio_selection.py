@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from evotune.engine.confirmed_champions import Champion, champions_of
+from evotune.engine.confirmed_champions import Champion, champions_of, widened_alone
 from evotune.engine.folder import RunFolder
 from evotune.engine.reopening import ReopenedRun
 from evotune.errors import EvotuneError, StoreError
@@ -19,7 +19,7 @@ from evotune.portfolios.points import Point, point_of
 from evotune.portfolios.portfolio_file import Portfolio, PortfolioKernel, read_portfolio
 from evotune.problems import UserProblem
 from evotune.problems.problem import Case
-from evotune.trial import Json, Measurement
+from evotune.trial import Check, Json, Measurement
 
 _Timed = Mapping[Cell, Measurement]
 
@@ -27,7 +27,7 @@ _Timed = Mapping[Cell, Measurement]
 def selected_by_rule(folder: Path) -> Selection:
     """UsageError for a portfolio that is not finished, StoreError for one whose runs are not as
     they were; EvotuneError (exit 1) where its rule names no kernel."""
-    found, timed = read_portfolio(folder)
+    found, timed, variants = read_portfolio(folder)
     if not found.rule:
         raise EvotuneError(
             f"no kernel of the portfolio in {folder} is surely faster than PyTorch on a case: a "
@@ -47,10 +47,19 @@ def selected_by_rule(folder: Path) -> Selection:
             _with_figures(
                 champion,
                 [
-                    msgspec.structs.replace(measured, held_out=held_out[case.label])
+                    msgspec.structs.replace(
+                        widened_alone(champion.run.setup.profile, measured),
+                        held_out=held_out[case.label],
+                    )
                     for at, case in served
                     if at == number
                     and (measured := timed.get(Cell(case.label, *champion.key))) is not None
+                ],
+                [
+                    check
+                    for cell, outcome in variants
+                    if (cell.run, cell.trial) == champion.key and outcome.ok
+                    for check in outcome.checks
                 ],
             )
             for number, champion in enumerate(champions)
@@ -90,12 +99,17 @@ def _champion(folder: Path, kernel: PortfolioKernel) -> Champion:
     raise StoreError(f"trial {kernel.trial} of run {kernel.run} is not confirmed any more")
 
 
-def _with_figures(champion: Champion, figures: list[Measurement]) -> Champion:
-    """The champion with the figures of the matrix beside those of its confirmation."""
-    known = {measured.case for measured in champion.outcome.measurements}
+def _with_figures(champion: Champion, figures: list[Measurement], checks: list[Check]) -> Champion:
+    """The champion with the figures of the matrix beside those of its confirmation, and with the
+    checks of its confirmations on other variants."""
+    outcome = champion.outcome
+    known = {measured.case for measured in outcome.measurements}
     more = tuple(measured for measured in figures if measured.case not in known)
-    measurements = (*champion.outcome.measurements, *more)
-    outcome = msgspec.structs.replace(champion.outcome, measurements=measurements)
+    outcome = msgspec.structs.replace(
+        outcome,
+        measurements=(*outcome.measurements, *more),
+        checks=(*outcome.checks, *checks),
+    )
     return dataclasses.replace(champion, outcome=outcome)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from evotune.engine.confirmed_champions import Champion, is_won
+from evotune.engine.confirmed_champions import Champion, is_won, widened_alone
 from evotune.engine.launches import Rejected
 from evotune.errors import SpaceError
 from evotune.execute.executor import CaseJob
@@ -45,8 +45,10 @@ class CellPlans:
             return None
         if outcome is None or not outcome.ok:
             return REFUSED
-        (measured,) = (m for m in outcome.measurements if m.counts)
-        won = is_won(champion.run.setup.profile, champion.problem, measured)
+        (alone,) = (m for m in outcome.measurements if m.counts)
+        profile = champion.run.setup.profile
+        measured = widened_alone(profile, alone)
+        won = is_won(profile, champion.problem, measured)
         return Score(measured.speedup, measured.speedup_low, won)
 
 
@@ -64,11 +66,11 @@ def _planned(champion: Champion, case: Case) -> CaseJob | None:
         return None
 
 
-def extended_domain(champion: Champion, passed: Sequence[Case]) -> Domain:
-    """The champion's domain, which the cases that `passed` in the matrix extend."""
+def extended_domain(domain: Domain, champion: Champion, passed: Sequence[Case]) -> Domain:
+    """The domain of a champion, which the cases that `passed` in the matrix extend."""
     places = [champion.place(case) for case in passed]
     regions = []
-    for region in champion.domain.regions:
+    for region in domain.regions:
         alike = [place for place in places if place.fixed == region.fixed]
         ranges = {
             name: (
@@ -78,4 +80,4 @@ def extended_domain(champion: Champion, passed: Sequence[Case]) -> Domain:
             for name, (low, high) in region.ranges.items()
         }
         regions.append(Region(region.fixed, ranges, region.cases + len(alike)))
-    return msgspec.structs.replace(champion.domain, regions=tuple(regions))
+    return msgspec.structs.replace(domain, regions=tuple(regions))

@@ -52,7 +52,7 @@ class _Grower:
         gain, kernel = self._best(node.points)
         alone = gain - self.price
         leaf = Leaf(kernel, node.points, node.above, node.upto)
-        if gain >= sum(p.weight * max(0.0, *map(p.gain, self.kernels)) for p in node.points):
+        if gain >= sum(p.weight * max([0.0, *map(p.gain, self.kernels)]) for p in node.points):
             return alone, [leaf]  # no split can gain more
         split = max(self._splits(node), key=self._gain_of, default=None)
         if split is None:

@@ -32,6 +32,10 @@ class SearchPlan:
         """Whether a further search has trials and time left."""
         if searches >= self.most or (self.trials is not None and trials >= self.trials):
             return False
+        return self.has_time(elapsed_s)
+
+    def has_time(self, elapsed_s: float) -> bool:
+        """Whether a search may begin: the matrix needs the rest of the time."""
         return self.minutes is None or elapsed_s < 60 * _SEARCHING * self.minutes
 
     def options(self, searches: int, trials: int) -> dict[str, Json]:

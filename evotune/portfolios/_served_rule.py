@@ -11,8 +11,8 @@ from evotune.engine.confirmed_champions import Champion, has_own_check
 from evotune.engine.setup import KernelSetup
 from evotune.portfolios._cell_plans import cell_of, extended_domain
 from evotune.portfolios._held_out_judge import judged, without_losses
-from evotune.portfolios._kernel_choice import chosen_kernels
-from evotune.portfolios._rule_tree import learnt_leaves
+from evotune.portfolios._rule_tree import Leaf
+from evotune.portfolios._variant_checks import confirmed_domain
 from evotune.portfolios.matrix_store import Matrix
 from evotune.portfolios.points import Point
 from evotune.portfolios.portfolio_file import (
@@ -33,6 +33,7 @@ def finished_portfolio(
     setup: KernelSetup,
     champions: Sequence[Champion],
     *,
+    leaves: Sequence[Leaf],
     most_kernels: int,
     seed: int,
     skipped: str,
@@ -44,13 +45,13 @@ def finished_portfolio(
     unmeasured: int,
     say: Callable[[str], None],
 ) -> Portfolio:
-    """`seen` and `judges`: the cases that the rule is made of, and those that judge it, with the
-    scores of the champions. `given`, `cases`, `searched` (the run of its own search): by label."""
-    chosen = chosen_kernels(seen, most_kernels)
+    """The portfolio whose rule has these `leaves`. `seen` and `judges`: the cases that the rule is
+    made of, and those that judge it, with the scores of the champions. `given`, `cases`, `searched`
+    (the run of its own search): by label."""
+    chosen = sorted({leaf.kernel for leaf in leaves if leaf.kernel is not None})
     domains = {number: _domain(matrix, champions[number], cases) for number in chosen}
     problem = setup.planner.problem
     checked_only = has_own_check(problem)
-    leaves = learnt_leaves(seen, chosen)
     regions = regions_of(leaves, {n: d.regions for n, d in domains.items()}, exact=checked_only)
     before = judged(judges, regions)
     rule, cuts = without_losses(regions, judges, seen)
@@ -116,7 +117,7 @@ def _domain(matrix: Matrix, champion: Champion, cases: Mapping[str, Case]) -> Do
         for case in cases.values()
         if (outcome := matrix.cells.get(cell_of(champion, case))) is not None and outcome.ok
     ]
-    return extended_domain(champion, passed)
+    return extended_domain(confirmed_domain(matrix, champion), champion, passed)
 
 
 def _of_own(

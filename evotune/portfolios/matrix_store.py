@@ -19,6 +19,8 @@ from evotune.trial import Configuration, Json, Outcome, Trial
 
 FOLDER = "portfolio"
 _FILE = "matrix.sqlite"
+VARIANT = "variant "
+"""Begins the `case` of an outcome that is no cell, but a confirmation on another variant."""
 
 
 class Cell(NamedTuple):

@@ -7,21 +7,28 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from evotune.errors import StoreError, UsageError
 from evotune.portfolios._held_out_judge import Cut, Figures
-from evotune.portfolios.matrix_store import Cell, Matrix, has_portfolio, read_matrix
+from evotune.portfolios.matrix_store import (
+    VARIANT,
+    Cell,
+    Matrix,
+    has_portfolio,
+    read_matrix,
+)
 from evotune.portfolios.rule import RuleRegion
 from evotune.regular_file import read_regular
 from evotune.space.specs import GivenCase
-from evotune.trial import Domain, Measurement, Value
+from evotune.trial import Domain, Measurement, Outcome, Value
 
 FORMAT = 1
 FILE = "portfolio.json"
+TEXT = "portfolio.md"
 _SHA256 = "portfolio_sha256"
 _MOST_BYTES = 1 << 28
 
@@ -91,18 +98,21 @@ class Portfolio(msgspec.Struct, frozen=True):
     cells: tuple[CellRow, ...]
 
 
-def write_portfolio(runs_dir: Path, matrix: Matrix, found: Portfolio) -> Path:
-    """Writes the file, whole or not at all. Returns its path."""
-    path = runs_dir / FILE
+def write_portfolio(runs_dir: Path, matrix: Matrix, found: Portfolio, text: str) -> None:
+    """Writes the file, and the `text` for people beside it, each whole or not at all."""
     content = to_json(found)
-    unfinished = path.with_name(f".{FILE}.unfinished")
     try:
-        unfinished.write_bytes(content)
+        _write(runs_dir / TEXT, text.encode())
         matrix.store.set_meta(_SHA256, hashlib.sha256(content).hexdigest())
-        os.replace(unfinished, path)
+        _write(runs_dir / FILE, content)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
-    return path
+        raise UsageError(f"cannot write into {runs_dir}: {error.strerror or error}") from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_bytes(content)
+    os.replace(unfinished, path)
 
 
 def to_json(found: Portfolio) -> bytes:
@@ -122,8 +132,11 @@ def portfolio_folder(named: Path) -> Path | None:
     return folder if has_portfolio(folder) else None
 
 
-def read_portfolio(runs_dir: Path) -> tuple[Portfolio, Mapping[Cell, Measurement]]:
-    """The result, and the figures of the cells that were timed. UsageError for a portfolio that is
+def read_portfolio(
+    runs_dir: Path,
+) -> tuple[Portfolio, Mapping[Cell, Measurement], Sequence[tuple[Cell, Outcome]]]:
+    """The result, the figures of the cells that were timed, and the outcomes of confirmations on
+    other variants. UsageError for a portfolio that is
     not finished, StoreError for a file that was changed."""
     path = runs_dir / FILE
     try:
@@ -144,12 +157,14 @@ def read_portfolio(runs_dir: Path) -> tuple[Portfolio, Mapping[Cell, Measurement
             found = msgspec.json.decode(content, type=Portfolio)
         except msgspec.DecodeError as error:  # of another version
             raise StoreError(f"{path} cannot be read: {error}") from error
-        return found, dict(_measured(matrix))
+        variants = [item for item in matrix.cells.items() if item[0].case.startswith(VARIANT)]
+        return found, dict(_measured(matrix)), variants
 
 
 def _measured(matrix: Matrix) -> Iterator[tuple[Cell, Measurement]]:
     for cell, outcome in matrix.cells.items():
-        for measured in outcome.measurements if outcome.ok else ():
+        is_cell = outcome.ok and not cell.case.startswith(VARIANT)
+        for measured in outcome.measurements if is_cell else ():
             if measured.counts:
                 yield cell, measured
 
@@ -157,7 +172,9 @@ def _measured(matrix: Matrix) -> Iterator[tuple[Cell, Measurement]]:
 def cell_rows(matrix: Matrix) -> Iterator[CellRow]:
     """All outcomes, in the order of their cells."""
     timed = dict(_measured(matrix))
-    for cell, outcome in sorted(matrix.cells.items()):
+    for cell, outcome in sorted(matrix.cells.items(), key=lambda item: item[0]):
+        if cell.case.startswith(VARIANT):
+            continue
         row = CellRow(*cell, str(outcome.kind), outcome.reason)
         if cell in timed:
             m = timed[cell]

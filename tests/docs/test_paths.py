@@ -19,6 +19,7 @@ _EXAMPLES = {
     "mine.py",
     "wrapper.cu",
     "my.yaml",
+    "cases.yaml",
 }
 
 

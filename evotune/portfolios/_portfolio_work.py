@@ -1,0 +1,266 @@
+"""The work on a portfolio: what is searched, measured and confirmed next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from evotune.counted import counted
+from evotune.engine.confirmed_champions import Champion
+from evotune.engine.setup import KernelSetup
+from evotune.errors import EvotuneError, SpaceError
+from evotune.portfolios._case_searches import CaseSearches, Observing
+from evotune.portfolios._cell_measuring import OpenExecutor, measure_cells
+from evotune.portfolios._cell_plans import CellPlans, cell_of
+from evotune.portfolios._held_out_judge import held_out_labels
+from evotune.portfolios._kernel_choice import chosen_kernels
+from evotune.portfolios._representatives import representatives
+from evotune.portfolios._rule_tree import Leaf, learnt_leaves
+from evotune.portfolios._search_plan import SearchPlan, nearest_searched, worst_served
+from evotune.portfolios._served_rule import finished_portfolio
+from evotune.portfolios._variant_checks import confirm_variant, variant_cell, variants_needed
+from evotune.portfolios.matrix_store import VARIANT, Cell, Matrix
+from evotune.portfolios.points import Point, Score, point_of
+from evotune.portfolios.portfolio_file import Portfolio
+from evotune.problems.problem import Case
+from evotune.space.specs import GivenCase
+
+if TYPE_CHECKING:
+    from evotune.portfolios.building import PortfolioRequest
+
+ELAPSED = "elapsed_s"
+_FAILED = "without_configuration"
+
+
+class PortfolioWork:
+    """One part of the work on a portfolio, from a start or a resumption to its end."""
+
+    def __init__(  # noqa: PLR0917
+        self,
+        request: PortfolioRequest,
+        matrix: Matrix,
+        setup: KernelSetup,
+        kept: Sequence[GivenCase],
+        observing: Observing,
+        say: Callable[[str], None],
+        open_executor: OpenExecutor,
+    ) -> None:
+        self._request = request
+        self._matrix = matrix
+        self._setup = setup
+        self._observing = observing
+        self._say = say
+        self._open_executor = open_executor
+        self._plans = CellPlans()
+        self._unconfirmed: set[Cell] = {
+            cell
+            for cell, outcome in matrix.cells.items()
+            if cell.case.startswith(VARIANT) and not outcome.ok
+        }
+        self._began_s = time.monotonic()
+        self._before_s = float(matrix.store.meta(ELAPSED, 0.0))
+        problem = setup.planner.problem
+        self._variants = problem.variant_symbols
+        self._given: dict[str, GivenCase] = {}
+        self._cases: dict[str, Case] = {}
+        for each in kept:
+            case = problem.case(each.shape, each.variant)
+            self._given[case.label], self._cases[case.label] = each, case
+        points = [point_of(problem, c, self._given[c.label].count) for c in self._cases.values()]
+        held_out = held_out_labels(points, request.held_out, request.seed)
+        self._seen = [point for point in points if point.label not in held_out]
+        self._judges = [point for point in points if point.label in held_out]
+        self._plan = SearchPlan(
+            first=min(request.most_kernels, len(self._seen)),
+            trials=request.trials,
+            minutes=request.minutes,
+        )
+        self._searches = CaseSearches(
+            str(matrix.store.meta("id")),
+            request.space,
+            request.device,
+            request.runs_dir,
+            request.command,
+        )
+
+    def elapsed_s(self) -> float:
+        """Time at work over all parts."""
+        return self._before_s + time.monotonic() - self._began_s
+
+    def finished(self, skipped: str) -> Portfolio:
+        self._search_first()
+        champions, leaves = self._settled()
+        self._measure(champions, self._judges)
+        seen, judges = (self._scored(champions, some) for some in (self._seen, self._judges))
+        return finished_portfolio(
+            self._matrix,
+            self._setup,
+            champions,
+            leaves=leaves,
+            most_kernels=self._request.most_kernels,
+            seed=self._request.seed,
+            skipped=skipped,
+            given=self._given,
+            cases=self._cases,
+            seen=seen,
+            judges=judges,
+            searched={label: run.id for label, run in self._searches.runs.items()},
+            unmeasured=self._unmeasured(champions),
+            say=self._say,
+        )
+
+    def _settled(self) -> tuple[list[Champion], list[Leaf]]:
+        """The champions of all searches, and the leaves of the rule. Where a kernel was not
+        confirmed on a variant, its cases may be served badly, and are searched."""
+        while True:
+            self._search_where_served_badly()
+            champions = self._champions()
+            if not champions:
+                raise EvotuneError(
+                    "no search has a confirmed champion: resume with more --trials or --minutes"
+                )
+            before = len(self._unconfirmed)
+            leaves = self._confirmed_leaves(champions)
+            if len(self._unconfirmed) == before or not self._may_search():
+                return champions, leaves
+
+    # --- searches ----------------------------------------------------------------------------
+
+    def _search_first(self) -> None:
+        """The cases that stand for the others. Searches of an earlier part are finished first."""
+        labels = self._matrix.store.meta("first")
+        if labels is None:
+            chosen = representatives(
+                self._seen, self._plan.first, self._request.seed, self._variants
+            )
+            labels = [self._seen[number].label for number in chosen]
+            self._matrix.store.set_meta("first", labels)
+        begun = [label for label in self._searches.runs if label in self._cases]
+        for label in dict.fromkeys([*begun, *map(str, labels)]):
+            if not self._searches.is_finished(label) and label not in self._failed():
+                if not self._plan.has_time(self.elapsed_s()):
+                    self._say("no time is left for further searches")
+                    return
+                self._search(label)
+
+    def _search_where_served_badly(self) -> None:
+        """Measures the matrix; then, while there is budget, searches where all champions serve a
+        case worse than their own cases promise."""
+        while champions := self._champions():
+            self._measure(champions, self._seen)
+            if not self._may_search():
+                return
+            tried = {*self._searches.runs, *self._failed()}
+            scored = self._scored(champions, self._seen)
+            worst = worst_served(scored, tried, self._variants)
+            if worst is None:
+                return
+            self._say(f"searching for {worst}, which all champions serve badly")
+            self._search(worst)
+
+    def _may_search(self) -> bool:
+        """Whether a further search has budget."""
+        begun, trials = len(self._searches.runs), self._searches.trials()
+        return self._plan.has_more(begun, trials, self.elapsed_s())
+
+    def _search(self, label: str) -> None:
+        number = len(self._searches.runs)
+        options = self._plan.options(number, self._searches.trials())
+        options["seed"] = self._request.seed + number
+        near = nearest_searched(self._point(label), map(self._point, self._searches.runs))
+        self._say(f"search {number + 1}: {label}")
+        try:
+            self._searches.search(label, self._given[label], options, near, self._observing)
+        except SpaceError as error:
+            self._say(f"{label} is not searched: {error}")
+            self._matrix.store.set_meta(_FAILED, [*self._failed(), label])
+
+    def _failed(self) -> list[str]:
+        """The cases for which the space has no configuration."""
+        return [str(label) for label in self._matrix.store.meta(_FAILED, [])]
+
+    def _point(self, label: str) -> Point:
+        return next(point for point in self._seen if point.label == label)
+
+    # --- the rule ----------------------------------------------------------------------------
+
+    def _confirmed_leaves(self, champions: Sequence[Champion]) -> list[Leaf]:
+        """The leaves of the rule. A kernel that would get cases of a variant that its run did not
+        tune is confirmed there first; where it fails, the kernels are chosen anew."""
+        while True:
+            seen = self._scored(champions, self._seen)
+            leaves = learnt_leaves(seen, chosen_kernels(seen, self._request.most_kernels))
+            needed = list(variants_needed(self._matrix, champions, leaves, self._cases))
+            for number, case in needed:
+                self._confirm(champions[number], case)
+            if not needed:
+                return leaves
+
+    def _confirm(self, champion: Champion, case: Case) -> None:
+        """Without a confirmation the champion gets no case of this variant, this time."""
+        fixed = champion.place(case).fixed
+        name, why = f"trial {champion.number} of {champion.run.run.id}", "no time is left"
+        if variant_cell(champion, fixed) not in self._matrix.cells and not self._out_of_time():
+            self._say(
+                f"confirming trial {champion.number} of {champion.run.run.id} on {case.label}"
+            )
+            outcome = confirm_variant(
+                self._matrix,
+                champion,
+                case,
+                self._given[case.label],
+                elapsed_s=self.elapsed_s,
+                open_executor=self._open_executor,
+            )
+            if outcome.ok:
+                return
+            why = f"{outcome.kind}: {outcome.reason}"
+        self._say(f"{name} is not confirmed on {case.label}: {why}")
+        self._unconfirmed.add(variant_cell(champion, fixed))
+
+    # --- the matrix --------------------------------------------------------------------------
+
+    def _champions(self) -> list[Champion]:
+        return self._searches.champions(self._say)
+
+    def _measure(self, champions: Sequence[Champion], points: Sequence[Point]) -> None:
+        measure_cells(
+            self._matrix,
+            champions,
+            [self._cases[point.label] for point in points],
+            self._plans,
+            elapsed_s=self.elapsed_s,
+            out_of_time=self._out_of_time,
+            say=self._say,
+            open_executor=self._open_executor,
+        )
+
+    def _scored(self, champions: Sequence[Champion], points: Sequence[Point]) -> list[Point]:
+        """Without the variants on which a champion was not confirmed."""
+        known, refused = self._matrix.cells, self._unconfirmed
+
+        def score(champion: Champion, case: Case) -> Score | None:
+            if refused and variant_cell(champion, champion.place(case).fixed) in refused:
+                return None
+            return self._plans.score(champion, case, known.get(cell_of(champion, case)))
+
+        def scores(case: Case) -> list[Score | None]:
+            return [score(champion, case) for champion in champions]
+
+        return [point.with_scores(scores(self._cases[point.label])) for point in points]
+
+    def _unmeasured(self, champions: Sequence[Champion]) -> int:
+        missing = sum(
+            cell_of(champion, case) not in self._matrix.cells
+            and self._plans.job(champion, case) is not None
+            for champion in champions
+            for case in self._cases.values()
+        )
+        if missing:
+            self._say(f"{counted(missing, 'cell')} could not be measured: nothing is served there")
+        return missing
+
+    def _out_of_time(self) -> bool:
+        minutes = self._request.minutes
+        return minutes is not None and self.elapsed_s() > 60 * minutes

@@ -1,0 +1,171 @@
+"""Portfolios without a search and a clock: runs are fabricated, cells have made-up times."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from evotune.device.profile import DeviceProfile
+from evotune.engine.confirmed_champions import Champion
+from evotune.engine.observer import Observer, SilentObserver
+from evotune.engine.starting import RunRequest, RunResult
+from evotune.execute.executor import TIMED, BaselineReport, BaselineTiming, Proposal
+from evotune.portfolios import _case_searches
+from evotune.portfolios.building import PortfolioRequest, build_portfolio
+from evotune.portfolios.portfolio_file import Portfolio
+from evotune.problems.problem import Case
+from evotune.space.reading.case_file import given_cases
+from evotune.trial import Configuration, Measurement, Outcome, OutcomeKind, Value
+from evotune.verify.kept_checks import checked_domain
+from tests.export.making import fabricated, tiny_space
+
+Speedup = Callable[[Configuration, Case], float]
+"""Of a configuration on a case; 0 where the gate refuses it, infinity where the worker dies."""
+
+
+class Killed(BaseException):
+    """Ends the process's work at once, as a signal would."""
+
+
+@dataclass
+class PretendedDevice:
+    """An executor that measures by a formula. It is killed after so many cells."""
+
+    speedup: Speedup
+    killed_after: int = 10**9
+    measured: list[tuple[str, str]] = field(default_factory=list)
+    timed: list[str] = field(default_factory=list)
+    baselines: Mapping[str, str] = field(default_factory=dict)
+    _waiting: list[Proposal] = field(default_factory=list)
+
+    confirmed: list[str] = field(default_factory=list)
+    confirms: bool = True
+    problem: Any = None
+    profile: DeviceProfile | None = None
+
+    @contextlib.contextmanager
+    def opened(self, champion: Champion) -> Iterator[Any]:
+        self.problem, self.profile = champion.problem, champion.run.setup.profile
+        try:
+            yield self
+        finally:
+            self._waiting.clear()
+
+    def time_baselines(self, cases: Sequence[Case]) -> BaselineReport:
+        self.timed += [case.label for case in cases]
+        names = ("sdpa:flash", "sdpa:math", "torch:softmax")
+        timings = tuple(BaselineTiming(case.label, n, 10.0, True) for case in cases for n in names)
+        return BaselineReport(timings, 0.0)
+
+    def submit(self, proposal: Proposal) -> None:
+        self._waiting.append(proposal)
+
+    def poll(self, timeout_s: float) -> list[tuple[int, Outcome]]:
+        if len(self.measured) >= self.killed_after:
+            raise Killed
+        proposal = self._waiting.pop(0)
+        if proposal.confirm:
+            return [(proposal.number, self._confirmation(proposal))]
+        (job,) = proposal.cases
+        assert self.baselines[job.case.label]
+        self.measured.append((job.case.label, proposal.configuration.key))
+        return [(proposal.number, self._outcome(proposal.configuration, job.case))]
+
+    def _confirmation(self, proposal: Proposal) -> Outcome:
+        (job,) = (job for job in proposal.cases if job.role == TIMED)
+        self.confirmed.append(job.case.label)
+        outcome = self._outcome(proposal.configuration, job.case)
+        if not (outcome.ok and self.confirms):
+            return Outcome(OutcomeKind.WRONG_RESULT, reason="random test 7")
+        inside = [(each.compile.key, each.case) for each in proposal.cases]
+        assert self.profile is not None
+        found = checked_domain(self.problem, inside, self.profile)
+        return msgspec.structs.replace(outcome, domain=found)
+
+    def _outcome(self, configuration: Configuration, case: Case) -> Outcome:
+        speedup = self.speedup(configuration, case)
+        if math.isinf(speedup):
+            return Outcome(OutcomeKind.WORKER_LOST, reason="killed by somebody else")
+        if speedup == 0.0:
+            return Outcome(OutcomeKind.WRONG_RESULT, reason=f"{case.label}: off")
+        low, high = speedup * 0.99, speedup * 1.01
+        measured = Measurement(case.label, 10 / speedup, 9 / speedup, "sdpa:flash", 10.0, speedup,
+                               low, high, 20)  # fmt: skip
+        logs = [math.log(value) for value in (speedup, low, high)]
+        return Outcome(OutcomeKind.OK, *logs, measurements=(measured,))
+
+
+@dataclass
+class PretendedSearch:
+    """Takes the place of `start_run`: each search finds the values that `found` names for its
+    case."""
+
+    space: Path
+    found: Callable[[RunRequest], Mapping[str, Value]]
+    requests: list[RunRequest] = field(default_factory=list)
+    stopped_at: int = 10**9
+    reason: str = "trials"
+
+    def start(self, request: RunRequest, observer: Observer) -> RunResult:
+        if len(self.requests) >= self.stopped_at:
+            raise Killed
+        self.requests.append(request)
+        run = fabricated(
+            self.space,
+            request.runs_dir.parent,
+            values=self.found(request),
+            given=request.cases,
+            facts=request.facts,
+        )
+        target = request.runs_dir / run.id
+        if run.path.parent != request.runs_dir:
+            run.path.rename(target)
+        return RunResult(type(run)(target), self.reason, 1)
+
+
+@contextlib.contextmanager
+def pretending(search: PretendedSearch) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_case_searches, "start_run", search.start)
+        yield
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[Observer]:
+    yield SilentObserver()
+
+
+def softmax_space(folder: Path) -> Path:
+    return tiny_space("softmax-cpu", folder / "space")
+
+
+def softmax_request(folder: Path, space: Path, /, **given: Any) -> PortfolioRequest:
+    """A portfolio of twelve cases, of few rows and of many."""
+    cases = [{"rows": rows, "columns": columns}
+             for rows in (4, 8, 64, 128) for columns in (32, 64, 100)]  # fmt: skip
+    wanted: dict[str, Any] = {
+        "space": str(space),
+        "cases": given_cases(cases),
+        "runs_dir": folder / "runs",
+        "most_kernels": 2,
+        "device": "cpu",
+        **given,
+    }
+    return PortfolioRequest(**wanted)
+
+
+def built(
+    request: PortfolioRequest,
+    search: PretendedSearch,
+    device: PretendedDevice,
+    say: Callable[[str], None] = lambda text: None,
+) -> Portfolio:
+    with pretending(search):
+        return build_portfolio(request, observing=silent, say=say, open_executor=device.opened)

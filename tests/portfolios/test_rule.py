@@ -1,0 +1,156 @@
+"""The rule: regions that serve what the matrix says, and nothing that lost."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evotune.portfolios._held_out_judge import held_out_labels, judged, without_losses
+from evotune.portfolios._rule_tree import learnt_leaves
+from evotune.portfolios.points import Point
+from evotune.portfolios.rule import RuleRegion, kernel_at, regions_of
+from evotune.trial import Region
+from tests.portfolios.made_up import domain, point, score, scored
+
+LENGTHS = (128, 256, 512, 1024, 2048, 4096)
+
+
+def rule(points: list[Point], *domains: Region) -> list[RuleRegion]:
+    kernels = range(len(points[0].scores))
+    leaves = learnt_leaves(points, list(kernels))
+    return regions_of(leaves, {kernel: domains or (domain(),) for kernel in kernels})
+
+
+def test_one_kernel_that_wins_everywhere_is_one_region() -> None:
+    points = scored([point(n) for n in LENGTHS], lambda p: 1.4)
+    (region,) = rule(points)
+    assert region.ranges["seq_len_q"] == (116, 4505)
+    assert region.ranges["batch_heads"] == (8, 8)
+    assert region.ranges["length_ratio"] == (0.9, 1.1)
+    assert region.ranges["group"] == (1, 1)
+    assert region.ranges["softmax_scale"] == (0.01, 1.0)
+    assert region.speedup_low == 1.4
+    assert region.words == "head_dim 64, not causal, batch*heads 8, seq_len_q 116 to 4505"
+    assert kernel_at([region], scored([point(3000)], lambda p: 1.0)[0]) == 0
+
+
+def test_two_kernels_share_the_lengths_up_to_the_border_between_them() -> None:
+    points = scored(
+        [point(n) for n in LENGTHS],
+        lambda p: 1.5 if p.features["seq_len_q"] <= 512 else 1.1,
+        lambda p: 1.1 if p.features["seq_len_q"] <= 512 else 1.5,
+    )
+    found = {region.kernel: region.ranges["seq_len_q"] for region in rule(points)}
+    assert found == {0: (116, 724), 1: (725, 4505)}
+
+
+def test_a_kernel_for_another_head_size_has_its_own_region() -> None:
+    points = scored(
+        [point(n, head_dim=d, causal=c) for n in LENGTHS for d in (64, 128) for c in (False, True)],
+        lambda p: 1.5 if p.place.fixed["head_dim"] == 64 else None,
+        lambda p: 1.3 if p.place.fixed["head_dim"] == 128 else None,
+    )
+    domains = [domain(head_dim=d, causal=c) for d in (64, 128) for c in (False, True)]
+    leaves = learnt_leaves(points, [0, 1])
+    found = regions_of(leaves, {0: domains[:2], 1: domains[2:]})
+    assert {(r.kernel, r.fixed["head_dim"], r.fixed["causal"]) for r in found} == {
+        *((0, 64, causal) for causal in (False, True)),
+        *((1, 128, causal) for causal in (False, True)),
+    }
+    assert all(kernel_at(found, p) == (p.place.fixed["head_dim"] == 128) for p in points)
+
+
+def test_other_group_ratios_and_length_ratios_are_not_served() -> None:
+    (region,) = rule(scored([point(n) for n in LENGTHS], lambda p: 1.4))
+    assert not region.holds(point(512, kv_heads=2))
+    assert not region.holds(point(512, keys=1024))
+    assert region.holds(point(512, keys=550))
+    assert not region.holds(point(512, batch=2))
+
+
+@st.composite
+def boards(draw: st.DrawFn) -> list[Point]:
+    """Cases on a grid of sizes, with speedups at random; few of them cannot run."""
+    cells = st.one_of(st.none(), st.just(0.0), st.floats(0.5, 3.0))
+    points = [
+        point(length, batch=batch, causal=causal)
+        for length in LENGTHS[:4]
+        for batch in (1, 2, 4)
+        for causal in (False, True)
+    ]
+    return [p.with_scores([score(draw(cells)) for _ in range(2)]) for p in points]
+
+
+@given(boards())
+def test_no_case_is_served_that_lost_and_none_worse_than_by_pytorch(points: list[Point]) -> None:
+    found = rule(points, domain(), domain(causal=True))
+    for p in points:
+        kernel = kernel_at(found, p)
+        if kernel is not None:
+            known = p.scores[kernel]
+            assert known is not None
+            assert known.won
+    figures = judged(points, found)
+    assert figures.worst >= 1.0
+    assert figures.of_best <= 1.0 + 1e-9
+    # No two regions of different kernels hold the same case.
+    for p in points:
+        assert len({region.kernel for region in found if region.holds(p)}) <= 1
+
+
+def test_the_rule_stays_small_where_two_kernels_differ_by_noise() -> None:
+    rng = random.Random(1)
+    points = [
+        point(length, batch=batch).with_scores(
+            [score(1.3 * rng.uniform(0.995, 1.005)) for _ in range(3)]
+        )
+        for length in LENGTHS
+        for batch in (1, 2, 4, 8)
+    ]
+    assert len(rule(points)) == 1
+
+
+def test_a_held_out_case_that_loses_is_cut_out_and_told() -> None:
+    points = scored([point(n) for n in LENGTHS], lambda p: 1.4)
+    found = rule(points)
+    judges = scored([point(3000), point(300)], lambda p: 0.9 if "3000" in p.label else 1.3)
+    left, cuts = without_losses(found, judges, points)
+    (region,) = left
+    assert region.ranges["seq_len_q"] == (116, 2478)  # up to the middle of 2048 and 3000
+    assert region.cases == tuple(p.label for p in points[:5])
+    (cut,) = cuts
+    assert cut.case == "(1,8,3000,64) full"
+    assert cut.words == (
+        f"(1,8,3000,64) full, held out, has 0.900x in [{found[0].words}]; left: head_dim 64, "
+        "not causal, batch*heads 8, seq_len_q 116 to 2478"
+    )
+    before, after = judged(judges, found), judged(judges, left)
+    assert (before.worst, before.worst_case) == (0.9, "(1,8,3000,64) full")
+    assert (after.worst, after.served, after.cases) == (1.0, 1, 2)
+
+
+def test_a_region_of_which_nothing_is_left_goes() -> None:
+    points = scored([point(512)], lambda p: 1.4)
+    judges = scored([point(512, keys=512, weight=2)], lambda p: 0.0)  # the gate refused it there
+    left, cuts = without_losses(rule(points), judges, points)
+    assert left == []
+    assert cuts[0].words.endswith("nothing of it is left")
+
+
+@given(st.integers(0, 5), st.floats(0.0, 0.9))
+def test_held_out_cases_are_a_share_of_each_kind(seed: int, share: float) -> None:
+    points = [point(n, causal=c) for n in LENGTHS for c in (False, True)] + [point(64, head_dim=32)]
+    found = held_out_labels(points, share, seed)
+    assert found == held_out_labels(points, share, seed)
+    assert len(found) == 2 * min(round(share * 6), 5)
+    assert points[-1].label not in found
+
+
+def test_an_exact_rule_has_a_region_for_each_measured_case() -> None:
+    points = scored([point(n) for n in LENGTHS], lambda p: 1.4)
+    found = regions_of(learnt_leaves(points, [0]), {0: (domain(),)}, exact=True)
+    assert len(found) == len(LENGTHS)
+    assert all(region.exact and len(region.cases) == 1 for region in found)
+    assert not any(region.holds(point(300)) for region in found)
