@@ -153,6 +153,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     - `instructions`: warp instructions executed; on a CPU instructions.
     - `shared_wavefronts`: passes through shared memory; `shared_conflicts`: those beyond the ideal.
     - `warps_active`: the mean share of a multiprocessor's warps that are resident.
+    - `multiprocessors_busy`: the share of the time in which a multiprocessor has work.
     """
 
     source: str
@@ -166,6 +167,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     l2_bytes: float | None = None
     registers: int | None = None
     warps_active: float | None = None
+    multiprocessors_busy: float | None = None
 
 
 class LaunchEvidence(msgspec.Struct, frozen=True, kw_only=True):

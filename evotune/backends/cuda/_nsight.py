@@ -228,7 +228,16 @@ def _counters(values: Mapping[str, float], source: str) -> Counters:
         l2_bytes=values.get("lts__t_bytes.sum"),
         registers=None if registers is None else round(registers),
         warps_active=None if active is None else active / 100,
+        multiprocessors_busy=_busy(values),
     )
+
+
+def _busy(values: Mapping[str, float]) -> float | None:
+    """The share of the time in which a multiprocessor has work: its issue rate over the whole time,
+    by that while it has work."""
+    whole = values.get("sm__issue_active.avg.pct_of_peak_sustained_elapsed")
+    working = values.get("smsp__issue_active.avg.pct_of_peak_sustained_active")
+    return whole / working if whole is not None and working else None
 
 
 def _first(values: Mapping[str, float], names: Iterable[str]) -> float:
