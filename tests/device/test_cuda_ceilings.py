@@ -81,6 +81,18 @@ def test_ceilings_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert calls == [False, True, False]
 
 
+def test_ceilings_measured_beside_other_work_say_so_and_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVOTUNE_STATE_DIR", str(tmp_path))
+    monkeypatch.setattr(_ceilings, "_measure", lambda *_, bfloat: MEASURED)
+    monkeypatch.setattr(_ceilings, "busy_gpu", lambda profile: iter(["NVIDIA H200 is 97% busy"]))
+    profile = dataclasses.replace(_profiles.named("h200"), id="GPU-1")
+    found = _ceilings.measured(profile, "float16", {})
+    assert found.notes == ("measured while NVIDIA H200 is 97% busy",)
+    assert not (tmp_path / "ceilings").exists()
+
+
 def test_a_damaged_or_unwritable_file_is_as_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
