@@ -189,7 +189,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """All that is known of a case's launches, in their order.
 
     - `unavailable`: a part that is missing (`counters`, `static`, `ceilings`, `occupancy`,
-      `launches`) -> why, in one line.
+      `launches`) -> why, in one line. A part that such a device never has is not listed.
     """
 
     device: str

@@ -27,7 +27,6 @@ from evotune.python_process import module_command
 
 _REVISION = 1
 """To be increased when the loops or the way of measuring change."""
-_OCCUPANCY = "a processor has no multiprocessors"
 _BINARY = "the baseline's machine code is not read"
 
 
@@ -37,7 +36,7 @@ class _NotMeasured(Exception):
 
 def gather(request: EvidenceRequest) -> Evidence:
     """See `Backend.gather_evidence`."""
-    missing = {"occupancy": _OCCUPANCY}
+    missing: dict[str, str] = {}
     launch = _launch(request.plan.entry, request.profile)
     if "static" not in request.without:
         try:
@@ -52,7 +51,7 @@ def gather(request: EvidenceRequest) -> Evidence:
 
 def gather_baseline(request: BaselineRequest) -> Evidence:
     """See `Backend.gather_baseline_evidence`."""
-    missing = {"occupancy": _OCCUPANCY, "static": _BINARY}
+    missing = {"static": _BINARY}
     launch = _launch(request.baseline, request.profile)
     return _gathered(request.profile, launch, encode(request), BASELINE, missing)
 
