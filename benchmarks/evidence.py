@@ -2,10 +2,12 @@
 
     python benchmarks/evidence.py SPACE [--device auto] [--configuration NAME=VALUE ...]
         [--baseline NAME] [-o FILE]
+    python benchmarks/evidence.py --record RECORD [--only NAME ...] [-o FILE]
 
 SPACE is a shipped space's name or a file; DEVICE may be a GPU that is not here (`h200`): then the
 ceilings are a model and there are no counters. With --baseline also that baseline's kernels are
-counted (attention: flash, cudnn, efficient, math, unfused). FILE gets everything as JSON.
+counted (attention: flash, cudnn, efficient, math, unfused). RECORD is a file of
+`attention_cuda.py`: then the evidence is that of its champions. FILE gets everything as JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tuning import ROOT
+from attention_cuda import JOBS_BY_NAME, load
+from tuning import ROOT, derive
 
 from evotune.backends import registry
 from evotune.device.evidence import BaselineRequest, Evidence, EvidenceRequest
@@ -102,22 +105,14 @@ def pairs(texts: list[str]) -> dict[str, Value]:
     return {name: yaml.safe_load(value) for name, _, value in split}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("space")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--configuration", nargs="*", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--baseline")
-    parser.add_argument("-o", "--output", type=Path)
-    options = parser.parse_args()
+def of_space(options: argparse.Namespace) -> Iterator[tuple[str, Evidence]]:
+    """The evidence of the space's default, and of the baseline that was asked for."""
     setup = load_kernel_setup(space_file(options.space), options.device, compile_only=True)
     backend = registry.named(setup.profile.backend)
     item = first_case(setup, pairs(options.configuration))
-    found: dict[str, Evidence] = {}
-    started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         request = request_for(setup, item, Path(folder))
-        found["candidate"] = backend.gather_evidence(request)
+        yield f"{item.case.label}, candidate", backend.gather_evidence(request)
     if options.baseline:
         wanted = BaselineRequest(
             profile=setup.profile,
@@ -127,15 +122,46 @@ def main() -> None:
             case=item.case,
             baseline=options.baseline,
         )
-        found[options.baseline] = backend.gather_baseline_evidence(wanted)
-    seconds = time.monotonic() - started
-    for title, evidence in found.items():
-        print("\n".join(lines(f"{item.case.label}, {title}", evidence)))
-    print(f"gathered in {seconds:.1f} s")
+        found = backend.gather_baseline_evidence(wanted)
+        yield f"{item.case.label}, {options.baseline}", found
+
+
+def of_champions(options: argparse.Namespace) -> Iterator[tuple[str, Evidence]]:
+    """The evidence of the record's champions. A parameter that is newer than a champion has no
+    effect at its default."""
+    for name, record in load(options.record).items():
+        if options.only and name not in options.only:
+            continue
+        job = JOBS_BY_NAME[name]
+        with tempfile.TemporaryDirectory() as folder:
+            space = derive(job.space, {"problem": job.problem()}, Path(folder) / "space.yaml")
+            setup = load_kernel_setup(space, options.device, compile_only=True)
+            item = first_case(setup, record["configuration"])
+            request = request_for(setup, item, Path(folder))
+            yield name, registry.named(setup.profile.backend).gather_evidence(request)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("space", nargs="?")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--configuration", nargs="*", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--baseline")
+    parser.add_argument("--record", type=Path)
+    parser.add_argument("--only", nargs="*", choices=list(JOBS_BY_NAME))
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    if (options.space is None) == (options.record is None):
+        parser.error("give a SPACE or a --record")
+    found: dict[str, Evidence] = {}
+    started = time.monotonic()
+    for title, evidence in (of_space if options.space else of_champions)(options):
+        found[title] = evidence
+        print("\n".join(lines(title, evidence)), flush=True)
+    print(f"gathered in {time.monotonic() - started:.1f} s")
     if options.output:
         data = {
             "command": f"python benchmarks/evidence.py {' '.join(sys.argv[1:])}",
-            "case": item.case.label,
             "evidence": {title: each.to_json() for title, each in found.items()},
         }
         options.output.write_text(json.dumps(data, indent=1) + "\n")

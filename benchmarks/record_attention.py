@@ -34,7 +34,7 @@ from evotune.device.recorded import RecordedSpace, read_recorded_space
 from evotune.engine.folder import list_runs
 from evotune.engine.replay import replay
 from evotune.engine.setup import load_setup
-from evotune.report.evidence import figures
+from evotune.report.deciding_outcomes import figures
 from evotune.run_options import SearchSettings
 from evotune.store import RunStore
 from evotune.trial import Outcome

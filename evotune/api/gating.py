@@ -12,7 +12,7 @@ from evotune.api._given_space import AnySpace, SpaceKeywords
 from evotune.api.tuning import tune
 from evotune.errors import UsageError
 from evotune.report.data import RunData
-from evotune.report.evidence import Evidence, Figures, figures, weigh
+from evotune.report.deciding_outcomes import Evidence, Figures, figures, weigh
 from evotune.report.records import trial_record
 from evotune.scratch import scratch_folder
 from evotune.space.objects import Kernel

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from evotune.engine.observer import Progress, RunInfo
 from evotune.report import wording
-from evotune.report.evidence import figures
+from evotune.report.deciding_outcomes import figures
 from evotune.trial import Json, Outcome, Trial
 
 _CONFIRMATION_S = 20.0  # a rough guess of the time that confirming one champion takes

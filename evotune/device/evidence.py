@@ -153,6 +153,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     - `instructions`: warp instructions executed; on a CPU instructions.
     - `shared_wavefronts`: passes through shared memory; `shared_conflicts`: those beyond the ideal.
     - `warps_active`: the mean share of a multiprocessor's warps that are resident.
+    - `multiprocessors_busy`: the share of the time in which a multiprocessor has work.
     """
 
     source: str
@@ -166,6 +167,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     l2_bytes: float | None = None
     registers: int | None = None
     warps_active: float | None = None
+    multiprocessors_busy: float | None = None
 
 
 class LaunchEvidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,7 +189,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """All that is known of a case's launches, in their order.
 
     - `unavailable`: a part that is missing (`counters`, `static`, `ceilings`, `occupancy`,
-      `launches`) -> why, in one line.
+      `launches`) -> why, in one line. A part that such a device never has is not listed.
     """
 
     device: str

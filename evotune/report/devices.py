@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from evotune.measure.agreement import baseline_factor
 from evotune.report import wording
 from evotune.report._table import TextTable
-from evotune.report.evidence import Figures
+from evotune.report.deciding_outcomes import Figures
 from evotune.trial import Json
 
 MEANING = (

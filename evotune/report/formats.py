@@ -10,7 +10,7 @@ from typing import Final
 
 from evotune.report import markdown
 from evotune.report.data import RunData
-from evotune.report.evidence import Evidence, figures
+from evotune.report.deciding_outcomes import Evidence, figures
 from evotune.report.records import (
     document,
     leaderboard_records,

@@ -30,7 +30,7 @@ import numpy as np
 
 from evotune.errors import EnvironmentProblem
 from evotune.report.data import RunData
-from evotune.report.evidence import Evidence, figures, weigh
+from evotune.report.deciding_outcomes import Evidence, figures, weigh
 from evotune.report.leaderboard import rank
 from evotune.report.whole import TRIALS_A_PART, Ranked, each_part, ranks
 from evotune.report.wording import csv_text

@@ -10,7 +10,7 @@ from evotune.objectives import SINGLE, values
 from evotune.report import wording
 from evotune.report._table import TextTable
 from evotune.report.data import RunData
-from evotune.report.evidence import Evidence, weigh
+from evotune.report.deciding_outcomes import Evidence, weigh
 from evotune.trial import Configuration
 
 MEANING = (

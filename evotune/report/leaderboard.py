@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from evotune.report.data import RunData
-from evotune.report.evidence import Evidence, Figures, figures, interval, weigh
+from evotune.report.deciding_outcomes import Evidence, Figures, figures, interval, weigh
 from evotune.trial import Configuration, Measurement, Outcome
 
 

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from evotune.report.data import RunData
-from evotune.report.evidence import Evidence, figures, weigh
+from evotune.report.deciding_outcomes import Evidence, figures, weigh
 from evotune.report.front import pareto_front
 from evotune.report.leaderboard import rank
 from evotune.report.whole import Ranked, each_part, in_proposal_order, ranks

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from evotune.command_line import run_command
 from evotune.report import wording
 from evotune.report.data import RunData
-from evotune.report.evidence import Figures
+from evotune.report.deciding_outcomes import Figures
 from evotune.report.front import MEANING, pareto_front
 from evotune.report.layout import Column, Line, Role, Span, grid, grid_width, paragraph
 from evotune.report.leaderboard import Leaderboard, Row, rank

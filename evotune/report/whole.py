@@ -22,7 +22,7 @@ from evotune.execute.entry import die_with_parent
 from evotune.python_process import started_by_a_library
 from evotune.report._twins import stored_leaders
 from evotune.report.data import RunData, without_collecting
-from evotune.report.evidence import Evidence, interval, judge, verdicts_by_twin, weigh
+from evotune.report.deciding_outcomes import Evidence, interval, judge, verdicts_by_twin, weigh
 from evotune.report.leaderboard import rank, ranks_of, sort_key
 from evotune.store import RunStore, survey
 from evotune.store.queries import Row, read_row

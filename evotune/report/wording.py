@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 
 from evotune.measure.processes import TOO_NOISY, fitness_by_process, spread
-from evotune.report.evidence import Figures
+from evotune.report.deciding_outcomes import Figures
 from evotune.report.leaderboard import Row
 from evotune.trial import Json, Outcome, Value
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from evotune.backends.backend import Finding, Status
+from evotune.backends.cuda import _cuda_doctor, _nsight, _profiles
 from evotune.backends.cuda._probe import GpuState, probe
 from evotune.cli import doctor_findings
 
@@ -118,3 +119,32 @@ def test_words_of_libraries_do_not_confuse_the_probe() -> None:
 
 def test_the_real_probe_answers_where_gpus_are_hidden() -> None:
     assert probe() == GpuState(())
+
+
+def test_doctor_tells_whether_counters_are_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = GpuState(("NVIDIA L4",), "", (_profiles.named("l4"),))
+    launches: list[str] = []
+
+    def permitted(module: str, *_: object, only: str) -> None:
+        launches.append(module)
+
+    def forbidden(*_: object, only: str) -> None:
+        raise _nsight.NoCounters(_nsight.FORBIDDEN)
+
+    def counters() -> tuple[Status, str, str]:
+        found = by_name(list(_cuda_doctor._counters(state)))["counters"]
+        return found.status, found.detail, found.fix
+
+    monkeypatch.setattr(_nsight, "find_ncu", lambda: "")
+    status, detail, fix = counters()
+    assert (status, detail) == (Status.ABSENT, "Nsight Compute (ncu) was not found")
+    assert "CUDA toolkit" in fix
+    monkeypatch.setattr(_nsight, "find_ncu", lambda: "/usr/bin/ncu")
+    monkeypatch.setattr(_nsight, "ncu_version", lambda path: "ncu 2025.3")
+    monkeypatch.setattr(_nsight, "profile", permitted)
+    assert counters() == (Status.OK, "ncu 2025.3, permitted", "")
+    assert launches == ["evotune.backends.cuda.profiled_launch"]
+    monkeypatch.setattr(_nsight, "profile", forbidden)
+    status, detail, fix = counters()
+    assert (status, detail[:17]) == (Status.ABSENT, "ERR_NVGPUCTRPERM:")
+    assert fix.startswith("run as root")

@@ -27,6 +27,7 @@ FIGURES = {
     "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active": ("%", "14.63"),
     "sm__inst_executed_pipe_lsu.avg.pct_of_peak_sustained_active": ("%", "14.63"),
     "smsp__issue_active.avg.pct_of_peak_sustained_active": ("%", "23.54"),
+    "sm__issue_active.avg.pct_of_peak_sustained_elapsed": ("%", "14.88"),
     "lts__throughput.avg.pct_of_peak_sustained_elapsed": ("%", "11.64"),
     "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed": ("%", "5.44"),
     "smsp__average_warps_issue_stalled_wait_per_issue_active.ratio": ("inst", "1.15"),
@@ -104,6 +105,7 @@ def test_counters_of_a_launch(ncu: Path) -> None:
     assert (counters.instructions, counters.dram_bytes) == (1_234_567, 1_500_000)
     assert (counters.shared_wavefronts, counters.shared_conflicts) == (1000, 400)
     assert counters.warps_active == pytest.approx(0.0604)
+    assert counters.multiprocessors_busy == pytest.approx(0.632, abs=1e-3)
     arguments = (ncu / "arguments").read_text()
     assert "--clock-control none --cache-control none" in arguments
     assert arguments.rstrip().endswith("-m evotune.backends.cuda.profiled_launch JOB")

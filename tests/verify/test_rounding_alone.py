@@ -8,7 +8,7 @@ import torch
 from evotune.cli.verify_command import check_cells
 from evotune.problems.rounding import rounding_of
 from evotune.report import wording
-from evotune.report.evidence import figures
+from evotune.report.deciding_outcomes import figures
 from evotune.trial import Check, Outcome, OutcomeKind
 from evotune.verify.accuracy import (
     errors_against,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from evotune.backends.backend import Caller, Finding
+    from evotune.device.evidence import BaselineRequest, Evidence, EvidenceRequest
     from evotune.device.profile import DeviceProfile
     from evotune.device.session import Compiler, Session
 
@@ -73,6 +74,16 @@ class CpuBackend(Backend):
 
     def exported_files(self, package: str) -> Mapping[str, bytes]:
         return {name: (Path(__file__).parent / name).read_bytes() for name in _EXPORTED}
+
+    def gather_evidence(self, request: EvidenceRequest) -> Evidence:
+        from evotune.backends.cpu import _cpu_evidence
+
+        return _cpu_evidence.gather(request)
+
+    def gather_baseline_evidence(self, request: BaselineRequest) -> Evidence:
+        from evotune.backends.cpu import _cpu_evidence
+
+        return _cpu_evidence.gather_baseline(request)
 
     def doctor(self) -> tuple[list[Finding], list[Finding]]:
         from evotune.backends.cpu import _cpu_doctor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from evotune.backends.backend import Finding, Status
-from evotune.backends.cpu import cpp_compiler, cpu_profile
+from evotune.backends.cpu import _perf_counters, cpp_compiler, cpu_profile
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.errors import EnvironmentProblem
 from evotune.scratch import scratch_folder
@@ -23,8 +23,8 @@ extern "C" int evotune_doctor(void) {
 
 
 def examine() -> list[Finding]:
-    """The compiler's findings, then the processor's."""
-    return [*_compiler(), *_cpu()]
+    """The findings on the compiler, the processor and the tools of `explain`."""
+    return [*_compiler(), *_cpu(), *_counters()]
 
 
 def _compiler() -> Iterator[Finding]:
@@ -61,6 +61,23 @@ def _cpu() -> Iterator[Finding]:
     caches = ", ".join(f"L{level} {_size(int(figures[f'l{level}_bytes']))}" for level in (1, 2, 3))
     yield Finding("CPU caches", Status.OK, caches)
     yield Finding("SIMD", Status.OK, f"{int(figures['simd_bytes']) * 8} bits")
+
+
+def _counters() -> Iterator[Finding]:
+    name = "CPU counters"
+    if not _perf_counters.find_perf():
+        what, _, fix = _perf_counters.NOT_INSTALLED.partition("; fix: ")
+        yield Finding(name, Status.ABSENT, what, fix)
+        return
+    try:
+        version, refusal = _perf_counters.permission()
+    except _perf_counters.NotCounted as error:
+        version, refusal = "perf", str(error)
+    what, _, fix = refusal.partition("; fix: ")
+    if refusal:
+        yield Finding(name, Status.ABSENT, f"{version}: {what}", fix)
+    else:
+        yield Finding(name, Status.OK, f"{version}, permitted")
 
 
 def _size(size_bytes: int) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from evotune.backends import kept_ceilings
+from evotune.backends.cuda._discover import busy_gpu
 from evotune.backends.cuda.ceiling_run import LIMIT_S
 from evotune.device.evidence import Ceilings
 from evotune.device.profile import DeviceProfile
@@ -97,7 +98,8 @@ def _on_tensor_cores(dtype: str, arch: int) -> bool:
 
 def measured(profile: DeviceProfile, dtype: str, environment: Mapping[str, str]) -> Ceilings:
     """The ceilings of a GPU that is here, kept from an earlier measurement or measured now. It
-    takes about two seconds, some 200 ms of them on the GPU. NotMeasured where that fails."""
+    takes about two seconds, some 200 ms of them on the GPU. Ceilings that were measured beside
+    other work are not kept. NotMeasured where measuring fails."""
     bfloat = dtype == "bfloat16"
     attributes = profile.attributes
     facts = (
@@ -106,8 +108,12 @@ def measured(profile: DeviceProfile, dtype: str, environment: Mapping[str, str])
     )
     found = kept_ceilings.kept(facts)
     if found is None:
+        disturbed = tuple(f"measured while {words}" for words in busy_gpu(profile))
         found = _measure(profile, environment, bfloat=bfloat)
-        kept_ceilings.keep(facts, found)
+        if disturbed:
+            found = msgspec.structs.replace(found, notes=(*found.notes, *disturbed))
+        else:
+            kept_ceilings.keep(facts, found)
     arch = int(attributes["arch"])
     if not _on_tensor_cores(dtype, arch):
         return msgspec.structs.replace(found, tensor_flops=None)

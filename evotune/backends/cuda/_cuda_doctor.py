@@ -1,22 +1,34 @@
-"""The findings of `doctor` on CuPy, Triton, NVRTC, the GPUs and compute-sanitizer."""
+"""The findings of `doctor` on CuPy, Triton, NVRTC, the GPUs and NVIDIA's tools."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
-from evotune.backends.backend import Finding, Status, optional, version
-from evotune.backends.cuda import _profiles
+from evotune.backends.backend import Finding, SanitizedCase, Status, optional, version
+from evotune.backends.cuda import _nsight, _profiles
 from evotune.backends.cuda import compiler as cuda
 from evotune.backends.cuda._probe import GpuState, probe
 from evotune.backends.cuda._sanitizer import find_sanitizer
-from evotune.device.launch import CompileFailure, CompileJob
+from evotune.backends.cuda._static_view import (
+    DISASSEMBLER,
+    INSTALL,
+    disassembler_version,
+    find_disassembler,
+)
+from evotune.device.channel import encode
+from evotune.device.launch import Argument, CompileFailure, CompileJob, Launch, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem
+from evotune.problems.problem import TensorSpec
 from evotune.scratch import scratch_folder
+from evotune.trial import Json
 
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 _TEST_TIMEOUT_S = 60.0
-_CUDA_SOURCE = 'extern "C" __global__ void evotune_doctor(int *out) { *out = threadIdx.x; }\n'
+_TEST_ENTRY, _TEST_BINARY = "evotune_doctor", "doctor.cubin"
+_CUDA_SOURCE = f'extern "C" __global__ void {_TEST_ENTRY}(int *out) {{ *out = threadIdx.x; }}\n'
 _CUDA_FIX = "pip install --force-reinstall 'evotune[cuda12]' (or cuda13, as torch's CUDA)"
 
 
@@ -32,6 +44,8 @@ def examine() -> tuple[list[Finding], list[Finding]]:
         *_cuda_compiler(needed=bool(state.gpus)),
         *_gpus(state),
         *(_sanitizer() if state.gpus else ()),
+        *(_counters(state) if state.gpus else ()),
+        *_disassembler(),
     ]
     return packages, rest
 
@@ -61,9 +75,7 @@ def _cuda_compiler(*, needed: bool) -> Iterator[Finding]:
         major, minor = cuda.nvrtc_version()
         folders = cuda.include_folders()
         with scratch_folder() as root:
-            (root / "doctor.cu").write_text(_CUDA_SOURCE)
-            job = CompileJob("cuda", str(root), "doctor.cu", (), (), _profiles.named("l4").arch, "")
-            result = cuda.NvrtcCompiler().compile(job, root / "doctor.cubin", _TEST_TIMEOUT_S)
+            result = _compiled(root, _profiles.named("l4").arch)
     except EnvironmentProblem as error:
         what, _, fix = str(error).partition("; fix: ")
         yield Finding("NVRTC", Status.BROKEN, what, fix)
@@ -106,6 +118,58 @@ def _sanitizer() -> Iterator[Finding]:
         what = "not found; champions are not checked with it"
         fix = "install the CUDA toolkit's compute-sanitizer, or put its folder on PATH"
         yield Finding("compute-sanitizer", Status.ABSENT, what, fix)
+
+
+def _counters(state: GpuState) -> Iterator[Finding]:
+    """Whether `explain` can count events of a kernel. One is counted in a test kernel, since
+    nothing else tells whether this user may."""
+    if not (path := _nsight.find_ncu()):
+        what, _, fix = _nsight.NOT_INSTALLED.partition("; fix: ")
+        yield Finding("counters", Status.ABSENT, what, fix)
+        return
+    if not state.profiles:  # its own finding says why
+        return
+    try:
+        version = _nsight.ncu_version(path)
+        _count_in_a_test_kernel(state.profiles[0])
+    except _nsight.NoCounters as error:
+        what, _, fix = str(error).partition("; fix: ")
+        yield Finding("counters", Status.ABSENT, what, fix)
+    else:
+        yield Finding("counters", Status.OK, f"{version}, permitted")
+
+
+def _count_in_a_test_kernel(profile: DeviceProfile) -> None:
+    """NoCounters where ncu cannot count."""
+    launch = Launch((1,), (32,), entry=_TEST_ENTRY)
+    plan = LaunchPlan(_TEST_ENTRY, (Argument("tensor", "out"),), (), (launch,))
+    tensors = (TensorSpec("out", (32,), "float32", is_output=True),)
+    with scratch_folder() as root:
+        try:
+            built = _compiled(root, profile.arch)
+        except EnvironmentProblem as error:
+            raise _nsight.NoCounters(str(error)) from error
+        if isinstance(built, CompileFailure):
+            raise _nsight.NoCounters(f"a test kernel does not compile: {built.reason}")
+        job = root / "job"
+        job.write_bytes(encode(SanitizedCase(str(root / _TEST_BINARY), plan, tensors)))
+        module = "evotune.backends.cuda.profiled_launch"
+        _nsight.profile(module, str(job), os.environ, only="smsp__inst_executed.sum")
+
+
+def _compiled(root: Path, arch: str) -> Mapping[str, Json] | CompileFailure:
+    """Compiles the test kernel in the folder."""
+    (root / "doctor.cu").write_text(_CUDA_SOURCE)
+    job = CompileJob("cuda", str(root), "doctor.cu", (), (), arch, "")
+    return cuda.NvrtcCompiler().compile(job, root / _TEST_BINARY, _TEST_TIMEOUT_S)
+
+
+def _disassembler() -> Iterator[Finding]:
+    if path := find_disassembler():
+        yield Finding(DISASSEMBLER, Status.OK, f"{disassembler_version(path)} ({path})")
+    else:
+        what = "not found; explanations read PTX instead of machine code"
+        yield Finding(DISASSEMBLER, Status.ABSENT, what, INSTALL)
 
 
 def _gpu_text(profile: DeviceProfile) -> str:

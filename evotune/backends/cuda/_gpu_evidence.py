@@ -123,7 +123,7 @@ def _counters(request: EvidenceRequest) -> list[Counters]:
         seen = _nsight.profile(module, str(job), environment)
     if len(seen) != len(request.plan.launches):
         planned = len(request.plan.launches)
-        raise _nsight.NoCounters(f"ncu saw {len(seen)} launches of {planned}")
+        raise _nsight.NoCounters(f"ncu saw {len(seen)} of {planned} launches")
     return [each.counters for each in seen]
 
 

@@ -101,10 +101,12 @@ def ncu_version(path: str) -> str:
     return f"{_PROGRAM} {found[1]}" if found else _PROGRAM
 
 
-def profile(module: str, job: str, environment: Mapping[str, str]) -> list[ProfiledLaunch]:
+def profile(
+    module: str, job: str, environment: Mapping[str, str], *, only: str = ""
+) -> list[ProfiledLaunch]:
     """The launches that the program `module` makes between the start and the stop of its profiler.
-    It is run with the path of its job, in this environment. NoCounters where ncu cannot read
-    them."""
+    It is run with the path of its job, in this environment. With `only`, that metric alone is read,
+    which is quick. NoCounters where ncu cannot read them."""
     path = find_ncu()
     if not path:
         raise NoCounters(NOT_INSTALLED)
@@ -112,12 +114,15 @@ def profile(module: str, job: str, environment: Mapping[str, str]) -> list[Profi
     command = [path, "--csv", "--page", "raw", "--print-units", "base"]
     command += ["--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off"]
     command += ["--kernel-name-base", "function"]
-    for section in _SECTIONS:
-        command += ["--section", section]
     program = module_command(module, job)
-    done = _run([*command, "--metrics", ",".join(_METRICS), *program], environment)
-    if _UNKNOWN_METRIC.search(done.stdout + done.stderr):
-        done = _run([*command, *program], environment)
+    if only:
+        done = _run([*command, "--metrics", only, *program], environment)
+    else:
+        for section in _SECTIONS:
+            command += ["--section", section]
+        done = _run([*command, "--metrics", ",".join(_METRICS), *program], environment)
+        if _UNKNOWN_METRIC.search(done.stdout + done.stderr):
+            done = _run([*command, *program], environment)
     launches = read_launches(done.stdout, source)
     if not launches:
         raise NoCounters(reason(done.stdout + done.stderr, done.returncode))
@@ -223,7 +228,16 @@ def _counters(values: Mapping[str, float], source: str) -> Counters:
         l2_bytes=values.get("lts__t_bytes.sum"),
         registers=None if registers is None else round(registers),
         warps_active=None if active is None else active / 100,
+        multiprocessors_busy=_busy(values),
     )
+
+
+def _busy(values: Mapping[str, float]) -> float | None:
+    """The share of the time in which a multiprocessor has work: its issue rate over the whole time,
+    by that while it has work."""
+    whole = values.get("sm__issue_active.avg.pct_of_peak_sustained_elapsed")
+    working = values.get("smsp__issue_active.avg.pct_of_peak_sustained_active")
+    return whole / working if whole is not None and working else None
 
 
 def _first(values: Mapping[str, float], names: Iterable[str]) -> float:

@@ -79,7 +79,7 @@ def job(arch: str, *, bfloat: bool) -> CompileJob:
     return CompileJob("cuda", folder, SOURCE, (("BFLOAT", int(bfloat)),), (), arch, "")
 
 
-class _Gpu:
+class Gpu:
     """The kernels on the first visible GPU. Buffers are zero."""
 
     def __init__(self, binary: Path) -> None:
@@ -98,6 +98,7 @@ class _Gpu:
     def zeros(self, size: int) -> int:
         pointer = int(self.runtime.malloc(size))
         self.runtime.memset(pointer, 0, size)
+        self.runtime.deviceSynchronize()  # the stream of the kernels does not wait for it
         return pointer
 
     def launch(
@@ -137,14 +138,14 @@ class _Gpu:
         return min(times)
 
 
-def _rounds(gpu: _Gpu, launch: Callable[[ctypes.c_int], Callable[[], None]], run_us: float) -> int:
+def _rounds(gpu: Gpu, launch: Callable[[ctypes.c_int], Callable[[], None]], run_us: float) -> int:
     """The number of rounds that take about `run_us`."""
     call = launch(ctypes.c_int(_FIRST_ROUNDS))
     first_us = max(1.0, gpu.time_us(call, 3))
     return max(_FIRST_ROUNDS, min(1 << 24, round(_FIRST_ROUNDS * run_us / first_us)))
 
 
-def _rate(gpu: _Gpu, peak: Peak, memory: ctypes.c_void_p, run_us: float = _RUN_US) -> float:
+def _rate(gpu: Gpu, peak: Peak, memory: ctypes.c_void_p, run_us: float = _RUN_US) -> float:
     """The work a second that the kernel reaches on the whole GPU."""
     blocks = peak.blocks * gpu.multiprocessors
 
@@ -156,7 +157,7 @@ def _rate(gpu: _Gpu, peak: Peak, memory: ctypes.c_void_p, run_us: float = _RUN_U
     return peak.work * blocks * rounds / time_us * 1e6
 
 
-def _l2_rate(gpu: _Gpu, memory: ctypes.c_void_p) -> float:
+def _l2_rate(gpu: Gpu, memory: ctypes.c_void_p) -> float:
     size = gpu.l2_bytes // _L2_SHARE // 16 * 16
     data, count = ctypes.c_void_p(gpu.zeros(size)), ctypes.c_int(size // 16)
 
@@ -170,7 +171,7 @@ def _l2_rate(gpu: _Gpu, memory: ctypes.c_void_p) -> float:
     return size * rounds / time_us * 1e6
 
 
-def _dram_rate(gpu: _Gpu) -> float:
+def _dram_rate(gpu: Gpu) -> float:
     free_bytes = int(gpu.runtime.memGetInfo()[0])
     size = min(_COPY_L2S * gpu.l2_bytes, free_bytes // 4) // 16 * 16
     source, target = ctypes.c_void_p(gpu.zeros(size)), ctypes.c_void_p(gpu.zeros(size))
@@ -182,16 +183,17 @@ def _dram_rate(gpu: _Gpu) -> float:
     return 2 * size / time_us * 1e6
 
 
-def measure(binary: Path, arch: int) -> dict[str, float]:
+def measure(gpu: Gpu, arch: int) -> dict[str, float]:
     """The figures, by the fields of `Ceilings`."""
-    gpu = _Gpu(binary)
     memory = ctypes.c_void_p(gpu.zeros(64 << 10))
     kernels = peaks(arch)
     _rate(gpu, kernels[0], memory, _WARM_UP_US / _RUNS)
     found = {peak.figure: _rate(gpu, peak, memory) for peak in kernels}
     found["l2_bytes_per_s"] = _l2_rate(gpu, memory)
     found["dram_bytes_per_s"] = _dram_rate(gpu)
-    empty = gpu.graph(gpu.launch("empty", 1, 32, ()), _EMPTY_LAUNCHES)
+    launch = gpu.launch("empty", 1, 32, ())
+    launch()  # loads the kernel, which a capture must not do
+    empty = gpu.graph(launch, _EMPTY_LAUNCHES)
     found["launch_us"] = gpu.time_us(empty, _RUNS) / _EMPTY_LAUNCHES
     return found
 
@@ -208,7 +210,7 @@ def main() -> None:
         if isinstance(built, CompileFailure):
             sys.exit(f"NVRTC does not compile {SOURCE}: {built.reason}")
         number = int("".join(filter(str.isdigit, arch)))
-        print(json.dumps(measure(binary, number)), flush=True)
+        print(json.dumps(measure(Gpu(binary), number)), flush=True)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ extern "C" __global__ void __launch_bounds__(1024) fma_peak(float* memory, int r
   const float a = memory[0], b = memory[1];
   float x[CHAINS];
   for (int i = 0; i < CHAINS; ++i) x[i] = memory[i];
+#pragma unroll 1
   for (int round = 0; round < rounds; ++round)
 #pragma unroll
     for (int step = 0; step < STEPS; ++step)
@@ -50,6 +51,7 @@ extern "C" __global__ void __launch_bounds__(1024) issue_peak(float* memory, int
   float x[CHAINS / 2];
   unsigned y[CHAINS / 2];
   for (int i = 0; i < CHAINS / 2; ++i) x[i] = memory[i], y[i] = __float_as_uint(memory[i + 4]);
+#pragma unroll 1
   for (int round = 0; round < rounds; ++round)
 #pragma unroll
     for (int step = 0; step < STEPS; ++step)
@@ -67,6 +69,7 @@ extern "C" __global__ void __launch_bounds__(1024) issue_peak(float* memory, int
 extern "C" __global__ void __launch_bounds__(1024) exp2_peak(float* memory, int rounds) {
   float x[CHAINS];
   for (int i = 0; i < CHAINS; ++i) x[i] = memory[i];
+#pragma unroll 1
   for (int round = 0; round < rounds; ++round)
 #pragma unroll
     for (int step = 0; step < STEPS; ++step)
@@ -84,6 +87,7 @@ extern "C" __global__ void __launch_bounds__(1024) shared_peak(float* memory, in
   __syncthreads();
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(words + threadIdx.x));
   uint4 x[4];
+#pragma unroll 1
   for (int round = 0; round < rounds; ++round)
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
@@ -101,6 +105,7 @@ extern "C" __global__ void __launch_bounds__(1024) shared_peak(float* memory, in
 extern "C" __global__ void __launch_bounds__(1024) l2_peak(const uint4* memory, float* out, int count, int rounds) {
   const int stride = gridDim.x * blockDim.x;
   unsigned sum = 0;
+#pragma unroll 1
   for (int round = 0; round < rounds; ++round)
 #pragma unroll 8
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) {
@@ -143,6 +148,7 @@ extern "C" __global__ void __launch_bounds__(256) tensor_peak(float* memory, int
   const unsigned long long a = layout | base, b = layout | (base + 64 * 128 / 16);
   float sums[64];
   for (int i = 0; i < 64; ++i) sums[i] = 0;
+#pragma unroll 1
   for (int round = 0; round < rounds; ++round) {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
@@ -169,6 +175,7 @@ extern "C" __global__ void __launch_bounds__(512) tensor_peak(float* memory, int
   float sums[CHAINS][4];
   for (int i = 0; i < CHAINS; ++i)
     for (int j = 0; j < 4; ++j) sums[i][j] = 0;
+#pragma unroll 1
   for (int round = 0; round < rounds; ++round)
 #pragma unroll
     for (int step = 0; step < STEPS; ++step)

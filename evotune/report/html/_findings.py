@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from evotune.report import wording
 from evotune.report.data import RunData
-from evotune.report.evidence import figures
+from evotune.report.deciding_outcomes import figures
 from evotune.report.leaderboard import Row
 from evotune.report.wording import change_text, printable
 from evotune.trial import Json, Outcome, Value

@@ -17,10 +17,10 @@ from evotune.measure.agreement import agreement
 from evotune.objectives import worst_check
 from evotune.report import wording
 from evotune.report.data import RunData
+from evotune.report.deciding_outcomes import Evidence, weigh
 from evotune.report.devices import MEANING, devices_table
 from evotune.report.domain import MEANING as DOMAIN
 from evotune.report.domain import domain_table, domain_text
-from evotune.report.evidence import Evidence, weigh
 from evotune.report.front import pareto_front
 from evotune.report.html._answers import answers
 from evotune.report.html._findings import ablation, against_default
