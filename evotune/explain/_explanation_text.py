@@ -23,7 +23,7 @@ _MISSING: Final = 8
 def text_of(found: Explanation) -> str:
     """All blocks that have content; a block ends with an empty line."""
     blocks = [
-        [printable(f"{found.space}, run {found.run}, on {found.device}".rstrip(", on"))],
+        list(_wrapped(", ".join(filter(None, (found.space, f"run {found.run}", found.device))))),
         list(_wrapped(found.headline)),
         list(_limiter(found.limiter)),
         list(_roofline(found)),
@@ -65,8 +65,19 @@ def _roofline(found: Explanation) -> Iterator[str]:
         yield f"  {unit.name:<14} {bar} {unit.share:>4.0%}  {unit.kind}"
 
 
+def shown_effects(effects: Sequence[Effect]) -> list[Effect]:
+    """The measured ones, and those predicted ones whose interval leaves out 1."""
+    return [
+        e
+        for e in effects
+        if e.worth is not None
+        and not e.same_code
+        and (e.basis != "model" or (e.low or 0.0) > 1 or (e.high or 2.0) < 1)
+    ]
+
+
 def _effects(effects: Sequence[Effect]) -> Iterator[str]:
-    shown = [e for e in effects if e.worth is not None and not e.same_code][:_EFFECTS]
+    shown = shown_effects(effects)[:_EFFECTS]
     failed = [e for e in effects if e.worth is None][:_FAILED]
     if not shown and not failed:
         return
@@ -76,7 +87,8 @@ def _effects(effects: Sequence[Effect]) -> Iterator[str]:
         other = f"over {wording.value_text(effect.source)}"
         interval = f" [{effect.low:.2f}, {effect.high:.2f}]" if effect.low is not None else ""
         figure = f"{effect.worth:.2f}x{interval}"
-        yield printable(f"  {choice:<28} {other:<14} {figure:<20} {effect.basis}")
+        line = f"  {choice:<28} {other:<14} {figure:<20} {effect.basis}"
+        yield from [printable(line)] if len(line) <= WIDTH else _wrapped(line, "      ", "")
         if effect.also:
             yield from _wrapped(f"with {wording.configuration_text(effect.also)}", "      ")
         if effect.because:

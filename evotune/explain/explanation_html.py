@@ -9,6 +9,7 @@ import html
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
+from evotune.explain._explanation_text import shown_effects
 from evotune.explain.explanation import Explanation
 from evotune.report import wording
 from evotune.report.wording import printable
@@ -82,7 +83,7 @@ def _parts(found: Explanation) -> Iterator[str]:
 
 
 def _effects(found: Explanation) -> Iterator[str]:
-    shown = [e for e in found.effects if e.worth is not None and not e.same_code][:12]
+    shown = shown_effects(found.effects)[:12]
     if not shown:
         return
     yield _heading("What its choices are worth")
