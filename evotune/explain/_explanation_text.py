@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from evotune.explain.explanation import Against, Effect, Explanation, Limiter, OverSpace, Suggestion
 from evotune.report import wording
 from evotune.report.wording import printable
+
+if TYPE_CHECKING:
+    from evotune.explain.explanation import (
+        Against,
+        Effect,
+        Explanation,
+        Limiter,
+        OverSpace,
+        Suggestion,
+    )
 
 WIDTH: Final = 80
 _BAR: Final = 20

@@ -8,11 +8,14 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from evotune.explain._explanation_text import shown_effects
-from evotune.explain.explanation import Explanation
 from evotune.report import wording
 from evotune.report.wording import printable
+
+if TYPE_CHECKING:
+    from evotune.explain.explanation import Explanation
 
 _STYLE = """
 .evotune-why { font: 14px/1.45 system-ui, sans-serif; max-width: 60rem; }

@@ -180,9 +180,6 @@ class UserProblem(abc.ABC):
     def flops(self, case: Case) -> int:
         return self.written.operations(self._sizes(case))
 
-    def exponentials(self, case: Case) -> int:
-        return 0  # not known
-
     def bytes_moved(self, case: Case) -> int:
         return _BYTES[self.dtype] * sum(math.prod(spec.shape) for spec in self.tensors(case))
 
