@@ -52,6 +52,7 @@ def explain(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Explain:
     return invoke
 
 
+@pytest.mark.soak
 def test_what_is_missing_is_measured_and_kept(explain: Explain, run: RunFolder) -> None:
     result = explain("--format", "json")
     assert result.exit_code == 0, result.stderr
