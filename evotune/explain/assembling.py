@@ -32,7 +32,7 @@ from evotune.explain._subjects import (
     machine_of,
     trial_like,
 )
-from evotune.explain._suggestions import LaunchFigures, Sources, suggestions_of
+from evotune.explain._suggestions import Sources, suggestions_of
 from evotune.explain._trial_table import TrialTable
 from evotune.explain.explanation import (
     Cliff,
@@ -42,6 +42,7 @@ from evotune.explain.explanation import (
     OverSpace,
     Roofline,
 )
+from evotune.explain.predicting import LaunchFigures, Predictor
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.search.trial_model import TrialModel
@@ -81,6 +82,9 @@ def explain_data(
     gathered = evidence_for(kept, subject.configuration, subject.case)
     table = TrialTable.of(data.trials, view.space.parameters if view is not None else ())
     model = fitted_model(table)
+    predictor = None
+    if model is not None:
+        predictor = Predictor(table, view.launch_figures if view is not None else None)
     ablation = ablation_of(data, subject)
     roofline = _roofline(data, subject, gathered, view)
     case = Case(roofline, gathered, _attributes(data))
@@ -88,7 +92,7 @@ def explain_data(
     neighbours = None
     if view is not None and view.space.is_valid(subject.configuration):
         neighbours = view.space.neighbours(subject.configuration)
-    effects = effects_of(subject.trial, ablation, table, model, neighbours)
+    effects = effects_of(subject.trial, ablation, table, predictor, neighbours)
     effects = _with_reasons(data, subject, kept, effects, ablation)
     cliffs = cliffs_of(table, ablation_steps(ablation), case.attributes)
     mine = machine_of(f"trial {subject.trial.number}", subject, kept)
@@ -97,7 +101,7 @@ def explain_data(
         limiter=limiter,
         effects=effects,
         table=table,
-        model=model,
+        predictor=predictor,
         champion=subject.trial,
         space=view.space if view is not None else None,
         launch_figures=view.launch_figures if view is not None else None,
