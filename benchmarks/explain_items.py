@@ -104,19 +104,27 @@ _EXPECTED: Sequence[tuple[str, str, float, float]] = (
 )
 
 
-def alone(item: Item, configuration: Mapping[str, Any], sizes: Sizes | None) -> dict[str, Any]:
-    """Changes of a space that leave this configuration alone, at these sizes."""
-    parameters = {
-        name: {"choices": [value]} if isinstance(value, str) else {"values": [value]}
-        for name, value in configuration.items()
-    }
+def alone(
+    item: Item, configuration: Mapping[str, Any], sizes: Sizes | None, free: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Changes of a space that leave only this configuration at these sizes; the parameters `free`
+    keep all their values. The space's own constraints go: a shape may break one that is no more
+    than a heuristic."""
+    pinned = [pin(name, value) for name, value in configuration.items() if name not in free]
     return {
         "problem": item.problem(sizes),
-        "parameters": parameters,
-        "default": dict(configuration),
+        "constraints": pinned,
+        "default": {},
         "search": {"strategy": "exhaustive"},
         "budget": {"trials": 1},
     }
+
+
+def pin(name: str, value: object) -> str:
+    """The constraint that a parameter has this value."""
+    if isinstance(value, bool):
+        return name if value else f"not {name}"
+    return f"{name} == {value}"
 
 
 def time_us(

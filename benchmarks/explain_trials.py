@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import subprocess
 import sys
 import tempfile
@@ -73,12 +74,10 @@ def story(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             "against": found["against"],
         }
         best = champion(report)["configuration"]
-        changes = alone(item, best, None)
         first, second = names[:2]
-        document = shipped(item.space)["parameters"]
-        changes["parameters"] |= {first: document[first], second: document[second]}
+        changes = alone(item, best, None, free=(first, second))
+        changes["constraints"] += shipped(item.space).get("constraints", [])
         changes["budget"] = {"trials": 40}
-        changes["constraints"] = shipped(item.space).get("constraints", [])
         path = derive(item.space, changes, folder / "grid.yaml")
         grid = tune(path, folder / "grid", "--strategy", "exhaustive", "--trials", "40", "--trust")
         for trial in grid["trials"]:
@@ -195,9 +194,9 @@ def planted(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         smoke = SMOKE[0]
         sizes = smoke.sizes if options.smoke else shape_of(1, 8, 512, 64)
         item = Item(name, space, sizes, causal=None if options.smoke else False)
-        configuration = {**whole_default(space), **values}
-        changes = {**alone(item, configuration, None), "constraints": [], "after_compile": []}
         with tempfile.TemporaryDirectory() as folder:
+            configuration = changed_default(space, values, Path(folder))
+            changes = {**alone(item, configuration, None), "after_compile": []}
             path = derive(space, changes, Path(folder) / "planted.yaml")
             report = tune(path, Path(folder) / "runs", "--trials", "1", "--trust")
             found = explained(Path(folder) / "runs")
@@ -212,10 +211,16 @@ def planted(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         }
 
 
-def whole_default(space: str) -> dict[str, Any]:
-    """The configuration that a search of the space starts from."""
+def changed_default(space: str, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The configuration that a search of the space starts from, with other values; parameters that
+    no longer apply get the value that they then have. No constraint need hold."""
     setup = load_kernel_setup(ROOT / f"search_spaces/{space}.yaml", "auto")
-    return setup.space.default().to_json()
+    wanted = {**setup.space.default(), **values}
+    path = derive(space, {"constraints": [], "default": {}}, folder / "free.yaml")
+    free = load_kernel_setup(path, "auto").space
+    found = free.repair(wanted, random.Random(0))
+    assert found is not None
+    return found.to_json()
 
 
 def tries(options: argparse.Namespace) -> Iterator[dict[str, Any]]:

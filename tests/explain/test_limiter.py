@@ -56,6 +56,23 @@ def test_spilling_launch_bounds_are_spills_whatever_else_is_busy() -> None:
     assert "24 of 100 instructions in the innermost loops are spills" in found.evidence[0].text
 
 
+def test_spills_are_counted_by_their_bytes_where_only_ptx_was_read() -> None:
+    """The assembler spills, so PTX shows none."""
+    item = launch(counted=False)
+    assert item.static is not None
+    view = msgspec.structs.replace(
+        item.static,
+        instructions={"alu": 150, "tensor": 10},
+        loop_instructions={"alu": 50, "tensor": 8},
+        spill_load_bytes=80,
+        spill_store_bytes=80,
+        source="ptx",
+    )
+    found = held_by(gathered(msgspec.structs.replace(item, static=view)))
+    assert found.name == "spills"
+    assert "40 of 200 instructions in the code are spills; 160 bytes" in found.evidence[0].text
+
+
 def test_the_busiest_unit_holds() -> None:
     found = held_by(gathered(launch(pipes={"tensor": 0.82, "mufu": 0.4, "dram": 0.1})))
     assert (found.name, found.share) == ("tensor cores", 0.82)
