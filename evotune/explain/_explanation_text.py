@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Explanation,
         Limiter,
         OverSpace,
+        Pair,
         Suggestion,
     )
 
@@ -119,7 +120,7 @@ def _space(found: OverSpace) -> Iterator[str]:
         )
         lines += _wrapped(f"decide (best trials/model): {named}", "    ", "  ")
     for title, texts in (
-        ("together", [pair.text for pair in found.pairs]),
+        ("together", [pair_line(pair) for pair in found.pairs]),
         ("cliff", [cliff.text for cliff in found.cliffs]),
         ("no chance", [value.text for value in found.hopeless[:_HOPELESS]]),
     ):
@@ -130,6 +131,11 @@ def _space(found: OverSpace) -> Iterator[str]:
     if lines:
         yield f"Over the space: {found.valid} of {found.trials} trials are valid"
         yield from lines
+
+
+def pair_line(pair: Pair) -> str:
+    """Its text, its basis, and why."""
+    return f"{pair.text} ({pair.basis})" + (f"; {pair.because}" if pair.because else "")
 
 
 def _against(found: Against | None) -> Iterator[str]:

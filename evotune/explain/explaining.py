@@ -56,7 +56,8 @@ def explain_run(
     if request.measure or request.tries:
         _require_device(data, access, missing)
     if request.measure is not False and access is not None:
-        _gather(Gathering(run, subject, access, note, missing), side, request)
+        before = explain_data(data, subject.trial.number, view=_view(access)).over_space.pairs
+        _gather(Gathering(run, subject, access, note, missing, before), side, request)
         data = read_run(run)
     other = machine_on(side, subject, read_run(side.run)) if side is not None else None
     view = _view(access) if access is not None else None

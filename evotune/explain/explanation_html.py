@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from evotune.explain._explanation_text import shown_effects
+from evotune.explain._explanation_text import pair_line, shown_effects
 from evotune.report import wording
 from evotune.report.wording import printable
 
@@ -111,7 +111,7 @@ def _space(found: Explanation) -> Iterator[str]:
             (_text(i.parameter), _bar(i.best), f"{i.best:.0%}") for i in over.importance[:8]
         )
     texts = [
-        *(pair.text for pair in over.pairs),
+        *(pair_line(pair) for pair in over.pairs),
         *(cliff.text for cliff in over.cliffs),
         *(value.text for value in over.hopeless[:8]),
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evotune.errors import UsageError
-from evotune.explain._explanation_text import shown_effects
+from evotune.explain._explanation_text import pair_line, shown_effects
 from evotune.explain.assembling import explain_data
 from evotune.explain.explanation import Explanation
 from evotune.report import markdown, wording
@@ -72,7 +72,7 @@ def _section(data: RunData) -> Json:
         ],
         "decisive": [[item.parameter, item.best, item.model] for item in over.importance],
         "texts": [
-            *(["together", pair.text] for pair in over.pairs),
+            *(["together", pair_line(pair)] for pair in over.pairs),
             *(["cliff", cliff.text] for cliff in over.cliffs),
             *(["no chance", value.text] for value in over.hopeless),
         ],

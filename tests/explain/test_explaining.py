@@ -107,6 +107,53 @@ def test_stages_are_worth_nothing_while_conflicts_hold(tmp_path: Path) -> None:
         assert found.together > 1.2
 
 
+def test_a_measured_pair_counts_before_the_model_and_says_why(tmp_path: Path) -> None:
+    """Of the three changes only one of a pair, only the other, and both are measured."""
+    configuration = {"PAD": True, "STAGES": 4, "BLOCK": 64}
+
+    def row(name: str, after: object, ratio: float, also: dict[str, object]) -> dict[str, object]:
+        return {
+            "parameter": name,
+            "before": configuration.get(name),
+            "after": after,
+            "also": also,
+            "why": "pair" if name else "",
+            "outcome": "ok",
+            "reason": "",
+            "ratio": ratio,
+            "ratio_low": ratio * 0.99,
+            "ratio_high": ratio * 1.01,
+            "same_code": not name,
+            "resources": {},
+        }
+
+    pair = next(
+        p
+        for p in explained(tmp_path / "a").over_space.pairs
+        if {p.parameter, p.other} == {"PAD", "STAGES"}
+    )
+    one, other = (pair.parameter, pair.source), (pair.other, pair.other_value)
+    ratios = {"PAD": 0.5, "STAGES": 1 / 1.44}
+    rows = [
+        row("", None, 1.0, {}),
+        row(one[0], one[1], ratios[one[0]], {}),
+        row(other[0], other[1], ratios[other[0]], {}),
+        row(one[0], one[1], 0.49, {other[0]: other[1]}),
+    ]
+    stored = {"trial": 0, "configuration": configuration, "date": "2030-01-01", "rows": rows}
+    held = gathered(
+        launch(pipes={"shared": 0.9}, conflicts=0.5),
+        **{other[0]: other[1]},  # type: ignore[arg-type]
+    )
+    run = planted_run(tmp_path / "runs", held, gathered(launch()), ablation=stored)
+    found = explain_data(read_run(run))
+    measured = next(p for p in found.over_space.pairs if p.basis == "paired")
+    assert measured.together == pytest.approx(1 / ratios[one[0]])
+    assert measured.alone == pytest.approx(ratios[other[0]] / 0.49)
+    assert measured.because.endswith("it is held by bank conflicts")
+    assert all(not e.also for e in found.effects if e.basis == "paired")
+
+
 def test_what_decides_is_what_was_planted(tmp_path: Path) -> None:
     importance = explained(tmp_path).over_space.importance
     shares = {item.parameter: item for item in importance}
