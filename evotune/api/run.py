@@ -53,16 +53,22 @@ def write_report(run: RunFolder, path: Path, style: str | None = None) -> Path:
 
 def _pieces(run: RunFolder, style: str) -> Iterator[bytes]:
     if style == "html":
-        from evotune.report.html import MOST_TRIALS, html_page
+        from evotune.explain.report_parts import explained_html
+        from evotune.report.html import MOST_TRIALS
 
         with RunData.thinned(run, MOST_TRIALS) as data:
-            yield html_page([data]).encode()
+            yield explained_html([data]).encode()
         return
     with RunData.opened(run) as data:
         if style == "parquet":
             from evotune.report.frame import run_columns, to_parquet
 
             yield to_parquet(run_columns(data))
+            return
+        if style == "md":
+            from evotune.explain.report_parts import explained_markdown
+
+            yield explained_markdown(data).encode()
             return
         for piece in REPORTS[style](data):
             yield piece.encode()

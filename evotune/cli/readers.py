@@ -131,11 +131,12 @@ def report(
     from evotune.report.data import RunData
 
     if style == "html":
-        from evotune.report.html import MOST_TRIALS, html_page
+        from evotune.explain.report_parts import explained_html
+        from evotune.report.html import MOST_TRIALS
 
         with contextlib.ExitStack() as opened:
             thinned = (RunData.thinned(find_run(run, runs_dir), MOST_TRIALS) for run in runs)
-            write_output(html_page([opened.enter_context(data) for data in thinned]), output)
+            write_output(explained_html([opened.enter_context(data) for data in thinned]), output)
         if output != "-":
             terminal.note(f"wrote {output}")
         return 0
@@ -144,6 +145,11 @@ def report(
             from evotune.report.frame import run_columns, to_parquet
 
             write_bytes(to_parquet(run_columns(data)), output)
+            return 0
+        if style == "md":
+            from evotune.explain.report_parts import explained_markdown
+
+            write_output(explained_markdown(data), output)
             return 0
         from evotune.report.formats import REPORTS
 

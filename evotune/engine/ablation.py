@@ -32,7 +32,7 @@ class Change:
 
     - `configuration`: the champion with `parameter` changed.
     - `also`: other values that had to change for the configuration to be valid.
-    - `why`: default, neighbour, or "" for the champion itself.
+    - `why`: default, neighbour, pair (of two changes), or "" for the champion itself.
     """
 
     configuration: Configuration
@@ -80,8 +80,11 @@ class AblationRow:
         }
 
 
-def ablate_run(run: RunFolder, number: int, champion: Configuration) -> Iterator[AblationRow]:
+def ablate_run(
+    run: RunFolder, number: int, champion: Configuration, more: Sequence[Change] = ()
+) -> Iterator[AblationRow]:
     """Measures every change of trial `number` and, after the last, stores the rows in the run.
+    `more`: further changes of it.
 
     RunLocked while another process works on the run.
     """
@@ -89,7 +92,10 @@ def ablate_run(run: RunFolder, number: int, champion: Configuration) -> Iterator
         reopened = ReopenedRun.load(run)
         champion = reopened.configuration(champion)
         rows: list[AblationRow] = []
-        for row in measured_rows(reopened, number, champion, changes_of(reopened, champion)):
+        changes = changes_of(reopened, champion)
+        known = {change.configuration for change in changes}
+        changes += [change for change in more if change.configuration not in known]
+        for row in measured_rows(reopened, number, champion, changes):
             rows.append(row)
             yield row
         record = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from typing import Protocol, runtime_checkable
 
 from evotune.backends import registry
 from evotune.backends.registry import measuring_alone
@@ -21,8 +22,16 @@ from evotune.errors import EnvironmentProblem, EvotuneError
 from evotune.execute.build_review import review_build
 from evotune.execute.device_slot import ProblemSource
 from evotune.execute.executor import TIMED, CaseJob
+from evotune.problems.problem import Case
 from evotune.store import RunStore
 from evotune.trial import Configuration, Value
+
+
+@runtime_checkable
+class CountsExponentials(Protocol):
+    """A problem that says how many exponentials every algorithm must compute."""
+
+    def exponentials(self, case: Case) -> int: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,10 +61,11 @@ class Access:
 
     def work_of(self, job: CaseJob) -> Work:
         problem = self.reopened.planner.problem
+        counted = problem.exponentials(job.case) if isinstance(problem, CountsExponentials) else 0
         return Work(
             operations=job.flops,
             bytes_moved=problem.bytes_moved(job.case),
-            exponentials=problem.exponentials(job.case),
+            exponentials=counted,
         )
 
     def gather(self, configuration: Configuration, label: str = "") -> GatheredEvidence:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from evotune.explain.explanation import Against, Effect, Explanation, Limiter, OverSpace, Suggestion
 from evotune.report import wording
 from evotune.report.wording import printable
+
+if TYPE_CHECKING:
+    from evotune.explain.explanation import (
+        Against,
+        Effect,
+        Explanation,
+        Limiter,
+        OverSpace,
+        Pair,
+        Suggestion,
+    )
 
 WIDTH: Final = 80
 _BAR: Final = 20
@@ -23,7 +33,7 @@ _MISSING: Final = 8
 def text_of(found: Explanation) -> str:
     """All blocks that have content; a block ends with an empty line."""
     blocks = [
-        [printable(f"{found.space}, run {found.run}, on {found.device}".rstrip(", on"))],
+        list(_wrapped(", ".join(filter(None, (found.space, f"run {found.run}", found.device))))),
         list(_wrapped(found.headline)),
         list(_limiter(found.limiter)),
         list(_roofline(found)),
@@ -65,8 +75,19 @@ def _roofline(found: Explanation) -> Iterator[str]:
         yield f"  {unit.name:<14} {bar} {unit.share:>4.0%}  {unit.kind}"
 
 
+def shown_effects(effects: Sequence[Effect]) -> list[Effect]:
+    """The measured ones, and those predicted ones whose interval leaves out 1."""
+    return [
+        e
+        for e in effects
+        if e.worth is not None
+        and not e.same_code
+        and (e.basis != "model" or (e.low or 0.0) > 1 or (e.high or 2.0) < 1)
+    ]
+
+
 def _effects(effects: Sequence[Effect]) -> Iterator[str]:
-    shown = [e for e in effects if e.worth is not None and not e.same_code][:_EFFECTS]
+    shown = shown_effects(effects)[:_EFFECTS]
     failed = [e for e in effects if e.worth is None][:_FAILED]
     if not shown and not failed:
         return
@@ -76,7 +97,8 @@ def _effects(effects: Sequence[Effect]) -> Iterator[str]:
         other = f"over {wording.value_text(effect.source)}"
         interval = f" [{effect.low:.2f}, {effect.high:.2f}]" if effect.low is not None else ""
         figure = f"{effect.worth:.2f}x{interval}"
-        yield printable(f"  {choice:<28} {other:<14} {figure:<20} {effect.basis}")
+        line = f"  {choice:<28} {other:<14} {figure:<20} {effect.basis}"
+        yield from [printable(line)] if len(line) <= WIDTH else _wrapped(line, "      ", "")
         if effect.also:
             yield from _wrapped(f"with {wording.configuration_text(effect.also)}", "      ")
         if effect.because:
@@ -98,7 +120,7 @@ def _space(found: OverSpace) -> Iterator[str]:
         )
         lines += _wrapped(f"decide (best trials/model): {named}", "    ", "  ")
     for title, texts in (
-        ("together", [pair.text for pair in found.pairs]),
+        ("together", [pair_line(pair) for pair in found.pairs]),
         ("cliff", [cliff.text for cliff in found.cliffs]),
         ("no chance", [value.text for value in found.hopeless[:_HOPELESS]]),
     ):
@@ -109,6 +131,11 @@ def _space(found: OverSpace) -> Iterator[str]:
     if lines:
         yield f"Over the space: {found.valid} of {found.trials} trials are valid"
         yield from lines
+
+
+def pair_line(pair: Pair) -> str:
+    """Its text, its basis, and why."""
+    return f"{pair.text} ({pair.basis})" + (f"; {pair.because}" if pair.because else "")
 
 
 def _against(found: Against | None) -> Iterator[str]:

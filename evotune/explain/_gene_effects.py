@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from evotune.explain._cliffs import Step, interval_of
+from evotune.explain._measured_pairs import PAIR
 from evotune.explain._trial_table import TrialTable
 from evotune.explain.explanation import Effect
-from evotune.search.trial_model import TrialModel
+from evotune.explain.predicting import Predictor
 from evotune.space.parameters import Parameter
 from evotune.trial import Configuration, Json, Trial, Value
 
@@ -20,7 +21,7 @@ def effects_of(
     champion: Trial,
     ablation: Mapping[str, Json] | None,
     table: TrialTable,
-    model: TrialModel | None,
+    predictor: Predictor | None,
     valid: Sequence[Configuration] | None = None,
 ) -> tuple[Effect, ...]:
     """One effect for each parameter and other value. A paired measurement counts before trials of
@@ -29,8 +30,8 @@ def effects_of(
     found: dict[tuple[str, str], Effect] = {}
     for effect in (*_paired(ablation), *_from_trials(champion, table)):
         found.setdefault((effect.parameter, repr(effect.source)), effect)
-    if model is not None:
-        for effect in _predicted(champion, table, model, valid):
+    if predictor is not None:
+        for effect in _predicted(champion, table, predictor, valid):
             found.setdefault((effect.parameter, repr(effect.source)), effect)
     return tuple(sorted(found.values(), key=_size))
 
@@ -41,7 +42,7 @@ def _size(effect: Effect) -> tuple[bool, float]:
 
 def _paired(ablation: Mapping[str, Json] | None) -> Iterator[Effect]:
     for row in (ablation or {}).get("rows", ()):
-        if not row["parameter"]:
+        if not row["parameter"] or (row["why"] == PAIR and row["also"]):
             continue
         known = row["ratio"] is not None
         yield Effect(
@@ -109,7 +110,7 @@ def _from_trials(champion: Trial, table: TrialTable) -> Iterator[Effect]:
 def _predicted(
     champion: Trial,
     table: TrialTable,
-    model: TrialModel,
+    predictor: Predictor,
     valid: Sequence[Configuration] | None,
 ) -> Iterator[Effect]:
     if valid is None:
@@ -120,12 +121,11 @@ def _predicted(
         ]
     else:
         changed = [dict(configuration) for configuration in valid]
-    varied = [{p.name: one[p.name] for p in table.parameters} for one in changed]
-    known = [one for one in varied if model.knows(one)]
-    own = table.varied(champion.configuration)
-    for one, difference in zip(known, model.changes(own, known), strict=True):
+    own = champion.configuration
+    predicted = predictor.changes(own, changed)
+    for one, difference in zip(changed, predicted, strict=True):
         names = [name for name, value in one.items() if value != own[name]]
-        if not names:
+        if difference is None or not names:
             continue
         yield Effect(
             parameter=names[0],

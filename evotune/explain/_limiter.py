@@ -33,6 +33,7 @@ from evotune.trial import Value
 SPILLS, CONFLICTS, GRID, LATENCY = "spills", "bank conflicts", "grid", "latency"
 
 _SPILLING: Final = 0.05  # of the instructions in the innermost loops
+_SPILLED_BYTES: Final = 4  # of one local load or store
 _LAUNCHING: Final = 1 / 3  # of the time
 _BUSY: Final = 0.7
 _HALF: Final = 0.5
@@ -110,12 +111,15 @@ def _spills(case: Case) -> Limiter | None:
     view = launch.static if launch is not None else None
     if view is None:
         return None
-    counted = view.loop_instructions or view.instructions
-    total, local = sum(counted.values()), counted.get("local", 0)
+    spilled = view.spill_load_bytes + view.spill_store_bytes
+    in_loops = bool(view.loop_instructions) and "local" in view.instructions
+    counted = view.loop_instructions if in_loops else view.instructions
+    # PTX has no spills yet: their bytes tell the number of the instructions to come.
+    local = counted.get("local", 0) or (0 if in_loops else spilled // _SPILLED_BYTES)
+    total = sum(counted.values()) + (0 if counted.get("local") else local)
     if not total or local / total < _SPILLING:
         return None
-    where = "innermost loops" if view.loop_instructions else "code"
-    spilled = view.spill_load_bytes + view.spill_store_bytes
+    where = "innermost loops" if in_loops else "code"
     fact = Fact(
         text=f"{local} of {total} instructions in the {where} are spills"
         + (f"; {spilled:,} bytes a thread are spilled" if spilled else "")

@@ -179,7 +179,7 @@ def _largest(machine: Machine) -> LaunchEvidence | None:
 def _launched(mine: Machine, other: Machine) -> Iterator[tuple[float, Line]]:
     counts = [len(m.gathered.evidence.launches) if m.gathered else 0 for m in (mine, other)]
     if all(counts) and counts[0] != counts[1]:
-        text = f"{counts[0]} launches (there {counts[1]})"
+        text = f"{counts[0]} launch{'es' if counts[0] > 1 else ''} (there {counts[1]})"
         yield 0.3, _line("launches", counts[0], counts[1], text, "static")
     one, another = _largest(mine), _largest(other)
     if one is None or another is None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from evotune.device.gathered import GatheredEvidence
 from evotune.engine.ablation import ablate_run, changes_of
 from evotune.engine.evidence_gathering import Access, gathered_or_reason, keep_evidence
 from evotune.engine.folder import RunFolder
+from evotune.explain._measured_pairs import pair_changes
 from evotune.explain._sides import Side, read_run
 from evotune.explain._subjects import (
     Subject,
@@ -19,6 +20,7 @@ from evotune.explain._subjects import (
     evidence_of_baseline,
     kept_in,
 )
+from evotune.explain.explanation import Pair
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.trial import Configuration, Value
@@ -29,14 +31,21 @@ _PAIRED = 3  # a paired measurement takes about so many times the search's own
 
 @dataclass(slots=True)
 class Gathering:
-    """What is gathered for one subject. `missing`: what could not be had, in words; `note` gets a
-    line before each step. The methods raise RunLocked while another process works on the run."""
+    """The evidence and the ablation of one subject.
+
+    - `missing`: the parts that could not be had, in words.
+    - `note` gets a line before each step.
+    - `pairs`: the pairs of choices to measure, strongest first.
+
+    The methods raise RunLocked while another process works on the run.
+    """
 
     run: RunFolder
     subject: Subject
     access: Access
     note: Callable[[str], object]
     missing: list[str]
+    pairs: Sequence[Pair]
 
     def evidence(self, side: Side | None) -> None:
         """Of the subject and of the other side."""
@@ -78,13 +87,14 @@ class Gathering:
     def ablation(self) -> None:
         """The paired effects of the subject, and the machine's side of those that cost most."""
         data, subject = read_run(self.run), self.subject
-        changes = len(changes_of(self.access.reopened, subject.configuration)) - 1
+        pairs = list(pair_changes(self.access.reopened.space, subject.configuration, self.pairs))
+        changes = len(changes_of(self.access.reopened, subject.configuration)) - 1 + len(pairs)
         about = wording.duration_text(changes * _seconds_a_trial(data))
         self.note(
             f"measuring {changes} changes of trial {subject.trial.number} in turn with it, about "
             f"{about}; --no-measure leaves that out"
         )
-        for _ in ablate_run(self.run, subject.trial.number, subject.configuration):
+        for _ in ablate_run(self.run, subject.trial.number, subject.configuration, pairs):
             pass
         ablation = ablation_of(read_run(self.run), subject) or {}
         rows = [row for row in ablation.get("rows", ()) if row["parameter"] and row["ratio"]]

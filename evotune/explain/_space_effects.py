@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
+from evotune.explain._measured_pairs import pair_text
 from evotune.explain._ped_anova import importances
 from evotune.explain._trial_table import TrialTable
 from evotune.explain.explanation import Importance, Marginal, Pair
-from evotune.report.wording import value_text
 from evotune.search.trial_model import Difference, TrialModel
 from evotune.space.parameters import Parameter
 from evotune.trial import Configuration, Value
@@ -189,11 +190,7 @@ def _pair(
     """`first`, `second`: a parameter, another value, and the champion's."""
     (name, one, mine), (other, another, theirs) = first, second
     alone, together = math.exp(with_another.mean), math.exp(with_theirs.mean)
-    text = (
-        f"{name} {value_text(one)} to {value_text(mine)} is worth {together:.2f}x with "
-        f"{other}={value_text(theirs)}, {alone:.2f}x with {other}={value_text(another)}"
-    )
-    return Pair(
+    found = Pair(
         parameter=name,
         source=one,
         to=mine,
@@ -205,5 +202,6 @@ def _pair(
         factor=math.exp(factor.mean),
         low=math.exp(factor.low),
         high=math.exp(factor.high),
-        text=text,
+        text="",
     )
+    return msgspec.structs.replace(found, text=pair_text(found, alone, together))

@@ -15,8 +15,9 @@ from evotune.explain._limiter import CONFLICTS, GRID, LATENCY, SPILLS, Case, sta
 from evotune.explain._roofline import DRAM, FMA, ISSUE, L2, LAUNCH, MUFU, SHARED, TENSOR
 from evotune.explain._trial_table import TrialTable
 from evotune.explain.explanation import Effect, Limiter, Suggestion
+from evotune.explain.predicting import LaunchFigures, Predictor
 from evotune.report.wording import configuration_text, value_text
-from evotune.search.trial_model import Difference, TrialModel
+from evotune.search.trial_model import Difference
 from evotune.space.bound import BoundSpace
 from evotune.space.parameters import OrderedParameter
 from evotune.trial import Configuration, Trial, Value
@@ -29,10 +30,6 @@ _POLYNOMIAL: Final = 0.75
 """FMA time of an exponential by a polynomial of degree 5, in MUFU times: six instructions at eight
 times MUFU's rate."""
 
-LaunchFigures = Mapping[str, float]
-"""Of a configuration's first timed case, without compiling: threads, blocks, warps, shared_bytes,
-bytes_in_flight, idle, launches."""
-
 
 @dataclass(frozen=True, slots=True)
 class Sources:
@@ -43,7 +40,7 @@ class Sources:
     limiter: Limiter
     effects: Sequence[Effect]
     table: TrialTable
-    model: TrialModel | None
+    predictor: Predictor | None
     champion: Trial
     space: BoundSpace | None
     launch_figures: Callable[[Configuration], LaunchFigures] | None
@@ -216,8 +213,8 @@ def _fewer_instructions(case: Case) -> Iterator[Suggestion]:
 
 def _configurations(sources: Sources) -> Iterator[Suggestion]:
     """Neighbours of the best configurations that were not tried, by the model."""
-    space, model, table = sources.space, sources.model, sources.table
-    if space is None or model is None:
+    space, predictor, table = sources.space, sources.predictor, sources.table
+    if space is None or predictor is None:
         return
     tried = {trial.configuration for trial in table.trials}
     ranked = sorted(range(len(table.valid)), key=lambda at: -table.fitness[at])[:_ELITES]
@@ -226,14 +223,13 @@ def _configurations(sources: Sources) -> Iterator[Suggestion]:
         configuration
         for elite in dict.fromkeys(elites)
         for configuration in space.neighbours(elite)
-        if configuration not in tried and model.knows(table.varied(configuration))
+        if configuration not in tried
     ]
     pool = list(dict.fromkeys(pool))
-    own = table.varied(sources.champion.configuration)
-    changes = model.changes(own, [table.varied(configuration) for configuration in pool])
-    best = sorted(zip(changes, pool, strict=True), key=lambda item: -item[0].mean)
+    changes = predictor.changes(sources.champion.configuration, pool)
+    found = [(d, c) for d, c in zip(changes, pool, strict=True) if d is not None]
     shown = 0
-    for difference, configuration in best:
+    for difference, configuration in sorted(found, key=lambda item: -item[0].mean):
         if shown == _CONFIGURATIONS or difference.mean < math.log(_LEAST):
             return
         moved = _moved(sources, configuration)
@@ -340,8 +336,8 @@ def _next_value(further: float, near: float, own: float) -> float | None:
 
 def _constraints(sources: Sources) -> Iterator[Suggestion]:
     """Neighbouring values that one constraint alone forbids, where the model expects more."""
-    space, model, table = sources.space, sources.model, sources.table
-    if space is None or model is None:
+    space, predictor, table = sources.space, sources.predictor, sources.table
+    if space is None or predictor is None:
         return
     own = sources.champion.configuration
     active = set(space.active(own))
@@ -353,10 +349,9 @@ def _constraints(sources: Sources) -> Iterator[Suggestion]:
                 broken = space.violations(changed)
                 if len(broken) == 1:
                     wanted.append((parameter.name, value, broken[0]))
-    mine = table.varied(own)
-    changes = model.changes(mine, [{**mine, name: value} for name, value, _ in wanted])
+    changes = predictor.changes(own, [{**own, name: value} for name, value, _ in wanted])
     for (name, value, constraint), difference in zip(wanted, changes, strict=True):
-        if difference.mean >= math.log(_LEAST):
+        if difference is not None and difference.mean >= math.log(_LEAST):
             yield Suggestion(
                 kind="constraint",
                 text=configuration_text({name: value}),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evotune.space.parameters import Boolean, Categorical, OrderedParameter, Parameter
-from evotune.trial import Configuration, Trial, Value
+from evotune.trial import Trial, Value
 
 _MOST_VALUES = 64  # of a domain; of a larger one only the values that were tried count
 
@@ -56,7 +56,7 @@ class TrialTable:
         column: NDArray[np.int64] = self.places[:, at]
         return column
 
-    def varied(self, configuration: Configuration) -> dict[str, Value]:
+    def varied(self, configuration: Mapping[str, Value]) -> dict[str, Value]:
         """The values of the parameters that vary."""
         return {p.name: configuration[p.name] for p in self.parameters}
 

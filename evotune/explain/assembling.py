@@ -16,6 +16,7 @@ from evotune.explain._gene_effects import ablation_steps, effects_of
 from evotune.explain._hopeless_values import hopeless_values
 from evotune.explain._limiter import Case, limiter_of
 from evotune.explain._machine_differences import Machine, against_of, telling_line
+from evotune.explain._measured_pairs import with_measurements
 from evotune.explain._roofline import ceilings_of, launch_counters, roofline_of
 from evotune.explain._space_effects import (
     importance_of,
@@ -32,7 +33,7 @@ from evotune.explain._subjects import (
     machine_of,
     trial_like,
 )
-from evotune.explain._suggestions import LaunchFigures, Sources, suggestions_of
+from evotune.explain._suggestions import Sources, suggestions_of
 from evotune.explain._trial_table import TrialTable
 from evotune.explain.explanation import (
     Cliff,
@@ -42,6 +43,7 @@ from evotune.explain.explanation import (
     OverSpace,
     Roofline,
 )
+from evotune.explain.predicting import LaunchFigures, Predictor
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.search.trial_model import TrialModel
@@ -81,6 +83,9 @@ def explain_data(
     gathered = evidence_for(kept, subject.configuration, subject.case)
     table = TrialTable.of(data.trials, view.space.parameters if view is not None else ())
     model = fitted_model(table)
+    predictor = None
+    if model is not None:
+        predictor = Predictor(table, view.launch_figures if view is not None else None)
     ablation = ablation_of(data, subject)
     roofline = _roofline(data, subject, gathered, view)
     case = Case(roofline, gathered, _attributes(data))
@@ -88,7 +93,7 @@ def explain_data(
     neighbours = None
     if view is not None and view.space.is_valid(subject.configuration):
         neighbours = view.space.neighbours(subject.configuration)
-    effects = effects_of(subject.trial, ablation, table, model, neighbours)
+    effects = effects_of(subject.trial, ablation, table, predictor, neighbours)
     effects = _with_reasons(data, subject, kept, effects, ablation)
     cliffs = cliffs_of(table, ablation_steps(ablation), case.attributes)
     mine = machine_of(f"trial {subject.trial.number}", subject, kept)
@@ -97,7 +102,7 @@ def explain_data(
         limiter=limiter,
         effects=effects,
         table=table,
-        model=model,
+        predictor=predictor,
         champion=subject.trial,
         space=view.space if view is not None else None,
         launch_figures=view.launch_figures if view is not None else None,
@@ -115,7 +120,9 @@ def explain_data(
         roofline=roofline,
         counters=_counters(gathered),
         effects=effects,
-        over_space=_over_space(table, model, subject, view, cliffs),
+        over_space=_with_pairs(
+            _over_space(table, model, subject, view, cliffs), case, subject, kept, ablation
+        ),
         against=against_of(mine, other) if other is not None else None,
         next=suggestions_of(sources),
         missing=(*missing, *_missing(data, gathered, ablation, other)),
@@ -205,6 +212,43 @@ def _over_space(
         marginals=marginals_of(table, marginals),
         pairs=pairs_of(table, model, subject.configuration, importance),
     )
+
+
+def _counted_only(roofline: Roofline, gathered: GatheredEvidence) -> Roofline:
+    """The roofline of another configuration by its counters alone, as its time is not known."""
+    return roofline_of(
+        roofline.case,
+        roofline.time_us,
+        Work(operations=0, bytes_moved=0),
+        dtype="",
+        evidence=gathered.evidence,
+        ceilings=gathered.evidence.ceilings,
+        attributes={},
+    )
+
+
+def _with_pairs(
+    over: OverSpace,
+    case: Case,
+    subject: Subject,
+    kept: Sequence[GatheredEvidence],
+    ablation: Mapping[str, Json] | None,
+) -> OverSpace:
+    """With the pairs' measurements, and with the limiter while the other choice is changed: it says
+    why a choice that pays now pays nothing there."""
+    found = []
+    for pair in with_measurements(over.pairs, ablation):
+        changed = {**subject.configuration, pair.other: pair.other_value}
+        there = evidence_for(kept, changed, subject.case)
+        because = ""
+        if there is not None and case.roofline is not None:
+            name = limiter_of(
+                Case(_counted_only(case.roofline, there), there, case.attributes)
+            ).name
+            own = wording.configuration_text({pair.other: pair.other_value})
+            because = f"with {own} it is held by {name}" if name else ""
+        found.append(msgspec.structs.replace(pair, because=because) if because else pair)
+    return msgspec.structs.replace(over, pairs=tuple(found))
 
 
 def _with_reasons(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -16,11 +16,13 @@ from evotune.errors import EnvironmentProblem, EvotuneError, RunLocked, UsageErr
 from evotune.explain._measuring import Gathering
 from evotune.explain._sides import Side, machine_on, read_run, side_of
 from evotune.explain._subjects import Subject, ablation_of, chosen_subject
-from evotune.explain._suggestions import LaunchFigures
+from evotune.explain._trial_table import TrialTable
 from evotune.explain.assembling import SpaceView, explain_data
 from evotune.explain.explanation import Explanation, Suggestion
+from evotune.explain.predicting import LaunchFigures, Predictor
 from evotune.report.data import RunData
-from evotune.trial import Configuration
+from evotune.search.trial_model import Difference
+from evotune.trial import Configuration, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,8 @@ def explain_run(
     if request.measure or request.tries:
         _require_device(data, access, missing)
     if request.measure is not False and access is not None:
-        _gather(Gathering(run, subject, access, note, missing), side, request)
+        before = explain_data(data, subject.trial.number, view=_view(access)).over_space.pairs
+        _gather(Gathering(run, subject, access, note, missing, before), side, request)
         data = read_run(run)
     other = machine_on(side, subject, read_run(side.run)) if side is not None else None
     view = _view(access) if access is not None else None
@@ -63,6 +66,23 @@ def explain_run(
         assert access is not None
         found = msgspec.structs.replace(found, next=_tried(run, access, subject, found.next, note))
     return found
+
+
+def predict_changes(
+    run: RunFolder, start: Mapping[str, Value], changed: Sequence[Mapping[str, Value]]
+) -> list[Difference | None]:
+    """ln of the time of `start` / the time of each changed configuration, predicted from the run's
+    trials; None where a value was neither tried nor is in the space. UsageError for a run with too
+    few valid trials."""
+    data = read_run(run)
+    access, _ = _access(run, data)
+    view = _view(access) if access is not None else None
+    table = TrialTable.of(data.trials, view.space.parameters if view is not None else ())
+    try:
+        predictor = Predictor(table, view.launch_figures if view is not None else None)
+    except ValueError as error:
+        raise UsageError(f"run {run.id}: {error}") from error
+    return predictor.changes(start, changed)
 
 
 def _access(run: RunFolder, data: RunData) -> tuple[Access | None, list[str]]:
@@ -117,21 +137,43 @@ def _launch_figures(access: Access, configuration: Configuration) -> LaunchFigur
         return {"launches": 1.0}
     largest = max(launches, key=lambda launch: launch.threads)
     blocks = math.prod(largest.grid)
-    attributes = access.reopened.setup.profile.attributes
-    multiprocessors = attributes.get("multiprocessors", 0)
     figures = {
         "launches": float(len(launches)),
         "threads": float(largest.threads),
         "blocks": float(blocks),
         "shared_bytes": float(largest.shared_bytes),
         "bytes_in_flight": largest.shared_bytes / max(1, largest.threads),
-        "warps": blocks * largest.threads / 32,
     }
-    if isinstance(multiprocessors, int) and multiprocessors:
-        figures["warps"] = min(blocks / multiprocessors, 1.0) * largest.threads / 32
-        rounds = -(-blocks // multiprocessors)
-        figures["idle"] = 1 - blocks / (rounds * multiprocessors)
-    return figures
+    return {**figures, **_on_device(figures, access.reopened.setup.profile.attributes)}
+
+
+def _on_device(figures: LaunchFigures, attributes: Mapping[str, Value]) -> LaunchFigures:
+    """Resident blocks and warps of a multiprocessor, and its idle time, as far as threads and
+    shared memory decide: registers are known only after compiling. {} on a CPU."""
+
+    def limit(name: str) -> int:
+        found = attributes.get(name, 0)
+        return int(found) if isinstance(found, int) else 0
+
+    multiprocessors, most_threads = limit("multiprocessors"), limit("threads_per_multiprocessor")
+    if not multiprocessors or not most_threads or not figures["threads"]:
+        return {}
+    room, reserved = (
+        limit(f"{name}")
+        for name in ("shared_bytes_per_multiprocessor", "reserved_shared_bytes_per_block")
+    )
+    resident = max(1, most_threads // int(figures["threads"]))
+    if room:
+        resident = max(1, min(resident, int(room // (figures["shared_bytes"] + reserved or 1))))
+    waves = figures["blocks"] / (multiprocessors * resident)
+    each = min(float(resident), max(1.0, figures["blocks"] / multiprocessors))
+    rounds = math.ceil(figures["blocks"] / multiprocessors)
+    return {
+        "resident": float(resident),
+        "waves": waves,
+        "warps": each * figures["threads"] / 32,
+        "idle": 1 - figures["blocks"] / (rounds * multiprocessors),
+    }
 
 
 def _tried(

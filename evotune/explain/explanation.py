@@ -126,6 +126,9 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
     `alone`: the worth of `parameter` going from `source` to `to` while `other` has `other_value`;
     `together`: its worth while `other` has its value in the explained configuration.
+    `factor`: together / alone, with its 95% interval. `basis`: the mean over the best
+    configurations by the model, or measured around the explained one. `because`: what holds the
+    kernel while `other` has the other value, "" if not known.
     """
 
     parameter: str
@@ -140,6 +143,8 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     low: float
     high: float
     text: str
+    basis: Literal["paired", "model"] = "model"
+    because: str = ""
 
 
 class Hopeless(msgspec.Struct, frozen=True, kw_only=True):

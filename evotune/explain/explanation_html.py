@@ -8,10 +8,14 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from evotune.explain.explanation import Explanation
+from evotune.explain._explanation_text import pair_line, shown_effects
 from evotune.report import wording
 from evotune.report.wording import printable
+
+if TYPE_CHECKING:
+    from evotune.explain.explanation import Explanation
 
 _STYLE = """
 .evotune-why { font: 14px/1.45 system-ui, sans-serif; max-width: 60rem; }
@@ -82,7 +86,7 @@ def _parts(found: Explanation) -> Iterator[str]:
 
 
 def _effects(found: Explanation) -> Iterator[str]:
-    shown = [e for e in found.effects if e.worth is not None and not e.same_code][:12]
+    shown = shown_effects(found.effects)[:12]
     if not shown:
         return
     yield _heading("What its choices are worth")
@@ -107,7 +111,7 @@ def _space(found: Explanation) -> Iterator[str]:
             (_text(i.parameter), _bar(i.best), f"{i.best:.0%}") for i in over.importance[:8]
         )
     texts = [
-        *(pair.text for pair in over.pairs),
+        *(pair_line(pair) for pair in over.pairs),
         *(cliff.text for cliff in over.cliffs),
         *(value.text for value in over.hopeless[:8]),
     ]

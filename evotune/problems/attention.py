@@ -97,20 +97,20 @@ class Attention:
 
     def flops(self, case: Case) -> int:
         """4 * head_dim per visible score (two products); the softmax is not counted, as usual."""
-        return 4 * int(case.symbols["head_dim"]) * self.exponentials(case)
-
-    def exponentials(self, case: Case) -> int:
-        """One per visible score."""
         s = _integers(case)
         visible = s["seq_len_q"] * s["seq_len_k"]
         if case.symbols["causal"]:
             short = min(s["seq_len_q"], s["seq_len_k"])
             visible = short * (short + 1) // 2 + max(0, s["seq_len_q"] - short) * s["seq_len_k"]
-        return s["batch"] * s["heads"] * visible
+        return 4 * s["batch"] * s["heads"] * visible * s["head_dim"]
 
     def bytes_moved(self, case: Case) -> int:
         size = 4 if self.dtype == "float32" else 2
         return size * sum(math.prod(spec.shape) for spec in self.tensors(case))
+
+    def exponentials(self, case: Case) -> int:
+        """One for each visible score (`evotune explain` holds them against MUFU)."""
+        return self.flops(case) // (4 * int(case.symbols["head_dim"]))
 
     def edge_cases(self, case: Case, kept: Collection[str] = ()) -> Sequence[Case]:
         """`edge_shapes` with the case's head_dim and mask; all but one have its scale too."""

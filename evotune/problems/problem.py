@@ -133,9 +133,9 @@ class WrongSymbol(ValueError):
 class Problem(Protocol):
     """A computation that kernels must do, with its reference and its baselines.
 
-    Built in the main process (torch-free: `case`, `tensors`, `flops`, `exponentials`,
-    `bytes_moved`, `edge_cases`, `siblings`, `random_cases`, `random_kinds`, `place`) and again in
-    the worker, where the methods that take or give tensors run.
+    Built in the main process (torch-free: `case`, `tensors`, `flops`, `bytes_moved`,
+    `edge_cases`, `siblings`, `random_cases`, `random_kinds`, `place`) and again in the worker,
+    where the methods that take or give tensors run.
     """
 
     name: ClassVar[str]
@@ -161,10 +161,6 @@ class Problem(Protocol):
     def tensors(self, case: Case) -> tuple[TensorSpec, ...]: ...
 
     def flops(self, case: Case) -> int: ...
-
-    def exponentials(self, case: Case) -> int:
-        """Exponentials that every algorithm must compute; 0 where there are none or that is not
-        known. Reports hold them against the device's special function units."""
 
     def bytes_moved(self, case: Case) -> int:
         """Bytes that must cross memory at least once: inputs read, outputs written."""

@@ -201,9 +201,6 @@ class UserProblem(abc.ABC):
     def flops(self, case: Case) -> int:
         return self.written.operations(self.sizes_of(case))
 
-    def exponentials(self, case: Case) -> int:
-        return 0  # not known
-
     def bytes_moved(self, case: Case) -> int:
         return sum(spec.nbytes for spec in self.tensors(case))
 

@@ -28,13 +28,15 @@ _SHOWN_REASONS = 10
 _COMPILER_CHARACTERS = 160  # its text with all flags fills several lines; the JSON report has it
 
 
-def page(data: RunData) -> str:
-    """Facts, baselines, the leaderboard's head, outcomes and reasons of failures."""
+def page(data: RunData, why: str = "") -> str:
+    """Facts, baselines, the leaderboard's head, outcomes and reasons of failures. `why`: what holds
+    the champion, in sentences; "" for none."""
     board = rank(data)
     summary = summarize(data, board)
     blocks = [
         f"# {markdown_text(data.space or 'run')}: run {markdown_text(data.id)}",
         headline(summary),
+        *([markdown_text(why)] if why else []),
         _facts(data, summary),
         *_baselines(data),
         *_devices(data),

@@ -28,7 +28,7 @@ _LEAST_TRIALS: Final = 4
 _LARGEST_GAP: Final = 1.5
 """A fitness further than this below the best, in ln, counts as this far below: a configuration that
 is ten times slower says nothing on the choices that matter, and would set the scale."""
-_FIGURE_SCALE: Final = 0.3  # the prior deviation of a figure's slope, in deviations of the fitness
+_FIGURE_SCALE: Final = 0.5  # the prior deviation of a figure's slope, in deviations of the fitness
 _THREADS: Final = ThreadpoolController()
 
 

@@ -81,6 +81,24 @@ def test_each_gene_is_changed_alone_and_the_rows_are_kept_for_the_report(
     }
 
 
+def test_an_explanation_rests_on_the_rows_that_are_kept(ablate: Ablate, run: RunFolder) -> None:
+    """It compiles nothing either: the binary is in the cache."""
+    if "ablation" not in RunData.load(run).meta:
+        assert ablate("--format", "json").exit_code == 0
+    words = ["explain", "latest", "--runs-dir", str(run.path.parent), "--format", "json"]
+    result = CliRunner().invoke(application, words)
+    assert result.exit_code == 0, result.stderr
+    assert "measuring" not in result.stderr
+    found = json.loads(result.stdout)
+    effects = {(e["parameter"], e["from"]): e for e in found["effects"]}
+    assert effects["UNUSED", 1]["basis"] == "paired"
+    assert effects["UNUSED", 1]["same_code"]
+    assert effects["FAULT", "wrong_scale"]["outcome"] == "wrong_result"
+    assert found["roofline"]["operations"] > 0
+    hopeless = [value["text"] for value in found["over_space"]["hopeless"]]
+    assert "UNUSED=2: 0 of 1 valid: constraint `UNUSED != 2`" in hopeless
+
+
 def test_a_trial_that_is_not_there_is_a_usage_error(ablate: Ablate) -> None:
     result = ablate("--trial", 7)
     assert (result.exit_code, result.stdout) == (2, "")

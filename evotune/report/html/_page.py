@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from evotune.report.data import RunData
-from evotune.report.html._payload import run_payload
+from evotune.report.html._payload import printable_json, run_payload
 from evotune.report.records import finite
 from evotune.trial import Json
 from evotune.version import __version__
@@ -28,16 +28,23 @@ _SCRIPTS = (
     "charts.js",
     "parallel.js",
     "plots.js",
+    "explain.js",
     "sections.js",
     "main.js",
 )
 
 
-def html_page(runs: Sequence[RunData]) -> str:
-    """The page of one or more runs. About 5 MB of it are plotly."""
+def html_page(runs: Sequence[RunData], explanations: Sequence[Json] = ()) -> str:
+    """The page of one or more runs. About 5 MB of it are plotly. `explanations`: for each run the
+    part that explains its champion, or None (`evotune.explain.report_parts`)."""
     from plotly.offline import get_plotlyjs
 
-    data = {"evotune": __version__, "runs": [run_payload(run) for run in runs]}
+    found = explanations or [None] * len(runs)
+    payloads = [
+        {**run_payload(run), "explanation": printable_json(explanation)}
+        for run, explanation in zip(runs, found, strict=True)
+    ]
+    data = {"evotune": __version__, "runs": payloads}
     plotly = get_plotlyjs()
     script = "'use strict';\n" + "\n".join(_asset(name) for name in _SCRIPTS)
     names = ", ".join(dict.fromkeys(run.space or "run" for run in runs))

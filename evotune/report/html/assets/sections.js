@@ -41,7 +41,7 @@ function runSections(run) {
   const rows = trialRows(run);
   return [
     hero(run), progressSection(run, rows), leaderboardSection(run, rows), frontSection(run), casesSection(run, rows),
-    domainSection(run),
+    domainSection(run), explainSection(run),
     defaultSection(run), ablationSection(run), ...parameterSections(run, rows), outcomeSection(run),
     stageSection(run), devicesSection(run), stateSection(run), environmentSection(run),
   ].filter(Boolean);

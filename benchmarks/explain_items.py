@@ -1,0 +1,160 @@
+"""Kernels at one shape, and interventions that tell what holds them: for `explain_trials.py`.
+
+An intervention is another shape on which the same configuration runs. If the named limiter is
+right, the time changes by a known factor: a batch twice as large takes twice as long if a unit
+holds the kernel, and hardly longer if latency, an empty grid or a launch does. Twice the head size
+at as many scores takes twice as long if products hold it, and hardly longer if exponentials do.
+Twice the query heads on the same keys cost nothing if memory holds it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tuning import derive, shape_of, tune
+
+Sizes = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Item:
+    """A space at one shape. `doubled`: what an intervention doubles -> the other shape's sizes."""
+
+    name: str
+    space: str
+    sizes: Sizes
+    doubled: Mapping[str, Sizes] = field(default_factory=dict)
+    causal: bool | None = False
+
+    def problem(self, sizes: Sizes | None = None) -> dict[str, Any]:
+        found: dict[str, Any] = {"shapes": [sizes or self.sizes], "held_out": []}
+        if self.causal is not None:
+            found["variants"] = [{"causal": self.causal}]
+        return found
+
+
+def attention(name: str, space: str, *, batch: int, length: int, head_dim: int) -> Item:
+    sizes = shape_of(batch, 16 if batch > 1 else 8, length, head_dim)
+    other = 128 if head_dim == 64 else 64
+    doubled = {"batch": {**sizes, "batch": 2 * batch}, "head_dim": {**sizes, "head_dim": other}}
+    return Item(name, space, sizes, doubled)
+
+
+_DECODE = {
+    "batch": 8,
+    "heads": 32,
+    "kv_heads": 8,
+    "seq_len_q": 1,
+    "seq_len_k": 4096,
+    "head_dim": 128,
+}
+CHAMPIONS = (
+    attention("scalar", "attention_scalar", batch=1, length=512, head_dim=64),
+    attention("wmma", "attention_wmma", batch=1, length=512, head_dim=64),
+    attention("mma", "attention_mma", batch=1, length=512, head_dim=64),
+    attention("wgmma 1024x64", "attention_wgmma", batch=1, length=1024, head_dim=64),
+    attention("wgmma 2048x64", "attention_wgmma", batch=16, length=2048, head_dim=64),
+    attention("wgmma 8192x128", "attention_wgmma", batch=2, length=8192, head_dim=128),
+    Item(
+        "decode",
+        "attention_mma_decode",
+        _DECODE,
+        {"batch": {**_DECODE, "batch": 16}, "query heads": {**_DECODE, "heads": 64}},
+    ),
+    Item(
+        "rms_norm",
+        "rms_norm",
+        {"rows": 4096, "columns": 8192},
+        {"batch": {"rows": 8192, "columns": 8192}},
+        causal=None,
+    ),
+)
+SMOKE = (
+    Item(
+        "rms_norm",
+        "rms_norm_cpu",
+        {"rows": 256, "columns": 512},
+        {"batch": {"rows": 512, "columns": 512}},
+        causal=None,
+    ),
+)
+# The least and the greatest time on the doubled shape / time on the own one, by limiter.
+_EXPECTED: Sequence[tuple[str, str, float, float]] = (
+    ("launch", "batch", 0.8, 1.6),
+    ("grid", "batch", 0.8, 1.6),
+    ("latency", "batch", 0.8, 1.75),
+    ("tensor cores +", "head_dim", 1.25, 2.0),
+    ("MUFU +", "head_dim", 1.2, 1.9),
+    ("issue slots +", "head_dim", 1.2, 2.0),
+    ("MUFU", "head_dim", 0.9, 1.35),
+    ("tensor cores", "head_dim", 1.5, 2.3),
+    ("shared memory", "head_dim", 1.5, 2.4),
+    ("bank conflicts", "head_dim", 1.4, 2.4),
+    ("FMA", "head_dim", 1.5, 2.4),
+    ("load/store", "head_dim", 1.5, 2.4),
+    ("issue slots", "head_dim", 1.4, 2.4),
+    ("DRAM", "query heads", 0.9, 1.3),
+    ("L2", "query heads", 0.9, 1.3),
+    ("DRAM", "batch", 1.7, 2.3),
+    ("L2", "batch", 1.7, 2.3),
+)
+
+
+def alone(
+    item: Item, configuration: Mapping[str, Any], sizes: Sizes | None, free: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Changes of a space that leave only this configuration at these sizes; the parameters `free`
+    keep all their values. The space's own constraints go: a shape may break one that is no more
+    than a heuristic."""
+    pinned = [pin(name, value) for name, value in configuration.items() if name not in free]
+    return {
+        "problem": item.problem(sizes),
+        "constraints": pinned,
+        "default": {},
+        "search": {"strategy": "exhaustive"},
+        "budget": {"trials": 1},
+    }
+
+
+def pin(name: str, value: object) -> str:
+    """The constraint that a parameter has this value."""
+    if isinstance(value, bool):
+        return name if value else f"not {name}"
+    return f"{name} == {value}"
+
+
+def time_us(
+    item: Item, configuration: Mapping[str, Any], sizes: Sizes, folder: Path
+) -> float | None:
+    """The time of one configuration at other sizes; None when it cannot run there."""
+    path = derive(item.space, alone(item, configuration, sizes), folder / "alone.yaml")
+    try:
+        report = tune(path, folder / "alone", "--trials", "1", "--trust")
+    except subprocess.CalledProcessError:
+        return None
+    times = [trial["time_us"] for trial in report["trials"] if trial["time_us"]]
+    return float(times[0]) if times else None
+
+
+def intervention(
+    item: Item, limiter: str, best: Mapping[str, Any], own: float | None, folder: Path
+) -> dict[str, Any]:
+    for beginning, doubled, least, most in _EXPECTED:
+        if not limiter.startswith(beginning) or doubled not in item.doubled or own is None:
+            continue
+        other = time_us(item, best, item.doubled[doubled], folder)
+        if other is None:
+            continue
+        halved = item.doubled[doubled].get("head_dim", 0) < item.sizes.get("head_dim", 0)
+        ratio = own / other if halved else other / own
+        return {
+            "intervention": f"{doubled} {'halved' if halved else 'doubled'}",
+            "expected": [least, most],
+            "ratio": ratio,
+            "confirmed": least <= ratio <= most,
+        }
+    return {"intervention": "none fits", "confirmed": False}

@@ -1,0 +1,81 @@
+"""Reports with the part that explains the champion: the HTML page and the Markdown page.
+
+The explanation rests on the run's store alone: a report compiles and launches nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from evotune.errors import UsageError
+from evotune.explain._explanation_text import pair_line, shown_effects
+from evotune.explain.assembling import explain_data
+from evotune.explain.explanation import Explanation
+from evotune.report import markdown, wording
+from evotune.report.data import RunData
+from evotune.report.html import html_page
+from evotune.trial import Json
+
+_EFFECTS = 12
+_STALLS = 8
+
+
+def explained_html(runs: Sequence[RunData]) -> str:
+    """The page of these runs; each has its explanation."""
+    return html_page(runs, [_section(data) for data in runs])
+
+
+def explained_markdown(data: RunData) -> str:
+    """The page of a run, with a paragraph on what holds its champion."""
+    found = _explained(data)
+    return markdown.page(data, found.headline if found is not None else "")
+
+
+def _explained(data: RunData) -> Explanation | None:
+    """None for a run without a valid trial."""
+    try:
+        return explain_data(data)
+    except UsageError:
+        return None
+
+
+def _section(data: RunData) -> Json:
+    """What the page's script draws. Texts are made harmless by the page."""
+    found = _explained(data)
+    if found is None:
+        return None
+    over = found.over_space
+    stalls = found.counters.get("stalls")
+    ranked = sorted(stalls.items(), key=lambda i: -i[1]) if isinstance(stalls, dict) else []
+    return {
+        "headline": found.headline,
+        "limiter": found.limiter.name,
+        "rule": found.limiter.rule,
+        "facts": [[fact.text, fact.kind] for fact in found.limiter.evidence],
+        "case": found.roofline.case if found.roofline is not None else "",
+        "units": [
+            [unit.name, unit.share, unit.kind]
+            for unit in (found.roofline.units if found.roofline is not None else ())
+        ],
+        "stalls": ranked[:_STALLS],
+        "effects": [
+            {
+                "choice": f"{effect.parameter}={wording.value_text(effect.to)} over "
+                f"{wording.value_text(effect.source)}",
+                "worth": effect.worth,
+                "low": effect.worth if effect.low is None else effect.low,
+                "high": effect.worth if effect.high is None else effect.high,
+                "basis": effect.basis,
+                "because": effect.because,
+            }
+            for effect in shown_effects(found.effects)[:_EFFECTS]
+        ],
+        "decisive": [[item.parameter, item.best, item.model] for item in over.importance],
+        "texts": [
+            *(["together", pair_line(pair)] for pair in over.pairs),
+            *(["cliff", cliff.text] for cliff in over.cliffs),
+            *(["no chance", value.text] for value in over.hopeless),
+        ],
+        "next": [[item.kind, item.text, item.estimate, item.rule] for item in found.next],
+        "missing": list(found.missing),
+    }

@@ -1,0 +1,327 @@
+"""Explanations of made-up runs: effects, what never had a chance, cliffs, the other side, JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import jsonschema
+import pytest
+from report.runs import make_run, recorded
+
+from evotune.errors import UsageError
+from evotune.explain._sides import read_run
+from evotune.explain.assembling import explain_data
+from evotune.explain.explaining import ExplainRequest, explain_run
+from evotune.explain.explanation import Effect, Explanation
+from evotune.explain.explanation_html import html_page_of
+
+from .planted import gathered, launch, number_of, planted_run
+
+QUIET = ExplainRequest(measure=False)
+
+
+def explained(tmp_path: Path, *evidence: object, number: int | None = None) -> Explanation:
+    run = planted_run(tmp_path / "runs", *evidence)  # type: ignore[arg-type]
+    return explain_data(read_run(run), number)
+
+
+def effect(found: Explanation, name: str, other: object) -> Effect:
+    return next(e for e in found.effects if e.parameter == name and e.source == other)
+
+
+def test_the_worth_of_a_choice_is_the_time_without_it(tmp_path: Path) -> None:
+    found = explained(tmp_path)
+    assert found.configuration == {"PAD": True, "STAGES": 4, "BLOCK": 64}
+    pad = effect(found, "PAD", False)
+    assert pad.worth == pytest.approx(2.0)
+    assert pad.basis == "trials"
+    assert pad.low is not None
+    assert pad.low < 2.0 < (pad.high or 0)
+    assert [e.parameter for e in found.effects if e.worth][:3] == ["PAD", "BLOCK", "STAGES"]
+    failed = effect(found, "STAGES", 5)
+    assert (failed.worth, failed.outcome) == (None, "resource_limit")
+
+
+def test_a_value_without_a_chance_is_named_with_its_outcome(tmp_path: Path) -> None:
+    (value,) = explained(tmp_path).over_space.hopeless
+    assert value.text == (
+        "STAGES=5: 6 trials, all resource_limit: 262144 bytes of shared memory (0 of them "
+        "static), but a block may have 232448"
+    )
+
+
+def test_a_cliff_is_named_with_the_number_that_crosses(tmp_path: Path) -> None:
+    cliffs = {cliff.figure: cliff for cliff in explained(tmp_path).over_space.cliffs}
+    spills = cliffs["spill_bytes"]
+    assert (spills.parameter, spills.before, spills.after) == ("BLOCK", 64, 128)
+    assert spills.text.endswith("1.60 times as long, spills 0 to 96 bytes")
+    assert set(cliffs) == {"spill_bytes"}  # blocks fall with STAGES, which makes nothing slower
+
+
+def test_blocks_that_no_longer_fit_are_a_cliff(tmp_path: Path) -> None:
+    from .planted import DEVICE, outcome
+
+    configurations = {n: {"STAGES": n + 1} for n in range(4)}
+    outcomes = []
+    for n in range(4):
+        base = outcome({"PAD": True, "STAGES": 4, "BLOCK": 64})
+        slower = 0.0 if n < 2 else -math.log(1.3)
+        bytes_total = 58_000 * (n + 1)
+        blocks = 2 if n < 2 else 1
+        outcomes.append(
+            type(base)(
+                base.kind,
+                slower,
+                slower - 0.01,
+                slower + 0.01,
+                resources={
+                    "shared_bytes_total": bytes_total,
+                    "blocks_resident": blocks,
+                    "occupancy": 0.125 * blocks,
+                    "registers": 64,
+                    "spill_bytes": 0,
+                },
+            )
+        )
+    run = make_run(
+        tmp_path / "runs", outcomes, configurations=configurations, meta={"device": DEVICE}
+    )
+    (cliff,) = explain_data(read_run(run)).over_space.cliffs
+    assert (cliff.before, cliff.after, cliff.figure) == (2, 3, "shared_bytes_total")
+    assert "2 blocks of 175,024 bytes of shared memory are 350,048 bytes" in cliff.text
+    assert "a multiprocessor has 233,472" in cliff.text
+
+
+def test_stages_are_worth_nothing_while_conflicts_hold(tmp_path: Path) -> None:
+    """The story of the asynchronous copy that brought 1.01x."""
+    pairs = explained(tmp_path).over_space.pairs
+    found = next(p for p in pairs if {p.parameter, p.other} == {"PAD", "STAGES"})
+    text = next(p.text for p in pairs if p is found)
+    assert "STAGES" in text
+    assert "PAD" in text
+    assert found.low > 1 or found.high < 1
+    if found.parameter == "STAGES":
+        assert found.alone == pytest.approx(1.0, abs=0.1)
+        assert found.together > 1.2
+
+
+def test_a_measured_pair_counts_before_the_model_and_says_why(tmp_path: Path) -> None:
+    """Of the three changes only one of a pair, only the other, and both are measured."""
+    configuration = {"PAD": True, "STAGES": 4, "BLOCK": 64}
+
+    def row(name: str, after: object, ratio: float, also: dict[str, object]) -> dict[str, object]:
+        return {
+            "parameter": name,
+            "before": configuration.get(name),
+            "after": after,
+            "also": also,
+            "why": "pair" if name else "",
+            "outcome": "ok",
+            "reason": "",
+            "ratio": ratio,
+            "ratio_low": ratio * 0.99,
+            "ratio_high": ratio * 1.01,
+            "same_code": not name,
+            "resources": {},
+        }
+
+    pair = next(
+        p
+        for p in explained(tmp_path / "a").over_space.pairs
+        if {p.parameter, p.other} == {"PAD", "STAGES"}
+    )
+    one, other = (pair.parameter, pair.source), (pair.other, pair.other_value)
+    ratios = {"PAD": 0.5, "STAGES": 1 / 1.44}
+    rows = [
+        row("", None, 1.0, {}),
+        row(one[0], one[1], ratios[one[0]], {}),
+        row(other[0], other[1], ratios[other[0]], {}),
+        row(one[0], one[1], 0.49, {other[0]: other[1]}),
+    ]
+    stored = {"trial": 0, "configuration": configuration, "date": "2030-01-01", "rows": rows}
+    held = gathered(
+        launch(pipes={"shared": 0.9}, conflicts=0.5),
+        **{other[0]: other[1]},  # type: ignore[arg-type]
+    )
+    run = planted_run(tmp_path / "runs", held, gathered(launch()), ablation=stored)
+    found = explain_data(read_run(run))
+    measured = next(p for p in found.over_space.pairs if p.basis == "paired")
+    assert measured.together == pytest.approx(1 / ratios[one[0]])
+    assert measured.alone == pytest.approx(ratios[other[0]] / 0.49)
+    assert measured.because.endswith("it is held by bank conflicts")
+    assert all(not e.also for e in found.effects if e.basis == "paired")
+
+
+def test_what_decides_is_what_was_planted(tmp_path: Path) -> None:
+    importance = explained(tmp_path).over_space.importance
+    shares = {item.parameter: item for item in importance}
+    assert sum(item.best for item in importance) == pytest.approx(1.0)
+    assert sum(item.model or 0 for item in importance) == pytest.approx(1.0)
+    assert shares["PAD"].best > 0.3
+
+
+def test_an_effect_is_explained_by_the_evidence_of_the_change(tmp_path: Path) -> None:
+    mine = gathered(launch())
+    other = gathered(launch(pipes={"shared": 0.9}, conflicts=0.5), PAD=False)
+    found = explained(tmp_path, mine, other)
+    assert effect(found, "PAD", False).because == (
+        "no bank conflicts (there 50% of shared memory's passes)"
+    )
+    assert "no bank conflicts" in found.headline
+
+
+def test_the_other_side_in_a_dozen_lines_most_telling_first(tmp_path: Path) -> None:
+    mine = gathered(launch(waves=1.0))
+    other = gathered(launch(conflicts=0.31, waves=1.3, stalls={"short_scoreboard": 5.0}), PAD=False)
+    run = planted_run(tmp_path / "runs", mine, other)
+    request = ExplainRequest(measure=False, against=str(number_of(PAD=False)))
+    against = explain_run(run, request).against
+    assert against is not None
+    assert against.worth == pytest.approx(2.0)
+    assert against.changed == {"PAD": (True, False)}
+    assert "no bank conflicts (there 31%" in against.headline
+    assert "1.00 waves of blocks (there 1.30)" in [line.text for line in against.lines]
+    assert len(against.lines) <= 12
+
+
+def test_the_baseline_by_its_counters(tmp_path: Path) -> None:
+    sdpa = gathered(launch(), launch(), baseline="sdpa:cudnn")
+    run = planted_run(tmp_path / "runs", gathered(launch()), sdpa)
+    found = explain_run(run, ExplainRequest(measure=False, against="baseline")).against
+    assert found is not None
+    assert (found.name, found.worth) == ("sdpa:cudnn", pytest.approx(1.2))
+    assert "1 launch (there 2)" in [line.text for line in found.lines]
+
+
+def test_suggestions_follow_from_the_limiter_and_can_be_tested(tmp_path: Path) -> None:
+    busy = launch(pipes={"mufu": 0.8, "fma": 0.1, "tensor": 0.4, "shared": 0.1})
+    found = explained(tmp_path, gathered(busy))
+    assert found.limiter.name == "MUFU"
+    first = found.next[0]
+    assert first.kind == "technique"
+    assert "polynomials on the FMA pipe" in first.text
+    assert "MUFU is busy for 80%, the FMA pipe for 10%" in first.rule
+    assert 1.3 < first.estimate < 2.1
+    assert len(found.next) <= 5
+
+
+def test_the_end_of_a_domain_is_extended_where_the_last_step_paid(tmp_path: Path) -> None:
+    configurations = {n: {"STAGES": 1 << n, "OTHER": n % 2} for n in range(4)}
+    outcomes = []
+    from .planted import outcome
+
+    for n in range(4):
+        fitness = 0.2 * n
+        base = outcome({"PAD": True, "STAGES": 4, "BLOCK": 64})
+        outcomes.append(type(base)(base.kind, fitness, fitness - 0.01, fitness + 0.01))
+    configurations = {n: {"STAGES": 1 << n} for n in range(4)}
+    run = make_run(tmp_path / "runs", outcomes, configurations=configurations)
+    found = explain_data(read_run(run))
+    (item,) = [s for s in found.next if s.kind == "space"]
+    assert item.text == "STAGES=16"
+    assert item.estimate == pytest.approx(1 + (math.exp(0.2) - 1) / 2)
+
+
+def test_a_run_without_its_device_says_what_is_missing(tmp_path: Path) -> None:
+    found = explained(tmp_path)
+    assert found.limiter.name == ""
+    assert found.counters == {"unavailable": "not measured"}
+    assert any("not gathered" in text for text in found.missing)
+    assert any("not measured" in text for text in found.missing)
+    refused = explained(tmp_path / "refused", gathered(launch(counted=False)))
+    assert refused.counters == {"unavailable": "ERR_NVGPUCTRPERM: not permitted"}
+    assert "counters: ERR_NVGPUCTRPERM: not permitted" in refused.missing
+
+
+def test_a_recorded_run_is_explained_by_its_trials_alone(tmp_path: Path) -> None:
+    run = make_run(
+        tmp_path / "runs", [recorded(1.0 + n % 4) for n in range(16)], meta={"kind": "recorded"}
+    )
+    found = explain_run(run, QUIET)
+    assert found.over_space.valid == 16
+    assert found.roofline is None
+    assert "recorded run" in found.missing[0]
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (ExplainRequest(trial=999, measure=False), "has no trial 999"),
+        (ExplainRequest(against="999", measure=False), "has no trial 999"),
+        (ExplainRequest(against="nothing", measure=False), "no run 'nothing'"),
+        (ExplainRequest(trial=3, measure=False), "trial 3 has no time: resource_limit"),
+    ],
+)
+def test_what_is_not_there_is_a_usage_error(
+    tmp_path: Path, request_: ExplainRequest, message: str
+) -> None:
+    outcomes = number_of(STAGES=5)
+    request = request_
+    if request.trial == 3:
+        request = ExplainRequest(trial=outcomes, measure=False)
+        message = message.replace("3", str(outcomes))
+    run = planted_run(tmp_path / "runs")
+    with pytest.raises(UsageError, match=message):
+        explain_run(run, request)
+
+
+def test_text_fits_a_terminal_and_html_holds_no_markup_of_others(tmp_path: Path) -> None:
+    run = planted_run(
+        tmp_path / "runs", gathered(launch()), space="<script>alert(1)</script>\x1b[2J"
+    )
+    found = explain_run(run, ExplainRequest(measure=False, against="default"))
+    text = str(found)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\x1b" not in text
+    assert f"\n\nTrial {found.trial} takes 10.0 µs, 1.20x the speed of sdpa:cudnn." in text
+    page = html_page_of(found)
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+SCHEMA = {
+    "type": "object",
+    "required": ["limiter", "roofline", "counters", "effects", "against", "next", "missing"],
+    "properties": {
+        "limiter": {
+            "type": "object",
+            "required": ["name", "share", "evidence", "rule"],
+            "properties": {
+                "name": {"type": "string"},
+                "share": {"type": ["number", "null"]},
+                "evidence": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["text", "kind", "numbers"],
+                        "properties": {"kind": {"enum": ["measured", "static", "model"]}},
+                    },
+                },
+            },
+        },
+        "roofline": {"type": ["object", "null"], "required": ["units", "time_us", "intensity"]},
+        "counters": {"type": "object"},
+        "effects": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "required": ["parameter", "from", "to", "worth", "low", "high", "basis"],
+            },
+        },
+        "against": {"type": ["object", "null"], "required": ["lines", "headline", "changed"]},
+        "next": {
+            "type": "array",
+            "maxItems": 5,
+            "items": {"type": "object", "required": ["kind", "text", "rule", "estimate"]},
+        },
+    },
+}
+
+
+def test_json_keeps_its_schema(tmp_path: Path) -> None:
+    run = planted_run(tmp_path / "runs", gathered(launch()))
+    found = explain_run(run, ExplainRequest(measure=False, against="default"))
+    jsonschema.validate(json.loads(json.dumps(found.to_json())), SCHEMA)

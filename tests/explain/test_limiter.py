@@ -1,0 +1,135 @@
+"""The limiter: each planted cause is named first, and nothing is named without evidence."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from evotune.device.evidence import Ceilings
+from evotune.explain._limiter import Case, limiter_of
+from evotune.explain._roofline import roofline_of
+from evotune.explain.explanation import Limiter
+
+from .planted import CASE, CEILINGS, DEVICE, gathered, launch
+
+
+def held_by(found: object, *, ceilings: Ceilings = CEILINGS, time_us: float = 10.0) -> Limiter:
+    evidence = found.evidence  # type: ignore[attr-defined]
+    roofline = roofline_of(
+        CASE,
+        time_us,
+        found.work,  # type: ignore[attr-defined]
+        dtype="float16",
+        evidence=evidence,
+        ceilings=ceilings,
+        attributes=DEVICE["attributes"],
+    )
+    return limiter_of(Case(roofline, found, DEVICE["attributes"]))  # type: ignore[arg-type]
+
+
+def test_rows_without_padding_are_bank_conflicts() -> None:
+    busy = launch(pipes={"shared": 0.9, "tensor": 0.2}, conflicts=0.6)
+    found = held_by(gathered(busy))
+    assert found.name == "bank conflicts"
+    assert found.share == pytest.approx(0.54)
+    assert "60% of the passes" in found.evidence[0].text
+    assert found.evidence[0].kind == "measured"
+
+
+def test_conflicts_show_in_waits_where_no_unit_is_busy() -> None:
+    waiting = launch(
+        stalls={"short_scoreboard": 4.0, "mio_throttle": 2.0, "wait": 1.0}, conflicts=0.4
+    )
+    assert held_by(gathered(waiting)).name == "bank conflicts"
+
+
+def test_one_stage_is_latency_of_loads() -> None:
+    found = held_by(gathered(launch(stalls={"long_scoreboard": 6.0, "wait": 1.0})))
+    assert found.name == "latency: long_scoreboard"
+    assert "for global or local memory" in found.evidence[0].text
+
+
+def test_spilling_launch_bounds_are_spills_whatever_else_is_busy() -> None:
+    found = held_by(gathered(launch(pipes={"l2": 0.8, "tensor": 0.2}, local=24)))
+    assert found.name == "spills"
+    assert found.share == pytest.approx(0.24)
+    assert "24 of 100 instructions in the innermost loops are spills" in found.evidence[0].text
+
+
+def test_spills_are_counted_by_their_bytes_where_only_ptx_was_read() -> None:
+    """The assembler spills, so PTX shows none."""
+    item = launch(counted=False)
+    assert item.static is not None
+    view = msgspec.structs.replace(
+        item.static,
+        instructions={"alu": 150, "tensor": 10},
+        loop_instructions={"alu": 50, "tensor": 8},
+        spill_load_bytes=80,
+        spill_store_bytes=80,
+        source="ptx",
+    )
+    found = held_by(gathered(msgspec.structs.replace(item, static=view)))
+    assert found.name == "spills"
+    assert "40 of 200 instructions in the code are spills; 160 bytes" in found.evidence[0].text
+
+
+def test_the_busiest_unit_holds() -> None:
+    found = held_by(gathered(launch(pipes={"tensor": 0.82, "mufu": 0.4, "dram": 0.1})))
+    assert (found.name, found.share) == ("tensor cores", 0.82)
+
+
+def test_two_units_that_are_half_busy_hold_together() -> None:
+    found = held_by(gathered(launch(pipes={"tensor": 0.6, "mufu": 0.62, "issue": 0.52})))
+    assert found.name == "MUFU + tensor cores + issue slots"
+    assert found.share == 0.62
+
+
+def test_a_short_kernel_is_held_by_its_launch() -> None:
+    slow = msgspec.structs.replace(CEILINGS, launch_us=4.0)
+    found = held_by(gathered(launch(), ceilings=slow), ceilings=slow)
+    assert (found.name, found.share) == ("launch", 0.4)
+
+
+def test_too_few_blocks_leave_multiprocessors_idle() -> None:
+    found = held_by(gathered(launch(blocks=66, waves=0.25)))
+    assert found.name == "grid"
+    assert found.share == pytest.approx(0.5)
+
+
+def test_a_nearly_empty_last_wave_is_idle_too() -> None:
+    found = held_by(gathered(launch(blocks=300, waves=1.14)))
+    assert (found.name, round(found.share or 0, 2)) == ("grid", 0.43)
+
+
+def test_without_counters_the_model_names_memory() -> None:
+    """134 MB in 34 µs at 4 TB/s: the decode shape."""
+    item = gathered(launch(counted=False))
+    item = msgspec.structs.replace(
+        item, work=msgspec.structs.replace(item.work, bytes_moved=134_000_000, exponentials=0)
+    )
+    found = held_by(item, time_us=34.0)
+    assert found.name == "DRAM"
+    assert {fact.kind for fact in found.evidence} == {"model"}
+
+
+def test_nothing_is_named_without_support() -> None:
+    found = held_by(gathered(launch(counted=False, warps=40)))
+    assert (found.name, found.share) == ("", None)
+    nothing = limiter_of(Case(None, None, {}))
+    assert (nothing.name, nothing.evidence) == ("", ())
+
+
+def test_buffers_that_fit_the_l2_cache_do_not_count_for_dram() -> None:
+    item = gathered(launch(counted=False))
+    roofline = roofline_of(
+        CASE,
+        10.0,
+        item.work,
+        dtype="float16",
+        evidence=item.evidence,
+        ceilings=CEILINGS,
+        attributes=DEVICE["attributes"],
+    )
+    names = {unit.name for unit in roofline.units}
+    assert "L2" in names
+    assert "DRAM" not in names
