@@ -15,6 +15,7 @@ from evotune.report.summary import RunSummary, more_budget
 from evotune.report.wording import printable
 from evotune.trial import Json, Measurement
 
+_WHY = "Why?"
 _SHOWN_CHANGES = 4
 _SHOWN_EFFECTS = 3
 _RESUMABLE = ("interrupted", "killed")
@@ -37,8 +38,10 @@ class Answer:
         }
 
 
-def answers(data: RunData, summary: RunSummary, leader: Row | None) -> list[Answer]:
-    """What a reader asks of a run, in the order of asking."""
+def answers(
+    data: RunData, summary: RunSummary, leader: Row | None, why: Sequence[str] = ()
+) -> list[Answer]:
+    """The questions that a reader asks of a run, in the order of asking. `why`: see `html_page`."""
     if leader is None:
         return [Answer("What next?", _no_winner(data), tuple(_steps(data, summary, None)))]
     found = [Answer("What won?", (_winner(data, leader),))]
@@ -46,7 +49,7 @@ def answers(data: RunData, summary: RunSummary, leader: Row | None) -> list[Answ
         found += [
             Answer("By how much?", (_gain(leader),)),
             Answer("Is it sure?", tuple(_certainty(data, leader))),
-            _why(data, leader),
+            Answer(_WHY, tuple(why)) if why else _worth(data, leader),
             _use(data),
         ]
     return [*found, Answer("What next?", (), tuple(_steps(data, summary, leader)))]
@@ -128,26 +131,25 @@ def _cases(measured: Sequence[Measurement]) -> str:
     return ", ".join(named)
 
 
-def _why(data: RunData, leader: Row) -> Answer:
+def _worth(data: RunData, leader: Row) -> Answer:
     """The values that matter most, as an ablation measured them; else the command for one."""
-    question = "Why?"
     stored = data.meta.get("ablation")
     if not isinstance(stored, dict) or stored.get("trial") != leader.number:
         command = run_command("ablate", data.path)
-        return Answer(question, (), ((command, "measures what each of its values is worth"),))
+        return Answer(_WHY, (), ((command, "measures what each of its values is worth"),))
     costly = [
         row
         for row in stored.get("rows", ())
         if row.get("parameter") and row.get("ratio") is not None and row["ratio_high"] < 1
     ]
     if not costly:
-        return Answer(question, ("No parameter changed alone makes it surely slower.",))
+        return Answer(_WHY, ("No parameter changed alone makes it surely slower.",))
     costly.sort(key=lambda row: float(row["ratio"]))
     shown = ", ".join(
         f"{wording.change_text(row)} ({row['ratio']:.2f} times as fast)"
         for row in costly[:_SHOWN_EFFECTS]
     )
-    return Answer(question, (f"The changes that harm it most, each made alone: {shown}.",))
+    return Answer(_WHY, (f"The changes that harm it most, each made alone: {shown}.",))
 
 
 def _use(data: RunData) -> Answer:
