@@ -76,9 +76,12 @@ def _gain(leader: Row) -> str:
     if len(cases) == 1:
         times = f"{wording.time_text(cases[0].time_us)} instead of"
         return f"{times} {wording.time_text(cases[0].baseline_us)} of {baselines}."
+    least, most = f"{min(speedups):.2f}", f"{max(speedups):.2f}"
+    if least == most:
+        return f"{least} times as fast as {baselines} in each of {len(cases)} cases."
     return (
-        f"{min(speedups):.2f} to {max(speedups):.2f} times as fast as {baselines}, by case; the "
-        f"figure above is the geometric mean of {len(cases)} cases."
+        f"{least} to {most} times as fast as {baselines}, by case; the figure above is the "
+        f"geometric mean of {len(cases)} cases."
     )
 
 
