@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
 import msgspec
@@ -118,9 +119,9 @@ class Backend(ABC):
     """The values of `--device` for its devices, as messages list them beside its models."""
     flagship: ClassVar[str] = ""
     """The space that is tuned when the user names none and `--device` means this backend."""
-    flagship_minutes: ClassVar[float | None] = None
-    """A run of the flagship ends after so many minutes of searching and confirming when the user
-    names neither a space nor a limit. None: the space's own budget holds."""
+    first_look: ClassVar[Mapping[str, float]] = MappingProxyType({})
+    """Options of a run whose user names neither a space nor a limit, in place of the flagship's:
+    it should show a confirmed champion in a few minutes."""
     preference: ClassVar[int] = 0
     """Of the backends with a flagship and a device on this machine, `auto` takes the one with the
     highest preference."""

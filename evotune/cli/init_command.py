@@ -73,9 +73,9 @@ def init(
     """Make a folder NAME with a tunable kernel of your own.
 
     The folder holds the kernel, problem.py with its reference, space.yaml, the schema for
-    editors and a test. It runs as it is; put your own computation in its place. With
-    --from-kernel-tuner the kernel, its parameters and its sizes come from a script, and NAME is
-    the kernel's if not given.
+    editors, a test, and README.md, which says what to change first. It runs as it is; put your
+    own computation in its place. With --from-kernel-tuner the kernel, its parameters and its
+    sizes come from a script, and NAME is the kernel's if not given.
     """
     if script is not None:
         if language is not None:
@@ -156,16 +156,22 @@ def scaffold(name: str, language: str) -> dict[str, str]:
 
     entry = name.replace("-", "_").lower()
     own = _template(language)
+    kernel, test = f"{name}{Path(own.kernel).suffix}", f"test_{entry}.py"
     templates = {
-        f"{name}{Path(own.kernel).suffix}": (own.package, own.kernel),
+        "README.md": ("evotune.cli", "README.md"),
+        kernel: (own.package, own.kernel),
         "problem.py": ("evotune.cli", "problem.py"),
         "space.yaml": (own.package, own.space),
-        f"test_{entry}.py": ("evotune.cli", "test_kernel.py"),
+        test: ("evotune.cli", "test_kernel.py"),
+    }
+    marks = {
+        **{"@NAME@": name, "@ENTRY@": entry, "@DEVICE@": own.arguments},
+        **{"@KERNEL@": kernel, "@TEST@": test},
     }
     made = {}
     for file, (package, template) in templates.items():
         text = files(package).joinpath("templates", template).read_text(encoding="utf-8")
-        for mark, value in (("@NAME@", name), ("@ENTRY@", entry), ("@DEVICE@", own.arguments)):
+        for mark, value in marks.items():
             text = text.replace(mark, value)
         made[file] = text
     return {**made, "space.schema.json": schema_text()}

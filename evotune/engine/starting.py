@@ -172,7 +172,7 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
 
 def _options(setup: Setup, request: RunRequest) -> RunOptions:
     """The space's, as the user changed them. UsageError or SpaceError for what cannot be."""
-    options = setup.options.replaced(_first_limits(setup, request)).replaced(request.options)
+    options = setup.options.replaced(_first_look(setup, request)).replaced(request.options)
     if request.strategy is not None:
         options = options.replaced({"strategy": strategy_name(request.strategy)})
     if isinstance(setup, RecordedSetup) and options.speedup is not None:
@@ -195,12 +195,12 @@ def _options(setup: Setup, request: RunRequest) -> RunOptions:
 _LIMITS: Final = ("trials", "minutes", "compiles", "speedup", "no_improvement")
 
 
-def _first_limits(setup: Setup, request: RunRequest) -> dict[str, Json]:
-    """The limits of a run whose user named neither a space nor a limit: a first look, which should
-    not take long. Champions are confirmed as in any other run."""
+def _first_look(setup: Setup, request: RunRequest) -> dict[str, Json]:
+    """The options of a run whose user named neither a space nor a limit, and should not wait long.
+    Champions are confirmed as in any other run."""
     if request.space is not None or any(request.options.get(name) for name in _LIMITS):
         return {}
-    return {"minutes": registry.named(setup.profile.backend).flagship_minutes}
+    return dict(registry.named(setup.profile.backend).first_look)
 
 
 @contextlib.contextmanager

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "tune_softmax.py"
+import evotune
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPT = EXAMPLES / "tune_softmax.py"
 
 
 @pytest.mark.parametrize("stdin", [False, pytest.param(True, marks=pytest.mark.soak)])
@@ -28,6 +32,35 @@ def test_the_script_tunes_runs_its_kernel_and_writes_a_report(tmp_path: Path, st
     difference = done.stdout.partition("largest difference: ")[2].splitlines()[0]
     assert float(difference) < 1e-6
     assert "<html" in (tmp_path / "softmax.html").read_text()
+
+
+def _said(script: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / script), "1"],
+        capture_output=True, text=True, cwd=folder, check=False,
+    )  # fmt: skip
+    nothing_won = done.returncode == 1 and done.stderr.startswith("nothing to use: ")
+    assert done.returncode == 0 or nothing_won, done.stderr
+    return done.stdout
+
+
+@pytest.mark.soak
+def test_a_kernel_of_ones_own_in_one_script(tmp_path: Path) -> None:
+    said = _said("own_kernel.py", tmp_path)
+    assert float(said.partition("largest difference: ")[2].splitlines()[0]) < 1e-4
+
+
+@pytest.mark.soak
+def test_a_model_whose_attention_a_package_serves(tmp_path: Path) -> None:
+    assert "<trial 0: " in _said("serve_attention.py", tmp_path)
+
+
+@pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_an_example_is_explained_run_here_and_uses_what_evotune_has(script: Path) -> None:
+    assert f"`{script.name}`" in (EXAMPLES / "README.md").read_text()
+    assert script.name in Path(__file__).read_text()
+    for name in re.findall(r"\bevotune\.(\w+)", script.read_text()):
+        assert hasattr(evotune, name), name
 
 
 @pytest.mark.parametrize("name", ["api.tuning", "api.looking", "search.own"])

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from evotune.cli.init_command import scaffold
+from evotune.cli.main import application
 from evotune.space.document import parse_space
 
 from .conftest import Invoke
@@ -20,7 +22,8 @@ def test_a_new_kernel_runs_at_once(invoke: Invoke, tmp_path: Path) -> None:
     assert made.exit_code == 0, made.stderr
     assert made.stdout.splitlines() == ["cd my-kernel", "evotune run space.yaml"]
     assert sorted(path.name for path in (tmp_path / "my-kernel").iterdir()) == [
-        *("my-kernel.cpp", "problem.py", "space.schema.json", "space.yaml", "test_my_kernel.py"),
+        *("README.md", "my-kernel.cpp", "problem.py", "space.schema.json", "space.yaml"),
+        "test_my_kernel.py",
     ]
     folder = invoke("run", "my-kernel")
     assert (folder.exit_code, folder.stdout) == (2, "")
@@ -39,6 +42,22 @@ def test_a_new_kernel_runs_at_once(invoke: Invoke, tmp_path: Path) -> None:
     assert mistaken.exit_code == 2
     where = r"error: my-kernel/space.yaml:\d+:\d+: no baseline 'torch:fast'"  # not the run's copy
     assert re.search(where, mistaken.stderr), mistaken.stderr
+
+
+@pytest.mark.parametrize("language", ["cpp", "cuda", "triton"])
+def test_its_readme_names_the_files_and_commands_that_are_there(language: str) -> None:
+    made = scaffold("my-kernel", language)
+    page = made["README.md"]
+    assert "@" not in page
+    for file in made:
+        assert file in ("README.md", "space.schema.json") or f"`{file}`" in page, file
+    assert "`my_kernel`" in page  # the function
+    context = click.Context(application, info_name="evotune")
+    for line in re.findall(r"^ +evotune (.*?)(?: +#|$)", page, re.MULTILINE):
+        name, *words = line.split()
+        command = application.get_command(context, name)
+        assert command is not None
+        command.make_context(name, words, parent=context)
 
 
 def test_a_space_from_elsewhere_needs_trust(

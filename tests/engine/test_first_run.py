@@ -32,14 +32,14 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[RunOptions]:
 @pytest.mark.parametrize(
     ("space", "options", "minutes"),
     [
-        (None, {}, CpuBackend.flagship_minutes),
-        (None, {"trials": None, "seed": 3}, CpuBackend.flagship_minutes),
+        (None, {}, 3.0),
+        (None, {"trials": None, "seed": 3}, 3.0),
         (None, {"trials": 500}, None),
-        (None, {"minutes": 30.0}, 30.0),
+        (None, {"minutes": 30.0, "lookahead": 6}, 30.0),
         ("softmax-cpu", {}, None),
     ],
 )
-def test_minutes(
+def test_minutes_and_lookahead(
     found: list[RunOptions],
     tmp_path: Path,
     space: str | None,
@@ -48,4 +48,7 @@ def test_minutes(
 ) -> None:
     start_run(RunRequest(space, "cpu", tmp_path, options=options), SilentObserver())
     assert found[0].minutes == minutes
+    usual = 8  # of softmax-cpu
+    first = CpuBackend.first_look["lookahead"] if minutes == 3.0 else usual
+    assert found[0].lookahead == options.get("lookahead", first)
     assert found[0].champions == 3  # what is confirmed is confirmed as ever

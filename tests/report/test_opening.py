@@ -37,7 +37,7 @@ def test_a_confirmed_winner(tmp_path: Path) -> None:
     assert said(found["What won?"]) == (
         "Trial 1 of 2. 3 of its 3 values are not the default's: BLOCK_M=32 UNROLL=1 PACK=false."
     )
-    assert "1.40 to 1.40 times as fast as sdpa:flash" in said(found["By how much?"])
+    assert said(found["By how much?"]) == "1.40 times as fast as sdpa:flash in each of 2 cases."
     sure = said(found["Is it sure?"])
     assert sure.startswith("Yes: the results are right, and the whole 95% interval")
     assert "on inputs and shapes that the search never saw, and passed 1 check." in sure
@@ -97,6 +97,13 @@ def test_the_reason_is_an_ablation_of_this_leader(tmp_path: Path) -> None:
         assert expected in said(why)
         assert "PACK" not in said(why)
         assert bool(lines(why)) is (trial == 7)  # else the command that measures it
+
+
+def test_sentences_of_an_explanation_take_the_place_of_the_ablation(tmp_path: Path) -> None:
+    data = RunData.load(make_run(tmp_path, [ok(1.5)], confirmations={0: ok(1.4)}))
+    found = {each["question"]: each for each in run_payload(data, ["Tensor cores."])["answers"]}
+    assert found["Why?"]["sentences"] == ["Tensor cores."]
+    assert not found["Why?"]["commands"]
 
 
 def test_a_run_without_a_winner_says_what_happened(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from evotune.report.summary import RunSummary, more_budget
 from evotune.report.wording import printable
 from evotune.trial import Json, Measurement
 
+_WHY = "Why?"
 _SHOWN_CHANGES = 4
 _SHOWN_EFFECTS = 3
 _RESUMABLE = ("interrupted", "killed")
@@ -37,8 +38,11 @@ class Answer:
         }
 
 
-def answers(data: RunData, summary: RunSummary, leader: Row | None) -> list[Answer]:
-    """What a reader asks of a run, in the order of asking."""
+def answers(
+    data: RunData, summary: RunSummary, leader: Row | None, why: Sequence[str] = ()
+) -> list[Answer]:
+    """The questions that a reader asks of a run, in the order of asking. `why`: sentences that
+    explain the winner, if there are any."""
     if leader is None:
         return [Answer("What next?", _no_winner(data), tuple(_steps(data, summary, None)))]
     found = [Answer("What won?", (_winner(data, leader),))]
@@ -46,7 +50,7 @@ def answers(data: RunData, summary: RunSummary, leader: Row | None) -> list[Answ
         found += [
             Answer("By how much?", (_gain(leader),)),
             Answer("Is it sure?", tuple(_certainty(data, leader))),
-            _why(data, leader),
+            Answer(_WHY, tuple(why)) if why else _worth(data, leader),
             _use(data),
         ]
     return [*found, Answer("What next?", (), tuple(_steps(data, summary, leader)))]
@@ -73,9 +77,12 @@ def _gain(leader: Row) -> str:
     if len(cases) == 1:
         times = f"{wording.time_text(cases[0].time_us)} instead of"
         return f"{times} {wording.time_text(cases[0].baseline_us)} of {baselines}."
+    least, most = f"{min(speedups):.2f}", f"{max(speedups):.2f}"
+    if least == most:
+        return f"{least} times as fast as {baselines} in each of {len(cases)} cases."
     return (
-        f"{min(speedups):.2f} to {max(speedups):.2f} times as fast as {baselines}, by case; the "
-        f"figure above is the geometric mean of {len(cases)} cases."
+        f"{least} to {most} times as fast as {baselines}, by case; the figure above is the "
+        f"geometric mean of {len(cases)} cases."
     )
 
 
@@ -128,26 +135,25 @@ def _cases(measured: Sequence[Measurement]) -> str:
     return ", ".join(named)
 
 
-def _why(data: RunData, leader: Row) -> Answer:
+def _worth(data: RunData, leader: Row) -> Answer:
     """The values that matter most, as an ablation measured them; else the command for one."""
-    question = "Why?"
     stored = data.meta.get("ablation")
     if not isinstance(stored, dict) or stored.get("trial") != leader.number:
         command = run_command("ablate", data.path)
-        return Answer(question, (), ((command, "measures what each of its values is worth"),))
+        return Answer(_WHY, (), ((command, "measures what each of its values is worth"),))
     costly = [
         row
         for row in stored.get("rows", ())
         if row.get("parameter") and row.get("ratio") is not None and row["ratio_high"] < 1
     ]
     if not costly:
-        return Answer(question, ("No parameter changed alone makes it surely slower.",))
+        return Answer(_WHY, ("No parameter changed alone makes it surely slower.",))
     costly.sort(key=lambda row: float(row["ratio"]))
     shown = ", ".join(
         f"{wording.change_text(row)} ({row['ratio']:.2f} times as fast)"
         for row in costly[:_SHOWN_EFFECTS]
     )
-    return Answer(question, (f"The changes that harm it most, each made alone: {shown}.",))
+    return Answer(_WHY, (f"The changes that harm it most, each made alone: {shown}.",))
 
 
 def _use(data: RunData) -> Answer:

@@ -34,14 +34,23 @@ _SCRIPTS = (
 )
 
 
+def _why(explanation: Json) -> list[str]:
+    known = explanation is not None and explanation["limiter"]
+    return [explanation["headline"]] if known else []
+
+
 def html_page(runs: Sequence[RunData], explanations: Sequence[Json] = ()) -> str:
-    """The page of one or more runs. About 5 MB of it are plotly. `explanations`: for each run the
-    part that explains its champion, or None (`evotune.explain.report_parts`)."""
+    """The page of one or more runs. About 5 MB of it are plotly.
+
+    `explanations`: for each run the part that explains its champion, or None
+    (`evotune.explain.report_parts`). The opening has its headline where the limiter is known, else
+    the run's ablation, or the command for one.
+    """
     from plotly.offline import get_plotlyjs
 
     found = explanations or [None] * len(runs)
     payloads = [
-        {**run_payload(run), "explanation": printable_json(explanation)}
+        {**run_payload(run, _why(explanation)), "explanation": printable_json(explanation)}
         for run, explanation in zip(runs, found, strict=True)
     ]
     data = {"evotune": __version__, "runs": payloads}

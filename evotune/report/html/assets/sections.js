@@ -72,7 +72,7 @@ function answerList(answers) {
   return el("dl", { class: "answers" }, answers.flatMap((answer) => [
     el("dt", {}, answer.question),
     el("dd", {}, answer.sentences.map((text) => el("p", {}, text)),
-      answer.commands.map(([line, reason]) => el("p", {}, el("code", {}, line), el("span", { class: "quiet" }, reason)))),
+      answer.commands.map(([line, reason]) => el("p", {}, el("code", {}, line), " ", el("span", { class: "quiet" }, reason)))),
   ]));
 }
 
