@@ -164,7 +164,7 @@ def before(
 ) -> torch.Tensor:
     """SDPA's result, with the operator's strides."""
     out = sdpa(q, k, v, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
-    promised = fake(q, k, v)
+    promised = fake(q, k, v, enable_gqa=enable_gqa)
     return out if out.stride() == promised.stride() else promised.copy_(out)
 
 

@@ -312,6 +312,11 @@ def test_the_operator_takes_what_sdpa_broadcasts(opened: Open, silent: None) -> 
         torch.testing.assert_close(operator(*tensors), sdpa(*tensors))
         meta = operator(*(t.to("meta") for t in tensors))
         assert meta.shape == sdpa(*tensors).shape
+    q, k, v = inputs(batch=2)
+    for tensors in ((q[0], k, v), (q, k[:1], v[:1]), (q, k[0], v[0])):
+        expected = sdpa(*tensors, **GROUPED)
+        torch.testing.assert_close(operator(*tensors, **GROUPED), expected)
+        assert operator(*(t.to("meta") for t in tensors), **GROUPED).shape == expected.shape
 
 
 def test_the_fake_operator_refuses_tensors_of_several_devices_and_dtypes(opened: Open) -> None:

@@ -1,0 +1,265 @@
+"""Makes a call by way of SDPA and of an exported package, and compares the results."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import call_contexts
+import torch
+import torch.nn.functional as F
+from exported import calls, device_of
+from random_calls import RandomCall
+
+from evotune.problems.attention import Attention
+from evotune.verify.accuracy import LIMITS, errors_against, expected
+
+SERVED, SAME_BITS, SAME_ERROR = "within the limit of float64", "SDPA's bits", "SDPA's error"
+REFUSED, VARIES = "refused, as by SDPA", "SDPA's bits change from call to call"
+ANY = "SDPA reads memory that no tensor has"
+RIGHT = (SERVED, SAME_BITS, SAME_ERROR, REFUSED, VARIES, ANY)
+_DEVICE_LOST = ("CUDA error", "device-side assert", "AcceleratorError")
+_SDPA = torch._C._nn.scaled_dot_product_attention
+_OF_THE_FUNCTION = {"is_causal", "scale", "enable_gqa"}
+_FEW = 64
+
+
+class DeviceLost(Exception):
+    """The device is of no use in this process any more."""
+
+
+@dataclass
+class Result:
+    """A value, the gradients where it has a graph, or an exception."""
+
+    value: Any = None
+    gradients: tuple[Any, ...] = ()
+    error: Exception | None = None
+    served: bool = False
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        return (self.value, *self.gradients)
+
+
+class Judge:
+    """Makes calls on the paths into a package, one after the other, and judges the results."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._device = device_of(module).type
+        self._operator = getattr(torch.ops, module._loaded._operator.namespace).attention
+
+    def verdicts(self, call: RandomCall) -> dict[str, str]:
+        """Path -> one of RIGHT, or why the result is wrong."""
+        before = [memory.clone() for memory in call.memory]
+        known, limits = self._result(_SDPA, call), Limit(call)
+        found = {}
+        for path in ("hook", "attention", "operator"):
+            if path != "hook" and call.options.keys() - _OF_THE_FUNCTION:
+                continue
+            result = self._by(path, call)
+            verdict = _judged(known, result, limits, exact=path != "operator")
+            if verdict not in RIGHT and known.error is None:
+                again = self._result(_SDPA, call)
+                verdict = VARIES if difference(known.values, again.values) else verdict
+                verdict = ANY if any(map(_has_no_memory, call.tensors)) else verdict
+            found[path] = verdict
+        for memory, was in zip(call.memory, before, strict=True):
+            if not same_bits(memory, was):
+                found["inputs"] = "the call changed its inputs"
+        return found
+
+    def _by(self, path: str, call: RandomCall) -> Result:
+        if path == "attention":
+            return self._result(self._module.attention, call)
+        if path == "operator":
+            return self._result(self._operator, call)
+        with self._module.active():
+            return self._result(F.scaled_dot_product_attention, call)
+
+    def _result(self, function: Callable[..., Any], call: RandomCall) -> Result:
+        torch.manual_seed(0)  # of dropout
+        counted = calls(self._module)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                value = call_contexts.made(
+                    call.context, self._device, function, call.tensors, call.options
+                )
+                gradients = _gradients(value, call)
+            if self._device == "cuda":
+                torch.cuda.synchronize()
+        except Exception as error:  # PyTorch raises exceptions of many types
+            if any(word in f"{type(error).__name__} {error}" for word in _DEVICE_LOST):
+                raise DeviceLost(str(error).splitlines()[0]) from error
+            return Result(error=error)
+        return Result(value, gradients, served=calls(self._module) > counted)
+
+
+def _has_no_memory(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor._is_zerotensor()
+
+
+def _gradients(value: Any, call: RandomCall) -> tuple[Any, ...]:
+    if not isinstance(value, torch.Tensor) or not value.requires_grad:
+        return ()
+    asked = [t for t in (*call.tensors, call.options.get("attn_mask")) if _needs_grad(t)]
+    return torch.autograd.grad(value, asked, torch.ones_like(value), allow_unused=True)
+
+
+def _needs_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _judged(known: Result, found: Result, limit: Limit, exact: bool) -> str:
+    """`exact` asks for SDPA's strides and messages too, where no kernel serves the call."""
+    if known.error is not None:
+        return _judged_error(known.error, found, limit, exact)
+    if found.error is not None:
+        return f"it raises {_said(found.error)}"
+    if found.served:
+        return limit.verdict(found.value, exact)
+    differs = difference(known.values, found.values)
+    if exact and not differs:
+        differs = _other_facts(known.value, found.value)
+    return differs or SAME_BITS
+
+
+def _judged_error(known: Exception, found: Result, limit: Limit, exact: bool) -> str:
+    if found.error is None:
+        if found.served and isinstance(known, torch.OutOfMemoryError):
+            return limit.verdict(found.value, exact)
+        return f"it gives a result where SDPA raises {_said(known)}"
+    if not exact:
+        return REFUSED
+    same = type(found.error) is type(known) and str(found.error) == str(known)
+    return SAME_ERROR if same else f"{_said(found.error)} in place of {_said(known)}"
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+def difference(known: Sequence[Any], found: Sequence[Any]) -> str:
+    """Why they are not the same values; "" where they are."""
+    if len(known) != len(found):
+        return f"{len(found)} values in place of {len(known)}"
+    pairs = zip(known, found, strict=True)
+    return next(filter(None, (_difference(wanted, value) for wanted, value in pairs)), "")
+
+
+def _difference(wanted: Any, value: Any) -> str:
+    if type(wanted) is not type(value):
+        return f"{type(value).__name__} in place of {type(wanted).__name__}"
+    if isinstance(wanted, tuple):
+        return difference(wanted, value)
+    if isinstance(wanted, torch.Tensor):
+        return _difference_of_tensors(wanted, value)
+    return "" if wanted is value else f"{value!r} in place of {wanted!r}"
+
+
+def _difference_of_tensors(wanted: torch.Tensor, value: torch.Tensor) -> str:
+    for fact in ("is_nested", "dtype", "device"):
+        if getattr(wanted, fact) != getattr(value, fact):
+            return f"{fact} {getattr(value, fact)} in place of {getattr(wanted, fact)}"
+    if wanted.is_nested:
+        return difference(wanted.unbind(), value.unbind())
+    if value.shape != wanted.shape:
+        return f"shape {tuple(value.shape)} in place of {tuple(wanted.shape)}"
+    same = same_bits(wanted, value)
+    return "" if same else f"off by up to {_largest(wanted, value):.3g}, and not served"
+
+
+def _other_facts(known: Any, found: Any) -> str:
+    """Why values with the same bits are not the same otherwise."""
+    if not isinstance(known, torch.Tensor) or known.is_nested:
+        return ""
+    for fact in ("stride", "is_inference"):
+        if getattr(known, fact)() != getattr(found, fact)():
+            return f"{fact} {getattr(found, fact)()} in place of {getattr(known, fact)()}"
+    if known.requires_grad != found.requires_grad or type(known) is not type(found):
+        return "another requires_grad or type"
+    return ""
+
+
+def same_bits(known: torch.Tensor, found: torch.Tensor) -> bool:
+    if known.device.type == "meta" or type(known) not in (torch.Tensor, torch.nn.Parameter):
+        return True
+    known, found = known.detach(), found.detach()
+    return bool(torch.equal(known, found)) or (
+        known.dtype.is_floating_point
+        and bool(torch.equal(known.isnan(), found.isnan()))
+        and bool(torch.equal(known.nan_to_num(), found.nan_to_num()))
+    )
+
+
+def _largest(known: torch.Tensor, found: torch.Tensor) -> float:
+    return float((known.detach().double() - found.detach().double()).abs().max())
+
+
+class Limit:
+    """The gate's limits of a call's result, computed when the first kernel serves it."""
+
+    def __init__(self, call: RandomCall) -> None:
+        self._call = call
+        self._reference: torch.Tensor | None = None
+        self._limits: torch.Tensor
+        self._right: list[torch.Tensor] = []
+
+    def verdict(self, out: Any, exact: bool) -> str:
+        """Where `exact`, the output must be laid out like q."""
+        call = self._call
+        if call.context == "vmap" and isinstance(out, torch.Tensor):
+            out, exact = out[0], False
+        q = call.tensors[0]
+        dtype = q.dtype
+        if call.context.startswith("autocast "):
+            dtype = getattr(torch, call.context.partition(" ")[2])
+        if not isinstance(out, torch.Tensor) or (out.shape, out.dtype) != (q.shape, dtype):
+            return f"the output is no {dtype} of shape {tuple(q.shape)}"
+        if exact and out.stride() != torch.empty_like(q).stride():
+            return f"the output has strides {out.stride()}"
+        if any(same_bits(out, right) for right in self._right):
+            return SERVED
+        found = self._held(out.detach(), dtype)
+        if found == SERVED:
+            self._right.append(out)
+        return found
+
+    def _held(self, out: torch.Tensor, dtype: torch.dtype) -> str:
+        if self._reference is None:
+            self._compute(dtype)
+        assert self._reference is not None
+        # Of a causal call the reference has NaN also where a hidden key is NaN.
+        hides = self._call.options.get("is_causal", False)
+        if not hides and bool((self._reference.isnan() & ~out.isnan()).any()):
+            return "numbers in place of NaN"
+        limited = self._limits.isfinite() & self._reference.isfinite()
+        held = torch.where(limited, out, 0.0)
+        reference = torch.where(limited, self._reference, 0.0)
+        wanted = expected(reference, torch.where(limited, self._limits, 1.0), dtype)
+        errors = errors_against(held.contiguous(), wanted)
+        # Of a few elements the RMS says nothing.
+        right = LIMITS.hold(errors) or (out.numel() < _FEW and errors.max <= LIMITS.max)
+        return SERVED if right else f"off by {errors.max:.3g} limits, RMS {errors.rms:.3g}"
+
+    def _compute(self, dtype: torch.dtype) -> None:
+        call = self._call
+        given = [t.detach().resolve_neg().to(dtype).contiguous() for t in call.tensors]
+        (batch, heads, rows, head_dim), (_, kv_heads, keys, _) = (t.shape for t in given[:2])
+        shape: dict[str, Any] = {
+            **{"batch": batch, "heads": heads, "kv_heads": kv_heads},
+            **{"seq_len_q": rows, "seq_len_k": keys, "head_dim": head_dim},
+        }
+        if call.options.get("scale") is not None:
+            shape["scale"] = call.options["scale"]
+        problem = Attention(str(dtype).removeprefix("torch."))
+        case = problem.case(shape, {"causal": call.options.get("is_causal", False)})
+        inputs = dict(zip(("q", "k", "v"), given, strict=True))
+        reference = problem.reference(case, inputs)
+        self._reference = reference["out"]
+        self._limits = problem.tolerances(case, inputs, reference)["out"]

@@ -1,0 +1,186 @@
+"""Makes random calls of an exported attention package, and compares each with SDPA and float64.
+
+    python benchmarks/export_random_calls.py PACKAGE [--calls 20000] [--seed 0] [--minutes M]
+        [--first N] [-o FILE]
+
+PACKAGE is the package's module folder (DIR/NAME of `evotune export`). Each call is made by SDPA, by
+NAME.attention, by torch.ops.NAME.attention and by F.scaled_dot_product_attention while the package
+is active. It must give
+
+- a result within the gate's limits of float64, where a kernel served it,
+- SDPA's bits, strides and gradients where none did,
+- SDPA's exception with its message where SDPA raises one.
+
+Calls run in child processes: a crash, or a call that takes longer than two minutes, is a finding,
+and the next call goes on in a new process. Prints one JSON record; exit code 1 for a finding.
+`--first N --calls 1` makes one call again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import call_contexts
+import torch
+from call_verdicts import RIGHT, DeviceLost, Judge
+from exported import facts, opened
+from random_calls import Calls
+
+_A_CHILD = 2000
+_SILENT_S = 120.0
+_MOST_FINDINGS = 200
+_PARENTS = "EVOTUNE_BENCHMARK_CHILD"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("package", type=Path)
+    parser.add_argument("--calls", type=int, default=20000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first call")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="then it ends")
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    numbers = range(options.first, options.first + options.calls)
+    if os.environ.get(_PARENTS):
+        for line in made(opened(options.package), options.seed, numbers):
+            print(json.dumps(line), flush=True)
+        return 0
+    record = campaign(options, numbers)
+    text = json.dumps(record, indent=1)
+    print(text)
+    if options.output:
+        options.output.write_text(text + "\n")
+    return 1 if record["findings"] or record["crashes"] else 0
+
+
+def made(module: ModuleType, seed: int, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """For each call a line before it, and one with its verdicts; a line of misses at the end."""
+    torch._C._functorch._set_vmap_fallback_warning_enabled(False)
+    calls, judge = Calls(module, seed, call_contexts.WEIGHTED), Judge(module)
+    for number in numbers:
+        yield {"call": number}
+        call = calls.call(number)
+        try:
+            found = judge.verdicts(call)
+        except DeviceLost as error:
+            yield {"call": number, "lost": str(error), "words": call.words}
+            return
+        wrong = {path: verdict for path, verdict in found.items() if verdict not in RIGHT}
+        yield {
+            "call": number,
+            "right": {path: verdict for path, verdict in found.items() if verdict in RIGHT},
+            **({"wrong": wrong, "words": call.words} if wrong else {}),
+        }
+    yield {"misses": module.info()["misses"]}
+
+
+class Tally:
+    """Counts verdicts and keeps findings."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.verdicts: dict[str, collections.Counter[str]] = {}
+        self.findings: list[dict[str, Any]] = []
+        self.crashes: list[dict[str, Any]] = []
+        self.misses: dict[str, dict[str, Any]] = {}
+
+    def add(self, line: dict[str, Any]) -> None:
+        for kind, miss in line.get("misses", {}).items():
+            known = self.misses.setdefault(kind, {"count": 0, "first": miss["first"]})
+            known["count"] += miss["count"]
+        if "lost" in line:
+            self.crashes.append(line)
+        if "right" in line:
+            self.calls += 1
+            for path, verdict in line["right"].items():
+                self.verdicts.setdefault(path, collections.Counter())[verdict] += 1
+        if "wrong" in line and len(self.findings) < _MOST_FINDINGS:
+            self.findings.append({name: line[name] for name in ("call", "wrong", "words")})
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "calls": self.calls,
+            "verdicts": {
+                path: dict(sorted(c.items())) for path, c in sorted(self.verdicts.items())
+            },
+            "misses": dict(sorted(self.misses.items())),
+            "crashes": self.crashes,
+            "findings": self.findings,
+        }
+
+
+def campaign(options: argparse.Namespace, numbers: range) -> dict[str, Any]:
+    """All calls, in as many processes as it takes."""
+    started, tally = time.monotonic(), Tally()
+    at = numbers.start
+    while at < numbers.stop and time.monotonic() - started < options.minutes * 60:
+        at = child(options, at, min(_A_CHILD, numbers.stop - at), tally)
+        print(f"{tally.calls} calls, {len(tally.findings)} findings", file=sys.stderr)
+    about = facts(opened(options.package), "export_random_calls.py")
+    return {
+        **about,
+        "seed": options.seed,
+        "seconds": round(time.monotonic() - started, 1),
+        **tally.record(),
+    }
+
+
+def child(options: argparse.Namespace, first: int, calls: int, tally: Tally) -> int:
+    """Makes calls in a process of their own. Returns the number of the next call."""
+    words = [str(options.package), "--seed", str(options.seed)]
+    words += ["--first", str(first), "--calls", str(calls)]
+    process = subprocess.Popen(
+        [sys.executable, __file__, *words],
+        stdout=subprocess.PIPE,
+        env={"OMP_WAIT_POLICY": "passive", **os.environ, _PARENTS: "1"},
+    )
+    at, finished, ended = first, True, ""
+    for line in _lines(process):
+        if line is None:
+            process.kill()
+            ended = f"no answer for {_SILENT_S:.0f} s"
+            break
+        found = json.loads(line)
+        tally.add(found)
+        at = found.get("call", at)
+        finished = "right" in found or "lost" in found or "misses" in found
+    code = process.wait()
+    if code and not ended:
+        ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    if ended and not finished:
+        tally.crashes.append({"call": at, "ended": ended})
+    elif ended:
+        tally.crashes.append({"call": at, "ended": f"{ended}, between two calls"})
+    return at + 1
+
+
+def _lines(process: subprocess.Popen[bytes]) -> Iterator[bytes | None]:
+    """The lines of its stdout; None where none comes in time."""
+    assert process.stdout is not None
+    pipe, kept = process.stdout.fileno(), b""
+    while True:
+        if not select.select([pipe], [], [], _SILENT_S)[0]:
+            yield None
+            return
+        read = os.read(pipe, 1 << 16)
+        if not read:
+            return
+        *lines, kept = (kept + read).split(b"\n")
+        yield from lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())
