@@ -1,5 +1,5 @@
-"""Tunes the shipped spaces of softmax and RMSNorm, on a CPU matmul and on a GPU Triton's attention too,
-against PyTorch.
+"""Tunes the shipped spaces of softmax and RMSNorm, of matmul (on a CPU) and of Triton's attention
+(on a GPU) against PyTorch.
 
     python benchmarks/examples.py [--device cpu|cuda:0] [--trials 12] [--seed 0]
         [-o benchmarks/results/examples_DEVICE.json]

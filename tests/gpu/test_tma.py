@@ -1,6 +1,6 @@
 """The short Hopper rung on a Hopper GPU, the smallest configuration first: a hang is found early.
 
-    pytest -m gpu -x tests/gpu/test_tma.py
+pytest -m gpu -x tests/gpu/test_tma.py
 """
 
 from __future__ import annotations

@@ -99,7 +99,9 @@ class EmulatedKernel:
         self._library = library
         rooms, views = {}, {}
         for spec in self.problem.tensors(job.case):
-            room = torch.full((spec.span + 2 * _FENCE,), torch.nan, dtype=getattr(torch, spec.dtype))
+            room = torch.full(
+                (spec.span + 2 * _FENCE,), torch.nan, dtype=getattr(torch, spec.dtype)
+            )
             room.share_memory_()
             view = room[_FENCE : _FENCE + spec.span].view(spec.shape)
             if not spec.is_output:

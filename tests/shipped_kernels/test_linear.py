@@ -1,4 +1,4 @@
-"""The linear layer's kernel on a CPU model of wgmma and TMA, and compiled by NVRTC where it is there."""
+"""The linear layer's kernel on a CPU model of wgmma and TMA, and compiled where NVRTC is there."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def test_the_model_sees_a_mistake(right: str, wrong: str, tmp_path: Path) -> Non
     values = {**SKINNY, "STAGES": 2}
     kernel = EmulatedKernel(tmp_path, "linear_skinny", values, "float16", {right: wrong})
     try:
-        shares = [kernel.share_of_tolerance({"m": 5, "n": 300, "k": 648}, "normal", s) for s in (1, 2, 3)]
+        shares = [
+            kernel.share_of_tolerance({"m": 5, "n": 300, "k": 648}, "normal", s) for s in (1, 2, 3)
+        ]
     except AssertionError:
         return
     assert max(shares) > 1

@@ -1,4 +1,4 @@
-"""The GPU kernels for rows: right on a CPU model of CUDA, and compiled by NVRTC where it is there."""
+"""The GPU kernels for rows on a CPU model of CUDA, and compiled where NVRTC is there."""
 
 from __future__ import annotations
 
@@ -75,9 +75,7 @@ def test_losses_come_out_right(
     ("right", "wrong"),
     [
         ("sum *= __expf(top_of_rest - higher);", ""),
-        pytest.param(
-            "if (first + j * kStride < columns) store", "store", marks=pytest.mark.soak
-        ),
+        pytest.param("if (first + j * kStride < columns) store", "store", marks=pytest.mark.soak),
         pytest.param("if (columns % kVector == 0)", "if (true)", marks=pytest.mark.soak),
     ],
 )
