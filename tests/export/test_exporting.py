@@ -98,7 +98,8 @@ def test_two_exports_are_the_same_bytes_and_tell_no_place_and_no_time(
         ("attention-mma", "h200"),
         ("attention-wgmma", "h200"),
         ("attention-triton", "h200"),
-        ("matmul", "h200"),
+        ("linear-skinny", "h200"),
+        ("add-rms-norm", "h200"),
         ("rms-norm", "h200"),
     ],
 )

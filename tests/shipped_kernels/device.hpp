@@ -15,6 +15,11 @@ void __stcs(Word* to, const Word& word) {
   *to = word;
 }
 
+inline float erff(float x) { return std::erf(x); }
+inline void load_box_2d(unsigned shared, const TensorMap& map, unsigned full, int column, int row) {
+  load_box(shared, map, full, column, row, 0, 0);
+}
+
 template <int BYTES>
 struct WordOf;
 template <> struct WordOf<2> { using Type = unsigned short; };

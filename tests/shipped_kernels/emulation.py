@@ -13,22 +13,23 @@ import random
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
 
-from evotune.device.session import c_value
 from evotune.engine.setup import load_setup
 from evotune.execute.executor import TIMED, CaseJob
 from evotune.problems import create_problem
 from evotune.problems.problem import Problem, Tensors
 from evotune.trial import Configuration, Value
-from tests.attention_kernels.hopper.emulation import COMPILER
+from tests.attention_kernels.hopper.emulation import COMPILER, addresses_of
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-_INSTRUCTIONS = ("async_copy.cuh", "mma_sync.cuh", "element.cuh", "last_block.cuh")
+_INSTRUCTIONS = (
+    *("async_copy.cuh", "mma_sync.cuh", "element.cuh", "last_block.cuh"),
+    *("wgmma_product.cuh", "wgmma_tma.cuh", "tma_2d.cuh"),
+)
 _DECLARED = "extern __shared__ __align__({}) unsigned char shared_memory[];\n"
 _FENCE = 4096  # elements before and behind each tensor, all NaN
 
@@ -113,11 +114,8 @@ class EmulatedKernel:
             fill = 0 if workspace.init == "zero_once" else 0xFF
             scratch.append(torch.full((workspace.bytes,), fill, dtype=torch.uint8).share_memory_())
             pointers[workspace.name] = scratch[-1].data_ptr()
-        values: list[Any] = [
-            ctypes.c_void_p(pointers[each.name]) if each.name in pointers else c_value(each)
-            for each in job.plan.arguments
-        ]
-        addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        addresses, kept = addresses_of(job.plan, pointers)
+        assert kept
         for launch in job.plan.launches:
             grid = (ctypes.c_int * 3)(*(*launch.grid, 1, 1)[:3])
             given = _Launch(grid, launch.threads, launch.shared_bytes, seed)

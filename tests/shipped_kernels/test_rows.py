@@ -1,4 +1,4 @@
-"""The GPU kernels for rows: right on a CPU model of CUDA, and compiled by NVRTC where it is there."""
+"""The GPU kernels for rows on a CPU model of CUDA, and compiled where NVRTC is there."""
 
 from __future__ import annotations
 

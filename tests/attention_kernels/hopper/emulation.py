@@ -167,22 +167,8 @@ def _call(library: Path, plan: LaunchPlan, memory: Memory, seed: int) -> None:
     }
     pointers = {name: room.ctypes.data for name, room in memory.rooms.items()}
     pointers |= {name: room.ctypes.data + _GUARD_BYTES for name, room in scratch.items()}
-    mapped = [each for each in plan.arguments if each.tensor_map is not None]
-    tensors = [_tensor(each, memory) for each in mapped]
-    # A map has 128 bytes, aligned to 64; its first word is the address of a _Tensor.
-    maps = np.zeros((len(mapped) + 1, 16), dtype=np.uint64)
-    first_map = maps.ctypes.data + -maps.ctypes.data % 64
-    values: list[Any] = []
-    addresses = (ctypes.c_void_p * len(plan.arguments))()
-    for number, argument in enumerate(plan.arguments):
-        if argument.tensor_map is not None:
-            addresses[number] = first_map + 128 * mapped.index(argument)
-            tensor = tensors[mapped.index(argument)]
-            ctypes.c_void_p.from_address(addresses[number]).value = ctypes.addressof(tensor)
-            continue
-        pointer = pointers.get(argument.name)
-        values.append(c_value(argument) if pointer is None else ctypes.c_void_p(pointer))
-        addresses[number] = ctypes.addressof(values[-1])
+    addresses, kept = addresses_of(plan, pointers)
+    assert kept
     functions = ctypes.CDLL(str(library))
     for launch in plan.launches:
         blocks = _Launch(launch.grid[0], launch.threads, launch.shared_bytes, seed)
@@ -192,14 +178,39 @@ def _call(library: Path, plan: LaunchPlan, memory: Memory, seed: int) -> None:
             _fail("something was written beside the workspace")
 
 
-def _tensor(argument: Argument, memory: Memory) -> _Tensor:
+def addresses_of(plan: LaunchPlan, pointers: Mapping[str, int]) -> tuple[Any, list[object]]:
+    """The addresses of the plan's arguments, as an array, and the objects that lie there.
+    `pointers` are the addresses of tensors and workspaces by name."""
+    mapped = [each for each in plan.arguments if each.tensor_map is not None]
+    # A map has 128 bytes, aligned to 64; its first word is the address of a _Tensor.
+    maps = np.zeros((len(mapped) + 1, 16), dtype=np.uint64)
+    place = maps.ctypes.data + -maps.ctypes.data % 64
+    kept: list[Any] = [maps]
+    addresses = (ctypes.c_void_p * len(plan.arguments))()
+    for number, argument in enumerate(plan.arguments):
+        pointer = pointers.get(argument.name)
+        if argument.tensor_map is not None:
+            kept.append(_tensor(argument, pointers[argument.name]))
+            ctypes.c_void_p.from_address(place).value = ctypes.addressof(kept[-1])
+            addresses[number] = place
+            place += 128
+        else:
+            kept.append(c_value(argument) if pointer is None else ctypes.c_void_p(pointer))
+            addresses[number] = ctypes.addressof(kept[-1])
+    return addresses, kept
+
+
+def _tensor(argument: Argument, address: int) -> _Tensor:
+    """Up to four dimensions; the outermost ones that are missing have one element."""
     tensor_map = argument.tensor_map
     assert tensor_map is not None
+    missing = (1,) * (4 - len(tensor_map.box))
     tensor = _Tensor()
-    tensor.data = memory.rooms[argument.name].ctypes.data
-    tensor.extents[:] = tensor_map.extents[::-1]
-    tensor.box[:] = tensor_map.box[::-1]
-    tensor.strides[:] = (1, *(stride // 2 for stride in tensor_map.strides_bytes()[::-1]))
+    tensor.data = address
+    tensor.extents[:] = (*tensor_map.extents[::-1], *missing)
+    tensor.box[:] = (*tensor_map.box[::-1], *missing)
+    strides = (1, *(stride // 2 for stride in tensor_map.strides_bytes()[::-1]))
+    tensor.strides[:] = (*strides, *missing)
     tensor.swizzle_bits = {0: 0, 64: 2, 128: 3}[tensor_map.swizzle_bytes]
     return tensor
 

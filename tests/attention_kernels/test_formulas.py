@@ -1,0 +1,155 @@
+"""A kernel (C++) and its space (expressions) state the same shared memory and registers.
+
+Of each kernel the constants at the top level are taken, as they are, into one namespace for each
+configuration, with the configuration's macros as constants; the compiler then checks them all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from evotune.engine.setup import load_setup
+from evotune.engine.spaces import find_space
+from evotune.space.language.expression import parse_expression
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+KERNELS = Path(__file__).parents[2] / "kernels"
+FEW, MANY = 100, 1000  # random configurations of each kernel
+
+
+@dataclass(frozen=True)
+class Stated:
+    """Expressions of a kernel's constants, and the names in its space that must have their values.
+
+    - `templates`: headers with class templates whose constants the kernel uses.
+    - `registers`: an expression that is -1 where the kernel does not state the registers.
+    """
+
+    space: str
+    kernel: str
+    shared_bytes: str
+    templates: tuple[str, ...] = ()
+    registers: str = "-1"
+    registers_in_space: str = ""
+
+
+WGMMA_REGISTERS = (
+    "PRODUCER_WARPS == 4 ? (kMoveRegisters ? kConsumerRegisters : kEntryRegisters) : -1"
+)
+MMA_BYTES = (
+    "kCluster ? kInboxAt + 8 : most(most(kStagesEnd, kQueryBytes), WARPS_KV > 1 ? kInboxAt : 0)"
+)
+WMMA_BYTES = "kBarriersAt + (PRODUCER_WARPS > 0 ? 16 * (STAGES + 1) : 0)"
+WGMMA_BYTES = "kBarriersAt + 8 * kBarriers + (SPLIT_KV > 1 ? 8 : 0)"
+SCALAR_BYTES = "2 * BLOCK_N * (kKeyStride + HEAD_DIM) + 4 * WARPS * (HEAD_DIM + BLOCK_N)"
+RUNGS = [
+    Stated("attention-scalar", "attention/attention_scalar.cu", SCALAR_BYTES),
+    Stated(
+        "attention-wmma", "attention/attention_wmma.cu", WMMA_BYTES, ("attention/wmma_rows.cuh",)
+    ),
+    Stated(
+        "attention-mma",
+        "attention/attention_mma.cu",
+        MMA_BYTES,
+        ("attention/shared_rows.cuh", "attention/part_merge.cuh", "attention/split_merge.cuh"),
+    ),
+    Stated("attention-tma", "attention/attention_tma.cu", "kSharedBytes"),
+    Stated(
+        "attention-wgmma",
+        "attention/attention_wgmma.cu",
+        WGMMA_BYTES,
+        registers=WGMMA_REGISTERS,
+        registers_in_space="consumer_registers",
+    ),
+    Stated("linear", "linear/linear.cu", "kSharedBytes"),
+    Stated("linear-skinny", "linear/linear.cu", "kSharedBytes"),
+]
+
+
+def constants_of(stated: Stated) -> str:
+    """The kernel's constants, type names and macros at the top level, in their order."""
+    text = (KERNELS / stated.kernel).read_text()
+    kept = r"^(?:constexpr (?:int|unsigned|bool) [^;]*;|using (?:Rows|WarpParts|SplitParts) [^;]*;)"
+    return "\n".join(each for each in re.findall(kept, text, re.MULTILINE) if "Panels" not in each)
+
+
+def macros_of(stated: Stated) -> str:
+    text = (KERNELS / stated.kernel).read_text()
+    return "\n".join(re.findall(r"^#define \w+ \(.*\)$", text, re.MULTILINE))
+
+
+def templates_of(stated: Stated) -> Iterator[str]:
+    """The class templates of the headers, with nothing in them but constants of numbers."""
+    for header in stated.templates:
+        text = (KERNELS / header).read_text()
+        struct = r"^(template <[^\n]*>\nstruct \w+) \{\n(.*?)^\};$"
+        for head, body in re.findall(struct, text, re.MULTILINE | re.DOTALL):
+            lines = re.findall(r"^  static constexpr (?:int|bool|unsigned) .*$", body, re.MULTILINE)
+            yield "\n".join([head, "{", *lines, "};"])
+
+
+def checks(stated: Stated, folder: Path, count: int) -> Iterator[str]:
+    """A namespace for each of `count` random configurations, over the head sizes."""
+    space = yaml.safe_load(find_space(stated.space).read_text())
+    space["root"] = str(KERNELS.parent)
+    attention = stated.space.startswith("attention")
+    constants, templates = constants_of(stated), "\n".join(templates_of(stated))
+    for head_dim in (32, 64, 96, 128) if attention else (0,):
+        if attention:
+            shape = {"batch": 1, "heads": 4, "kv_heads": 2, "seq_len": 512, "head_dim": head_dim}
+            space["problem"] |= {"shapes": [shape], "held_out": []}
+        path = folder / "space.yaml"
+        path.write_text(yaml.safe_dump(space))
+        setup = load_setup(path, "h200", compile_only=True)
+        assert setup.planner is not None
+        rng = random.Random(head_dim)
+        for number in range(count // 4 if attention else count):
+            configuration = setup.planner.bound.sample(rng)
+            case = setup.planner.proposal(number, configuration).cases[0]
+            registers = -1
+            if stated.registers_in_space:
+                expression = parse_expression(stated.registers_in_space)
+                registers = setup.planner.bound.evaluate(
+                    expression, configuration, case.case.symbols
+                )
+            defined = " ".join(f"constexpr int {n} = {v};" for n, v in case.compile.defines)
+            yield f"""namespace c{head_dim}_{number} {{
+{defined}
+{templates}
+{constants}
+static_assert(({stated.shared_bytes}) == {case.plan.launches[0].shared_bytes}, "bytes");
+constexpr int registers = {stated.registers};
+static_assert(registers == -1 || registers == {registers}, "registers");
+}}"""
+
+
+def complaints(stated: Stated, folder: Path, count: int) -> str:
+    """The compiler's words on the checks that fail."""
+    source = folder / "checks.cpp"
+    most = "constexpr unsigned most(unsigned a, unsigned b) { return a < b ? b : a; }"
+    source.write_text("\n".join([most, macros_of(stated), *checks(stated, folder, count)]))
+    command = ["g++", "-std=c++17", "-fsyntax-only", "-w", str(source)]
+    return subprocess.run(command, check=False, capture_output=True, text=True).stderr
+
+
+@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("stated", RUNGS, ids=lambda stated: stated.space)
+def test_a_kernel_and_its_space_state_the_same(stated: Stated, count: int, tmp_path: Path) -> None:
+    assert complaints(stated, tmp_path, count) == ""
+
+
+def test_a_formula_that_differs_is_seen(tmp_path: Path) -> None:
+    (stated,) = (each for each in RUNGS if each.space == "attention-tma")
+    wrong = dataclasses.replace(stated, shared_bytes="kBarriersAt + 16 * STAGES")
+    assert "static assertion failed: bytes" in complaints(wrong, tmp_path, count=40)

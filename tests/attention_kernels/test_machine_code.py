@@ -1,0 +1,98 @@
+"""ptxas keeps each softmax of attention_wgmma.cu beside the MMA that it is to run under.
+
+`finish_first` in wgmma_product.cuh sees to that. Without it ptxas moves the exponentials behind
+the wait for that MMA, and nothing else shows it than the time.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Mapping
+from itertools import groupby
+from pathlib import Path
+
+import msgspec
+import pytest
+
+pytest.importorskip("cupy")
+
+from evotune.backends.cuda.compiler import NvrtcCompiler
+from evotune.device.launch import CompileFailure
+from evotune.engine.setup import load_setup
+from evotune.engine.spaces import find_space
+from evotune.trial import Configuration, Value
+
+from .machine_code import EXP2, PACK, WAITS, instructions
+
+WAIT_FOR_VALUES, WAIT_FOR_SCORES = WAITS
+BLOCK_N = 96
+
+
+def between_waits(
+    values: Mapping[str, Value],
+    folder: Path,
+    *,
+    causal: bool = False,
+    mistakes: Mapping[str, str] | None = None,
+) -> list[dict[str, int]]:
+    """For each stretch from the wait for a block's scores to the next wait, the instructions in it
+    by name. `mistakes` maps texts of wgmma_product.cuh to wrong ones."""
+    space = find_space("attention-wgmma")
+    planner = load_setup(space, "h200", compile_only=True).planner
+    assert planner is not None
+    wanted = {**planner.bound.default(), "BLOCK_N": BLOCK_N, **values}
+    configuration = planner.bound.repair(wanted, random.Random(0))
+    assert configuration is not None
+    assert {name: configuration[name] for name in values} == values
+    jobs = planner.compile_jobs(Configuration(configuration))
+    job = next(job for job in jobs if dict(job.defines)["CAUSAL"] == causal)
+    if mistakes:
+        shutil.copytree(space.parents[1] / "kernels" / "attention", folder / "kernels/attention")
+        header = folder / "kernels/attention/wgmma_product.cuh"
+        text = header.read_text()
+        for right, wrong in mistakes.items():
+            assert right in text
+            text = text.replace(right, wrong)
+        header.write_text(text)
+        job = msgspec.structs.replace(job, root=str(folder))
+    cubin = folder / "kernel.cubin"
+    built = NvrtcCompiler().compile(job, cubin, timeout_s=60)
+    assert not isinstance(built, CompileFailure), built.reason
+    found: list[dict[str, int]] = []
+    inside = False
+    for name, same in groupby(instructions(cubin.read_bytes(), "attention_forward")):
+        if name in WAITS:
+            inside = name == WAIT_FOR_SCORES
+            if inside:
+                found.append({})
+        elif inside:
+            found[-1][name] = found[-1].get(name, 0) + sum(1 for _ in same)
+    return found
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_exponentials_run_under_the_values_of_the_block_before(
+    causal: bool, tmp_path: Path
+) -> None:
+    """Both loops, with masks and without: a weight of each of a thread's scores, and two factors of
+    its sums."""
+    stretches = between_waits({}, tmp_path, causal=causal)
+    assert stretches == [{EXP2: BLOCK_N // 2 + 2}] * 2
+
+
+def test_weights_are_packed_there_too_when_they_have_a_second_set(tmp_path: Path) -> None:
+    """Each loop has two steps, and one more may be left over."""
+    stretches = between_waits({"WEIGHT_SETS": 2}, tmp_path)
+    assert len(stretches) >= 4
+    for stretch in stretches:
+        assert stretch == {EXP2: BLOCK_N // 2 + 2, PACK: BLOCK_N // 4}
+
+
+@pytest.mark.soak
+def test_without_finish_first_ptxas_moves_the_exponentials(tmp_path: Path) -> None:
+    """If this fails, ptxas has become better: look whether finish_first is still needed."""
+    guard = "setp.lt.f32 p, %0, 0f00000000;\\n@p st.shared.f32 [%1], %0;"
+    stretches = between_waits({}, tmp_path, mistakes={guard: ""})
+    assert stretches
+    assert all(stretch.get(EXP2, 0) < BLOCK_N // 4 for stretch in stretches)

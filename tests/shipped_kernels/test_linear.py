@@ -1,0 +1,100 @@
+"""The linear layer's kernel on a CPU model of wgmma and TMA, and compiled where NVRTC is there."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from evotune.backends.cuda.compiler import NvrtcCompiler
+from evotune.device.launch import CompileFailure
+from evotune.engine.setup import load_setup
+from evotune.engine.spaces import find_space
+from evotune.trial import Value
+
+from .emulation import EmulatedKernel
+
+needs_gpp = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+LARGE: dict[str, Value] = {"CONSUMER_WARPGROUPS": 2, "ROW_TILES": 1, "BLOCK_N": 64, "STAGES": 2}
+LARGE |= {"PERSISTENT": False, "TILE_GROUP": 2}
+SKINNY: dict[str, Value] = {"CONSUMER_WARPGROUPS": 1, "ROW_TILES": 2, "BLOCK_N": 32, "K_PANELS": 1}
+SKINNY |= {"STAGES": 3, "SPLIT_K": 3, "MIN_CTAS": 1}
+
+
+@needs_gpp
+@pytest.mark.parametrize(
+    ("space", "values", "dtype", "shapes"),
+    [
+        ("linear_gelu", LARGE, "float16", [(130, 130, 200), (3, 258, 8)]),
+        ("linear_skinny", SKINNY, "bfloat16", [(5, 130, 328), (33, 6, 192)]),
+        pytest.param(
+            "linear",
+            {**LARGE, "ROW_TILES": 2, "K_PANELS": 2, "CONSUMER_WARPGROUPS": 1, "BLOCK_N": 96},
+            "bfloat16",
+            [(257, 66, 136)],
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(
+            "linear_skinny",
+            {**SKINNY, "SPLIT_K": 1, "PERSISTENT": True, "K_PANELS": 2, "ROW_TILES": 1},
+            "float16",
+            [(40, 200, 264)],
+            marks=pytest.mark.soak,
+        ),
+    ],
+)
+def test_products_come_out_right(
+    space: str,
+    values: Mapping[str, Value],
+    dtype: str,
+    shapes: list[tuple[int, int, int]],
+    tmp_path: Path,
+) -> None:
+    """Edges in every direction, several tiles a group, and parts of unequal length."""
+    kernel = EmulatedKernel(tmp_path, space, values, dtype)
+    for number, (m, n, k) in enumerate(shapes):
+        shape = {"m": m, "n": n, "k": k}
+        kind = kernel.problem.input_kinds[number % 4]
+        assert kernel.share_of_tolerance(shape, kind, number) <= 1, shape
+
+
+@needs_gpp
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("wait_mbarrier(empty(ring.stage), ring.parity ^ 1);", ""),
+        ("      wait_products<1>();\n", ""),
+        ("problem.steps * part / SPLIT_K", "problem.steps / SPLIT_K * part"),
+        ("(part > 0 ? sum : 0.0f)", "sum"),
+    ],
+)
+def test_the_model_sees_a_mistake(right: str, wrong: str, tmp_path: Path) -> None:
+    values = {**SKINNY, "STAGES": 2}
+    kernel = EmulatedKernel(tmp_path, "linear_skinny", values, "float16", {right: wrong})
+    try:
+        shares = [
+            kernel.share_of_tolerance({"m": 5, "n": 300, "k": 648}, "normal", s) for s in (1, 2, 3)
+        ]
+    except AssertionError:
+        return
+    assert max(shares) > 1
+
+
+@pytest.mark.parametrize("space", ["linear", "linear-gelu", "linear-skinny"])
+def test_configurations_compile(space: str, tmp_path: Path) -> None:
+    """The default without spills, and one that is drawn."""
+    pytest.importorskip("cupy")
+    planner = load_setup(find_space(space), "h200", compile_only=True).planner
+    assert planner is not None
+    drawn = planner.bound.sample(random.Random(0))
+    for number, configuration in enumerate((planner.bound.default(), drawn)):
+        (job, *_) = planner.compile_jobs(configuration)
+        built = NvrtcCompiler().compile(job, tmp_path / f"{number}.cubin", timeout_s=60)
+        assert not isinstance(built, CompileFailure), built.reason
+        figures = (built["spill_store_bytes"], built["serialized"])
+        assert number > 0 or figures == (0, 0)
