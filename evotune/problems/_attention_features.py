@@ -31,7 +31,7 @@ from evotune.trial import Value
 KEYS = (*("alignment", "window_left", "window_right", "softcap", "alibi", "sinks", "lse"),)
 """The names that a shape or a variant may give."""
 ALIGNMENTS = ("top_left", "bottom_right")
-_MOST_WINDOW = (1 << 31) - 1
+_MOST_WINDOW = 1 << 30
 _OTHER_CAPS = (3.0, 1.5)
 _MOST_EDGE_SCORES = 1 << 22
 

@@ -256,6 +256,11 @@ class Attention:
             _layout_name(str(case.symbols["layout"])),
         )
 
+    @staticmethod
+    def is_plain(case: Case) -> bool:
+        """Whether the case says nothing beyond the arguments of SDPA."""
+        return not Features.of(case).any and case.symbols["value_dim"] == case.symbols["head_dim"]
+
     def _like(
         self, case: Case, shape: Mapping[str, Value], kept: Collection[str], layout: str
     ) -> Case:

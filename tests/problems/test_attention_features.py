@@ -137,7 +137,7 @@ def test_needles_lie_at_both_ends_of_a_window_and_just_outside() -> None:
     scores = inputs["q"][0, 0] @ inputs["k"][0, 0].T
     away = scores.argmax(-1) - torch.arange(60)
     for distance in (-9, 4, -10, 5):
-        assert int((away == distance).sum()) >= 9, distance
+        assert int((away == distance).sum()) >= 7, distance
 
 
 # --- what a case may say --------------------------------------------------------------------------
