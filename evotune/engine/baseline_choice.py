@@ -10,13 +10,13 @@ from evotune.space.document import SpaceDocument
 
 
 def chosen_baseline(document: SpaceDocument, case: Case, timings: Sequence[BaselineTiming]) -> str:
-    """`family:best` is the fastest of the family that passes the gate itself. SpaceError when the
-    case has no such baseline on this device."""
+    """`family:best` is the fastest of the family that passes the gate itself, `best` the fastest of
+    all. SpaceError when the case has no such baseline on this device."""
     usable = [t for t in timings if t.case == case.label and t.passed]
     family, _, member = document.baseline.partition(":")
     if member == "best":
         usable = [t for t in usable if t.name.startswith(f"{family}:")]
-    else:
+    elif family != "best":
         usable = [t for t in usable if t.name == document.baseline]
     if not usable:
         names = sorted({t.name for t in timings if t.case == case.label and t.passed})

@@ -88,7 +88,12 @@ def case_shapes(problem: Problem, cases: Sequence[Case]) -> CaseShapes:
     inputs = tuple(spec.name for spec in specs if not spec.is_output)
     outputs = tuple(spec.name for spec in specs if spec.is_output)
     if isinstance(problem, Attention):
-        tensors = {name: tuple({size: 1} for size in sizes) for name, sizes in DIMENSIONS.items()}
+        # In packages values have the size of heads, so their cases have no symbol for it.
+        own = {"value_dim": "head_dim"}
+        tensors = {
+            name: tuple({own.get(size, size): 1} for size in sizes)
+            for name, sizes in DIMENSIONS.items()
+        }
         strides = {spec.name: spec.stride_symbols for spec in specs}
         return CaseShapes(inputs, outputs, (), tensors, strides)
     if not isinstance(problem, UserProblem):
@@ -105,6 +110,8 @@ def case_shapes(problem: Problem, cases: Sequence[Case]) -> CaseShapes:
 def _beyond_packages(problem: Problem, cases: Sequence[Case]) -> str:
     """The first thing about the problem's tensors that packages do not understand; "" for none."""
     specs = [spec for case in cases for spec in problem.tensors(case)]
+    if isinstance(problem, Attention) and not all(map(problem.is_plain, cases)):
+        return "features of attention beyond the arguments of scaled_dot_product_attention"
     if any(spec.is_index for spec in specs):
         return "tensors of lengths and places"
     if any(spec.dtype != problem.dtype for spec in specs):

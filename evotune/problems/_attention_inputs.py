@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import torch
 
+from evotune.problems._attention_features import Features
+from evotune.problems._attention_scores import Scores
 from evotune.problems.element_types import torch_dtype
 from evotune.problems.problem import Case, Tensors, TensorSpec
 
@@ -59,7 +61,32 @@ def make_inputs(
     if kind != "normal":
         q = q.clamp(-_LARGEST, _LARGEST)
     dtype = torch_dtype(specs["q"].dtype)
-    return {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype)}
+    found = {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype)}
+    # Last, so that the draws before do not depend on features.
+    if "alibi_slopes" in specs:
+        found["alibi_slopes"] = _slopes(normal("alibi_slopes"), kind)
+    if "sinks" in specs:
+        found["sinks"] = _sinks(normal("sinks"), kind)
+    return found
+
+
+def _slopes(values: torch.Tensor, kind: str) -> torch.Tensor:
+    """Usual slopes, 2^(-8 (h + 1) / heads), times 0.7 to 1.4. Of large logits also far larger ones:
+    there a key next to a row's own may count for nothing."""
+    head = torch.arange(1, len(values) + 1, device=values.device)
+    slopes = torch.exp2(-8.0 * head / len(values) + 0.5 * torch.tanh(values))
+    if kind == "large_logits":
+        slopes = torch.where(head % 2 == 1, 30.0 * slopes, slopes)
+    return slopes
+
+
+def _sinks(values: torch.Tensor, kind: str) -> torch.Tensor:
+    """N(1, 1), about as large as scores. Of large logits heads in turn have sinks that take all,
+    nothing and as much as a key."""
+    if kind != "large_logits":
+        return values + 1.0
+    turn = torch.arange(len(values), device=values.device) % 3
+    return values + torch.tensor([250.0, -250.0, 0.0], device=values.device)[turn]
 
 
 def _needles(case: Case, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -67,13 +94,28 @@ def _needles(case: Case, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     # Consecutive queries look at keys spread over the whole length, the last ones included.
     query = torch.arange(queries, device=q.device)
     target = (query * 7919 + (keys - 1)) % keys
-    if case.symbols["causal"]:
+    features = Features.of(case)
+    if features.has_window or features.bottom_right:
+        target = _near_the_ends(Scores(case, {"q": q}), query, target)
+    elif case.symbols["causal"]:
         own = query.clamp(max=keys - 1)
         # Every other query, the last one included, looks at the last key it may see.
         at_edge = (queries - 1 - query) % 2 == 0
         target = torch.where(at_edge, own, torch.minimum(target, own))
     grouped = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     return (2.0 * grouped[:, :, target, :] + 0.1 * q) * _unit(case)
+
+
+def _near_the_ends(scores: Scores, query: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """For rows in turn the last key that a row sees, the first one, the key before that, the one
+    behind the last, and one in between: `target` folded into what the row sees. The last row looks
+    at the last key."""
+    first, last = scores.seen(slice(None))
+    keys = int(scores.case.symbols["seq_len_k"])
+    turn = (len(query) - 1 - query) % 5
+    within = first + target % (last - first + 1).clamp(min=1)
+    choices = torch.stack([last, first, first - 1, last + 1, within])
+    return choices.gather(0, turn[None])[0].clamp(0, keys - 1)
 
 
 def _ramp(

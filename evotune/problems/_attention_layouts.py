@@ -44,7 +44,7 @@ def stride_symbols(layout: str, sizes: Mapping[str, int]) -> dict[str, int]:
 
 def _strides(layout: str, tensor: str, sizes: Mapping[str, int]) -> Strides:
     of_queries = tensor in ("q", "out")
-    batch, columns = sizes["batch"], sizes["head_dim"]
+    batch, columns = sizes["batch"], sizes["head_dim" if tensor in ("q", "k") else "value_dim"]
     heads = sizes["heads" if of_queries else "kv_heads"]
     rows = sizes["seq_len_q" if of_queries else "seq_len_k"]
     if layout == f"far_{tensor}":
@@ -52,11 +52,13 @@ def _strides(layout: str, tensor: str, sizes: Mapping[str, int]) -> Strides:
         return (far, rows * columns, columns) if batch > 1 else (heads * far, far, columns)
     if layout == "mixed":
         return _MIXED[tensor](batch, heads, rows, columns)
+    row = heads * columns
     if layout == "packed_qkv" and tensor != "out":
-        heads = sizes["heads"] + 2 * sizes["kv_heads"]
+        row = sizes["heads"] * sizes["head_dim"]
+        row += sizes["kv_heads"] * (sizes["head_dim"] + sizes["value_dim"])
     if layout == DEFAULT or layout in FAR:
         return heads * rows * columns, rows * columns, columns
-    return rows * heads * columns, columns, heads * columns
+    return rows * row, columns, row
 
 
 def _of_q(batch: int, heads: int, rows: int, columns: int) -> Strides:

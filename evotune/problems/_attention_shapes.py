@@ -48,7 +48,7 @@ def edge_shapes(*, causal: bool, usual_scale: float, kept: Mapping[str, int]) ->
         {"batch": 1, "heads": 8, "kv_heads": 1, "seq_len_q": 145, "seq_len_k": 29, "scale": scale},
         {"batch": 1, "heads": 1, "kv_heads": 1, **long},
     )
-    return tuple(_keeping(shape, kept) for shape in shapes)
+    return tuple(keeping(shape, kept) for shape in shapes)
 
 
 def random_shapes(
@@ -77,7 +77,8 @@ def far_shapes(
             yield {"batch": batch, "heads": heads, "kv_heads": heads, **lengths, **kept}, layout
 
 
-def _keeping(shape: Shape, kept: Mapping[str, int]) -> Shape:
+def keeping(shape: Shape, kept: Mapping[str, int]) -> Shape:
+    """The shape with the kept sizes; `seq_len` stands for both lengths."""
     if "seq_len" in shape:
         both = shape.pop("seq_len")
         shape |= {"seq_len_q": both, "seq_len_k": both}

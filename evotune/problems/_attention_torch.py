@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from evotune.problems._attention_baselines import sdpa_call, unfused_call
+from evotune.problems._attention_scores import Scores
 from evotune.problems.problem import Case, Tensors, TensorSpec
 from evotune.problems.rounding import rounding_of
 
@@ -34,14 +36,18 @@ _SMALL_WEIGHT = 2.0**-25  # half the distance of the smallest float16 numbers
 def reference(case: Case, inputs: Tensors) -> Tensors:
     """Outputs in float64, computed by tiles of query rows, so that long sequences fit in memory."""
     q, k, v = (inputs[name].double() for name in ("q", "k", "v"))
+    of_case = Scores(case, inputs)
     grouped = _grouped(q, k)
-    out = torch.empty_like(grouped)
+    out = torch.empty((*grouped.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
+    lse = torch.empty_like(out[..., :1])
     for rows in _tiles(q, k):
         tile = grouped[:, :, :, rows]
-        scores = tile.flatten(2, 3) @ k.transpose(-1, -2) * _scale(case)
-        _hide(case, scores, rows)
-        out[:, :, :, rows] = (torch.softmax(scores, dim=-1) @ v).view(tile.shape)
-    return {"out": out.view(q.shape)}
+        flat = tile.flatten(2, 3) @ k.transpose(-1, -2) * _scale(case)
+        scores, _ = of_case.changed(flat.view(*tile.shape[:4], -1), rows)
+        weights, lse[:, :, :, rows] = of_case.weighed(scores)
+        out[:, :, :, rows] = (weights.flatten(2, 3) @ v).view(*tile.shape[:4], -1)
+    found = {"out": out.view(*q.shape[:3], v.shape[-1])}
+    return found | ({"lse": lse.view(q.shape[:3])} if of_case.features.lse else {})
 
 
 def tolerances(case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
@@ -69,38 +75,62 @@ def tolerances(case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
     - Weights that are normalised by exp(score - logsumexp): a unit of the largest score.
     - Weights in half precision: units of that type times sqrt(sum p^2 v^2); for small weights in
       float16, multiples of 2^-24.
+
+    A sink is one more key, whose v is 0. The logarithm of a row's sum may be off by what the errors
+    of its scores, of the sum and of rounded weights make up, and by a few units.
     """
     q, k, v = (inputs[name].float() for name in ("q", "k", "v"))
-    dtype = inputs["q"].dtype
+    dtype, of_case = inputs["q"].dtype, Scores(case, inputs)
     grouped, out = _grouped(q, k), _grouped(reference["out"].float(), k)
     squares, largest = v.square(), v.abs().amax(2, keepdim=True)
-    squares_seen = squares.cumsum(2) if dtype == torch.float16 else squares
-    allowed = torch.empty_like(grouped)
+    before = F.pad(squares, (0, 0, 1, 0)).cumsum(2) if dtype == torch.float16 else squares
+    allowed, allowed_lse = torch.empty_like(out), torch.empty_like(out[..., :1])
     of_score = _UNIT * (_MANY * math.sqrt(q.shape[3]) + _FEW)
     for rows in _tiles(q, k):
-        tile, mean = grouped[:, :, :, rows].flatten(2, 3), out[:, :, :, rows].flatten(2, 3)
-        scores = tile @ k.transpose(-1, -2) * _scale(case)
-        size = (tile.square() @ k.square().transpose(-1, -2)).sqrt_() * abs(_scale(case))
+        tile, mean = grouped[:, :, :, rows], out[:, :, :, rows].flatten(2, 3)
+        flat, group = tile.flatten(2, 3), (*tile.shape[:4], -1)
+        scores = flat @ k.transpose(-1, -2) * _scale(case)
+        size = (flat.square() @ k.square().transpose(-1, -2)).sqrt_() * abs(_scale(case))
         size += scores.abs()
-        _hide(case, scores, rows)
-        top = scores.amax(-1, keepdim=True).abs_()
-        weights = torch.softmax(scores, dim=-1)
-        error = (of_score * size + 2 * _UNIT * top).square_().mul_(weights).sum(-1, keepdim=True)
+        changed, error = of_case.changed(scores.view(group), rows, (of_score * size).view(group))
+        assert error is not None
+        weights, lse = of_case.weighed(changed)
+        top, sunk = (each.flatten(2, 3) for each in of_case.highest(changed, lse))
+        weights, lse, error = (each.flatten(2, 3) for each in (weights, lse, error))
+        error += 2 * _UNIT * top
+        common = (error * weights).sum(-1, keepdim=True) + 2 * _UNIT * top * sunk
+        error = error.square_().mul_(weights).sum(-1, keepdim=True)
+        error += (2 * _UNIT * top).square_() * sunk
         second = weights @ squares
-        seen = _seen(case, rows, k).repeat(grouped.shape[2])
-        sums = _UNIT * (_MANY * seen.sqrt()[:, None] + _FEW)
+        terms = (of_case.count(rows) + of_case.features.sinks).sqrt().repeat(tile.shape[2])[:, None]
+        sums = _UNIT * (_MANY * terms + _FEW)
         limit = sums * (second.sqrt() + mean.abs()) + 2 * _UNIT * top * mean.abs()
         lost = weights.masked_fill(weights > _LOST, 0).sum(-1, keepdim=True)
         limit += (2 * lost + _LOST) * largest
         limit += error.sqrt_() * (second - mean.square()).clamp_(min=0).sqrt_()
+        off = common + sums + 2 * lost + _LOST + _FEW * _UNIT * lse.abs()
         if dtype != torch.float32:
             weights.square_()
-            spread = weights @ squares + mean.square() * weights.sum(-1, keepdim=True)
-            limit += _ROUNDED * torch.finfo(dtype).eps / 2 * spread.sqrt_()
+            squared = weights.sum(-1, keepdim=True)
+            spread = weights @ squares + mean.square() * squared
+            half = _ROUNDED * torch.finfo(dtype).eps / 2
+            limit += half * spread.sqrt_()
+            off += half * squared.sqrt_()
         if dtype == torch.float16:
-            limit += _ROUNDED * _SMALL_WEIGHT * squares_seen[:, :, seen - 1].sqrt_()
-        allowed[:, :, :, rows] = limit.view(allowed[:, :, :, rows].shape)
-    return {"out": allowed.view(q.shape).double() + rounding_of(reference["out"], dtype)}
+            first, last = (end.repeat(tile.shape[2]) for end in of_case.seen(rows))
+            total = (
+                before[:, :, (last + 1).clamp(min=0)] - before[:, :, first.clamp(max=k.shape[2])]
+            )
+            limit += _ROUNDED * _SMALL_WEIGHT * total.clamp_(min=0).sqrt_()
+            off += _ROUNDED * _SMALL_WEIGHT * terms
+        allowed[:, :, :, rows] = limit.view(group)
+        allowed_lse[:, :, :, rows] = off.view(group)
+    rounding = rounding_of(reference["out"], dtype)
+    found = {"out": allowed.view(reference["out"].shape).double() + rounding}
+    if "lse" in reference:
+        rounding = rounding_of(reference["lse"], torch.float32)
+        found["lse"] = allowed_lse.view(q.shape[:3]).double() + rounding
+    return found
 
 
 def _scale(case: Case) -> float:
@@ -118,34 +148,6 @@ def _tiles(q: torch.Tensor, k: torch.Tensor) -> Iterator[slice]:
     """Tiles of the query rows."""
     step = max(1, _SCORES_PER_TILE // (q.shape[0] * q.shape[1] * k.shape[2]))
     return (slice(at, min(at + step, q.shape[2])) for at in range(0, q.shape[2], step))
-
-
-def _seen(case: Case, rows: slice, k: torch.Tensor) -> torch.Tensor:
-    """Number of keys that each row sees."""
-    keys = k.shape[2]
-    row = torch.arange(rows.start, rows.stop, device=k.device)
-    return (row + 1).clamp(max=keys) if case.symbols["causal"] else torch.full_like(row, keys)
-
-
-def _hide(case: Case, scores: torch.Tensor, rows: slice) -> None:
-    """Sets the scores of keys that a row may not see to minus infinity."""
-    if case.symbols["causal"]:
-        queries = torch.arange(rows.start, rows.stop, device=scores.device)
-        hidden = torch.arange(scores.shape[-1], device=scores.device) > queries[:, None]
-        of_heads = scores.view(*scores.shape[:2], -1, *hidden.shape)
-        of_heads.masked_fill_(hidden, float("-inf"))
-
-
-def _unfused(case: Case, inputs: Tensors, mask: torch.Tensor | None) -> Tensors:
-    """matmul, scale, mask, softmax, matmul: library calls on the whole score matrix."""
-    group = inputs["q"].shape[1] // inputs["k"].shape[1]
-    k, v = inputs["k"], inputs["v"]
-    if group > 1:
-        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    scores = torch.matmul(inputs["q"], k.transpose(-1, -2)) * _scale(case)
-    if mask is not None:
-        scores = scores.masked_fill(mask, float("-inf"))
-    return {"out": torch.matmul(torch.softmax(scores, dim=-1), v)}
 
 
 def _laid_out(specs: Sequence[TensorSpec], inputs: Tensors) -> Tensors:
@@ -170,40 +172,32 @@ def baselines(
     The backend that PyTorch would choose by itself is called plainly, without the context
     manager that forces a backend, so that its time is the time a user sees.
     """
-    causal = bool(case.symbols["causal"])
-    grouped = case.symbols["heads"] != case.symbols["kv_heads"]
     inputs = _laid_out(specs, inputs)
-    q, k, v = inputs["q"], inputs["k"], inputs["v"]
-
-    def attend() -> Tensors:
-        out = F.scaled_dot_product_attention(
-            q, k, v, is_causal=causal, scale=_scale(case), enable_gqa=grouped
-        )
-        return {"out": out}
-
-    def forced(backend: SDPBackend) -> Tensors:
-        with sdpa_kernel(backend):
-            return attend()
-
-    chosen = SDPBackend(
-        torch._fused_sdp_choice(q, k, v, is_causal=causal, scale=_scale(case), enable_gqa=grouped)
-    )
     usable: dict[str, Callable[[], Tensors]] = {}
-    for name, backend in _BACKENDS.items():
+    asked = sdpa_call(case, inputs)
+    chosen = None
+    if asked is not None:
+        chosen = SDPBackend(torch._fused_sdp_choice(*asked.tensors, **asked.options))
+    for name, backend in _BACKENDS.items() if asked is not None else ():
         if only not in ("", name):
             continue
+        assert asked is not None
         if backend == chosen:
-            usable[name] = attend
+            usable[name] = asked
             continue
+        forced = functools.partial(_forced, backend, asked)
         try:
-            forced(backend)
+            forced()
         except RuntimeError:  # PyTorch refuses with "No available kernel"
             if only:
                 raise  # it ran before: memory has run out, or the device is lost
             continue
-        usable[name] = functools.partial(forced, backend)
+        usable[name] = forced
     if only in ("", "unfused"):
-        lengths = (q.shape[2], k.shape[2])
-        mask = torch.ones(lengths, dtype=torch.bool, device=q.device).triu(1) if causal else None
-        usable["unfused"] = functools.partial(_unfused, case, inputs, mask)
+        usable["unfused"] = unfused_call(case, inputs)
     return usable
+
+
+def _forced(backend: SDPBackend, call: Callable[[], Tensors]) -> Tensors:
+    with sdpa_kernel(backend):
+        return call()

@@ -1,19 +1,23 @@
 """Scaled dot-product attention, forward: out = softmax(scale * Q K^T + mask) V.
 
-Shapes: q, out (batch, heads, seq_len_q, head_dim); k, v (batch, kv_heads, seq_len_k, head_dim),
-kv_heads dividing heads (grouped query). A case's `layout` gives their strides.
-Causal is top-left aligned (query i sees keys j <= i), as SDPA's `is_causal`.
+Shapes: q (batch, heads, seq_len_q, head_dim); k (batch, kv_heads, seq_len_k, head_dim); v, out the
+same with value_dim, which is head_dim unless it is given; kv_heads divides heads (grouped query).
+A case's `layout` gives their strides. Causal is top-left aligned (query i sees keys j <= i), as
+SDPA's `is_causal`, unless the case says otherwise: `_attention_features` has all that it may say.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from evotune.problems import _attention_features as features
 from evotune.problems import _attention_layouts as layouts
-from evotune.problems._attention_shapes import edge_shapes, far_shapes, random_shapes
+from evotune.problems._attention_features import Features
+from evotune.problems._attention_shapes import edge_shapes, far_shapes, keeping, random_shapes
 from evotune.problems.problem import (
     CONTIGUOUS,
     Case,
@@ -25,17 +29,27 @@ from evotune.problems.problem import (
 )
 from evotune.trial import Value
 
+if TYPE_CHECKING:
+    import torch
+
 _SHAPE_NAMES = (
-    *("batch", "heads", "kv_heads", "seq_len", "seq_len_q", "seq_len_k", "head_dim", "scale"),
+    *("batch", "heads", "kv_heads", "seq_len", "seq_len_q", "seq_len_k", "head_dim", "value_dim"),
+    "scale",
 )
-_SIZES = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k", "head_dim")
+_SIZES = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k", "head_dim", "value_dim")
 DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "q": ("batch", "heads", "seq_len_q", "head_dim"),
     "k": ("batch", "kv_heads", "seq_len_k", "head_dim"),
-    "v": ("batch", "kv_heads", "seq_len_k", "head_dim"),
-    "out": ("batch", "heads", "seq_len_q", "head_dim"),
+    "v": ("batch", "kv_heads", "seq_len_k", "value_dim"),
+    "out": ("batch", "heads", "seq_len_q", "value_dim"),
 }
-"""The sizes of each tensor, outermost dimension first."""
+"""The sizes of each tensor that every case has, outermost dimension first."""
+_OPTIONAL: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "alibi_slopes": ("alibi", ("heads",)),
+    "sinks": ("sinks", ("heads",)),
+    "lse": ("lse", ("batch", "heads", "seq_len_q")),
+}
+"""Tensors in float32 that a case has with a feature, and their sizes."""
 _EDGE_LAYOUTS = ("blhd", "mixed", "packed_qkv", "mixed", layouts.DEFAULT)
 _RANDOM_LAYOUTS = (*layouts.LAYOUTS, "mixed")
 _FAR_EVERY = 4
@@ -49,25 +63,28 @@ class Attention:
     name: ClassVar[str] = "attention"
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
     input_kinds: ClassVar[tuple[str, ...]] = ("normal", "needle", "ramp", "large_logits")
-    variant_symbols: ClassVar[tuple[str, ...]] = ("causal", "layout")
+    variant_symbols: ClassVar[tuple[str, ...]] = ("causal", "layout", *features.KEYS)
     optional: ClassVar[tuple[str, ...]] = ()
+    optional: ClassVar[tuple[str, ...]] = tuple(_OPTIONAL)
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
 
     def scalars(self, case: Case) -> tuple[str, ...]:
-        return ("softmax_scale",)
+        return ("softmax_scale", *Features.of(case).scalars())
 
     def case(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> Case:
         scale = shape.get("scale")
-        others = ("scale", "layout")
+        others = ("scale", "layout", *features.KEYS)
         sizes = _sizes({name: value for name, value in shape.items() if name not in others})
         for name, value in variant.items():
-            if name != "layout" and (name != "causal" or not isinstance(value, bool)):
+            known = name == "causal" and isinstance(value, bool)
+            if not known and name not in ("layout", *features.KEYS):
                 message = f"expected a variant {{causal: true|false}}, got {name}: {value}"
                 raise WrongSymbol(message, name)
-        if "layout" in shape and "layout" in variant:
-            raise WrongSymbol("the shape names a layout already", "layout")
+            if name in shape:
+                article = "an" if name == "alignment" else "a"
+                raise WrongSymbol(f"the shape names {article} {name} already", name)
         layout = _layout(variant.get("layout", shape.get("layout", layouts.DEFAULT)))
         causal = bool(variant.get("causal", False))
         heads, kv_heads = sizes["heads"], sizes["kv_heads"]
@@ -80,6 +97,9 @@ class Attention:
         symbols["dtype"] = self.dtype
         usual = 1.0 / math.sqrt(sizes["head_dim"])
         symbols["softmax_scale"] = usual if scale is None else _scale(scale, usual)
+        both = {**shape, **variant}
+        told = {name: both[name] for name in features.KEYS if name in both}
+        symbols |= Features.given(told, causal=causal).symbols()
         return _laid_out(symbols, layout)
 
     def tensors(self, case: Case) -> tuple[TensorSpec, ...]:
@@ -93,44 +113,59 @@ class Attention:
                 strides = ()
             return TensorSpec(name, shape, self.dtype, name == "out", strides, names)
 
-        return tuple(tensor(name, sizes) for name, sizes in DIMENSIONS.items())
+        found = [tensor(name, sizes) for name, sizes in DIMENSIONS.items()]
+        for name, (feature, sizes) in _OPTIONAL.items():
+            if case.symbols[feature]:
+                shape, is_lse = tuple(s[size] for size in sizes), name == "lse"
+                found.append(TensorSpec(name, shape, "float32", is_lse, may_be_infinite=is_lse))
+        return tuple(found)
 
     def flops(self, case: Case) -> int:
-        """4 * head_dim per visible score (two products); the softmax is not counted, as usual."""
+        """2 per visible score and element of k and of v; the softmax is not counted, as usual."""
         s = _integers(case)
-        visible = s["seq_len_q"] * s["seq_len_k"]
-        if case.symbols["causal"]:
-            short = min(s["seq_len_q"], s["seq_len_k"])
-            visible = short * (short + 1) // 2 + max(0, s["seq_len_q"] - short) * s["seq_len_k"]
-        return 4 * s["batch"] * s["heads"] * visible * s["head_dim"]
+        visible = features.visible(Features.of(case), **_lengths(case))
+        return 2 * s["batch"] * s["heads"] * visible * (s["head_dim"] + s["value_dim"])
 
     def bytes_moved(self, case: Case) -> int:
-        size = 4 if self.dtype == "float32" else 2
-        return size * sum(math.prod(spec.shape) for spec in self.tensors(case))
+        """Keys that a window hides from every row need not be read."""
+        mine = Features.of(case)
+        found = sum(spec.nbytes for spec in self.tensors(case))
+        if mine.has_window:
+            keys = int(case.symbols["seq_len_k"])
+            hidden = keys - features.keys_read(mine, **_lengths(case))
+            found -= sum(s.nbytes * hidden // keys for s in self.tensors(case) if s.name in "kv")
+        return found
 
     def exponentials(self, case: Case) -> int:
         """One for each visible score (`evotune explain` holds them against MUFU)."""
-        return self.flops(case) // (4 * int(case.symbols["head_dim"]))
+        s = case.symbols
+        return self.flops(case) // (2 * (int(s["head_dim"]) + int(s["value_dim"])))
 
     def edge_cases(self, case: Case, kept: Collection[str] = ()) -> Sequence[Case]:
         """`edge_shapes` with the case's head_dim and mask; all but one have its scale too."""
+        mine, sizes = Features.of(case), _kept_sizes(case, kept)
         shapes = edge_shapes(
-            causal=bool(case.symbols["causal"]),
+            causal=features.hides_late_keys(mine, causal=bool(case.symbols["causal"])),
             usual_scale=float(case.symbols["softmax_scale"]),
-            kept=_kept_sizes(case, kept),
+            kept=sizes,
         )
+        further = (keeping(shape, sizes) for shape in features.edge_shapes(mine, kept))
         return [
             self._like(case, shape, kept, layout)
-            for shape, layout in zip(shapes, _EDGE_LAYOUTS, strict=True)
+            for shape, layout in zip((*shapes, *further), itertools.cycle(_EDGE_LAYOUTS))
         ]
 
     def siblings(self, case: Case) -> Sequence[Case]:
-        """The shape without a mask, and causal."""
+        """The shape without a mask, and causal. A window to the right excludes a causal mask."""
+        mine = Features.of(case)
+        if mine.window_right >= 0:
+            return [case]
         sizes = {name: value for name, value in case.symbols.items() if name in _SIZES}
         shape = {
             **sizes,
             "scale": case.symbols["softmax_scale"],
             "layout": case.symbols["layout"],
+            **mine.told(),
         }
         return [self.case(shape, {"causal": causal}) for causal in (False, True)]
 
@@ -139,8 +174,9 @@ class Attention:
     ) -> Iterator[Case]:
         """`random_shapes` for each group of cases with the same kept symbols, in turn."""
         rng, of_layouts = random.Random(seed), random.Random(f"layouts {seed}")
+        of_features = random.Random(f"features {seed}")
         longest = max(int(c.symbols[n]) for c in cases for n in ("seq_len_q", "seq_len_k"))
-        names = {"head_dim", "causal", "softmax_scale", *kept}
+        names = {"head_dim", "causal", "softmax_scale", "value_dim", *Features().symbols(), *kept}
         names -= set() if "layout" in kept else {"layout"}
         likes = {tuple(case.symbols[name] for name in sorted(names)): case for case in cases}
         streams = [
@@ -149,7 +185,9 @@ class Attention:
                 random_shapes(
                     random.Random(rng.getrandbits(64)),
                     longest=longest,
-                    causal=bool(like.symbols["causal"]),
+                    causal=features.hides_late_keys(
+                        Features.of(like), causal=bool(like.symbols["causal"])
+                    ),
                     usual_scale=float(like.symbols["softmax_scale"]),
                     kept=_kept_sizes(like, kept),
                 ),
@@ -162,7 +200,10 @@ class Attention:
         count = 0
         while True:
             for like, shapes in rng.sample(streams, len(streams)):
-                yield self._like(like, next(shapes), kept, of_layouts.choice(_RANDOM_LAYOUTS))
+                shape = next(shapes)
+                most = max(int(shape[name]) for name in ("seq_len_q", "seq_len_k"))
+                shape |= features.drawn(of_features, Features.of(like), kept, most)
+                yield self._like(like, shape, kept, of_layouts.choice(_RANDOM_LAYOUTS))
                 count += 1
                 if far and count % _FAR_EVERY == 0:
                     shape, layout = far.pop()
@@ -181,49 +222,65 @@ class Attention:
         options: Mapping[str, Value],
         tuned: Sequence[Case],
     ) -> Case:
-        """Without an option, `causal` is as in the tuned cases, if they agree, and the scale is the
-        usual one."""
+        """Without an option, `causal` and the features are as in the tuned cases, if they agree,
+        and the scale is the usual one."""
         if any(len(shapes[name]) != 4 for name in ("q", "k", "v")):
             raise ValueError("expected q, k and v of four dimensions: batch, heads, length, head")
         (batch, heads, seq_len_q, head_dim), (_, kv_heads, seq_len_k, _) = shapes["q"], shapes["k"]
+        sizes: dict[str, Value] = {"value_dim": shapes["v"][3]}
         masks = {bool(case.symbols["causal"]) for case in tuned}
         causal = options.get("causal", next(iter(masks)) if len(masks) == 1 else None)
         if causal is None:
             raise ValueError("the cases differ in causal: say causal=True or causal=False")
-        sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+        sizes |= {"batch": batch, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         sizes |= {"seq_len_q": seq_len_q, "seq_len_k": seq_len_k}
         others = {name: value for name, value in options.items() if name != "causal"}
         if others.get("scale", 0) is None:  # in PyTorch None means the usual scale
             del others["scale"]
-        if unknown := [name for name in others if name != "scale"]:
-            raise ValueError(f"unknown argument {unknown[0]!r}; known: causal, scale")
-        return self.case({**sizes, **others}, {"causal": causal})
+        if unknown := [name for name in others if name not in ("scale", *features.KEYS)]:
+            known = ", ".join(("causal", "scale", *features.KEYS))
+            raise ValueError(f"unknown argument {unknown[0]!r}; known: {known}")
+        agreed = [Features.of(case).told() for case in tuned]
+        told = agreed[0] if agreed and all(each == agreed[0] for each in agreed) else {}
+        return self.case({**sizes, **told, **others}, {"causal": causal})
 
     def place(self, case: Case) -> Place:
         s = _integers(case)
         names = ("batch", "heads", "seq_len_q", "seq_len_k")
+        mine = Features.of(case)
+        fixed = {name: case.symbols[name] for name in ("dtype", "head_dim", "causal")}
+        if s["value_dim"] != s["head_dim"]:
+            fixed["value_dim"] = s["value_dim"]
         return Place(
-            {name: case.symbols[name] for name in ("dtype", "head_dim", "causal")},
+            {**fixed, **mine.kept()},
             {
                 **{name: s[name] for name in names},
                 "group": s["heads"] // s["kv_heads"],
                 "softmax_scale": float(case.symbols["softmax_scale"]),
+                **{name: getattr(mine, name) for name in mine.scalars()},
                 "elements": max(spec.span for spec in self.tensors(case)),
             },
             _layout_name(str(case.symbols["layout"])),
         )
 
+    @staticmethod
+    def is_plain(case: Case) -> bool:
+        """Whether the case says nothing beyond the arguments of SDPA."""
+        return not Features.of(case).any and case.symbols["value_dim"] == case.symbols["head_dim"]
+
     def _like(
         self, case: Case, shape: Mapping[str, Value], kept: Collection[str], layout: str
     ) -> Case:
-        """A case of this shape with the head_dim and mask of `case`, with its scale if the shape
-        has none or the scale is kept, and with its layout if that is kept."""
+        """A case of this shape with the head_dim, mask and features of `case`, with its scale if
+        the shape has none or the scale is kept, and with its layout if that is kept."""
         scale = case.symbols["softmax_scale"]
         if "softmax_scale" not in kept:
             scale = shape.get("scale", scale)
         if "layout" in kept:
             layout = str(case.symbols["layout"])
-        whole = {**shape, "head_dim": case.symbols["head_dim"], "scale": scale}
+        mine = features.changed(Features.of(case), shape, kept)
+        own = {name: case.symbols[name] for name in ("head_dim", "value_dim")}
+        whole = {**shape, **own, **mine.told(), "scale": scale}
         made = self.case(whole, {"causal": case.symbols["causal"]})
         return made if layout == layouts.DEFAULT else _laid_out(made.symbols, layout)
 
@@ -236,6 +293,12 @@ class Attention:
         from evotune.problems import _attention_torch
 
         return _attention_torch.reference(case, inputs)
+
+    def altered_indices(
+        self, case: Case, inputs: Tensors, name: str, most: int, rng: random.Random
+    ) -> tuple[int, torch.Tensor] | None:
+        """Nothing: none of the tensors has lengths or places."""
+        return None
 
     def tolerances(self, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
         from evotune.problems import _attention_torch
@@ -269,6 +332,7 @@ def _sizes(shape: Mapping[str, Value]) -> dict[str, int]:
         if seq_len is not None:
             sizes.setdefault(name, seq_len)
     sizes.setdefault("kv_heads", sizes.get("heads", 1))
+    sizes.setdefault("value_dim", sizes.get("head_dim", 1))
     missing = [name for name in _SIZES if name not in sizes]
     if missing:
         raise ValueError(f"the shape lacks {', '.join(missing)} (seq_len sets both lengths)")
@@ -317,8 +381,19 @@ def _label(symbols: Mapping[str, Value], usual_scale: float) -> str:
     told = "" if scale == usual_scale else f",scale={scale}"
     if symbols["layout"] != layouts.DEFAULT:
         told += f",{symbols['layout']}"
+    mine = Features.of(Case("", symbols))
     mask = "causal" if symbols["causal"] else "full"
-    return f"({symbols['batch']},{heads},{length},{symbols['head_dim']}{told}) {mask}"
+    if mine.bottom_right:
+        mask += " bottom_right"
+    head_dim = str(symbols["head_dim"])
+    if symbols["value_dim"] != symbols["head_dim"]:
+        head_dim += f"/{symbols['value_dim']}"
+    return f"({symbols['batch']},{heads},{length},{head_dim}{told}{mine.words()}) {mask}"
+
+
+def _lengths(case: Case) -> dict[str, Any]:
+    s = case.symbols
+    return {"causal": bool(s["causal"]), "queries": s["seq_len_q"], "keys": s["seq_len_k"]}
 
 
 def _integers(case: Case) -> dict[str, int]:

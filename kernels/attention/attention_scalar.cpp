@@ -2,11 +2,11 @@
 //
 //   out = softmax(softmax_scale * q k^T) v, without ever holding a full row of scores, let alone the matrix.
 //
-// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), each with strides
-//             of its own, in elements: any that keep rows contiguous.
-//             heads is a multiple of kv_heads: a group of heads shares one kv head. Any sequence length >= 1.
+// Shapes      q (batch, heads, seq_len_q, HEAD_DIM); k (batch, kv_heads, seq_len_k, HEAD_DIM); v and out the same with
+//             VALUE_DIM, which is HEAD_DIM as a rule. Each has strides of its own, in elements: any that keep rows
+//             contiguous. heads is a multiple of kv_heads: a group of heads shares one kv head. Any length >= 1.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
-// Types       float32. HEAD_DIM and CAUSAL are compiled in.
+// Types       float32. HEAD_DIM and CAUSAL are compiled in, and so are features: features.h.
 // Archs       any. Workspace: none.
 // Adds        nothing: the first rung. It explains the algorithm that all others share.
 //
@@ -27,7 +27,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdlib>
 #include <limits>
+
+#include "features.h"
 
 namespace {
 
@@ -43,38 +46,53 @@ float dot(const float* a, const float* b) {
   return sum;
 }
 
-// One row of queries against its `keys` keys, which lie `k_row` and `v_row` elements apart.
-void attend_row(const float* q, const float* k, const float* v, float* out, float softmax_scale, int keys,
-                std::ptrdiff_t k_row, std::ptrdiff_t v_row) {
+// One row of queries: its place, and the keys [first, end) that it sees. They lie `k_row` and `v_row` elements apart.
+struct Row {
+  int head, own_key, first, end;
+  std::ptrdiff_t k_row, v_row;
+};
+
+float score(const float* q, const float* k, float softmax_scale, const Row& row, int key, const Features& features) {
+  float s = softmax_scale * dot(q, k + key * row.k_row);
+  if constexpr (HAS_SOFTCAP) s = features.softcap * std::tanh(s / features.softcap);
+  if constexpr (ALIBI) s -= features.alibi_slopes[row.head] * static_cast<float>(std::abs(row.own_key - key));
+  return s;
+}
+
+// Returns the logarithm of the row's sum.
+float attend_row(const float* q, const float* k, const float* v, float* out, float softmax_scale, const Row& row,
+                 const Features& features) {
   float scores[BLOCK_N];
-  float output[HEAD_DIM] = {};
+  float output[VALUE_DIM] = {};
   float maximum = -kInfinity;
   double sum = 0.0;  // in float, one large weight would swallow the thousands of small ones that are added after it
+  if constexpr (SINKS) maximum = features.sinks[row.head], sum = 1.0;  // a key that comes first, and has no value
 
-  for (int first = 0; first < keys; first += BLOCK_N) {
-    const int count = std::min(BLOCK_N, keys - first);
+  for (int first = row.first; first < row.end; first += BLOCK_N) {
+    const int count = std::min(BLOCK_N, row.end - first);
     float top = maximum;
     for (int j = 0; j < count; ++j) {
-      scores[j] = softmax_scale * dot(q, k + (first + j) * k_row);
+      scores[j] = score(q, k, softmax_scale, row, first + j, features);
       top = std::max(top, scores[j]);
     }
     if (top == -kInfinity) continue;  // nothing but -inf so far: no weight, and -inf - -inf would be NaN
 
     const float alpha = std::exp(maximum - top);  // 0 at the first block
     sum *= alpha;
-    float block[HEAD_DIM] = {};  // a sum of block sums rounds less than one long sum
+    float block[VALUE_DIM] = {};  // a sum of block sums rounds less than one long sum
     for (int j = 0; j < count; ++j) {
       const float weight = std::exp(scores[j] - top);
       sum += weight;
-      const float* value = v + (first + j) * v_row;
-      for (int d = 0; d < HEAD_DIM; ++d) block[d] += weight * value[d];
+      const float* value = v + (first + j) * row.v_row;
+      for (int d = 0; d < VALUE_DIM; ++d) block[d] += weight * value[d];
     }
-    for (int d = 0; d < HEAD_DIM; ++d) output[d] = output[d] * alpha + block[d];
+    for (int d = 0; d < VALUE_DIM; ++d) output[d] = output[d] * alpha + block[d];
     maximum = top;
   }
   // A row whose scores are all -inf becomes a row of zeros.
   const float scale = sum == 0.0 ? 0.0f : static_cast<float>(1.0 / sum);
-  for (int d = 0; d < HEAD_DIM; ++d) out[d] = output[d] * scale;
+  for (int d = 0; d < VALUE_DIM; ++d) out[d] = output[d] * scale;
+  return sum == 0.0 ? -kInfinity : static_cast<float>(maximum + std::log(sum));
 }
 
 }  // namespace
@@ -92,16 +110,22 @@ extern "C" void attention_forward(const float* q, const float* k, const float* v
                                   long long q_stride_batch, long long q_stride_head, long long q_stride_row,
                                   long long k_stride_batch, long long k_stride_head, long long k_stride_row,
                                   long long v_stride_batch, long long v_stride_head, long long v_stride_row,
-                                  long long out_stride_batch, long long out_stride_head, long long out_stride_row) {
+                                  long long out_stride_batch, long long out_stride_head,
+                                  long long out_stride_row FEATURE_ARGUMENTS) {
   const int group = heads / kv_heads;
+  const Features features FEATURES_GIVEN;
 #pragma omp parallel for collapse(2) schedule(OMP_SCHEDULE, CHUNK)
   for (int head = 0; head < batch * heads; ++head) {  // over the batch too
     for (int row = 0; row < seq_len_q; ++row) {
       const int b = head / heads, h = head % heads, kv_head = h / group;
-      attend_row(q + b * q_stride_batch + h * q_stride_head + row * q_stride_row,
-                 k + b * k_stride_batch + kv_head * k_stride_head, v + b * v_stride_batch + kv_head * v_stride_head,
-                 out + b * out_stride_batch + h * out_stride_head + row * out_stride_row, softmax_scale,
-                 CAUSAL ? std::min(seq_len_k, row + 1) : seq_len_k, k_stride_row, v_stride_row);
+      const int own = Features::own_key(row, seq_len_q, seq_len_k);
+      const Row place{h, own, features.first_key(own), features.end_key(own, seq_len_k), k_stride_row, v_stride_row};
+      [[maybe_unused]] const float lse =
+          attend_row(q + b * q_stride_batch + h * q_stride_head + row * q_stride_row,
+                     k + b * k_stride_batch + kv_head * k_stride_head, v + b * v_stride_batch + kv_head * v_stride_head,
+                     out + b * out_stride_batch + h * out_stride_head + row * out_stride_row, softmax_scale, place,
+                     features);
+      if constexpr (LSE) features.lse[static_cast<std::ptrdiff_t>(head) * seq_len_q + row] = lse;
     }
   }
 }

@@ -336,7 +336,8 @@ class SpaceModelFile(SpaceModel):
     after_compile: Annotated[list[ConstraintField], Field(max_length=MAX_CONSTRAINTS)] = []
     """The same over figures that the compiler reports: registers, spill_bytes, occupancy, …"""
     baseline: Text = "sdpa:best"
-    """The baseline to beat: its name, or `family:best` for the fastest that is correct."""
+    """The baseline to beat: its name, `family:best` for the fastest of a family that is correct, or
+    `best` for the fastest of all."""
     objective: ObjectiveField = "geomean_speedup"
     """The geometric mean of the speedups over all cases; or [speedup, error]: both it and the
     largest error as a share of its limit, searched by nsga2, with a Pareto front in reports."""

@@ -1,0 +1,135 @@
+"""Scores of attention as features change them, and how far a right kernel's may be off.
+
+Scores have the dimensions (batch, kv_heads, heads a group, rows, keys).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from evotune.problems._attention_features import Features, sees
+from evotune.problems.problem import Case, Tensors
+
+_UNIT = 2.0**-24  # of float32
+_FEW = 8.0
+"""Errors of a tanh (relative to the cap), of products and sums, in units in the last place."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The changes that the features of one case make to its scores. `inputs` are the case's."""
+
+    case: Case
+    inputs: Tensors
+
+    @functools.cached_property
+    def features(self) -> Features:
+        return Features.of(self.case)
+
+    @functools.cached_property
+    def _sees(self) -> tuple[torch.Tensor, torch.Tensor]:
+        s: Any = self.case.symbols
+        ends = sees(self.features, causal=s["causal"], queries=s["seq_len_q"], keys=s["seq_len_k"])
+        first, last = (torch.from_numpy(end).to(self.inputs["q"].device) for end in ends)
+        return first, last
+
+    def seen(self, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first and the last key that each of the rows sees."""
+        first, last = self._sees
+        return first[rows], last[rows]
+
+    def count(self, rows: slice) -> torch.Tensor:
+        """The number of keys that each of the rows sees."""
+        first, last = self.seen(rows)
+        return (last - first + 1).clamp(min=0)
+
+    def hidden(self, rows: slice) -> torch.Tensor | None:
+        """A mask (rows, keys) of the keys that a row does not see; None where none is hidden."""
+        keys = int(self.case.symbols["seq_len_k"])
+        if not (self.features.has_window or self.case.symbols["causal"]):
+            return None
+        first, last = self.seen(rows)
+        key = torch.arange(keys, device=first.device)
+        return (key < first[:, None]) | (key > last[:, None])
+
+    def bias(self, rows: slice, dtype: torch.dtype) -> torch.Tensor | None:
+        """The terms that ALiBi adds, (kv_heads, group, rows, keys); None without it."""
+        if not self.features.alibi:
+            return None
+        queries, keys = (int(self.case.symbols[n]) for n in ("seq_len_q", "seq_len_k"))
+        slopes = self.inputs["alibi_slopes"].to(dtype)
+        own = torch.arange(queries, device=slopes.device)[rows]
+        if self.features.bottom_right:
+            own = own + (keys - queries)
+        distance = (own[:, None] - torch.arange(keys, device=slopes.device)).abs().to(dtype)
+        return -slopes.view(int(self.case.symbols["kv_heads"]), -1, 1, 1) * distance
+
+    def sink(self, dtype: torch.dtype) -> torch.Tensor | None:
+        """Each head's sink, (kv_heads, group, 1, 1); None without sinks."""
+        if not self.features.sinks:
+            return None
+        return self.inputs["sinks"].to(dtype).view(int(self.case.symbols["kv_heads"]), -1, 1, 1)
+
+    def changed(
+        self, scores: torch.Tensor, rows: slice, error: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The scores of these rows with the features applied, hidden ones -inf; and the errors that
+        a right kernel's may have then, if `error` has those of the given ones."""
+        cap = self.features.softcap
+        if cap:
+            bent = torch.tanh(scores / cap)
+            if error is not None:
+                error = error * (1.0 - bent.square()) + _FEW * _UNIT * cap
+            scores = bent.mul_(cap)
+        bias = self.bias(rows, scores.dtype)
+        if bias is not None:
+            scores = scores + bias
+            if error is not None:
+                error = error + _FEW * _UNIT * (bias.abs() + scores.abs())
+        hidden = self.hidden(rows)
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, float("-inf"))
+        return scores, error
+
+    def weighed(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The weights of changed scores, whose sum with the sink's weight is 1 in each row (or 0
+        where a row sees nothing), and the logarithms of the rows' sums, (..., rows, 1)."""
+        if not self.features.any:  # nobody asks for the logarithms
+            return torch.softmax(scores, dim=-1), torch.zeros_like(scores[..., :1])
+        lse = torch.logsumexp(scores, dim=-1, keepdim=True)
+        sink = self.sink(scores.dtype)
+        if sink is not None:
+            lse = torch.logaddexp(lse, sink.expand_as(lse))
+        return torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0)), lse
+
+    def highest(self, scores: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The size of each row's highest score, its sink included, or 0 where it sees nothing; and
+        the sink's weight, 0 without one. Both (..., rows, 1)."""
+        top = scores.amax(-1, keepdim=True)
+        weight = torch.zeros_like(top)
+        sink = self.sink(scores.dtype)
+        if sink is not None:
+            weight, top = torch.exp(sink - lse), torch.maximum(top, sink)
+        return top.masked_fill(top == float("-inf"), 0.0).abs_(), weight
+
+
+class WholeScores(Scores):
+    """Scores of all rows at once, whose mask and ALiBi terms are made once."""
+
+    def hidden(self, rows: slice) -> torch.Tensor | None:
+        return self._hidden
+
+    def bias(self, rows: slice, dtype: torch.dtype) -> torch.Tensor | None:
+        return self._bias
+
+    @functools.cached_property
+    def _hidden(self) -> torch.Tensor | None:
+        return super().hidden(slice(None))
+
+    @functools.cached_property
+    def _bias(self) -> torch.Tensor | None:
+        return super().bias(slice(None), torch.float32)

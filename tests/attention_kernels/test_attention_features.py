@@ -1,0 +1,81 @@
+"""The readable kernels with the features of attention, through the gate on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from evotune.backends.cpu.cpp_compiler import CpuCompiler
+from evotune.backends.cpu.cpu_session import CpuSession
+from evotune.device.launch import CompileFailure
+from evotune.engine._planning import Planner
+from evotune.engine.setup import load_setup
+from evotune.engine.spaces import find_space
+from evotune.execute.executor import CaseJob
+from evotune.problems import create_problem
+from evotune.trial import Value
+from evotune.verify.gate import Gate, Subject, Verdict
+from evotune.verify.pool import InputPool
+
+SHAPE: dict[str, Value] = {"batch": 2, "heads": 4, "kv_heads": 2, "seq_len": 40, "head_dim": 32}
+VARIANTS: dict[str, dict[str, Value]] = {
+    "window and sinks": {"window_left": 9, "sinks": True, "causal": True},
+    "window on both sides": {"window_left": 7, "window_right": 3, "lse": True},
+    "soft cap": {"softcap": 5.0, "lse": True},
+    "alibi at the bottom right": {"alignment": "bottom_right", "alibi": True, "causal": True},
+    "all": {
+        **{"alignment": "bottom_right", "window_left": 20, "softcap": 8.0, "alibi": True},
+        **{"sinks": True, "lse": True, "causal": True},
+    },
+}
+SIZES: dict[str, dict[str, Value]] = {"all": {"head_dim": 48, "value_dim": 32}}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def planned(space: str, variant: str, folder: Path, **default: Value) -> Planner:
+    shipped = find_space(space)
+    told = yaml.safe_load(shipped.read_text())
+    shape = {**SHAPE, **SIZES.get(variant, {})}
+    told["problem"] |= {"shapes": [shape], "variants": [VARIANTS[variant]], "held_out": []}
+    told["root"] = str(shipped.parents[1])
+    told["default"] = {**told.get("default", {}), **default}
+    path = folder / "space.yaml"
+    path.write_text(yaml.safe_dump(told))
+    planner = load_setup(path, "cpu").planner
+    assert isinstance(planner, Planner)
+    return planner
+
+
+def judge(planner: Planner, folder: Path) -> Verdict:
+    dtype = planner.problem.dtype
+    problem = create_problem("attention", dtype)
+    session, pool, verdict = CpuSession(), InputPool(problem), Verdict()
+    gate = Gate(session, problem, pool, deterministic=True)
+    for job in planner.proposal(0, planner.bound.default()).cases:
+        gate.examine(_subject(session, job, folder), problem.input_kinds, 0, verdict)
+    return verdict
+
+
+def _subject(session: CpuSession, job: CaseJob, folder: Path) -> Subject:
+    path = folder / f"{job.compile.key[:16]}.so"
+    if not path.exists():
+        built = CpuCompiler().compile(job.compile, path, 120.0)
+        assert not isinstance(built, CompileFailure), built.log
+    return Subject(job.case, job.plan, session.load(path, job.plan))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_readable_kernel_passes_the_gate(variant: str, tmp_path: Path) -> None:
+    verdict = judge(planned("attention-features-cpu", variant, tmp_path, BLOCK_N=16), tmp_path)
+    assert verdict.passed, verdict.reason
