@@ -9,7 +9,7 @@ from evotune.device.gathered import FACT, GatheredEvidence, read_gathered
 from evotune.errors import UsageError
 from evotune.explain._machine_differences import Machine
 from evotune.report.data import RunData
-from evotune.report.evidence import weigh
+from evotune.report.deciding_outcomes import weigh
 from evotune.report.leaderboard import rank
 from evotune.trial import Configuration, Json, Measurement, Outcome, Trial, Value
 

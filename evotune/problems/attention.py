@@ -32,11 +32,8 @@ from evotune.trial import Value
 if TYPE_CHECKING:
     import torch
 
-_SHAPE_NAMES = (
-    *("batch", "heads", "kv_heads", "seq_len", "seq_len_q", "seq_len_k", "head_dim", "value_dim"),
-    "scale",
-)
 _SIZES = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k", "head_dim", "value_dim")
+_SHAPE_NAMES = (*_SIZES, "seq_len", "scale")
 DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "q": ("batch", "heads", "seq_len_q", "head_dim"),
     "k": ("batch", "kv_heads", "seq_len_k", "head_dim"),
@@ -64,7 +61,6 @@ class Attention:
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
     input_kinds: ClassVar[tuple[str, ...]] = ("normal", "needle", "ramp", "large_logits")
     variant_symbols: ClassVar[tuple[str, ...]] = ("causal", "layout", *features.KEYS)
-    optional: ClassVar[tuple[str, ...]] = ()
     optional: ClassVar[tuple[str, ...]] = tuple(_OPTIONAL)
 
     def __init__(self, dtype: str) -> None:
