@@ -27,8 +27,6 @@ _PROGRAM = "ncu"
 _INSTALLED = "/opt/nvidia/nsight-compute/*/ncu"
 _VERSION = re.compile(r"Version (\d+\.\d+)")
 _ERROR = re.compile(r"^==ERROR== *(.+)$", re.MULTILINE)
-_UNKNOWN_METRIC = re.compile(r"^==ERROR==.*\bmetrics?\b", re.MULTILINE)
-"""An ncu that does not know one of `_METRICS` profiles nothing."""
 _FORBIDDEN = "ERR_NVGPUCTRPERM"
 FORBIDDEN = (
     f"{_FORBIDDEN}: this user may not read the GPU's counters; fix: run as root (a container: with "
@@ -116,17 +114,21 @@ def profile(
     command += ["--kernel-name-base", "function"]
     program = module_command(module, job)
     if only:
-        done = _run([*command, "--metrics", only, *program], environment)
+        ways = [[*command, "--metrics", only]]
     else:
         for section in _SECTIONS:
             command += ["--section", section]
-        done = _run([*command, "--metrics", ",".join(_METRICS), *program], environment)
-        if _UNKNOWN_METRIC.search(done.stdout + done.stderr):
-            done = _run([*command, *program], environment)
-    launches = read_launches(done.stdout, source)
-    if not launches:
-        raise NoCounters(reason(done.stdout + done.stderr, done.returncode))
-    return launches
+        # An ncu that does not know one of the metrics profiles nothing.
+        ways = [[*command, "--metrics", ",".join(_METRICS)], command]
+    refusal = ""
+    for way in ways:
+        done = _run([*way, *program], environment)
+        if launches := read_launches(done.stdout, source):
+            return launches
+        refusal = refusal or reason(done.stdout + done.stderr, done.returncode)
+        if refusal == FORBIDDEN:
+            break
+    raise NoCounters(refusal)
 
 
 def _run(
