@@ -123,10 +123,10 @@ def _view(access: Access) -> SpaceView:
     def work_of(label: str) -> Work:
         return access.work_of(access.timed_job(space.default(), label))
 
-    return SpaceView(space, work_of, lambda configuration: _launch_figures(access, configuration))
+    return SpaceView(space, work_of, lambda configuration: launch_figures(access, configuration))
 
 
-def _launch_figures(access: Access, configuration: Configuration) -> LaunchFigures:
+def launch_figures(access: Access, configuration: Configuration) -> LaunchFigures:
     """{} for a configuration that cannot run."""
     try:
         job = access.timed_job(configuration)
