@@ -3,8 +3,8 @@
     python benchmarks/explain_predictions.py [--trials 150] [-o FILE]
 
 `results/attention_h200.t4.json.gz` holds 8,904 configurations of attention-mma, measured on an
-H200. Ten parts of `--trials` trials each are taken for runs. In each part the model predicts what every
-other measured configuration that differs from the best one in one parameter brings, with the
+H200. Ten parts of `--trials` trials each are taken for runs. In each part the model predicts what
+every other measured configuration that differs from the best one in one parameter brings, with the
 figures of launches and without them. Differences of the measured speedups are the truth.
 """
 

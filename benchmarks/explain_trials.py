@@ -37,6 +37,8 @@ from evotune.report.data import RunData
 PREDICTED = ("attention_wmma", "attention_mma", "attention_wgmma", "rms_norm")
 PREDICTED_SMOKE = ("rms_norm_cpu", "softmax_cpu")
 CHANGES = 60
+ONCE = ("--trials", "1", "--champions", "0", "--trust")
+ALL = ("--trials", "40", "--champions", "0", "--trust")
 
 
 def explained(runs: Path, *options: str) -> dict[str, Any]:
@@ -49,7 +51,8 @@ def explained(runs: Path, *options: str) -> dict[str, Any]:
 
 def searched(item: Item, trials: int, folder: Path) -> dict[str, Any]:
     path = derive(item.space, {"problem": item.problem()}, folder / "space.yaml")
-    return tune(path, folder / "runs", "--trials", str(trials), "--trust")
+    options = ("--trials", str(trials), "--champions", "1", "--trust")
+    return tune(path, folder / "runs", *options)
 
 
 # --- The parts ------------------------------------------------------------------------------------
@@ -79,7 +82,7 @@ def story(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         changes["constraints"] += shipped(item.space).get("constraints", [])
         changes["budget"] = {"trials": 40}
         path = derive(item.space, changes, folder / "grid.yaml")
-        grid = tune(path, folder / "grid", "--strategy", "exhaustive", "--trials", "40", "--trust")
+        grid = tune(path, folder / "grid", "--strategy", "exhaustive", *ALL)
         for trial in grid["trials"]:
             values = trial["configuration"]
             yield {
@@ -120,7 +123,7 @@ def predictions(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             report = tune(
                 derive(space, {}, Path(name) / "space.yaml"),
                 runs,
-                *("--trials", str(options.trials), "--trust"),
+                *("--trials", str(options.trials), "--champions", "1", "--trust"),
             )
             pairs = predicted_and_measured(runs, CHANGES // len(spaces))
             pooled += [(pair["predicted"], pair["measured"]) for pair in pairs]
@@ -198,7 +201,7 @@ def planted(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             configuration = changed_default(space, values, Path(folder))
             changes = {**alone(item, configuration, None), "after_compile": []}
             path = derive(space, changes, Path(folder) / "planted.yaml")
-            report = tune(path, Path(folder) / "runs", "--trials", "1", "--trust")
+            report = tune(path, Path(folder) / "runs", *ONCE)
             found = explained(Path(folder) / "runs")
         named = found["limiter"]["name"]
         yield {

@@ -134,7 +134,8 @@ def _modelled(
     compute = (TENSOR, ceilings.tensor_flops)
     if not uses_tensor_cores(evidence, dtype) or ceilings.tensor_flops is None:
         compute = (FMA, ceilings.fma_flops)
-    cache = _IN_CACHE * _number(attributes, "l2_bytes")
+    # A CPU has a third level, of which no bandwidth is known.
+    cache = _IN_CACHE * (_number(attributes, "l3_bytes") or _number(attributes, "l2_bytes"))
     memory = (DRAM, ceilings.dram_bytes_per_s)
     if work.bytes_moved <= cache:
         memory = (L2, ceilings.l2_bytes_per_s)

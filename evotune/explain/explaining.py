@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,12 +119,14 @@ def _require_device(data: RunData, access: Access | None, missing: Sequence[str]
 
 
 def _view(access: Access) -> SpaceView:
-    space = access.reopened.space
+    def work_of(configuration: Configuration, label: str) -> Work | None:
+        try:
+            return access.work_of(access.timed_job(configuration, label))
+        except EvotuneError:
+            return None
 
-    def work_of(label: str) -> Work:
-        return access.work_of(access.timed_job(space.default(), label))
-
-    return SpaceView(space, work_of, lambda configuration: launch_figures(access, configuration))
+    figures = functools.partial(launch_figures, access)
+    return SpaceView(access.reopened.space, work_of, figures)
 
 
 def launch_figures(access: Access, configuration: Configuration) -> LaunchFigures:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
+import msgspec
 import pytest
 from report.runs import make_run, recorded
 
+from evotune.engine.ablation import AblationRow, Change
 from evotune.errors import UsageError
+from evotune.explain import explaining
 from evotune.explain._sides import read_run
+from evotune.explain._subjects import chosen_subject
 from evotune.explain.assembling import explain_data
 from evotune.explain.explaining import ExplainRequest, explain_run
-from evotune.explain.explanation import Effect, Explanation
+from evotune.explain.explanation import Effect, Explanation, Suggestion
 from evotune.explain.explanation_html import html_page_of
 
 from .planted import gathered, launch, number_of, planted_run
@@ -205,6 +210,32 @@ def test_suggestions_follow_from_the_limiter_and_can_be_tested(tmp_path: Path) -
     assert "MUFU is busy for 80%, the FMA pipe for 10%" in first.rule
     assert 1.3 < first.estimate < 2.1
     assert len(found.next) <= 5
+
+
+def test_suggestions_that_are_configurations_are_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Estimate beside measurement; the others stay as they are."""
+    run = planted_run(tmp_path / "runs")
+    subject = chosen_subject(read_run(run), None)
+    other = {**subject.configuration, "BLOCK": 32}
+    suggestions = (
+        Suggestion(kind="technique", text="t", rule="r", estimate=1.5),
+        Suggestion(kind="configuration", text="c", rule="r", estimate=1.2, configuration=other),
+    )
+
+    def rows(reopened: object, number: int, own: object, changes: list[Change]) -> object:
+        assert [change.configuration.to_json() for change in changes[1:]] == [other]
+        for change in changes:
+            yield AblationRow(change, "ok", "", 1.07, 1.05, 1.09, False)
+
+    monkeypatch.setattr(explaining, "measured_rows", rows)
+    access = SimpleNamespace(reopened=None)
+    technique, tried = explaining._tried(run, access, subject, suggestions, print)  # type: ignore[arg-type]
+    assert technique is suggestions[0]
+    assert (tried.estimate, tried.measured, tried.measured_low) == (1.2, 1.07, 1.05)
+    text = str(msgspec.structs.replace(explain_data(read_run(run)), next=(technique, tried)))
+    assert "estimate 1.20x; measured 1.070x [1.050, 1.090]" in text
 
 
 def test_the_end_of_a_domain_is_extended_where_the_last_step_paid(tmp_path: Path) -> None:
