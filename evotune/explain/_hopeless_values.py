@@ -65,21 +65,17 @@ def _outcomes_text(trials: Sequence[Trial]) -> str:
 
 
 def _constraints_text(table: TrialTable, space: BoundSpace, name: str, value: Value) -> str:
-    """`0 of 212 valid: constraint `…``; "" where the parameter is inactive or nothing forbids the
-    value. The value is put into the run's own configurations."""
+    """`0 of 212 valid: constraint `…``; "" where the parameter is inactive, or where some would be
+    valid and the search did not come to them. The value is put into the run's own
+    configurations."""
     bases = list(dict.fromkeys(trial.configuration for trial in table.trials))
     active = [base for base in bases[:_MOST_BASES] if name in space.active(base)]
     broken: Counter[str] = Counter()
-    valid = 0
     for base in active:
-        changed = Configuration({**base, name: value})
-        violated = space.violations(changed)
+        violated = space.violations(Configuration({**base, name: value}))
+        if not violated:
+            return ""
         broken.update(violated)
-        valid += not violated
-    if not active:
-        return ""
-    if valid:
-        return f"never tried; {valid} of {len(active)} valid"
     worst = ", ".join(f"`{text}`" for text, _ in broken.most_common(2))
     return f"0 of {len(active)} valid: constraint {worst}" if worst else ""
 
