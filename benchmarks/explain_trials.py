@@ -44,7 +44,7 @@ ALL = ("--trials", "40", "--champions", "0", "--trust")
 def explained(runs: Path, *options: str) -> dict[str, Any]:
     """`evotune explain latest` as JSON, measured where something is missing."""
     words = [*EVOTUNE, "explain", "latest", "--format", "json", "--trust", "--runs-dir", str(runs)]
-    done = subprocess.run([*words, *options], check=True, capture_output=True)
+    done = subprocess.run([*words, *options], check=True, stdout=subprocess.PIPE)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -98,7 +98,9 @@ def champions(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             report = searched(item, options.trials, folder)
-            found = explained(folder / "runs", "--trial", str(champion(report)["number"]))
+            found = explained(
+                folder / "runs", "--no-effects", "--trial", str(champion(report)["number"])
+            )
             best = champion(report)["configuration"]
             own = time_us(item, best, item.sizes, folder)
             yield {
@@ -202,7 +204,7 @@ def planted(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             changes = {**alone(item, configuration, None), "after_compile": []}
             path = derive(space, changes, Path(folder) / "planted.yaml")
             report = tune(path, Path(folder) / "runs", *ONCE)
-            found = explained(Path(folder) / "runs")
+            found = explained(Path(folder) / "runs", "--no-effects")
         named = found["limiter"]["name"]
         yield {
             "name": name,
@@ -232,7 +234,7 @@ def tries(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for item in chosen(SMOKE if options.smoke else CHAMPIONS, options.only):
         with tempfile.TemporaryDirectory() as name:
             report = searched(item, options.trials, Path(name))
-            found = explained(Path(name) / "runs", "--try")
+            found = explained(Path(name) / "runs", "--no-effects", "--try")
             tried = [s for s in found["next"] if s["configuration"] is not None]
             right = [s for s in tried if (s["measured"] or 0) > 1]
             yield {

@@ -33,12 +33,14 @@ class ExplainRequest:
     - `measure`: None measures where the run's device is here. The machine code is looked at
       without the device too. False compiles and launches nothing.
     - `tries`: measures the suggestions that are configurations.
+    - `effects`: whether measuring includes each choice in turn with the trial, which takes longest.
     """
 
     trial: int | None = None
     against: str = ""
     measure: bool | None = None
     tries: bool = False
+    effects: bool = True
 
 
 def explain_run(
@@ -101,7 +103,7 @@ def _gather(gathering: Gathering, side: Side | None, request: ExplainRequest) ->
         gathering.evidence(side)
         if gathering.access.away:
             gathering.missing.append(f"nothing was launched: {gathering.access.away}")
-        elif ablation_of(read_run(gathering.run), gathering.subject) is None:
+        elif request.effects and not ablation_of(read_run(gathering.run), gathering.subject):
             gathering.ablation()
     except RunLocked as error:
         if request.measure:
