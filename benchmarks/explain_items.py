@@ -9,13 +9,17 @@ Twice the query heads on the same keys cost nothing if memory holds it.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuning import derive, shape_of, tune
+from tuning import derive, shape_of, told
+
+from evotune.engine.observer import SilentObserver
+from evotune.engine.starting import RunRequest, start_run
+from evotune.errors import EvotuneError
+from evotune.user_code import trust
 
 Sizes = dict[str, Any]
 
@@ -129,14 +133,24 @@ def pin(name: str, value: object) -> str:
     return f"{name} == {value}"
 
 
+def unconfirmed(path: Path, runs_dir: Path, trials: int) -> dict[str, Any]:
+    """Tries `trials` configurations of a space file in order and confirms none; the run's report as
+    JSON."""
+    trust.ask = lambda paths: True
+    options = {"trials": trials, "champions": 0, "strategy": "exhaustive"}
+    start_run(RunRequest(str(path), runs_dir=runs_dir, options=options), SilentObserver())
+    data: dict[str, Any] = told("report", runs_dir)
+    return data
+
+
 def time_us(
     item: Item, configuration: Mapping[str, Any], sizes: Sizes, folder: Path
 ) -> float | None:
     """The time of one configuration at other sizes; None when it cannot run there."""
     path = derive(item.space, alone(item, configuration, sizes), folder / "alone.yaml")
     try:
-        report = tune(path, folder / "alone", "--trials", "1", "--champions", "0", "--trust")
-    except subprocess.CalledProcessError:
+        report = unconfirmed(path, folder / "alone", 1)
+    except EvotuneError:
         return None
     times = [trial["time_us"] for trial in report["trials"] if trial["time_us"]]
     return float(times[0]) if times else None

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from explain_items import CHAMPIONS, SMOKE, Item, alone, intervention, time_us
+from explain_items import CHAMPIONS, SMOKE, Item, alone, intervention, time_us, unconfirmed
 from tuning import EVOTUNE, ROOT, champion, derive, environment, shape_of, shipped, tune
 
 from evotune.engine.folder import find_run
@@ -37,8 +37,6 @@ from evotune.report.data import RunData
 PREDICTED = ("attention_wmma", "attention_mma", "attention_wgmma", "rms_norm")
 PREDICTED_SMOKE = ("rms_norm_cpu", "softmax_cpu")
 CHANGES = 60
-ONCE = ("--trials", "1", "--champions", "0", "--trust")
-ALL = ("--trials", "40", "--champions", "0", "--trust")
 
 
 def explained(runs: Path, *options: str) -> dict[str, Any]:
@@ -82,7 +80,7 @@ def story(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         changes["constraints"] += shipped(item.space).get("constraints", [])
         changes["budget"] = {"trials": 40}
         path = derive(item.space, changes, folder / "grid.yaml")
-        grid = tune(path, folder / "grid", "--strategy", "exhaustive", *ALL)
+        grid = unconfirmed(path, folder / "grid", 40)
         for trial in grid["trials"]:
             values = trial["configuration"]
             yield {
@@ -203,7 +201,7 @@ def planted(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             configuration = changed_default(space, values, Path(folder))
             changes = {**alone(item, configuration, None), "after_compile": []}
             path = derive(space, changes, Path(folder) / "planted.yaml")
-            report = tune(path, Path(folder) / "runs", *ONCE)
+            report = unconfirmed(path, Path(folder) / "runs", 1)
             found = explained(Path(folder) / "runs", "--no-effects")
         named = found["limiter"]["name"]
         yield {
