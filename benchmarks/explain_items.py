@@ -137,8 +137,9 @@ def unconfirmed(path: Path, runs_dir: Path, trials: int) -> dict[str, Any]:
     """Tries `trials` configurations of a space file in order and confirms none; the run's report as
     JSON."""
     trust.ask = lambda paths: True
-    options = {"trials": trials, "champions": 0, "strategy": "exhaustive"}
-    start_run(RunRequest(str(path), runs_dir=runs_dir, options=options), SilentObserver())
+    options = {"trials": trials, "champions": 0}
+    request = RunRequest(str(path), runs_dir=runs_dir, options=options, strategy="exhaustive")
+    start_run(request, SilentObserver())
     data: dict[str, Any] = told("report", runs_dir)
     return data
 

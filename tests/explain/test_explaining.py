@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from report.runs import make_run, recorded
 
+from evotune.api.run import Run
 from evotune.engine.ablation import AblationRow, Change
 from evotune.errors import UsageError
 from evotune.explain import explaining
@@ -356,3 +357,13 @@ def test_json_keeps_its_schema(tmp_path: Path) -> None:
     run = planted_run(tmp_path / "runs", gathered(launch()))
     found = explain_run(run, ExplainRequest(measure=False, against="default"))
     jsonschema.validate(json.loads(json.dumps(found.to_json())), SCHEMA)
+
+
+def test_reports_hold_the_explanation(tmp_path: Path) -> None:
+    run = Run(planted_run(tmp_path / "runs", gathered(launch())))
+    page = run.report(tmp_path / "report.html").read_text()
+    assert '"limiter":"latency: long_scoreboard"' in page
+    assert "function explainSection" in page
+    assert "It is held by latency: long\\_scoreboard" in run.report(tmp_path / "r.md").read_text()
+    nothing = make_run(tmp_path / "nothing", [])
+    assert '"explanation":null' in Run(nothing).report(tmp_path / "nothing.html").read_text()
