@@ -78,18 +78,21 @@ def marginals_of(
     table: TrialTable, found: Mapping[str, tuple[list[Value], list[Difference]]]
 ) -> tuple[Marginal, ...]:
     """The same as worth."""
-    return tuple(
-        Marginal(
-            parameter=name,
-            value=value,
-            worth=math.exp(difference.mean),
-            low=math.exp(difference.low),
-            high=math.exp(difference.high),
-            trials=sum(trial.configuration[name] == value for trial in table.valid),
-        )
-        for name, (values, differences) in found.items()
-        for value, difference in zip(values, differences, strict=True)
-    )
+    made = []
+    for name, (values, differences) in found.items():
+        counts = Counter(trial.configuration[name] for trial in table.valid)
+        made += [
+            Marginal(
+                parameter=name,
+                value=value,
+                worth=math.exp(difference.mean),
+                low=math.exp(difference.low),
+                high=math.exp(difference.high),
+                trials=counts[value],
+            )
+            for value, difference in zip(values, differences, strict=True)
+        ]
+    return tuple(made)
 
 
 def _background(table: TrialTable) -> list[dict[str, Value]]:
@@ -149,13 +152,13 @@ def _pairs(
     name: str,
     other: str,
 ) -> list[Pair]:
-    together = Counter((t.configuration[name], t.configuration[other]) for t in table.valid)
+    together = _occurring(table, name, other)
     mine, theirs = champion[name], champion[other]
     combinations = [
         (one, another)
         for one in _usual(table, name, mine)
         for another in _usual(table, other, theirs)
-        if together[one, another] and together[mine, another] and together[one, theirs]
+        if {(one, another), (mine, another), (one, theirs)} <= together
     ]
     found = []
     for one, another in combinations:
@@ -174,10 +177,19 @@ def _pairs(
     return found
 
 
+def _occurring(table: TrialTable, name: str, other: str) -> set[tuple[Value, Value]]:
+    """The pairs of values that a valid trial has."""
+    columns = np.stack([table.column(name), table.column(other)], axis=1)
+    values = [table.parameter(one).values for one in (name, other)]
+    return {(values[0][int(a)], values[1][int(b)]) for a, b in np.unique(columns, axis=0)}
+
+
 def _usual(table: TrialTable, name: str, own: Value) -> list[Value]:
     """The other values that most valid trials have."""
-    counts = Counter(trial.configuration[name] for trial in table.valid)
-    return [value for value, _ in counts.most_common() if value != own][:_OTHERS]
+    values = table.parameter(name).values
+    counts = np.bincount(table.column(name), minlength=len(values))
+    ranked = [values[int(at)] for at in np.argsort(-counts, kind="stable") if counts[at]]
+    return [value for value in ranked if value != own][:_OTHERS]
 
 
 def _pair(

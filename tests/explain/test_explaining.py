@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from report.runs import make_run, recorded
 
 from evotune.api.run import Run
 from evotune.engine.ablation import AblationRow, Change
+from evotune.engine.folder import RunFolder
 from evotune.errors import UsageError
 from evotune.explain import explaining
 from evotune.explain._sides import read_run
@@ -22,6 +24,7 @@ from evotune.explain.assembling import explain_data
 from evotune.explain.explaining import ExplainRequest, explain_run
 from evotune.explain.explanation import Effect, Explanation, Suggestion
 from evotune.explain.explanation_html import html_page_of
+from evotune.store.opening import newest_version
 
 from .planted import gathered, launch, number_of, planted_run
 
@@ -367,3 +370,15 @@ def test_reports_hold_the_explanation(tmp_path: Path) -> None:
     assert "It is held by latency: long\\_scoreboard" in run.report(tmp_path / "r.md").read_text()
     nothing = make_run(tmp_path / "nothing", [])
     assert '"explanation":null' in Run(nothing).report(tmp_path / "nothing.html").read_text()
+
+
+@pytest.mark.parametrize("version", range(1, newest_version() + 1))
+def test_a_run_of_an_older_evotune_is_explained(tmp_path: Path, version: int) -> None:
+    released = Path(__file__).parents[1] / "store" / "released" / f"version_{version}.sql"
+    connection = sqlite3.connect(tmp_path / "store.sqlite")
+    connection.executescript(released.read_text())
+    connection.close()
+    found = explain_run(RunFolder(tmp_path), QUIET)
+    assert found.trial == 0
+    assert found.limiter.name == ""
+    assert found.missing
