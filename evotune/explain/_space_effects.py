@@ -165,15 +165,17 @@ def _pairs(
         cells = [(mine, theirs), (one, theirs), (mine, another), (one, another)]
         pool = [{**base, name: a, other: b} for a, b in cells for base in near]
         share = np.full(len(near), 1 / len(near))
-        signs = np.array([[1, -1, -1, 1], [1, -1, 0, 0], [0, 0, 1, -1]])
+        signs = np.array(
+            [[1, -1, -1, 1], [1, -1, 0, 0], [0, 0, 1, -1], [1, 0, -1, 0], [0, 1, 0, -1]]
+        )
         weights = np.concatenate([np.outer(signs[:, at], share) for at in range(4)], axis=1)
-        factor, with_theirs, with_another = model.contrasts(pool, weights)
+        factor, *worths = model.contrasts(pool, weights)
         if factor.is_sure and abs(factor.mean) >= _LEAST_FACTOR:
-            found.append(
-                _pair(
-                    (name, one, mine), (other, another, theirs), factor, with_theirs, with_another
-                )
-            )
+            first, second = (name, one, mine), (other, another, theirs)
+            # The choice that is worth nothing alone comes first: the other one is why.
+            if abs(worths[3].mean) < abs(worths[1].mean):
+                first, second, worths = second, first, worths[2:]
+            found.append(_pair(first, second, factor, worths[0], worths[1]))
     return found
 
 

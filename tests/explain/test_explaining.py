@@ -107,13 +107,12 @@ def test_stages_are_worth_nothing_while_conflicts_hold(tmp_path: Path) -> None:
     """The story of the asynchronous copy that brought 1.01x."""
     pairs = explained(tmp_path).over_space.pairs
     found = next(p for p in pairs if {p.parameter, p.other} == {"PAD", "STAGES"})
-    text = next(p.text for p in pairs if p is found)
-    assert "STAGES" in text
-    assert "PAD" in text
-    assert found.low > 1 or found.high < 1
-    if found.parameter == "STAGES":
-        assert found.alone == pytest.approx(1.0, abs=0.1)
-        assert found.together > 1.2
+    assert (found.parameter, found.source, found.to) == ("STAGES", 1, 4)
+    assert (found.other, found.other_value, found.other_to) == ("PAD", False, True)
+    assert found.alone == pytest.approx(1.0, abs=0.1)
+    assert found.together == pytest.approx(1.5, abs=0.15)
+    assert found.low > 1
+    assert found.text.startswith("STAGES 1 to 4 is worth 1.")
 
 
 def test_a_measured_pair_counts_before_the_model_and_says_why(tmp_path: Path) -> None:
