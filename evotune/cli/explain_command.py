@@ -68,7 +68,7 @@ def explain(
     style: str,
     output: str,
 ) -> int:
-    """Explain why RUN's champion is as fast as it is, and what to try next.
+    """Explain what holds RUN's champion, and what to try.
 
     Names what holds it, by counters, machine code and ceilings; the worth of each choice; what
     decides over the space; and at most five things to try, each with an estimate. What was measured
