@@ -16,7 +16,7 @@ from report.runs import make_run, recorded
 from evotune.api.run import Run
 from evotune.engine.ablation import AblationRow, Change
 from evotune.engine.folder import RunFolder
-from evotune.errors import UsageError
+from evotune.errors import StoreError, UsageError
 from evotune.explain import explaining
 from evotune.explain._sides import read_run
 from evotune.explain._subjects import chosen_subject
@@ -381,3 +381,9 @@ def test_a_run_of_an_older_evotune_is_explained(tmp_path: Path, version: int) ->
     assert found.trial == 0
     assert found.limiter.name == ""
     assert found.missing
+
+
+def test_evidence_of_another_shape_is_damage(tmp_path: Path) -> None:
+    run = planted_run(tmp_path / "runs", evidence=[{"case": 7}])
+    with pytest.raises(StoreError, match="damaged"):
+        explain_run(run, QUIET)
