@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from explain_items import CHAMPIONS, SMOKE, Item, alone, intervention, time_us
+from explain_items import CHAMPIONS, SMOKE, Item, alone, intervention, time_us, unconfirmed
 from tuning import EVOTUNE, ROOT, champion, derive, environment, shape_of, shipped, tune
 
 from evotune.engine.folder import find_run
@@ -42,14 +42,15 @@ CHANGES = 60
 def explained(runs: Path, *options: str) -> dict[str, Any]:
     """`evotune explain latest` as JSON, measured where something is missing."""
     words = [*EVOTUNE, "explain", "latest", "--format", "json", "--trust", "--runs-dir", str(runs)]
-    done = subprocess.run([*words, *options], check=True, capture_output=True)
+    done = subprocess.run([*words, *options], check=True, stdout=subprocess.PIPE)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
 def searched(item: Item, trials: int, folder: Path) -> dict[str, Any]:
     path = derive(item.space, {"problem": item.problem()}, folder / "space.yaml")
-    return tune(path, folder / "runs", "--trials", str(trials), "--trust")
+    options = ("--trials", str(trials), "--champions", "1", "--trust")
+    return tune(path, folder / "runs", *options)
 
 
 # --- The parts ------------------------------------------------------------------------------------
@@ -79,7 +80,7 @@ def story(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         changes["constraints"] += shipped(item.space).get("constraints", [])
         changes["budget"] = {"trials": 40}
         path = derive(item.space, changes, folder / "grid.yaml")
-        grid = tune(path, folder / "grid", "--strategy", "exhaustive", "--trials", "40", "--trust")
+        grid = unconfirmed(path, folder / "grid", 40)
         for trial in grid["trials"]:
             values = trial["configuration"]
             yield {
@@ -95,7 +96,9 @@ def champions(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             report = searched(item, options.trials, folder)
-            found = explained(folder / "runs", "--trial", str(champion(report)["number"]))
+            found = explained(
+                folder / "runs", "--no-effects", "--trial", str(champion(report)["number"])
+            )
             best = champion(report)["configuration"]
             own = time_us(item, best, item.sizes, folder)
             yield {
@@ -120,7 +123,7 @@ def predictions(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             report = tune(
                 derive(space, {}, Path(name) / "space.yaml"),
                 runs,
-                *("--trials", str(options.trials), "--trust"),
+                *("--trials", str(options.trials), "--champions", "1", "--trust"),
             )
             pairs = predicted_and_measured(runs, CHANGES // len(spaces))
             pooled += [(pair["predicted"], pair["measured"]) for pair in pairs]
@@ -198,8 +201,8 @@ def planted(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             configuration = changed_default(space, values, Path(folder))
             changes = {**alone(item, configuration, None), "after_compile": []}
             path = derive(space, changes, Path(folder) / "planted.yaml")
-            report = tune(path, Path(folder) / "runs", "--trials", "1", "--trust")
-            found = explained(Path(folder) / "runs")
+            report = unconfirmed(path, Path(folder) / "runs", 1)
+            found = explained(Path(folder) / "runs", "--no-effects")
         named = found["limiter"]["name"]
         yield {
             "name": name,
@@ -229,7 +232,7 @@ def tries(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for item in chosen(SMOKE if options.smoke else CHAMPIONS, options.only):
         with tempfile.TemporaryDirectory() as name:
             report = searched(item, options.trials, Path(name))
-            found = explained(Path(name) / "runs", "--try")
+            found = explained(Path(name) / "runs", "--no-effects", "--try")
             tried = [s for s in found["next"] if s["configuration"] is not None]
             right = [s for s in tried if (s["measured"] or 0) > 1]
             yield {

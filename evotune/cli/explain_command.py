@@ -39,6 +39,12 @@ from evotune.cli.terminal import Terminal, pass_terminal, write_output
     "nothing.",
 )
 @click.option(
+    "--effects/--no-effects",
+    default=True,
+    show_default=True,
+    help="Whether measuring includes each choice in turn with the trial: that takes longest.",
+)
+@click.option(
     "--try",
     "tries",
     is_flag=True,
@@ -56,12 +62,13 @@ def explain(
     trial: int | None,
     against: str,
     measure: bool | None,
+    effects: bool,
     tries: bool,
     runs_dir: Path,
     style: str,
     output: str,
 ) -> int:
-    """Explain why RUN's champion is as fast as it is, and what to try next.
+    """Explain what holds RUN's champion, and what to try.
 
     Names what holds it, by counters, machine code and ceilings; the worth of each choice; what
     decides over the space; and at most five things to try, each with an estimate. What was measured
@@ -71,7 +78,7 @@ def explain(
     from evotune.engine.folder import find_run
     from evotune.explain.explaining import ExplainRequest, explain_run
 
-    request = ExplainRequest(trial, against, measure, tries)
+    request = ExplainRequest(trial, against, measure, tries, effects)
     found = explain_run(find_run(run, runs_dir), request, terminal.note)
     if style == "json":
         from evotune.report.records import to_json

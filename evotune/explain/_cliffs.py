@@ -7,11 +7,13 @@ a figure crosses a limit at the same step.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from evotune.explain._trial_table import TrialTable
 from evotune.explain.explanation import Cliff
@@ -60,20 +62,23 @@ def cliffs_of(
 
 
 def _steps(table: TrialTable) -> Iterator[Step]:
-    """Neighbours along each ordered parameter, among trials that agree in all else."""
-    for parameter in table.parameters:
+    """Neighbours along each ordered parameter, among trials that agree in all else. Trials that
+    agree have equal sums of random numbers, one for each value; these are sorted."""
+    places = table.places.astype(np.uint64)
+    rng = np.random.default_rng(0)
+    drawn: NDArray[np.uint64] = rng.integers(1, 1 << 63, size=(places.shape[1],), dtype=np.uint64)
+    sums = (places * drawn).sum(axis=1, dtype=np.uint64)
+    for at, parameter in enumerate(table.parameters):
         if not parameter.ordered:
             continue
-        alike: dict[tuple[Value, ...], list[int]] = {}
-        for at, trial in enumerate(table.valid):
-            rest = tuple(v for n, v in trial.configuration.items() if n != parameter.name)
-            alike.setdefault(rest, []).append(at)
-        column = table.column(parameter.name)
-        for group in alike.values():
-            ranked = sorted(group, key=lambda at: int(column[at]))
-            for first, second in itertools.pairwise(ranked):
-                if column[first] != column[second]:
-                    yield _step(table, parameter, first, second)
+        column = places[:, at]
+        rest = sums - column * drawn[at]
+        order = np.lexsort((column, rest))
+        first, second = order[:-1], order[1:]
+        alike = (rest[first] == rest[second]) & (column[first] != column[second])
+        for one, other in zip(first[alike], second[alike], strict=True):
+            if (places[one] != places[other]).sum() == 1:
+                yield _step(table, parameter, int(one), int(other))
 
 
 def _step(table: TrialTable, parameter: Parameter, first: int, second: int) -> Step:

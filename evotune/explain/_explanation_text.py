@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from evotune.report import wording
 from evotune.report.wording import printable
+from evotune.trial import Json
 
 if TYPE_CHECKING:
     from evotune.explain.explanation import (
@@ -84,6 +85,13 @@ def shown_effects(effects: Sequence[Effect]) -> list[Effect]:
         and not e.same_code
         and (e.basis != "model" or (e.low or 0.0) > 1 or (e.high or 2.0) < 1)
     ]
+
+
+def waits_of(counters: Mapping[str, Json]) -> dict[str, float]:
+    """The cycles a warp waits, by reason; {} without counters."""
+    stalls = counters.get("stalls")
+    found = stalls.items() if isinstance(stalls, dict) else ()
+    return {name: cycles for name, cycles in found if name not in ("selected", "not_selected")}
 
 
 def _effects(effects: Sequence[Effect]) -> Iterator[str]:

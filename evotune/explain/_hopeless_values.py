@@ -12,7 +12,6 @@ from evotune.explain.explanation import Hopeless
 from evotune.report.reasons import alike_reasons
 from evotune.report.wording import configuration_text
 from evotune.space.bound import BoundSpace
-from evotune.space.parameters import Parameter
 from evotune.trial import Configuration, Trial, Value
 
 _MOST_BASES: Final = 256  # valid configurations in which a value is put
@@ -21,33 +20,34 @@ _MOST_BASES: Final = 256  # valid configurations in which a value is put
 def hopeless_values(table: TrialTable, space: BoundSpace | None) -> tuple[Hopeless, ...]:
     """Tried values first, those with most trials before the others. Without the space, values that
     were never tried are not named."""
-    found = [
-        item
-        for parameter in table.parameters
-        for value in parameter.values
-        if (item := _hopeless(table, space, parameter, value)) is not None
-    ]
+    found: list[Hopeless] = []
+    for parameter in table.parameters:
+        by_value: dict[tuple[type, Value], list[Trial]] = {}
+        for trial in table.trials:
+            value = trial.configuration[parameter.name]
+            by_value.setdefault((type(value), value), []).append(trial)
+        for value in parameter.values:
+            with_it = by_value.get((type(value), value), [])
+            item = _hopeless(table, space, parameter.name, value, with_it)
+            found += [item] if item is not None else []
     return tuple(sorted(found, key=lambda item: -item.trials))
 
 
 def _hopeless(
-    table: TrialTable, space: BoundSpace | None, parameter: Parameter, value: Value
+    table: TrialTable, space: BoundSpace | None, name: str, value: Value, with_it: Sequence[Trial]
 ) -> Hopeless | None:
-    with_it = [t for t in table.trials if _same(t.configuration[parameter.name], value)]
     if any(trial.outcome.ok for trial in with_it):
         return None
     if with_it:
         text = _outcomes_text(with_it)
     elif space is not None:
-        text = _constraints_text(table, space, parameter.name, value)
+        text = _constraints_text(table, space, name, value)
     else:
         return None
     if not text:
         return None
-    name = configuration_text({parameter.name: value})
-    return Hopeless(
-        parameter=parameter.name, value=value, trials=len(with_it), text=f"{name}: {text}"
-    )
+    said = configuration_text({name: value})
+    return Hopeless(parameter=name, value=value, trials=len(with_it), text=f"{said}: {text}")
 
 
 def _outcomes_text(trials: Sequence[Trial]) -> str:
@@ -65,24 +65,16 @@ def _outcomes_text(trials: Sequence[Trial]) -> str:
 
 
 def _constraints_text(table: TrialTable, space: BoundSpace, name: str, value: Value) -> str:
-    """`0 of 212 valid: constraint `…``; "" where the parameter is inactive or nothing forbids the
-    value. The value is put into the run's own configurations."""
+    """`0 of 212 valid: constraint `…``; "" where the parameter is inactive, or where some would be
+    valid and the search did not come to them. The value is put into the run's own
+    configurations."""
     bases = list(dict.fromkeys(trial.configuration for trial in table.trials))
     active = [base for base in bases[:_MOST_BASES] if name in space.active(base)]
     broken: Counter[str] = Counter()
-    valid = 0
     for base in active:
-        changed = Configuration({**base, name: value})
-        violated = space.violations(changed)
+        violated = space.violations(Configuration({**base, name: value}))
+        if not violated:
+            return ""
         broken.update(violated)
-        valid += not violated
-    if not active:
-        return ""
-    if valid:
-        return f"never tried; {valid} of {len(active)} valid"
     worst = ", ".join(f"`{text}`" for text, _ in broken.most_common(2))
     return f"0 of {len(active)} valid: constraint {worst}" if worst else ""
-
-
-def _same(one: Value, other: Value) -> bool:
-    return type(one) is type(other) and one == other

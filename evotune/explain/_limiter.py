@@ -19,14 +19,13 @@ Otherwise the limiter has no name: an explanation that nothing supports is not g
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from evotune.device.evidence import Evidence, LaunchEvidence, Occupancy
+from evotune.device.evidence import Evidence, LaunchEvidence
 from evotune.device.gathered import GatheredEvidence
-from evotune.explain._roofline import LAUNCH, SHARED, launch_counters
+from evotune.explain._roofline import LAUNCH, SHARED, idle_of, largest_launch, launch_counters
 from evotune.explain.explanation import Fact, Limiter, Roofline, Unit
 from evotune.trial import Value
 
@@ -77,14 +76,7 @@ class Case:
 
     @property
     def largest(self) -> LaunchEvidence | None:
-        """The launch that takes the longest, by counters; else the one of most threads."""
-        launches = self.evidence.launches if self.evidence is not None else ()
-
-        def size(launch: LaunchEvidence) -> tuple[float, int]:
-            time_us = launch.counters.time_us if launch.counters is not None else 0.0
-            return (time_us, launch.blocks * launch.threads)
-
-        return max(launches, key=size, default=None)
+        return largest_launch(self.evidence)
 
     @property
     def units(self) -> list[Unit]:
@@ -208,7 +200,7 @@ def _grid(case: Case) -> Limiter | None:
     resident = launch.occupancy if launch is not None else None
     if launch is None or resident is None or resident.waves <= 0:
         return None
-    idle = idle_share(launch.blocks, resident, case.attributes)
+    idle = idle_of(case.evidence, case.attributes)
     if idle < _IDLE:
         return None
     slots = f"{resident.blocks_per_multiprocessor} a multiprocessor"
@@ -220,16 +212,6 @@ def _grid(case: Case) -> Limiter | None:
     )
     rule = "at least a quarter of the multiprocessors' time is idle, by blocks and waves"
     return Limiter(name=GRID, share=idle, rule=rule, evidence=(fact, *_busiest(case)))
-
-
-def idle_share(blocks: int, resident: Occupancy, attributes: Mapping[str, Value]) -> float:
-    """The share of the multiprocessors' time without a block. Below one wave it is the share of
-    multiprocessors without one; above, the empty part of the last wave."""
-    waves = resident.waves
-    multiprocessors = attributes.get("multiprocessors", 0)
-    if waves <= 1 and isinstance(multiprocessors, int) and multiprocessors:
-        return max(0.0, 1 - blocks / multiprocessors)
-    return 1 - waves / math.ceil(waves) if waves > 1 else 0.0
 
 
 def _latency(case: Case) -> Limiter | None:

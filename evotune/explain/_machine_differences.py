@@ -2,8 +2,8 @@
 
 A figure comes from counters, the machine code, the launch, or the compiler. Only figures that both
 sides have and that differ are lines. A line's rank is the share of the time that it can explain, by
-rough weights: a bank conflict or a wait counts by its share of the time, a ratio of instructions or
-bytes by its logarithm.
+rough weights: a bank conflict counts before the waits that it causes, a wait by its share, a ratio
+of instructions or bytes by its logarithm.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _counted(mine: Machine, other: Machine) -> Iterator[tuple[float, Line]]:
         text = f"{first:.0%} of shared memory's passes are bank conflicts (there {second:.0%})"
         if first < 0.02:
             text = f"no bank conflicts (there {second:.0%} of shared memory's passes)"
-        yield 2 * abs(first - second), _line("bank conflicts", first, second, text)
+        yield 0.5 + abs(first - second), _line("bank conflicts", first, second, text)
     yield from _ratio(
         "instructions", _per_work(mine, ones), _per_work(other, others), _work_word(mine), 1.0
     )
@@ -109,7 +109,9 @@ def _counted(mine: Machine, other: Machine) -> Iterator[tuple[float, Line]]:
         if abs(one - another) >= _LEAST_STALL:
             words = STALLS.get(name, name)
             text = f"a warp waits {one:.1f} cycles {words} (there {another:.1f})"
-            yield abs(one - another) / total, _line(f"stall {name}", one, another, text)
+            if one < _LEAST_STALL:
+                text = f"hardly any waiting {words} (there {another:.1f} cycles)"
+            yield 0.5 * abs(one - another) / total, _line(f"stall {name}", one, another, text)
     active, there = ones[0].warps_active, others[0].warps_active
     if active is not None and there is not None and abs(active - there) >= 0.03:
         text = f"{active:.0%} of the warps are active (there {there:.0%})"

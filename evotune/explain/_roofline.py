@@ -7,12 +7,13 @@ count for the L2 cache if they fit in it, since a warm measurement repeats on th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from evotune.device.evidence import Ceilings, Counters, Evidence
+from evotune.device.evidence import Ceilings, Counters, Evidence, LaunchEvidence
 from evotune.device.gathered import Work
 from evotune.device.profile import DeviceProfile
 from evotune.explain.explanation import Kind, Roofline, Unit
@@ -67,6 +68,7 @@ def roofline_of(
 ) -> Roofline:
     """`time_us`: of one call on the case. `launches`: of one call, where there is no evidence."""
     counters = launch_counters(evidence)
+    at_work = 1 - idle_of(evidence, attributes)
     units = {
         unit.name: unit
         for unit in _modelled(
@@ -78,7 +80,7 @@ def roofline_of(
             attributes=attributes,
         )
     }
-    for unit in _counted(counters, ceilings, work, units):
+    for unit in _counted(counters, ceilings, units, at_work):
         units[unit.name] = unit
     launches = len(evidence.launches) if evidence is not None and evidence.launches else launches
     if ceilings.launch_us and launches:
@@ -101,6 +103,31 @@ def roofline_of(
         ceilings=ceilings.kind,
         units=tuple(sorted(units.values(), key=lambda unit: -unit.share)),
     )
+
+
+def largest_launch(evidence: Evidence | None) -> LaunchEvidence | None:
+    """The launch that takes the longest, by counters; else the one of most threads."""
+    launches = evidence.launches if evidence is not None else ()
+
+    def size(launch: LaunchEvidence) -> tuple[float, int]:
+        time_us = launch.counters.time_us if launch.counters is not None else 0.0
+        return (time_us, launch.blocks * launch.threads)
+
+    return max(launches, key=size, default=None)
+
+
+def idle_of(evidence: Evidence | None, attributes: Mapping[str, Value]) -> float:
+    """The share of the multiprocessors' time without a block, by the blocks and waves of the
+    largest launch; 0 where they are not known. Below one wave it is the share of multiprocessors
+    without a block; above, the empty part of the last wave."""
+    launch = largest_launch(evidence)
+    if launch is None or launch.occupancy is None or launch.occupancy.waves <= 0:
+        return 0.0
+    waves = launch.occupancy.waves
+    multiprocessors = _number(attributes, "multiprocessors")
+    if waves <= 1 and multiprocessors:
+        return max(0.0, 1 - launch.blocks / multiprocessors)
+    return 1 - waves / math.ceil(waves) if waves > 1 else 0.0
 
 
 def launch_counters(evidence: Evidence | None) -> Sequence[Counters]:
@@ -134,7 +161,8 @@ def _modelled(
     compute = (TENSOR, ceilings.tensor_flops)
     if not uses_tensor_cores(evidence, dtype) or ceilings.tensor_flops is None:
         compute = (FMA, ceilings.fma_flops)
-    cache = _IN_CACHE * _number(attributes, "l2_bytes")
+    # A CPU has a third level, of which no bandwidth is known.
+    cache = _IN_CACHE * (_number(attributes, "l3_bytes") or _number(attributes, "l2_bytes"))
     memory = (DRAM, ceilings.dram_bytes_per_s)
     if work.bytes_moved <= cache:
         memory = (L2, ceilings.l2_bytes_per_s)
@@ -151,9 +179,13 @@ def _modelled(
 
 
 def _counted(
-    counters: Sequence[Counters], ceilings: Ceilings, work: Work, known: Mapping[str, Unit]
+    counters: Sequence[Counters],
+    ceilings: Ceilings,
+    known: Mapping[str, Unit],
+    at_work: float,
 ) -> Iterable[Unit]:
-    """Shares by counters: means over the launches, by their times."""
+    """Shares by counters: means over the launches, by their times. Those of a multiprocessor's
+    parts were counted while it has work, which it has for `at_work` of the time."""
     total = sum(one.time_us for one in counters)
     if not total:
         return
@@ -176,6 +208,7 @@ def _counted(
         shares = [one.pipes.get(pipe, 0.0) * one.time_us for one in counters]
         if not any(shares):
             continue
+        share = sum(shares) / total * (1.0 if name in (L2, DRAM) else at_work)
         demand = counted.get(name)
         if demand is None and name in known:
             demand = known[name].work
@@ -184,7 +217,7 @@ def _counted(
             unit=unit,
             rate=rates.get(name),
             work=demand,
-            share=sum(shares) / total,
+            share=share,
             kind=kind,
         )
 

@@ -78,18 +78,21 @@ def marginals_of(
     table: TrialTable, found: Mapping[str, tuple[list[Value], list[Difference]]]
 ) -> tuple[Marginal, ...]:
     """The same as worth."""
-    return tuple(
-        Marginal(
-            parameter=name,
-            value=value,
-            worth=math.exp(difference.mean),
-            low=math.exp(difference.low),
-            high=math.exp(difference.high),
-            trials=sum(trial.configuration[name] == value for trial in table.valid),
-        )
-        for name, (values, differences) in found.items()
-        for value, difference in zip(values, differences, strict=True)
-    )
+    made = []
+    for name, (values, differences) in found.items():
+        counts = Counter(trial.configuration[name] for trial in table.valid)
+        made += [
+            Marginal(
+                parameter=name,
+                value=value,
+                worth=math.exp(difference.mean),
+                low=math.exp(difference.low),
+                high=math.exp(difference.high),
+                trials=counts[value],
+            )
+            for value, difference in zip(values, differences, strict=True)
+        ]
+    return tuple(made)
 
 
 def _background(table: TrialTable) -> list[dict[str, Value]]:
@@ -149,35 +152,46 @@ def _pairs(
     name: str,
     other: str,
 ) -> list[Pair]:
-    together = Counter((t.configuration[name], t.configuration[other]) for t in table.valid)
+    together = _occurring(table, name, other)
     mine, theirs = champion[name], champion[other]
     combinations = [
         (one, another)
         for one in _usual(table, name, mine)
         for another in _usual(table, other, theirs)
-        if together[one, another] and together[mine, another] and together[one, theirs]
+        if {(one, another), (mine, another), (one, theirs)} <= together
     ]
     found = []
     for one, another in combinations:
         cells = [(mine, theirs), (one, theirs), (mine, another), (one, another)]
         pool = [{**base, name: a, other: b} for a, b in cells for base in near]
         share = np.full(len(near), 1 / len(near))
-        signs = np.array([[1, -1, -1, 1], [1, -1, 0, 0], [0, 0, 1, -1]])
+        signs = np.array(
+            [[1, -1, -1, 1], [1, -1, 0, 0], [0, 0, 1, -1], [1, 0, -1, 0], [0, 1, 0, -1]]
+        )
         weights = np.concatenate([np.outer(signs[:, at], share) for at in range(4)], axis=1)
-        factor, with_theirs, with_another = model.contrasts(pool, weights)
+        factor, *worths = model.contrasts(pool, weights)
         if factor.is_sure and abs(factor.mean) >= _LEAST_FACTOR:
-            found.append(
-                _pair(
-                    (name, one, mine), (other, another, theirs), factor, with_theirs, with_another
-                )
-            )
+            first, second = (name, one, mine), (other, another, theirs)
+            # The choice that is worth nothing alone comes first: the other one is why.
+            if abs(worths[3].mean) < abs(worths[1].mean):
+                first, second, worths = second, first, worths[2:]
+            found.append(_pair(first, second, factor, worths[0], worths[1]))
     return found
+
+
+def _occurring(table: TrialTable, name: str, other: str) -> set[tuple[Value, Value]]:
+    """The pairs of values that a valid trial has."""
+    columns = np.stack([table.column(name), table.column(other)], axis=1)
+    values = [table.parameter(one).values for one in (name, other)]
+    return {(values[0][int(a)], values[1][int(b)]) for a, b in np.unique(columns, axis=0)}
 
 
 def _usual(table: TrialTable, name: str, own: Value) -> list[Value]:
     """The other values that most valid trials have."""
-    counts = Counter(trial.configuration[name] for trial in table.valid)
-    return [value for value, _ in counts.most_common() if value != own][:_OTHERS]
+    values = table.parameter(name).values
+    counts = np.bincount(table.column(name), minlength=len(values))
+    ranked = [values[int(at)] for at in np.argsort(-counts, kind="stable") if counts[at]]
+    return [value for value in ranked if value != own][:_OTHERS]
 
 
 def _pair(

@@ -9,7 +9,6 @@ from evotune.device.gathered import FACT, GatheredEvidence, read_gathered
 from evotune.errors import UsageError
 from evotune.explain._machine_differences import Machine
 from evotune.report.data import RunData
-from evotune.report.deciding_outcomes import weigh
 from evotune.report.leaderboard import rank
 from evotune.trial import Configuration, Json, Measurement, Outcome, Trial, Value
 
@@ -58,7 +57,7 @@ def subject_of(data: RunData, number: int, case: str = "") -> Subject | None:
     trial = next((trial for trial in data.trials if trial.number == number), None)
     if trial is None:
         return None
-    outcome = weigh(data)[number].outcome
+    outcome = _deciding(data, trial)
     timed = [m for m in outcome.measurements if m.counts]
     measured = next((m for m in timed if m.case == case), timed[0] if timed else None)
     return Subject(
@@ -70,6 +69,17 @@ def subject_of(data: RunData, number: int, case: str = "") -> Subject | None:
         measured.baseline_us if measured is not None else None,
         measured.speedup if measured is not None else None,
     )
+
+
+def _deciding(data: RunData, trial: Trial) -> Outcome:
+    """The outcome of the trial's confirmation, or of that of a trial with the same code; its own
+    where nothing was confirmed."""
+    board = rank(data)
+    for row in board.rows:
+        if trial.number == row.number or trial.number in row.duplicates:
+            return row.outcome
+    refused = (item for item in board.disqualified if item.trial.number == trial.number)
+    return next((item.outcome for item in refused), trial.outcome)
 
 
 def _time_us(data: RunData, outcome: Outcome, measured: Measurement | None) -> float | None:

@@ -47,8 +47,8 @@ class TrialTable:
         fitness = np.array([trial.outcome.fitness for trial in valid], dtype=np.float64)
         return cls(tuple(trials), valid, parameters, places, fitness)
 
-    def parameter(self, name: str) -> Parameter | None:
-        return next((p for p in self.parameters if p.name == name), None)
+    def parameter(self, name: str) -> Parameter:
+        return next(p for p in self.parameters if p.name == name)
 
     def column(self, name: str) -> NDArray[np.int64]:
         """The value indices of one parameter, for the valid trials."""

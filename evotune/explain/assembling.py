@@ -59,12 +59,13 @@ class SpaceView:
     """What the space's own files say, where they were read.
 
     - `space`: the bound space.
-    - `work_of`: the problem's work on the case with a label.
+    - `work_of`: the problem's work on a case, by a configuration that runs on it and the case's
+      label; None where it cannot run.
     - `launch_figures`: see `LaunchFigures`.
     """
 
     space: BoundSpace
-    work_of: Callable[[str], Work]
+    work_of: Callable[[Configuration, str], Work | None]
     launch_figures: Callable[[Configuration], LaunchFigures]
 
 
@@ -155,7 +156,7 @@ def _roofline(
         return None
     work = gathered.work if gathered is not None and gathered.case == subject.case else None
     if work is None and view is not None:
-        work = view.work_of(subject.case)
+        work = view.work_of(subject.configuration, subject.case)
     if work is None:
         return None
     problem = data.meta.get("problem") or {}

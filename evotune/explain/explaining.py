@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,12 +33,14 @@ class ExplainRequest:
     - `measure`: None measures where the run's device is here. The machine code is looked at
       without the device too. False compiles and launches nothing.
     - `tries`: measures the suggestions that are configurations.
+    - `effects`: whether measuring includes each choice in turn with the trial, which takes longest.
     """
 
     trial: int | None = None
     against: str = ""
     measure: bool | None = None
     tries: bool = False
+    effects: bool = True
 
 
 def explain_run(
@@ -100,7 +103,7 @@ def _gather(gathering: Gathering, side: Side | None, request: ExplainRequest) ->
         gathering.evidence(side)
         if gathering.access.away:
             gathering.missing.append(f"nothing was launched: {gathering.access.away}")
-        elif ablation_of(read_run(gathering.run), gathering.subject) is None:
+        elif request.effects and not ablation_of(read_run(gathering.run), gathering.subject):
             gathering.ablation()
     except RunLocked as error:
         if request.measure:
@@ -118,15 +121,17 @@ def _require_device(data: RunData, access: Access | None, missing: Sequence[str]
 
 
 def _view(access: Access) -> SpaceView:
-    space = access.reopened.space
+    def work_of(configuration: Configuration, label: str) -> Work | None:
+        try:
+            return access.work_of(access.timed_job(configuration, label))
+        except EvotuneError:
+            return None
 
-    def work_of(label: str) -> Work:
-        return access.work_of(access.timed_job(space.default(), label))
-
-    return SpaceView(space, work_of, lambda configuration: _launch_figures(access, configuration))
+    figures = functools.partial(launch_figures, access)
+    return SpaceView(access.reopened.space, work_of, figures)
 
 
-def _launch_figures(access: Access, configuration: Configuration) -> LaunchFigures:
+def launch_figures(access: Access, configuration: Configuration) -> LaunchFigures:
     """{} for a configuration that cannot run."""
     try:
         job = access.timed_job(configuration)

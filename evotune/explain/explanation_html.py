@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from evotune.explain._explanation_text import pair_line, shown_effects
+from evotune.explain._explanation_text import pair_line, shown_effects, waits_of
 from evotune.report import wording
 from evotune.report.wording import printable
 
@@ -57,8 +57,8 @@ def _parts(found: Explanation) -> Iterator[str]:
             (_text(u.name), _bar(u.share), f"{u.share:.0%}", _quiet(u.kind))
             for u in found.roofline.units
         )
-    stalls = found.counters.get("stalls")
-    if isinstance(stalls, dict) and stalls:
+    stalls = waits_of(found.counters)
+    if stalls:
         yield _heading("Cycles that a warp waits between two instructions")
         most = max(stalls.values())
         ranked = sorted(stalls.items(), key=lambda item: -item[1])[:8]

@@ -2,10 +2,8 @@
 
 The model is a Gaussian process over the run's valid trials. Where the space's files were read, its
 covariance also has a linear part in figures of each configuration's launches (`LaunchFigures`):
-they are known without compiling, and say how well a configuration fits the device. On 8,904 trials
-of attention-mma on an H200 (`benchmarks/results/attention_h200.t4.json.gz`, parts of 150 and 300)
-the linear part raised the rank correlation of single changes; with parts of 60 it lowered it, so it
-needs a hundred trials.
+they are known without compiling, and say how well a configuration fits the device. They raise the
+rank correlation of single changes from a hundred trials on (`benchmarks/explain_predictions.py`).
 """
 
 from __future__ import annotations
@@ -15,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from evotune.explain._trial_table import TrialTable
-from evotune.report.data import RunData
 from evotune.search.trial_model import Difference, TrialModel
-from evotune.trial import Configuration, Value
+from evotune.space.parameters import Parameter
+from evotune.trial import Configuration, Trial, Value
 
 _FIGURES: Final = ("threads", "blocks", "shared_bytes", "warps", "resident", "waves", "launches")
 _LEAST_VALID: Final = 8
@@ -31,6 +29,11 @@ LaunchFigures = Mapping[str, float]
 - on a GPU resident (blocks a multiprocessor), warps, waves and idle (the share of the
   multiprocessors' time without a block), as far as threads and shared memory decide.
 """
+
+
+def table_of(trials: Sequence[Trial], known: Sequence[Parameter] = ()) -> TrialTable:
+    """The trials as a `Predictor` takes them; `known`: the space's parameters, if it was read."""
+    return TrialTable.of(trials, known)
 
 
 class Predictor:
@@ -52,11 +55,6 @@ class Predictor:
             table.fitness.tolist(),
             figures,
         )
-
-    @classmethod
-    def of(cls, data: RunData) -> Predictor:
-        """From the trials alone."""
-        return cls(TrialTable.of(data.trials))
 
     def _figures(self, configuration: Mapping[str, Value]) -> list[float]:
         found = self._known(Configuration(configuration)) if self._known is not None else {}

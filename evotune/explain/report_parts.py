@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evotune.errors import UsageError
-from evotune.explain._explanation_text import pair_line, shown_effects
+from evotune.explain._explanation_text import pair_line, shown_effects, waits_of
 from evotune.explain.assembling import explain_data
 from evotune.explain.explanation import Explanation
 from evotune.report import markdown, wording
@@ -45,8 +45,7 @@ def _section(data: RunData) -> Json:
     if found is None:
         return None
     over = found.over_space
-    stalls = found.counters.get("stalls")
-    ranked = sorted(stalls.items(), key=lambda i: -i[1]) if isinstance(stalls, dict) else []
+    ranked = sorted(waits_of(found.counters).items(), key=lambda item: -item[1])
     return {
         "headline": found.headline,
         "limiter": found.limiter.name,

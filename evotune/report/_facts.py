@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from evotune.device.gathered import FACT as EVIDENCE
-from evotune.device.gathered import GatheredEvidence
 from evotune.store import AROUND_SEARCH, RunStore
 from evotune.trial import Json, Value
 
@@ -69,6 +67,8 @@ class _Ablation(msgspec.Struct):
     rows: Sequence[_Change]
 
 
+_EVIDENCE = "evidence"
+
 _FACTS: Mapping[str, type] = {
     **dict.fromkeys(("space", "kind", "state", "created"), str),
     **dict.fromkeys(("device", "problem", "settings", "default"), dict),
@@ -78,7 +78,7 @@ _FACTS: Mapping[str, type] = {
     "devices": list[_Calibration],
     "baselines": _Baselines,
     "ablation": _Ablation,
-    EVIDENCE: list[GatheredEvidence],
+    _EVIDENCE: list,
 }
 
 
@@ -87,4 +87,9 @@ def read_facts(store: RunStore) -> dict[str, Json]:
     facts = {name: value for name in _FACTS if (value := store.meta(name)) is not None}
     for name, value in facts.items():
         msgspec.convert(value, _FACTS[name], str_keys=True)
+    if facts.get(_EVIDENCE):
+        # Its types bring a device's libraries along; most runs have none.
+        from evotune.device.gathered import read_gathered
+
+        read_gathered(facts[_EVIDENCE])
     return facts

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
+import msgspec
 import pytest
 from report.runs import make_run, recorded
 
-from evotune.errors import UsageError
+from evotune.api.run import Run
+from evotune.engine.ablation import AblationRow, Change
+from evotune.engine.folder import RunFolder
+from evotune.errors import StoreError, UsageError
+from evotune.explain import explaining
 from evotune.explain._sides import read_run
+from evotune.explain._subjects import chosen_subject
 from evotune.explain.assembling import explain_data
 from evotune.explain.explaining import ExplainRequest, explain_run
-from evotune.explain.explanation import Effect, Explanation
+from evotune.explain.explanation import Effect, Explanation, Suggestion
 from evotune.explain.explanation_html import html_page_of
+from evotune.store.opening import newest_version
 
 from .planted import gathered, launch, number_of, planted_run
 
@@ -98,13 +107,12 @@ def test_stages_are_worth_nothing_while_conflicts_hold(tmp_path: Path) -> None:
     """The story of the asynchronous copy that brought 1.01x."""
     pairs = explained(tmp_path).over_space.pairs
     found = next(p for p in pairs if {p.parameter, p.other} == {"PAD", "STAGES"})
-    text = next(p.text for p in pairs if p is found)
-    assert "STAGES" in text
-    assert "PAD" in text
-    assert found.low > 1 or found.high < 1
-    if found.parameter == "STAGES":
-        assert found.alone == pytest.approx(1.0, abs=0.1)
-        assert found.together > 1.2
+    assert (found.parameter, found.source, found.to) == ("STAGES", 1, 4)
+    assert (found.other, found.other_value, found.other_to) == ("PAD", False, True)
+    assert found.alone == pytest.approx(1.0, abs=0.1)
+    assert found.together == pytest.approx(1.5, abs=0.15)
+    assert found.low > 1
+    assert found.text.startswith("STAGES 1 to 4 is worth 1.")
 
 
 def test_a_measured_pair_counts_before_the_model_and_says_why(tmp_path: Path) -> None:
@@ -205,6 +213,32 @@ def test_suggestions_follow_from_the_limiter_and_can_be_tested(tmp_path: Path) -
     assert "MUFU is busy for 80%, the FMA pipe for 10%" in first.rule
     assert 1.3 < first.estimate < 2.1
     assert len(found.next) <= 5
+
+
+def test_suggestions_that_are_configurations_are_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Estimate beside measurement; the others stay as they are."""
+    run = planted_run(tmp_path / "runs")
+    subject = chosen_subject(read_run(run), None)
+    other = {**subject.configuration, "BLOCK": 32}
+    suggestions = (
+        Suggestion(kind="technique", text="t", rule="r", estimate=1.5),
+        Suggestion(kind="configuration", text="c", rule="r", estimate=1.2, configuration=other),
+    )
+
+    def rows(reopened: object, number: int, own: object, changes: list[Change]) -> object:
+        assert [change.configuration.to_json() for change in changes[1:]] == [other]
+        for change in changes:
+            yield AblationRow(change, "ok", "", 1.07, 1.05, 1.09, False)
+
+    monkeypatch.setattr(explaining, "measured_rows", rows)
+    access = SimpleNamespace(reopened=None)
+    technique, tried = explaining._tried(run, access, subject, suggestions, print)  # type: ignore[arg-type]
+    assert technique is suggestions[0]
+    assert (tried.estimate, tried.measured, tried.measured_low) == (1.2, 1.07, 1.05)
+    text = str(msgspec.structs.replace(explain_data(read_run(run)), next=(technique, tried)))
+    assert "estimate 1.20x; measured 1.070x [1.050, 1.090]" in text
 
 
 def test_the_end_of_a_domain_is_extended_where_the_last_step_paid(tmp_path: Path) -> None:
@@ -325,3 +359,31 @@ def test_json_keeps_its_schema(tmp_path: Path) -> None:
     run = planted_run(tmp_path / "runs", gathered(launch()))
     found = explain_run(run, ExplainRequest(measure=False, against="default"))
     jsonschema.validate(json.loads(json.dumps(found.to_json())), SCHEMA)
+
+
+def test_reports_hold_the_explanation(tmp_path: Path) -> None:
+    run = Run(planted_run(tmp_path / "runs", gathered(launch())))
+    page = run.report(tmp_path / "report.html").read_text()
+    assert '"limiter":"latency: long_scoreboard"' in page
+    assert "function explainSection" in page
+    assert "It is held by latency: long\\_scoreboard" in run.report(tmp_path / "r.md").read_text()
+    nothing = make_run(tmp_path / "nothing", [])
+    assert '"explanation":null' in Run(nothing).report(tmp_path / "nothing.html").read_text()
+
+
+@pytest.mark.parametrize("version", range(1, newest_version() + 1))
+def test_a_run_of_an_older_evotune_is_explained(tmp_path: Path, version: int) -> None:
+    released = Path(__file__).parents[1] / "store" / "released" / f"version_{version}.sql"
+    connection = sqlite3.connect(tmp_path / "store.sqlite")
+    connection.executescript(released.read_text())
+    connection.close()
+    found = explain_run(RunFolder(tmp_path), QUIET)
+    assert found.trial == 0
+    assert found.limiter.name == ""
+    assert found.missing
+
+
+def test_evidence_of_another_shape_is_damage(tmp_path: Path) -> None:
+    run = planted_run(tmp_path / "runs", evidence=[{"case": 7}])
+    with pytest.raises(StoreError, match="damaged"):
+        explain_run(run, QUIET)

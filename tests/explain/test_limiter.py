@@ -96,6 +96,12 @@ def test_too_few_blocks_leave_multiprocessors_idle() -> None:
     assert found.share == pytest.approx(0.5)
 
 
+def test_a_unit_that_is_busy_on_half_of_the_multiprocessors_is_busy_half_the_time() -> None:
+    """ncu counts a multiprocessor's units while it has work."""
+    found = held_by(gathered(launch(blocks=66, waves=0.25, pipes={"tensor": 0.9})))
+    assert (found.name, found.share) == ("grid", pytest.approx(0.5))
+
+
 def test_a_nearly_empty_last_wave_is_idle_too() -> None:
     found = held_by(gathered(launch(blocks=300, waves=1.14)))
     assert (found.name, round(found.share or 0, 2)) == ("grid", 0.43)
