@@ -14,6 +14,7 @@ from evotune.backends.cpu import CpuBackend
 from evotune.engine.folder import RunFolder, list_runs
 from evotune.engine.starting import RunRequest
 from evotune.errors import EvotuneError, RunLocked, StoreError, UsageError
+from evotune.portfolios import building
 from evotune.portfolios.building import build_portfolio, stored_request
 from evotune.portfolios.matrix_store import locked_matrix, matrix_path, read_matrix
 from evotune.portfolios.portfolio_file import read_portfolio
@@ -285,6 +286,21 @@ def test_skipped_cases_are_said_and_kept(space: Path, tmp_path: Path) -> None:
     assert words in said
     assert found.skipped == words
     assert words in markdown(found)
+
+
+def test_of_a_long_list_the_heaviest_cases_are_taken(
+    space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "MOST_CASES", 2)
+    cases = given_cases(
+        [{"rows": rows, "columns": 32, "count": count} for rows, count in ((4, 1), (5, 3), (6, 2))]
+    )
+    request = softmax_request(tmp_path, space, cases=cases, most_kernels=1, held_out=0.0)
+    said: list[str] = []
+    found = built(request, PretendedSearch(space, by_rows), PretendedDevice(speedup), said.append)
+    assert [case.label for case in found.cases] == ["(5,32)", "(6,32)"]
+    assert "1 of 3 cases are left out: those of least weight" in said
+    assert found.skipped in said
 
 
 def test_a_portfolio_that_wins_nothing_has_an_empty_rule(space: Path, tmp_path: Path) -> None:
