@@ -221,6 +221,21 @@ def test_a_cell_whose_worker_was_lost_is_measured_the_next_time(
     assert again.unmeasured == 0
 
 
+def test_a_held_out_case_that_was_not_measured_judges_nothing(
+    space: Path, tmp_path: Path, done: Path
+) -> None:
+    held_out = [case.label for case in read_portfolio(done)[0].cases if case.held_out]
+
+    def lost(configuration: Configuration, case: Case) -> float:
+        return math.inf if case.label == held_out[0] else speedup(configuration, case)
+
+    found = built(
+        softmax_request(tmp_path, space), PretendedSearch(space, by_rows), PretendedDevice(lost)
+    )
+    assert (found.figures["held_out"].cases, found.cuts) == (1, ())
+    assert found.unmeasured == 2
+
+
 def test_no_time_left_ends_the_work_and_more_minutes_go_on(space: Path, tmp_path: Path) -> None:
     request = softmax_request(tmp_path, space, minutes=1e-9)
     said: list[str] = []
