@@ -15,6 +15,7 @@ from evotune.api._given_space import (
     space_file,
     trusting,
 )
+from evotune.counted import counted
 from evotune.engine.observer import Observer, SilentObserver
 from evotune.portfolios.building import PortfolioRequest, build_portfolio
 from evotune.portfolios.portfolio_file import Portfolio
@@ -59,7 +60,7 @@ class CasePortfolio:
             return export_portfolio(self.folder, Path(folder), name).folder
 
     def __repr__(self) -> str:
-        return f"<portfolio {self.folder}: {len(self.found.kernels)} kernels>"
+        return f"<portfolio {self.folder}: {counted(len(self.found.kernels), 'kernel')}>"
 
 
 def portfolio(

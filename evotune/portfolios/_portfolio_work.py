@@ -92,7 +92,9 @@ class PortfolioWork:
         self._search_first()
         champions, leaves = self._settled()
         self._measure(champions, self._judges)
-        seen, judges = (self._scored(champions, some) for some in (self._seen, self._judges))
+        # A case that was not measured judges nothing.
+        able = [p for p in self._judges if not self._lacking(champions, [self._cases[p.label]])]
+        seen, judges = (self._scored(champions, some) for some in (self._seen, able))
         return finished_portfolio(
             self._matrix,
             self._setup,
@@ -251,15 +253,19 @@ class PortfolioWork:
         return [point.with_scores(scores(self._cases[point.label])) for point in points]
 
     def _unmeasured(self, champions: Sequence[Champion]) -> int:
-        missing = sum(
-            cell_of(champion, case) not in self._matrix.cells
-            and self._plans.job(champion, case) is not None
-            for champion in champions
-            for case in self._cases.values()
-        )
+        missing = self._lacking(champions, list(self._cases.values()))
         if missing:
             self._say(f"{counted(missing, 'cell')} could not be measured: nothing is served there")
         return missing
+
+    def _lacking(self, champions: Sequence[Champion], cases: Sequence[Case]) -> int:
+        """The number of cells that could be measured and were not."""
+        return sum(
+            cell_of(champion, case) not in self._matrix.cells
+            and self._plans.job(champion, case) is not None
+            for champion in champions
+            for case in cases
+        )
 
     def _out_of_time(self) -> bool:
         minutes = self._request.minutes

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from evotune.portfolios.points import Point, distance
+
+Matrix: TypeAlias = npt.NDArray[np.float64]
 
 _ROUNDS = 20
 
@@ -19,30 +25,43 @@ def representatives(
     The first is drawn, each further one lies farthest from those before it; then swaps improve
     them.
     """
-    apart = [[distance(a, b, variants) for b in points] for a in points]
-    weights = [point.weight for point in points]
-    everywhere = range(len(points))
+    apart = _distances(points, variants)
+    weights = np.array([point.weight for point in points])
     rng = random.Random(f"representatives {seed}")
-    chosen = [rng.choices(everywhere, weights)[0]]
+    chosen = [rng.choices(range(len(points)), list(weights))[0]]
     while len(chosen) < min(count, len(points)):
-        nearest = [min(apart[i][j] for j in chosen) for i in everywhere]
-        farthest = max(everywhere, key=lambda i: (nearest[i], weights[i], -i))
+        nearest = apart[:, chosen].min(axis=1)
+        # Of equally far ones the heaviest, then the first.
+        farthest = int(np.lexsort((-np.arange(len(points)), weights, nearest))[-1])
         if nearest[farthest] == 0.0:  # all others are like one of these
             break
         chosen.append(farthest)
-
-    def cost(medoids: Sequence[int]) -> float:
-        return sum(weights[i] * min(apart[i][j] for j in medoids) for i in everywhere)
-
     for _ in range(_ROUNDS):
-        best, found = cost(chosen), None
-        for at in range(len(chosen)):
-            for i in everywhere:
-                if i not in chosen:
-                    swapped = [*chosen[:at], i, *chosen[at + 1 :]]
-                    if (now := cost(swapped)) < best - 1e-12:
-                        best, found = now, swapped
-        if found is None:
+        swapped = _best_swap(apart, weights, chosen)
+        if swapped is None:
             break
-        chosen = found
+        chosen = swapped
     return chosen
+
+
+def _distances(points: Sequence[Point], variants: Sequence[str]) -> Matrix:
+    apart = np.zeros((len(points), len(points)))
+    for i, one in enumerate(points):
+        for j in range(i):
+            apart[i, j] = apart[j, i] = distance(one, points[j], variants)
+    return apart
+
+
+def _best_swap(apart: Matrix, weights: Matrix, chosen: Sequence[int]) -> list[int] | None:
+    """The medoids with the one replaced that lowers the cost most; None where none does."""
+    best = float(weights @ apart[:, chosen].min(axis=1)) * (1 - 1e-12)
+    found = None
+    for at in range(len(chosen)):
+        others = [*chosen[:at], *chosen[at + 1 :]]
+        known = apart[:, others].min(axis=1) if others else np.full(len(weights), np.inf)
+        costs = weights @ np.minimum(known[:, None], apart)
+        costs[others] = np.inf
+        cheapest = int(costs.argmin())
+        if costs[cheapest] < best:
+            best, found = float(costs[cheapest]), [*chosen[:at], cheapest, *chosen[at + 1 :]]
+    return found

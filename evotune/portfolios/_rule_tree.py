@@ -18,6 +18,10 @@ _LEAF = 0.003
 """The price of a leaf: so much of the ln of the mean speedup."""
 
 
+_MOST_BORDERS = 32
+"""Of each size so many borders are tried at a node, spread over its cases."""
+
+
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """The cases of a leaf and the best kernel for all of them; None: PyTorch serves them.
@@ -90,7 +94,8 @@ class _Grower:
                     )
         for name in self.features:
             values_of = sorted({point.features[name] for point in node.points})
-            for low, high in itertools.pairwise(values_of):
+            pairs = list(itertools.pairwise(values_of))
+            for low, high in pairs[:: 1 + len(pairs) // _MOST_BORDERS]:
                 border = min(max(math.isqrt(low * high), low), high - 1)
                 below = tuple(p for p in node.points if p.features[name] <= border)
                 over = tuple(p for p in node.points if p.features[name] > border)

@@ -31,6 +31,9 @@ from evotune.space.reading.case_file import CaseEntry
 from evotune.space.specs import GivenCase
 from evotune.trial import Json
 
+MOST_CASES = 1000
+"""A portfolio takes so many cases of a longer list: those of the greatest weight."""
+
 
 @dataclass(frozen=True, slots=True)
 class PortfolioRequest:
@@ -98,7 +101,12 @@ def build_portfolio(
         raise UsageError(f"the held-out share must be at least 0 and below 1: {request.held_out}")
     setup = load_kernel_setup(find_space(request.space), request.device)
     kept, skipped = kept_cases(setup.document, setup.planner.problem, request.cases)
-    if said := skipped_in_words(skipped, len(kept)):
+    said = skipped_in_words(skipped, len(kept))
+    if len(kept) > MOST_CASES:
+        left = f"{len(kept) - MOST_CASES} of {len(kept)} cases are left out: those of least weight"
+        said = "; ".join(filter(None, (said, left)))
+        kept = tuple(sorted(kept, key=lambda case: -case.count)[:MOST_CASES])
+    if said:
         say(said)
     facts = _facts(request, setup, kept, said)
     with locked_matrix(request.runs_dir, facts) as matrix:

@@ -14,6 +14,7 @@ from evotune.backends.cpu import CpuBackend
 from evotune.engine.folder import RunFolder, list_runs
 from evotune.engine.starting import RunRequest
 from evotune.errors import EvotuneError, RunLocked, StoreError, UsageError
+from evotune.portfolios import building
 from evotune.portfolios.building import build_portfolio, stored_request
 from evotune.portfolios.matrix_store import locked_matrix, matrix_path, read_matrix
 from evotune.portfolios.portfolio_file import read_portfolio
@@ -117,7 +118,7 @@ def test_the_same_command_again_measures_nothing_and_finds_the_same(
     assert again.rule == first.rule
 
 
-@pytest.mark.parametrize("cells", [0, 1, 7, 20])
+@pytest.mark.parametrize("cells", [0, 7])
 def test_a_killed_portfolio_measures_no_cell_twice(space: Path, tmp_path: Path, cells: int) -> None:
     killed = PretendedDevice(speedup, killed_after=cells)
     with pytest.raises(Killed):
@@ -220,6 +221,21 @@ def test_a_cell_whose_worker_was_lost_is_measured_the_next_time(
     assert again.unmeasured == 0
 
 
+def test_a_held_out_case_that_was_not_measured_judges_nothing(
+    space: Path, tmp_path: Path, done: Path
+) -> None:
+    held_out = [case.label for case in read_portfolio(done)[0].cases if case.held_out]
+
+    def lost(configuration: Configuration, case: Case) -> float:
+        return math.inf if case.label == held_out[0] else speedup(configuration, case)
+
+    found = built(
+        softmax_request(tmp_path, space), PretendedSearch(space, by_rows), PretendedDevice(lost)
+    )
+    assert (found.figures["held_out"].cases, found.cuts) == (1, ())
+    assert found.unmeasured == 2
+
+
 def test_no_time_left_ends_the_work_and_more_minutes_go_on(space: Path, tmp_path: Path) -> None:
     request = softmax_request(tmp_path, space, minutes=1e-9)
     said: list[str] = []
@@ -285,6 +301,21 @@ def test_skipped_cases_are_said_and_kept(space: Path, tmp_path: Path) -> None:
     assert words in said
     assert found.skipped == words
     assert words in markdown(found)
+
+
+def test_of_a_long_list_the_heaviest_cases_are_taken(
+    space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "MOST_CASES", 2)
+    cases = given_cases(
+        [{"rows": rows, "columns": 32, "count": count} for rows, count in ((4, 1), (5, 3), (6, 2))]
+    )
+    request = softmax_request(tmp_path, space, cases=cases, most_kernels=1, held_out=0.0)
+    said: list[str] = []
+    found = built(request, PretendedSearch(space, by_rows), PretendedDevice(speedup), said.append)
+    assert [case.label for case in found.cases] == ["(5,32)", "(6,32)"]
+    assert "1 of 3 cases are left out: those of least weight" in said
+    assert found.skipped in said
 
 
 def test_a_portfolio_that_wins_nothing_has_an_empty_rule(space: Path, tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ def test_a_portfolio_survives_being_killed(tmp_path: Path, keep_result: KeepResu
     kills = 0
     for _ in range(40):
         process = start_killable(*words)
-        deadline = time.monotonic() + rng.uniform(1, 60)
+        # Ever later, since a search that is killed while it confirms begins that anew.
+        deadline = time.monotonic() + rng.uniform(1, 20 * (kills + 1))
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
         if process.poll() is not None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 
 from evotune.portfolios._representatives import representatives
 from evotune.portfolios._search_plan import SearchPlan, nearest_searched, worst_served
+from evotune.portfolios.points import Point, distance
 from tests.portfolios.made_up import point, scored
 
 VARIANTS = ("causal", "layout")
@@ -26,6 +28,19 @@ def test_representatives_are_of_each_kind_and_repeat() -> None:
 def test_there_are_no_more_representatives_than_cases() -> None:
     points = [point(100), point(200), point(200, batch=1)]
     assert sorted(representatives(points, 8, 0)) in ([0, 1], [0, 2])
+
+
+def test_many_cases_take_no_time() -> None:
+    rng = random.Random(0)
+    points = [point(rng.randint(64, 9000), batch=rng.randint(1, 16)) for _ in range(300)]
+    found = representatives(points, 8, 0)
+    assert len(set(found)) == 8
+    best = cost(points, found)
+    assert all(cost(points, rng.sample(range(300), 8)) > best for _ in range(20))
+
+
+def cost(points: list[Point], medoids: list[int]) -> float:
+    return sum(min(distance(point, points[i]) for i in medoids) for point in points)
 
 
 def test_a_heavy_case_stands_for_its_neighbours() -> None:
