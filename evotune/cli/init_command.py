@@ -73,7 +73,7 @@ def init(
     """Make a folder NAME with a tunable kernel of your own.
 
     The folder holds the kernel, problem.py with its reference, space.yaml, the schema for
-    editors and a test. It runs as it is; put your own computation in its place. With
+    editors, a test and a README. It runs as it is; put your own computation in its place. With
     --from-kernel-tuner the kernel, its parameters and its sizes come from a script, and NAME is
     the kernel's if not given.
     """
@@ -156,16 +156,19 @@ def scaffold(name: str, language: str) -> dict[str, str]:
 
     entry = name.replace("-", "_").lower()
     own = _template(language)
+    source = f"{name}{Path(own.kernel).suffix}"
     templates = {
-        f"{name}{Path(own.kernel).suffix}": (own.package, own.kernel),
+        source: (own.package, own.kernel),
         "problem.py": ("evotune.cli", "problem.py"),
         "space.yaml": (own.package, own.space),
         f"test_{entry}.py": ("evotune.cli", "test_kernel.py"),
+        "README.md": ("evotune.cli", "readme.md"),
     }
+    values = {"@NAME@": name, "@ENTRY@": entry, "@FILE@": source, "@DEVICE@": own.arguments}
     made = {}
     for file, (package, template) in templates.items():
         text = files(package).joinpath("templates", template).read_text(encoding="utf-8")
-        for mark, value in (("@NAME@", name), ("@ENTRY@", entry), ("@DEVICE@", own.arguments)):
+        for mark, value in values.items():
             text = text.replace(mark, value)
         made[file] = text
     return {**made, "space.schema.json": schema_text()}

@@ -20,7 +20,8 @@ def test_a_new_kernel_runs_at_once(invoke: Invoke, tmp_path: Path) -> None:
     assert made.exit_code == 0, made.stderr
     assert made.stdout.splitlines() == ["cd my-kernel", "evotune run space.yaml"]
     assert sorted(path.name for path in (tmp_path / "my-kernel").iterdir()) == [
-        *("my-kernel.cpp", "problem.py", "space.schema.json", "space.yaml", "test_my_kernel.py"),
+        *("README.md", "my-kernel.cpp", "problem.py", "space.schema.json", "space.yaml"),
+        "test_my_kernel.py",
     ]
     folder = invoke("run", "my-kernel")
     assert (folder.exit_code, folder.stdout) == (2, "")
@@ -29,7 +30,7 @@ def test_a_new_kernel_runs_at_once(invoke: Invoke, tmp_path: Path) -> None:
         in folder.stderr
     )
     space = tmp_path / "my-kernel" / "space.yaml"
-    space.write_text(space.read_text().replace("1000000", "2000").replace("777777", "777"))
+    space.write_text(space.read_text().replace("rows: 1000", "rows: 20").replace("rows: 777", "rows: 7"))
     run = invoke("run", "my-kernel/space.yaml", "--trials", 1)
     assert run.exit_code == 0, run.stderr
     assert "torch:" in run.stdout
