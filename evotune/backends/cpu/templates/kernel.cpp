@@ -18,7 +18,8 @@
 
 extern "C" void @ENTRY@(const float* x, const float* scale, const float* bias, const float* residual,
                         float* __restrict out, int rows, int columns) {
-#pragma omp parallel for schedule(OMP_SCHEDULE)
+  // A few rows are done before other threads have started.
+#pragma omp parallel for schedule(OMP_SCHEDULE) if (static_cast<long>(rows) * columns > 32768)
   for (int first = 0; first < rows; first += ROWS) {
     const int last = std::min(first + ROWS, rows);
     for (int left = 0; left < columns; left += COLUMNS) {
