@@ -32,7 +32,9 @@ def test_a_new_kernel_runs_at_once(invoke: Invoke, tmp_path: Path) -> None:
         in folder.stderr
     )
     space = tmp_path / "my-kernel" / "space.yaml"
-    space.write_text(space.read_text().replace("1000000", "2000").replace("777777", "777"))
+    space.write_text(
+        space.read_text().replace("rows: 1000", "rows: 20").replace("rows: 777", "rows: 7")
+    )
     run = invoke("run", "my-kernel/space.yaml", "--trials", 1)
     assert run.exit_code == 0, run.stderr
     assert "torch:" in run.stdout

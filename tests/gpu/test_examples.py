@@ -1,4 +1,4 @@
-"""The CUDA examples other than attention on a GPU, and measurements after a search."""
+"""The CUDA examples other than attention, new kernels, and measurements after a search."""
 
 from __future__ import annotations
 
@@ -68,6 +68,21 @@ def test_random_configurations_pass_the_gate(runs: Path, space: str) -> None:
     wrong = [t for t in trials if t["outcome"] not in ("ok", "resource_limit")]
     assert not wrong, [(t["outcome"], t["reason"], t["configuration"]) for t in wrong]
     assert any(t["confirmed"] for t in trials)
+
+
+@pytest.mark.parametrize("language", ["cuda", "triton"])
+def test_the_first_run_of_a_new_kernel_wins(
+    language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if language == "triton":
+        pytest.importorskip("triton")
+    monkeypatch.chdir(tmp_path)
+    subprocess.run([*EVOTUNE, "init", "mine", "--language", language], check=True, timeout=60)
+    options = ("--device", "cuda:0", "--trials", "4", "--champions", "1", "--trust")
+    evotune(tmp_path, "run", "mine/space.yaml", *options)
+    table = json.loads(evotune(tmp_path, "report", "latest", "--format", "json"))
+    confirmed = [t for t in table["trials"] if t["confirmed"]]
+    assert max(t["speedup_low"] for t in confirmed) > 1.0, confirmed
 
 
 @pytest.mark.parametrize("space", ["softmax", "add-rms-norm"])

@@ -1,4 +1,4 @@
-"""The kernel's computation: out = alpha * x + y. Replace it with your own.
+"""The kernel's computation: out = relu(x * scale + bias) + residual. Replace it with your own.
 
 `compute` is the reference (on float64 inputs), gives the measure of allowed errors, and is the
 baseline to beat. See docs/writing-a-problem.md, or `help(evotune.problems.UserProblem)`.
@@ -8,26 +8,30 @@ from evotune.problems import UserProblem
 
 
 class Problem(UserProblem):
-    sizes = ("count",)  # each shape in space.yaml gives a value for each of these
-    constants = {"alpha": 2.5}  # more names that space.yaml can use as arguments
+    sizes = ("rows", "columns")  # each shape in space.yaml gives a value for each of these
 
-    def inputs(self, count):
-        return {"x": (count,), "y": (count,)}
+    def inputs(self, rows, columns):
+        matrix, row = (rows, columns), (columns,)
+        return {"x": matrix, "scale": row, "bias": row, "residual": matrix}
 
-    def outputs(self, count):
-        return {"out": (count,)}
+    def outputs(self, rows, columns):
+        return {"out": (rows, columns)}
 
-    def operations(self, count):
-        return 2 * count  # a multiplication and an addition for each element
+    def operations(self, rows, columns):
+        return 4 * rows * columns  # a product, two sums and a maximum for each element
 
-    def compute(self, x, y):
-        return {"out": self.constants["alpha"] * x + y}
-
-    def baselines_of(self, x, y):
+    def compute(self, x, scale, bias, residual):
         import torch
 
-        alpha = self.constants["alpha"]
+        return {"out": torch.relu(x * scale + bias) + residual}
+
+    def baselines_of(self, x, scale, bias, residual):
+        import torch
+
+        def addcmul():  # fewer passes over memory; torch.compile would make one
+            return {"out": torch.addcmul(bias, x, scale).relu_().add_(residual)}
+
         return {
-            "torch:eager": lambda: self.compute(x, y),
-            "torch:add": lambda: {"out": torch.add(y, x, alpha=alpha)},
+            "torch:eager": lambda: self.compute(x, scale, bias, residual),
+            "torch:addcmul": addcmul,
         }

@@ -1,10 +1,11 @@
-"""out = alpha * x + y on a GPU, in Triton. Replace it with your own computation.
+"""out = relu(x * scale + bias) + residual on a GPU, in Triton. Replace it with your own computation.
 
-Shapes    x, y, out (count), contiguous, float32; any count >= 1.
-Tunables  BLOCK    elements of a program
-          STEPS    a program takes so many blocks, one after the other
+Shapes    x, residual, out (rows, COLUMNS), scale, bias (COLUMNS), contiguous, float32; any sizes.
+Tunables  BLOCK    columns of a program
+          ROWS     rows of a program: its scale and bias are read once for all of them
 
-Every parameter of space.yaml arrives as the constexpr of that name; NUM_WARPS and NUM_STAGES are
+Every parameter of space.yaml arrives as the constexpr of that name, and so does COLUMNS, which is
+under `define:` there: Triton then knows how rows are aligned. NUM_WARPS and NUM_STAGES are
 Triton's own. The other arguments are those that space.yaml lists. Import nothing but installed
 packages: the file is compiled alone.
 """
@@ -14,10 +15,17 @@ import triton.language as tl
 
 
 @triton.jit
-def @ENTRY@(x, y, out, alpha, count, BLOCK: tl.constexpr, STEPS: tl.constexpr):
-    first = tl.program_id(0).to(tl.int64) * BLOCK * STEPS
-    for step in range(STEPS):
-        places = first + step * BLOCK + tl.arange(0, BLOCK)
-        inside = places < count
-        values = alpha * tl.load(x + places, mask=inside) + tl.load(y + places, mask=inside)
-        tl.store(out + places, values, mask=inside)
+def @ENTRY@(
+    x, scale, bias, residual, out, rows,
+    COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    exists = column < COLUMNS
+    scales = tl.load(scale + column, mask=exists)
+    biases = tl.load(bias + column, mask=exists)
+    places = row * COLUMNS + column
+    inside = (row < rows) & exists
+    values = tl.maximum(tl.load(x + places, mask=inside) * scales + biases, 0.0)
+    values += tl.load(residual + places, mask=inside)
+    tl.store(out + places, values, mask=inside)
