@@ -67,8 +67,7 @@ def planned(
 
 
 def judge(planner: Planner, folder: Path) -> Verdict:
-    dtype = planner.problem.dtype
-    problem = create_problem("attention", dtype)
+    problem = create_problem(planner.problem.name, planner.problem.dtype)
     session, pool, verdict = CpuSession(), InputPool(problem), Verdict()
     gate = Gate(session, problem, pool, deterministic=True)
     for job in planner.proposal(0, planner.bound.default()).cases:
@@ -87,6 +86,32 @@ def _subject(session: CpuSession, job: CaseJob, folder: Path) -> Subject:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_readable_kernel_passes_the_gate(variant: str, tmp_path: Path) -> None:
     verdict = judge(planned("attention-features-cpu", variant, tmp_path, BLOCK_N=16), tmp_path)
+    assert verdict.passed, verdict.reason
+
+
+RAGGED: dict[str, dict[str, Value]] = {
+    "varlen": {
+        **{"sequences": 5, "heads": 4, "kv_heads": 2, "tokens_q": 60, "tokens_k": 90},
+        **{"longest_q": 20, "longest_k": 40, "head_dim": 32},
+    },
+    "paged": {
+        **{"sequences": 4, "queries": 2, "heads": 4, "kv_heads": 2, "longest": 70},
+        **{"page_size": 16, "head_dim": 32},
+    },
+}
+
+
+@pytest.mark.parametrize("name", RAGGED)
+def test_the_readable_kernels_of_ragged_sequences_pass_the_gate(name: str, tmp_path: Path) -> None:
+    shipped = find_space(f"attention-{name}-cpu")
+    told = yaml.safe_load(shipped.read_text())
+    told["problem"]["shapes"] = [RAGGED[name]]
+    told["root"] = str(shipped.parents[1])
+    path = tmp_path / "space.yaml"
+    path.write_text(yaml.safe_dump(told))
+    planner = load_setup(path, "cpu").planner
+    assert isinstance(planner, Planner)
+    verdict = judge(planner, tmp_path)
     assert verdict.passed, verdict.reason
 
 

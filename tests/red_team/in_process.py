@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+
+import pytest
+import torch
 
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
@@ -16,7 +21,7 @@ from evotune.trial import Configuration
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
 
-from .pipeline import SPACES, choices
+from .pipeline import SPACES
 from .timed import judge_timed
 
 
@@ -30,10 +35,16 @@ class InProcess:
         assert setup.document.problem is not None
         spec = setup.document.problem
         self._planner, self._folder = setup.planner, folder
-        self._gene, _ = choices(space)
+        self._gene = "BEHAVIOUR"
         self._problem = create_problem(spec.name, spec.dtype, setup.document.root)
         self._session, self._pool = CpuSession(), InputPool(self._problem)
         self._gate = Gate(self._session, self._problem, self._pool, deterministic=True)
+
+    @property
+    def choices(self) -> list[str]:
+        """The kernels of the space."""
+        parameters = {parameter.name: parameter for parameter in self._planner.bound.parameters}
+        return [str(value) for value in parameters[self._gene].values]
 
     def judge(self, choice: str, *, timed: bool = False, random_tests: int = 0) -> Verdict:
         """The verdict on the timed and the edge shapes. With `timed` also that of the checks that
@@ -63,3 +74,16 @@ class InProcess:
             built = CpuCompiler().compile(job.compile, path, 120.0)
             assert not isinstance(built, CompileFailure), built.log
         return Subject(job.case, job.plan, self._session.load(path, job.plan))
+
+
+@contextlib.contextmanager
+def in_process(folder: Path, space: str) -> Iterator[InProcess]:
+    """The space's kernels, while torch has one thread: its waiting threads would take the kernel's
+    cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        # Workers of other tests are children of this process too.
+        patch.setattr("evotune.backends.cpu.cpu_session.has_children", lambda: False)
+        yield InProcess(folder, space)
+    torch.set_num_threads(threads)

@@ -10,13 +10,11 @@ import re
 from collections.abc import Iterable, Iterator
 
 import pytest
-import torch
 from _pytest.mark import ParameterSet
 
 from evotune.trial import OutcomeKind
 
-from .in_process import InProcess
-from .pipeline import choices
+from .in_process import InProcess, in_process
 
 SPACE = "cheats_cpu_features.yaml"
 WRONG, NAN = OutcomeKind.WRONG_RESULT, OutcomeKind.NAN
@@ -63,13 +61,8 @@ SOON = {
 
 @pytest.fixture(scope="module")
 def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        # Workers of other tests are children of this process too.
-        patch.setattr("evotune.backends.cpu.cpu_session.has_children", lambda: False)
-        yield InProcess(tmp_path_factory.mktemp("features"), SPACE)
-    torch.set_num_threads(threads)
+    with in_process(tmp_path_factory.mktemp("features"), SPACE) as made:
+        yield made
 
 
 def _marked(behaviours: Iterable[str]) -> list[ParameterSet]:
@@ -92,5 +85,5 @@ def test_a_right_kernel_passes(team: InProcess, behaviour: str) -> None:
     assert verdict.passed, verdict.reason
 
 
-def test_every_kernel_of_the_space_is_expected() -> None:
-    assert choices(SPACE)[1] == [*RIGHT, *EXPECTED]
+def test_every_kernel_of_the_space_is_expected(team: InProcess) -> None:
+    assert team.choices == [*RIGHT, *EXPECTED]

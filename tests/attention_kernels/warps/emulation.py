@@ -51,7 +51,7 @@ def build(folder: Path, job: CaseJob, mistakes: Mapping[str, str] | None = None)
     for alignment in _SHARED:
         declared = f"extern __shared__ __align__({alignment}) unsigned char shared_memory[];\n"
         replaced[declared] = ""
-    for source in (*KERNELS.glob("*.cu*"), KERNELS / "attention_features.h"):
+    for source in (*KERNELS.glob("*.cu*"), KERNELS / "row_features.h"):
         text = source.read_text()
         for old, new in replaced.items():
             text = text.replace(old, new)
