@@ -166,6 +166,8 @@ def _class(module: ModuleType, file: ProblemFile, relative: str, wanted: str) ->
 _PROBLEMS: dict[str, type[Attention | RaggedAttention]] = {
     kind.name: kind for kind in (Attention, VarlenAttention, PagedAttention)
 }
+BUILT_IN = tuple(_PROBLEMS)
+"""The problems that ship with evotune, whose baselines are PyTorch's SDPA."""
 
 
 def problem_names() -> tuple[str, ...]:
