@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypedDict
 from evotune.device.sources import read_sources
 from evotune.errors import SpaceError, UsageError
 from evotune.problems import UserProblem
-from evotune.problems.loading import is_file_reference, problem_source
+from evotune.problems.loading import BUILT_IN, is_file_reference, problem_source
 from evotune.regular_file import read_regular
 from evotune.scratch import scratch_folder
 from evotune.space.objects import Constraint, Domain, Kernel, Space
@@ -74,7 +74,7 @@ def space_file(
     UsageError when `space` is not a space; SpaceError for a mistake in it.
     """
     if isinstance(space, Kernel):
-        usual = {} if keywords.get("problem") == "attention" else {"baseline": "torch:best"}
+        usual = {} if keywords.get("problem") in BUILT_IN else {"baseline": "torch:best"}
         given: dict[str, Any] = {**usual, **keywords}
         space = Space(kernel=space, **given)
     elif keywords:

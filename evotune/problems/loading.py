@@ -20,6 +20,7 @@ from evotune.plugins import PROBLEMS
 from evotune.problems._problem_file import ProblemFile
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Problem, WrongKey
+from evotune.problems.ragged_attention import PagedAttention, RaggedAttention, VarlenAttention
 from evotune.problems.user import UserProblem
 from evotune.regular_file import read_regular
 from evotune.user_code import run_content, trust
@@ -162,7 +163,11 @@ def _class(module: ModuleType, file: ProblemFile, relative: str, wanted: str) ->
 
 # --- Problems by name -----------------------------------------------------------------------------
 
-_PROBLEMS: dict[str, type[Attention]] = {Attention.name: Attention}
+_PROBLEMS: dict[str, type[Attention | RaggedAttention]] = {
+    kind.name: kind for kind in (Attention, VarlenAttention, PagedAttention)
+}
+BUILT_IN = tuple(_PROBLEMS)
+"""The problems that ship with evotune, whose baselines are PyTorch's SDPA."""
 
 
 def problem_names() -> tuple[str, ...]:

@@ -183,8 +183,7 @@ class InputPool:
         place = rng.randrange(len(flat))
         kinds = self._problem.input_kinds
         values = [self._known_inputs(case, kind, seed)[name].view(-1) for kind in kinds]
-        # torch compares no floats of 8 bits.
-        ends = torch.stack([end for each in values for end in torch.aminmax(_wide(each))])
+        ends = torch.stack([end for each in values for end in torch.aminmax(_numbers(each))])
         far = ends[(ends.double() - flat[place].double()).abs().argmax()].to(flat.dtype)
         return Alteration(name, place, far.reshape(1).clone())
 
@@ -227,9 +226,11 @@ def elements_of(source: InputSet, each: Alteration) -> torch.Tensor:
     return source.inputs[each.name].view(-1)[each.place : each.place + len(each.values)]
 
 
-def _wide(values: torch.Tensor) -> torch.Tensor:
+def _numbers(values: torch.Tensor) -> torch.Tensor:
+    """The values with 0 for NaN, which stands where no kernel may read; torch compares no floats of
+    8 bits, so these in float32."""
     short = values.element_size() == 1 and values.is_floating_point()
-    return values.float() if short else values
+    return (values.float() if short else values).nan_to_num(0.0)
 
 
 def _alter(inputs: Mapping[str, torch.Tensor], alterations: Sequence[Alteration]) -> Tensors:

@@ -2,11 +2,12 @@
 //
 //   out = softmax(softmax_scale * q k^T) v, without ever holding a full row of scores.
 //
-// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), contiguous,
-//             16-byte aligned. heads is a multiple of kv_heads: a group of heads shares one kv head. Lengths >= 1.
+// Shapes      q (batch, heads, seq_len_q, HEAD_DIM); k (batch, kv_heads, seq_len_k, HEAD_DIM); v and out the same with
+//             VALUE_DIM, which is HEAD_DIM as a rule; contiguous, 16-byte aligned. heads is a multiple of kv_heads: a
+//             group of heads shares one kv head. Lengths >= 1.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32.
-// Problem     HEAD_DIM (multiple of 32, up to 128), CAUSAL, DTYPE.
+// Problem     HEAD_DIM and VALUE_DIM (multiples of 8, up to 256), CAUSAL, DTYPE, and features: row_features.h.
 //
 // How it works. WARPS rows of one head share a block of threads, and with it the BLOCK_N keys and values that lie in
 // shared memory at a time. A lane's share changes within a step:
@@ -25,23 +26,24 @@
 //              meet different banks.
 //
 // Launch       grid (ceil(seq_len_q / WARPS) * batch * heads), block (32 * WARPS)
-// Shared bytes 2 * BLOCK_N * (2 * HEAD_DIM + VEC_WIDTH) + 4 * WARPS * (HEAD_DIM + BLOCK_N)
+// Shared bytes 2 * BLOCK_N * (HEAD_DIM + VALUE_DIM + VEC_WIDTH) + 4 * WARPS * (HEAD_DIM + BLOCK_N)
 // Workspace    none.
 // Archs        sm_80 and later.
 // Adds to attention_scalar.cpp: a warp for each row, keys and values in shared memory, 16-bit types.
 // References   Milakov & Gimelshein 2018, "Online normalizer calculation for softmax"; PTX ISA, "cvt".
 #include "element.cuh"
+#include "row_features.h"
 
 namespace {
 
-static_assert(HEAD_DIM % 32 == 0 && BLOCK_N % 32 == 0, "lanes have whole columns and whole keys");
+static_assert(HEAD_DIM % 8 == 0 && VALUE_DIM % 8 == 0 && BLOCK_N % 32 == 0, "whole vectors, and whole keys of lanes");
 
 using Vector = VectorOf<VEC_WIDTH>;
 
 constexpr bool kBfloat16 = DTYPE == DTYPE_BFLOAT16;
 constexpr int kThreads = 32 * WARPS;
 constexpr int kLaneKeys = BLOCK_N / 32;
-constexpr int kLaneColumns = HEAD_DIM / 32;
+constexpr int kLaneColumns = (VALUE_DIM + 31) / 32;
 constexpr int kKeyStride = HEAD_DIM + VEC_WIDTH;
 constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
 
@@ -57,12 +59,13 @@ __device__ float warp_sum(float x) {
   return x;
 }
 
-// All threads of the block copy `rows` rows of HEAD_DIM to shared memory, `stride` elements apart.
+// All threads of the block copy `rows` rows of DIM elements to shared memory, `stride` elements apart.
+template <int DIM>
 __device__ void copy_rows(Element* to, int stride, const Element* from, int rows) {
-  constexpr int vectors = HEAD_DIM / VEC_WIDTH;
+  constexpr int vectors = DIM / VEC_WIDTH;
   for (int i = threadIdx.x; i < rows * vectors; i += kThreads) {
     const int row = i / vectors, column = i % vectors * VEC_WIDTH;
-    *reinterpret_cast<Vector*>(to + row * stride + column) = load_vector<VEC_WIDTH>(from + row * HEAD_DIM + column);
+    *reinterpret_cast<Vector*>(to + row * stride + column) = load_vector<VEC_WIDTH>(from + row * DIM + column);
   }
 }
 
@@ -78,46 +81,68 @@ __device__ float dot(const float* q, const Element* key) {
   return sum;
 }
 
+// Whether a lane has a column: all have, where the columns are a multiple of 32.
+__device__ bool has_column(int column) { return VALUE_DIM % 32 == 0 || column < VALUE_DIM; }
+
+// A score in units of log2(e), as a feature changes it.
+__device__ float changed(float score, const Features& features, int head, int distance) {
+  constexpr float log2e = 1.44269504088896341f;
+  if (HAS_SOFTCAP) score = log2e * features.softcap * tanhf(score / (log2e * features.softcap));
+  if (ALIBI) score -= log2e * features.alibi_slopes[head] * static_cast<float>(abs(distance));
+  return score;
+}
+
 }  // namespace
 
 // At least one block a multiprocessor: without this 1, the compiler spills registers to fit more blocks.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_forward(const Element* q, const Element* k, const Element* v, Element* out, float softmax_scale,
-                      int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k) {
+                      int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k FEATURE_ARGUMENTS) {
+  const Features features FEATURES_GIVEN;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row_blocks = (seq_len_q + WARPS - 1) / WARPS;
   const int head = blockIdx.x / row_blocks;  // over the batch: batch * heads of them
   const int first_row = blockIdx.x % row_blocks * WARPS;
   const int row = min(first_row + warp, seq_len_q - 1);  // a warp without a row of its own stores nothing
-  const long long row_at = (static_cast<long long>(head) * seq_len_q + row) * HEAD_DIM;
-  const long long keys_at = static_cast<long long>(head / (heads / kv_heads)) * seq_len_k * HEAD_DIM;
+  const long long row_at = static_cast<long long>(head) * seq_len_q + row;
+  const long long keys_at = static_cast<long long>(head / (heads / kv_heads)) * seq_len_k;
 
   Element* keys = reinterpret_cast<Element*>(shared_memory);
   Element* values = keys + BLOCK_N * kKeyStride;
-  float* query = reinterpret_cast<float*>(values + BLOCK_N * HEAD_DIM) + warp * (HEAD_DIM + BLOCK_N);
+  float* query = reinterpret_cast<float*>(values + BLOCK_N * VALUE_DIM) + warp * (HEAD_DIM + BLOCK_N);
   float* weights = query + HEAD_DIM;
 
   const float scale = softmax_scale * 1.44269504088896341f;
-  for (int d = lane; d < HEAD_DIM; d += 32) query[d] = scale * to_float<kBfloat16>(q[row_at + d]);
+  for (int d = lane; d < HEAD_DIM; d += 32) query[d] = scale * to_float<kBfloat16>(q[row_at * HEAD_DIM + d]);
 
   const int last_row = min(first_row + WARPS, seq_len_q) - 1;
-  const int block_keys = CAUSAL ? min(seq_len_k, last_row + 1) : seq_len_k;  // keys that some row of the block sees
-  const int row_keys = CAUSAL ? min(seq_len_k, row + 1) : seq_len_k;
+  const int own = Features::own_key(row, seq_len_q, seq_len_k);
+  const int first_own = Features::own_key(first_row, seq_len_q, seq_len_k);
+  const int last_own = Features::own_key(last_row, seq_len_q, seq_len_k);
+  // The keys that some row of the block sees, from a whole block of them on, and those that this row sees.
+  const int block_first = features.first_key(first_own) / BLOCK_N * BLOCK_N;
+  const int block_keys = features.end_key(last_own, seq_len_k);
+  const int row_first = features.first_key(own), row_keys = features.end_key(own, seq_len_k);
   float maximum = kLowest, sum = 0.0f, output[kLaneColumns] = {};
+  if (SINKS) {  // a key that comes first and has no value; one lane's part of the sum has it
+    maximum = 1.44269504088896341f * features.sinks[head % heads];
+    sum = lane == 0 ? 1.0f : 0.0f;
+  }
 
-  for (int first = 0; first < block_keys; first += BLOCK_N) {
+  for (int first = block_first; first < block_keys; first += BLOCK_N) {
     const int count = min(BLOCK_N, block_keys - first);
     __syncthreads();  // all have read the last block
-    copy_rows(keys, kKeyStride, k + keys_at + static_cast<long long>(first) * HEAD_DIM, count);
-    copy_rows(values, HEAD_DIM, v + keys_at + static_cast<long long>(first) * HEAD_DIM, count);
+    copy_rows<HEAD_DIM>(keys, kKeyStride, k + (keys_at + first) * HEAD_DIM, count);
+    copy_rows<VALUE_DIM>(values, VALUE_DIM, v + (keys_at + first) * VALUE_DIM, count);
     __syncthreads();
 
     float scores[kLaneKeys], top = maximum;
 #pragma unroll
     for (int i = 0; i < kLaneKeys; ++i) {
       const int key = lane + 32 * i;
-      const bool seen = first + key < row_keys;
-      scores[i] = seen ? dot(query, keys + key * kKeyStride) : __int_as_float(0xff800000);  // -inf
+      const bool seen = first + key < row_keys && (!HAS_WINDOW || first + key >= row_first);
+      scores[i] = seen ? changed(dot(query, keys + key * kKeyStride), features, head % heads, own - first - key)
+                       : __int_as_float(0xff800000);  // -inf
       top = fmaxf(top, scores[i]);
     }
     top = warp_maximum(top);
@@ -138,11 +163,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     for (int j = 0; j < seen; ++j)
 #pragma unroll
       for (int i = 0; i < kLaneColumns; ++i)
-        output[i] += weights[j] * to_float<kBfloat16>(values[j * HEAD_DIM + lane + 32 * i]);
+        if (has_column(lane + 32 * i))
+          output[i] += weights[j] * to_float<kBfloat16>(values[j * VALUE_DIM + lane + 32 * i]);
   }
 
   sum = warp_sum(sum);
-  if (first_row + warp < seq_len_q)
+  if (first_row + warp >= seq_len_q) return;
+  // Without a window, and with the top left corner, each row sees a key.
+  const bool empty = (HAS_WINDOW || BOTTOM_RIGHT) && sum == 0.0f;
 #pragma unroll
-    for (int i = 0; i < kLaneColumns; ++i) out[row_at + lane + 32 * i] = to_element<kBfloat16>(output[i] / sum);
+  for (int i = 0; i < kLaneColumns; ++i)
+    if (has_column(lane + 32 * i))
+      out[row_at * VALUE_DIM + lane + 32 * i] = to_element<kBfloat16>(empty ? 0.0f : output[i] / sum);
+  if (LSE && lane == 0)
+    features.lse[row_at] = empty ? __int_as_float(0xff800000) : 0.693147180559945309f * (maximum + log2f(sum));
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +19,14 @@ from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
 from evotune.execute.executor import CaseJob
 from evotune.problems import create_problem
+from evotune.problems.element_types import torch_dtype
+from evotune.problems.problem import Tensors
 from evotune.trial import Value
+from evotune.verify.accuracy import LIMITS, errors_against, expected
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
+
+from .warps import emulation
 
 SHAPE: dict[str, Value] = {"batch": 2, "heads": 4, "kv_heads": 2, "seq_len": 40, "head_dim": 32}
 VARIANTS: dict[str, dict[str, Value]] = {
@@ -32,7 +39,7 @@ VARIANTS: dict[str, dict[str, Value]] = {
         **{"sinks": True, "lse": True, "causal": True},
     },
 }
-SIZES: dict[str, dict[str, Value]] = {"all": {"head_dim": 48, "value_dim": 32}}
+SIZES: dict[str, dict[str, Value]] = {"all": {"head_dim": 80, "value_dim": 32}}
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +50,9 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def planned(space: str, variant: str, folder: Path, **default: Value) -> Planner:
+def planned(
+    space: str, variant: str, folder: Path, device: str = "cpu", **default: Value
+) -> Planner:
     shipped = find_space(space)
     told = yaml.safe_load(shipped.read_text())
     shape = {**SHAPE, **SIZES.get(variant, {})}
@@ -52,14 +61,13 @@ def planned(space: str, variant: str, folder: Path, **default: Value) -> Planner
     told["default"] = {**told.get("default", {}), **default}
     path = folder / "space.yaml"
     path.write_text(yaml.safe_dump(told))
-    planner = load_setup(path, "cpu").planner
+    planner = load_setup(path, device, compile_only=device != "cpu").planner
     assert isinstance(planner, Planner)
     return planner
 
 
 def judge(planner: Planner, folder: Path) -> Verdict:
-    dtype = planner.problem.dtype
-    problem = create_problem("attention", dtype)
+    problem = create_problem(planner.problem.name, planner.problem.dtype)
     session, pool, verdict = CpuSession(), InputPool(problem), Verdict()
     gate = Gate(session, problem, pool, deterministic=True)
     for job in planner.proposal(0, planner.bound.default()).cases:
@@ -79,3 +87,71 @@ def _subject(session: CpuSession, job: CaseJob, folder: Path) -> Subject:
 def test_the_readable_kernel_passes_the_gate(variant: str, tmp_path: Path) -> None:
     verdict = judge(planned("attention-features-cpu", variant, tmp_path, BLOCK_N=16), tmp_path)
     assert verdict.passed, verdict.reason
+
+
+RAGGED: dict[str, dict[str, Value]] = {
+    "varlen": {
+        **{"sequences": 5, "heads": 4, "kv_heads": 2, "tokens_q": 60, "tokens_k": 90},
+        **{"longest_q": 20, "longest_k": 40, "head_dim": 32},
+    },
+    "paged": {
+        **{"sequences": 4, "queries": 2, "heads": 4, "kv_heads": 2, "longest": 70},
+        **{"page_size": 16, "head_dim": 32},
+    },
+}
+
+
+@pytest.mark.parametrize("name", RAGGED)
+def test_the_readable_kernels_of_ragged_sequences_pass_the_gate(name: str, tmp_path: Path) -> None:
+    shipped = find_space(f"attention-{name}-cpu")
+    told = yaml.safe_load(shipped.read_text())
+    told["problem"]["shapes"] = [RAGGED[name]]
+    told["root"] = str(shipped.parents[1])
+    path = tmp_path / "space.yaml"
+    path.write_text(yaml.safe_dump(told))
+    planner = load_setup(path, "cpu").planner
+    assert isinstance(planner, Planner)
+    verdict = judge(planner, tmp_path)
+    assert verdict.passed, verdict.reason
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.soak
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_readable_cuda_kernel_computes_the_features_in_the_model_of_a_warp(
+    variant: str, tmp_path: Path
+) -> None:
+    planner = planned(
+        *("attention-features", variant, tmp_path, "l4"), BLOCK_N=32, WARPS=2, VEC_WIDTH=4
+    )
+    problem = create_problem("attention", "float16")
+    cases = planner.proposal(0, planner.bound.default()).cases
+    key = cases[0].compile.key
+    library = emulation.build(tmp_path, cases[0])
+    small = [job for job in cases if job.compile.key == key and problem.flops(job.case) < 1e6]
+    assert len(small) >= 2
+    for number, job in enumerate(small[:3]):
+        inputs = problem.make_inputs(job.case, problem.input_kinds[number % 4], number)
+        outputs = _in_child(library, job, inputs)
+        reference = problem.reference(job.case, inputs)
+        limits = problem.tolerances(job.case, inputs, reference)
+        for name, found in outputs.items():
+            wanted = expected(reference[name], limits[name], found.dtype, may_be_infinite=True)
+            assert LIMITS.hold(errors_against(found, wanted)), (job.case.label, name)
+
+
+def _in_child(library: Path, job: CaseJob, inputs: Tensors) -> Tensors:
+    """Outputs of one launch in a child process, since the model ends its process at a mistake."""
+    specs = create_problem("attention", "float16").tensors(job.case)
+    memory = {name: value.share_memory_() for name, value in inputs.items()}
+    for spec in specs:
+        if spec.is_output:
+            value = torch.empty(spec.shape, dtype=torch_dtype(spec.dtype)).share_memory_()
+            memory[spec.name] = value.fill_(torch.nan)
+    child = os.fork()
+    if child == 0:
+        addresses = {name: value.data_ptr() for name, value in memory.items()}
+        emulation.launch(library, job.plan, addresses, 0)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, job.case.label
+    return {spec.name: memory[spec.name] for spec in specs if spec.is_output}

@@ -51,9 +51,11 @@ class ProblemModel(SpaceModel):
     what = "problem"
 
     name: Text
-    """A built-in problem (`attention`), or `path/to/problem.py:ClassName` under the root."""
+    """A built-in problem (`attention`, `attention_varlen`, `attention_paged`), or
+    `path/to/problem.py:ClassName` under the root."""
     dtype: Identifier = "float32"
-    """Element type of every tensor: float16, bfloat16 or float32; also the macro DTYPE."""
+    """Element type of every tensor that has none of its own: float16, bfloat16 or float32; also the
+    macro DTYPE."""
     shapes: Annotated[list[Symbols], Field(min_length=1, max_length=1000)]
     """Shapes, each a size for each name that the problem has; tuned for all of them at once."""
     variants: Annotated[list[Symbols], Field(min_length=1, max_length=100)] = [{}]

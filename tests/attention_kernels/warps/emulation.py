@@ -51,7 +51,7 @@ def build(folder: Path, job: CaseJob, mistakes: Mapping[str, str] | None = None)
     for alignment in _SHARED:
         declared = f"extern __shared__ __align__({alignment}) unsigned char shared_memory[];\n"
         replaced[declared] = ""
-    for source in KERNELS.glob("*.cu*"):
+    for source in (*KERNELS.glob("*.cu*"), KERNELS / "row_features.h"):
         text = source.read_text()
         for old, new in replaced.items():
             text = text.replace(old, new)
@@ -76,7 +76,12 @@ def run(library: Path, job: CaseJob, inputs: dict[str, Array], seed: int) -> Ran
 
 
 def _call(library: Path, plan: LaunchPlan, memory: Memory, seed: int) -> None:
-    pointers = {name: room.ctypes.data for name, room in memory.rooms.items()}
+    launch(library, plan, {name: room.ctypes.data for name, room in memory.rooms.items()}, seed)
+
+
+def launch(library: Path, plan: LaunchPlan, tensors: Mapping[str, int], seed: int) -> None:
+    """Makes the plan's launches on tensors at these addresses."""
+    pointers = dict(tensors)
     scratch = []
     for workspace in plan.workspaces:
         fill = 0 if workspace.init == "zero_once" else 0xFF
@@ -91,7 +96,7 @@ def _call(library: Path, plan: LaunchPlan, memory: Memory, seed: int) -> None:
     ]
     addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
     functions = ctypes.CDLL(str(library))
-    for launch in plan.launches:
-        grid = (*launch.grid, 1, 1)[:3]
-        given = _Launch((ctypes.c_int * 3)(*grid), launch.threads, launch.shared_bytes, seed)
-        functions[f"run_{launch.entry}"](ctypes.byref(given), addresses)
+    for each in plan.launches:
+        grid = (*each.grid, 1, 1)[:3]
+        given = _Launch((ctypes.c_int * 3)(*grid), each.threads, each.shared_bytes, seed)
+        functions[f"run_{each.entry}"](ctypes.byref(given), addresses)

@@ -1,0 +1,382 @@
+"""Attention over sequences of different lengths: packed one after the other, or with paged keys.
+
+`attention_varlen`: q, out (tokens_q, heads, head_dim); k, v (tokens_k, kv_heads, head_dim).
+Sequence i has the rows cu_seqlens_q[i] to cu_seqlens_q[i + 1] - 1, and the keys likewise; the
+tables have sequences + 1 int32. None is longer than longest_q and longest_k; some are empty.
+
+`attention_paged`: q, out (sequences, queries, heads, head_dim); k_pages, v_pages (pages, page_size,
+kv_heads, head_dim). Key j of sequence i is slot j % page_size of the page page_table[i, j //
+page_size]; page_table (sequences, most_pages) and seq_lens (sequences) are int32. Pages may be
+shared. Entries beyond a length are no pages; slots that no sequence has hold garbage, NaN included.
+
+Causal is aligned to the bottom right, as users of both need it: a sequence's last row sees all of
+its keys. A row that sees no key is 0. `lengths` says how long sequences are on timed inputs:
+`zipf`, the n-th longest has 1/n of the longest one, or `even`. `_ragged_torch` has the tensor side.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from evotune.problems._lengths import other_scalar
+from evotune.problems.problem import Case, Place, Tensors, TensorSpec, WrongSymbol
+from evotune.trial import Value
+
+if TYPE_CHECKING:
+    import torch
+
+_LENGTHS = ("zipf", "even")
+_PAGES_BESIDE = 3
+"""Pages that no sequence has."""
+Shape = dict[str, Value]
+
+
+class RaggedAttention:
+    """The parts that both problems share."""
+
+    name: ClassVar[str]
+    sizes: ClassVar[tuple[str, ...]]
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
+    input_kinds: ClassVar[tuple[str, ...]] = ("normal", "needle", "ramp", "large_logits")
+    optional: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+
+    def scalars(self, case: Case) -> tuple[str, ...]:
+        return ("softmax_scale",)
+
+    def case(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> Case:
+        for name, value in variant.items():
+            if name != "causal" or not isinstance(value, bool):
+                message = f"expected a variant {{causal: true|false}}, got {name}: {value}"
+                raise WrongSymbol(message, name)
+        known = (*self.sizes, "scale", "lengths")
+        sizes: dict[str, int] = {}
+        for name, value in shape.items():
+            if name not in known:
+                message = f"unknown size {name!r} in a shape; known: {', '.join(known)}"
+                raise WrongSymbol(message, name)
+            if name not in self.sizes:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                message = f"expected {name} to be an integer of at least 1, got {value!r}"
+                raise WrongSymbol(message, name)
+            sizes[name] = value
+        sizes.setdefault("kv_heads", sizes.get("heads", 1))
+        if missing := [name for name in self.sizes if name not in sizes]:
+            raise ValueError(f"the shape lacks {', '.join(missing)}")
+        if sizes["heads"] % sizes["kv_heads"]:
+            message = f"heads ({sizes['heads']}) must be a multiple of kv_heads"
+            raise WrongSymbol(message, "kv_heads")
+        lengths = shape.get("lengths", _LENGTHS[0])
+        if lengths not in _LENGTHS:
+            message = f"expected lengths to be {' or '.join(_LENGTHS)}, got {lengths!r}"
+            raise WrongSymbol(message, "lengths")
+        usual = 1.0 / math.sqrt(sizes["head_dim"])
+        scale = shape.get("scale", usual)
+        if isinstance(scale, bool | str) or not 0.0 < scale < math.inf:
+            raise WrongSymbol(f"expected scale to be a positive number, got {scale!r}", "scale")
+        causal = bool(variant.get("causal", False))
+        symbols: dict[str, Value] = {**sizes, "causal": causal, "dtype": self.dtype}
+        symbols |= {"softmax_scale": float(scale), "lengths": str(lengths)}
+        symbols |= self.derived(sizes)
+        told = f",scale={scale}" if not math.isclose(scale, usual) else ""
+        told += ",even" if lengths == "even" else ""
+        numbers = ",".join(f"{name}={sizes[name]}" for name in self.sizes)
+        mask = "causal" if causal else "full"
+        return Case(f"({numbers}{told}) {mask}", symbols)
+
+    def derived(self, sizes: Mapping[str, int]) -> dict[str, Value]:
+        """Further symbols; ValueError for sizes that make no sense together."""
+        raise NotImplementedError
+
+    def tensors(self, case: Case) -> tuple[TensorSpec, ...]:
+        raise NotImplementedError
+
+    def timed_lengths(self, case: Case) -> list[tuple[int, int]]:
+        """Rows and keys of each sequence on timed inputs, longest first."""
+        raise NotImplementedError
+
+    def test_shapes(self, case: Case, rng: random.Random | None) -> Iterator[Shape]:
+        """Edge shapes, or random ones without end."""
+        raise NotImplementedError
+
+    def flops(self, case: Case) -> int:
+        s: Any = case.symbols
+        scores = sum(_visible(q, k, s["causal"]) for q, k in self.timed_lengths(case))
+        size: int = s["heads"] * s["head_dim"]
+        return 4 * size * scores
+
+    def bytes_moved(self, case: Case) -> int:
+        s: Any = case.symbols
+        size = 4 if self.dtype == "float32" else 2
+        rows, keys = (sum(each) for each in zip(*self.timed_lengths(case), strict=True))
+        elements: int = s["head_dim"] * (rows * s["heads"] + keys * s["kv_heads"])
+        return 2 * size * elements
+
+    def edge_cases(self, case: Case, kept: Collection[str] = ()) -> Sequence[Case]:
+        return [self._like(case, shape, kept) for shape in self.test_shapes(case, None)]
+
+    def siblings(self, case: Case) -> Sequence[Case]:
+        """The shape without a mask, and causal."""
+        shape = {name: case.symbols[name] for name in (*self.sizes, "lengths")}
+        shape["scale"] = case.symbols["softmax_scale"]
+        return [self.case(shape, {"causal": causal}) for causal in (False, True)]
+
+    def random_cases(
+        self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
+    ) -> Iterator[Case]:
+        rng = random.Random(seed)
+        streams = [(like, self.test_shapes(like, rng)) for like in cases]
+        while True:
+            for like, shapes in rng.sample(streams, len(streams)):
+                shape = next(shapes)
+                if rng.random() < 0.5:
+                    shape["scale"] = other_scalar(rng, float(like.symbols["softmax_scale"]))
+                yield self._like(like, shape, kept)
+
+    def random_kinds(self, case: Case, number: int) -> Sequence[str]:
+        return (self.input_kinds[number % len(self.input_kinds)],)
+
+    def called_case(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        options: Mapping[str, Value],
+        tuned: Sequence[Case],
+    ) -> Case:
+        """Lengths that no shape tells, the longest ones, are options."""
+        sizes = {**self.shape_of(shapes), **{k: v for k, v in options.items() if k != "causal"}}
+        masks = {bool(case.symbols["causal"]) for case in tuned}
+        causal = options.get("causal", next(iter(masks)) if len(masks) == 1 else None)
+        if causal is None:
+            raise ValueError("the cases differ in causal: say causal=True or causal=False")
+        return self.case(sizes, {"causal": causal})
+
+    def shape_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Shape:
+        """The sizes that the shapes of a call's inputs tell."""
+        raise NotImplementedError
+
+    def place(self, case: Case) -> Place:
+        s: Any = case.symbols
+        fixed = {name: s[name] for name in ("dtype", "head_dim", "causal")}
+        ranged = {name: s[name] for name in self.sizes if name not in ("head_dim", "kv_heads")}
+        ranged |= {"group": s["heads"] // s["kv_heads"], "softmax_scale": s["softmax_scale"]}
+        if "page_size" in ranged:
+            fixed["page_size"] = ranged.pop("page_size")
+        return Place(fixed, ranged)
+
+    def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
+        from evotune.problems import _ragged_torch
+
+        return _ragged_torch.make_inputs(self, case, kind, seed, device)
+
+    def altered_indices(
+        self, case: Case, inputs: Tensors, name: str, most: int, rng: random.Random
+    ) -> tuple[int, torch.Tensor] | None:
+        from evotune.problems import _ragged_torch
+
+        return _ragged_torch.altered_indices(case, inputs, name, rng)
+
+    def reference(self, case: Case, inputs: Tensors) -> Tensors:
+        from evotune.problems import _ragged_torch
+
+        return _ragged_torch.reference(case, inputs)
+
+    def tolerances(self, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
+        from evotune.problems import _ragged_torch
+
+        return _ragged_torch.tolerances(case, inputs, reference)
+
+    def baselines(
+        self, case: Case, inputs: Tensors, only: str = ""
+    ) -> dict[str, Callable[[], Tensors]]:
+        from evotune.problems import _ragged_torch
+
+        return _ragged_torch.baselines(case, inputs, only)
+
+    def _like(self, case: Case, shape: Shape, kept: Collection[str]) -> Case:
+        """A case of this shape with the head_dim, mask and kept symbols of `case`."""
+        whole: Shape = {"scale": case.symbols["softmax_scale"], **shape}
+        whole["head_dim"] = case.symbols["head_dim"]
+        whole |= {name: case.symbols[name] for name in kept if name in self.sizes}
+        if "softmax_scale" in kept:
+            whole["scale"] = case.symbols["softmax_scale"]
+        if int(whole["heads"]) % int(whole["kv_heads"]):
+            whole["kv_heads" if "kv_heads" not in kept else "heads"] = whole[
+                "heads" if "kv_heads" not in kept else "kv_heads"
+            ]
+        return self.case(self.fitted(whole), {"causal": case.symbols["causal"]})
+
+    def fitted(self, shape: Shape) -> Shape:
+        """The shape, with sizes that follow from kept ones."""
+        return shape
+
+
+class VarlenAttention(RaggedAttention):
+    """Sequences packed one after the other."""
+
+    name: ClassVar[str] = "attention_varlen"
+    sizes: ClassVar[tuple[str, ...]] = (
+        *("sequences", "heads", "kv_heads", "tokens_q", "tokens_k", "longest_q", "longest_k"),
+        "head_dim",
+    )
+
+    def derived(self, sizes: Mapping[str, int]) -> dict[str, Value]:
+        for side in ("q", "k"):
+            tokens, longest = sizes[f"tokens_{side}"], sizes[f"longest_{side}"]
+            if not longest <= tokens <= sizes["sequences"] * longest:
+                raise WrongSymbol(
+                    f"tokens_{side} ({tokens}) must lie between longest_{side} ({longest}) and "
+                    "so many for each of the sequences",
+                    f"tokens_{side}",
+                )
+        return {}
+
+    def tensors(self, case: Case) -> tuple[TensorSpec, ...]:
+        s: Any = case.symbols
+        tokens_q, tokens_k = s["tokens_q"], s["tokens_k"]
+        table = (s["sequences"] + 1,)
+        return (
+            TensorSpec("q", (tokens_q, s["heads"], s["head_dim"]), self.dtype),
+            TensorSpec("k", (tokens_k, s["kv_heads"], s["head_dim"]), self.dtype),
+            TensorSpec("v", (tokens_k, s["kv_heads"], s["head_dim"]), self.dtype),
+            TensorSpec("cu_seqlens_q", table, "int32", is_index=True),
+            TensorSpec("cu_seqlens_k", table, "int32", is_index=True),
+            TensorSpec("out", (tokens_q, s["heads"], s["head_dim"]), self.dtype, True),
+        )
+
+    def timed_lengths(self, case: Case) -> list[tuple[int, int]]:
+        s: Any = case.symbols
+        rows, keys = (
+            partition(s["lengths"], s["sequences"], s[f"tokens_{side}"], s[f"longest_{side}"])
+            for side in ("q", "k")
+        )
+        return list(zip(rows, keys, strict=True))
+
+    def test_shapes(self, case: Case, rng: random.Random | None) -> Iterator[Shape]:
+        if rng is None:
+            for sequences, heads, kv_heads, (q, k), (most_q, most_k) in (
+                (1, 3, 3, (1, 1), (1, 1)),
+                (5, 4, 2, (77, 131), (33, 65)),
+                (9, 8, 1, (20, 300), (7, 129)),
+                (4, 2, 2, (200, 31), (129, 17)),
+            ):
+                yield _varlen(sequences, heads, kv_heads, (q, k), (most_q, most_k))
+            return
+        while True:
+            group, kv_heads = rng.choice((1, 1, 2, 3, 4, 8)), rng.randint(1, 4)
+            sequences = rng.randint(1, 17)
+            longest = (rng.randint(1, 200), rng.choice((1, 63, 64, 65, rng.randint(1, 400))))
+            tokens = [rng.randint(each, sequences * each) for each in longest]
+            yield _varlen(sequences, group * kv_heads, kv_heads, (tokens[0], tokens[1]), longest)
+
+    def fitted(self, shape: Shape) -> Shape:
+        for side in ("q", "k"):
+            longest, sequences = int(shape[f"longest_{side}"]), int(shape["sequences"])
+            tokens = int(shape[f"tokens_{side}"])
+            shape[f"tokens_{side}"] = max(longest, min(tokens, sequences * longest))
+        return shape
+
+    def shape_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Shape:
+        (tokens_q, heads, head_dim), (tokens_k, kv_heads, _) = shapes["q"], shapes["k"]
+        sizes: Shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+        sizes |= {"tokens_q": tokens_q, "tokens_k": tokens_k}
+        return sizes | {"sequences": shapes["cu_seqlens_q"][0] - 1}
+
+
+class PagedAttention(RaggedAttention):
+    """Decoding: a few rows a sequence, whose keys lie in pages."""
+
+    name: ClassVar[str] = "attention_paged"
+    sizes: ClassVar[tuple[str, ...]] = (
+        *("sequences", "queries", "heads", "kv_heads", "longest", "page_size", "head_dim"),
+    )
+
+    def derived(self, sizes: Mapping[str, int]) -> dict[str, Value]:
+        if sizes["queries"] > sizes["longest"]:
+            raise WrongSymbol("queries are among the keys, so longest is no less", "queries")
+        most_pages = -(-sizes["longest"] // sizes["page_size"])
+        return {"most_pages": most_pages, "pages": sizes["sequences"] * most_pages + _PAGES_BESIDE}
+
+    def tensors(self, case: Case) -> tuple[TensorSpec, ...]:
+        s: Any = case.symbols
+        rows = (s["sequences"], s["queries"], s["heads"], s["head_dim"])
+        pages = (s["pages"], s["page_size"], s["kv_heads"], s["head_dim"])
+        return (
+            TensorSpec("q", rows, self.dtype),
+            TensorSpec("k_pages", pages, self.dtype),
+            TensorSpec("v_pages", pages, self.dtype),
+            TensorSpec("page_table", (s["sequences"], s["most_pages"]), "int32", is_index=True),
+            TensorSpec("seq_lens", (s["sequences"],), "int32", is_index=True),
+            TensorSpec("out", rows, self.dtype, True),
+        )
+
+    def timed_lengths(self, case: Case) -> list[tuple[int, int]]:
+        s: Any = case.symbols
+        parts = range(1, s["sequences"] + 1)
+        each = [s["longest"] if s["lengths"] == "even" else s["longest"] // n for n in parts]
+        return [(s["queries"], max(s["queries"], keys)) for keys in each]
+
+    def test_shapes(self, case: Case, rng: random.Random | None) -> Iterator[Shape]:
+        page = case.symbols["page_size"]
+        if rng is None:
+            size = int(page)
+            for sequences, queries, heads, kv_heads, longest in (
+                (1, 1, 1, 1, 1),
+                (3, 1, 6, 2, 3 * size + 1),
+                (5, 4, 8, 1, 4 * size),
+                (2, 7, 4, 4, 2 * size + 9),
+            ):
+                yield _paged(sequences, queries, heads, kv_heads, max(longest, queries), page)
+            return
+        while True:
+            group, kv_heads = rng.choice((1, 2, 4, 5, 8)), rng.randint(1, 3)
+            longest, queries = rng.randint(1, 500), rng.choice((1, 1, 2, rng.randint(3, 16)))
+            sizes = (rng.randint(1, 9), min(queries, longest), group * kv_heads, kv_heads, longest)
+            yield _paged(*sizes, rng.choice((1, 16, 64, page)))
+
+    def shape_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Shape:
+        sequences, queries, heads, head_dim = shapes["q"]
+        _, page_size, kv_heads, _ = shapes["k_pages"]
+        sizes: Shape = {"sequences": sequences, "queries": queries, "heads": heads}
+        return sizes | {"kv_heads": kv_heads, "head_dim": head_dim, "page_size": page_size}
+
+
+def partition(lengths: str, sequences: int, tokens: int, longest: int) -> list[int]:
+    """Lengths of at most `longest` that add up to `tokens`, longest first."""
+    if lengths == "even":
+        return [tokens // sequences + (n < tokens % sequences) for n in range(sequences)]
+    found = [longest // n for n in range(1, sequences + 1)]
+    missing = tokens - sum(found)
+    for n in range(1, sequences):  # the later ones get or lose the rest
+        place = n if missing > 0 else sequences - n
+        by = max(-found[place], min(missing, longest - found[place]))
+        found[place] += by
+        missing -= by
+    return sorted(found, reverse=True)
+
+
+def _visible(rows: int, keys: int, causal: bool) -> int:
+    if not causal:
+        return rows * keys
+    rows_seeing = min(rows, keys)  # the last ones; the last of them sees all keys
+    return rows_seeing * keys - rows_seeing * (rows_seeing - 1) // 2
+
+
+def _varlen(
+    sequences: int, heads: int, kv_heads: int, tokens: tuple[int, int], longest: tuple[int, int]
+) -> Shape:
+    found: Shape = {"sequences": sequences, "heads": heads, "kv_heads": kv_heads}
+    found |= {"tokens_q": tokens[0], "tokens_k": tokens[1]}
+    return found | {"longest_q": longest[0], "longest_k": longest[1]}
+
+
+def _paged(  # noqa: PLR0917
+    sequences: int, queries: int, heads: int, kv_heads: int, longest: int, page_size: Value
+) -> Shape:
+    found: Shape = {"sequences": sequences, "queries": queries, "heads": heads}
+    return found | {"kv_heads": kv_heads, "longest": longest, "page_size": page_size}
