@@ -32,8 +32,8 @@ _IS_DRAWN = re.compile(r"──|\[OPTIONS\]")  # a picture of processes, a usage
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. `sh` and `python` of a guide are run by a test, `bash` is not: it needs a
-    network or a GPU."""
+    """A fenced block. `sh` and `python` of a guide are run by a test, `bash` and `py` are not: they
+    need a network, a GPU or what the reader has."""
 
     language: str
     text: str

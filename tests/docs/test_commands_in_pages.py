@@ -38,5 +38,5 @@ def test_guides_have_commands_and_python_that_parses() -> None:
         assert any(block.language in ("sh", "python") for block in found), name
     for page in PAGES:
         for block in blocks(page):
-            if block.language == "python":
+            if block.language in ("py", "python"):
                 compile(textwrap.dedent(block.text), page.name, "exec")
