@@ -62,7 +62,7 @@ def finished_portfolio(
         )
     used = [number for number in chosen if any(region.kernel == number for region in rule)]
     baselines = matrix.store.meta("baselines", {})
-    judge_labels = {point.label for point in judges}
+    seen_labels = {point.label for point in seen}
     return Portfolio(
         format=FORMAT,
         space=setup.name,
@@ -76,7 +76,7 @@ def finished_portfolio(
             PortfolioCase(
                 label,
                 given[label],
-                label in judge_labels,
+                label not in seen_labels,
                 str(baselines.get(label, "")),
                 searched.get(label, ""),
             )

@@ -233,6 +233,7 @@ def test_a_held_out_case_that_was_not_measured_judges_nothing(
         softmax_request(tmp_path, space), PretendedSearch(space, by_rows), PretendedDevice(lost)
     )
     assert (found.figures["held_out"].cases, found.cuts) == (1, ())
+    assert [case.label for case in found.cases if case.held_out] == held_out
     assert found.unmeasured == 2
 
 
