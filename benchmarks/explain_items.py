@@ -35,6 +35,9 @@ class Item:
     causal: bool | None = False
 
     def problem(self, sizes: Sizes | None = None) -> dict[str, Any]:
+        """Changes of the space's problem; none for an item without sizes."""
+        if not self.sizes:
+            return {}
         found: dict[str, Any] = {"shapes": [sizes or self.sizes], "held_out": []}
         if self.causal is not None:
             found["variants"] = [{"causal": self.causal}]

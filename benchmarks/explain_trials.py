@@ -47,10 +47,21 @@ def explained(runs: Path, *options: str) -> dict[str, Any]:
     return found
 
 
-def searched(item: Item, trials: int, folder: Path) -> dict[str, Any]:
+def searched(item: Item, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The report of a search of the item's space. On the CPU, whose confirmations take minutes, the
+    first configurations are tried and none is confirmed."""
     path = derive(item.space, {"problem": item.problem()}, folder / "space.yaml")
-    options = ("--trials", str(trials), "--champions", "1", "--trust")
-    return tune(path, folder / "runs", *options)
+    if options.smoke:
+        return unconfirmed(path, folder / "runs", options.trials)
+    words = ("--trials", str(options.trials), "--champions", "1", "--trust")
+    return tune(path, folder / "runs", *words)
+
+
+def best_of(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The best confirmed trial; the fastest one where none was confirmed."""
+    if any(trial["confirmed"] for trial in report["trials"]):
+        return champion(report)
+    return max(report["trials"], key=lambda trial: trial["speedup"] or 0.0)
 
 
 # --- The parts ------------------------------------------------------------------------------------
@@ -63,7 +74,7 @@ def story(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     names = ("SCHEDULE", "CHUNK") if options.smoke else ("SWIZZLE", "STAGES", "PRODUCER_WARPS")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        report = searched(item, options.trials, folder)
+        report = searched(item, options, folder)
         found = explained(folder / "runs", "--against", "default")
         yield {
             "name": "explanation",
@@ -74,7 +85,7 @@ def story(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             "pairs": found["over_space"]["pairs"],
             "against": found["against"],
         }
-        best = champion(report)["configuration"]
+        best = best_of(report)["configuration"]
         first, second = names[:2]
         changes = alone(item, best, None, free=(first, second))
         changes["constraints"] += shipped(item.space).get("constraints", [])
@@ -95,11 +106,11 @@ def champions(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for item in chosen(SMOKE if options.smoke else CHAMPIONS, options.only):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            report = searched(item, options.trials, folder)
+            report = searched(item, options, folder)
             found = explained(
-                folder / "runs", "--no-effects", "--trial", str(champion(report)["number"])
+                folder / "runs", "--no-effects", "--trial", str(best_of(report)["number"])
             )
-            best = champion(report)["configuration"]
+            best = best_of(report)["configuration"]
             own = time_us(item, best, item.sizes, folder)
             yield {
                 "name": item.name,
@@ -120,11 +131,8 @@ def predictions(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for space in spaces:
         with tempfile.TemporaryDirectory() as name:
             runs = Path(name) / "runs"
-            report = tune(
-                derive(space, {}, Path(name) / "space.yaml"),
-                runs,
-                *("--trials", str(options.trials), "--champions", "1", "--trust"),
-            )
+            item = Item(space, space, {})
+            report = searched(item, options, Path(name))
             pairs = predicted_and_measured(runs, CHANGES // len(spaces))
             pooled += [(pair["predicted"], pair["measured"]) for pair in pairs]
             yield {
@@ -231,7 +239,7 @@ def tries(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     brought."""
     for item in chosen(SMOKE if options.smoke else CHAMPIONS, options.only):
         with tempfile.TemporaryDirectory() as name:
-            report = searched(item, options.trials, Path(name))
+            report = searched(item, options, Path(name))
             found = explained(Path(name) / "runs", "--no-effects", "--try")
             tried = [s for s in found["next"] if s["configuration"] is not None]
             right = [s for s in tried if (s["measured"] or 0) > 1]

@@ -25,6 +25,7 @@ from evotune.trial import Configuration, Trial, Value
 _MOST: Final = 5
 _CONFIGURATIONS: Final = 3
 _LEAST: Final = 1.01  # a smaller estimate is not worth a line
+_LEAST_CERTAINTY: Final = 0.5  # of a prediction, in its deviations
 _ELITES: Final = 5  # whose neighbours are candidates
 _POLYNOMIAL: Final = 0.75
 """FMA time of an exponential by a polynomial of degree 5, in MUFU times: six instructions at eight
@@ -217,13 +218,14 @@ def _configurations(sources: Sources) -> Iterator[Suggestion]:
     if space is None or predictor is None:
         return
     tried = {trial.configuration for trial in table.trials}
+    failing = _failing(table)
     ranked = sorted(range(len(table.valid)), key=lambda at: -table.fitness[at])[:_ELITES]
     elites = [sources.champion.configuration, *(table.valid[at].configuration for at in ranked)]
     pool = [
         configuration
         for elite in dict.fromkeys(elites)
         for configuration in space.neighbours(elite)
-        if configuration not in tried
+        if configuration not in tried and failing.isdisjoint(configuration.items())
     ]
     pool = list(dict.fromkeys(pool))
     changes = predictor.changes(sources.champion.configuration, pool)
@@ -232,10 +234,18 @@ def _configurations(sources: Sources) -> Iterator[Suggestion]:
     for difference, configuration in sorted(found, key=lambda item: -item[0].mean):
         if shown == _CONFIGURATIONS or difference.mean < math.log(_LEAST):
             return
+        if difference.mean < _LEAST_CERTAINTY * difference.deviation:
+            continue
         moved = _moved(sources, configuration)
         if moved or _has_no_figure(sources.limiter):
             shown += 1
             yield _configuration(sources, configuration, difference, moved)
+
+
+def _failing(table: TrialTable) -> set[tuple[str, Value]]:
+    """The parameters' values with which every trial failed."""
+    valid = {item for trial in table.valid for item in trial.configuration.items()}
+    return {item for trial in table.trials for item in trial.configuration.items()} - valid
 
 
 def _configuration(
