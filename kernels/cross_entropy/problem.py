@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from evotune.problems import UserProblem
@@ -63,12 +64,13 @@ class CrossEntropy(UserProblem):
             return {"loss": F.cross_entropy(logits, classes, reduction="none")}
 
         found = {"torch:cross_entropy": loss}
-        if logits.is_cuda:  # compiling for a CPU takes seconds, and is no peer of a GPU kernel
+        if logits.is_cuda and find_spec("triton"):  # PyTorch compiles for a GPU by Triton
             found["torch:compile"] = torch.compile(loss, dynamic=False)
         return found
 
     @staticmethod
     def _classes(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        digits = target.float()  # exact: no digit has more than eight bits
-        wanted = 65536.0 * digits[:, 0] + 256.0 * digits[:, 1] + digits[:, 2]
-        return wanted.clamp(0, logits.shape[-1] - 1).long()
+        # Integers from the first step on: rounding errors must not lead to another class.
+        digits = target.round().long()
+        wanted = 65536 * digits[:, 0] + 256 * digits[:, 1] + digits[:, 2]
+        return wanted.clamp(0, logits.shape[-1] - 1)
