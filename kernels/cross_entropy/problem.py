@@ -47,26 +47,25 @@ class CrossEntropy(UserProblem):
         return digits.float()
 
     def compute(self, logits: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
-        import torch.nn.functional as F
-
-        found = F.cross_entropy(logits, self._classes(logits, target), reduction="none")
-        return {"loss": found}
+        return self._losses(logits, self._classes(logits, target))
 
     def baselines_of(
         self, logits: torch.Tensor, target: torch.Tensor
     ) -> dict[str, Callable[[], dict[str, torch.Tensor]]]:
         import torch
-        import torch.nn.functional as F
 
         classes = self._classes(logits, target)
-
-        def loss() -> dict[str, torch.Tensor]:
-            return {"loss": F.cross_entropy(logits, classes, reduction="none")}
-
-        found = {"torch:cross_entropy": loss}
+        found = {"torch:cross_entropy": lambda: self._losses(logits, classes)}
         if logits.is_cuda and find_spec("triton"):  # PyTorch compiles for a GPU by Triton
-            found["torch:compile"] = torch.compile(loss, dynamic=False)
+            compiled = torch.compile(self._losses, dynamic=False)
+            found["torch:compile"] = lambda: compiled(logits, classes)
         return found
+
+    @staticmethod
+    def _losses(logits: torch.Tensor, classes: torch.Tensor) -> dict[str, torch.Tensor]:
+        import torch.nn.functional as F
+
+        return {"loss": F.cross_entropy(logits, classes, reduction="none")}
 
     @staticmethod
     def _classes(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
