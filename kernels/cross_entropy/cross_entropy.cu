@@ -73,8 +73,8 @@ extern "C" __global__ void __launch_bounds__(kBlockThreads)
   const float top = reduce<Maximum, 0>(sums.top);
   const float sum = reduce<Sum, 1>(sums.sum * __expf(sums.top - top));
   if (!place.exists || place.thread > 0) return;
-  const Number* digits = target + 3LL * place.row;
-  const float wanted = 65536.0f * widened(digits[0]) + 256.0f * widened(digits[1]) + widened(digits[2]);
-  const int number = static_cast<int>(fminf(fmaxf(wanted, 0.0f), static_cast<float>(classes - 1)));
+  int number = 0;
+  for (int i = 0; i < 3; ++i) number = 256 * number + static_cast<int>(rintf(widened(target[3LL * place.row + i])));
+  number = min(max(number, 0), classes - 1);
   narrow(logf(sum) + (top - widened(row[number])), loss[place.row]);
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from evotune.problems import UserProblem
@@ -46,29 +47,29 @@ class CrossEntropy(UserProblem):
         return digits.float()
 
     def compute(self, logits: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
-        import torch.nn.functional as F
-
-        found = F.cross_entropy(logits, self._classes(logits, target), reduction="none")
-        return {"loss": found}
+        return self._losses(logits, self._classes(logits, target))
 
     def baselines_of(
         self, logits: torch.Tensor, target: torch.Tensor
     ) -> dict[str, Callable[[], dict[str, torch.Tensor]]]:
         import torch
-        import torch.nn.functional as F
 
         classes = self._classes(logits, target)
-
-        def loss() -> dict[str, torch.Tensor]:
-            return {"loss": F.cross_entropy(logits, classes, reduction="none")}
-
-        found = {"torch:cross_entropy": loss}
-        if logits.is_cuda:  # compiling for a CPU takes seconds, and is no peer of a GPU kernel
-            found["torch:compile"] = torch.compile(loss, dynamic=False)
+        found = {"torch:cross_entropy": lambda: self._losses(logits, classes)}
+        if logits.is_cuda and find_spec("triton"):  # PyTorch compiles for a GPU by Triton
+            compiled = torch.compile(self._losses, dynamic=False)
+            found["torch:compile"] = lambda: compiled(logits, classes)
         return found
 
     @staticmethod
+    def _losses(logits: torch.Tensor, classes: torch.Tensor) -> dict[str, torch.Tensor]:
+        import torch.nn.functional as F
+
+        return {"loss": F.cross_entropy(logits, classes, reduction="none")}
+
+    @staticmethod
     def _classes(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        digits = target.float()  # exact: no digit has more than eight bits
-        wanted = 65536.0 * digits[:, 0] + 256.0 * digits[:, 1] + digits[:, 2]
-        return wanted.clamp(0, logits.shape[-1] - 1).long()
+        # Integers from the first step on: rounding errors must not lead to another class.
+        digits = target.round().long()
+        wanted = 65536 * digits[:, 0] + 256 * digits[:, 1] + digits[:, 2]
+        return wanted.clamp(0, logits.shape[-1] - 1)

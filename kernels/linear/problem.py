@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
 from evotune.problems import UserProblem
@@ -57,7 +58,7 @@ class LinearGelu(Linear):
         import torch
 
         found = {"torch:eager": lambda: self.compute(x, weight, bias)}
-        if x.is_cuda:  # compiling for a CPU takes seconds, and is no peer of a GPU kernel
+        if x.is_cuda and find_spec("triton"):  # PyTorch compiles for a GPU by Triton
             compiled = torch.compile(self.compute, dynamic=False)
             found["torch:compile"] = lambda: compiled(x, weight, bias)
         return found

@@ -5,7 +5,6 @@
 
 inline float __expf(float x) { return std::exp(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
-inline float fminf(float a, float b) { return std::fmin(a, b); }
 template <class Word>
 Word __ldcs(const Word* from) {
   return *from;
