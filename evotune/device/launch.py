@@ -110,6 +110,8 @@ class CompileJob(msgspec.Struct, frozen=True, dict=True):
     """One compiler run. Configuration values reach the source only as `defines`.
 
     - `sources_sha256`: covers the source and everything it includes from `root`.
+    - `formulas`: further macros, (name with parameters, C++ text). A problem makes the text of an
+      expression's tree.
     - `entry`: the one function that Triton compiles, for arguments of the types in `signature`.
     - `entries`: other compilers compile the whole source, and check that each of these functions
       takes the arguments in `signature` (`source_checks.py`).
@@ -125,6 +127,13 @@ class CompileJob(msgspec.Struct, frozen=True, dict=True):
     entry: str = ""
     signature: tuple[str, ...] = ()
     entries: tuple[str, ...] = ()
+    formulas: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def macros(self) -> list[str]:
+        """The compiler's options for `defines` and `formulas`."""
+        formulas = ((head.replace(" ", ""), text) for head, text in self.formulas)
+        return [f"-D{name}={value}" for name, value in (*self.defines, *formulas)]
 
     @functools.cached_property
     def key(self) -> str:
@@ -140,6 +149,7 @@ class CompileJob(msgspec.Struct, frozen=True, dict=True):
             self.entry,
             list(self.signature),
             *([list(self.entries)] if self.entries else []),
+            *([["formulas", *map(list, self.formulas)]] if self.formulas else []),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

@@ -56,8 +56,9 @@ class CompileJobs:
         for index, dtype in enumerate(self._problem.dtypes, start=1):
             defines[f"DTYPE_{dtype.upper()}"] = index
         defines["DTYPE"] = defines[f"DTYPE_{self._problem.dtype.upper()}"]
+        formulas = self._problem.formulas(case)
         for name in kernel.define:
-            if name != "dtype":
+            if name != "dtype" and name not in formulas:
                 defines[name.upper()] = _as_integer(name, case.symbols[name], defines)
         return CompileJob(
             language=kernel.language,
@@ -67,6 +68,7 @@ class CompileJobs:
             options=tuple(filled(option, configuration) for option in kernel.options),
             arch=self._profile.arch,
             sources_sha256=self._sources[kernel.name],
+            formulas=tuple(formulas[n] for n in kernel.define if n in formulas and formulas[n][1]),
             **self._typed(kernel, case, plan),
         )
 

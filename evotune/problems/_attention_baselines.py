@@ -35,7 +35,7 @@ def sdpa_call(case: Case, inputs: Tensors) -> SdpaCall | None:
     """The call that computes the case; None where there is none."""
     of_case = Scores(case, inputs)
     features = of_case.features
-    if features.softcap:
+    if features.softcap or features.score_mod:
         return None
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     options: dict[str, Any] = {

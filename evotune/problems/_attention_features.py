@@ -7,6 +7,7 @@
     window_right   the same for later keys; a causal mask hides all later keys
     softcap        scores become softcap * tanh(score / softcap), after the scale, before all else
     alibi          scores become score - alibi_slopes[head] * |own key - key|
+    score_mod      an expression over score, head, row and column replaces the score: `_score_mod`
     sinks          a logit for each head, `sinks`, that joins a row's sum of exponentials alone
     lse            a second output: the logarithm of that sum, the sink included, in float32
 
@@ -25,10 +26,11 @@ from typing import Any
 import numpy as np
 
 from evotune.problems._lengths import other_scalar
+from evotune.problems._score_mod import MACRO, macro, parsed
 from evotune.problems.problem import Case, WrongSymbol
 from evotune.trial import Value
 
-KEYS = (*("alignment", "window_left", "window_right", "softcap", "alibi", "sinks", "lse"),)
+KEYS = ("alignment", "window_left", "window_right", "softcap", "alibi", "score_mod", "sinks", "lse")
 """The names that a shape or a variant may give."""
 ALIGNMENTS = ("top_left", "bottom_right")
 _MOST_WINDOW = 1 << 30
@@ -47,6 +49,7 @@ class Features:
     alibi: bool = False
     sinks: bool = False
     lse: bool = False
+    score_mod: str = ""
 
     @classmethod
     def given(cls, told: Mapping[str, Value], *, causal: bool) -> Features:
@@ -72,6 +75,9 @@ class Features:
             flags[name] = told.get(name, False)
             if not isinstance(flags[name], bool):
                 raise WrongSymbol(f"expected {name} to be true or false, got {told[name]!r}", name)
+        if "score_mod" in told:
+            parsed(str(told["score_mod"]))
+            flags["score_mod"] = " ".join(str(told["score_mod"]).split())
         flags |= {name: int(size) for name, size in windows.items()}
         return cls(alignment == ALIGNMENTS[1], softcap=float(cap), **flags)
 
@@ -92,6 +98,7 @@ class Features:
             "alibi": self.alibi,
             "sinks": self.sinks,
             "lse": self.lse,
+            "score_mod": self.score_mod,
         }
 
     @property
@@ -112,18 +119,24 @@ class Features:
                 found[name] = getattr(self, name)
         if self.softcap:
             found["softcap"] = self.softcap
+        if self.score_mod:
+            found["score_mod"] = self.score_mod
         return found | {name: True for name in ("alibi", "sinks", "lse") if getattr(self, name)}
 
     def words(self) -> str:
         """For a label: "" without features."""
         told = self.told()
-        numbers = ("window_left", "window_right", "softcap")
+        numbers = ("window_left", "window_right", "softcap", "score_mod")
         names = {"window_left": "left", "window_right": "right"}
         return "".join(
             f",{names.get(name, name)}={value}" if name in numbers else f",{name}"
             for name, value in told.items()
             if name != "alignment"
         )
+
+    def formulas(self) -> dict[str, tuple[str, str]]:
+        """`score_mod` as a macro, without a text where there is none."""
+        return {"score_mod": (MACRO, macro(self.score_mod) if self.score_mod else "")}
 
     def scalars(self) -> tuple[str, ...]:
         """The features that are numbers, of which tests may have others."""

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from evotune.problems._attention_features import Features, sees
+from evotune.problems._rounded_expressions import evaluated
+from evotune.problems._score_mod import parsed
 from evotune.problems.problem import Case, Tensors
 
 _UNIT = 2.0**-24  # of float32
@@ -90,10 +92,32 @@ class Scores:
             scores = scores + bias
             if error is not None:
                 error = error + _FEW * _UNIT * (bias.abs() + scores.abs())
+        if self.features.score_mod:
+            scores, error = self._modified(scores, rows, error)
         hidden = self.hidden(rows)
         if hidden is not None:
             scores = scores.masked_fill(hidden, float("-inf"))
         return scores, error
+
+    def _modified(
+        self, scores: torch.Tensor, rows: slice, error: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        s: Any = self.case.symbols
+
+        def count(size: int, *shape: int) -> torch.Tensor:
+            numbers = torch.arange(size, dtype=torch.float64, device=scores.device)
+            return numbers.to(scores.dtype).view(shape)
+
+        exact = torch.zeros((), dtype=scores.dtype, device=scores.device)
+        names = {
+            "score": (scores, exact if error is None else error),
+            "head": (count(s["heads"], s["kv_heads"], -1, 1, 1), exact),
+            "row": (count(s["seq_len_q"], -1, 1)[rows], exact),
+            "column": (count(s["seq_len_k"], -1), exact),
+        }
+        value, off = evaluated(parsed(self.features.score_mod), names)
+        value = value.to(scores.dtype).expand(scores.shape)
+        return value, None if error is None else off.expand(scores.shape).clone()
 
     def weighed(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The weights of changed scores, whose sum with the sink's weight is 1 in each row (or 0

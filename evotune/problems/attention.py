@@ -212,6 +212,9 @@ class Attention:
             return ("needle",)
         return (self.input_kinds[number % len(self.input_kinds)],)
 
+    def formulas(self, case: Case) -> Mapping[str, tuple[str, str]]:
+        return Features.of(case).formulas()
+
     def called_case(
         self,
         shapes: Mapping[str, tuple[int, ...]],

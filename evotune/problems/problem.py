@@ -183,6 +183,10 @@ class Problem(Protocol):
     def random_kinds(self, case: Case, number: int) -> Sequence[str]:
         """The input kinds of random test `number`, which runs on that case."""
 
+    def formulas(self, case: Case) -> Mapping[str, tuple[str, str]]:
+        """Symbols whose values are formulas: for each the macro that a kernel gets which compiles
+        the symbol in, with its parameters, and the macro's C++ text."""
+
     def called_case(
         self,
         shapes: Mapping[str, tuple[int, ...]],

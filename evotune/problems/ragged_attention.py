@@ -142,6 +142,9 @@ class RaggedAttention:
     def random_kinds(self, case: Case, number: int) -> Sequence[str]:
         return (self.input_kinds[number % len(self.input_kinds)],)
 
+    def formulas(self, case: Case) -> Mapping[str, tuple[str, str]]:
+        return {}
+
     def called_case(
         self,
         shapes: Mapping[str, tuple[int, ...]],

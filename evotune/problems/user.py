@@ -258,6 +258,9 @@ class UserProblem(abc.ABC):
             return ("spike",)
         return (self.input_kinds[number % len(self.input_kinds)],)
 
+    def formulas(self, case: Case) -> Mapping[str, tuple[str, str]]:
+        return {}
+
     def called_case(
         self, shapes: Shapes, options: Mapping[str, Value], tuned: Sequence[Case]
     ) -> Case:

@@ -48,7 +48,7 @@ float dot(const float* a, const float* b) {
 
 // One row of queries: its place, and the keys [first, end) that it sees. They lie `k_row` and `v_row` elements apart.
 struct Row {
-  int head, own_key, first, end;
+  int head, row, own_key, first, end;
   std::ptrdiff_t k_row, v_row;
 };
 
@@ -56,7 +56,7 @@ float score(const float* q, const float* k, float softmax_scale, const Row& row,
   float s = softmax_scale * dot(q, k + key * row.k_row);
   if constexpr (HAS_SOFTCAP) s = features.softcap * std::tanh(s / features.softcap);
   if constexpr (ALIBI) s -= features.alibi_slopes[row.head] * static_cast<float>(std::abs(row.own_key - key));
-  return s;
+  return SCORE_MOD(s, row.head, row.row, key);
 }
 
 // Returns the logarithm of the row's sum.
@@ -119,7 +119,7 @@ extern "C" void attention_forward(const float* q, const float* k, const float* v
     for (int row = 0; row < seq_len_q; ++row) {
       const int b = head / heads, h = head % heads, kv_head = h / group;
       const int own = Features::own_key(row, seq_len_q, seq_len_k);
-      const Row place{h, own, features.first_key(own), features.end_key(own, seq_len_k), k_stride_row, v_stride_row};
+      const Row place{h, row, own, features.first_key(own), features.end_key(own, seq_len_k), k_stride_row, v_stride_row};
       [[maybe_unused]] const float lse =
           attend_row(q + b * q_stride_batch + h * q_stride_head + row * q_stride_row,
                      k + b * k_stride_batch + kv_head * k_stride_head, v + b * v_stride_batch + kv_head * v_stride_head,

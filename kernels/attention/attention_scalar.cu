@@ -85,10 +85,11 @@ __device__ float dot(const float* q, const Element* key) {
 __device__ bool has_column(int column) { return VALUE_DIM % 32 == 0 || column < VALUE_DIM; }
 
 // A score in units of log2(e), as a feature changes it.
-__device__ float changed(float score, const Features& features, int head, int distance) {
+__device__ float changed(float score, const Features& features, int head, int row, int key, int own) {
   constexpr float log2e = 1.44269504088896341f;
   if (HAS_SOFTCAP) score = log2e * features.softcap * tanhf(score / (log2e * features.softcap));
-  if (ALIBI) score -= log2e * features.alibi_slopes[head] * static_cast<float>(abs(distance));
+  if (ALIBI) score -= log2e * features.alibi_slopes[head] * static_cast<float>(abs(own - key));
+  if (HAS_SCORE_MOD) score = log2e * SCORE_MOD(score / log2e, head, row, key);
   return score;
 }
 
@@ -141,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     for (int i = 0; i < kLaneKeys; ++i) {
       const int key = lane + 32 * i;
       const bool seen = first + key < row_keys && (!HAS_WINDOW || first + key >= row_first);
-      scores[i] = seen ? changed(dot(query, keys + key * kKeyStride), features, head % heads, own - first - key)
+      scores[i] = seen ? changed(dot(query, keys + key * kKeyStride), features, head % heads, row, first + key, own)
                        : __int_as_float(0xff800000);  // -inf
       top = fmaxf(top, scores[i]);
     }

@@ -8,6 +8,7 @@
 //   HAS_WINDOW    a row sees window_left keys before its own one and window_right behind it; below 0: all of them
 //   HAS_SOFTCAP   scores become softcap * tanh(score / softcap), after the scale and before all else
 //   ALIBI         scores become score - alibi_slopes[head] * |own key - key|
+//   SCORE_MOD     a macro (score, head, row, column) that is the score from there on; a space names `score_mod`
 //   SINKS         sinks[head] is a logit that joins each row's sum of exponentials, and has no value
 //   LSE           lse (batch, heads, seq_len_q), contiguous, gets the logarithm of that sum; -inf where it is 0
 //
@@ -29,6 +30,13 @@
 #define LSE 0
 #define FEATURE_ARGUMENTS
 #define FEATURES_GIVEN {}
+#endif
+
+#ifndef SCORE_MOD
+#define SCORE_MOD(score, head, row, column) (score)
+#define HAS_SCORE_MOD 0
+#else
+#define HAS_SCORE_MOD 1
 #endif
 
 #ifdef __CUDACC__

@@ -34,6 +34,7 @@ VARIANTS: dict[str, dict[str, Value]] = {
     "window on both sides": {"window_left": 7, "window_right": 3, "lse": True},
     "soft cap": {"softcap": 5.0, "lse": True},
     "alibi at the bottom right": {"alignment": "bottom_right", "alibi": True, "causal": True},
+    "score mod": {"score_mod": "score - 0.1 * abs(row - column) if head % 2 == 0 else score / 2"},
     "all": {
         **{"alignment": "bottom_right", "window_left": 20, "softcap": 8.0, "alibi": True},
         **{"sinks": True, "lse": True, "causal": True},

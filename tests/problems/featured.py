@@ -12,6 +12,11 @@ from evotune.problems import Case
 from evotune.problems.problem import Tensors
 
 
+def modified(score: float, head: int, row: int, column: int) -> float:
+    """The one modification that tests use."""
+    return score - 0.3 * abs(row - column) if head % 2 == 0 else min(score, 1.0)
+
+
 def visible_keys(case: Case, row: int) -> Iterator[int]:
     s: Any = case.symbols
     own = row + (s["seq_len_k"] - s["seq_len_q"] if s["bottom_right"] else 0)
@@ -45,6 +50,8 @@ def one_by_one(case: Case, inputs: Tensors) -> Tensors:
                     slope = float(inputs["alibi_slopes"][h])
                     away = [abs(row + shift - j) for j in keys]
                     scores = [x - slope * d for x, d in zip(scores, away, strict=True)]
+                if s["score_mod"]:
+                    scores = [modified(x, h, row, j) for x, j in zip(scores, keys, strict=True)]
                 logits = [*scores, *([float(inputs["sinks"][h])] if s["sinks"] else [])]
                 if not logits:
                     continue
@@ -80,6 +87,10 @@ def by_tiles(case: Case, inputs: Tensors, *, tile: int = 16, base2: bool = False
             scores = s["softcap"] * torch.tanh(scores / s["softcap"])
         if s["alibi"]:
             scores = scores - inputs["alibi_slopes"].view(1, -1, 1, 1) * (own - key).abs()
+        if s["score_mod"]:
+            even = (torch.arange(s["heads"]) % 2 == 0).view(1, -1, 1, 1)
+            changed = scores - 0.3 * (rows - key).abs()
+            scores = torch.where(even, changed, scores.clamp(max=1.0))
         hidden = torch.zeros(len(rows), len(key), dtype=torch.bool)
         if s["causal"]:
             hidden |= key > own

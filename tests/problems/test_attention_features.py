@@ -45,6 +45,10 @@ FEATURES: dict[str, tuple[dict[str, Value], bool]] = {
         },
         True,
     ),
+    "score_mod": (
+        {"score_mod": "score - 0.3 * abs(row - column) if head % 2 == 0 else min(score, 1)"},
+        True,
+    ),
     "window_lse": ({"window_left": 1, "window_right": 0, "lse": True}, False),
 }
 
@@ -106,7 +110,9 @@ def test_pytorch_with_a_mask_is_a_baseline(name: str, dtype: str) -> None:
     reference = problem.reference(this, inputs)
     calls = problem.baselines(this, inputs)
     assert "unfused" in calls
-    assert ("sdpa:math" in calls) is not bool(this.symbols["has_softcap"])
+    assert ("sdpa:math" in calls) is not bool(
+        this.symbols["has_softcap"] or this.symbols["score_mod"]
+    )
     tolerance = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 1e-1}[dtype]
     for way, call in calls.items():
         for each, output in call().items():
@@ -210,7 +216,16 @@ def test_layouts_hold_values_of_another_size(layout: str) -> None:
 @pytest.mark.parametrize("name", FEATURES)
 def test_siblings_and_test_cases_keep_the_features(name: str) -> None:
     this = case(name)
-    fixed = ("bottom_right", "alibi", "sinks", "lse", "has_window", "has_softcap", "value_dim")
+    fixed = (
+        "bottom_right",
+        "score_mod",
+        "alibi",
+        "sinks",
+        "lse",
+        "has_window",
+        "has_softcap",
+        "value_dim",
+    )
     numbers = FLOAT32.scalars(this)[1:]
     edges, drawn = FLOAT32.edge_cases(this), islice(FLOAT32.random_cases([this], 1), 80)
     found = [*FLOAT32.siblings(this), *edges, *drawn]

@@ -87,7 +87,7 @@ class CpuCompiler:
         command = [self._path, *FLAGS, *job.options, *LISTING]
         if "clang" in self.version():
             command.append("-fno-integrated-as")  # clang's own assembler lists no files it reads
-        command += [f"-D{name}={value}" for name, value in job.defines]
+        command += job.macros
         source = str(Path(job.root) / job.source)
         # The empty first file keeps g++ from using a precompiled header beside the source.
         command += ["-include", os.devnull, "-include", source]

@@ -146,7 +146,7 @@ def _compiled(job: CompileJob) -> Iterator[Any]:
     # No folder is added for quoted includes, which are found only beside the including file: the
     # scan of the sources, and so the cache's key, knows no other place.
     options += [f"-I{folder}" for folder in search_folders(nvrtc_version()[0])]
-    options += [f"-D{name}={value}" for name, value in job.defines]
+    options += job.macros
     source += checked_end(source, job.source, job.defines)
     for check in (check_text(job.entries, job.signature, exact=True), ""):
         with _program(nvrtc, source + check, job.source) as program:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, TypeAlias
+import re
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -51,7 +53,21 @@ ParameterValue = Annotated[
 SymbolValue = Annotated[
     bool | int | float | Identifier, _one_of("a number, true, false or an identifier")
 ]
-Symbols: TypeAlias = dict[Identifier, SymbolValue]
+FORMULAS = ("score_mod",)
+"""Symbols whose values may be expressions, as text that the problem reads."""
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+
+def _only_formulas_are_text(symbols: dict[str, Any]) -> dict[str, Any]:
+    for name, value in symbols.items():
+        if isinstance(value, str) and name not in FORMULAS and not _IDENTIFIER.fullmatch(value):
+            expected = "expected a number, true, false or an identifier"
+            raise at_key(name, f"{expected}, found {describe(value)}")
+    return symbols
+
+
+_Symbol = Annotated[bool | int | float | Text, _one_of("a number, true, false or an identifier")]
+Symbols = Annotated[dict[Identifier, _Symbol], AfterValidator(_only_formulas_are_text)]
 Values = Annotated[list[ParameterValue], Field(min_length=1, max_length=MAX_VALUES)]
 Grid = Annotated[list[ExpressionField], Field(min_length=1, max_length=3)]
 

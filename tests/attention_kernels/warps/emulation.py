@@ -64,7 +64,7 @@ def build(folder: Path, job: CaseJob, mistakes: Mapping[str, str] | None = None)
     (folder / "kernel.cu").write_text((folder / Path(job.compile.source).name).read_text())
     library = folder / "kernel.so"
     command = [*COMPILER, "-O1", "-shared", f"-I{HERE}", f"-I{folder}"]
-    options = [f"-D{name}={value}" for name, value in job.compile.defines]
+    options = job.compile.macros
     subprocess.run([*command, *options, str(HERE / "harness.cpp"), "-o", str(library)], check=True)
     return library
 

@@ -1,0 +1,116 @@
+"""A change of attention's scores as an expression of the small language, compiled into kernels.
+
+`score_mod: "score - 0.1 * abs(row - column) if head % 2 == 0 else score"`: an expression over score
+(scaled, capped and with ALiBi), head, row and column, which are the numbers of a row's head, of the
+row itself and of a key. It may have numbers, + - * /, // and % of integers by a positive number,
+comparisons, and, or, not, if, min, max and abs. Only the text that `macro` makes of its tree
+reaches a compiler. Importing this does not import torch; `_attention_scores` computes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TypeAlias
+
+from evotune.errors import SpaceError
+from evotune.problems.problem import WrongSymbol
+from evotune.space.language.expression import parse_expression
+from evotune.space.language.nodes import Literal, Name, Node
+from evotune.space.reading.yaml_source import Position
+
+NAMES = ("score", "head", "row", "column")
+MACRO = f"SCORE_MOD({', '.join(NAMES)})"
+_KEY = "score_mod"
+_ARITHMETIC = ("+", "-", "*")
+_COMPARE = ("<", "<=", ">", ">=", "==", "!=")
+_LOGIC = {"and": " && ", "or": " || "}
+_MOST = 1 << 31
+Text: TypeAlias = "tuple[str, str]"
+"""C++ text, and its type: int, float or bool."""
+
+
+@functools.lru_cache(maxsize=256)
+def parsed(text: str) -> Node:
+    """The tree. WrongSymbol for text that is no such expression."""
+    try:
+        node = parse_expression(text, Position()).node
+    except SpaceError as error:
+        raise WrongSymbol(f"{_KEY} {text!r}: {error.message}", _KEY) from error
+    _written(node, text)
+    return node
+
+
+def macro(text: str) -> str:
+    """The replacement text of the macro `MACRO`: a float."""
+    return _as_float(_written(parsed(text), text))
+
+
+def _written(node: Node, whole: str) -> Text:
+    def wrong(why: str) -> WrongSymbol:
+        return WrongSymbol(f"{_KEY} {whole!r}: {why}", _KEY)
+
+    if isinstance(node, Literal):
+        value = node.value
+        if isinstance(value, bool):
+            return ("true" if value else "false"), "bool"
+        if isinstance(value, str) or not math.isfinite(value) or abs(value) >= _MOST:
+            raise wrong(f"{value!r} is no number below 2**31")
+        return (f"{value}", "int") if isinstance(value, int) else (f"{value!r}f", "float")
+    if isinstance(node, Name):
+        if node.name not in NAMES:
+            raise wrong(f"unknown name '{node.name}'; known: {', '.join(NAMES)}")
+        return f"({node.name})", "float" if node.name == "score" else "int"
+    parts = [_written(each, whole) for each in node.operands]
+    kinds = {kind for _, kind in parts}
+    if node.operator in ("//", "%"):
+        divisor = node.operands[1]
+        if kinds != {"int"} or not (isinstance(divisor, Literal) and int(divisor.value) > 0):
+            raise wrong(f"{node.operator} takes integers and divides by a positive number")
+    found = _operation(node.operator, parts)
+    if found is None:
+        raise wrong(f"{node.operator} is not known here")
+    if "bool" in kinds and node.operator not in ("if", "not", *_LOGIC):
+        raise wrong(f"{node.operator} takes numbers")
+    return found
+
+
+def _operation(operator: str, parts: list[Text]) -> Text | None:  # noqa: PLR0911
+    floats = any(kind == "float" for _, kind in parts)
+    kind = "float" if floats else "int"
+    a, *rest = [_as_float(each) if floats else each[0] for each in parts]
+    b = rest[0] if rest else ""
+    if operator == "neg":
+        return f"(-{a})", kind
+    if operator == "abs":
+        return f"({a} < 0 ? -{a} : {a})", kind
+    if operator == "not":
+        return f"(!{a})", "bool"
+    if operator in _ARITHMETIC:
+        return f"({a} {operator} {b})", kind
+    if operator in _COMPARE:
+        return f"({a} {operator} {b})", "bool"
+    if operator in _LOGIC:
+        return f"({_LOGIC[operator].join(text for text, _ in parts)})", "bool"
+    if operator == "/":
+        return f"({_as_float(parts[0])} / {_as_float(parts[1])})", "float"
+    rest_of = f"(({a} % {b} + {b}) % {b})"  # of a division that rounds down, as the language's does
+    if operator == "%":
+        return rest_of, "int"
+    if operator == "//":
+        return f"(({a} - {rest_of}) / {b})", "int"
+    if operator in ("min", "max"):
+        sign = "<" if operator == "min" else ">"
+        return functools.reduce(lambda x, y: f"({x} {sign} {y} ? {x} : {y})", [a, *rest]), kind
+    if operator == "if":
+        condition, *branches = parts
+        floats = any(each == "float" for _, each in branches)
+        first, second = (_as_float(each) if floats else each[0] for each in branches)
+        of = "float" if floats else branches[0][1]
+        return f"({condition[0]} ? {first} : {second})", of
+    return None
+
+
+def _as_float(part: Text) -> str:
+    text, kind = part
+    return text if kind == "float" else f"static_cast<float>({text})"

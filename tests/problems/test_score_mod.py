@@ -1,0 +1,118 @@
+"""A score modification: its text in C++, its value and its error, and what is refused."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import subprocess
+from typing import Any
+
+import pytest
+import torch
+
+from evotune.backends.cpu.cpp_compiler import find_compiler
+from evotune.device.launch import CompileJob
+from evotune.problems._rounded_expressions import evaluated
+from evotune.problems._score_mod import MACRO, macro, parsed
+from evotune.problems.attention import Attention
+from evotune.problems.problem import WrongSymbol
+
+FORMULAS = [
+    "score",
+    "score - 0.1 * abs(row - column)",
+    "score * (head + 1) / 8",
+    "score if row // 16 == column // 16 else score - 30",
+    "max(score, -4) + min(1, 2.5, row) - column % 7",
+    "-score if head % 2 == 0 and not row < column else score / (1 + abs(score))",
+    "score + (row - column) // 3 - (row - column) % 5",
+    "2 if true or score > 1 else head",
+    "row - column if score < 0.5 else score * score",
+]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder = tmp_path_factory.mktemp("formulas")
+    lines = []
+    for number, text in enumerate(FORMULAS):
+        name = f"F{number}({MACRO.partition('(')[2]}"
+        lines.append(f"#define {name} {macro(text)}")
+        call = f"F{number}(s, h, r, c)"
+        lines.append(
+            f'extern "C" float f{number}(float s, int h, int r, int c) {{ return {call}; }}'
+        )
+    source = folder / "formulas.cpp"
+    source.write_text("\n".join(lines) + "\n")
+    library = folder / "formulas.so"
+    command = [find_compiler(), "-O1", "-shared", "-fPIC", "-Wall", "-Werror"]
+    subprocess.run([*command, str(source), "-o", str(library)], check=True)
+    return ctypes.CDLL(str(library))
+
+
+@pytest.mark.parametrize("number", range(len(FORMULAS)), ids=FORMULAS)
+def test_the_text_computes_what_the_tree_means(compiled: ctypes.CDLL, number: int) -> None:
+    function: Any = compiled[f"f{number}"]
+    function.restype, function.argtypes = ctypes.c_float, [ctypes.c_float, *[ctypes.c_int] * 3]
+    rng = random.Random(number)
+    for _ in range(300):
+        score = ctypes.c_float(rng.choice((rng.gauss(0, 3), rng.gauss(0, 200), 0.0))).value
+        head, row, column = rng.randrange(9), rng.randrange(200), rng.randrange(200)
+        exact = torch.zeros((), dtype=torch.float64)
+        names = {"score": (torch.tensor(score, dtype=torch.float64), exact)}
+        for name, value in (("head", head), ("row", row), ("column", column)):
+            names[name] = torch.tensor(float(value), dtype=torch.float64), exact
+        value, off = evaluated(parsed(FORMULAS[number]), names)
+        found = function(score, head, row, column)
+        assert abs(found - float(value)) <= float(off) + 1e-30, (score, head, row, column)
+
+
+def test_an_error_reaches_through_branches_that_may_go_either_way() -> None:
+    exact = torch.zeros(2, dtype=torch.float64)
+    score = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    names = {"score": (score, exact + 1e-3), "row": (exact, exact)}
+    _, off = evaluated(parsed("5 if score > 0 else 2 * score"), names)
+    assert off[0] > 5.0
+    assert off[1] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("score + length", "unknown name 'length'; known: score, head, row, column"),
+        ("score ** 2", r"\*\* is not known here"),
+        ("log2(row)", "log2 is not known here"),
+        ("score +", "not an expression"),
+        ("__import__('os')", "is not allowed|unknown|not|expected"),
+        ("score // 2", "// takes integers and divides by a positive number"),
+        ("row % (column + 1)", "% takes integers and divides by a positive number"),
+        ("row // 0", "//|division by zero"),
+        ("score + 10000000000", "is no number below"),
+        ("score + (row < column)", r"\+ takes numbers"),
+        ("", "found nothing"),
+    ],
+)
+def test_what_is_no_such_expression_is_refused_in_one_line(text: str, words: str) -> None:
+    shape = {"batch": 1, "heads": 2, "seq_len": 4, "head_dim": 8, "score_mod": text}
+    with pytest.raises(WrongSymbol, match=words) as caught:
+        Attention("float32").case(shape, {})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_case_has_it_as_a_macro() -> None:
+    problem = Attention("float32")
+    shape = {"batch": 1, "heads": 2, "seq_len": 4, "head_dim": 8}
+    plain = problem.case(shape, {})
+    assert problem.formulas(plain) == {"score_mod": (MACRO, "")}
+    this = problem.case(shape, {"score_mod": "score  -  row"})
+    assert this.label == "(1,2,4,8,score_mod=score - row) full"
+    assert problem.formulas(this)["score_mod"][1] == "((score) - static_cast<float>((row)))"
+    assert problem.place(this).fixed["score_mod"] == "score - row"
+
+
+def test_a_job_with_it_has_another_key_and_one_more_macro() -> None:
+    def job(*formulas: tuple[str, str]) -> CompileJob:
+        return CompileJob("cpp", "/", "k.cpp", (("A", 1),), (), "x", "", formulas=formulas)
+
+    assert job().macros == ["-DA=1"]
+    assert job((MACRO, "(score)")).macros[1] == "-DSCORE_MOD(score,head,row,column)=(score)"
+    assert len({job().key, job((MACRO, "(score)")).key, job((MACRO, "(row)")).key}) == 3
