@@ -99,13 +99,6 @@ def test_the_reason_is_an_ablation_of_this_leader(tmp_path: Path) -> None:
         assert bool(lines(why)) is (trial == 7)  # else the command that measures it
 
 
-def test_sentences_of_an_explanation_take_the_place_of_the_ablation(tmp_path: Path) -> None:
-    data = RunData.load(make_run(tmp_path, [ok(1.5)], confirmations={0: ok(1.4)}))
-    found = {each["question"]: each for each in run_payload(data, ["Tensor cores."])["answers"]}
-    assert found["Why?"]["sentences"] == ["Tensor cores."]
-    assert not found["Why?"]["commands"]
-
-
 def test_a_run_without_a_winner_says_what_happened(tmp_path: Path) -> None:
     found = opening(tmp_path, [failed(OutcomeKind.COMPILE_ERROR)], meta={"state": "interrupted"})
     assert list(found) == ["What next?"]

@@ -38,10 +38,8 @@ class Answer:
         }
 
 
-def answers(
-    data: RunData, summary: RunSummary, leader: Row | None, why: Sequence[str] = ()
-) -> list[Answer]:
-    """The questions that a reader asks of a run, in the order of asking. `why`: see `html_page`."""
+def answers(data: RunData, summary: RunSummary, leader: Row | None) -> list[Answer]:
+    """The questions that a reader asks of a run, in the order of asking."""
     if leader is None:
         return [Answer("What next?", _no_winner(data), tuple(_steps(data, summary, None)))]
     found = [Answer("What won?", (_winner(data, leader),))]
@@ -49,7 +47,7 @@ def answers(
         found += [
             Answer("By how much?", (_gain(leader),)),
             Answer("Is it sure?", tuple(_certainty(data, leader))),
-            Answer(_WHY, tuple(why)) if why else _worth(data, leader),
+            _worth(data, leader),
             _use(data),
         ]
     return [*found, Answer("What next?", (), tuple(_steps(data, summary, leader)))]

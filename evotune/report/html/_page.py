@@ -12,9 +12,8 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
-from types import MappingProxyType
 
 from evotune.report.data import RunData
 from evotune.report.html._payload import run_payload
@@ -34,18 +33,11 @@ _SCRIPTS = (
 )
 
 
-def html_page(
-    runs: Sequence[RunData], why: Mapping[str, Sequence[str]] = MappingProxyType({})
-) -> str:
-    """The page of one or more runs. About 5 MB of it are plotly.
-
-    `why`: by a run's id, sentences that explain its winner, for the page's opening. Without them
-    the opening has the run's ablation, or the command for one.
-    """
+def html_page(runs: Sequence[RunData]) -> str:
+    """The page of one or more runs. About 5 MB of it are plotly."""
     from plotly.offline import get_plotlyjs
 
-    payloads = [run_payload(run, why.get(run.id, ())) for run in runs]
-    data = {"evotune": __version__, "runs": payloads}
+    data = {"evotune": __version__, "runs": [run_payload(run) for run in runs]}
     plotly = get_plotlyjs()
     script = "'use strict';\n" + "\n".join(_asset(name) for name in _SCRIPTS)
     names = ", ".join(dict.fromkeys(run.space or "run" for run in runs))

@@ -39,8 +39,8 @@ _REASON_CHARACTERS = 160
 _SHOWN_REASONS = 6
 
 
-def run_payload(data: RunData, why: Sequence[str] = ()) -> dict[str, Json]:
-    """The run as a JSON value in which every text is `printable`. `why`: see `html_page`."""
+def run_payload(data: RunData) -> dict[str, Json]:
+    """The run as a JSON value in which every text is `printable`."""
     evidence = weigh(data)
     board = rank(data, evidence)
     if data.sample is not None:  # further trials are a sample and have no rank
@@ -58,7 +58,7 @@ def run_payload(data: RunData, why: Sequence[str] = ()) -> dict[str, Json]:
         "every": data.sample.every if data.sample else 1,
         "sentence": printable(sentence(summary)),
         "headline": _headline(data, summary, leader),
-        "answers": [answer.to_json() for answer in answers(data, summary, leader, why)],
+        "answers": [answer.to_json() for answer in answers(data, summary, leader)],
         "facts": _facts(data, summary),
         "command": shlex.join(printable(str(word)) for word in data.meta.get("command") or ()),
         "environment": printable_json(data.environment),
