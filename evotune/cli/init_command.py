@@ -73,9 +73,9 @@ def init(
     """Make a folder NAME with a tunable kernel of your own.
 
     The folder holds the kernel, problem.py with its reference, space.yaml, the schema for
-    editors, a test, and README.md, which says what to change first. It runs as it is; put your
-    own computation in its place. With --from-kernel-tuner the kernel, its parameters and its
-    sizes come from a script, and NAME is the kernel's if not given.
+    editors, a test and a README. It runs as it is; put your own computation in its place. With
+    --from-kernel-tuner the kernel, its parameters and its sizes come from a script, and NAME is
+    the kernel's if not given.
     """
     if script is not None:
         if language is not None:
@@ -156,22 +156,19 @@ def scaffold(name: str, language: str) -> dict[str, str]:
 
     entry = name.replace("-", "_").lower()
     own = _template(language)
-    kernel, test = f"{name}{Path(own.kernel).suffix}", f"test_{entry}.py"
+    source = f"{name}{Path(own.kernel).suffix}"
     templates = {
-        "README.md": ("evotune.cli", "README.md"),
-        kernel: (own.package, own.kernel),
+        source: (own.package, own.kernel),
         "problem.py": ("evotune.cli", "problem.py"),
         "space.yaml": (own.package, own.space),
-        test: ("evotune.cli", "test_kernel.py"),
+        f"test_{entry}.py": ("evotune.cli", "test_kernel.py"),
+        "README.md": ("evotune.cli", "readme.md"),
     }
-    marks = {
-        **{"@NAME@": name, "@ENTRY@": entry, "@DEVICE@": own.arguments},
-        **{"@KERNEL@": kernel, "@TEST@": test},
-    }
+    values = {"@NAME@": name, "@ENTRY@": entry, "@FILE@": source, "@DEVICE@": own.arguments}
     made = {}
     for file, (package, template) in templates.items():
         text = files(package).joinpath("templates", template).read_text(encoding="utf-8")
-        for mark, value in marks.items():
+        for mark, value in values.items():
             text = text.replace(mark, value)
         made[file] = text
     return {**made, "space.schema.json": schema_text()}

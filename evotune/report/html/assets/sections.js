@@ -60,7 +60,7 @@ function hero(run) {
     el("div", {}, best && !run.recorded
       ? `${best.time}, trial ${best.trial} of ${run.total}, ${standing}.` : run.sentence),
     best ? el("code", { class: "configuration" }, best.configuration) : null,
-    answerList(run.answers),
+    answerList(run),
     ...run.warnings.filter(([number]) => number === run.leader).map(([, text]) =>
       el("p", { class: "bad" }, "Warning: " + text)),
     ...(run.disqualified.length ? [el("details", {}, el("summary", {},
@@ -68,12 +68,15 @@ function hero(run) {
     simpleTable(["trial", "reason"], run.disqualified, [true, false]))] : []));
 }
 
-function answerList(answers) {
-  return el("dl", { class: "answers" }, answers.flatMap((answer) => [
-    el("dt", {}, answer.question),
-    el("dd", {}, answer.sentences.map((text) => el("p", {}, text)),
-      answer.commands.map(([line, reason]) => el("p", {}, el("code", {}, line), " ", el("span", { class: "quiet" }, reason)))),
-  ]));
+// An explanation, where there is one, answers "Why?" in place of the ablation.
+function answerList(run) {
+  const explained = run.explanation && run.explanation.headline;
+  return el("dl", { class: "answers" }, run.answers.flatMap((answer) => {
+    const { sentences, commands } = explained && answer.question === "Why?" ? { sentences: [explained], commands: [] } : answer;
+    return [el("dt", {}, answer.question),
+      el("dd", {}, sentences.map((text) => el("p", {}, text)),
+        commands.map(([line, reason]) => el("p", {}, el("code", {}, line), " ", el("span", { class: "quiet" }, reason))))];
+  }));
 }
 
 function leaderboardSection(run, rows) {
