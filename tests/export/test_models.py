@@ -1,0 +1,74 @@
+"""Whole models with a package's attention: see benchmarks/export_models.py."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from evotune.problems.attention import Attention
+from tests.export.making import ROOT
+from tests.export.runtime.packages import imported
+
+Benchmarks = Callable[[str], ModuleType]
+CELL = {"model": "bert-base", "dtype": "float16", "way": "graph", "agrees": True, "served": 12}
+SERVED = {
+    **{"bert-base": 2, "bert-large": 2, "gpt2": 2, "vit-large": 2, "whisper-large": 2},
+    **{"llama-2048": 2, "llama-8192": 2, "llama-decode": 0},
+}
+
+
+def cell(sdpa: float, unmasked: float, none: float, package: float, **changes: Any) -> Any:
+    us = {"sdpa": sdpa, "unmasked": unmasked, "none": none, "package": package}
+    return {**CELL, "attention_calls": 12, "us": us, **changes}
+
+
+def test_the_bars_are_those_of_the_attention_and_of_the_whole_model(
+    benchmark_module: Benchmarks,
+) -> None:
+    bars = benchmark_module("model_bars")
+    assert bars.faults(cell(1931, 752, 625, 700)) == []
+    assert bars.faults(cell(1931, 752, 625, 740)) == ["attention below 1.3x"]
+    assert bars.faults(cell(1700, 752, 625, 700)) == ["below 2.5x of sdpa"]
+    assert bars.faults(cell(1931, 690, 625, 720, model="llama-2048")) == ["slower than 0.98x"]
+    assert bars.faults(cell(1931, 752, 625, 740, way="eager")) == []
+    assert bars.faults(cell(1931, 752, 625, 700, agrees=False)) == ["the output is off"]
+    assert bars.faults({**CELL, "error": "the time ran out"}) == ["the time ran out"]
+    assert "12/12  ok" in bars.table([cell(1931, 752, 625, 700)])
+
+
+def test_the_cases_of_the_models_are_cases() -> None:
+    listed = yaml.safe_load((ROOT / "benchmarks" / "cases" / "models.yaml").read_text())
+    cases = [
+        Attention("float16").case(
+            {name: value for name, value in each.items() if name != "causal"},
+            {"causal": each["causal"]},
+        )
+        for each in listed
+    ]
+    assert len({case.label for case in cases}) == 8
+
+
+@pytest.mark.soak
+@pytest.mark.filterwarnings("ignore")  # of transformers and of PyTorch's compiler
+@pytest.mark.parametrize("name", SERVED)
+def test_a_tiny_model_is_served(
+    benchmark_module: Benchmarks, attention_cpu: Path, name: str
+) -> None:
+    pytest.importorskip("transformers")
+    script = benchmark_module("export_models")
+    options = argparse.Namespace(tiny=True, rounds=1, compiler="eager")
+    torch._dynamo.reset()
+    with imported(attention_cpu) as module, torch.no_grad():
+        trial = script.Trial(module, name, options)
+        about = trial.about()
+        assert about["agrees"]
+        assert (about["served"], about["attention_calls"]) == (SERVED[name], 2)
+        for way in ("eager", "compile"):
+            assert trial.cell(way)["us"].keys() == {"sdpa", "unmasked", "none", "package"}
