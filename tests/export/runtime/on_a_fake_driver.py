@@ -383,16 +383,17 @@ def test_check_calls_what_users_call(opened: Open, driver: Any, capsys: Any) -> 
 def test_the_native_launcher_is_built_alike_each_time() -> None:
     files = registry.named("cuda").exported_files("any")
     name = f"_native_{_exported.platform()}.so"
-    assert files[name] == _exported.build.__wrapped__(files["_native.cpp"])
+    sources = {n.removeprefix("native/"): files[n] for n in files if n.startswith("native/")}
+    assert files[name] == _exported.build.__wrapped__(tuple(sources.items()))
 
 
 def test_without_a_compiler_packages_have_no_native_launcher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert _exported.build.__wrapped__(b"int f();") == b""
+    assert _exported.build.__wrapped__((("f.cpp", b"int f();"),)) == b""
     monkeypatch.setenv("CXX", "g++")
-    assert _exported.build.__wrapped__(b"int f(") == b""
+    assert _exported.build.__wrapped__((("f.cpp", b"int f("),)) == b""
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
