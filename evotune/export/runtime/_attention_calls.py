@@ -69,8 +69,12 @@ class AttentionCalls:
     ) -> torch.Tensor:
         """scaled_dot_product_attention(q, k, v, is_causal=…, scale=…, enable_gqa=…). A kernel of
         this package serves it where it was measured to win, otherwise SDPA."""
-        out = self.attempt(q, k, v, None, 0.0, is_causal, scale, enable_gqa)
+        out: Any = None
+        if not _is_traced() and self._direct is not None:  # as `attempt` does, without its frame
+            out = self._direct(q, k, v, None, 0.0, is_causal, scale, enable_gqa)
         if out is None:
+            out = self.attempt(q, k, v, None, 0.0, is_causal, scale, enable_gqa)
+        if out is None or out is False:
             return sdpa(q, k, v, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
         return out
 

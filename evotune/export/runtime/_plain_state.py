@@ -22,22 +22,23 @@ _cudnn = torch._C._get_cudnn_sdp_enabled
 
 
 def questions() -> tuple[Any, ...]:
-    """For native code: the dictionary and the name in it of forward-mode AD's level, functions
-    whose answers must be false, and functions whose answers must be true in a plain state.
-    AttributeError where this PyTorch lacks one.
+    """For native code: the dictionary and the name in it of forward-mode AD's level, whether
+    autocast is on, functions whose answers must be false, and functions whose answers must be true
+    in a plain state. AttributeError where this PyTorch lacks one.
 
-    Native code goes no longer way round, so more must be false than below: autocast, and a profiler
-    that is to see an operator.
+    More must be false than below, since native code does nothing but launch: a profiler is to see
+    an operator.
     """
     unwanted: tuple[Callable[[], object], ...] = (
         _dispatch_modes,
         _function_modes,
         _transforms,
         _tracing_state,
-        torch._C._is_any_autocast_enabled,
         torch._C._autograd._profiler_enabled,
     )
-    return vars(forward_ad), "_current_level", unwanted, (_flash, _efficient, _cudnn)
+    wanted = (_flash, _efficient, _cudnn)
+    autocast = torch._C._is_any_autocast_enabled
+    return vars(forward_ad), "_current_level", autocast, unwanted, wanted
 
 
 def are_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:

@@ -16,6 +16,7 @@ namespace {
 std::mutex mutex;
 std::string notes;
 std::atomic<std::uint64_t> stream{7}, capture{0};
+std::atomic<int> launch_status{0};
 thread_local void* current = nullptr;
 thread_local std::vector<void*> below;  // contexts that were current before
 thread_local int mode = 0;  // global: loading and allocating end a capture
@@ -41,6 +42,7 @@ void fake_set(std::uint64_t new_stream, std::uint64_t new_capture) {
   stream = new_stream;
   capture = new_capture;
 }
+void fake_fail(int status) { launch_status = status; }
 std::uint64_t fake_current_stream() { return stream; }
 std::int32_t aoti_torch_get_current_cuda_stream(std::int32_t, void** found) {
   *found = reinterpret_cast<void*>(stream.load());
@@ -154,6 +156,7 @@ int cuTensorMapEncodeTiled(void* map, int dtype, std::uint32_t rank, void* addre
 int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                    unsigned shared, void* on, void** arguments, void**) {
   if (int status = absent()) return status;
+  if (int status = launch_status) return status;
   char line[200];
   snprintf(line, sizeof line, "launch %u %u %u / %u %u %u + %u on %zu", gx, gy, gz, bx, by, bz, shared,
            reinterpret_cast<std::size_t>(on));

@@ -145,13 +145,17 @@ inline Decision* known(const Key& key) {
   return slot.decision = found->second;
 }
 
-// The decision of the call. `ask` has Python make one, under the key `asked_for`.
-template <typename Ask>
-Decision& decision_on(const Call& call, const Ask& ask) {
+inline Decision* known(const Call& call) {
   thread_local Key key;
   make_key(call, key);
-  if (Decision* found = known(key)) return *found;
-  const Key wanted = key;
+  return known(key);
+}
+
+// The decision of a call that has none yet. `ask` has Python make it, under the key `asked_for`.
+template <typename Ask>
+Decision& decided(const Call& call, const Ask& ask) {
+  Key wanted;
+  make_key(call, wanted);
   for (int attempts = 0; attempts < 2; ++attempts) {  // what Python does meanwhile may call here again
     asked_for = wanted;
     ask();

@@ -119,6 +119,7 @@ struct Asked {
   Object empty_like, is_neg;       // functions of a tensor
   Object decide, serve;            // Python's, of the call
   Object forward_ad, level;        // a module's dictionary and a name in it: less than 0 outside of forward-mode AD
+  Object autocast;                 // a function: whether autocast may change the tensors' dtypes
   Object unwanted, wanted;         // tuples of functions whose answers must be false and true
   const DlFunctions* dlpack;
 } asked;
@@ -131,17 +132,18 @@ bool truth(Reference answer) {
   return found;
 }
 
+bool holds(Object function) { return truth(Reference(python.Vectorcall(function, nullptr, 0, nullptr))); }
+
 bool any_answer_is(bool unwelcome, Object functions) {
   const std::ptrdiff_t count = python.TupleSize(functions);
   for (std::ptrdiff_t i = 0; i < count; ++i)
-    if (truth(Reference(python.Vectorcall(python.TupleGetItem(functions, i), nullptr, 0, nullptr))) == unwelcome)
-      return true;
+    if (holds(python.TupleGetItem(functions, i)) == unwelcome) return true;
   return false;
 }
 
 // Whether nothing but the values of the tensors matters: PyTorch is in its plain state, and so are they.
 bool all_is_plain(Object const* arguments) {
-  if (any_answer_is(true, asked.unwanted) || any_answer_is(false, asked.wanted)) return false;
+  if (holds(asked.autocast) || any_answer_is(true, asked.unwanted) || any_answer_is(false, asked.wanted)) return false;
   Object level = python.GetItem(asked.forward_ad, asked.level);
   if (!level || python.AsLong(level) >= 0) return false;
   const bool grad = torch.grad_mode_is_enabled();
@@ -171,7 +173,6 @@ bool read_call(Object const* arguments, Call& call) {
   call.is_causal = causal == asked.yes;
   call.enable_gqa = gqa == asked.yes;
   call.scale = scale == asked.none ? NAN : python.AsDouble(scale);
-  if (!all_is_plain(arguments)) return false;
   for (int i = 2; i >= 0; --i) {  // q last: the output lies on its device
     DlTensor found;
     if (!view_of(arguments[i], found)) return false;
@@ -200,7 +201,13 @@ Object answer(Object object) {
 Object served(Object const* arguments) {
   Call call;
   if (!read_call(arguments, call)) return answer(asked.none);
-  Decision& decision = decision_on(call, [&] {
+  Decision* found = known(call);
+  if (found && found->kind == kMiss && !holds(asked.autocast)) {  // whatever else PyTorch's state is
+    found->calls.fetch_add(1, std::memory_order_relaxed);
+    return answer(asked.no);
+  }
+  if (!all_is_plain(arguments)) return answer(asked.none);
+  Decision& decision = found ? *found : decided(call, [&] {
     const Reference scale(python.FromDouble(call.scale));
     ask(asked.decide, arguments, scale.get());
   });
@@ -251,7 +258,8 @@ extern "C" __attribute__((visibility("default"))) void* evotune_native_function(
     find_python();
     Object* const members[] = {&asked.tensor_type, &asked.float_type, &asked.none, &asked.yes, &asked.no,
                                &asked.requires_grad, &asked.empty_like, &asked.is_neg, &asked.decide, &asked.serve,
-                               &asked.forward_ad, &asked.level, &asked.unwanted, &asked.wanted};
+                               &asked.forward_ad, &asked.level, &asked.autocast,
+                               &asked.unwanted, &asked.wanted};
     python.IncRef(tuple);
     std::ptrdiff_t place = 0;
     for (Object* member : members) *member = python.TupleGetItem(tuple, place++);
