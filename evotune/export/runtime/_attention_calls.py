@@ -69,7 +69,7 @@ class AttentionCalls:
     ) -> torch.Tensor:
         """scaled_dot_product_attention(q, k, v, is_causal=…, scale=…, enable_gqa=…). A kernel of
         this package serves it where it was measured to win, otherwise SDPA."""
-        out: Any = None
+        out: torch.Tensor | Literal[False] | None = None
         if not _is_traced() and self._direct is not None:  # as `attempt` does, without its frame
             out = self._direct(q, k, v, None, 0.0, is_causal, scale, enable_gqa)
         if out is None:
@@ -91,13 +91,26 @@ class AttentionCalls:
     ) -> torch.Tensor | None:
         """The output, or None when the kernels do not serve the call."""
         if not _is_traced() and self._direct is not None:
+            out: torch.Tensor | Literal[False] | None
             out = self._direct(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
-            if out is False:
-                return None
             if out is not None:
-                return out  # type: ignore[no-any-return]
+                return None if out is False else out
         if _is_compiling():
             return self._traced(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
+        return self._attempt(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
+
+    def _attempt(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        dropout: float,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> torch.Tensor | None:
+        """The same for an eager call, without the native launcher's function."""
         if self._lost:  # a miss must cost little
             lost = self._lost_before(q, k, is_causal, scale, enable_gqa)
             if lost is not None:
