@@ -13,11 +13,13 @@ from evotune.backends import registry
 from evotune.device.launch import CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.engine._champion_cases import (
+    compiled_in,
     obstacle,
     refusal,
     scalars_skipped,
     strides_untold,
     symbols_kept,
+    symbols_kept_in_search,
 )
 from evotune.engine._compile_jobs import CompileJobs
 from evotune.engine.launches import CasePlanner, Rejected
@@ -74,13 +76,12 @@ class Planner:
         self._profile = profile
         self._architecture = architecture(profile)
         self._compiling = CompileJobs(document, problem, profile, sources)
-        self._kept = {
-            kernel.name: symbols_kept(
-                document, kernel, problem.scalars, problem.tensors(cases[TIMED][0])
-            )
-            for kernel in document.kernels
-        }
-        self._edges = {name: self._edge_cases(kept) for name, kept in self._kept.items()}
+        tensors = problem.tensors(cases[TIMED][0])
+        self._kept, searched = (
+            {each.name: kept(document, each, problem.scalars, tensors) for each in document.kernels}
+            for kept in (symbols_kept, symbols_kept_in_search)
+        )
+        self._edges = {name: self._edge_cases(kept) for name, kept in searched.items()}
         self._searched: dict[str, list[_CasePlan]] = {}  # by kernel
         self._limits = registry.named(profile.backend).limits()
         self._refuse_unknown_arguments()
@@ -103,7 +104,8 @@ class Planner:
     ) -> Proposal:
         """Every case with its compiler run and its launches; a rejection when a case breaks a limit
         of the device. A champion that is confirmed gets further cases: held-out ones, edge shapes
-        of the variants that the space does not tune, and random shapes."""
+        that need another binary and of the variants that the space does not tune, and random
+        shapes."""
         kernel = self._kernel(configuration)
         compile_jobs: _CompileJobs = {}
         try:
@@ -112,6 +114,7 @@ class Planner:
             return Proposal(number, configuration, rejection=str(rejected), confirm=confirm)
         skipped: list[Check] = []
         if confirm:
+            jobs += self._edge_jobs(kernel, configuration, compile_jobs, skipped)
             jobs += self._random_jobs(kernel, configuration, compile_jobs, number, skipped)
             jobs += self._sibling_jobs(kernel, configuration, compile_jobs, skipped)
             skipped += scalars_skipped(self._document, kernel, self.problem.scalars)
@@ -193,7 +196,7 @@ class Planner:
         evaluator = self.bound.evaluator(case.symbols)
         launches = CasePlanner(kernel, case, evaluator, self.problem.tensors(case), arch)
         flops = self.problem.flops(case)
-        return _CasePlan(case, role, _compiled_in(kernel, case), flops, launches)
+        return _CasePlan(case, role, compiled_in(self.bound, kernel, case), flops, launches)
 
     def _case_job(
         self,
@@ -214,12 +217,48 @@ class Planner:
         case_plan: _CasePlan,
         compile_jobs: _CompileJobs,
     ) -> CaseJob:
-        case, compiled_in = case_plan.case, case_plan.compiled_in
+        case, values = case_plan.case, case_plan.compiled_in
         plan = case_plan.launches.plan(known)
         self._check_launches(kernel, plan, case)
-        if compiled_in not in compile_jobs:
-            compile_jobs[compiled_in] = self._compiling.job(kernel, configuration, case, plan)
-        return CaseJob(case, case_plan.role, compile_jobs[compiled_in], plan, case_plan.flops)
+        if values not in compile_jobs:
+            job = self._compiling.job(kernel, configuration, case, plan, values)
+            compile_jobs[values] = job
+        return CaseJob(case, case_plan.role, compile_jobs[values], plan, case_plan.flops)
+
+    def _edge_jobs(
+        self,
+        kernel: KernelSpec,
+        configuration: Configuration,
+        compile_jobs: _CompileJobs,
+        skipped: list[Check],
+    ) -> list[CaseJob]:
+        """Edge shapes that the search leaves out, since they may need another binary."""
+        known = {edge.label for edge in self._edges[kernel.name]}
+        edges = self._edge_cases(self._kept[kernel.name])
+        return self._unknown_edges(kernel, configuration, edges, known, compile_jobs, skipped)
+
+    def _unknown_edges(  # noqa: PLR0917
+        self,
+        kernel: KernelSpec,
+        configuration: Configuration,
+        edges: Sequence[Case],
+        known: set[str],
+        compile_jobs: _CompileJobs,
+        skipped: list[Check],
+    ) -> list[CaseJob]:
+        """The supported ones of these edge shapes that are not `known` yet."""
+        jobs = []
+        for edge in edges:
+            if edge.label not in known and kernel.unsupported(edge.symbols) is None:
+                known.add(edge.label)
+                try:
+                    job = self._case_job(kernel, configuration, edge, EDGE, compile_jobs)
+                except (Rejected, SpaceError) as error:
+                    detail = str(error)
+                    skipped.append(Check(edge.label, ALL_KINDS, "skipped", detail=detail))
+                else:
+                    jobs.append(job)
+        return jobs
 
     def _sibling_jobs(
         self,
@@ -234,7 +273,7 @@ class Planner:
         known = {case.label for cases in self._cases.values() for case in cases}
         known |= {case.label for case in self._edges[kernel.name]}
         kept = self._kept[kernel.name]
-        jobs = []
+        jobs: list[CaseJob] = []
         for case in self._cases[TIMED]:
             for sibling in self.problem.siblings(case):
                 if sibling.label in tuned:
@@ -245,16 +284,10 @@ class Planner:
                         Check(f"edge shapes of {sibling.label}", ALL_KINDS, "skipped", detail=why)
                     )
                     continue
-                for edge in self.problem.edge_cases(sibling, kept):
-                    if edge.label not in known and kernel.unsupported(edge.symbols) is None:
-                        known.add(edge.label)
-                        try:
-                            job = self._case_job(kernel, configuration, edge, EDGE, compile_jobs)
-                        except (Rejected, SpaceError) as error:
-                            detail = str(error)
-                            skipped.append(Check(edge.label, ALL_KINDS, "skipped", detail=detail))
-                        else:
-                            jobs.append(job)
+                edges = self.problem.edge_cases(sibling, kept)
+                jobs += self._unknown_edges(
+                    kernel, configuration, edges, known, compile_jobs, skipped
+                )
         return jobs
 
     def _random_jobs(
@@ -275,7 +308,7 @@ class Planner:
         for case in islice(drawn, _RANDOM_SHAPES):
             if len(jobs) - far == _RANDOM_TESTS:
                 break
-            compiled = _compiled_in(kernel, case) in compile_jobs
+            compiled = compiled_in(self.bound, kernel, case) in compile_jobs
             if compiled and case.label not in known and kernel.unsupported(case.symbols) is None:
                 known.add(case.label)
                 try:
@@ -322,10 +355,6 @@ class Planner:
     def _kernel(self, configuration: Configuration) -> KernelSpec:
         name = configuration.get("KERNEL")
         return self._document.kernel(str(name) if name is not None else None)
-
-
-def _compiled_in(kernel: KernelSpec, case: Case) -> tuple[Value, ...]:
-    return tuple(case.symbols[name] for name in kernel.define)
 
 
 def architecture(profile: DeviceProfile) -> dict[str, Value]:
