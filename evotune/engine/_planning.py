@@ -81,7 +81,10 @@ class Planner:
             {each.name: kept(document, each, problem.scalars, tensors) for each in document.kernels}
             for kept in (symbols_kept, symbols_kept_in_search)
         )
-        self._edges = {name: self._edge_cases(kept) for name, kept in searched.items()}
+        self._edges = {
+            kernel.name: self._searched_edges(kernel, searched[kernel.name])
+            for kernel in document.kernels
+        }
         self._searched: dict[str, list[_CasePlan]] = {}  # by kernel
         self._limits = registry.named(profile.backend).limits()
         self._refuse_unknown_arguments()
@@ -190,6 +193,14 @@ class Planner:
             for edge in self.problem.edge_cases(case, kept)
         }
         return [edge for label, edge in edges.items() if label not in timed]
+
+    def _searched_edges(self, kernel: KernelSpec, kept: Collection[str]) -> list[Case]:
+        """The edge cases that need no binary beside those of the timed cases."""
+        edges = self._edge_cases(kept)
+        if not set(kernel.define) & set(self._document.let):
+            return edges
+        binaries = {compiled_in(self.bound, kernel, case) for case in self._cases[TIMED]}
+        return [edge for edge in edges if compiled_in(self.bound, kernel, edge) in binaries]
 
     def _case_plan(self, kernel: KernelSpec, case: Case, role: str) -> _CasePlan:
         arch = int(self._profile.attributes.get("arch", 0))

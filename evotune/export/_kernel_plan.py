@@ -37,7 +37,7 @@ Strides = Mapping[str, Sequence[str]]
 @dataclass(frozen=True, slots=True)
 class KernelPlan:
     """`plan` is a LaunchPlan in dicts and lists whose numbers are expressions. Where one of
-    `guards` does not hold, the kernel must not be called. `compiled_in`: what chooses the binary."""
+    `guards` does not hold, the kernel must not be called. `compiled_in` chooses the binary."""
 
     scope: CaseScope
     plan: Mapping[str, Any]
@@ -206,7 +206,9 @@ class _Writer:
 
     def _conditional(self, argument: ArgumentSpec, kind: str) -> dict[str, Any]:
         found = self._argument(argument, kind)
-        return found if argument.when is None else {**found, "when": self._scope.bind(argument.when)}
+        return (
+            found if argument.when is None else {**found, "when": self._scope.bind(argument.when)}
+        )
 
     def _argument(self, argument: ArgumentSpec, kind: str) -> dict[str, Any]:
         name = str(argument.name)

@@ -161,7 +161,8 @@ struct Problem {
   int group, seq_len_q, seq_len_k;  // group: query heads per kv head
 
   __device__ Problem(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
-                     float softmax_scale, int heads, int kv_heads, int seq_len_q, int seq_len_k STRIDE_PARAMETERS)
+                     float softmax_scale, int heads, int kv_heads, int seq_len_q, int seq_len_k
+                     STRIDE_PARAMETERS)
       : q(q), k(k), v(v), out(out), partials(partials), counter(counter),
         scale_log2(softmax_scale * 1.44269504088896341f), group(heads == kv_heads ? 1 : heads / kv_heads),
         seq_len_q(seq_len_q), seq_len_k(seq_len_k) STRIDE_MEMBERS {}
@@ -263,11 +264,10 @@ template <int CELLS>
 __device__ __forceinline__ void merge_splits(const Tile& tile, const float* parts, int first, int stride) {
   const auto store = [&](int row, int column, const float(&o)[4]) {
 #if STRIDED
-    Element* to = tile.row_at(tile.problem.out, tile.problem.out_strides, tile.first_row + row) + column;
+    *reinterpret_cast<uint2*>(tile.row_at(tile.problem.out, tile.problem.out_strides, tile.first_row + row) + column) =
 #else
-    Element* to = tile.problem.out + tile.offset(tile.first_row + row) + column;
+    *reinterpret_cast<uint2*>(tile.problem.out + tile.offset(tile.first_row + row) + column) =
 #endif
-    *reinterpret_cast<uint2*>(to) =
         make_uint2(pack<kBfloat16>(o[0], o[1]), pack<kBfloat16>(o[2], o[3]));
   };
   merge_split_parts<SplitParts, kLoadedTogether, CELLS>(parts, SPLIT_KV, tile.valid_rows(), first, stride,
@@ -304,8 +304,10 @@ __device__ __forceinline__ void attend_tile(const Problem& problem, int head, in
 
 extern "C" __global__ void CLUSTER __launch_bounds__(kThreads, MIN_CTAS)
     attention_forward(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
-                      float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k STRIDE_PARAMETERS) {
-  const Problem problem(q, k, v, out, partials, counter, softmax_scale, heads, kv_heads, seq_len_q, seq_len_k STRIDE_ARGUMENTS);
+                      float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k
+                      STRIDE_PARAMETERS) {
+  const Problem problem(q, k, v, out, partials, counter, softmax_scale, heads, kv_heads, seq_len_q,
+                        seq_len_k STRIDE_ARGUMENTS);
   constexpr bool heads_first = TILE_ORDER == TILE_ORDER_BY_HEAD || TILE_ORDER == TILE_ORDER_BY_HEAD_DESCENDING;
   constexpr bool descending = TILE_ORDER == TILE_ORDER_BY_ROW_DESCENDING || TILE_ORDER == TILE_ORDER_BY_HEAD_DESCENDING;
   const int row_blocks = problem.row_blocks(), tile_heads = batch * (PACK_GQA ? kv_heads : heads);
@@ -333,9 +335,11 @@ static_assert(SplitParts::kCells % kMergeThreads == 0, "a block has one tile");
 
 extern "C" __global__ void __launch_bounds__(kMergeThreads, 1)
     attention_merge(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
-                    float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k STRIDE_PARAMETERS) {
+                    float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k
+                    STRIDE_PARAMETERS) {
   constexpr int blocks = SplitParts::kCells / kMergeThreads;  // per tile
-  const Problem problem(q, k, v, out, partials, counter, softmax_scale, heads, kv_heads, seq_len_q, seq_len_k STRIDE_ARGUMENTS);
+  const Problem problem(q, k, v, out, partials, counter, softmax_scale, heads, kv_heads, seq_len_q,
+                        seq_len_k STRIDE_ARGUMENTS);
   const int number = blockIdx.x / blocks, row_blocks = problem.row_blocks();
   const Tile tile(problem, number / row_blocks, number % row_blocks);
   const float* parts = partials + static_cast<long long>(number) * SPLIT_KV * SplitParts::kFloats;

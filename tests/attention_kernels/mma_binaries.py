@@ -1,4 +1,4 @@
-"""Hashes of attention_mma.cu's machine code for contiguous tensors, in the table data/mma_cubins.json.
+"""Hashes of attention_mma.cu's machine code for contiguous tensors: data/mma_cubins.json.
 
     python -m tests.attention_kernels.mma_binaries    # writes the table anew; minutes
 
