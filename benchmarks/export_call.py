@@ -8,10 +8,14 @@ case: the N-th that was timed and is served. They take turns, so that all see th
 device idle before each round; `low` and `high` are its quartiles. On a GPU `graph_us` is the device
 time of one call in a captured graph, and SDPA's beside it.
 
+- allocation: torch.empty_like(q), which every path makes.
 - empty op: an operator of torch.library with these arguments, which allocates the output.
 - package: NAME.attention, with the launcher that `info()` names.
-- package, ctypes: the same without the native launcher.
+- package, operator: the same through a private operator instead of native code's function.
+- package, ctypes: the same without native code.
+- function: the function of native code that NAME.attention calls.
 - operator: torch.ops.NAME.attention.
+- operator, graph: the operator that graphs of torch.compile contain.
 - hook: F.scaled_dot_product_attention while the package is active.
 - SDPA: the same before.
 - SDPA, miss: SDPA on a case that the package does not serve; hook, miss: that while it is active.
@@ -20,6 +24,7 @@ time of one call in a captured graph, and SDPA's beside it.
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib
 import json
 import platform
@@ -54,13 +59,20 @@ def main() -> None:
     warnings.simplefilter("ignore")
     with torch.no_grad():
         result = measured(module, arguments.case, arguments.calls, arguments.rounds)
+    show(result, arguments.output)
+
+
+def show(result: dict[str, Any], output: Path | None) -> None:
+    """Prints a table, and writes the result to a file, or prints it."""
+    for words, ratio in result["ratios"].items():
+        print(f"{ratio:9.2f} {words}", file=sys.stderr)
     for row in result["paths"]:
         graph = f"{row['graph_us']:9.2f}" if "graph_us" in row else ""
         figures = f"{row['host_us']:9.2f} {row['low']:9.2f} {row['high']:9.2f} {graph}"
         print(f"{row['path']:18} {figures}", file=sys.stderr)
     text = json.dumps(result, indent=1) + "\n"
-    if arguments.output:
-        arguments.output.write_text(text)
+    if output:
+        output.write_text(text)
     else:
         print(text, end="")
 
@@ -87,7 +99,7 @@ def measured(module: Any, number: int, calls: int, rounds: int) -> dict[str, Any
             call()
     for _ in range(rounds):
         for name, call in paths.items():
-            times[name].append(host_us(call, calls if device.type != "cpu" else 5, device))
+            times[name].append(host_us(call, calls, device))
     rows = []
     for name, call in paths.items():
         low, median, high = statistics.quantiles(times[name], n=4)
@@ -95,6 +107,7 @@ def measured(module: Any, number: int, calls: int, rounds: int) -> dict[str, Any
         if device.type != "cpu" and name in ("package", "SDPA", "hook"):
             row["graph_us"] = graph_us(call)
         rows.append(row)
+    medians = {row["path"]: row["host_us"] for row in rows}
     properties = torch.cuda.get_device_properties(device).name if device.type != "cpu" else ""
     return {
         "command": "python benchmarks/export_call.py",
@@ -106,6 +119,11 @@ def measured(module: Any, number: int, calls: int, rounds: int) -> dict[str, Any
         "case": symbols,
         "calls": calls,
         "rounds": rounds,
+        "ratios": {
+            f"package / {other}": medians["package"] / medians[other]
+            for other in ("SDPA", "empty op", "package, operator")
+            if other in medians
+        },
         "paths": rows,
     }
 
@@ -119,18 +137,28 @@ def paths_of(
     empty = empty_operator(q.device.type)
     operator = package._operator.public
     serve = package._kernels.serve
-    odd, scale = unserved(package._kernels, tensors, causal, grouped)
+    calls, scale = package._calls, q.shape[3] ** -0.5
+    through_operator = copy.copy(calls)
+    through_operator._direct = None
+    odd, odd_scale = unserved(package._kernels, tensors, causal, grouped)
     replaced = with_hook(module)
-    return {
+    paths: dict[str, Callable[[], object]] = {
+        "allocation": lambda: torch.empty_like(q),
         "empty op": lambda: empty(q, k, v, causal, None, grouped),
         "package": lambda: module.attention(q, k, v, **options),
         "package, ctypes": lambda: serve(q, k, v, causal, None, grouped),
         "operator": lambda: operator(q, k, v, causal, None, grouped),
+        "operator, graph": lambda: package._operator.served(q, k, v, causal, scale, grouped),
         "hook": lambda: replaced(q, k, v, **options),
         "SDPA": lambda: F.scaled_dot_product_attention(q, k, v, **options),
-        "SDPA, miss": lambda: F.scaled_dot_product_attention(*odd, scale=scale, **options),
-        "hook, miss": lambda: replaced(*odd, scale=scale, **options),
+        "SDPA, miss": lambda: F.scaled_dot_product_attention(*odd, scale=odd_scale, **options),
+        "hook, miss": lambda: replaced(*odd, scale=odd_scale, **options),
     }
+    if calls._direct is not None:
+        rest = (None, 0.0, causal, None, grouped)
+        paths["package, operator"] = lambda: through_operator.attention(q, k, v, **options)
+        paths["function"] = lambda: calls._direct(q, k, v, *rest)
+    return paths
 
 
 def unserved(

@@ -23,6 +23,7 @@ _SECTIONS = {
     "KernelModel": "kernels.NAME",
     "ArgumentModel": "kernels.NAME.arguments[]",
     "TensorMapModel": "kernels.NAME.arguments[], a tensor map",
+    "FurtherArgumentsModel": "kernels.NAME.further_arguments",
     "WorkspaceModel": "kernels.NAME.workspace.NAME",
     "LaunchModel": "kernels.NAME.launches[]",
     "ParameterModel": "parameters.NAME",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from evotune.errors import SpaceError
 from evotune.problems.problem import Case, TensorSpec
@@ -11,7 +11,7 @@ from evotune.space.document import SpaceDocument
 from evotune.space.language.expression import Expression
 from evotune.space.language.scalar import truth
 from evotune.space.specs import KernelSpec
-from evotune.trial import Check, Configuration
+from evotune.trial import Check, Configuration, Value
 from evotune.verify.kept_checks import ALL_KINDS
 
 
@@ -69,12 +69,38 @@ def symbols_kept(
 ) -> set[str]:
     """The symbols that no case of the kernel may change: compiled-in symbols, because another value
     needs another binary, scalars that the kernel is not told, and `layout` where it is not told the
-    strides of all `tensors`."""
-    kept = set(kernel.define) | (set(scalars) - _symbols_told(document, kernel))
+    strides of all `tensors`. A compiled-in `let` keeps none: `symbols_kept_in_search`."""
+    kept = set(kernel.define).difference(document.let)
+    kept |= set(scalars) - _symbols_told(document, kernel)
     strided = [spec for spec in tensors if spec.stride_symbols]
     if strided and strides_untold(document, kernel, strided):
         kept.add("layout")
     return kept
+
+
+def symbols_kept_in_search(
+    document: SpaceDocument,
+    kernel: KernelSpec,
+    scalars: Iterable[str],
+    tensors: Sequence[TensorSpec] = (),
+) -> set[str]:
+    """The same, and `layout` where a `let` of strides is compiled in: trials compile the binaries
+    of the layouts that the space times, and champions the other ones too."""
+    kept = symbols_kept(document, kernel, scalars, tensors)
+    derived = [document.let[name] for name in kernel.define if name in document.let]
+    strides = {symbol for spec in tensors for symbol in spec.stride_symbols}
+    if strides & _names(derived, document.let):
+        kept.add("layout")
+    return kept
+
+
+def compiled_in(bound: BoundSpace, kernel: KernelSpec, case: Case) -> tuple[Value, ...]:
+    """The values of the symbols and `let`s that the kernel has compiled in."""
+    let = bound.document.let
+    return tuple(
+        bound.evaluate(let[name], {}, case.symbols) if name in let else case.symbols[name]
+        for name in kernel.define
+    )
 
 
 def strides_untold(

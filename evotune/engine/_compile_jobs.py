@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,15 @@ class CompileJobs:
         return moved
 
     def job(
-        self, kernel: KernelSpec, configuration: Configuration, case: Case, plan: LaunchPlan
+        self,
+        kernel: KernelSpec,
+        configuration: Configuration,
+        case: Case,
+        plan: LaunchPlan,
+        compiled_in: Sequence[Value],
     ) -> CompileJob:
-        """The compiler run for a configuration on a case; `plan`: its launches there."""
+        """The compiler run for a configuration on a case; `plan`: its launches there;
+        `compiled_in`: the values of the kernel's `define`."""
         defines = dict(self._choices)
         for name, value in configuration.items():
             if name != "KERNEL":
@@ -57,9 +63,9 @@ class CompileJobs:
             defines[f"DTYPE_{dtype.upper()}"] = index
         defines["DTYPE"] = defines[f"DTYPE_{self._problem.dtype.upper()}"]
         formulas = self._problem.formulas(case)
-        for name in kernel.define:
+        for name, value in zip(kernel.define, compiled_in, strict=True):
             if name != "dtype" and name not in formulas:
-                defines[name.upper()] = _as_integer(name, case.symbols[name], defines)
+                defines[name.upper()] = _as_integer(name, value, defines)
         return CompileJob(
             language=kernel.language,
             root=self._root,
@@ -80,7 +86,8 @@ class CompileJobs:
             return {"entries": tuple(entries), "signature": tuple(given)}
         pointees = {spec.name: f"*{spec.dtype}" for spec in self._problem.tensors(case)}
         pointees |= {workspace.name: "*byte" for workspace in kernel.workspace}
-        own = plan.arguments[: len(kernel.arguments)]
+        extra = language(kernel.language).extra_arguments
+        own = plan.arguments[: len(plan.arguments) - len(extra)]
         types = (pointees.get(a.name, "*byte") if a.type in POINTERS else a.type for a in own)
         return {"entry": kernel.entry, "signature": tuple(types)}
 

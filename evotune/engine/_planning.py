@@ -13,11 +13,13 @@ from evotune.backends import registry
 from evotune.device.launch import CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.engine._champion_cases import (
+    compiled_in,
     obstacle,
     refusal,
     scalars_skipped,
     strides_untold,
     symbols_kept,
+    symbols_kept_in_search,
 )
 from evotune.engine._compile_jobs import CompileJobs
 from evotune.engine.launches import CasePlanner, Rejected
@@ -74,13 +76,15 @@ class Planner:
         self._profile = profile
         self._architecture = architecture(profile)
         self._compiling = CompileJobs(document, problem, profile, sources)
-        self._kept = {
-            kernel.name: symbols_kept(
-                document, kernel, self._scalars(cases[TIMED]), problem.tensors(cases[TIMED][0])
-            )
+        scalars, tensors = self._scalars(cases[TIMED]), problem.tensors(cases[TIMED][0])
+        self._kept, searched = (
+            {each.name: kept(document, each, scalars, tensors) for each in document.kernels}
+            for kept in (symbols_kept, symbols_kept_in_search)
+        )
+        self._edges = {
+            kernel.name: self._searched_edges(kernel, searched[kernel.name])
             for kernel in document.kernels
         }
-        self._edges = {name: self._edge_cases(kept) for name, kept in self._kept.items()}
         self._searched: dict[str, list[_CasePlan]] = {}  # by kernel
         self._limits = registry.named(profile.backend).limits()
         self._refuse_unknown_arguments()
@@ -103,7 +107,8 @@ class Planner:
     ) -> Proposal:
         """Every case with its compiler run and its launches; a rejection when a case breaks a limit
         of the device. A champion that is confirmed gets further cases: held-out ones, edge shapes
-        of the variants that the space does not tune, and random shapes."""
+        that need another binary and of the variants that the space does not tune, and random
+        shapes."""
         kernel = self.kernel_of(configuration)
         compile_jobs: _CompileJobs = {}
         try:
@@ -112,6 +117,7 @@ class Planner:
             return Proposal(number, configuration, rejection=str(rejected), confirm=confirm)
         skipped: list[Check] = []
         if confirm:
+            jobs += self._edge_jobs(kernel, configuration, compile_jobs, skipped)
             jobs += self._random_jobs(kernel, configuration, compile_jobs, number, skipped)
             jobs += self._sibling_jobs(kernel, configuration, compile_jobs, skipped)
             scalars = self._scalars(self._cases[TIMED])
@@ -193,6 +199,14 @@ class Planner:
         }
         return [edge for label, edge in edges.items() if label not in timed]
 
+    def _searched_edges(self, kernel: KernelSpec, kept: Collection[str]) -> list[Case]:
+        """The edge cases that need no binary beside those of the timed cases."""
+        edges = self._edge_cases(kept)
+        if not set(kernel.define) & set(self._document.let):
+            return edges
+        binaries = {compiled_in(self.bound, kernel, case) for case in self._cases[TIMED]}
+        return [edge for edge in edges if compiled_in(self.bound, kernel, edge) in binaries]
+
     def _case_plan(self, kernel: KernelSpec, case: Case, role: str) -> _CasePlan:
         arch = int(self._profile.attributes.get("arch", 0))
         evaluator = self.bound.evaluator(case.symbols)
@@ -205,7 +219,7 @@ class Planner:
             optional=self.problem.optional,
         )
         flops = self.problem.flops(case)
-        return _CasePlan(case, role, _compiled_in(kernel, case), flops, launches)
+        return _CasePlan(case, role, compiled_in(self.bound, kernel, case), flops, launches)
 
     def _case_job(
         self,
@@ -226,12 +240,48 @@ class Planner:
         case_plan: _CasePlan,
         compile_jobs: _CompileJobs,
     ) -> CaseJob:
-        case, compiled_in = case_plan.case, case_plan.compiled_in
+        case, values = case_plan.case, case_plan.compiled_in
         plan = case_plan.launches.plan(known)
         self._check_launches(kernel, plan, case)
-        if compiled_in not in compile_jobs:
-            compile_jobs[compiled_in] = self._compiling.job(kernel, configuration, case, plan)
-        return CaseJob(case, case_plan.role, compile_jobs[compiled_in], plan, case_plan.flops)
+        if values not in compile_jobs:
+            job = self._compiling.job(kernel, configuration, case, plan, values)
+            compile_jobs[values] = job
+        return CaseJob(case, case_plan.role, compile_jobs[values], plan, case_plan.flops)
+
+    def _edge_jobs(
+        self,
+        kernel: KernelSpec,
+        configuration: Configuration,
+        compile_jobs: _CompileJobs,
+        skipped: list[Check],
+    ) -> list[CaseJob]:
+        """Edge shapes that the search leaves out, since they may need another binary."""
+        known = {edge.label for edge in self._edges[kernel.name]}
+        edges = self._edge_cases(self._kept[kernel.name])
+        return self._unknown_edges(kernel, configuration, edges, known, compile_jobs, skipped)
+
+    def _unknown_edges(  # noqa: PLR0917
+        self,
+        kernel: KernelSpec,
+        configuration: Configuration,
+        edges: Sequence[Case],
+        known: set[str],
+        compile_jobs: _CompileJobs,
+        skipped: list[Check],
+    ) -> list[CaseJob]:
+        """The supported ones of these edge shapes that are not `known` yet."""
+        jobs = []
+        for edge in edges:
+            if edge.label not in known and kernel.unsupported(edge.symbols) is None:
+                known.add(edge.label)
+                try:
+                    job = self._case_job(kernel, configuration, edge, EDGE, compile_jobs)
+                except (Rejected, SpaceError) as error:
+                    detail = str(error)
+                    skipped.append(Check(edge.label, ALL_KINDS, "skipped", detail=detail))
+                else:
+                    jobs.append(job)
+        return jobs
 
     def _sibling_jobs(
         self,
@@ -246,7 +296,7 @@ class Planner:
         known = {case.label for cases in self._cases.values() for case in cases}
         known |= {case.label for case in self._edges[kernel.name]}
         kept = self._kept[kernel.name]
-        jobs = []
+        jobs: list[CaseJob] = []
         for case in self._cases[TIMED]:
             for sibling in self.problem.siblings(case):
                 if sibling.label in tuned:
@@ -257,16 +307,10 @@ class Planner:
                         Check(f"edge shapes of {sibling.label}", ALL_KINDS, "skipped", detail=why)
                     )
                     continue
-                for edge in self.problem.edge_cases(sibling, kept):
-                    if edge.label not in known and kernel.unsupported(edge.symbols) is None:
-                        known.add(edge.label)
-                        try:
-                            job = self._case_job(kernel, configuration, edge, EDGE, compile_jobs)
-                        except (Rejected, SpaceError) as error:
-                            detail = str(error)
-                            skipped.append(Check(edge.label, ALL_KINDS, "skipped", detail=detail))
-                        else:
-                            jobs.append(job)
+                edges = self.problem.edge_cases(sibling, kept)
+                jobs += self._unknown_edges(
+                    kernel, configuration, edges, known, compile_jobs, skipped
+                )
         return jobs
 
     def _random_jobs(
@@ -287,7 +331,7 @@ class Planner:
         for case in islice(drawn, _RANDOM_SHAPES):
             if len(jobs) - far == _RANDOM_TESTS:
                 break
-            compiled = _compiled_in(kernel, case) in compile_jobs
+            compiled = compiled_in(self.bound, kernel, case) in compile_jobs
             if compiled and case.label not in known and kernel.unsupported(case.symbols) is None:
                 known.add(case.label)
                 try:
@@ -336,10 +380,6 @@ class Planner:
     def kernel_of(self, configuration: Configuration) -> KernelSpec:
         name = configuration.get("KERNEL")
         return self._document.kernel(str(name) if name is not None else None)
-
-
-def _compiled_in(kernel: KernelSpec, case: Case) -> tuple[Value, ...]:
-    return tuple(case.symbols[name] for name in kernel.define)
 
 
 def architecture(profile: DeviceProfile) -> dict[str, Value]:

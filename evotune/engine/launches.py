@@ -78,6 +78,7 @@ class CasePlanner:
                 *(
                     self._constant.get(place) or self._argument(place, argument, known)
                     for place, argument in enumerate(kernel.arguments)
+                    if argument.when is None or self._evaluator.evaluate(argument.when, known)
                 ),
                 *self._extra_arguments,
             ),

@@ -145,7 +145,7 @@ def _plan(
         shapes=shapes.nodes(scope),
         strides=shapes.strides,
         dtype=problem.dtype,
-        types=[argument.type for argument in inside[0].plan.arguments],
+        types=max(([a.type for a in job.plan.arguments] for job in inside), key=len),
         constraints=setup.document.constraints,
         bounds=limits.bounds(setup.profile.attributes) if limits else None,
         static_bytes=max(map(_static_bytes, binaries.values())),
@@ -166,6 +166,12 @@ def _static_bytes(binary: Binary) -> int:
     return int(max(found))
 
 
+def _fixed(job: CaseJob, name: str) -> Value:
+    """The value of a compiled-in symbol, or of a compiled-in `let`: a number."""
+    found = job.case.symbols.get(name)
+    return dict(job.compile.defines)[name.upper()] if found is None else found
+
+
 def _distinct(
     kernel: KernelSpec, inside: Sequence[CaseJob], binaries: Mapping[str, Binary]
 ) -> list[ExportedBinary]:
@@ -173,7 +179,7 @@ def _distinct(
     for job in inside:
         key = job.compile.key
         if key not in found:
-            fixed = {name: job.case.symbols[name] for name in kernel.define if name != "dtype"}
+            fixed = {name: _fixed(job, name) for name in kernel.define if name != "dtype"}
             with open(binaries[key].path, "rb") as file:
                 found[key] = ExportedBinary(fixed, binaries[key], file.read())
     return sorted(found.values(), key=lambda each: repr(sorted(each.fixed.items())))

@@ -38,15 +38,16 @@ Strides = Mapping[str, Sequence[str]]
 @dataclass(frozen=True, slots=True)
 class KernelPlan:
     """`plan` is a LaunchPlan in dicts and lists whose numbers are expressions. Where one of
-    `guards` does not hold, the kernel must not be called."""
+    `guards` does not hold, the kernel must not be called. `compiled_in` chooses the binary."""
 
     scope: CaseScope
     plan: Mapping[str, Any]
     guards: tuple[Node, ...]
+    compiled_in: tuple[Node, ...]
 
     def to_json(self) -> dict[str, Json]:
         """The entries `let`, `plan` and `guards` of a kernel."""
-        nodes = [*self.guards, *_nodes(self.plan)]
+        nodes = [*self.guards, *_nodes(self.plan), *self.compiled_in]
         return {
             "let": {name: to_json(node) for name, node in self.scope.needed(nodes).items()},
             "plan": _mapped(self.plan, to_json),
@@ -71,7 +72,7 @@ class KernelPlan:
             raise EvotuneError(f"an expression of the space has no value: {error}") from error
         return LaunchPlan(
             entry=found["entry"],
-            arguments=tuple(map(_argument, found["arguments"])),
+            arguments=tuple(_argument(a) for a in found["arguments"] if a.get("when", True)),
             workspaces=tuple(
                 Workspace(each["name"], int(each["bytes"]), each["init"])
                 for each in found["workspaces"]
@@ -126,7 +127,8 @@ def kernel_plan(
             raise EvotuneError(f"kernel {kernel.name}: a condition of the space holds in no case")
         if always is None:
             kept.append(guard)
-    return KernelPlan(scope, plan, tuple(kept))
+    names = (parse_expression(name, kernel.position) for name in kernel.define if name != "dtype")
+    return KernelPlan(scope, plan, tuple(kept), tuple(map(scope.bind, names)))
 
 
 class _Writer:
@@ -153,7 +155,7 @@ class _Writer:
     def plan(self) -> dict[str, Any]:
         kernel, bind = self._kernel, self._scope.bind
         arguments = [
-            self._argument(argument, kind)
+            self._conditional(argument, kind)
             for argument, kind in zip(kernel.arguments, self._types, strict=False)
         ]
         extra = language(kernel.language).extra_arguments
@@ -202,6 +204,12 @@ class _Writer:
                 "shared_bytes": bind(spec.shared_bytes),
             }
             yield launch if always else {**launch, "when": when}
+
+    def _conditional(self, argument: ArgumentSpec, kind: str) -> dict[str, Any]:
+        found = self._argument(argument, kind)
+        return (
+            found if argument.when is None else {**found, "when": self._scope.bind(argument.when)}
+        )
 
     def _argument(self, argument: ArgumentSpec, kind: str) -> dict[str, Any]:
         name = str(argument.name)

@@ -109,13 +109,21 @@ def _check_kernels(document: SpaceDocument, names: Names) -> None:
     """SpaceError when a launch would meet an unknown name, or a value of a wrong type."""
     for kernel in document.kernels:
         for symbol, position in zip(kernel.define, kernel.define_positions, strict=True):
-            if symbol not in names.symbols:
-                hint = did_you_mean(symbol, names.symbols)
+            if symbol not in names.symbols and symbol not in names.let:
+                hint = did_you_mean(symbol, {*names.symbols, *names.let})
                 raise position.error(f"unknown symbol '{symbol}'{hint}")
+            for used in names.all_names_in(names.let[symbol]) if symbol in names.let else ():
+                if used in names.parameters:
+                    raise position.error(
+                        f"'{symbol}' depends on the parameter {used}: only values that follow from "
+                        "the case can be compiled in"
+                    )
         for expression in kernel.expressions():
             kinds = names.check(expression)
             if kinds == {str}:
                 raise expression.error("expected a number, found an identifier")
-        for launch in kernel.launches:
-            if launch.when is not None:
-                _require_condition(launch.when, names, "'when'")
+        whens = [launch.when for launch in kernel.launches]
+        whens += [argument.when for argument in kernel.arguments]
+        for when in whens:
+            if when is not None:
+                _require_condition(when, names, "'when'")

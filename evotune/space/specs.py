@@ -75,13 +75,14 @@ class TensorMapSpec:
 @dataclass(frozen=True, slots=True)
 class ArgumentSpec:
     """One kernel argument: the buffer or symbol `name`, the `tensor_map` of the tensor `name`, or
-    a typed `value`."""
+    a typed `value`. With `when`, only in cases in which that holds; such arguments come last."""
 
     position: Position
     name: str | None = None
     value: Expression | None = None
     type: str | None = None
     tensor_map: TensorMapSpec | None = None
+    when: Expression | None = None
 
     def expressions(self) -> Iterator[Expression]:
         if self.value is not None:

@@ -2,11 +2,14 @@
 //
 //   out = softmax(softmax_scale * q k^T) v, a block of BLOCK_N keys at a time, scores and weights in registers only.
 //
-// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), contiguous,
-//             16-byte aligned. heads is a multiple of kv_heads: a group of heads shares one kv head. Lengths >= 1.
+// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), 16-byte aligned.
+//             heads is a multiple of kv_heads: a group of heads shares one kv head. Lengths >= 1.
+//             STRIDED 0: contiguous. 1: each with strides of its own, in elements, which are further arguments: any that
+//             keep rows contiguous and 16-byte aligned, between rows below 2^30.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32. softmax_scale > 0.
-// Problem     HEAD_DIM (32, 64, 96, 128), CAUSAL, DTYPE.
+// Problem     HEAD_DIM (32, 64, 96, 128), CAUSAL, DTYPE; STRIDED, 0 if not given: constant distances between rows are 6%
+//             faster, so views have a binary of their own.
 //
 // How it works. A tile is BLOCK_M rows of one head. WARPS_Q x WARPS_KV warps work on it: each has BLOCK_M / WARPS_Q
 // rows and, of every block of keys, BLOCK_N / WARPS_KV keys. K and V blocks arrive by cp.async, STAGES deep.
@@ -70,12 +73,17 @@
 // Adds to attention_wmma.cu: fragments whose layout is known (mma.sync), so scores and weights stay in registers; XOR
 //              swizzles; masked and whole blocks apart; splits of the keys over blocks; tiles packed with GQA heads.
 // References   FlashAttention-2, Dao 2023; PTX ISA: mma.m16n8k16, ldmatrix, cp.async; see the helpers.
+#ifndef STRIDED
+#define STRIDED 0
+#endif
+
 #include "choices.cuh"
 #include "last_block.cuh"
 #include "part_merge.cuh"
 #include "row_copy.cuh"
 #include "shared_rows.cuh"
 #include "split_merge.cuh"
+#include "strides.cuh"
 
 namespace {
 
@@ -125,6 +133,25 @@ constexpr unsigned kPartsAt = kCluster && kStagesEnd > kQueryBytes ? kStagesEnd 
 constexpr unsigned kInboxAt = kPartsAt + 4 * kParts * WarpParts::kFloats;
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
+// The further arguments of views, in elements.
+#if STRIDED
+#define STRIDE_PARAMETERS                                                                                            \
+  , long long q_stride_batch, long long q_stride_head, long long q_stride_row, long long k_stride_batch,             \
+      long long k_stride_head, long long k_stride_row, long long v_stride_batch, long long v_stride_head,            \
+      long long v_stride_row, long long out_stride_batch, long long out_stride_head, long long out_stride_row
+#define STRIDE_ARGUMENTS                                                                                             \
+  , q_stride_batch, q_stride_head, q_stride_row, k_stride_batch, k_stride_head, k_stride_row, v_stride_batch,        \
+      v_stride_head, v_stride_row, out_stride_batch, out_stride_head, out_stride_row
+#define STRIDE_MEMBERS                                                                                               \
+  , tile_heads(PACK_GQA ? kv_heads : heads), q_strides(q_stride_batch, q_stride_head, q_stride_row),                 \
+      k_strides(k_stride_batch, k_stride_head, k_stride_row), v_strides(v_stride_batch, v_stride_head, v_stride_row), \
+      out_strides(out_stride_batch, out_stride_head, out_stride_row)
+#else
+#define STRIDE_PARAMETERS
+#define STRIDE_ARGUMENTS
+#define STRIDE_MEMBERS
+#endif
+
 struct Problem {
   const Element *q, *k, *v;
   Element* out;
@@ -134,10 +161,16 @@ struct Problem {
   int group, seq_len_q, seq_len_k;  // group: query heads per kv head
 
   __device__ Problem(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
-                     float softmax_scale, int heads, int kv_heads, int seq_len_q, int seq_len_k)
+                     float softmax_scale, int heads, int kv_heads, int seq_len_q, int seq_len_k
+                     STRIDE_PARAMETERS)
       : q(q), k(k), v(v), out(out), partials(partials), counter(counter),
         scale_log2(softmax_scale * 1.44269504088896341f), group(heads == kv_heads ? 1 : heads / kv_heads),
-        seq_len_q(seq_len_q), seq_len_k(seq_len_k) {}
+        seq_len_q(seq_len_q), seq_len_k(seq_len_k) STRIDE_MEMBERS {}
+
+#if STRIDED
+  int tile_heads;  // of one batch: kv heads if packed
+  Strides q_strides, k_strides, v_strides, out_strides;
+#endif
 
   __device__ int rows() const { return PACK_GQA ? seq_len_q * group : seq_len_q; }  // of a head, or of a group
   __device__ int row_blocks() const { return (rows() + BLOCK_M - 1) / BLOCK_M; }
@@ -153,6 +186,21 @@ struct Tile {
 
   __device__ int valid_rows() const { return min(BLOCK_M, rows - first_row); }
   __device__ int position(int row) const { return PACK_GQA ? row / problem.group : row; }
+#if STRIDED
+  // A row of q or out, and the first row of this tile's head of k or v.
+  template <class T>
+  __device__ T* row_at(T* tensor, const Strides& strides, int row) const {
+    const int batch = head / problem.tile_heads, of_batch = head % problem.tile_heads;
+    if constexpr (PACK_GQA)
+      return strides.further(tensor + strides.head_at(batch, of_batch * problem.group + row % problem.group),
+                             row / problem.group);
+    return strides.further(tensor + strides.head_at(batch, of_batch), row);
+  }
+  __device__ const Element* keys_at(const Element* tensor, const Strides& strides) const {
+    const int batch = head / problem.tile_heads, of_batch = head % problem.tile_heads;
+    return tensor + strides.head_at(batch, PACK_GQA ? of_batch : of_batch / problem.group);
+  }
+#else
   __device__ long long offset(int row) const {
     if constexpr (PACK_GQA) {
       const int of_head = head * problem.group + row % problem.group;
@@ -164,6 +212,7 @@ struct Tile {
     const int kv_head = PACK_GQA || problem.group == 1 ? head : head / problem.group;  // divisions take long
     return static_cast<long long>(kv_head) * problem.seq_len_k * HEAD_DIM;
   }
+#endif
   __device__ int keys_seen(int row) const {
     return kCausal ? min(problem.seq_len_k, position(row) + 1) : problem.seq_len_k;
   }
@@ -214,7 +263,11 @@ __device__ __forceinline__ void merge_warps(const Worker& worker, int split,
 template <int CELLS>
 __device__ __forceinline__ void merge_splits(const Tile& tile, const float* parts, int first, int stride) {
   const auto store = [&](int row, int column, const float(&o)[4]) {
+#if STRIDED
+    *reinterpret_cast<uint2*>(tile.row_at(tile.problem.out, tile.problem.out_strides, tile.first_row + row) + column) =
+#else
     *reinterpret_cast<uint2*>(tile.problem.out + tile.offset(tile.first_row + row) + column) =
+#endif
         make_uint2(pack<kBfloat16>(o[0], o[1]), pack<kBfloat16>(o[2], o[3]));
   };
   merge_split_parts<SplitParts, kLoadedTogether, CELLS>(parts, SPLIT_KV, tile.valid_rows(), first, stride,
@@ -251,8 +304,10 @@ __device__ __forceinline__ void attend_tile(const Problem& problem, int head, in
 
 extern "C" __global__ void CLUSTER __launch_bounds__(kThreads, MIN_CTAS)
     attention_forward(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
-                      float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k) {
-  const Problem problem(q, k, v, out, partials, counter, softmax_scale, heads, kv_heads, seq_len_q, seq_len_k);
+                      float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k
+                      STRIDE_PARAMETERS) {
+  const Problem problem(q, k, v, out, partials, counter, softmax_scale, heads, kv_heads, seq_len_q,
+                        seq_len_k STRIDE_ARGUMENTS);
   constexpr bool heads_first = TILE_ORDER == TILE_ORDER_BY_HEAD || TILE_ORDER == TILE_ORDER_BY_HEAD_DESCENDING;
   constexpr bool descending = TILE_ORDER == TILE_ORDER_BY_ROW_DESCENDING || TILE_ORDER == TILE_ORDER_BY_HEAD_DESCENDING;
   const int row_blocks = problem.row_blocks(), tile_heads = batch * (PACK_GQA ? kv_heads : heads);
@@ -280,9 +335,11 @@ static_assert(SplitParts::kCells % kMergeThreads == 0, "a block has one tile");
 
 extern "C" __global__ void __launch_bounds__(kMergeThreads, 1)
     attention_merge(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
-                    float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k) {
+                    float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k
+                    STRIDE_PARAMETERS) {
   constexpr int blocks = SplitParts::kCells / kMergeThreads;  // per tile
-  const Problem problem(q, k, v, out, partials, counter, softmax_scale, heads, kv_heads, seq_len_q, seq_len_k);
+  const Problem problem(q, k, v, out, partials, counter, softmax_scale, heads, kv_heads, seq_len_q,
+                        seq_len_k STRIDE_ARGUMENTS);
   const int number = blockIdx.x / blocks, row_blocks = problem.row_blocks();
   const Tile tile(problem, number / row_blocks, number % row_blocks);
   const float* parts = partials + static_cast<long long>(number) * SPLIT_KV * SplitParts::kFloats;

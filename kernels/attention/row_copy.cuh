@@ -7,6 +7,7 @@
 #pragma once
 
 #include "async_copy.cuh"
+#include "strides.cuh"
 
 namespace {
 
@@ -48,6 +49,29 @@ struct RowCopy {
           const bool exists = row + i * kRows < valid;
           policy.copy(shared + to(i), exists ? from + i * kRows * kElements : nowhere, exists ? 16 : 0);
         }
+    }
+  }
+
+  // The same for rows whose distance is an argument; `from` is start_of() of the first. The address of a row that does
+  // not exist is that of the last one that does.
+  template <class T>
+  __device__ __forceinline__ T* start_of(T* first, const Strides& strides) const {
+    return strides.source(first + chunk * 8, row);
+  }
+  template <int ROWS, class T>
+  __device__ __forceinline__ void copy_strided(unsigned shared, const T* from, const Strides& strides,
+                                               int valid) const {
+    constexpr int passes = (ROWS + kRows - 1) / kRows;
+    if (valid >= ROWS) {
+#pragma unroll
+      for (int i = 0; i < passes; ++i)
+        if (has(i, ROWS)) policy.copy(shared + to(i), i == 0 ? from : strides.source(from, i * kRows));
+    } else {
+      const int last = valid - 1 - row;  // counted from this thread's first row
+#pragma unroll
+      for (int i = 0; i < passes; ++i)
+        if (has(i, ROWS))
+          policy.copy(shared + to(i), strides.source(from, min(i * kRows, last)), i * kRows <= last ? 16 : 0);
     }
   }
 

@@ -29,9 +29,14 @@ struct Worker {
         keys_at(base + kStagesAt + Rows::offset(warp_kv * kWarpKeys + lane % 8 + lane / 16 * 8, lane / 8 % 2)),
         values_at(base + kStagesAt + kBlockBytes + Rows::offset(warp_kv * kWarpKeys + lane % 16, lane / 16)),
         loaded(0), stage(0), load_stage(0) {
+#if STRIDED
+    keys = copier.start_of(of.keys_at(of.problem.k, of.problem.k_strides), of.problem.k_strides);
+    values = copier.start_of(of.keys_at(of.problem.v, of.problem.v_strides), of.problem.v_strides);
+#else
     const long long from = of.keys_offset() + copier.start();
     keys = of.problem.k + from;
     values = of.problem.v + from;
+#endif
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -56,15 +61,40 @@ struct Worker {
 
   __device__ __forceinline__ void load_query() const {
     const int valid = tile.rows - tile.first_row;
+#if STRIDED
+    const Strides& strides = tile.problem.q_strides;
+    const auto row_at = [&](int row) { return tile.row_at(tile.problem.q, strides, tile.first_row + row); };
+    if constexpr (PACK_GQA)
+      copier.gather<BLOCK_M>(shared, row_at, valid);
+    else
+      copier.copy_strided<BLOCK_M>(shared, copier.start_of(row_at(0), strides), strides, valid);
+#else
     if constexpr (PACK_GQA)
       copier.gather<BLOCK_M>(
           shared, [&](int row) { return tile.problem.q + tile.offset(tile.first_row + row); }, valid);
     else
       copier.copy<BLOCK_M>(shared, tile.problem.q + tile.offset(tile.first_row) + copier.start(), valid);
+#endif
     close_copy_group();
   }
 
   // Loads the block of step `step` of K or V, if there is one. Closes a group either way, so that waits can count them.
+#if STRIDED
+  __device__ __forceinline__ void load_block(const Element* from, const Strides& strides, unsigned to,
+                                             int step) const {
+    if (step < blocks) {
+      const int key = key_of(step);
+      key_copier.copy_strided<BLOCK_N>(to, strides.source(from, key), strides, tile.problem.seq_len_k - key);
+    }
+    close_copy_group();
+  }
+  __device__ __forceinline__ void load_keys(int step, int to_stage) const {
+    load_block(keys, tile.problem.k_strides, shared + kStagesAt + to_stage * 2 * kBlockBytes, step);
+  }
+  __device__ __forceinline__ void load_values(int step, int to_stage) const {
+    load_block(values, tile.problem.v_strides, shared + kStagesAt + (to_stage * 2 + 1) * kBlockBytes, step);
+  }
+#else
   __device__ __forceinline__ void load_block(const Element* from, unsigned to, int step) const {
     if (step < blocks) {
       const int key = key_of(step);
@@ -78,6 +108,7 @@ struct Worker {
   __device__ __forceinline__ void load_values(int step, int to_stage) const {
     load_block(values, shared + kStagesAt + (to_stage * 2 + 1) * kBlockBytes, step);
   }
+#endif
   __device__ __forceinline__ void load_next_stage() {
     load_keys(loaded, load_stage);
     load_values(loaded, load_stage);
@@ -289,7 +320,12 @@ struct Worker {
   // Stores O / l, rounded, to `out`, through this warp's own part of shared memory, so that a lane stores 16 bytes.
   __device__ __forceinline__ void store_rows(const PartFragments<kRowTiles, kOwnTiles>& done, int first_tile) const {
     unsigned char* base = shared_memory;
+#if STRIDED
+    const Strides& strides = tile.problem.out_strides;
+    Element* out = PACK_GQA ? nullptr : tile.row_at(tile.problem.out, strides, tile.first_row);
+#else
     Element* out = tile.problem.out + (PACK_GQA ? 0 : tile.offset(tile.first_row));
+#endif
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
@@ -309,9 +345,16 @@ struct Worker {
     for (int number = lane; number < kWarpRows * kOwnTiles; number += 32) {
       const int row = warp_q * kWarpRows + number / kOwnTiles, chunk = first_tile + number % kOwnTiles;
       const uint4 bits = *reinterpret_cast<const uint4*>(base + Rows::offset(row, chunk));
+#if STRIDED
+      if (tile.first_row + row < tile.rows) {
+        Element* to = PACK_GQA ? tile.row_at(tile.problem.out, strides, tile.first_row + row) : strides.further(out, row);
+        *reinterpret_cast<uint4*>(to + chunk * 8) = bits;
+      }
+#else
       if (tile.first_row + row < tile.rows)
         *reinterpret_cast<uint4*>(out + (PACK_GQA ? tile.offset(tile.first_row + row) : row * HEAD_DIM) + chunk * 8) =
             bits;
+#endif
     }
   }
 };

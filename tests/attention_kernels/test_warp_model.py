@@ -111,6 +111,48 @@ def test_mma_reads_and_writes_where_it_should(
     assert not list(complaints(tmp_path, "attention-mma", values, shapes, causal=causal))
 
 
+VIEWS: list[dict[str, Value]] = [
+    {**shape, "layout": layout}
+    for shape, layout in zip(ALONE, ("blhd", "packed_qkv", "mixed"), strict=True)
+]
+GROUPED_VIEWS: list[dict[str, Value]] = [
+    {**shape, "layout": layout}
+    for shape, layout in zip(GROUPED, ("packed_qkv", "mixed"), strict=True)
+]
+
+
+@pytest.mark.parametrize(
+    ("values", "shapes", "causal"),
+    [
+        (SMALL, VIEWS, True),
+        ({**ONE_WARP, "PACK_GQA": True, "SPLIT_KV": 2, "MERGE": "kernel"}, GROUPED_VIEWS, False),
+        _later({**ONE_WARP, "PERSISTENT": 2, "TILE_ORDER": "by_head"}, GROUPED_VIEWS, False),
+        _later({**ONE_WARP, "WARPS_KV": 2, "TILE_ORDER": "by_head_descending"}, VIEWS, False),
+        _later({**ONE_WARP, "SPLIT_KV": 2, "TILE_ORDER": "by_head"}, VIEWS, True),
+        _later({**ONE_WARP, "SPLIT_KV": 3, "MERGE": "kernel"}, VIEWS, False),
+        _later({**ONE_WARP, "PACK_GQA": True}, GROUPED_VIEWS, True),
+    ],
+)
+def test_mma_finds_the_rows_of_views(
+    values: Mapping[str, Value], shapes: Sequence[Mapping[str, Value]], causal: bool, tmp_path: Path
+) -> None:
+    assert not list(complaints(tmp_path, "attention-mma", values, shapes, causal=causal))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("PACK_GQA ? of_batch : of_batch / problem.group", "of_batch"),
+        _later("of_batch * problem.group + row % problem.group", "of_batch * problem.group"),
+        _later("strides.further(out, row)", "out + row * HEAD_DIM"),
+    ],
+)
+def test_a_wrong_address_in_a_view_shows(right: str, wrong: str, tmp_path: Path) -> None:
+    values = {**ONE_WARP, "PACK_GQA": "% problem" in right}
+    made = complaints(tmp_path, "attention-mma", values, GROUPED_VIEWS, mistakes={right: wrong})
+    assert list(made)
+
+
 WMMA: dict[str, Value] = {
     **{"BLOCK_M": 32, "BLOCK_N": 32, "K_TILE": 16, "WARPS": 2, "PRODUCER_WARPS": 0, "STAGES": 2},
     **{"SWIZZLE": "pad", "VEC_WIDTH": 8, "Q_IN_REGS": True, "EPILOGUE": "shared", "PERSISTENT": 0},

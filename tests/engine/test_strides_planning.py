@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from evotune.device.launch import Argument
+from evotune.engine._planning import Planner
 from evotune.engine.setup import load_setup
+from evotune.errors import SpaceError
 from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, Proposal
 
 STRIDES = [f"{t}_stride_{d}" for t in ("q", "k", "v", "out") for d in ("batch", "head", "row")]
@@ -53,6 +55,54 @@ def test_a_kernel_that_is_told_strides_gets_every_layout(tmp_path: Path) -> None
         Argument("int64", value=32),
         Argument("int64", value=2 * 32),
     )
+
+
+def of_mma(folder: Path, shape: str = SHAPE, **changes: str) -> Planner:
+    root = Path(__file__).parents[2]
+    text = (root / "search_spaces" / "attention_mma.yaml").read_text()
+    for old, new in {"batch: 1, heads: 8, seq_len: 512, head_dim: 64": shape, **changes}.items():
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "mma.yaml").write_text(f"root: {root}\n{text}")
+    planner = load_setup(folder / "mma.yaml", "h200", compile_only=True).planner
+    assert planner is not None
+    return planner
+
+
+def strided(made: Proposal) -> dict[int, set[str]]:
+    """The layouts that each binary serves, by its STRIDED."""
+    found: dict[int, set[str]] = {}
+    for job in made.cases:
+        key = dict(job.compile.defines)["STRIDED"]
+        found.setdefault(key, set()).add(str(job.case.symbols["layout"]))
+    return found
+
+
+def test_views_have_a_binary_of_their_own_that_champions_are_checked_with(tmp_path: Path) -> None:
+    planner = of_mma(tmp_path)
+    default = planner.bound.default()
+    searched = planner.proposal(0, default)
+    assert strided(searched) == {0: {"bhld"}}
+    confirmed = planner.proposal(0, default, confirm=True)
+    binaries = strided(confirmed)
+    assert "bhld" not in binaries[1]
+    assert {"blhd", "packed_qkv", "mixed", "far_k"} <= binaries[1]
+    timed = planner.compile_jobs(default)
+    assert [dict(job.defines)["STRIDED"] for job in timed] == [0, 0]  # full and causal
+    for job in confirmed.cases:
+        taken = 24 if dict(job.compile.defines)["STRIDED"] else 12
+        assert len(job.plan.arguments) == len(job.compile.signature) == taken
+
+
+def test_a_space_that_times_views_searches_with_their_binary(tmp_path: Path) -> None:
+    planner = of_mma(tmp_path, f"{SHAPE}, layout: blhd")
+    timed = planner.compile_jobs(planner.bound.default())
+    assert [dict(job.defines)["STRIDED"] for job in timed] == [1, 1]
+
+
+def test_what_is_compiled_in_follows_from_the_case_alone(tmp_path: Path) -> None:
+    with pytest.raises(SpaceError, match="'threads' depends on the parameter WARPS_Q"):
+        of_mma(tmp_path, **{"define: [head_dim, causal, strided]": "define: [head_dim, threads]"})
 
 
 def test_a_kernel_that_is_told_none_gets_the_cases_of_before(tmp_path: Path) -> None:

@@ -167,6 +167,20 @@ def test_a_package_plans_each_case_as_evotune_does(name: str, device: str, tmp_p
         assert inside or not isinstance(found, Choice), case.label
 
 
+def with_strides(case: dict[str, Any], *, across: bool) -> dict[str, Any]:
+    """The case with the strides of (batch, heads, length, head_dim) memory, or of (batch, length,
+    heads, head_dim) memory."""
+    found = {**case, "kv_heads": case["heads"] // case["group"]}
+    for name in ("q", "k", "v", "out"):
+        heads = found["heads" if name in ("q", "out") else "kv_heads"]
+        length = found["seq_len_q" if name in ("q", "out") else "seq_len_k"]
+        size, row = found["head_dim"], found["head_dim"] * (heads if across else 1)
+        found[f"{name}_stride_batch"] = heads * length * size
+        found[f"{name}_stride_head"] = size if across else length * size
+        found[f"{name}_stride_row"] = row
+    return found
+
+
 def test_a_package_for_a_gpu_has_cubins_and_a_launcher(tmp_path: Path) -> None:
     try:
         run = fabricated(shipped_spaces()["attention-mma"], tmp_path, "h200")
@@ -177,7 +191,21 @@ def test_a_package_for_a_gpu_has_cubins_and_a_launcher(tmp_path: Path) -> None:
     one = contents(tmp_path / "one")
     assert one == contents(tmp_path / "two")
     binaries = [name for name in one if "/binaries/" in name]
-    assert len(binaries) == 2
+    assert len(binaries) == 4  # full and causal, of contiguous tensors and of views
+    dispatch = json.loads(one["attention_mma/dispatch.json"])
+    fixed = [each["fixed"] for each in dispatch["kernels"][0]["binaries"]]
+    assert sorted((each["causal"], each["strided"]) for each in fixed) == [
+        (causal, strided) for causal in (False, True) for strided in (0, 1)
+    ]
+    assert {region["layout"] for region in dispatch["served"]} == {"strided"}
+    package = Dispatch(dispatch)
+    served = package.exact_cases()[0]
+    for layout, strided, given in (("contiguous", 0, 12), ("strided", 1, 24)):
+        case = with_strides(served, across=bool(strided))
+        choice = package.choose(case, layout)
+        assert isinstance(choice, Choice)
+        assert choice.binary["fixed"]["strided"] == strided
+        assert len(choice.plan["arguments"]) == given
     assert all(name.endswith(".cubin") for name in binaries)
     assert all(one[name].startswith(b"\x7fELF") for name in binaries)
     assert "attention_mma/_cuda_launcher.py" in one

@@ -49,18 +49,24 @@ SPACES = {
 def folded(setup: KernelSetup, configuration: Configuration) -> KernelPlan:
     """The plan that an export would write, without compiling anything."""
     problem, planner = setup.planner.problem, setup.planner
-    jobs = planner.proposal(0, configuration).cases
+    jobs = list(planner.proposal(0, configuration).cases)
     name = configuration.get("KERNEL")
+    kernel = setup.document.kernel(None if name is None else str(name))
+    if any(argument.when is not None for argument in kernel.arguments):
+        edges = planner.problem.edge_cases(setup.cases[TIMED][0])
+        found = (planners(setup, configuration, edge)[0] for edge in edges[:2])
+        jobs += [job for job in found if job is not None]
+    types = max(([a.type for a in job.plan.arguments] for job in jobs), key=len, default=[])
     scope = setup.space.case_scope(configuration, {"dtype": problem.dtype})
     limits = registry.named(setup.profile.backend).limits()
     shapes = case_shapes(problem, setup.cases[TIMED])
     return kernel_plan(
-        setup.document.kernel(None if name is None else str(name)),
+        kernel,
         scope,
         shapes=shapes.nodes(scope),
         strides=shapes.strides,
         dtype=problem.dtype,
-        types=[argument.type for job in jobs[:1] for argument in job.plan.arguments],
+        types=types,
         constraints=setup.document.constraints,
         bounds=limits.bounds(setup.profile.attributes) if limits else None,
         static_bytes=0,

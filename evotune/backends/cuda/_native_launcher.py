@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from ._cuda_driver import encoding, map_strides, primary_context
 
 _MISS, _PYTHON, _PROGRAM = 0, 1, 2
 _POINTER, _SCALAR, _MAP = 0, 1, 2
-_MOST_ARGUMENTS, _MOST_WORKSPACES, _MOST_MAP_ARGUMENTS = 64, 16, 4  # as in native.cpp
+_MOST_ARGUMENTS, _MOST_WORKSPACES, _MOST_MAP_ARGUMENTS = 64, 16, 4  # as in decisions.h
+_DLPACK = b"dlpack_exchange_api"
 _FORMATS = {"int32": "<i", "int64": "<q", "float32": "<f", "float64": "<d"}
 
 
@@ -31,6 +32,7 @@ class Native:
 
     def __init__(self, path: Path, namespace: str, key: str) -> None:
         """OSError, one line, where it does not load or lacks something of PyTorch or CUDA."""
+        self._path = path
         self._library = ctypes.CDLL(str(path))
         self._library.evotune_native_open.restype = ctypes.c_char_p
         self._library.evotune_native_add.restype = ctypes.c_int64
@@ -39,6 +41,26 @@ class Native:
         failure = self._library.evotune_native_open(namespace.encode(), key.encode())
         if failure:
             raise OSError(failure.decode(errors="replace"))
+
+    def function(self, asked: tuple[Any, ...]) -> Callable[..., Any] | None:
+        """attempt(q, k, v, mask, dropout, is_causal, scale, enable_gqa): the output; False where no
+        kernel serves the call; None where Python must find out. `asked` has the members of Asked in
+        python_calls.cpp, without the functions of DLPack. None where PyTorch or Python lacks
+        something that it needs."""
+        capsule = getattr(asked[0], "__dlpack_c_exchange_api__", None)
+        if capsule is None:
+            return None
+        pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer_of.restype = ctypes.c_void_p
+        pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
+        make = ctypes.PyDLL(str(self._path)).evotune_native_function
+        make.restype = ctypes.py_object
+        make.argtypes = [ctypes.py_object]
+        try:
+            made: Callable[..., Any] = make((*asked, pointer_of(capsule, _DLPACK)))
+        except ValueError:  # null
+            return None
+        return made
 
     def add_miss(self) -> int:
         """Decides that no kernel serves the case that this thread was asked about. Returns the

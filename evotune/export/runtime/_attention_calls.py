@@ -12,22 +12,13 @@ from ._dispatch import NOT_WON, OUTSIDE, Choice
 from ._loaded_kernels import Refused
 from ._missed import Missed, Misses
 from ._operators import AttentionOperator, cast_for_autocast, memory_holds_values, needs_grad
+from ._plain_state import are_plain, every_backend_is_allowed, modes_look_at_calls
 from ._tracing import decided_while_tracing, forward_mode, is_exporting
 
-# Looked up once, since these look-ups cost every call 0.3 us together.
-_Tensor = torch.Tensor
+# Looked up once, since look-ups cost every call.
 _is_compiling = torch.compiler.is_compiling
+_is_traced = torch.compiler.is_dynamo_compiling  # a constant to torch.compile
 _is_grad_enabled, _is_autocast_enabled = torch.is_grad_enabled, torch.is_autocast_enabled
-_dispatch_modes, _function_modes = (
-    torch._C._len_torch_dispatch_stack,
-    torch._C._len_torch_function_stack,
-)
-_transforms, _tracing_state = torch._C._are_functorch_transforms_active, torch._C._get_tracing_state
-_flash, _efficient, _cudnn = (
-    torch._C._get_flash_sdp_enabled,
-    torch._C._get_mem_efficient_sdp_enabled,
-    torch._C._get_cudnn_sdp_enabled,
-)
 
 _USUAL = math.nan
 _MOST_LOST = 4096
@@ -64,6 +55,7 @@ class AttentionCalls:
         # By shapes and options; False where the miss depends on more than these.
         self._lost: dict[Any, Missed | Literal[False]] = {}
         self._native: Any = operator.attempt if operator.decisions is not None else None
+        self._direct: Any = operator.direct
 
     def attention(
         self,
@@ -77,8 +69,12 @@ class AttentionCalls:
     ) -> torch.Tensor:
         """scaled_dot_product_attention(q, k, v, is_causal=…, scale=…, enable_gqa=…). A kernel of
         this package serves it where it was measured to win, otherwise SDPA."""
-        out = self.attempt(q, k, v, None, 0.0, is_causal, scale, enable_gqa)
+        out: torch.Tensor | Literal[False] | None = None
+        if not _is_traced() and self._direct is not None:  # as `attempt` does, without its frame
+            out = self._direct(q, k, v, None, 0.0, is_causal, scale, enable_gqa)
         if out is None:
+            out = self.attempt(q, k, v, None, 0.0, is_causal, scale, enable_gqa)
+        if out is None or out is False:
             return sdpa(q, k, v, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
         return out
 
@@ -94,15 +90,34 @@ class AttentionCalls:
         enable_gqa: bool,
     ) -> torch.Tensor | None:
         """The output, or None when the kernels do not serve the call."""
+        if not _is_traced() and self._direct is not None:
+            out: torch.Tensor | Literal[False] | None
+            out = self._direct(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
+            if out is not None:
+                return None if out is False else out
         if _is_compiling():
             return self._traced(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
+        return self._attempt(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
+
+    def _attempt(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        dropout: float,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> torch.Tensor | None:
+        """The same for an eager call, without the native launcher's function."""
         if self._lost:  # a miss must cost little
             lost = self._lost_before(q, k, is_causal, scale, enable_gqa)
             if lost is not None:
                 lost.count()
                 return None
         missed = self._untakable(mask, dropout, is_causal, scale, enable_gqa)
-        if missed is None and not _are_plain(q, k, v):
+        if missed is None and not are_plain(q, k, v):
             missed = self._other
         if missed is not None:
             missed.count()
@@ -164,14 +179,14 @@ class AttentionCalls:
             return self._mask
         if dropout != 0.0:
             return self._dropout
-        if not _every_backend_is_allowed():
+        if not every_backend_is_allowed():
             return self._backend
         if forward_mode():
             return self._grad
         if (
             not type(is_causal) is type(enable_gqa) is bool
             or (scale is not None and (type(scale) is not float or math.isnan(scale)))
-            or (_function_modes() and _modes_look_at_calls())
+            or modes_look_at_calls()
         ):
             return self._other
         return None
@@ -250,7 +265,7 @@ class AttentionCalls:
             )
             for i in range(3)
         )
-        if not _every_backend_is_allowed():
+        if not every_backend_is_allowed():
             self._backend.count()
             return False
         call = Call(q, k, v, is_causal, scale, enable_gqa)
@@ -264,27 +279,3 @@ class AttentionCalls:
     def _note_traced(self, kind: str) -> bool:
         self._while_tracing[kind].count()
         return True
-
-
-def _are_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether they are tensors with memory, and nothing looks at what is done with them."""
-    return not (
-        not type(q) is type(k) is type(v) is _Tensor
-        or q.is_nested
-        or k.is_nested
-        or v.is_nested
-        or _dispatch_modes()
-        or _transforms()
-        or _tracing_state() is not None
-    )
-
-
-def _every_backend_is_allowed() -> bool:
-    """False inside of `sdpa_kernel`, for one, which names the backend that the user wants."""
-    return _flash() and _efficient() and _cudnn()
-
-
-def _modes_look_at_calls() -> bool:
-    """Whether a mode is on that may want to see a call of SDPA. A default device does not."""
-    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return not all(isinstance(mode, torch.utils._device.DeviceContext) for mode in modes)

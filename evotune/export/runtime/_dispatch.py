@@ -137,7 +137,11 @@ def _in_numbers(plan: Mapping[str, Any], binary: Mapping[str, Any], names: Names
     shared = binary.get("resources", {}).get(_SHARED_BYTES)
     return {
         "entry": plan["entry"],
-        "arguments": [_argument(argument, names) for argument in plan["arguments"]],
+        "arguments": [
+            _argument(argument, names)
+            for argument in plan["arguments"]
+            if evaluate(argument.get("when", True), names)
+        ],
         "workspaces": [
             {**workspace, "bytes": whole(workspace["bytes"])} for workspace in plan["workspaces"]
         ],

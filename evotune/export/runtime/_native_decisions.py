@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ._attention_package import ALIGNMENT, AttentionKernels, Call, Served
 from ._missed import Missed
+from ._plain_state import questions
 
 
 class NativeDecisions:
@@ -21,6 +23,17 @@ class NativeDecisions:
         self._told: list[tuple[int, Served | Missed]] = []
         self._calls = 0
         self._lock = threading.Lock()
+
+    def function(self) -> Callable[..., Any] | None:
+        """A function of Python that native code implements (`Native.function`)."""
+        try:
+            state = questions()
+        except AttributeError:
+            return None
+        plain = (torch.Tensor, float, None, True, False, "requires_grad")
+        asked = (torch.empty_like, torch.Tensor.is_neg, self.decide, self._kernels.serve)
+        found: Callable[..., Any] | None = self._native.function((*plain, *asked, *state))
+        return found
 
     def decide(
         self,

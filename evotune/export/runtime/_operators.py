@@ -64,6 +64,8 @@ class AttentionOperator:
         self.attempt: Any = operators._attempt.default
         self.decisions: NativeDecisions | None = None
         """Of the native launcher; None where Python launches."""
+        self.direct: Callable[..., Any] | None = None
+        """The native launcher's function, which needs no operator (`Native.function`)."""
 
     def implement(self, kernels: AttentionKernels) -> None:
         def attention(
@@ -84,6 +86,7 @@ class AttentionOperator:
         library.impl("_served", served, _ANY_DEVICE)
         if native is not None:  # it has implemented them for its key
             self.decisions = NativeDecisions(kernels, native)
+            self.direct = self.decisions.function()
             library.impl("_decide", self.decisions.decide, key)
             library.impl("_launch", served, key)
             library.impl("_before", _with_usual_scale(before), key)

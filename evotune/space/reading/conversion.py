@@ -227,6 +227,12 @@ class Converter:
             else:
                 value = self._expression(argument.value, (*place, "value"))
                 specs.append(ArgumentSpec(position, value=value, type=argument.type))
+        if further := kernel.further_arguments:
+            path = (*path, "further_arguments")
+            when = self._expression(further.when, (*path, "when"))
+            for i, name in enumerate(further.names):
+                position = self.source.position((*path, "names", i))
+                specs.append(ArgumentSpec(position, name=name, when=when))
         return tuple(specs)
 
     def _tensor_map(self, model: TensorMapModel, path: DataPath) -> TensorMapSpec:

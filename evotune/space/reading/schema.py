@@ -94,6 +94,15 @@ def _is_map(value: object) -> bool:
     return "tensor_map" in keys or "box" in keys
 
 
+class FurtherArgumentsModel(SpaceModel):
+    what = "further arguments"
+
+    when: ExpressionField
+    """A condition on the case: the function takes these arguments where it holds."""
+    names: Annotated[list[Identifier], Field(min_length=1)]
+    """Tensors, workspaces or symbols."""
+
+
 class WorkspaceModel(SpaceModel):
     what = "a workspace buffer"
 
@@ -145,9 +154,12 @@ class KernelModel(SpaceModel):
     """Symbol -> values it takes, or what must hold of it, as `">= 80"` or `"% 64 == 0"`; other
     shapes are left out."""
     define: list[Identifier] = []
-    """Symbols that are compiled in, as -DHEAD_DIM=64 (Triton: a constexpr), instead of passed."""
+    """Symbols that are compiled in, as -DHEAD_DIM=64 (Triton: a constexpr), instead of passed; also
+    a `let` of symbols alone. Each combination of values is a binary."""
     arguments: list[Argument] = []
     """The function's arguments in order: tensors, workspaces, symbols, or `{value, type}`."""
+    further_arguments: FurtherArgumentsModel | None = None
+    """Arguments that follow in some cases, `{when, names}`: those of another binary."""
     workspace: dict[Identifier, WorkspaceModel] = {}
     """Buffers of scratch memory by name."""
     constant_memory: dict[Identifier, Identifier] = {}

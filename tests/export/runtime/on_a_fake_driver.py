@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import itertools
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from evotune.backends import registry
 from evotune.backends.cuda import _exported
@@ -27,6 +29,7 @@ from tests.export.runtime.packages import (
     strided_region,
     write,
 )
+from tests.export.runtime.states import STATES
 from tests.export.runtime.test_calls import GROUPED, across, inputs, sdpa, shifted
 
 Open = Callable[..., ModuleType]
@@ -163,6 +166,58 @@ def test_a_call_reaches_the_driver(opened: Open, driver: Any, native: bool) -> N
     causal = module.attention(*tensors, is_causal=True, scale=0.3, **GROUPED)
     torch.testing.assert_close(causal, sdpa(*tensors, is_causal=True, scale=0.3, **GROUPED))
     assert module.info()["calls"] == 4
+
+
+def test_a_call_of_python_needs_no_operator(
+    opened: Open, driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = opened()
+    monkeypatch.setattr(module._loaded._calls, "_native", None)  # what calls the operator
+    monkeypatch.setattr(module._loaded._kernels, "serve", None)
+    tensors = inputs()
+    for _ in range(3):
+        out = module.attention(*tensors, **GROUPED)
+        torch.testing.assert_close(out, sdpa(*tensors, **GROUPED))
+    with torch.inference_mode():
+        assert module.attention(*tensors, **GROUPED).is_inference()
+    with module.active():
+        functional.scaled_dot_product_attention(*tensors, scale=0.3, **GROUPED)
+    assert module.info()["calls"] == 5
+
+
+def test_an_error_of_the_driver_reaches_the_caller(opened: Open, driver: Any) -> None:
+    module = opened()
+    tensors = inputs()
+    module.attention(*tensors, **GROUPED)
+    driver.fake_fail(719)
+    with pytest.raises(RuntimeError, match="cuLaunchKernel gives CUDA error 719"):
+        module.attention(*tensors, **GROUPED)
+    driver.fake_fail(0)
+    torch.testing.assert_close(module.attention(*tensors, **GROUPED), sdpa(*tensors, **GROUPED))
+
+
+def test_a_profiler_sees_the_operator(opened: Open) -> None:
+    module = opened()
+    tensors = inputs()
+    module.attention(*tensors, **GROUPED)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        module.attention(*tensors, **GROUPED)
+    assert any(event.name == f"{module.__name__}::_attempt" for event in profile.events())
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_in_every_state_of_pytorch_a_call_gives_what_sdpa_gives(opened: Open, native: bool) -> None:
+    module = opened(native)
+    call = functools.partial(module.attention, **GROUPED)
+    before = functools.partial(sdpa, **GROUPED)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):  # the second time the decisions are known
+            for state in STATES:
+                expected = state(before, inputs())
+                torch.testing.assert_close(state(call, inputs()), expected, msg=state.__name__)
+            call(*inputs())
+    assert module.info()["calls"] >= 2
 
 
 @pytest.mark.parametrize("native", NATIVE)
@@ -422,16 +477,17 @@ def test_check_calls_what_users_call(opened: Open, driver: Any, capsys: Any) -> 
 def test_the_native_launcher_is_built_alike_each_time() -> None:
     files = registry.named("cuda").exported_files("any")
     name = f"_native_{_exported.platform()}.so"
-    assert files[name] == _exported.build.__wrapped__(files["_native.cpp"])
+    sources = {n.removeprefix("native/"): files[n] for n in files if n.startswith("native/")}
+    assert files[name] == _exported.build.__wrapped__(tuple(sources.items()))
 
 
 def test_without_a_compiler_packages_have_no_native_launcher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert _exported.build.__wrapped__(b"int f();") == b""
+    assert _exported.build.__wrapped__((("f.cpp", b"int f();"),)) == b""
     monkeypatch.setenv("CXX", "g++")
-    assert _exported.build.__wrapped__(b"int f(") == b""
+    assert _exported.build.__wrapped__((("f.cpp", b"int f("),)) == b""
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -29,6 +30,7 @@ from tests.export.runtime.packages import (
     strided_kernel,
     strided_region,
 )
+from tests.export.runtime.states import STATES, State
 
 Open = Callable[..., ModuleType]
 GROUPED: dict[str, Any] = {"enable_gqa": True}
@@ -375,6 +377,16 @@ def test_transforms_and_modes_get_what_sdpa_gives(opened: Open, silent: None) ->
     expected = torch.vmap(lambda *t: sdpa(*t, **GROUPED))(q, k, v)
     assert torch.equal(out, expected)
     assert module.attention(*(t.to("meta") for t in inputs()), **GROUPED).device.type == "meta"
+
+
+@pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
+def test_in_every_state_of_pytorch_a_call_gives_what_sdpa_gives(
+    opened: Open, state: State, silent: None
+) -> None:
+    module = opened()
+    found = state(functools.partial(module.attention, **GROUPED), inputs())
+    expected = state(functools.partial(sdpa, **GROUPED), inputs())
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -1,0 +1,172 @@
+// The native launcher of an exported package of attention kernels: a call of the operator runs from here to the
+// driver without Python. `python_calls.cpp` is the shorter way for calls of Python.
+//
+// Python decides which kernel serves a case, once: `_decide` is an operator that Python implements and this file calls
+// for a key that it does not know. Python answers with evotune_native_add, which stores the decision under that key.
+#include "launching.h"
+
+namespace native {
+namespace {
+
+std::string names_space;  // the namespace of the operators
+
+struct Arguments {
+  Owned tensors[3];  // q, k, v
+  Call call;
+  std::int32_t dtype;
+};
+
+double number(Value value) {
+  double found;
+  std::memcpy(&found, &value, sizeof found);
+  return found;
+}
+
+Arguments arguments_of(Value* stack) {
+  Arguments arguments;
+  for (int i = 0; i < 3; ++i) arguments.tensors[i] = Owned(reinterpret_cast<Tensor>(stack[i]));
+  std::uint8_t flags[2];
+  std::memcpy(&flags[0], &stack[3], 1);
+  std::memcpy(&flags[1], &stack[5], 1);
+  Call& call = arguments.call;
+  call.is_causal = flags[0];
+  call.enable_gqa = flags[1];
+  call.scale = number(stack[4]);
+  for (int i = 2; i >= 0; --i) {  // q last: the output has its dtype, and lies on its device
+    Tensor tensor = arguments.tensors[i].get();
+    View& view = call.views[i];
+    std::int64_t *sizes = nullptr, *strides = nullptr;
+    require(torch.get_dim(tensor, &view.dimensions), "get_dim");
+    require(torch.get_sizes(tensor, &sizes), "get_sizes");
+    require(torch.get_strides(tensor, &strides), "get_strides");
+    require(torch.get_dtype(tensor, &arguments.dtype), "get_dtype");
+    require(torch.get_device_type(tensor, &call.device_type), "get_device_type");
+    require(torch.get_device_index(tensor, &call.device_index), "get_device_index");
+    view.sizes = sizes;
+    view.strides = strides;
+    view.kind = std::int64_t{arguments.dtype} << 32 | call.device_type << 16 | (call.device_index & 0xffff);
+    view.data = data_of(tensor);
+  }
+  return arguments;
+}
+
+// Calls an operator that Python implements with the call's arguments. Its result is a tensor or a number.
+Value ask(const Arguments& arguments, const char* name) {
+  Value stack[6];
+  for (int i = 0; i < 3; ++i) {
+    Tensor copy = nullptr;  // the dispatcher takes the handles over
+    require(torch.new_tensor_handle(arguments.tensors[i].get(), &copy), "new_tensor_handle");
+    stack[i] = reinterpret_cast<Value>(copy);
+  }
+  stack[3] = arguments.call.is_causal;
+  std::memcpy(&stack[4], &arguments.call.scale, sizeof arguments.call.scale);
+  stack[5] = arguments.call.enable_gqa;
+  const std::string whole = names_space + "::" + name;
+  require(torch.call_dispatcher(whole.c_str(), "", stack, torch.abi_version()), name);
+  return stack[0];
+}
+
+// The output; nothing where no kernel serves the call.
+Owned served(const Arguments& arguments) {
+  const Call& call = arguments.call;
+  Decision* found = known(call);
+  Decision& decision = found ? *found : decided(call, [&] { ask(arguments, "_decide"); });
+  if (decision.kind == kPython)  // which counts it
+    return Owned(reinterpret_cast<Tensor>(ask(arguments, "_launch")));
+  decision.calls.fetch_add(1, std::memory_order_relaxed);
+  if (decision.kind == kMiss) return Owned();
+  Tensor made = nullptr;
+  require(torch.empty_strided(decision.sizes.size(), decision.sizes.data(), decision.strides.data(), arguments.dtype,
+                              call.device_type, call.device_index, &made),
+          "empty_strided");
+  Owned out(made);
+  launch(decision, call, data_of(made));
+  return out;
+}
+
+// _attempt(Tensor q, Tensor k, Tensor v, bool is_causal, float scale, bool enable_gqa) -> Tensor: undefined, which is
+// None in Python, where no kernel serves the call.
+void attempt(Value* stack, std::uint64_t, std::uint64_t) {
+  Owned out = served(arguments_of(stack));
+  if (!out.get()) {
+    Tensor undefined = nullptr;
+    require(torch.new_uninitialized_tensor(&undefined), "new_uninitialized_tensor");
+    out = Owned(undefined);
+  }
+  stack[0] = reinterpret_cast<Value>(out.release());
+}
+
+// _served, with the same arguments: SDPA serves what no kernel does.
+void serve(Value* stack, std::uint64_t, std::uint64_t) {
+  const Arguments arguments = arguments_of(stack);
+  Owned out = served(arguments);
+  stack[0] = out.get() ? reinterpret_cast<Value>(out.release()) : ask(arguments, "_before");
+}
+
+// A float? of PyTorch: null, or a value of its own on the heap, which the callee frees.
+double optional_number(Value value) {
+  if (!value) return NAN;
+  Value* boxed = reinterpret_cast<Value*>(value);
+  const double found = number(*boxed);
+  if (torch.delete_stable_ivalue)
+    torch.delete_stable_ivalue(boxed);
+  else
+    delete boxed;
+  return std::isnan(found) ? INFINITY : found;  // NaN is the usual scale here; SDPA gives NaN for both
+}
+
+// attention(Tensor q, Tensor k, Tensor v, bool is_causal=False, float? scale=None, bool enable_gqa=False) -> Tensor
+void attention(Value* stack, std::uint64_t count, std::uint64_t results) {
+  const double scale = optional_number(stack[4]);
+  std::memcpy(&stack[4], &scale, sizeof scale);
+  serve(stack, count, results);
+}
+
+// The same for tensors that may require grad, which this file cannot ask. The tensors may also be those of a compiler
+// that traces: so it calls an operator, and looks at nothing.
+void attention_with_autograd(Value* stack, std::uint64_t, std::uint64_t) {
+  const double scale = optional_number(stack[4]);
+  std::memcpy(&stack[4], &scale, sizeof scale);
+  const std::string name = names_space + (torch.grad_mode_is_enabled() ? "::_with_grad" : "::_served");
+  require(torch.call_dispatcher(name.c_str(), "", stack, torch.abi_version()), name.c_str());
+}
+
+thread_local std::string failure;
+
+}  // namespace
+}  // namespace native
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+// Implements the operators of a namespace for a dispatch key, CUDA for one. Returns why that fails, or null.
+EXPORTED const char* evotune_native_open(const char* space, const char* key) {
+  using namespace native;
+  try {
+    find_functions();
+    names_space = space;
+    Handle library = nullptr;  // kept until the process ends
+    require(torch.library_init_impl(space, key, __FILE__, __LINE__, &library), "library_init_impl");
+    require(torch.library_impl(library, "_attempt", attempt, torch.abi_version()), "library_impl");
+    require(torch.library_impl(library, "_served", serve, torch.abi_version()), "library_impl");
+    require(torch.library_impl(library, "attention", attention, torch.abi_version()), "library_impl");
+    const std::string autograd = std::string("Autograd") + key;
+    require(torch.library_init_impl(space, autograd.c_str(), __FILE__, __LINE__, &library), "library_init_impl");
+    require(torch.library_impl(library, "attention", attention_with_autograd, torch.abi_version()), "library_impl");
+    return nullptr;
+  } catch (const std::exception& error) {
+    failure = error.what();
+    return failure.c_str();
+  }
+}
+
+// Keeps a decision (its words are in decisions.h) under the key that Python was asked about in this thread, and returns
+// its number.
+EXPORTED std::int64_t evotune_native_add(const std::int64_t* words) {
+  return native::keep(native::read_decision(words));
+}
+
+// The calls of a decision since the last time that it was asked.
+EXPORTED std::int64_t evotune_native_calls(std::int64_t number) {
+  std::shared_lock<std::shared_mutex> lock(native::decisions_mutex);
+  return native::all_decisions[number]->calls.exchange(0);
+}

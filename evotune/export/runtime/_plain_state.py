@@ -1,0 +1,72 @@
+"""PyTorch's state at a call: whether anything but the tensors' values matters to it.
+
+The functions are looked up once, since look-ups cost every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+_Tensor = torch.Tensor
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_transforms = torch._C._are_functorch_transforms_active
+_tracing_state = torch._C._get_tracing_state
+_flash = torch._C._get_flash_sdp_enabled
+_efficient = torch._C._get_mem_efficient_sdp_enabled
+_cudnn = torch._C._get_cudnn_sdp_enabled
+
+
+def questions() -> tuple[Any, ...]:
+    """For native code: the dictionary and the name in it of forward-mode AD's level, whether
+    autocast is on, functions whose answers must be false, and functions whose answers must be true
+    in a plain state. AttributeError where this PyTorch lacks one.
+
+    More must be false than below, since native code does nothing but launch: a profiler is to see
+    an operator.
+    """
+    unwanted: tuple[Callable[[], object], ...] = (
+        _dispatch_modes,
+        _function_modes,
+        _transforms,
+        _tracing_state,
+        torch._C._autograd._profiler_enabled,
+    )
+    wanted = (_flash, _efficient, _cudnn)
+    autocast = torch._C._is_any_autocast_enabled
+    return vars(forward_ad), "_current_level", autocast, unwanted, wanted
+
+
+def are_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether they are tensors with memory that is read as it lies, and nothing looks at what is
+    done with them. A tensor with a tangent of forward-mode AD does not require grad."""
+    return not (
+        not type(q) is type(k) is type(v) is _Tensor
+        or q.is_nested
+        or k.is_nested
+        or v.is_nested
+        or q.is_neg()
+        or k.is_neg()
+        or v.is_neg()
+        or _dispatch_modes()
+        or _transforms()
+        or _tracing_state() is not None
+        or forward_ad._current_level >= 0
+    )
+
+
+def every_backend_is_allowed() -> bool:
+    """False inside of `sdpa_kernel`, for one, which names the backend that the user wants."""
+    return _flash() and _efficient() and _cudnn()
+
+
+def modes_look_at_calls() -> bool:
+    """Whether a mode is on that may want to see a call of SDPA. A default device does not."""
+    if not _function_modes():
+        return False
+    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return not all(isinstance(mode, torch.utils._device.DeviceContext) for mode in modes)
