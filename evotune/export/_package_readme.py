@@ -92,8 +92,9 @@ def _parts(certificate: Mapping[str, Json], dispatch: Mapping[str, Json]) -> Ite
 def _rule(portfolio: Mapping[str, Json]) -> Iterator[str]:
     """The rule of a portfolio, in words."""
     yield "## Rule\n"
-    yield "The first line that holds a case decides. Lengths, heads and scales beyond a kernel's"
-    yield "domain, below, are PyTorch's too.\n"
+    yield "The first line that holds a case decides. Ratios of sizes (heads to key heads, keys to"
+    yield "queries) must be near those of measured cases, and sizes inside the kernel's domain."
+    yield ""
     for number, region in enumerate(portfolio["rule"], 1):
         least = f"at least {region['speedup_low']:.3f}x in {region['measured']} measured cases"
         yield f"{number}. {region['cases']}: kernel {region['kernel']} ({least})"

@@ -41,7 +41,7 @@ class CaseSearches:
         self.runs: dict[str, RunFolder] = {}
         """By the label of their case, the oldest first."""
         for run in list_runs(runs_dir):
-            with contextlib.suppress(StoreError), RunStore.open_for_reading(run.store) as store:
+            with RunStore.open_for_reading(run.store) as store:
                 fact = store.meta(_FACT)
                 if isinstance(fact, dict) and fact.get("id") == identity:
                     self.runs[str(fact.get("case"))] = run

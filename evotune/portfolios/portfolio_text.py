@@ -94,7 +94,9 @@ def markdown(found: Portfolio) -> str:
 def _parts(found: Portfolio) -> Iterator[str]:
     kernels = counted(len(found.kernels), "kernel")
     yield f"# {found.space}: {kernels} for {counted(len(found.cases), 'case')}\n"
-    yield f"On {found.device}, {found.dtype}. The first line that holds a case decides.\n"
+    yield f"On {found.device}, {found.dtype}. The first line that holds a case decides."
+    yield "Ratios of sizes (heads to key heads, keys to queries) must be near those of measured"
+    yield "cases.\n"
     yield from _table(RULE_COLUMNS, rule_rows(found))
     yield "## Figures\n"
     yield from _table(FIGURE_COLUMNS, figure_rows(found))

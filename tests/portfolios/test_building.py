@@ -288,6 +288,11 @@ def test_damage_is_refused(finished: Path) -> None:
     matrix.write_bytes(stored.replace(b'"speedup":1.5', b'"speedup":9.5', 1))
     with pytest.raises(StoreError, match="is damaged"), read_matrix(runs):
         pass
+    matrix.write_bytes(stored)
+    run = list_runs(runs)[0]
+    run.store.write_bytes(run.store.read_bytes()[:9000])
+    with pytest.raises(StoreError):
+        build_portfolio(stored_request(runs), observing=silent)
 
 
 def test_skipped_cases_are_said_and_kept(space: Path, tmp_path: Path) -> None:
