@@ -64,8 +64,9 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limiter(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the device, or the trait of the kernel, that sets its time. `name` is "" when the evidence supports no statement.
+    """The part of the device, or the trait of the kernel, that sets its time.
 
+    - `name`: "" when the evidence supports no statement.
     - `share`: the part of the time that the limiter takes or is busy, 0 to 1; None if not known.
     - `rule`: the rule that chose it.
     """
