@@ -182,7 +182,7 @@ def intervention(
 
 
 def expectations(limiter: str) -> list[tuple[str, float, float]]:
-    """What is doubled (head_dim: halved), and the bounds of the ratio of times."""
+    """The sizes to double (head_dim: to halve), and the bounds of the ratio of times."""
     if not limiter:
         return []
     found = [rest for name, *rest in _EXPECTED if limiter.startswith(name)]

@@ -1,1 +1,1 @@
-"""Why a run's champion is fast, what holds it, and what to try next: `evotune explain`."""
+"""Explains a run's champion: its limiter, the worth of its choices, suggestions."""

@@ -1,4 +1,4 @@
-"""What holds a kernel: the first of six rules that its evidence supports.
+"""The limiter of a kernel: the first of six rules that its evidence supports.
 
 1. Spills: local loads and stores are at least a twentieth of the instructions in its innermost
    loops.
@@ -93,7 +93,7 @@ def limiter_of(case: Case) -> Limiter:
     return Limiter(
         name="",
         share=None,
-        rule="no rule holds: what was measured supports no statement",
+        rule="no rule holds: the evidence supports no statement",
         evidence=tuple(_busiest(case)),
     )
 

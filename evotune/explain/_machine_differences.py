@@ -29,7 +29,7 @@ _LEAST_STALL: Final = 0.15  # cycles
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What is known of one candidate in the machine. `resources` are the compiler's figures."""
+    """The known facts about one candidate in the machine; `resources` are compilers' figures."""
 
     name: str
     configuration: Mapping[str, Value] | None = None

@@ -41,7 +41,7 @@ _PIPES: Final[Mapping[str, tuple[str, str]]] = {
 def ceilings_of(
     evidence: Evidence | None, profile: DeviceProfile, copy_gbps: float | None
 ) -> Ceilings:
-    """The evidence's ceilings; what they lack comes from the device's profile, and from the copy
+    """The evidence's ceilings; missing ones come from the device's profile, and from the copy
     that the run timed at its start."""
     found = evidence.ceilings if evidence is not None else Ceilings(kind="model")
     changes: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""What to try next: at most five things, each derived from the limiter by a rule it states.
+"""Suggestions: at most five, each derived from the limiter by a rule that it states.
 
 An estimate is the time now / the time then. Those of techniques are bounds: the gain if the named
 part of the time goes away. Those of configurations come from the search's model, with an interval.
@@ -282,7 +282,7 @@ _WANTED: Final[Mapping[str, tuple[tuple[str, int, str], ...]]] = {
 
 
 def _has_no_figure(limiter: Limiter) -> bool:
-    """Whether no figure of a launch tells what helps against the limiter."""
+    """Whether no figure of a launch shows a way against the limiter."""
     return limiter.name.partition(":")[0] not in _WANTED
 
 

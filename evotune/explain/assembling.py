@@ -1,4 +1,4 @@
-"""Makes an explanation of what a run's store holds; nothing is compiled, launched or written."""
+"""Makes an explanation from a run's store; nothing is compiled, launched or written."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _LEAST_VALID = 8  # trials for effects over the space
 
 @dataclass(frozen=True, slots=True)
 class SpaceView:
-    """What the space's own files say, where they were read.
+    """Facts from the space's own files, where they were read.
 
     - `space`: the bound space.
     - `work_of`: the problem's work on a case, by a configuration that runs on it and the case's

@@ -1,4 +1,4 @@
-"""`evotune explain`: measures what is missing, keeps it in the run, and explains."""
+"""`evotune explain`: measures the missing parts, keeps them in the run, and explains."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ExplainRequest:
 def explain_run(
     run: RunFolder, request: ExplainRequest, note: Callable[[str], object] = lambda text: None
 ) -> Explanation:
-    """Explains a trial of the run; `note` gets lines on what is measured meanwhile.
+    """Explains a trial of the run; `note` gets a line before each measurement.
 
     UsageError for a trial, a run or a side that is not there; EnvironmentProblem when something is
     to be measured and the run's device is not here; RunLocked while another process works on the

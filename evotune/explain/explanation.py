@@ -64,8 +64,9 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limiter(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds the kernel. `name` is "" when the evidence supports no statement.
+    """The part of the device, or the trait of the kernel, that sets its time.
 
+    - `name`: "" when the evidence supports no statement.
     - `share`: the part of the time that the limiter takes or is busy, 0 to 1; None if not known.
     - `rule`: the rule that chose it.
     """
@@ -240,8 +241,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     - `trial`: its number; `configuration`: its values.
     - `time_us`, `speedup`: of the run's leaderboard; None where there is none.
-    - `counters`: what was counted in its largest launch, or `{"unavailable": reason}`.
-    - `missing`: what was not measured, and why.
+    - `counters`: the counters of its longest launch, or `{"unavailable": reason}`.
+    - `missing`: each part that was not measured, and why.
     """
 
     run: str

@@ -1,4 +1,4 @@
-"""Predicts what a change of a run's champion brings: the search's model with figures of launches.
+"""Predicts the worth of changes of a champion: the search's model with figures of launches.
 
 The model is a Gaussian process over the run's valid trials. Where the space's files were read, its
 covariance also has a linear part in figures of each configuration's launches (`LaunchFigures`):

@@ -26,7 +26,7 @@ def explained_html(runs: Sequence[RunData]) -> str:
 
 
 def explained_markdown(data: RunData) -> str:
-    """The page of a run, with a paragraph on what holds its champion."""
+    """The page of a run, with a paragraph on its champion's limiter."""
     found = _explained(data)
     return markdown.page(data, found.headline if found is not None else "")
 
@@ -40,7 +40,7 @@ def _explained(data: RunData) -> Explanation | None:
 
 
 def _section(data: RunData) -> Json:
-    """What the page's script draws. Texts are made harmless by the page."""
+    """The data that the page's script draws. Texts are made harmless by the page."""
     found = _explained(data)
     if found is None:
         return None
