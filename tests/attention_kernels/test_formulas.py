@@ -42,6 +42,7 @@ class Stated:
     templates: tuple[str, ...] = ()
     registers: str = "-1"
     registers_in_space: str = ""
+    device: str = "h200"
 
 
 WGMMA_REGISTERS = (
@@ -74,6 +75,7 @@ RUNGS = [
     ),
     Stated("linear", "linear/linear.cu", "kSharedBytes"),
     Stated("linear-skinny", "linear/linear.cu", "kSharedBytes"),
+    Stated("linear-mma", "linear/linear_mma.cu", "kSharedBytes", device="l4"),
 ]
 
 
@@ -81,7 +83,8 @@ def constants_of(stated: Stated) -> str:
     """The kernel's constants, type names and macros at the top level, in their order."""
     text = (KERNELS / stated.kernel).read_text()
     kept = r"^(?:constexpr (?:int|unsigned|bool) [^;]*;|using (?:Rows|WarpParts|SplitParts) [^;]*;)"
-    return "\n".join(each for each in re.findall(kept, text, re.MULTILINE) if "Panels" not in each)
+    found = re.findall(kept, text, re.MULTILINE)
+    return "\n".join(each for each in found if stated.templates or not each.startswith("using"))
 
 
 def macros_of(stated: Stated) -> str:
@@ -111,7 +114,7 @@ def checks(stated: Stated, folder: Path, count: int) -> Iterator[str]:
             space["problem"] |= {"shapes": [shape], "held_out": []}
         path = folder / "space.yaml"
         path.write_text(yaml.safe_dump(space))
-        setup = load_setup(path, "h200", compile_only=True)
+        setup = load_setup(path, stated.device, compile_only=True)
         assert setup.planner is not None
         rng = random.Random(head_dim)
         for number in range(count // 4 if attention else count):

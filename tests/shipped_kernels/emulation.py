@@ -53,8 +53,10 @@ class EmulatedKernel:
         values: Mapping[str, Value],
         dtype: str,
         mistakes: Mapping[str, str] | None = None,
+        device: str = "h200",
     ) -> None:
         """`mistakes` maps texts of the kernel to wrong ones."""
+        self._device = device
         self._folder = folder
         path = ROOT / "search_spaces" / f"{space}.yaml"
         self._space = {**yaml.safe_load(path.read_text()), "root": str(ROOT)}
@@ -68,7 +70,7 @@ class EmulatedKernel:
         document = {**self._space, "problem": {**self._space["problem"], "shapes": [dict(shape)]}}
         path = self._folder / "space.yaml"
         path.write_text(yaml.safe_dump(document))
-        planner = load_setup(path, "h200", compile_only=True).planner
+        planner = load_setup(path, self._device, compile_only=True).planner
         assert planner is not None
         wanted = {**planner.bound.default(), **self._values}
         configuration = planner.bound.repair(wanted, random.Random(0))

@@ -62,6 +62,32 @@ def test_products_come_out_right(
         assert kernel.share_of_tolerance(shape, kind, number) <= 1, shape
 
 
+MMA: dict[str, Value] = {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 32, "WARPS_M": 2, "WARPS_N": 1}
+MMA |= {"STAGES": 3, "SPLIT_K": 2, "TILE_GROUP": 2}
+
+
+@needs_gpp
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        (MMA, "float16"),
+        pytest.param(
+            {**MMA, "BLOCK_M": 16, "WARPS_M": 1, "WARPS_N": 2, "BLOCK_K": 64, "SPLIT_K": 1},
+            "bfloat16",
+            marks=pytest.mark.soak,
+        ),
+    ],
+)
+def test_products_by_mma_sync_come_out_right(
+    values: Mapping[str, Value], dtype: str, tmp_path: Path
+) -> None:
+    kernel = EmulatedKernel(tmp_path, "linear_mma", values, dtype, device="l4")
+    for number, (m, n, k) in enumerate([(70, 130, 200), (3, 66, 8)]):
+        shape = {"m": m, "n": n, "k": k}
+        kind = kernel.problem.input_kinds[number % 4]
+        assert kernel.share_of_tolerance(shape, kind, number) <= 1, shape
+
+
 @needs_gpp
 @pytest.mark.soak
 @pytest.mark.parametrize(
@@ -85,16 +111,22 @@ def test_the_model_sees_a_mistake(right: str, wrong: str, tmp_path: Path) -> Non
     assert max(shares) > 1
 
 
-@pytest.mark.parametrize("space", ["linear", "linear-gelu", "linear-skinny"])
-def test_configurations_compile(space: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("space", "device"),
+    [
+        *(("linear", "h200"), ("linear-gelu", "h200"), ("linear-skinny", "h200")),
+        *(("linear-mma", "a100"), ("linear-mma", "l4")),
+    ],
+)
+def test_configurations_compile(space: str, device: str, tmp_path: Path) -> None:
     """The default without spills, and one that is drawn."""
     pytest.importorskip("cupy")
-    planner = load_setup(find_space(space), "h200", compile_only=True).planner
+    planner = load_setup(find_space(space), device, compile_only=True).planner
     assert planner is not None
     drawn = planner.bound.sample(random.Random(0))
     for number, configuration in enumerate((planner.bound.default(), drawn)):
         (job, *_) = planner.compile_jobs(configuration)
         built = NvrtcCompiler().compile(job, tmp_path / f"{number}.cubin", timeout_s=60)
         assert not isinstance(built, CompileFailure), built.reason
-        figures = (built["spill_store_bytes"], built["serialized"])
+        figures = (built["spill_store_bytes"], built.get("serialized", 0))
         assert number > 0 or figures == (0, 0)
