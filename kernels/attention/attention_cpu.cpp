@@ -2,12 +2,13 @@
 //
 //   out = softmax(softmax_scale * q k^T) v, one row of scores at a time, never all of them in memory.
 //
-// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), each with strides
-//             of its own, in elements: any that keep rows contiguous.
+// Shapes      q (batch, heads, seq_len_q, HEAD_DIM); k (batch, kv_heads, seq_len_k, HEAD_DIM); v and out the same with
+//             VALUE_DIM, which is HEAD_DIM as a rule. Each has strides of its own, in elements: any that keep rows
+//             contiguous.
 //             heads is a multiple of kv_heads: a group of heads shares one kv head. Any sequence length >= 1.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       DTYPE_FLOAT32, or DTYPE_BFLOAT16 in and out (uint16_t here) with every sum in float32.
-// Problem     HEAD_DIM (multiple of 8), CAUSAL, DTYPE.
+// Problem     HEAD_DIM and VALUE_DIM (multiples of 8), CAUSAL, DTYPE, and features: row_features.h.
 //
 // How it works. A task is BLOCK_M rows of one head. It walks over blocks of BLOCK_N keys, STEP_M rows at a time:
 //   S = Q K^T            STEP_M x BLOCK_N scores in a buffer that stays in cache
@@ -38,9 +39,9 @@
 //   TASK_ORDER  head_major, row_major, or longest_first (row_major from the end, where causal rows see most keys).
 //   SCHEDULE, CHUNK   OpenMP's static, dynamic or guided, and tasks per chunk.
 //
-// Workspace   float[ (PACK head: 2 * batch * kv_heads * (seq_len_k + BLOCK_N) * HEAD_DIM)
-//                    + threads * (BLOCK_M * (2 * HEAD_DIM + 4) + STEP_M * BLOCK_N + 2 * BLOCK_N * HEAD_DIM + 64) ]
-//             64-byte aligned, any content. threads = omp_get_max_threads().
+// Workspace   float[ (PACK head: 2 * batch * kv_heads * (seq_len_k + BLOCK_N) * D)
+//                    + threads * (BLOCK_M * (HEAD_DIM + VALUE_DIM + 4) + STEP_M * BLOCK_N + 2 * BLOCK_N * D + 64) ]
+//             D is the larger of HEAD_DIM and VALUE_DIM. 64-byte aligned, any content. threads = omp_get_max_threads().
 // Archs       AVX-512F, AVX2 + FMA, and anything else GCC has vectors for (16-byte ones).
 // Adds to attention_scalar.cpp: register tiles, vector lanes, packing, exp as a polynomial, steps that fit the caches.
 // References  online softmax: Milakov & Gimelshein 2018; in blocks: FlashAttention, Dao et al. 2022;
@@ -48,13 +49,16 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <type_traits>
 
 #include "register_tile.h"
+#include "row_features.h"
 #include "simd.h"
 
 namespace {
@@ -68,19 +72,18 @@ using Element = float;
 #endif
 
 constexpr bool kConvert = DTYPE == DTYPE_BFLOAT16;
-constexpr bool kCausal = CAUSAL;
 constexpr bool kLanesAreKeys = K_LAYOUT == K_LAYOUT_PANELS;
 constexpr bool kPackedValues = V_LAYOUT == V_LAYOUT_PANELS;
 constexpr bool kTouchKeys = kConvert || kLanesAreKeys;  // K is not used as it lies
 constexpr bool kTouchValues = kConvert || kPackedValues;
 constexpr bool kPackHead = PACK == PACK_HEAD && (kTouchKeys || kTouchValues);
-constexpr int kBlockFloats = BLOCK_N * HEAD_DIM;
-constexpr int kThreadFloats = BLOCK_M * (2 * HEAD_DIM + 4) + STEP_M * BLOCK_N + 2 * kBlockFloats + 64;
+constexpr int kBlockFloats = BLOCK_N * (HEAD_DIM > VALUE_DIM ? HEAD_DIM : VALUE_DIM);
+constexpr int kThreadFloats = BLOCK_M * (HEAD_DIM + VALUE_DIM + 4) + STEP_M * BLOCK_N + 2 * kBlockFloats + 64;
 constexpr float kLog2e = 1.44269504088896341f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
 
-static_assert(HEAD_DIM % 8 == 0 && BLOCK_N % 8 == 0 && STEP_M % 8 == 0, "vectors are 8 floats or divide 8");
+static_assert(HEAD_DIM % 8 == 0 && VALUE_DIM % 8 == 0 && BLOCK_N % 8 == 0 && STEP_M % 8 == 0, "vectors are 8 floats or divide 8");
 static_assert(BLOCK_M % STEP_M == 0 && BLOCK_M % 16 == 0, "a task is whole steps, its buffers whole cache lines");
 static_assert(QK_COLS % 8 == 0 && PV_COLS % 8 == 0, "tile columns come in vectors");
 
@@ -123,23 +126,24 @@ inline void pack_transposed(RowsOf src, int rows, float scale, float* dst) {
   }
 }
 
+template <int DIM>
 inline void convert_rows(RowsOf src, int rows, float scale, float* dst) {
-  for (int row = 0; row < rows; ++row, dst += HEAD_DIM)
-    for (int d = 0; d < HEAD_DIM; ++d) dst[d] = scale * to_float(src.at(row)[d]);
+  for (int row = 0; row < rows; ++row, dst += DIM)
+    for (int d = 0; d < DIM; ++d) dst[d] = scale * to_float(src.at(row)[d]);
 }
 
 inline void pack_keys(RowsOf src, int keys, float* dst) {
   if constexpr (kLanesAreKeys)
     pack_transposed<BLOCK_N, QK_COLS>(src, keys, 1.0f, dst);
   else
-    convert_rows(src, keys, 1.0f, dst);
+    convert_rows<HEAD_DIM>(src, keys, 1.0f, dst);
 }
 
-// [HEAD_DIM / PV_COLS][BLOCK_N][PV_COLS]; the rows past `keys` are never read.
+// [VALUE_DIM / PV_COLS][BLOCK_N][PV_COLS]; the rows past `keys` are never read.
 inline void pack_values(RowsOf src, int keys, float* dst) {
-  if constexpr (!kPackedValues) return convert_rows(src, keys, 1.0f, dst);
-  for (int first = 0; first < HEAD_DIM; first += PV_COLS) {
-    const int width = std::min(PV_COLS, HEAD_DIM - first);
+  if constexpr (!kPackedValues) return convert_rows<VALUE_DIM>(src, keys, 1.0f, dst);
+  for (int first = 0; first < VALUE_DIM; first += PV_COLS) {
+    const int width = std::min(PV_COLS, VALUE_DIM - first);
     for (int j = 0; j < keys; ++j)
       for (int d = 0; d < width; ++d) dst[j * width + d] = to_float(src.at(j)[first + d]);
     dst += width * BLOCK_N;
@@ -161,7 +165,9 @@ struct Problem {
   float* workspace;
   float scale;
   int batch, heads, kv_heads, rows, keys;
+  Features features;
 
+  int own_key(int row) const { return Features::own_key(row, rows, keys); }
   int key_blocks() const { return (keys + BLOCK_N - 1) / BLOCK_N; }
   // Packed blocks in the workspace: of K by kv head, then of V, then the threads' scratch.
   float* packed(int kv_head, int block) const {
@@ -178,7 +184,7 @@ struct Problem {
 struct Scratch {  // one thread's part of the workspace
   float *q, *o, *maximum, *sum, *alpha, *scores, *keys, *values;
   explicit Scratch(float* base)
-      : q(base), o(q + BLOCK_M * HEAD_DIM), maximum(o + BLOCK_M * HEAD_DIM), sum(maximum + BLOCK_M),
+      : q(base), o(q + BLOCK_M * HEAD_DIM), maximum(o + BLOCK_M * VALUE_DIM), sum(maximum + BLOCK_M),
         alpha(sum + BLOCK_M), scores(alpha + 2 * BLOCK_M), keys(scores + STEP_M * BLOCK_N),
         values(keys + kBlockFloats) {}
 };
@@ -187,14 +193,35 @@ struct Step {       // rows x keys of scores
   int row, rows;    // first row and number of rows, in the head
   int key, keys;    // the same for keys
   int offset;       // of the first row in the task
+  int head, own;    // the head, and the first row's own key
 };
 
-// S is keys x STEP_M, lanes are rows. Later keys than the row's own become -inf, then P replaces S.
-inline void softmax_lanes_are_rows(const Scratch& t, const Step& s) {
+// Scores as features change them. Row i and key j of the step lie at i * of_row + j * of_key.
+inline void change_scores(const Features& features, const Scratch& t, const Step& s, int of_row, int of_key) {
+  if constexpr (HAS_SOFTCAP || ALIBI || HAS_SCORE_MOD)
+    for (int i = 0; i < s.rows; ++i)
+      for (int j = 0; j < s.keys; ++j) {
+        float& score = t.scores[i * of_row + j * of_key];
+        if (HAS_SOFTCAP) score = features.softcap * std::tanh(score / features.softcap);
+        if (ALIBI) score -= features.alibi_slopes[s.head] * static_cast<float>(std::abs(s.own + i - s.key - j));
+        score = SCORE_MOD(score, s.head, s.row + i, s.key + j);
+      }
+}
+
+// S is keys x STEP_M, lanes are rows. Keys that a row does not see become -inf, then P replaces S.
+inline void softmax_lanes_are_rows(const Features& features, const Scratch& t, const Step& s) {
   constexpr int L = lanes_for(STEP_M);
-  if (kCausal && s.key + s.keys > s.row + 1)
-    for (int j = std::max(0, s.row + 1 - s.key); j < s.keys; ++j)
-      std::fill_n(t.scores + j * STEP_M, std::min(STEP_M, s.key + j - s.row), -kInfinity);
+  change_scores(features, t, s, 1, STEP_M);
+  const bool reaches = !CAUSAL && HAS_WINDOW && features.window_right >= 0;
+  const int last = s.own + (reaches ? features.window_right : 0);  // the last key that the first row sees
+  if ((CAUSAL || reaches) && s.key + s.keys > last + 1)
+    for (int j = std::max(0, last + 1 - s.key); j < s.keys; ++j)
+      std::fill_n(t.scores + j * STEP_M, std::min(STEP_M, s.key + j - last), -kInfinity);
+  if (HAS_WINDOW && features.window_left >= 0)
+    for (int j = 0; j < s.keys; ++j) {
+      const int seen = std::clamp(s.key + j + features.window_left - s.own + 1, 0, STEP_M);  // so many rows see it
+      std::fill_n(t.scores + j * STEP_M + seen, STEP_M - seen, -kInfinity);
+    }
   for (int lane = 0; lane < STEP_M; lane += L) {
     float* scores = t.scores + lane;
     const int at = s.offset + lane;
@@ -219,13 +246,16 @@ inline void softmax_lanes_are_rows(const Scratch& t, const Step& s) {
 }
 
 // S is STEP_M x BLOCK_N, lanes are keys. Columns that are no key of this row become -inf up to the last whole vector.
-inline void softmax_lanes_are_keys(const Scratch& t, const Step& s) {
+inline void softmax_lanes_are_keys(const Features& features, const Scratch& t, const Step& s, int all_keys) {
   constexpr int L = lanes_for(BLOCK_N);
+  change_scores(features, t, s, BLOCK_N, 1);
   const int width = (s.keys + L - 1) / L * L;
   for (int i = 0; i < s.rows; ++i) {
     float* scores = t.scores + i * BLOCK_N;
-    const int seen = kCausal ? std::clamp(s.row + i + 1 - s.key, 0, s.keys) : s.keys;
+    const bool hides = CAUSAL || (HAS_WINDOW && features.window_right >= 0);
+    const int seen = hides ? std::clamp(features.end_key(s.own + i, all_keys) - s.key, 0, s.keys) : s.keys;
     std::fill(scores + seen, scores + width, -kInfinity);
+    if (HAS_WINDOW) std::fill_n(scores, std::clamp(features.first_key(s.own + i) - s.key, 0, s.keys), -kInfinity);
     const int at = s.offset + i;
     Vec<L> tops = load<L>(scores);
     for (int j = L; j < width; j += L) tops = maximum(load<L>(scores + j), tops);
@@ -251,33 +281,33 @@ struct Block {
 
 // Calls `product` with the distance between the rows of K or V. If they are TOUCHed, or lie one behind the other as most
 // do, that is a constant for the compiler.
-template <bool TOUCH, class Multiply>
+template <bool TOUCH, int DIM, class Multiply>
 [[gnu::always_inline]] inline void with_row(const Block& block, Multiply product) {
-  if (TOUCH || block.row == HEAD_DIM)
-    product(std::integral_constant<ptrdiff_t, HEAD_DIM>());
+  if (TOUCH || block.row == DIM)
+    product(std::integral_constant<ptrdiff_t, DIM>());
   else
     product(block.row);
 }
 
-void attend(const Scratch& t, const Step& s, const Block& keys, const Block& values) {
+void attend(const Problem& problem, const Scratch& t, const Step& s, const Block& keys, const Block& values) {
   const float* q = t.q + s.offset * HEAD_DIM;
-  float* o = t.o + s.offset * HEAD_DIM;
+  float* o = t.o + s.offset * VALUE_DIM;
   const float* alpha = t.alpha + s.offset;
   if constexpr (kLanesAreKeys) {
     const Product scores{q, HEAD_DIM, 1, keys.at, 0, t.scores, BLOCK_N, nullptr, HEAD_DIM, false};
     multiply<QK_ROWS, QK_COLS, BLOCK_N>(scores, s.rows, s.keys, HEAD_DIM);
-    softmax_lanes_are_keys(t, s);
+    softmax_lanes_are_keys(problem.features, t, s, problem.keys);
   } else {
-    with_row<kTouchKeys>(keys, [&](auto key_row) {
+    with_row<kTouchKeys, HEAD_DIM>(keys, [&](auto key_row) {
       const Product scores{keys.at, key_row, 1, q, 0, t.scores, STEP_M, nullptr, HEAD_DIM, true};
       multiply<QK_ROWS, QK_COLS, STEP_M>(scores, s.keys, STEP_M, HEAD_DIM);
     });
-    softmax_lanes_are_rows(t, s);
+    softmax_lanes_are_rows(problem.features, t, s);
   }
   constexpr int row = kLanesAreKeys ? BLOCK_N : 1, step = kLanesAreKeys ? 1 : STEP_M;
-  with_row<kTouchValues>(values, [&](auto value_row) {
-    const Product output{t.scores, row, step, values.at, value_row, o, HEAD_DIM, alpha, s.keys, false};
-    multiply<PV_ROWS, PV_COLS, HEAD_DIM>(output, s.rows, HEAD_DIM, kPackedValues ? BLOCK_N : 1);
+  with_row<kTouchValues, VALUE_DIM>(values, [&](auto value_row) {
+    const Product output{t.scores, row, step, values.at, value_row, o, VALUE_DIM, alpha, s.keys, false};
+    multiply<PV_ROWS, PV_COLS, VALUE_DIM>(output, s.rows, VALUE_DIM, kPackedValues ? BLOCK_N : 1);
   });
 }
 
@@ -286,7 +316,8 @@ struct Task {
   const Scratch scratch;
   const int head, kv_head, first, rows;  // heads count over the batch; rows [first, first + rows)
 
-  int keys_seen(int last_row) const { return kCausal ? std::min(problem.keys, last_row + 1) : problem.keys; }
+  int keys_seen(int last_row) const { return problem.features.end_key(problem.own_key(last_row), problem.keys); }
+  int first_seen(int first_row) const { return problem.features.first_key(problem.own_key(first_row)); }
   int blocks_seen(int last_row) const { return (keys_seen(last_row) + BLOCK_N - 1) / BLOCK_N; }
   ptrdiff_t row_at(const Strides& strides, int offset) const {
     return strides.at(head / problem.heads, head % problem.heads, first + offset);
@@ -298,38 +329,41 @@ struct Task {
       const int here = std::min(STEP_M, rows - offset);
       float* to = scratch.q + offset * HEAD_DIM;
       if constexpr (kLanesAreKeys)
-        convert_rows(from, here, problem.scale, to);
+        convert_rows<HEAD_DIM>(from, here, problem.scale, to);
       else
         pack_transposed<STEP_M, QK_COLS>(from, here, problem.scale, to);
     }
-    std::fill_n(scratch.maximum, BLOCK_M, kLowest);
-    std::fill_n(scratch.sum, BLOCK_M, 0.0f);
-    std::fill_n(scratch.o, BLOCK_M * HEAD_DIM, 0.0f);
+    // A sink is a key that comes first and has no value.
+    std::fill_n(scratch.maximum, BLOCK_M, SINKS ? kLog2e * problem.features.sinks[head % problem.heads] : kLowest);
+    std::fill_n(scratch.sum, BLOCK_M, SINKS ? 1.0f : 0.0f);
+    std::fill_n(scratch.o, BLOCK_M * VALUE_DIM, 0.0f);
   }
 
   // A block of K or V as `multiply` wants it: where it lies, packed before, or packed now.
-  template <bool TOUCH, class Pack>
+  template <bool TOUCH, int DIM, class Pack>
   Block block_of(const Element* tensor, const Strides& strides, int packed_head, int block, float* here,
                  Pack pack) const {
-    if constexpr (TOUCH && kPackHead) return {problem.packed(packed_head, block), HEAD_DIM};
+    if constexpr (TOUCH && kPackHead) return {problem.packed(packed_head, block), DIM};
     const RowsOf from = problem.rows_of(tensor, strides, kv_head, block * BLOCK_N);
     if constexpr (!TOUCH) return {reinterpret_cast<const float*>(from.first), from.stride};
     pack(from, std::min(BLOCK_N, problem.keys - block * BLOCK_N), here);
-    return {here, HEAD_DIM};
+    return {here, DIM};
   }
   Block keys(int block) const {
-    return block_of<kTouchKeys>(problem.k, problem.k_strides, kv_head, block, scratch.keys, pack_keys);
+    return block_of<kTouchKeys, HEAD_DIM>(problem.k, problem.k_strides, kv_head, block, scratch.keys, pack_keys);
   }
   Block values(int block) const {
-    return block_of<kTouchValues>(problem.v, problem.v_strides, problem.values() + kv_head, block, scratch.values,
+    return block_of<kTouchValues, VALUE_DIM>(problem.v, problem.v_strides, problem.values() + kv_head, block, scratch.values,
                                   pack_values);
   }
 
-  // One step against one block; blocks that lie wholly above the diagonal are skipped.
+  // One step against one block; blocks of which no row sees a key are skipped.
   void step(int offset, int block, const Block& k, const Block& v) const {
     const int row = first + offset, step_rows = std::min(STEP_M, rows - offset);
     const int key = block * BLOCK_N, seen = keys_seen(row + step_rows - 1) - key;
-    if (seen > 0) attend(scratch, Step{row, step_rows, key, std::min(BLOCK_N, seen), offset}, k, v);
+    if (seen <= 0 || (HAS_WINDOW && key + BLOCK_N <= first_seen(row))) return;
+    const Step s{row, step_rows, key, std::min(BLOCK_N, seen), offset, head % problem.heads, problem.own_key(row)};
+    attend(problem, scratch, s, k, v);
   }
 
   void store_rows() const {
@@ -337,21 +371,24 @@ struct Task {
       const float sum = scratch.sum[i];
       const float scale = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row whose scores are all -inf is a row of zeros
       Element* to = problem.out + row_at(problem.out_strides, i);
-      for (int d = 0; d < HEAD_DIM; ++d) from_float(scratch.o[i * HEAD_DIM + d] * scale, to[d]);
+      for (int d = 0; d < VALUE_DIM; ++d) from_float(scratch.o[i * VALUE_DIM + d] * scale, to[d]);
+      if constexpr (LSE)
+        problem.features.lse[static_cast<ptrdiff_t>(head) * problem.rows + first + i] =
+            sum == 0.0f ? -kInfinity : (scratch.maximum[i] + std::log2(sum)) / kLog2e;
     }
   }
 
   void run() const {
     load_queries();
     if constexpr (LOOP_ORDER == LOOP_ORDER_KV_OUTER) {
-      for (int block = 0, blocks = blocks_seen(first + rows - 1); block < blocks; ++block) {
+      for (int block = first_seen(first) / BLOCK_N, blocks = blocks_seen(first + rows - 1); block < blocks; ++block) {
         const Block k = keys(block), v = values(block);
         for (int offset = 0; offset < rows; offset += STEP_M) step(offset, block, k, v);
       }
     } else {
       for (int offset = 0; offset < rows; offset += STEP_M) {
         const int blocks = blocks_seen(first + std::min(offset + STEP_M, rows) - 1);
-        for (int block = 0; block < blocks; ++block) step(offset, block, keys(block), values(block));
+        for (int block = first_seen(first + offset) / BLOCK_N; block < blocks; ++block) step(offset, block, keys(block), values(block));
       }
     }
     store_rows();
@@ -397,11 +434,12 @@ extern "C" void attention_forward(const Element* q, const Element* k, const Elem
                                   long long q_stride_batch, long long q_stride_head, long long q_stride_row,
                                   long long k_stride_batch, long long k_stride_head, long long k_stride_row,
                                   long long v_stride_batch, long long v_stride_head, long long v_stride_row,
-                                  long long out_stride_batch, long long out_stride_head, long long out_stride_row) {
+                                  long long out_stride_batch, long long out_stride_head,
+                                  long long out_stride_row FEATURE_ARGUMENTS) {
   const Problem problem{q, k, v, out, {q_stride_batch, q_stride_head, q_stride_row},
                         {k_stride_batch, k_stride_head, k_stride_row}, {v_stride_batch, v_stride_head, v_stride_row},
                         {out_stride_batch, out_stride_head, out_stride_row}, workspace, softmax_scale, batch, heads,
-                        kv_heads, seq_len_q, seq_len_k};
+                        kv_heads, seq_len_q, seq_len_k, FEATURES_GIVEN};
   const int tasks = batch * heads * ((seq_len_q + BLOCK_M - 1) / BLOCK_M);
 #pragma omp parallel
   {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Iterator
@@ -87,6 +88,28 @@ def _subject(session: CpuSession, job: CaseJob, folder: Path) -> Subject:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_readable_kernel_passes_the_gate(variant: str, tmp_path: Path) -> None:
     verdict = judge(planned("attention-features-cpu", variant, tmp_path, BLOCK_N=16), tmp_path)
+    assert verdict.passed, verdict.reason
+
+
+LANES: dict[str, dict[str, Value]] = {
+    "rows": {"K_LAYOUT": "rows", "V_LAYOUT": "rows", "LOOP_ORDER": "kv_outer"},
+    "keys": {"K_LAYOUT": "panels", "V_LAYOUT": "panels", "PACK": "head", "LOOP_ORDER": "q_outer"},
+}
+SMALL: dict[str, Value] = {"BLOCK_M": 32, "STEP_M": 16, "BLOCK_N": 32}
+SOON = (("all", "keys"), ("window on both sides", "rows"))
+
+
+@pytest.mark.parametrize(
+    ("variant", "lanes"),
+    [
+        pytest.param(*each, marks=() if each in SOON else pytest.mark.soak)
+        for each in itertools.product(VARIANTS, LANES)
+    ],
+)
+def test_the_kernel_of_simd_lanes_passes_the_gate(variant: str, lanes: str, tmp_path: Path) -> None:
+    values = {**SMALL, **LANES[lanes]}
+    planner = planned("attention-features-simd-cpu", variant, tmp_path, **values)
+    verdict = judge(planner, tmp_path)
     assert verdict.passed, verdict.reason
 
 
