@@ -6,6 +6,7 @@ import math
 from typing import Any, Literal
 
 import torch
+from torch.utils._device import DeviceContext
 
 from ._attention_package import AttentionKernels, Call, sdpa
 from ._dispatch import NOT_WON, OUTSIDE, Choice
@@ -287,4 +288,4 @@ def _every_backend_is_allowed() -> bool:
 def _modes_look_at_calls() -> bool:
     """Whether a mode is on that may want to see a call of SDPA. A default device does not."""
     modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return not all(isinstance(mode, torch.utils._device.DeviceContext) for mode in modes)
+    return not all(isinstance(mode, DeviceContext) for mode in modes)
