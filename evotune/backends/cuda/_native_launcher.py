@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sysconfig
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ class Native:
 
     def __init__(self, path: Path, namespace: str, key: str) -> None:
         """OSError, one line, where it does not load or lacks something of PyTorch or CUDA."""
-        self._library = ctypes.CDLL(str(path))
+        self._library = _own_library(path)
         self._library.evotune_native_open.restype = ctypes.c_char_p
         self._library.evotune_native_add.restype = ctypes.c_int64
         self._library.evotune_native_calls.restype = ctypes.c_int64
@@ -88,6 +89,18 @@ class Native:
     def _add(self, words: list[int]) -> int:
         array = (ctypes.c_int64 * len(words))(*map(int, words))
         return int(self._library.evotune_native_add(array))
+
+
+def _own_library(path: Path) -> Any:
+    """The library, with state of its own: a package may be imported under several names, and the
+    loader gives one library for one file."""
+    library = ctypes.CDLL(str(path))
+    if not library.evotune_native_is_open():
+        return library
+    with tempfile.NamedTemporaryFile(suffix=path.suffix) as copy:
+        copy.write(path.read_bytes())
+        copy.flush()
+        return ctypes.CDLL(copy.name)
 
 
 def _argument(argument: Mapping[str, Any], places: Mapping[str, int]) -> list[int]:
