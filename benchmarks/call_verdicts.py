@@ -190,6 +190,8 @@ def same_bits(known: torch.Tensor, found: torch.Tensor) -> bool:
     if known.device.type == "meta" or type(known) not in (torch.Tensor, torch.nn.Parameter):
         return True
     known, found = known.detach(), found.detach()
+    if known.is_complex():
+        known, found = torch.view_as_real(known), torch.view_as_real(found)
     return bool(torch.equal(known, found)) or (
         known.dtype.is_floating_point
         and bool(torch.equal(known.isnan(), found.isnan()))

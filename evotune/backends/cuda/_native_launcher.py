@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sysconfig
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,7 @@ class Native:
 
     def __init__(self, path: Path, namespace: str, key: str) -> None:
         """OSError, one line, where it does not load or lacks something of PyTorch or CUDA."""
-        self._path = path
-        self._library = ctypes.CDLL(str(path))
+        self._library = _own_library(path)
         self._library.evotune_native_open.restype = ctypes.c_char_p
         self._library.evotune_native_add.restype = ctypes.c_int64
         self._library.evotune_native_calls.restype = ctypes.c_int64
@@ -53,7 +53,8 @@ class Native:
         pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
         pointer_of.restype = ctypes.c_void_p
         pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
-        make = ctypes.PyDLL(str(self._path)).evotune_native_function
+        same = ctypes.PyDLL("", handle=self._library._handle)  # its calls keep Python's lock
+        make = same.evotune_native_function
         make.restype = ctypes.py_object
         make.argtypes = [ctypes.py_object]
         try:
@@ -110,6 +111,18 @@ class Native:
     def _add(self, words: list[int]) -> int:
         array = (ctypes.c_int64 * len(words))(*map(int, words))
         return int(self._library.evotune_native_add(array))
+
+
+def _own_library(path: Path) -> Any:
+    """The library, with state of its own: a package may be imported under several names, and the
+    loader gives one library for one file."""
+    library = ctypes.CDLL(str(path))
+    if not library.evotune_native_is_open():
+        return library
+    with tempfile.NamedTemporaryFile(suffix=path.suffix) as copy:
+        copy.write(path.read_bytes())
+        copy.flush()
+        return ctypes.CDLL(copy.name)
 
 
 def _argument(argument: Mapping[str, Any], places: Mapping[str, int]) -> list[int]:

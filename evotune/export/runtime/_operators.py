@@ -91,6 +91,8 @@ class AttentionOperator:
             library.impl("_launch", served, key)
             library.impl("_before", _with_usual_scale(before), key)
             library.impl("_attempt", _with_usual_scale(kernels.serve), _ANY_DEVICE)
+        for name, function in (("attention", before), ("_served", _with_usual_scale(before))):
+            library.impl(name, function, f"NestedTensor{key}")
         recorded = _differentiable(kernels, self.served)
         library.impl("attention", recorded, "Autograd")
         library.impl("_with_grad", _with_usual_scale(recorded), "CompositeImplicitAutograd")
@@ -161,13 +163,15 @@ def before(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> torch.Tensor:
     """SDPA's result, with the operator's strides."""
     out = sdpa(q, k, v, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
-    promised = fake(q, k, v, enable_gqa=enable_gqa)
+    if out.is_nested:
+        return out
+    promised = _laid_out(q, k, v, tuple(out.shape))
     return out if out.stride() == promised.stride() else promised.copy_(out)
 
 
@@ -179,23 +183,33 @@ def fake(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """The output without its values: laid out like q. RuntimeError for tensors of several devices
-    or dtypes, as SDPA raises."""
+    """The output without its values. RuntimeError for tensors that SDPA refuses."""
     for fact in ("device", "dtype"):
         if not getattr(q, fact) == getattr(k, fact) == getattr(v, fact):
             found = ", ".join(str(getattr(tensor, fact)) for tensor in (q, k, v))
             raise RuntimeError(f"expected q, k and v to have the same {fact}, got {found}")
-    if q.dim() == k.dim() == v.dim() == 4 and q.shape[0] == k.shape[0] == v.shape[0]:
-        return torch.empty_like(q) if q.shape[3] == v.shape[3] else q.new_empty(_wide(q, v))
-    # Dimensions before the last two are broadcast; of grouped heads, those of q count.
-    one = [tensor.shape[:-3] if enable_gqa else tensor.shape[:-2] for tensor in (q, k, v)]
-    leading: Any = torch.broadcast_shapes(*one)  # type: ignore[no-untyped-call]
-    heads = q.shape[-3:-2] if enable_gqa else ()
-    return q.new_empty((*leading, *heads, q.shape[-2], v.shape[-1]))
+    if not (q.is_floating_point() or q.is_complex()):
+        raise RuntimeError(f"expected q, k and v to be of a floating-point type, got {q.dtype}")
+    if q.shape[-1] != k.shape[-1]:
+        raise RuntimeError("expected q and k to have the same size of heads")
+    leading = [tuple(tensor.shape[:-2]) for tensor in (q, k, v)]
+    if enable_gqa:  # of grouped heads, those of q count
+        heads = [sizes[-1] for sizes in leading]
+        if any(each == 0 or heads[0] % each for each in heads[1:]):
+            raise RuntimeError(f"expected the heads of k and v to divide those of q, got {heads}")
+        leading = [(*sizes[:-1], heads[0]) for sizes in leading]
+    whole: Any = leading[0]
+    if any(sizes != whole for sizes in leading):
+        whole = torch.broadcast_shapes(*leading)  # type: ignore[no-untyped-call]
+    return _laid_out(q, k, v, (*whole, q.shape[-2], v.shape[-1]))
 
 
-def _wide(q: torch.Tensor, v: torch.Tensor) -> tuple[int, ...]:
-    return (*q.shape[:-1], v.shape[-1])
+def _laid_out(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """The output's memory: laid out like q where it can be."""
+    same_batch = q.dim() == k.dim() == v.dim() == 4 and q.shape[0] == k.shape[0] == v.shape[0]
+    return torch.empty_like(q) if same_batch and shape == tuple(q.shape) else q.new_empty(shape)
 
 
 def needs_grad(*tensors: torch.Tensor) -> bool:

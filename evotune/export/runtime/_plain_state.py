@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 _Tensor = torch.Tensor
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -69,4 +70,4 @@ def modes_look_at_calls() -> bool:
     if not _function_modes():
         return False
     modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return not all(isinstance(mode, torch.utils._device.DeviceContext) for mode in modes)
+    return not all(isinstance(mode, DeviceContext) for mode in modes)

@@ -383,6 +383,26 @@ def test_strides_reach_the_map_and_the_output(opened: Open, driver: Any, native:
 
 
 @pytest.mark.parametrize("native", NATIVE)
+def test_two_names_of_a_package_count_for_themselves(opened: Open, native: bool) -> None:
+    """The loader gives one library for one file, under whichever name it is opened."""
+    module = opened(native)
+    assert module.__file__
+    again = Path(module.__file__).parent.with_name(f"{module.__name__}_again")
+    again.symlink_to(module.__name__)
+    with imported(again) as other, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for length in (40, 50):
+            out = module.attention(*inputs(length), **GROUPED)
+            torch.testing.assert_close(out, sdpa(*inputs(length), **GROUPED))
+        assert (module.info()["calls"], other.info()["calls"]) == (1, 0)
+        assert [sum(m["count"] for m in each.misses()) for each in (module, other)] == [1, 0]
+        for _ in range(2):
+            other.attention(*inputs(), **GROUPED)
+        assert (module.info()["calls"], other.info()["calls"]) == (1, 2)
+        assert other.info()["launcher"].startswith("native" if native else "ctypes")
+
+
+@pytest.mark.parametrize("native", NATIVE)
 def test_strides_of_dimensions_of_one_index_do_not_matter(opened: Open, native: bool) -> None:
     """The driver would refuse a map with them, and all later calls of the shape would be misses."""
     names = [f"q_stride_{dimension}" for dimension in ("batch", "head", "row")]

@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from tests.export.runtime.packages import (
     CASE,
@@ -315,18 +316,56 @@ def test_the_operator_takes_what_sdpa_broadcasts(opened: Open, silent: None) -> 
         meta = operator(*(t.to("meta") for t in tensors))
         assert meta.shape == sdpa(*tensors).shape
     q, k, v = inputs(batch=2)
+    assert torch.equal(operator(q, k[:0], v[:0], **GROUPED), sdpa(q, k[:0], v[:0], **GROUPED))
     for tensors in ((q[0], k, v), (q, k[:1], v[:1]), (q, k[0], v[0])):
         expected = sdpa(*tensors, **GROUPED)
         torch.testing.assert_close(operator(*tensors, **GROUPED), expected)
         assert operator(*(t.to("meta") for t in tensors), **GROUPED).shape == expected.shape
 
 
-def test_the_fake_operator_refuses_tensors_of_several_devices_and_dtypes(opened: Open) -> None:
+def test_the_operator_takes_nested_tensors(opened: Open, silent: None) -> None:
+    module = opened()
+    operator = getattr(torch.ops, module.__name__).attention
+    nested = [torch.nested.nested_tensor(list(t)) for t in inputs(heads=2, batch=2)]
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            pairs = zip(operator(*nested), sdpa(*nested), strict=True)
+            assert all(torch.equal(out, expected) for out, expected in pairs)
+
+
+def test_a_mode_that_looks_at_calls_sees_sdpa(
+    opened: Open, silent: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(torch.utils, "_device", raising=False)  # a program may not have imported it
+    seen = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    module = opened()
+    with Mode():
+        out = module.attention(*inputs(), **GROUPED)
+    assert torch.equal(out, sdpa(*inputs(), **GROUPED))
+    assert torch._C._nn.scaled_dot_product_attention in seen
+
+
+def test_the_fake_operator_refuses_what_sdpa_refuses(opened: Open) -> None:
     operator = getattr(torch.ops, opened().__name__).attention
-    q, k, v = inputs(heads=2)
-    for wrong in (k, k.double().to("meta")):
-        with pytest.raises(RuntimeError, match="the same"):
-            operator(q.to("meta"), wrong, v.to("meta"))
+    q, k, v = (t.to("meta") for t in inputs(heads=2))
+    refused = [
+        ("the same device", (q, inputs()[1], v), {}),
+        ("the same dtype", (q, k.double(), v), {}),
+        ("a floating-point type", (q.int(), k.int(), v.int()), {}),
+        ("the same size of heads", (q, k[..., :8], v), {}),
+        ("divide those of q", (q, k.expand(1, 2, 40, 16)[:, :1].expand(1, 3, 40, 16), v), GROUPED),
+    ]
+    for words, tensors, options in refused:
+        with pytest.raises(RuntimeError, match=words):
+            operator(*tensors, **options)
 
 
 def test_gradients_are_those_of_sdpa(opened: Open, silent: None) -> None:

@@ -1,0 +1,121 @@
+"""Another project's tests of attention, run against a package: see
+benchmarks/export_flash_tests.py."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.export.making import ROOT
+
+SCRIPT = ROOT / "benchmarks" / "export_flash_tests.py"
+TESTS = """
+import pytest
+import torch
+from flash_attn import (
+    flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func, flash_attn_varlen_func
+)
+from flash_attn.bert_padding import pad
+from flash_attn.flash_attn_interface import _get_block_size_n
+from flash_attn.layers.rotary import apply_rotary_emb
+
+
+def reference(q, k, v, causal):
+    scores = torch.einsum("bthd,bshd->bhts", q, k) * q.shape[-1] ** -0.5
+    if causal:
+        hidden = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).triu(
+            1 + k.shape[1] - q.shape[1]
+        )
+        scores = scores.masked_fill(hidden, float("-inf"))
+    return torch.einsum("bhts,bshd->bthd", scores.softmax(-1), v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("d", [32, 40])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("kvpacked", [False, True])
+@pytest.mark.parametrize("seqlen_q,seqlen_k", [(1, 40), (33, 33), (40, 64)])
+def test_output(seqlen_q, seqlen_k, kvpacked, local, causal, d, dtype):
+    q = torch.randn(2, seqlen_q, 4, d, dtype=dtype, requires_grad=True)
+    kv = torch.randn(2, seqlen_k, 2, 4, d, dtype=dtype, requires_grad=True)
+    named = {"causal": causal, "window_size": (5, 5) if local else (-1, -1)}
+    named |= {"softcap": 0.0, "alibi_slopes": None, "deterministic": False}
+    if kvpacked:
+        out, lse, mask = flash_attn_kvpacked_func(q, kv, 0.0, return_attn_probs=True, **named)
+    else:
+        out = flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], 0.0, **named)
+    wanted = reference(q, kv[:, :, 0], kv[:, :, 1], causal)
+    gradient = torch.randn_like(out)
+    ours, theirs = (torch.autograd.grad(each, (q, kv), gradient) for each in (out, wanted))
+    for found, known in zip((out, *ours), (wanted, *theirs)):
+        assert (found - known).abs().max() < 1e-5
+
+
+def test_packed():
+    qkv = torch.randn(2, 16, 3, 4, 32)
+    out = flash_attn_qkvpacked_func(qkv, 0.0, causal=True)
+    assert (out - reference(*qkv.unbind(2), True)).abs().max() < 1e-5
+
+
+def test_of_something_else():
+    flash_attn_varlen_func(pad)
+
+
+def test_dropout():
+    flash_attn_qkvpacked_func(torch.randn(2, 16, 3, 4, 32), 0.17)
+
+
+def test_that_fails():
+    assert False
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder laid out like FlashAttention's repository."""
+    for folder in ("flash_attn", "tests"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "flash_attn" / "__init__.py").write_text("import a_compiled_module")
+    (tmp_path / "flash_attn" / "bert_padding.py").write_text("pad = 1")
+    return tmp_path
+
+
+def test_the_claimed_tests_run_on_kernels_and_the_others_are_counted(
+    attention_cpu: Path, checkout: Path
+) -> None:
+    (checkout / "tests" / "test_flash_attn.py").write_text(TESTS)
+    words = [str(attention_cpu), "--flash-attention", str(checkout)]
+    command = [sys.executable, str(SCRIPT), *words, "-o", str(checkout / "found.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    record = json.loads((checkout / "found.json").read_text())
+    # Of (1, 40) and (33, 33) all masks, of (40, 64) the full one; packed or not.
+    assert (record["passed"], record["failed"]) == (5 * 2 + 1, 1)
+    assert record["kernel_calls"] == {"views": 11}
+    assert record["skipped"] == {
+        "another dtype": 48,
+        "another head_dim": 24,
+        "window": 12,
+        "causal mask at the last key": 2,
+        "flash_attn_varlen_func": 1,
+        "dropout": 1,
+    }
+
+
+def test_a_folder_without_the_tests_is_told_in_a_line(
+    benchmark_module: Callable[[str], ModuleType],
+    attention_cpu: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = [SCRIPT.name, str(attention_cpu), "--flash-attention", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit, match=r"test_flash_attn\.py is missing: [^\n]*$"):
+        benchmark_module("export_flash_tests").main()
