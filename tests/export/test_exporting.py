@@ -127,7 +127,8 @@ def test_a_package_plans_each_case_as_evotune_does(name: str, device: str, tmp_p
         choice = package.choose(symbols, layout, anywhere=True)
         assert isinstance(choice, Choice), job.case.label
         fixed = choice.binary["fixed"]
-        assert all(symbols[name] == value for name, value in fixed.items())
+        defines = dict(job.compile.defines)
+        assert all(defines[name.upper()] == value for name, value in fixed.items())
         wanted = job.plan.completed(choice.binary["resources"])
         found = choice.plan
         assert found["entry"] == wanted.entry

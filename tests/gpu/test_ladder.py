@@ -28,3 +28,17 @@ def test_random_configurations_pass_the_gate(rung: str, dtype: str, tmp_path: Pa
     assert len(trials) == _TRIALS
     assert not failures(trials, ("ok", "resource_limit"))
     assert sum(t["confirmed"] for t in trials) == 1
+
+
+@pytest.mark.parametrize("layout", ["bhld", "blhd", "packed_qkv", "mixed"])
+def test_mma_is_right_on_views_whatever_it_was_tuned_for(layout: str, tmp_path: Path) -> None:
+    """A champion is checked with both binaries: for contiguous tensors and for views."""
+    space = shipped("attention_mma")
+    shapes = [{"batch": 2, "heads": 4, "kv_heads": 2, "seq_len": 129, "head_dim": 64}]
+    variants = [{"causal": causal, "layout": layout} for causal in (False, True)]
+    space["problem"] |= {"shapes": shapes, "held_out": [], "variants": variants}
+    trials = random_trials(space, tmp_path, _TRIALS)
+    assert not failures(trials, ("ok", "resource_limit"))
+    (confirmed,) = [trial for trial in trials if trial["confirmed"]]
+    checked = confirmed["domain"]["layout"].split(", ")
+    assert {"contiguous", "blhd", "packed_qkv", "mixed", "far_q", "far_v"} <= set(checked)
