@@ -4,12 +4,12 @@
 //
 // Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), 16-byte aligned.
 //             heads is a multiple of kv_heads: a group of heads shares one kv head. Lengths >= 1.
-//             STRIDED 0: contiguous. 1: each with strides of its own, in elements, which are further arguments: any that
-//             keep rows contiguous and 16-byte aligned, between rows below 2^30.
+//             STRIDED 0: contiguous. 1: strides are further arguments, in elements, any that keep rows contiguous and
+//             16-byte aligned; between rows below 2^30.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32. softmax_scale > 0.
-// Problem     HEAD_DIM (32, 64, 96, 128), CAUSAL, DTYPE; STRIDED, 0 if not given: constant distances between rows are 6%
-//             faster, so views have a binary of their own.
+// Problem     HEAD_DIM (32, 64, 96, 128), CAUSAL, DTYPE; STRIDED, 0 if not given. Constant distances between rows are
+//             6% faster, so views have their own binary.
 //
 // How it works. A tile is BLOCK_M rows of one head. WARPS_Q x WARPS_KV warps work on it: each has BLOCK_M / WARPS_Q
 // rows and, of every block of keys, BLOCK_N / WARPS_KV keys. K and V blocks arrive by cp.async, STAGES deep.

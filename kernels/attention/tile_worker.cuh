@@ -347,7 +347,8 @@ struct Worker {
       const uint4 bits = *reinterpret_cast<const uint4*>(base + Rows::offset(row, chunk));
 #if STRIDED
       if (tile.first_row + row < tile.rows) {
-        Element* to = PACK_GQA ? tile.row_at(tile.problem.out, strides, tile.first_row + row) : strides.further(out, row);
+        Element* to = PACK_GQA ? tile.row_at(tile.problem.out, strides, tile.first_row + row)
+                               : strides.further(out, row);
         *reinterpret_cast<uint4*>(to + chunk * 8) = bits;
       }
 #else
