@@ -11,8 +11,8 @@
    longest.
 5. Grid: a quarter of the multiprocessors' time is idle, since there are too few blocks, or since
    the last wave is nearly empty.
-6. Latency: no unit is busy enough, and warps wait (by counters), or too few of them are there to
-   hide waits (by occupancy).
+6. Latency: no unit is busy enough and warps wait (by counters); without counters, the problem's
+   work needs at most a third of any unit, and few warps are there to hide waits.
 
 Otherwise the limiter has no name: an explanation that nothing supports is not given.
 """
@@ -39,6 +39,7 @@ _HALF: Final = 0.5
 _CLOSE: Final = 0.1
 _CONFLICTING: Final = 0.15  # of the passes through shared memory
 _IDLE: Final = 0.25  # of the multiprocessors' time
+_LITTLE: Final = 1 / 3  # of a unit's time, by the model, which knows the least that is needed
 _FEW_WARPS: Final = 0.25  # of those that a multiprocessor takes
 _SHOWN_STALLS: Final = 3
 _AT_WORK: Final = ("selected", "not_selected")
@@ -230,7 +231,9 @@ def _latency(case: Case) -> Limiter | None:
     resident = launch.occupancy if launch is not None else None
     if resident is None or resident.warps > _FEW_WARPS * resident.max_warps:
         return None
-    rule = "no unit is busy for half of the time, and at most a quarter of the warps are resident"
+    if case.units[0].share > _LITTLE:
+        return None
+    rule = "work needs at most a third of any unit, and at most a quarter of the warps are resident"
     facts = (*_occupancy_facts(case), *busiest)
     return Limiter(name=LATENCY, share=None, rule=rule, evidence=facts)
 

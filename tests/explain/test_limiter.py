@@ -118,6 +118,13 @@ def test_without_counters_the_model_names_memory() -> None:
     assert {fact.kind for fact in found.evidence} == {"model"}
 
 
+def test_few_warps_are_latency_only_where_the_work_is_little() -> None:
+    few = gathered(launch(counted=False, warps=12))
+    unknown = msgspec.structs.replace(CEILINGS, launch_us=None)
+    assert held_by(few).name == "latency"
+    assert held_by(few, ceilings=unknown, time_us=1.5).name == ""  # 0.4 of the tensor cores
+
+
 def test_nothing_is_named_without_support() -> None:
     found = held_by(gathered(launch(counted=False, warps=40)))
     assert (found.name, found.share) == ("", None)
