@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +26,8 @@ from typing import Any
 
 from tuning import champion, derive, environment, tune
 
-from evotune.engine.setup import load_setup
+from evotune.engine.setup import load_kernel_setup
+from evotune.execute.executor import TIMED
 
 SKINNY = (  # m, n, k: layers of transformers of 7 and 70 billion weights, for 1 to 128 tokens
     (1, 12288, 4096),  # 7B: q, k and v
@@ -94,12 +96,12 @@ def measured(showcase: Showcase, options: argparse.Namespace, minutes: float) ->
         path = derive(showcase.space, showcase.changes, Path(folder) / "space.yaml")
         words = ["--minutes", f"{minutes:.2f}", "--seed", str(options.seed), "--champions", "1"]
         report = tune(path, Path(folder), *words, "--device", options.device)
-        problem = load_setup(path, options.device).planner.problem
-        cases = {}
-        for shape in report["run"]["problem"]["shapes"]:
-            for variant in report["run"]["problem"].get("variants") or [{}]:
-                case = problem.case(shape, variant)
-                cases[case.label] = (problem.flops(case), problem.bytes_moved(case))
+        setup = load_kernel_setup(path, options.device)
+        problem = setup.planner.problem
+        cases = {
+            case.label: (problem.flops(case), problem.bytes_moved(case))
+            for case in setup.cases[TIMED]
+        }
     best = champion(report)
     copy_gbps = report["baseline"]["copy_gbps"]
     rows = []
@@ -189,7 +191,13 @@ def main() -> int:
         if left_minutes < _LEAST_SEARCH_MINUTES:
             break
         minutes = max(_LEAST_SEARCH_MINUTES, share - _START_AND_CONFIRMATION_MINUTES)
-        results.append(measured(showcase, options, minutes))
+        try:
+            found = measured(showcase, options, minutes)
+        except (subprocess.CalledProcessError, ValueError) as error:  # no champion
+            words = f"no champion: {error}"
+            found = {"name": showcase.name, "space": showcase.space, "measurements": []}
+            found["missed"] = [words]
+        results.append(found)
         not_run.remove(showcase.name)
         if options.output:  # after each example: a long benchmark may be stopped
             record = {"command": ["python", *sys.argv], "not_run": not_run, "examples": results}

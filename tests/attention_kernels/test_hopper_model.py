@@ -371,21 +371,28 @@ def test_the_model_sees_mistakes_of_a_shared_tail(
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("kernel", ["tma", "wgmma"])
 @pytest.mark.parametrize("seed", range(12))
-def test_random_configurations_come_out_right(seed: int, tmp_path: Path) -> None:
+def test_random_configurations_come_out_right(seed: int, kernel: str, tmp_path: Path) -> None:
     rng = random.Random(seed)
     head_dim = rng.choice((32, 64, 96, 128))
     problem: dict[str, Value] = {"head_dim": head_dim, "causal": rng.random() < 0.5}
     problem["dtype"] = rng.choice(("float16", "bfloat16"))
     path = tmp_path / "sampled.yaml"
     shapes = rng.choice((ODD, GROUPED))
-    space = {**SPACE, "root": str(ROOT)}
-    space["problem"] = {**SPACE["problem"], "shapes": [{**s, "head_dim": head_dim} for s in shapes]}
+    shipped = SPACES[kernel]
+    space = {**shipped, "root": str(ROOT)}
+    space["problem"] = {
+        **shipped["problem"],
+        "shapes": [{**s, "head_dim": head_dim} for s in shapes],
+    }
     path.write_text(yaml.safe_dump({**space, "default": {}}))
     planner = planner_on(132, path)
     values = dict(planner.bound.sample(rng))
     few = (rng.randrange(1, 9),)
-    found = list(complaints(tmp_path, values, shapes, multiprocessors=few, **problem))
+    found = list(
+        complaints(tmp_path, values, shapes, multiprocessors=few, kernel=kernel, **problem)
+    )
     assert not found, (values, few, problem)
 
 

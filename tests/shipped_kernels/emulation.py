@@ -52,6 +52,7 @@ class EmulatedKernel:
         space: str,
         values: Mapping[str, Value],
         dtype: str,
+        *,
         mistakes: Mapping[str, str] | None = None,
         device: str = "h200",
     ) -> None:

@@ -101,7 +101,7 @@ def test_products_by_mma_sync_come_out_right(
 )
 def test_the_model_sees_a_mistake(right: str, wrong: str, tmp_path: Path) -> None:
     values = {**SKINNY, "STAGES": 2}
-    kernel = EmulatedKernel(tmp_path, "linear_skinny", values, "float16", {right: wrong})
+    kernel = EmulatedKernel(tmp_path, "linear_skinny", values, "float16", mistakes={right: wrong})
     try:
         shares = [
             kernel.share_of_tolerance({"m": 5, "n": 300, "k": 648}, "normal", s) for s in (1, 2, 3)

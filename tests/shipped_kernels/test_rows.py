@@ -80,7 +80,7 @@ def test_losses_come_out_right(
     ],
 )
 def test_the_model_sees_a_mistake(right: str, wrong: str, tmp_path: Path) -> None:
-    kernel = EmulatedKernel(tmp_path, "softmax", TEAM, "float16", {right: wrong})
+    kernel = EmulatedKernel(tmp_path, "softmax", TEAM, "float16", mistakes={right: wrong})
     try:
         worst = max(
             kernel.share_of_tolerance({"rows": 2, "columns": columns}, "ramp", 1)
