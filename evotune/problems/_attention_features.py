@@ -144,9 +144,14 @@ class Features:
         return tuple(n for n in ("window_left", "window_right", "softcap") if n in told)
 
     def kept(self) -> dict[str, Value]:
-        """The features that every test of a case has, as symbols of its domain."""
-        told = self.told()
-        return {name: value for name, value in told.items() if name not in self.scalars()}
+        """The features that every test of a case has, as symbols of its domain. `given` names the
+        numbers, of which a domain has ranges."""
+        used: dict[str, Value] = {
+            name: getattr(self, name)
+            for name in ("bottom_right", "alibi", "score_mod", "sinks", "lse")
+            if getattr(self, name)
+        }
+        return used | ({"given": ", ".join(self.scalars())} if self.scalars() else {})
 
 
 def sees(features: Features, *, causal: bool, queries: int, keys: int) -> tuple[Any, Any]:

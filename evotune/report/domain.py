@@ -19,17 +19,17 @@ def domain_text(domain: Domain) -> str:
 
 
 def domain_table(domain: Domain) -> TextTable:
-    """A row for each region. A domain is of one problem, so all regions have the same names."""
-    first = domain.regions[0] if domain.regions else None
-    fixed = tuple(first.fixed) if first else ()
-    ranged = tuple(first.ranges) if first else ()
+    """A row for each region. Its cells are empty for names that only other regions have: cases of
+    one problem may use different features."""
+    fixed = tuple(dict.fromkeys(name for region in domain.regions for name in region.fixed))
+    ranged = tuple(dict.fromkeys(name for region in domain.regions for name in region.ranges))
     return TextTable(
         (*fixed, *ranged, "cases"),
         (*(False for _ in fixed), *(True for _ in ranged), True),
         tuple(
             (
-                *(value_text(region.fixed[name]) for name in fixed),
-                *(_range_text(*region.ranges[name]) for name in ranged),
+                *(value_text(region.fixed[n]) if n in region.fixed else "" for n in fixed),
+                *(_range_text(*region.ranges[n]) if n in region.ranges else "" for n in ranged),
                 str(region.cases),
             )
             for region in domain.regions

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from evotune.device.profile import DeviceProfile
 from evotune.problems import Case
 from evotune.problems.attention import Attention
 from evotune.problems.problem import WrongSymbol
+from evotune.report.domain import domain_table
 from evotune.trial import Value
 from evotune.verify.accuracy import LIMITS, errors_against
+from evotune.verify.kept_checks import checked_domain
 from evotune.verify.pool import InputPool
 
 from .featured import by_tiles, one_by_one, visible_keys
@@ -255,9 +258,21 @@ def test_a_domain_names_the_features() -> None:
     place = FLOAT32.place(case("all"))
     assert place.fixed == {
         **{"dtype": "float32", "head_dim": 16, "causal": True, "value_dim": 8, "alibi": True},
-        **{"alignment": "bottom_right", "sinks": True, "lse": True},
+        **{"bottom_right": True, "sinks": True, "lse": True, "given": "window_left, softcap"},
     }
     assert (place.ranged["window_left"], place.ranged["softcap"]) == (6, 4.0)
+
+
+def test_cases_with_other_features_are_other_regions_of_a_domain() -> None:
+    cases = [case(name) for name in FEATURES]
+    found = checked_domain(
+        FLOAT32,
+        [("binary", each) for each in cases],
+        DeviceProfile("Test CPU", "cpu", "x86_64", {"threads": 4}),
+    )
+    assert sum(region.cases for region in found.regions) == len(FEATURES)
+    assert len(found.regions) >= len(FEATURES) - 2
+    assert len(domain_table(found).rows) == len(found.regions)
 
 
 def test_a_call_names_what_shapes_do_not_tell() -> None:

@@ -533,3 +533,96 @@ def test_limits_of_anything_that_pytorch_computes(folder: Path, name: str) -> No
     rounded = {key: value.bfloat16().float() for key, value in made.inputs.items()}
     coarse = problem.compute(**rounded)["out"]
     assert errors_against(coarse, made.expected["out"]).max > 10
+
+
+TYPED = """
+from evotune.problems import Tensor, UserProblem
+
+class Typed(UserProblem):
+    sizes = ("rows",)
+    dtypes = ("float32",)
+
+    def inputs(self, rows):
+        return {"x": (rows,), "picks": INPUT}
+
+    def outputs(self, rows):
+        return {"out": OUTPUT}
+
+    def operations(self, rows):
+        return rows
+
+    def compute(self, x, picks):
+        return {"out": x}
+"""
+
+
+@pytest.mark.parametrize(
+    ("tensor", "output", "why"),
+    [
+        (
+            'Tensor((rows,), "int8")',
+            "(rows,)",
+            "picks of inputs has the dtype 'int8', expected one",
+        ),
+        (
+            'Tensor((rows,), "int32")',
+            "(rows,)",
+            "picks of inputs is int32 without values: say range",
+        ),
+        (
+            'Tensor((rows,), "uint8", range(300))',
+            "(rows,)",
+            "values range.0, 300., which do not fit",
+        ),
+        ('Tensor((rows,), "int32", range(0))', "(rows,)", "expected some integers of an integer"),
+        ('Tensor((rows,), "float16", range(3))', "(rows,)", "expected some integers of an integer"),
+        ('Tensor((rows,), "float32", (0, 1))', "(rows,)", "expected a range, two positive numbers"),
+        ('Tensor((rows,), "float16", "indices")', "(rows,)", "has indices of no integer type"),
+        (
+            'Tensor("rows", "float16")',
+            "(rows,)",
+            "gave the text 'rows' for picks, expected a tuple",
+        ),
+        (
+            "(rows,)",
+            'Tensor((rows,), "int32", range(3))',
+            "out of outputs is an output, which has no",
+        ),
+    ],
+)
+def test_a_tensor_that_makes_no_sense_is_one_line(
+    folder: Path, tensor: str, output: str, why: str
+) -> None:
+    text = TYPED.replace("INPUT", tensor).replace("OUTPUT", output)
+    (folder / "problem.py").write_text(text)
+    problem = create_problem("problem.py:Typed", "float32", folder)
+    with pytest.raises(ProblemMistake, match=why) as caught:
+        problem.case({"rows": 4}, {})
+    assert str(caught.value).startswith("problem.py:")
+    assert "\n" not in str(caught.value)
+
+
+def test_indices_without_a_method_that_makes_them_are_a_mistake(folder: Path) -> None:
+    text = TYPED.replace("INPUT", 'Tensor((rows,), "int32", "indices")')
+    (folder / "problem.py").write_text(text.replace("OUTPUT", "(rows,)"))
+    problem = create_problem("problem.py:Typed", "float32", folder)
+    case = problem.case({"rows": 4}, {})
+    with pytest.raises(ProblemMistake, match="the problem must write make_indices"):
+        problem.make_inputs(case, "normal", 0)
+
+
+def test_a_wrong_flag_names_the_flags(folder: Path) -> None:
+    text = TYPED.replace("INPUT", "(rows,)").replace("OUTPUT", "(rows,)")
+    flagged = text.replace("sizes =", 'flags = ("has_bias",)\n    sizes =').replace(
+        "self, rows)", "self, rows, has_bias)"
+    )
+    (folder / "problem.py").write_text(flagged)
+    problem = create_problem("problem.py:Typed", "float32", folder)
+    assert problem.case({"rows": 4}, {"has_bias": True}).label == "(4) has_bias"
+    assert [each.label for each in problem.siblings(problem.case({"rows": 4}, {}))] == [
+        "(4)",
+        "(4) has_bias",
+    ]
+    for variant in ({"has_bias": 1}, {"bias": True}):
+        with pytest.raises(ValueError, match=r"expected a variant \{has_bias: true\|false\}, got"):
+            problem.case({"rows": 4}, variant)

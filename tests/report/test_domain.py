@@ -44,6 +44,18 @@ def test_a_row_a_region_and_one_figure_where_nothing_varied() -> None:
     assert domain_text(Domain("CPU", 0, ())) == "on CPU, contiguous tensors"
 
 
+def test_a_name_that_only_one_region_has_leaves_empty_cells() -> None:
+    other = Region({**FIXED, "causal": True, "sinks": True}, {"window_left": (0, 9)}, 2)
+    table = domain_table(Domain("CPU", 0, (DOMAIN.regions[0], other)))
+    assert table.columns == (
+        *("dtype", "head_dim", "causal", "sinks", "heads", "softmax_scale", "window_left", "cases"),
+    )
+    assert [list(row) for row in table.rows] == [
+        ["float16", "64", "false", "", "1 to 40", "0.0157 to 1", "", "57"],
+        ["float16", "64", "true", "true", "", "", "0 to 9", "2"],
+    ]
+
+
 def test_json_lines_and_documents_have_it_as_it_is(tmp_path: Path) -> None:
     run = data(tmp_path)
     other, champion = json.loads(text_of("json", run))["trials"]
