@@ -2,7 +2,7 @@
 //
 //   out = epilogue(x weight^T + bias), epilogue(y) = y or GELU(y) = y / 2 (1 + erf(y / sqrt(2)))
 //
-// Shapes      x (m, k), weight (n, k), bias (n), out (m, n), contiguous, 16-byte aligned; k a multiple of 8, n of 2.
+// Shapes      x (m, k), weight (n, k), bias (n), out (m, n), contiguous, 16-byte aligned; k a multiple of 8.
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32.
 // How         D = A B^T by tiles of BLOCK_M x BLOCK_N, of which a consumer warpgroup has ROW_TILES x 64 rows in registers.
 //             A and B are both K-major, as wgmma takes them from shared memory. One thread of the producer warp loads
@@ -18,13 +18,12 @@
 //   K_PANELS             1, 2: columns that a stage has, in panels of 64
 //   STAGES               stages of the ring (2..12)
 //   SPLIT_K              1..16: blocks that share a tile
-//   PERSISTENT           0: a block a tile. 1: as many blocks as fit, each walks over tiles (SPLIT_K 1). Only the grid
-//                        differs.
-//   TILE_GROUP           rows of tiles that are walked together, column by column: they share A and B in the L2 cache
+//   PERSISTENT           0: a block a tile. 1: as many blocks as fit walk over the tiles (SPLIT_K 1)
+//   TILE_GROUP           rows of tiles that are walked together, column by column: A and B stay in the L2 cache
 //   MIN_CTAS             blocks a multiprocessor that the register allocation must allow (1..4)
-// Fixed by a space  SKINNY, GELU
-// Constraints Registers of a thread: 65536 / (threads * MIN_CTAS), with threads in whole warpgroups, at most 255. A
-//             consumer holds ROW_TILES * BLOCK_N / 2 sums and some 36 more.
+//   SKINNY, GELU         0/1, fixed by a space
+// Constraints Registers of a thread: 65536 / (threads * MIN_CTAS), with threads in whole warpgroups, at most 255.
+//             A consumer holds ROW_TILES * BLOCK_N / 2 sums and some 36 more.
 // Launch      tiles = ceil(rows / BLOCK_M) * ceil(columns / BLOCK_N), where (rows, columns) is (m, n), SKINNY (n, m)
 //             grid  (PERSISTENT ? min(tiles, MIN_CTAS * multiprocessors) : tiles * SPLIT_K)
 //             block (128 * CONSUMER_WARPGROUPS + 32)
@@ -46,7 +45,6 @@
 namespace {
 
 using Columns = Panels<BLOCK_K>;
-
 constexpr bool kBfloat16 = DTYPE == DTYPE_BFLOAT16;
 constexpr int kThreads = 128 * CONSUMER_WARPGROUPS + 32;
 constexpr int kSums = ROW_TILES * BLOCK_N / 2;  // of a consumer's thread
@@ -75,7 +73,6 @@ __device__ __forceinline__ float widened(Element bits) { return to_float<kBfloat
 
 struct Problem {
   int rows, columns, row_tiles, column_tiles, steps;
-
   __device__ __forceinline__ Problem(int m, int n, int k)
       : rows(SKINNY ? n : m),
         columns(SKINNY ? m : n),
@@ -88,7 +85,6 @@ struct Problem {
 // A share of a tile: the columns of A and B from step `first` to step `end`.
 struct Share {
   int row, column, tile, first, end;
-
   __device__ __forceinline__ Share(const Problem& problem, int number) : tile(number / SPLIT_K) {
     const int part = number % SPLIT_K, in_group = TILE_GROUP * problem.column_tiles, group = tile / in_group;
     const int height = min(TILE_GROUP, problem.row_tiles - group * TILE_GROUP), rest = tile - group * in_group;
@@ -126,9 +122,7 @@ struct Consumer {
   const int group, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   Ring<STAGES> ring;
   float sums[ROW_TILES][BLOCK_N / 2];
-
   __device__ Consumer(const Problem& problem, int group) : problem(problem), group(group) {}
-
   __device__ __forceinline__ void give_back(int stage) const {
     if (lane == 0) arrive_at_mbarrier(empty(stage));
   }
@@ -181,11 +175,9 @@ struct Consumer {
       }
   }
 
-  static __device__ __forceinline__ float finished(float sum, float bias) {
-    const float y = sum + bias;
+  static __device__ __forceinline__ float finished(float y) {
     return GELU ? 0.5f * y * (1.0f + erff(y * 0.70710678118654752f)) : y;
   }
-
   __device__ __forceinline__ void store(const Share& share, const Element* bias, Element* out) const {
 #pragma unroll
     for (int tile = 0; tile < ROW_TILES; ++tile)
@@ -199,15 +191,21 @@ struct Consumer {
           const int column = share.column + i / 4 * 8 + lane % 4 * 2;
           const float first = sums[tile][i], second = sums[tile][i + 1];
           if constexpr (SKINNY) {  // out is (columns, rows)
-            const unsigned pair = pack<kBfloat16>(finished(first, of_row), finished(second, of_row));
+            const unsigned pair = pack<kBfloat16>(finished(first + of_row), finished(second + of_row));
             Element* to = out + static_cast<long long>(column) * problem.rows + row;
             if (column < problem.columns) to[0] = static_cast<Element>(pair);
             if (column + 1 < problem.columns) to[problem.rows] = static_cast<Element>(pair >> 16);
           } else if (column < problem.columns) {
-            const unsigned biases = *reinterpret_cast<const unsigned*>(bias + column);
-            *reinterpret_cast<unsigned*>(out + static_cast<long long>(row) * problem.columns + column) =
-                pack<kBfloat16>(finished(first, widened(static_cast<Element>(biases))),
-                                finished(second, widened(static_cast<Element>(biases >> 16))));
+            const bool both = column + 1 < problem.columns;
+            const unsigned pair = pack<kBfloat16>(
+                finished(first + widened(bias[column])), finished(second + (both ? widened(bias[column + 1]) : 0.0f)));
+            Element* to = out + static_cast<long long>(row) * problem.columns + column;
+            if (problem.columns % 2 == 0) {
+              *reinterpret_cast<unsigned*>(to) = pair;
+            } else {
+              to[0] = static_cast<Element>(pair);
+              if (both) to[1] = static_cast<Element>(pair >> 16);
+            }
           }
         }
       }

@@ -2,7 +2,7 @@
 //
 //   out = epilogue(x weight^T + bias), epilogue(y) = y or GELU(y) = y / 2 (1 + erf(y / sqrt(2)))
 //
-// Shapes      x (m, k), weight (n, k), bias (n), out (m, n), contiguous, 16-byte aligned; k a multiple of 8, n of 2.
+// Shapes      x (m, k), weight (n, k), bias (n), out (m, n), contiguous, 16-byte aligned; k a multiple of 8.
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32.
 // How         A block has BLOCK_M x BLOCK_N sums, its warps WARPS_M x WARPS_N parts of them, in registers. All threads copy
 //             BLOCK_K columns of x and weight at a time into a ring of STAGES. Chunks of 16 bytes are swizzled, so that
@@ -167,16 +167,22 @@ struct Worker {
     for (int j = 0; j < kColumnTiles; ++j) {
       const int column = share.column + warp_column + 8 * j + lane % 4 * 2;
       if (column >= problem.n) continue;
-      const unsigned biases = *reinterpret_cast<const unsigned*>(problem.bias + column);
-      const float low = to_float<kBfloat16>(static_cast<Element>(biases));
-      const float high = to_float<kBfloat16>(static_cast<Element>(biases >> 16));
+      const bool both = column + 1 < problem.n;
+      const float low = to_float<kBfloat16>(problem.bias[column]);
+      const float high = both ? to_float<kBfloat16>(problem.bias[column + 1]) : 0.0f;
 #pragma unroll
       for (int i = 0; i < 2 * kRowTiles; ++i) {
         const int row = share.row + warp_row + 8 * i + lane / 4;
         const float(&tile)[4] = sums[i / 2][j];
-        if (row < problem.m)
-          *reinterpret_cast<unsigned*>(problem.out + static_cast<long long>(row) * problem.n + column) =
-              pack<kBfloat16>(finished(tile[i % 2 * 2], low), finished(tile[i % 2 * 2 + 1], high));
+        if (row >= problem.m) continue;
+        const unsigned pair = pack<kBfloat16>(finished(tile[i % 2 * 2], low), finished(tile[i % 2 * 2 + 1], high));
+        Element* to = problem.out + static_cast<long long>(row) * problem.n + column;
+        if (problem.n % 2 == 0) {
+          *reinterpret_cast<unsigned*>(to) = pair;
+        } else {
+          to[0] = static_cast<Element>(pair);
+          if (both) to[1] = static_cast<Element>(pair >> 16);
+        }
       }
     }
   }

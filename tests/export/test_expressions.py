@@ -142,7 +142,7 @@ def test_configuration_device_and_known_symbols_are_folded(space: BoundSpace) ->
 
 @pytest.mark.parametrize(("name", "path"), shipped_spaces().items(), ids=list(shipped_spaces()))
 def test_every_expression_of_a_shipped_space_is_folded_rightly(name: str, path: Path) -> None:
-    device = "l4" if name == "attention-l4" else "h200"
+    device = "l4" if name in ("attention-l4", "linear-mma") else "h200"
     setup = load_setup(path, "cpu" if "-cpu" in name else device, compile_only=True)
     assert isinstance(setup, KernelSetup)
     document, rng = setup.document, random.Random(0)

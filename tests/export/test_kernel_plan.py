@@ -74,7 +74,8 @@ def folded(setup: KernelSetup, configuration: Configuration) -> KernelPlan:
 
 
 def loaded(name: str) -> KernelSetup:
-    device = "cpu" if "-cpu" in name else "l4" if name in ("attention-l4", "launches") else "h200"
+    before_hopper = ("attention-l4", "linear-mma", "launches")
+    device = "cpu" if "-cpu" in name else "l4" if name in before_hopper else "h200"
     setup = load_setup(SPACES[name], device, compile_only=True)
     assert isinstance(setup, KernelSetup)
     return setup
