@@ -1,7 +1,7 @@
 """Makes random calls of an exported attention package, and compares each with SDPA and float64.
 
     python benchmarks/export_random_calls.py PACKAGE [--calls 20000] [--seed 0] [--minutes M]
-        [--first N] [-o FILE]
+        [--processes 1] [--first N] [-o FILE]
 
 PACKAGE is the package's module folder (DIR/NAME of `evotune export`). Each call is made by SDPA, by
 NAME.attention, by torch.ops.NAME.attention and by F.scaled_dot_product_attention while the package
@@ -26,8 +26,10 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,7 +40,7 @@ from call_verdicts import RIGHT, DeviceLost, Judge
 from exported import facts, opened
 from random_calls import Calls
 
-_A_CHILD = 2000
+_A_CHILD = 1000
 _SILENT_S = 120.0
 _MOST_FINDINGS = 200
 _PARENTS = "EVOTUNE_BENCHMARK_CHILD"
@@ -50,6 +52,7 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=20000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="the number of the first call")
+    parser.add_argument("--processes", type=int, default=1, help="so many at once")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="then it ends")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
@@ -96,8 +99,13 @@ class Tally:
         self.findings: list[dict[str, Any]] = []
         self.crashes: list[dict[str, Any]] = []
         self.misses: dict[str, dict[str, Any]] = {}
+        self._lock = threading.Lock()
 
     def add(self, line: dict[str, Any]) -> None:
+        with self._lock:
+            self._add(line)
+
+    def _add(self, line: dict[str, Any]) -> None:
         for kind, miss in line.get("misses", {}).items():
             known = self.misses.setdefault(kind, {"count": 0, "first": miss["first"]})
             known["count"] += miss["count"]
@@ -125,10 +133,16 @@ class Tally:
 def campaign(options: argparse.Namespace, numbers: range) -> dict[str, Any]:
     """All calls, in as many processes as it takes."""
     started, tally = time.monotonic(), Tally()
-    at = numbers.start
-    while at < numbers.stop and time.monotonic() - started < options.minutes * 60:
-        at = child(options, at, min(_A_CHILD, numbers.stop - at), tally)
+
+    def part(first: int) -> None:
+        at, stop = first, min(first + _A_CHILD, numbers.stop)
+        while at < stop and time.monotonic() - started < options.minutes * 60:
+            at = child(options, at, stop - at, tally)
         print(f"{tally.calls} calls, {len(tally.findings)} findings", file=sys.stderr)
+
+    with ThreadPoolExecutor(options.processes) as pool:
+        list(pool.map(part, range(numbers.start, numbers.stop, _A_CHILD)))
+    tally.findings.sort(key=lambda finding: finding["call"])
     about = facts(opened(options.package), "export_random_calls.py")
     return {
         **about,

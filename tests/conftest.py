@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import platform
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -50,6 +53,15 @@ def nobody_agreed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVOTUNE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(trust, "ask", lambda paths: False)
     monkeypatch.setattr(trust, "_agreed", set())
+
+
+@pytest.fixture(scope="session")
+def benchmark_module() -> Iterator[Callable[[str], ModuleType]]:
+    """Imports a module of benchmarks/ by its name."""
+    folder = str(Path(__file__).parents[1] / "benchmarks")
+    sys.path.insert(0, folder)
+    yield importlib.import_module
+    sys.path.remove(folder)
 
 
 @pytest.fixture

@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from evotune.backends.cpu import CpuBackend
 from evotune.engine.folder import RunFolder
 from evotune.export.exporting import export_runs
-from tests.export.making import ROOT, fabricated, tiny_space
+from tests.export.making import fabricated, tiny_space
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,11 +39,3 @@ def attention_cpu(attention_run: RunFolder, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("package")
     export_runs([attention_run], folder, "attention_cpu_package")
     return folder / "attention_cpu_package"
-
-
-@pytest.fixture(scope="session")
-def benchmark_module() -> Iterator[Callable[[str], ModuleType]]:
-    """Imports a module of benchmarks/ by its name."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield importlib.import_module
-    sys.path.remove(str(ROOT / "benchmarks"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import itertools
 import threading
@@ -279,6 +280,87 @@ def test_compiled_functions_are_served(opened: Open, native: bool, mode: str) ->
                 compiled(*tensors), 2 * expected(tensors), atol=1e-3, rtol=1e-3
             )
     assert module.info()["calls"] >= 1
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of PyTorch's
+@pytest.mark.parametrize("native", NATIVE)
+def test_operators_keep_their_promises(opened: Open, native: bool) -> None:
+    module = opened(native)
+    operators = getattr(torch.ops, module.__name__)
+    views = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in inputs()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for tensors in (inputs(), inputs(3001), views):
+            torch.library.opcheck(operators.attention.default, (*tensors, False, None, True))
+            torch.library.opcheck(operators._served.default, (*tensors, True, 0.25, True))
+        with_grad = [t.requires_grad_() for t in inputs()]
+        torch.library.opcheck(operators.attention.default, (*with_grad, False, None, True))
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_two_names_of_a_package_count_for_themselves(opened: Open, native: bool) -> None:
+    module = opened(native)
+    assert module.__file__
+    again = Path(module.__file__).parent.with_name(f"{module.__name__}_again")
+    again.symlink_to(module.__name__)
+    with imported(again) as other:
+        for each in (module, other, other):
+            agree(each.attention(*inputs(), **GROUPED), inputs())
+        assert (module.info()["calls"], other.info()["calls"]) == (1, 2)
+
+
+class Attended(torch.utils.data.Dataset[torch.Tensor]):
+    """Results of a package on a CPU, for the workers of a data loader."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        out: torch.Tensor = self._module.attention(*inputs(device="cpu"), **GROUPED)
+        return out
+
+
+@pytest.mark.filterwarnings("ignore")  # of the miss, and of fork
+@pytest.mark.parametrize("native", NATIVE)
+def test_a_data_loader_may_fork_beside_a_package(opened: Open, native: bool) -> None:
+    module = opened(native)
+    module.attention(*inputs(), **GROUPED)
+    loader = torch.utils.data.DataLoader(
+        Attended(module), num_workers=2, batch_size=None, multiprocessing_context="fork", timeout=60
+    )
+    for out in loader:
+        agree(out, inputs(device="cpu"))
+        agree(module.attention(*inputs(), **GROUPED), inputs())
+    assert module.info()["calls"] == 5
+
+
+@pytest.mark.filterwarnings("ignore")  # of misses, and of PyTorch's kinds of tensors
+@pytest.mark.parametrize("native", NATIVE)
+def test_random_calls_are_right(
+    opened: Open, benchmark_module: Callable[[str], ModuleType], native: bool
+) -> None:
+    script = benchmark_module("export_random_calls")
+    tally = script.Tally()
+    for line in script.made(opened(native), 0, range(200)):
+        tally.add(line)
+    assert tally.findings == tally.crashes == []
+    assert tally.verdicts["hook"]["within the limit of float64"] > 20
+
+
+@pytest.mark.filterwarnings("ignore")  # of misses
+@pytest.mark.parametrize("native", NATIVE)
+def test_streams_threads_and_graphs_give_the_bits_of_one_thread(
+    opened: Open, benchmark_module: Callable[[str], ModuleType], native: bool
+) -> None:
+    script = benchmark_module("export_streams")
+    options = argparse.Namespace(minutes=0.05, threads=4, streams=2, seed=0)
+    with torch.no_grad():
+        record = script.campaign(opened(native), options)
+    assert (record["wrong"], record["errors"], record["not_served"]) == ({}, [], 0)
+    assert record["calls"].keys() == {"attention", "hook", "operator", "graph"}
 
 
 @pytest.mark.parametrize("native", NATIVE)

@@ -9,6 +9,7 @@ import itertools
 import subprocess
 import sys
 import threading
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -39,6 +40,7 @@ _numbers = itertools.count()
 ON_THE_CPU = """
 
 DEVICE_TYPE = "cpu"
+Launcher.real_refusal = Launcher.refusal
 Launcher.refusal = lambda self, index: ""
 
 
@@ -380,6 +382,42 @@ def test_strides_reach_the_map_and_the_output(opened: Open, driver: Any, native:
     out = module.attention(*tensors, **GROUPED)
     assert out.stride() == tensors[0].stride()
     assert any("16 40 4 1 256 64 10240" in line for line in notes(driver))
+
+
+@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize(
+    ("here", "reason"),
+    [(("NVIDIA H100", 132), "this is NVIDIA H100, the kernels are for Fake"),
+     (("Fake", 114), "this GPU has 114 multiprocessors, the kernels are for Fake of 2")],
+)  # fmt: skip
+def test_on_another_gpu_everything_falls_back_and_is_said_once(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, native: bool, here: Any, reason: str
+) -> None:
+    module = opened(native)
+    launcher = module._loaded._loaded.launcher  # type: ignore[attr-defined]
+    properties = types.SimpleNamespace(name=here[0], multi_processor_count=here[1])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    launcher.refusal = launcher.real_refusal
+    with pytest.warns(UserWarning, match=rf"not served \(device\): {reason}"):
+        module.attention(*inputs(), **GROUPED)
+    for length in (40, 50):  # a second warning would be an error
+        out = module.attention(*inputs(length), **GROUPED)
+        assert torch.equal(out, sdpa(*inputs(length), **GROUPED))
+    assert module.info()["misses"]["device"]["count"] == 3
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_where_the_driver_does_not_load_the_code_everything_falls_back(
+    opened: Open, tmp_path: Path, native: bool
+) -> None:
+    module = opened(native)
+    (tmp_path / "kernel_0.so").unlink()
+    with pytest.warns(UserWarning, match="not served .no kernel for the device.*error 200"):
+        module.attention(*inputs(), **GROUPED)
+    for _ in range(2):
+        out = module.attention(*inputs(), **GROUPED)
+        assert torch.equal(out, sdpa(*inputs(), **GROUPED))
+    assert module.info()["calls"] == 0
 
 
 @pytest.mark.parametrize("native", NATIVE)

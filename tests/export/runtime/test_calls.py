@@ -600,6 +600,45 @@ print("torch._dynamo" in sys.modules, "sympy" in sys.modules)
     assert found.stdout.endswith("False False\n"), found.stderr
 
 
+class Attended(torch.utils.data.Dataset[torch.Tensor]):
+    """Results of a package, for the workers of a data loader."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        out: torch.Tensor = self._module.attention(*inputs(40 + number % 2), **GROUPED)
+        return out
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_workers_of_a_data_loader_are_served(opened: Open, silent: None) -> None:
+    module = opened(device={**description("any")["device"], "threads": 1})
+    expected = [module.attention(*inputs(length), **GROUPED) for length in (40, 41)]
+    loader = torch.utils.data.DataLoader(
+        Attended(module), num_workers=2, batch_size=None, multiprocessing_context="fork", timeout=60
+    )
+    for number, out in enumerate(loader):
+        assert torch.equal(out, expected[number % 2])
+    assert not torch.equal(expected[0], sdpa(*inputs(), **GROUPED))
+    assert module.info()["calls"] == 2  # of this process
+
+
+def test_other_versions_of_pytorch_are_told(tmp_path: Path, binaries: Path) -> None:
+    package = attention_package(tmp_path, binaries, "other_versions")
+    certificate = json.loads((package / "certificate.json").read_text())
+    certificate["environment"]["torch"] = "2.6.0"
+    (package / "certificate.json").write_text(json.dumps(certificate))
+    with imported(package) as module:
+        assert close(module.attention(*inputs(), **GROUPED), sdpa(*inputs(), **GROUPED))
+        info = module.info()
+    assert info["measured_with"]["torch"] == "2.6.0"
+    assert info["versions"]["torch"] == torch.__version__
+
+
 def test_a_forked_child_finds_no_lock_held(opened: Open, silent: None) -> None:
     module = opened()
     with module._loaded._misses.lock:  # as another thread may at that moment
