@@ -83,7 +83,8 @@ constexpr float kLog2e = 1.44269504088896341f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
 
-static_assert(HEAD_DIM % 8 == 0 && VALUE_DIM % 8 == 0 && BLOCK_N % 8 == 0 && STEP_M % 8 == 0, "vectors are 8 floats or divide 8");
+static_assert(HEAD_DIM % 8 == 0 && VALUE_DIM % 8 == 0, "vectors are 8 floats or divide 8");
+static_assert(BLOCK_N % 8 == 0 && STEP_M % 8 == 0, "vectors are 8 floats or divide 8");
 static_assert(BLOCK_M % STEP_M == 0 && BLOCK_M % 16 == 0, "a task is whole steps, its buffers whole cache lines");
 static_assert(QK_COLS % 8 == 0 && PV_COLS % 8 == 0, "tile columns come in vectors");
 
@@ -353,8 +354,8 @@ struct Task {
     return block_of<kTouchKeys, HEAD_DIM>(problem.k, problem.k_strides, kv_head, block, scratch.keys, pack_keys);
   }
   Block values(int block) const {
-    return block_of<kTouchValues, VALUE_DIM>(problem.v, problem.v_strides, problem.values() + kv_head, block, scratch.values,
-                                  pack_values);
+    return block_of<kTouchValues, VALUE_DIM>(problem.v, problem.v_strides, problem.values() + kv_head, block,
+                                             scratch.values, pack_values);
   }
 
   // One step against one block; blocks of which no row sees a key are skipped.
@@ -388,7 +389,8 @@ struct Task {
     } else {
       for (int offset = 0; offset < rows; offset += STEP_M) {
         const int blocks = blocks_seen(first + std::min(offset + STEP_M, rows) - 1);
-        for (int block = first_seen(first + offset) / BLOCK_N; block < blocks; ++block) step(offset, block, keys(block), values(block));
+        for (int block = first_seen(first + offset) / BLOCK_N; block < blocks; ++block)
+          step(offset, block, keys(block), values(block));
       }
     }
     store_rows();

@@ -28,7 +28,8 @@ extern "C" void attention_paged(const float* q, const float* k_pages, const floa
       for (int head = 0; head < heads; ++head) {
         const int keys = seq_lens[sequence], kv_head = head / group;
         const int seen = CAUSAL ? std::max(0, keys - (queries - 1 - query)) : keys;
-        const std::ptrdiff_t row = ((static_cast<std::ptrdiff_t>(sequence) * queries + query) * heads + head) * HEAD_DIM;
+        const std::ptrdiff_t number = (static_cast<std::ptrdiff_t>(sequence) * queries + query) * heads + head;
+        const std::ptrdiff_t row = number * HEAD_DIM;
         const int* pages = page_table + static_cast<std::ptrdiff_t>(sequence) * most_pages;
         const auto place = [=](int key) {
           const std::ptrdiff_t slot = static_cast<std::ptrdiff_t>(pages[key / PAGE_SIZE]) * PAGE_SIZE + key % PAGE_SIZE;

@@ -119,7 +119,8 @@ extern "C" void attention_forward(const float* q, const float* k, const float* v
     for (int row = 0; row < seq_len_q; ++row) {
       const int b = head / heads, h = head % heads, kv_head = h / group;
       const int own = Features::own_key(row, seq_len_q, seq_len_k);
-      const Row place{h, row, own, features.first_key(own), features.end_key(own, seq_len_k), k_stride_row, v_stride_row};
+      const int end = features.end_key(own, seq_len_k);
+      const Row place{h, row, own, features.first_key(own), end, k_stride_row, v_stride_row};
       [[maybe_unused]] const float lse =
           attend_row(q + b * q_stride_batch + h * q_stride_head + row * q_stride_row,
                      k + b * k_stride_batch + kv_head * k_stride_head, v + b * v_stride_batch + kv_head * v_stride_head,

@@ -2,8 +2,8 @@
 //
 //   out = softmax(softmax_scale * q k^T) v, each sequence by itself.
 //
-// Shapes      q, out (tokens_q, heads, HEAD_DIM); k, v (tokens_k, kv_heads, HEAD_DIM), contiguous. Sequence i has the rows
-//             cu_seqlens_q[i] to cu_seqlens_q[i + 1] - 1, and the keys likewise; either may be none.
+// Shapes      q, out (tokens_q, heads, HEAD_DIM); k, v (tokens_k, kv_heads, HEAD_DIM), contiguous. Sequence i has the
+//             rows cu_seqlens_q[i] to cu_seqlens_q[i + 1] - 1, and the keys likewise; either may be none.
 //             CAUSAL: a sequence's last row sees all of its keys, the row before one less, and so on.
 // Types       float32; tables of int32. HEAD_DIM and CAUSAL are compiled in.
 // Tunables, as in attention_scalar.cpp, which explains the algorithm
@@ -25,7 +25,8 @@ extern "C" void attention_varlen(const float* q, const float* k, const float* v,
   for (int token = 0; token < tokens_q; ++token) {
     for (int head = 0; head < heads; ++head) {
       // The last sequence that begins at or before the row; empty ones before it begin there too.
-      const int sequence = static_cast<int>(std::upper_bound(cu_seqlens_q, cu_seqlens_q + sequences, token) - cu_seqlens_q) - 1;
+      const int* behind = std::upper_bound(cu_seqlens_q, cu_seqlens_q + sequences, token);
+      const int sequence = static_cast<int>(behind - cu_seqlens_q) - 1;
       const int first = cu_seqlens_k[sequence], keys = cu_seqlens_k[sequence + 1] - first;
       const int rows_behind = cu_seqlens_q[sequence + 1] - 1 - token;
       const int seen = CAUSAL ? std::max(0, keys - rows_behind) : keys;

@@ -1,7 +1,7 @@
 // The features of attention that a space compiles in, for kernels in C++ and CUDA: each is 0 where a space has none.
 //
 // A space that has features names them all under `define:` (value_dim, bottom_right, has_window, has_softcap, alibi,
-// sinks, lse) and gives the further arguments FEATURE_ARGUMENTS, last. The pointers are null where the tensor is absent.
+// sinks, lse) and gives the further arguments FEATURE_ARGUMENTS, last. Pointers of absent tensors are null.
 //
 //   VALUE_DIM     elements of a row of v and out; HEAD_DIM if it is not given
 //   BOTTOM_RIGHT  row i's own key is i + seq_len_k - seq_len_q, else i. Masks, windows and ALiBi count from there.
@@ -56,7 +56,9 @@ struct Features {
 
   FEATURE_FUNCTION static int least(int a, int b) { return a < b ? a : b; }
 
-  FEATURE_FUNCTION static int own_key(int row, int queries, int keys) { return BOTTOM_RIGHT ? row + keys - queries : row; }
+  FEATURE_FUNCTION static int own_key(int row, int queries, int keys) {
+    return BOTTOM_RIGHT ? row + keys - queries : row;
+  }
 
   // The keys that a row sees are [first_key, end_key); there are none where the end is not behind the first.
   FEATURE_FUNCTION int first_key(int own) const {

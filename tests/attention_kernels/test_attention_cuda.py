@@ -142,6 +142,25 @@ def test_every_head_dimension_and_type_compiles(
         assert compiled(job, tmp_path)["spill_store_bytes"] == 0
 
 
+@pytest.mark.parametrize("head_dim", [80, 112, 256])
+def test_the_readable_kernel_compiles_for_other_head_dimensions(
+    head_dim: int, tmp_path: Path
+) -> None:
+    planner, bound = planner_for("attention-scalar", "l4")
+    job = planner.compile_jobs(bound.default())[1]
+    defines = {**dict(job.defines), "HEAD_DIM": head_dim}
+    job = msgspec.structs.replace(job, defines=tuple(defines.items()))
+    assert compiled(job, tmp_path)["spill_store_bytes"] == 0
+
+
+def test_features_and_a_score_modification_compile(tmp_path: Path) -> None:
+    planner, bound = planner_for("attention-features", "l4")
+    jobs = planner.compile_jobs(bound.default())
+    assert [bool(job.formulas) for job in jobs] == [False, False, True]
+    for job in jobs:
+        assert compiled(job, tmp_path)["spill_store_bytes"] == 0
+
+
 @pytest.mark.parametrize(("head_dim", "dtype"), [(32, 1), (64, 2), (96, 2), (128, 1)])
 def test_the_short_hopper_kernel_compiles_for_every_head_dimension_and_type(
     head_dim: int, dtype: int, tmp_path: Path

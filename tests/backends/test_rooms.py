@@ -19,6 +19,7 @@ EXCEPTIONS = {
     "problems/problem.py": {"cpu"},
     "problems/attention.py": {"cpu"},
     "problems/user.py": {"cpu"},
+    "problems/ragged_attention.py": {"cpu"},
     "problems/examination.py": {"cpu"},
     "verify/pool.py": {"cpu"},
     "verify/_altered.py": {"cpu"},
