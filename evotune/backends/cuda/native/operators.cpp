@@ -139,7 +139,7 @@ thread_local std::string failure;
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
 // Whether the library is that of a namespace already.
-EXPORTED int evotune_native_is_open() { return !names_space.empty(); }
+EXPORTED int evotune_native_is_open() { return !native::names_space.empty(); }
 
 // Implements the operators of a namespace for a dispatch key, CUDA for one. Returns why that fails, or null.
 EXPORTED const char* evotune_native_open(const char* space, const char* key) {
