@@ -117,6 +117,8 @@ class Backend(ABC):
     languages: ClassVar[tuple[Language, ...]]
     requests: ClassVar[tuple[str, ...]]
     """The values of `--device` for its devices, as messages list them beside its models."""
+    peak_is: ClassVar[str] = "fma_flops"
+    """The ceiling (a field of `Ceilings`) that `peak_gflops` of its profiles is."""
     flagship: ClassVar[str] = ""
     """The space that is tuned when the user names none and `--device` means this backend."""
     first_look: ClassVar[Mapping[str, float]] = MappingProxyType({})

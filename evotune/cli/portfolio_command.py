@@ -93,7 +93,7 @@ def portfolio(
     device: str,
     style: str,
 ) -> int:
-    """Find few kernels that serve all cases of a list, and a rule that chooses among them.
+    """Find few kernels for all cases of a list, and a rule.
 
     Searches where cases differ, each search an ordinary run in RUNS. Measures all champions on all
     cases, each checked and timed in turn with the baseline. Further searches go where all champions

@@ -17,8 +17,9 @@ from evotune.backends.registry import work_together
 from evotune.command_line import command_line
 from evotune.device.profile import DeviceProfile
 from evotune.device.recorded import RecordedSpace, read_named_recording, read_recorded_space
+from evotune.engine._bound_cases import bind_space
 from evotune.engine._compile_options import refuse_options
-from evotune.engine._planning import Planner, architecture, bind_space
+from evotune.engine._planning import Planner, architecture
 from evotune.engine._space_files import (
     problem_file,
     read_kernel_sources,

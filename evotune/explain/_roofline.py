@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from evotune.backends import registry
 from evotune.device.evidence import Ceilings, Counters, Evidence, LaunchEvidence
 from evotune.device.gathered import Work
 from evotune.device.profile import DeviceProfile
@@ -46,7 +47,7 @@ def ceilings_of(
     found = evidence.ceilings if evidence is not None else Ceilings(kind="model")
     changes: dict[str, float] = {}
     if found.tensor_flops is None and found.fma_flops is None and profile.peak_gflops > 0:
-        name = "tensor_flops" if profile.backend == "cuda" else "fma_flops"
+        name = registry.named(profile.backend).peak_is
         changes[name] = profile.peak_gflops * 1e9
     if found.dram_bytes_per_s is None:
         known = copy_gbps or _number(profile.attributes, "memory_gbps")

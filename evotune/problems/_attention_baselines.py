@@ -65,10 +65,10 @@ def sdpa_call(case: Case, inputs: Tensors) -> SdpaCall | None:
 def unfused_call(case: Case, inputs: Tensors) -> Callable[[], Tensors]:
     """matmul, scale, features, softmax, matmul: library calls on the whole score matrix."""
     of_case = WholeScores(case, inputs)
-    return functools.partial(_featured if of_case.features.any else _plain, of_case)
+    return functools.partial(_unfused_with_features if of_case.features.any else _unfused, of_case)
 
 
-def _plain(of_case: WholeScores) -> Tensors:
+def _unfused(of_case: WholeScores) -> Tensors:
     scores, v = _scores(of_case)
     hidden = of_case.hidden(slice(None))
     if hidden is not None:
@@ -76,7 +76,7 @@ def _plain(of_case: WholeScores) -> Tensors:
     return {"out": torch.matmul(torch.softmax(scores, dim=-1), v)}
 
 
-def _featured(of_case: WholeScores) -> Tensors:
+def _unfused_with_features(of_case: WholeScores) -> Tensors:
     scores, v = _scores(of_case)
     batch, heads, rows, keys = scores.shape
     kv_heads = int(of_case.case.symbols["kv_heads"])

@@ -250,6 +250,7 @@ class Attention:
         fixed = {name: case.symbols[name] for name in ("dtype", "head_dim", "causal")}
         if s["value_dim"] != s["head_dim"]:
             fixed["value_dim"] = s["value_dim"]
+        layout = str(case.symbols["layout"])
         return Place(
             {**fixed, **mine.kept()},
             {
@@ -259,7 +260,7 @@ class Attention:
                 **{name: getattr(mine, name) for name in mine.scalars()},
                 "elements": max(spec.span for spec in self.tensors(case)),
             },
-            _layout_name(str(case.symbols["layout"])),
+            CONTIGUOUS if layout == layouts.DEFAULT else layout,
         )
 
     @staticmethod
@@ -356,11 +357,6 @@ def _layout(value: Value) -> str:
         return value
     known = ", ".join(layouts.LAYOUTS)
     raise WrongSymbol(f"unknown layout {value!r}; known: {known}", "layout")
-
-
-def _layout_name(layout: str) -> str:
-    """The layout's name in a domain."""
-    return CONTIGUOUS if layout == layouts.DEFAULT else layout
 
 
 def _kept_sizes(case: Case, kept: Collection[str]) -> dict[str, int]:

@@ -33,6 +33,7 @@ class Stated:
     """Expressions of a kernel's constants, and the names in its space that must have their values.
 
     - `templates`: headers with class templates whose constants the kernel uses.
+    - `defaults`: constants that a header gives where the space does not.
     - `registers`: an expression that is -1 where the kernel does not state the registers.
     """
 
@@ -42,6 +43,7 @@ class Stated:
     templates: tuple[str, ...] = ()
     registers: str = "-1"
     registers_in_space: str = ""
+    defaults: str = ""
     device: str = "h200"
 
 
@@ -53,9 +55,14 @@ MMA_BYTES = (
 )
 WMMA_BYTES = "kBarriersAt + (PRODUCER_WARPS > 0 ? 16 * (STAGES + 1) : 0)"
 WGMMA_BYTES = "kBarriersAt + 8 * kBarriers + (SPLIT_KV > 1 ? 8 : 0)"
-SCALAR_BYTES = "2 * BLOCK_N * (kKeyStride + HEAD_DIM) + 4 * WARPS * (HEAD_DIM + BLOCK_N)"
+SCALAR_BYTES = "2 * BLOCK_N * (kKeyStride + VALUE_DIM) + 4 * WARPS * (HEAD_DIM + BLOCK_N)"
 RUNGS = [
-    Stated("attention-scalar", "attention/attention_scalar.cu", SCALAR_BYTES),
+    Stated(
+        "attention-scalar",
+        "attention/attention_scalar.cu",
+        SCALAR_BYTES,
+        defaults="constexpr int VALUE_DIM = HEAD_DIM;",
+    ),
     Stated(
         "attention-wmma", "attention/attention_wmma.cu", WMMA_BYTES, ("attention/wmma_rows.cuh",)
     ),
@@ -129,6 +136,7 @@ def checks(stated: Stated, folder: Path, count: int) -> Iterator[str]:
             defined = " ".join(f"constexpr int {n} = {v};" for n, v in case.compile.defines)
             yield f"""namespace c{head_dim}_{number} {{
 {defined}
+{stated.defaults}
 {templates}
 {constants}
 static_assert(({stated.shared_bytes}) == {case.plan.launches[0].shared_bytes}, "bytes");

@@ -80,6 +80,8 @@ class Downloads:
             (self.folder / f"{name}.py").write_text(text)
         (self.folder / "space.yaml").write_text(SPACE)
         (self.folder / "scalar.cpp").write_bytes(KERNEL.read_bytes())
+        header = KERNEL.with_name("row_features.h")
+        (self.folder / header.name).write_bytes(header.read_bytes())
 
     def run(self, *command: object) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(

@@ -41,7 +41,7 @@ def test_cases_that_no_kernel_takes_are_skipped_counted_and_told(tmp_path: Path)
         [
             {**SMALL, "count": 2},
             SMALL,
-            {**SMALL, "head_dim": 256},
+            {**SMALL, "head_dim": 48},
             {**SMALL, "dtype": "float16"},
             {**SMALL, "batch": 2, "dtype": "float16"},
         ]
@@ -66,7 +66,7 @@ def test_mistakes_name_their_place() -> None:
 
 
 def test_a_list_of_which_nothing_is_left_is_refused() -> None:
-    cases = given_cases([{**SMALL, "head_dim": 256}])
+    cases = given_cases([{**SMALL, "head_dim": 48}])
     with pytest.raises(UsageError, match="can serve none of 1 case: kernel cpu needs head_dim"):
         load_kernel_setup(SPACE, "cpu", compile_only=True, cases=cases)
 

@@ -62,6 +62,7 @@ class CudaBackend(Backend):
     name = "cuda"
     languages = (_CUDA, _TRITON)
     requests = ("cuda:N",)
+    peak_is = "tensor_flops"
     flagship = "attention-mma"
     preference = 1
     exclusive = False
