@@ -93,8 +93,6 @@ def test_a_backend_in_one_file_needs_no_change_elsewhere(machine: Machine) -> No
     checked = machine.evotune("check", "space.yaml", "--trust")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "toy machine" in checked.stdout
-    report = machine.report("--trials", "2")
-    assert [trial["outcome"] for trial in report["trials"]] == ["ok", "ok"]
 
 
 def test_a_package_brings_a_backend_a_problem_and_a_strategy(machine: Machine) -> None:
@@ -122,6 +120,7 @@ def test_a_package_brings_a_backend_a_problem_and_a_strategy(machine: Machine) -
     checked = machine.evotune("check", "space.yaml", "--trust", "--device", "toy")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     report = machine.report("--minutes", "0.05")
+    assert {trial["outcome"] for trial in report["trials"]} == {"ok"}
     assert report["environment"]["device"]["name"] == "toy machine"
     status = json.loads(machine.evotune("status", "latest", "--format", "json").stdout)
     assert status["strategy"] == "flood"

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import hashlib
 import itertools
+import shutil
 import subprocess
 import sys
 import threading
@@ -115,9 +116,12 @@ def opened(driver: Any, tmp_path: Path, binaries: Path) -> Iterator[Open]:
             files = {}
             for causal in (False, True):
                 options = (f"-DHEAD_DIM={HEAD_DIM}", f"-DCAUSAL={int(causal)}")
-                path = tmp_path / f"kernel_{int(causal)}.so"
-                if not path.exists():
-                    built(HERE / "fake_kernel.cpp", path, *options)
+                made, path = (
+                    folder / f"kernel_{int(causal)}.so" for folder in (binaries, tmp_path)
+                )
+                if not made.exists():
+                    built(HERE / "fake_kernel.cpp", made, *options)
+                shutil.copy(made, path)  # another file is another library, with its own state
                 data = str(path).encode() + b"\0"  # the machine code of the fake driver
                 file = f"binaries/{int(causal)}.cubin"
                 files[file] = data
