@@ -112,6 +112,7 @@ def test_a_recorded_run_has_nothing_to_ablate(invoke: Invoke, tmp_path: Path) ->
     assert "replays a recording" in result.stderr
 
 
+@pytest.mark.soak
 def test_compare_can_measure_both_again_in_turn(ablate: Ablate, run: RunFolder) -> None:
     other = ["--runs-dir", str(run.path.parent), "--format", "json", "--remeasure"]
     result = CliRunner().invoke(application, ["compare", "latest:0", "latest:0", *other])

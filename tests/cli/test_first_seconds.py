@@ -49,7 +49,9 @@ def _signals_are_heeded() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("command", ["check", "run", "report"])
+@pytest.mark.parametrize(
+    "command", ["check", "run", pytest.param("report", marks=pytest.mark.soak)]
+)
 def test_an_interrupted_command_ends_with_130_and_no_traceback(folder: Path, command: str) -> None:
     started_s = time.monotonic()
     whole = start(*_arguments(command), cwd=folder)

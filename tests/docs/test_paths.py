@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -23,11 +24,16 @@ _EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.name)
-def test_a_named_file_exists(page: Path) -> None:
-    known = [
+@functools.cache
+def _known() -> list[str]:
+    return [
         f"/{path.relative_to(_ROOT)}" for path in _ROOT.rglob("*.*") if ".venv" not in path.parts
     ]
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.name)
+def test_a_named_file_exists(page: Path) -> None:
+    known = _known()
     named = set(_NAMED.findall(page.read_text(encoding="utf-8"))) - _EXAMPLES
     lost = [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in known)]
     assert not lost

@@ -154,6 +154,7 @@ def test_a_run_killed_with_its_compilers_at_work_resumes_to_the_same_history(
     assert (run.sources / "kernels/attention/attention_scalar.cpp").is_file()
 
 
+@pytest.mark.soak
 def test_ctrl_c_keeps_everything_and_can_be_resumed(space: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         evotune("run", space, "--runs-dir", tmp_path / "runs"),

@@ -111,6 +111,7 @@ def two_cpus(tmp_path: Path) -> tuple[LocalExecutor, list[set[int]]]:
     return executor, own
 
 
+@pytest.mark.soak
 def test_two_devices_share_a_search_without_doing_anything_twice(
     tmp_path: Path, two_cpus: tuple[LocalExecutor, list[set[int]]]
 ) -> None:

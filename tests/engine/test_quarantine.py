@@ -12,7 +12,7 @@ from execute.faulty import space_text
 from evotune.engine.folder import create_folder, quarantine
 from evotune.trial import QUARANTINED, Configuration, Outcome, OutcomeKind, Trial
 
-from .runs import evotune
+from .runs import run_here
 from .test_cpu_run import ROOT
 
 SPACE = space_text(
@@ -48,13 +48,7 @@ def test_a_quarantined_configuration_is_reproduced_by_its_script(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))))
     space = tmp_path / "deadly.yaml"
     space.write_text(SPACE)
-    runs = ("--runs-dir", tmp_path / "runs")
-    subprocess.run(
-        evotune("run", space, "--trials", 2, "--champions", 1, *runs),
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
+    run_here(space, tmp_path / "runs", trials=2, champions=0)
     (script,) = tmp_path.glob("runs/*/quarantine/trial-*.sh")
     alone = subprocess.run(["sh", script], capture_output=True, text=True, timeout=120, check=False)
     assert alone.returncode == 1, alone.stderr

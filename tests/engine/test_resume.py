@@ -46,6 +46,7 @@ def test_a_killed_run_resumes_to_the_same_history(
     assert after == history(unbroken)
 
 
+@pytest.mark.soak
 def test_a_run_killed_again_and_again_still_has_the_same_history(tmp_path: Path) -> None:
     space = recorded_space(tmp_path / "space", delay_ms=1.0)
     unbroken = run_here(space, tmp_path / "unbroken", trials=TRIALS)

@@ -209,6 +209,7 @@ def test_a_worker_that_somebody_else_kills_is_not_the_candidates_fault(
         assert (outcome.ok, outcome.flags) == (True, ()), outcome
 
 
+@pytest.mark.soak
 def test_a_worker_that_somebody_stops_is_killed_when_its_time_is_over(
     impatient: FaultyKernels,
 ) -> None:

@@ -289,10 +289,8 @@ def test_a_cheat_is_rejected_and_the_reason_says_why(
     assert outcome.fitness is None
 
 
-@pytest.mark.parametrize(
-    "space",
-    [PATIENCE, *(pytest.param(s, marks=pytest.mark.soak) for s in EXPECTED if s != PATIENCE)],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("space", EXPECTED)
 def test_the_same_code_without_a_fault_passes(pipelines: Pipelines, space: str) -> None:
     stage, outcome = pipelines.of(*_spaces(space)).judge("right", space)
     assert outcome.ok, (stage, outcome)
