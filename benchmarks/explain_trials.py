@@ -235,8 +235,8 @@ def changed_default(space: str, values: Mapping[str, Any], folder: Path) -> dict
 
 
 def tries(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """`explain --try` on each champion: every suggestion, and what those that are configurations
-    brought."""
+    """Runs `explain --try` on each champion. Yields every suggestion, with the measured time of
+    each one that is a configuration."""
     for item in chosen(SMOKE if options.smoke else CHAMPIONS, options.only):
         with tempfile.TemporaryDirectory() as name:
             report = searched(item, options, Path(name))

@@ -5,10 +5,10 @@
 
 PACKAGE is the package's module folder (DIR/NAME of `evotune export`), CHECKOUT a copy of
 FlashAttention's repository, of which its tests/test_flash_attn.py runs, unchanged. These tests
-import einops: FOLDER may have it. `flash_attn` is a stand-in that calls the package's kernels for
-all cases for which they were checked (with --served: only for those that the package serves).
-Tests of anything that the package does not claim are skipped, and counted by reason; so are those
-that --most leaves out. Backward passes are PyTorch's.
+import einops: FOLDER may have it. `flash_attn` is a stand-in. It calls the package's kernels on
+every case of their domain; with --served, on the served cases alone. A test of a feature that the
+package does not claim is skipped and counted by its reason, and so is a test that --most leaves
+out. Backward passes are PyTorch's.
 
 Prints one JSON record; exit code 1 when a test failed, or none ran on a kernel.
 """

@@ -30,7 +30,7 @@ class RandomCall:
 
     - words: the call in short, for people.
     - tensors: q, k, v.
-    - options: arguments by name, only those that are given.
+    - options: the given arguments, by name.
     - context: one of `call_contexts.NAMES`.
     - memory: all memory that the call reads. No byte of it may change.
     """

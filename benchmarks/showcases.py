@@ -5,8 +5,8 @@
 
 Each example is an `evotune run` with its confirmation in a fresh process. The times are the
 champion's, device time, warm and cold, against the fastest PyTorch baseline of the same minutes.
-`--minutes` is the time for all of them: what is left is shared out among those still to come, and
-an example whose turn comes after that is recorded as not run. Prints a Markdown table, and ends
+`--minutes` is the time for all examples together. Each example gets its share of the remaining
+time. An example that is reached too late is recorded as not run. Prints a Markdown table, and ends
 with exit code 1 where a bar is missed.
 """
 

@@ -231,6 +231,10 @@ class Backend(ABC):
         it: the launcher `_BACKEND_launcher.py`, and native code where it can be built here."""
         return {}
 
+    def exported_slower_because(self) -> str:
+        """Why packages that are exported here launch more slowly than they could; "" if not."""
+        return ""
+
     def worker_environment(self, profile: DeviceProfile) -> Mapping[str, str]:
         """Environment variables that the device's worker gets beside those of this process."""
         return {}

@@ -77,6 +77,8 @@ def export(
         rows += [("kernel", f"trial {trial} of run {run}") for run, trial in found.champions]
         rows += [("served", f"{found.served} regions of cases")]
         print_tables(terminal, [text_table(("", str(found.folder)), rows)], "-")
+    if found.slower_because:
+        terminal.note(f"note: {found.slower_because}")
     terminal.note(f"install: pip install --no-deps {_as_argument(found.folder)}")
     terminal.note(f"use: {use(found.name, found.call)}")
     return 0
@@ -111,4 +113,5 @@ def _record(found: Exported) -> dict[str, object]:
         "device": found.device,
         "kernels": [{"run": run, "trial": trial} for run, trial in found.champions],
         "served": found.served,
+        "slower_because": found.slower_because,
     }

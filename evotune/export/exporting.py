@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from evotune.backends import registry
 from evotune.engine.confirmed_champions import Champion
 from evotune.engine.folder import RunFolder
 from evotune.engine.stop_signal import interruptible
@@ -36,6 +37,7 @@ class Exported:
     - `folder`: has `pyproject.toml`; `name`: the package's.
     - `call`: its function: `attention`, or the problem's name; `inputs`: the tensors it takes.
     - `champions`: run and trial of each kernel; `served`: the number of regions that they serve.
+    - `slower_because`: why calls take longer than they could, if a launcher could not be built.
     """
 
     folder: Path
@@ -45,6 +47,7 @@ class Exported:
     device: str
     champions: tuple[tuple[str, int], ...]
     served: int
+    slower_because: str = ""
 
 
 def export_runs(runs: Sequence[RunFolder], folder: Path, name: str | None = None) -> Exported:
@@ -95,6 +98,7 @@ def _export(chosen: Selection, folder: Path, name: str | None) -> Exported:
         device=setup.profile.name,
         champions=tuple(champion.key for champion in chosen.champions),
         served=len(chosen.served),
+        slower_because=registry.named(setup.profile.backend).exported_slower_because(),
     )
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -34,7 +35,7 @@ _PAGES_BESIDE = 3
 Shape = dict[str, Value]
 
 
-class RaggedAttention:
+class RaggedAttention(ABC):
     """The parts that both problems share."""
 
     name: ClassVar[str]
@@ -90,20 +91,20 @@ class RaggedAttention:
         mask = "causal" if causal else "full"
         return Case(f"({numbers}{told}) {mask}", symbols)
 
+    @abstractmethod
     def derived(self, sizes: Mapping[str, int]) -> dict[str, Value]:
         """Further symbols; ValueError for sizes that make no sense together."""
-        raise NotImplementedError
 
-    def tensors(self, case: Case) -> tuple[TensorSpec, ...]:
-        raise NotImplementedError
+    @abstractmethod
+    def tensors(self, case: Case) -> tuple[TensorSpec, ...]: ...
 
+    @abstractmethod
     def timed_lengths(self, case: Case) -> list[tuple[int, int]]:
         """Rows and keys of each sequence on timed inputs, longest first."""
-        raise NotImplementedError
 
+    @abstractmethod
     def test_shapes(self, case: Case, rng: random.Random | None) -> Iterator[Shape]:
         """Edge shapes, or random ones without end."""
-        raise NotImplementedError
 
     def flops(self, case: Case) -> int:
         s: Any = case.symbols
@@ -159,9 +160,9 @@ class RaggedAttention:
             raise ValueError("the cases differ in causal: say causal=True or causal=False")
         return self.case(sizes, {"causal": causal})
 
+    @abstractmethod
     def shape_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Shape:
         """The sizes that the shapes of a call's inputs tell."""
-        raise NotImplementedError
 
     def place(self, case: Case) -> Place:
         s: Any = case.symbols

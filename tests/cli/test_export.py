@@ -46,7 +46,7 @@ def run_of(runs: Path, space: str) -> RunFolder:
 
 
 def test_it_writes_a_package_and_says_how_to_use_it(
-    invoke: Invoke, runs: Path, tmp_path: Path
+    invoke: Invoke, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     softmax, attention = run_of(runs, "softmax-cpu"), run_of(runs, "attention-cpu")
     done = invoke("export", softmax.id, "-o", "pkg", "--trust")
@@ -64,8 +64,13 @@ def test_it_writes_a_package_and_says_how_to_use_it(
         "device": json.loads((attention.path / "environment.json").read_text())["device"]["name"],
         "kernels": [{"run": attention.id, "trial": 0}],
         "served": 4,
+        "slower_because": "",
     }
     assert "use: import mine; mine.activate()\n" in done.stderr
+    assert "note:" not in done.stderr
+    monkeypatch.setattr(CpuBackend, "exported_slower_because", lambda self: "g++ fails (why)")
+    done = invoke("export", softmax.id, "-o", "slow", "--trust")
+    assert "note: g++ fails (why)\n" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pathlib import Path
 from evotune.backends.cpu.counted_run import LIMIT_S
 from evotune.backends.cpu.cpu_profile import cpuinfo
 from evotune.device.evidence import Ceilings, Counters
+from evotune.device.tool_process import Tool
 from evotune.python_process import module_command
 from evotune.scratch import scratch_folder
 
@@ -41,6 +42,9 @@ class NotCounted(Exception):
     """Why there are no counters, in one line."""
 
 
+_TOOL = Tool(_PROGRAM, LIMIT_S, NotCounted)
+
+
 def find_perf() -> str:
     return shutil.which(_PROGRAM) or ""
 
@@ -48,7 +52,7 @@ def find_perf() -> str:
 @functools.cache
 def perf_version(path: str) -> str:
     """`perf 6.1`."""
-    found = _VERSION.search(_run([path, "--version"]).stdout)
+    found = _VERSION.search(_perf([path, "--version"]).stdout)
     return f"{_PROGRAM} {found[1]}" if found else _PROGRAM
 
 
@@ -81,7 +85,7 @@ def permission() -> tuple[str, str]:
     """perf with its version, and why it may not count here; "" when it may."""
     path = find_perf()
     version = perf_version(path)
-    done = _run([path, "stat", "-x,", "-e", _INSTRUCTIONS, "true"])
+    done = _perf([path, "stat", "-x,", "-e", _INSTRUCTIONS, "true"])
     counts = read_counts(done.stderr)
     return version, "" if _INSTRUCTIONS in counts else reason(done.stderr, done.stderr)
 
@@ -98,25 +102,11 @@ def _counted(
     )
     options = ["--delay=-1", "--control", f"fifo:{control},{acknowledge}"]
     options += ["-o", str(folder / "table")]
-    return _run([path, "stat", "-x,", "-e", ",".join(events), *options, "--", *program])
+    return _perf([path, "stat", "-x,", "-e", ",".join(events), *options, "--", *program])
 
 
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=LIMIT_S,
-            check=False,
-            env={**os.environ, "LC_ALL": "C"},
-        )
-    except OSError as error:
-        raise NotCounted(f"{_PROGRAM} does not start: {error.strerror}") from error
-    except subprocess.TimeoutExpired as error:
-        raise NotCounted(f"{_PROGRAM} did not end within {LIMIT_S:g} s") from error
+def _perf(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return _TOOL.run(command, {**os.environ, "LC_ALL": "C"})
 
 
 def read_counts(table: str) -> dict[str, float]:

@@ -11,12 +11,12 @@ import collections
 import functools
 import re
 import shutil
-import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from evotune.device.evidence import StaticView
 from evotune.device.instruction_flow import Instruction, count, innermost_loops
+from evotune.device.tool_process import Tool
 
 _PROGRAM = "objdump"
 _LIMIT_S = 60.0
@@ -44,6 +44,9 @@ class NoDisassembly(Exception):
     """Why the machine code cannot be read, in one line."""
 
 
+_TOOL = Tool(_PROGRAM, _LIMIT_S, NoDisassembly)
+
+
 @dataclass(frozen=True, slots=True)
 class _Line:
     """An instruction as objdump prints it: its address, its name and its operands. `points_to` is
@@ -60,7 +63,7 @@ def static_view(binary: str) -> StaticView:
     path = shutil.which(_PROGRAM)
     if path is None:
         raise NoDisassembly(f"{_PROGRAM} was not found; fix: install binutils")
-    return read_view(_output([path, "-d", "--no-show-raw-insn", binary]), _version(path))
+    return read_view(_TOOL.output([path, "-d", "--no-show-raw-insn", binary]), _version(path))
 
 
 def read_view(text: str, source: str) -> StaticView:
@@ -187,26 +190,5 @@ def _spills(lines: Iterable[_Line]) -> collections.Counter[str]:
 
 @functools.cache
 def _version(path: str) -> str:
-    found = _VERSION.search(_output([path, "--version"]).partition("\n")[0])
+    found = _VERSION.search(_TOOL.output([path, "--version"]).partition("\n")[0])
     return f"{_PROGRAM} {found[1]}" if found else _PROGRAM
-
-
-def _output(command: Sequence[str]) -> str:
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_LIMIT_S,
-            check=False,
-        )
-    except OSError as error:
-        raise NoDisassembly(f"{_PROGRAM} does not start: {error.strerror}") from error
-    except subprocess.TimeoutExpired as error:
-        raise NoDisassembly(f"{_PROGRAM} did not end within {_LIMIT_S:g} s") from error
-    if done.returncode:
-        words = done.stderr.strip().splitlines()
-        raise NoDisassembly(words[-1] if words else f"{_PROGRAM} ended with {done.returncode}")
-    return done.stdout

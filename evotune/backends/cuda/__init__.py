@@ -159,6 +159,11 @@ class CudaBackend(Backend):
 
         return _exported.files()
 
+    def exported_slower_because(self) -> str:
+        from evotune.backends.cuda import _exported
+
+        return _exported.slower_because()
+
     def worker_environment(self, profile: DeviceProfile) -> Mapping[str, str]:
         return {"CUDA_VISIBLE_DEVICES": profile.id} if profile.id else {}
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sysconfig
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from evotune.scratch import scratch_folder
@@ -20,16 +21,25 @@ _LIMIT_S = 120
 
 
 def files() -> Mapping[str, bytes]:
-    """By name. Without the native library where no C++ compiler is, or where it fails: packages
-    then call the driver through ctypes."""
+    """By name. Without the native library where it cannot be built (`slower_because` says why):
+    packages then call the driver through ctypes."""
     folder = Path(__file__).parent
     found = {name: (folder / name).read_bytes() for name in _MODULES}
-    sources = {path.name: path.read_bytes() for path in sorted((folder / _FOLDER).iterdir())}
-    found |= {f"{_FOLDER}/{name}": content for name, content in sources.items()}
-    built = build(tuple(sources.items()))
-    if built:
-        found[f"_native_{platform()}.so"] = built
+    found |= {f"{_FOLDER}/{name}": content for name, content in _sources()}
+    if library := build(_sources()).library:
+        found[f"_native_{platform()}.so"] = library
     return found
+
+
+def slower_because() -> str:
+    """Why packages that are exported here have no native launcher, in one line; "" if they have."""
+    reason = build(_sources()).reason
+    return f"calls go through ctypes, which is slower: {reason}" if reason else ""
+
+
+def _sources() -> tuple[tuple[str, bytes], ...]:
+    paths = sorted((Path(__file__).parent / _FOLDER).iterdir())
+    return tuple((path.name, path.read_bytes()) for path in paths)
 
 
 def platform() -> str:
@@ -37,21 +47,41 @@ def platform() -> str:
     return sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The library, or the reason why there is none."""
+
+    library: bytes = b""
+    reason: str = ""
+
+
 @functools.cache
-def build(sources: tuple[tuple[str, bytes], ...]) -> bytes:
-    """The native launcher as a shared library; empty where it cannot be built. It needs no headers
-    of PyTorch, Python or CUDA, and gives the same bytes wherever it is built by one compiler."""
+def build(sources: tuple[tuple[str, bytes], ...]) -> Built:
+    """The native launcher as a shared library. It needs no headers of PyTorch, Python or CUDA, and
+    gives the same bytes wherever it is built by one compiler."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
     compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:
-        return b""
+        return Built(reason=f"no C++ compiler was found ({', '.join(names)})")
     with scratch_folder() as folder:
         for name, content in sources:
             (folder / name).write_bytes(content)
         units = [name for name, _ in sources if name.endswith(".cpp")]
         command = [compiler, *_FLAGS, *units, "-o", "native.so", *_LINK_FLAGS]
         try:
-            subprocess.run(command, cwd=folder, capture_output=True, timeout=_LIMIT_S, check=True)
-        except (OSError, subprocess.SubprocessError):
-            return b""
-        return (folder / "native.so").read_bytes()
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_LIMIT_S,
+                check=False,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            return Built(reason=f"{compiler} does not run ({error})")
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if "error" in line]
+            said = lines[0].strip() if lines else f"status {done.returncode}"
+            return Built(reason=f"{compiler} fails ({said})")
+        return Built((folder / "native.so").read_bytes())

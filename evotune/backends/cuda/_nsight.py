@@ -13,11 +13,11 @@ import math
 import os
 import re
 import shutil
-import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from evotune.device.evidence import Counters
+from evotune.device.tool_process import Tool
 from evotune.python_process import module_command
 
 LIMIT_S = 120.0
@@ -71,6 +71,9 @@ class NoCounters(Exception):
     """Why there are no counters, in one line."""
 
 
+_TOOL = Tool(_PROGRAM, LIMIT_S, NoCounters)
+
+
 @dataclass(frozen=True, slots=True)
 class ProfiledLaunch:
     """A launch as the profiler saw it. `grid` and `block` are in blocks and in threads."""
@@ -95,7 +98,7 @@ def find_ncu() -> str:
 @functools.cache
 def ncu_version(path: str) -> str:
     """`ncu 2025.3`; NoCounters where it does not start."""
-    found = _VERSION.search(_run([path, "--version"], os.environ).stdout)
+    found = _VERSION.search(_TOOL.run([path, "--version"], os.environ).stdout)
     return f"{_PROGRAM} {found[1]}" if found else _PROGRAM
 
 
@@ -122,33 +125,13 @@ def profile(
         ways = [[*command, "--metrics", ",".join(_METRICS)], command]
     refusal = ""
     for way in ways:
-        done = _run([*way, *program], environment)
+        done = _TOOL.run([*way, *program], environment)
         if launches := read_launches(done.stdout, source):
             return launches
         refusal = refusal or reason(done.stdout + done.stderr, done.returncode)
         if refusal == FORBIDDEN:
             break
     raise NoCounters(refusal)
-
-
-def _run(
-    command: Sequence[str], environment: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=LIMIT_S,
-            env=dict(environment),
-            check=False,
-        )
-    except OSError as error:
-        raise NoCounters(f"{_PROGRAM} does not start: {error.strerror}") from error
-    except subprocess.TimeoutExpired as error:
-        raise NoCounters(f"{_PROGRAM} did not end within {LIMIT_S:g} s") from error
 
 
 def reason(output: str, status: int) -> str:

@@ -7,13 +7,13 @@ import importlib.util
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from evotune.backends.cuda import _ptx_view, _sass
 from evotune.device.evidence import EvidenceRequest, StaticView
 from evotune.device.instruction_flow import Instruction, count, innermost_loops
+from evotune.device.tool_process import Tool
 from evotune.scratch import scratch_folder
 from evotune.trial import Json
 
@@ -25,6 +25,9 @@ _VERSION = re.compile(r"release (\d+\.\d+)")
 
 class NoStaticView(Exception):
     """Why the machine code cannot be read, in one line."""
+
+
+_TOOL = Tool(DISASSEMBLER, _LIMIT_S, NoStaticView)
 
 
 def find_disassembler() -> str:
@@ -49,7 +52,7 @@ def _installed() -> Iterator[str]:
 def disassembler_version(path: str) -> str:
     """`nvdisasm 13.5`; without a number where it does not tell."""
     try:
-        found = _VERSION.search(_output([path, "--version"]))
+        found = _VERSION.search(_TOOL.output([path, "--version"]))
     except NoStaticView:
         found = None
     return f"{DISASSEMBLER} {found[1]}" if found else DISASSEMBLER
@@ -62,7 +65,7 @@ def static_views(request: EvidenceRequest) -> dict[str, StaticView]:
     path = find_disassembler()
     if path:
         try:
-            functions = _sass.read_functions(_output([path, "-c", request.binary]))
+            functions = _sass.read_functions(_TOOL.output([path, "-c", request.binary]))
             if functions:
                 return _views(functions, request.resources, disassembler_version(path))
             reasons.append(f"{DISASSEMBLER} found no function")
@@ -108,26 +111,3 @@ def _view(
         code_bytes=len(code) * _sass.INSTRUCTION_BYTES if is_sass else 0,
         source=source,
     )
-
-
-def _output(command: Sequence[str]) -> str:
-    """The standard output of a disassembler; NoStaticView, in one line, where it fails."""
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_LIMIT_S,
-            check=False,
-        )
-    except OSError as error:
-        raise NoStaticView(f"{DISASSEMBLER} does not start: {error.strerror}") from error
-    except subprocess.TimeoutExpired as error:
-        raise NoStaticView(f"{DISASSEMBLER} did not end within {_LIMIT_S:g} s") from error
-    if done.returncode:
-        words = done.stderr.strip().splitlines()
-        last = " ".join(words[-1].split()) if words else f"status {done.returncode}"
-        raise NoStaticView(f"{DISASSEMBLER} failed: {last}")
-    return done.stdout

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from evotune.errors import SpaceError
-from evotune.regular_file import read_regular
 from evotune.space.reading.object_path import Data, DataPath
 from evotune.space.reading.yaml_source import (
     MAX_BYTES,
@@ -23,6 +22,7 @@ from evotune.space.reading.yaml_source import (
     check_number,
     check_text,
     parse_yaml,
+    read_text,
 )
 from evotune.space.suggest import describe
 from evotune.trial import Value
@@ -63,19 +63,7 @@ class CaseEntry:
 def read_cases(path: Path) -> list[CaseEntry]:
     """The entries of a file. SpaceError, with file, line and column (of JSON, with the path of the
     value), at the first mistake."""
-    file = str(path)
-    try:
-        raw = read_regular(path, _MOST_BYTES + 1)
-    except OSError as error:
-        raise SpaceError(f"cannot read it: {error.strerror}", file=file) from error
-    except ValueError as error:  # a NUL byte in the path
-        raise SpaceError(f"not a usable path: {error}", file=file) from error
-    if len(raw) > _MOST_BYTES:
-        raise SpaceError("the file of cases is larger than 16 MiB", file=file)
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise SpaceError("expected UTF-8 text", file=file) from error
+    text = read_text(path, _MOST_BYTES, "the file of cases")
     return _entries(_source(text, path))
 
 

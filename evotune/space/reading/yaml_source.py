@@ -106,21 +106,26 @@ class YamlSource:
 
 def read_yaml(path: Path) -> YamlSource:
     """Reads one YAML file. SpaceError when it cannot be read, whatever the cause."""
+    return parse_yaml(read_text(path, MAX_BYTES, "the space file"), str(path))
+
+
+def read_text(path: Path, most_bytes: int, what: str) -> str:
+    """The text of a file that a user names; `what` it is, in words. SpaceError when it cannot be
+    read."""
     file = str(path)
     try:
-        raw = read_regular(path, MAX_BYTES + 1)
+        raw = read_regular(path, most_bytes + 1)
     except OSError as error:
         raise SpaceError(f"cannot read it: {error.strerror}", file=file) from error
     except ValueError as error:  # a NUL byte in the path
         raise SpaceError(f"not a usable path: {error}", file=file) from error
-    if len(raw) > MAX_BYTES:
-        raise SpaceError("the space file is larger than 1 MiB", file=file)
+    if len(raw) > most_bytes:
+        raise SpaceError(f"{what} is larger than {most_bytes >> 20} MiB", file=file)
     try:
-        text = raw.decode("utf-8")
+        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         line, column = _line_and_column(raw[: error.start].decode("utf-8"))
         raise SpaceError("expected UTF-8 text", file=file, line=line, column=column) from error
-    return parse_yaml(text, file)
 
 
 def parse_yaml(text: str, file: str = "") -> YamlSource:

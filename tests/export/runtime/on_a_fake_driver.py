@@ -540,16 +540,24 @@ def test_the_native_launcher_is_built_alike_each_time() -> None:
     files = registry.named("cuda").exported_files("any")
     name = f"_native_{_exported.platform()}.so"
     sources = {n.removeprefix("native/"): files[n] for n in files if n.startswith("native/")}
-    assert files[name] == _exported.build.__wrapped__(tuple(sources.items()))
+    assert files[name] == _exported.build.__wrapped__(tuple(sources.items())).library
+    assert _exported.slower_because() == ""
 
 
-def test_without_a_compiler_packages_have_no_native_launcher(
+def test_without_a_compiler_packages_have_no_native_launcher_and_an_export_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert _exported.build.__wrapped__((("f.cpp", b"int f();"),)) == b""
+    missing = _exported.build.__wrapped__((("f.cpp", b"int f();"),))
+    assert not missing.library
+    assert missing.reason == "no C++ compiler was found (no-such-compiler)"
     monkeypatch.setenv("CXX", "g++")
-    assert _exported.build.__wrapped__((("f.cpp", b"int f("),)) == b""
+    wrong = _exported.build.__wrapped__((("f.cpp", b"int f("),))
+    assert not wrong.library
+    assert "g++ fails (f.cpp:1:" in wrong.reason
+    monkeypatch.setattr(_exported, "build", lambda sources: wrong)
+    said = registry.named("cuda").exported_slower_because()
+    assert said == f"calls go through ctypes, which is slower: {wrong.reason}"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")

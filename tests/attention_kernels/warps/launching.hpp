@@ -1,0 +1,29 @@
+// Runs every block of a launch, one after the other, each by device.hpp's threads.
+#pragma once
+#include <utility>
+
+#include "device.hpp"
+
+struct Launch {
+  int grid[3];
+  int threads, shared_bytes;
+  unsigned seed;
+};
+
+template <class... Parameters>
+void run(const Launch& launch, void** values, void (*kernel)(Parameters...)) {
+  grid_size.x = launch.grid[0];
+  block_threads = launch.threads;
+  unsigned number = 0;
+  for (block_z = 0; block_z < unsigned(launch.grid[2]); ++block_z)
+    for (block_y = 0; block_y < unsigned(launch.grid[1]); ++block_y)
+      for (first_block.x = 0; first_block.x < grid_size.x; ++first_block.x) {
+        blocks.assign(1, Block());
+        blocks[0].shared_bytes.assign(launch.shared_bytes, 0xff);
+        run_cluster(1, block_threads, launch.seed + ++number, [&] {
+          [&]<std::size_t... I>(std::index_sequence<I...>) {
+            kernel(*static_cast<Parameters*>(values[I])...);
+          }(std::index_sequence_for<Parameters...>());
+        });
+      }
+}
