@@ -76,6 +76,11 @@ class Judge:
                 found["inputs"] = "the call changed its inputs"
         return found
 
+    def repeat_sdpa(self, call: RandomCall) -> None:
+        """Makes the call by SDPA as often as `verdicts` makes it on all paths."""
+        for _ in range(_REPEATED):
+            self._result(_SDPA, call)
+
     def _by(self, path: str, call: RandomCall) -> Result:
         if path == "attention":
             return self._result(self._module.attention, call)

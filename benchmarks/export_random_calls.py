@@ -11,8 +11,10 @@ is active. It must give
 - SDPA's bits, strides and gradients where none did,
 - SDPA's exception with its message where SDPA raises one.
 
-Calls run in child processes: a crash, or a call that takes longer than two minutes, is a finding,
-and the next call goes on in a new process. Prints one JSON record; exit code 1 for a finding.
+Calls run in child processes. A call that ends its process, loses the device or takes longer than
+two minutes is made again by SDPA alone, several times, in a process of its own. If it ends that
+process too, it is one of SDPA's own crashes, which are listed; otherwise it is a finding. The next
+call goes on in a new process. Prints one JSON record; exit code 1 for a finding.
 `--first N --calls 1` makes one call again.
 """
 
@@ -30,6 +32,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,10 +43,10 @@ from call_verdicts import RIGHT, DeviceLost, Judge
 from exported import facts, opened
 from random_calls import Calls
 
-_A_CHILD = 1000
+_A_CHILD = 250
 _SILENT_S = 120.0
 _MOST_FINDINGS = 200
-_PARENTS = "EVOTUNE_BENCHMARK_CHILD"
+_PARENTS, _ALONE = "EVOTUNE_BENCHMARK_CHILD", "SDPA alone"
 
 
 def main() -> int:
@@ -58,7 +61,8 @@ def main() -> int:
     options = parser.parse_args()
     numbers = range(options.first, options.first + options.calls)
     if os.environ.get(_PARENTS):
-        for line in made(opened(options.package), options.seed, numbers):
+        lines = by_sdpa if os.environ[_PARENTS] == _ALONE else made
+        for line in lines(opened(options.package), options.seed, numbers):
             print(json.dumps(line), flush=True)
         return 0
     record = campaign(options, numbers)
@@ -74,12 +78,12 @@ def made(module: ModuleType, seed: int, numbers: Iterable[int]) -> Iterator[dict
     torch._C._functorch._set_vmap_fallback_warning_enabled(False)
     calls, judge = Calls(module, seed, call_contexts.WEIGHTED), Judge(module)
     for number in numbers:
-        yield {"call": number}
         call = calls.call(number)
+        yield {"call": number, "words": call.words}
         try:
             found = judge.verdicts(call)
         except DeviceLost as error:
-            yield {"call": number, "lost": str(error), "words": call.words}
+            yield {"call": number, "lost": str(error)}
             return
         wrong = {path: verdict for path, verdict in found.items() if verdict not in RIGHT}
         yield {
@@ -90,6 +94,21 @@ def made(module: ModuleType, seed: int, numbers: Iterable[int]) -> Iterator[dict
     yield {"misses": module.info()["misses"]}
 
 
+def by_sdpa(module: ModuleType, seed: int, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """As `made`, but SDPA alone makes the calls, and nothing is compared."""
+    torch._C._functorch._set_vmap_fallback_warning_enabled(False)
+    calls, judge = Calls(module, seed, call_contexts.WEIGHTED), Judge(module)
+    for number in numbers:
+        call = calls.call(number)
+        yield {"call": number, "words": call.words}
+        try:
+            judge.repeat_sdpa(call)
+        except DeviceLost as error:
+            yield {"call": number, "lost": str(error)}
+            return
+        yield {"call": number, "right": {}}
+
+
 class Tally:
     """Counts verdicts and keeps findings."""
 
@@ -98,6 +117,7 @@ class Tally:
         self.verdicts: dict[str, collections.Counter[str]] = {}
         self.findings: list[dict[str, Any]] = []
         self.crashes: list[dict[str, Any]] = []
+        self.own_crashes: list[dict[str, Any]] = []
         self.misses: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
 
@@ -109,8 +129,6 @@ class Tally:
         for kind, miss in line.get("misses", {}).items():
             known = self.misses.setdefault(kind, {"count": 0, "first": miss["first"]})
             known["count"] += miss["count"]
-        if "lost" in line:
-            self.crashes.append(line)
         if "right" in line:
             self.calls += 1
             for path, verdict in line["right"].items():
@@ -126,6 +144,7 @@ class Tally:
             },
             "misses": dict(sorted(self.misses.items())),
             "crashes": self.crashes,
+            "SDPA's own crashes": self.own_crashes,
             "findings": self.findings,
         }
 
@@ -154,31 +173,56 @@ def campaign(options: argparse.Namespace, numbers: range) -> dict[str, Any]:
 
 def child(options: argparse.Namespace, first: int, calls: int, tally: Tally) -> int:
     """Makes calls in a process of their own. Returns the number of the next call."""
+    end = Ending(first)
+    for line in lines_of(options, first, calls, end, "calls"):
+        tally.add(line)
+    if end.words:
+        crash = {"call": end.call, "ended": end.words, **end.said}
+        alone = Ending(end.call)
+        collections.deque(lines_of(options, end.call, 1, alone, _ALONE), maxlen=0)
+        if alone.words:
+            tally.own_crashes.append({**crash, "alone": alone.words})
+        else:
+            tally.crashes.append(crash)
+    return end.call + 1
+
+
+@dataclass
+class Ending:
+    """The call that a child process made last, and how the process ended: "" if all is well."""
+
+    call: int
+    words: str = ""
+    said: dict[str, Any] = field(default_factory=dict)
+
+
+def lines_of(
+    options: argparse.Namespace, first: int, calls: int, end: Ending, kind: str
+) -> Iterator[dict[str, Any]]:
+    """The lines of a child process that makes calls."""
     words = [str(options.package), "--seed", str(options.seed)]
     words += ["--first", str(first), "--calls", str(calls)]
     process = subprocess.Popen(
         [sys.executable, __file__, *words],
         stdout=subprocess.PIPE,
-        env={"OMP_WAIT_POLICY": "passive", **os.environ, _PARENTS: "1"},
+        env={"OMP_WAIT_POLICY": "passive", "PYTHONFAULTHANDLER": "1", **os.environ, _PARENTS: kind},
     )
-    at, finished, ended = first, True, ""
+    finished = True
     for line in _lines(process):
         if line is None:
             process.kill()
-            ended = f"no answer for {_SILENT_S:.0f} s"
+            end.words = f"no answer for {_SILENT_S:.0f} s"
             break
         found = json.loads(line)
-        tally.add(found)
-        at = found.get("call", at)
-        finished = "right" in found or "lost" in found or "misses" in found
+        end.call = found.get("call", end.call)
+        end.said = {"words": found["words"]} if "words" in found else end.said
+        end.words = found.get("lost", end.words)
+        finished = "right" in found or "misses" in found
+        yield found
     code = process.wait()
-    if code and not ended:
-        ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    if ended and not finished:
-        tally.crashes.append({"call": at, "ended": ended})
-    elif ended:
-        tally.crashes.append({"call": at, "ended": f"{ended}, between two calls"})
-    return at + 1
+    if code and not end.words:
+        end.words = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        end.words += ", between two calls" * finished
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[bytes | None]:

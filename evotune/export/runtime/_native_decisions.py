@@ -14,6 +14,12 @@ from ._missed import Missed
 from ._plain_state import questions
 
 
+def given_scale(scale: float) -> float | None:
+    """The scale that the caller gave, of one in native code: there NaN stands for none, and a NaN
+    that a caller gave has a sign."""
+    return None if math.isnan(scale) and math.copysign(1.0, scale) > 0 else scale
+
+
 class NativeDecisions:
     """What native code was told, and the calls that it has counted."""
 
@@ -45,7 +51,7 @@ class NativeDecisions:
         enable_gqa: bool,
     ) -> int:
         """Tells native code what serves a call, in the same thread in which that asks."""
-        call = Call(q, k, v, is_causal, None if math.isnan(scale) else scale, enable_gqa)
+        call = Call(q, k, v, is_causal, given_scale(scale), enable_gqa)
         decision = self._kernels.decide(call)
         if isinstance(decision, Served) and any(t.data_ptr() % ALIGNMENT for t in call[:3]):
             decision = self._kernels.misaligned(call)

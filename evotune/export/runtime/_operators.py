@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ._attention_package import AttentionKernels, sdpa
-from ._native_decisions import NativeDecisions
+from ._native_decisions import NativeDecisions, given_scale
 from ._tracing import forward_mode
 
 _MOST_NAMESAKES = 100
@@ -154,7 +154,7 @@ def _with_usual_scale(function: Callable[..., Any]) -> Callable[..., Any]:
         scale: float,
         enable_gqa: bool,
     ) -> Any:
-        return function(q, k, v, is_causal, None if math.isnan(scale) else scale, enable_gqa)
+        return function(q, k, v, is_causal, given_scale(scale), enable_gqa)
 
     return with_usual_scale
 

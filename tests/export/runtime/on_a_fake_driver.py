@@ -460,6 +460,27 @@ def test_strides_of_dimensions_of_one_index_do_not_matter(opened: Open, native: 
 
 
 @pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("grad", [False, True])
+def test_sdpa_gets_a_scale_that_is_no_number(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, native: bool, grad: bool
+) -> None:
+    module = opened(native)
+    seen: list[float | None] = []
+
+    def recorded(*tensors: Any, scale: float | None, **options: Any) -> torch.Tensor:
+        seen.append(scale)
+        return sdpa(*tensors, scale=scale, **options)
+
+    monkeypatch.setattr(sys.modules[f"{module.__name__}._operators"], "sdpa", recorded)
+    operator = getattr(torch.ops, module.__name__).attention
+    with torch.set_grad_enabled(grad), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for scale in (float("nan"), -float("nan"), float("inf")):
+            operator(*inputs(), scale=scale, **GROUPED)
+    assert [str(abs(scale)) for scale in seen if scale is not None] == ["nan", "nan", "inf"]
+
+
+@pytest.mark.parametrize("native", NATIVE)
 def test_unusual_arguments_are_read_as_pytorch_reads_them(opened: Open, native: bool) -> None:
     module = opened(native)
     operator = getattr(torch.ops, module.__name__).attention

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -34,10 +35,14 @@ struct View {  // of one tensor; sizes and strides belong to it
 struct Call {
   View views[3];  // q, k, v
   bool is_causal;
-  double scale;  // NaN for the usual one
+  double scale;  // kUsual where the caller gave none
   bool enable_gqa;
   std::int32_t device_type, device_index;  // as PyTorch's C functions number them
 };
+
+constexpr double kUsual = std::numeric_limits<double>::quiet_NaN();
+
+inline bool is_usual(double scale) { return std::isnan(scale) && !std::signbit(scale); }
 
 using Key = std::vector<std::int64_t>;
 
@@ -65,7 +70,7 @@ inline void make_key(const Call& call, Key& key) {
     addresses |= reinterpret_cast<std::uintptr_t>(view.data);
   }
   std::int64_t scale = -1;
-  if (!std::isnan(call.scale)) std::memcpy(&scale, &call.scale, sizeof scale);
+  if (!is_usual(call.scale)) std::memcpy(&scale, &call.scale, sizeof scale);
   key.push_back(scale);
   key.push_back((call.is_causal ? 1 : 0) | (call.enable_gqa ? 2 : 0) | (addresses % kAlignment ? 4 : 0));
 }

@@ -105,14 +105,14 @@ void serve(Value* stack, std::uint64_t, std::uint64_t) {
 
 // A float? of PyTorch: null, or a value of its own on the heap, which the callee frees.
 double optional_number(Value value) {
-  if (!value) return NAN;
+  if (!value) return kUsual;
   Value* boxed = reinterpret_cast<Value*>(value);
   const double found = number(*boxed);
   if (torch.delete_stable_ivalue)
     torch.delete_stable_ivalue(boxed);
   else
     delete boxed;
-  return std::isnan(found) ? INFINITY : found;  // NaN is the usual scale here; SDPA gives NaN for both
+  return std::isnan(found) ? -kUsual : found;  // a caller's NaN has a sign here
 }
 
 // attention(Tensor q, Tensor k, Tensor v, bool is_causal=False, float? scale=None, bool enable_gqa=False) -> Tensor

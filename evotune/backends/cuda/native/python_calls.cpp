@@ -172,8 +172,8 @@ bool read_call(Object const* arguments, Call& call) {
   if (scale != asked.none && !is_exactly(scale, asked.float_type)) return false;
   call.is_causal = causal == asked.yes;
   call.enable_gqa = gqa == asked.yes;
-  call.scale = scale == asked.none ? NAN : python.AsDouble(scale);
-  if (scale != asked.none && std::isnan(call.scale)) return false;  // NaN is the usual scale here
+  call.scale = scale == asked.none ? kUsual : python.AsDouble(scale);
+  if (scale != asked.none && std::isnan(call.scale)) return false;  // which Python looks at
   for (int i = 2; i >= 0; --i) {  // q last: the output lies on its device
     DlTensor found;
     if (!view_of(arguments[i], found)) return false;
