@@ -76,10 +76,11 @@ class Judge:
                 found["inputs"] = "the call changed its inputs"
         return found
 
-    def repeat_sdpa(self, call: RandomCall) -> None:
-        """Makes the call by SDPA as often as `verdicts` makes it on all paths."""
+    def repeated(self, call: RandomCall) -> dict[str, str]:
+        """Makes the call by SDPA, as often as `verdicts` makes it on all paths. No verdicts."""
         for _ in range(_REPEATED):
             self._result(_SDPA, call)
+        return {}
 
     def _by(self, path: str, call: RandomCall) -> Result:
         if path == "attention":
@@ -90,9 +91,9 @@ class Judge:
             return self._result(F.scaled_dot_product_attention, call)
 
     def _result(self, function: Callable[..., Any], call: RandomCall) -> Result:
-        torch.manual_seed(0)  # of dropout
         counted = calls(self._module)
         try:
+            torch.manual_seed(0)  # of dropout; a lost device may show here
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 value = call_contexts.made(

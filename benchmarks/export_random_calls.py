@@ -13,9 +13,9 @@ is active. It must give
 
 Calls run in child processes. A call that ends its process, loses the device or takes longer than
 two minutes is made again by SDPA alone, several times, in a process of its own. If it ends that
-process too, it is one of SDPA's own crashes, which are listed; otherwise it is a finding. The next
-call goes on in a new process. Prints one JSON record; exit code 1 for a finding.
-`--first N --calls 1` makes one call again.
+process too, by a signal, a lost device or silence, it is one of SDPA's own crashes, which are
+listed; otherwise it is a finding. The next call goes on in a new process. Prints one JSON record;
+exit code 1 for a finding. `--first N --calls 1` makes one call again.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from random_calls import Calls
 _A_CHILD = 250
 _SILENT_S = 120.0
 _MOST_FINDINGS = 200
+_EXIT = "exit code"
 _PARENTS, _ALONE = "EVOTUNE_BENCHMARK_CHILD", "SDPA alone"
 
 
@@ -61,8 +62,8 @@ def main() -> int:
     options = parser.parse_args()
     numbers = range(options.first, options.first + options.calls)
     if os.environ.get(_PARENTS):
-        lines = by_sdpa if os.environ[_PARENTS] == _ALONE else made
-        for line in lines(opened(options.package), options.seed, numbers):
+        alone = os.environ[_PARENTS] == _ALONE
+        for line in made(opened(options.package), options.seed, numbers, alone):
             print(json.dumps(line), flush=True)
         return 0
     record = campaign(options, numbers)
@@ -73,15 +74,19 @@ def main() -> int:
     return 1 if record["findings"] or record["crashes"] else 0
 
 
-def made(module: ModuleType, seed: int, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
-    """For each call a line before it, and one with its verdicts; a line of misses at the end."""
+def made(
+    module: ModuleType, seed: int, numbers: Iterable[int], alone: bool = False
+) -> Iterator[dict[str, Any]]:
+    """For each call a line before it is drawn, one before it is made, and one with its verdicts; a
+    line of misses at the end. `alone`: SDPA makes the calls, and nothing is compared."""
     torch._C._functorch._set_vmap_fallback_warning_enabled(False)
     calls, judge = Calls(module, seed, call_contexts.WEIGHTED), Judge(module)
     for number in numbers:
+        yield {"call": number}
         call = calls.call(number)
         yield {"call": number, "words": call.words}
         try:
-            found = judge.verdicts(call)
+            found = judge.repeated(call) if alone else judge.verdicts(call)
         except DeviceLost as error:
             yield {"call": number, "lost": str(error)}
             return
@@ -92,21 +97,6 @@ def made(module: ModuleType, seed: int, numbers: Iterable[int]) -> Iterator[dict
             **({"wrong": wrong, "words": call.words} if wrong else {}),
         }
     yield {"misses": module.info()["misses"]}
-
-
-def by_sdpa(module: ModuleType, seed: int, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
-    """As `made`, but SDPA alone makes the calls, and nothing is compared."""
-    torch._C._functorch._set_vmap_fallback_warning_enabled(False)
-    calls, judge = Calls(module, seed, call_contexts.WEIGHTED), Judge(module)
-    for number in numbers:
-        call = calls.call(number)
-        yield {"call": number, "words": call.words}
-        try:
-            judge.repeat_sdpa(call)
-        except DeviceLost as error:
-            yield {"call": number, "lost": str(error)}
-            return
-        yield {"call": number, "right": {}}
 
 
 class Tally:
@@ -129,6 +119,8 @@ class Tally:
         for kind, miss in line.get("misses", {}).items():
             known = self.misses.setdefault(kind, {"count": 0, "first": miss["first"]})
             known["count"] += miss["count"]
+        if "lost" in line:
+            self.crashes.append(line)
         if "right" in line:
             self.calls += 1
             for path, verdict in line["right"].items():
@@ -175,12 +167,13 @@ def child(options: argparse.Namespace, first: int, calls: int, tally: Tally) -> 
     """Makes calls in a process of their own. Returns the number of the next call."""
     end = Ending(first)
     for line in lines_of(options, first, calls, end, "calls"):
-        tally.add(line)
+        if "lost" not in line:  # whose it is, the call by SDPA alone tells
+            tally.add(line)
     if end.words:
         crash = {"call": end.call, "ended": end.words, **end.said}
         alone = Ending(end.call)
         collections.deque(lines_of(options, end.call, 1, alone, _ALONE), maxlen=0)
-        if alone.words:
+        if alone.is_a_crash:
             tally.own_crashes.append({**crash, "alone": alone.words})
         else:
             tally.crashes.append(crash)
@@ -194,6 +187,11 @@ class Ending:
     call: int
     words: str = ""
     said: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_a_crash(self) -> bool:
+        """False for an exception of this script's own, and for a call that could not be drawn."""
+        return bool(self.words and self.said) and not self.words.startswith(_EXIT)
 
 
 def lines_of(
@@ -215,13 +213,14 @@ def lines_of(
             break
         found = json.loads(line)
         end.call = found.get("call", end.call)
-        end.said = {"words": found["words"]} if "words" in found else end.said
+        if found.keys() <= {"call", "words"}:
+            end.said = {name: found[name] for name in ("words",) if name in found}
         end.words = found.get("lost", end.words)
         finished = "right" in found or "misses" in found
         yield found
     code = process.wait()
     if code and not end.words:
-        end.words = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        end.words = signal.Signals(-code).name if code < 0 else f"{_EXIT} {code}"
         end.words += ", between two calls" * finished
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -63,6 +64,50 @@ def test_a_wrong_kernel_is_found(benchmark_module: Benchmarks, tmp_path: Path) -
     wrong = [verdict for finding in tally.findings for verdict in finding["wrong"].values()]
     assert wrong
     assert all(verdict.startswith("off by") for verdict in wrong)
+
+
+@pytest.mark.parametrize(
+    ("alone", "own"),
+    [
+        ([{"call": 3, "words": {}}, {"call": 3, "lost": "CUDA error"}], True),
+        ([{"call": 3, "words": {}}, {"call": 3, "right": {}}], False),
+        ([{"call": 3}], False),  # it cannot be drawn
+    ],
+)
+def test_a_crash_is_sdpa_s_own_where_sdpa_alone_crashes(
+    benchmark_module: Benchmarks,
+    monkeypatch: pytest.MonkeyPatch,
+    alone: list[dict[str, Any]],
+    own: bool,
+) -> None:
+    script = benchmark_module("export_random_calls")
+    first = [{"call": 2, "right": {}}, {"call": 3}, {"call": 3, "words": {"mask": "bool"}}]
+
+    class Child:
+        def __init__(self, command: Any, env: dict[str, str], **_: Any) -> None:
+            self.lines = alone if env[script._PARENTS] == script._ALONE else first
+            self.code = -11 if self.lines is first or len(alone) == 1 else 0
+
+        def wait(self) -> int:
+            return self.code
+
+    def lines_of(child: Child) -> Iterator[bytes]:
+        return (json.dumps(line).encode() for line in child.lines)
+
+    monkeypatch.setattr(script.subprocess, "Popen", Child)
+    monkeypatch.setattr(script, "_lines", lines_of)
+    tally = script.Tally()
+    options = argparse.Namespace(package=Path("package"), seed=0)
+    assert script.child(options, 2, 9, tally) == 4
+    crash = {"call": 3, "ended": "SIGSEGV", "words": {"mask": "bool"}}
+    assert tally.crashes == ([] if own else [crash])
+    assert tally.own_crashes == ([{**crash, "alone": "CUDA error"}] if own else [])
+
+
+def test_a_lost_device_is_a_crash(benchmark_module: Benchmarks) -> None:
+    tally = benchmark_module("export_random_calls").Tally()
+    tally.add({"call": 3, "lost": "CUDA error"})
+    assert [crash["call"] for crash in tally.crashes] == [3]
 
 
 @pytest.mark.soak
