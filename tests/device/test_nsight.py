@@ -147,6 +147,13 @@ def test_an_ncu_that_lacks_a_metric_is_asked_for_the_others(ncu: Path) -> None:
             "ncu: Profiling is not supported on device 0. It is newer than this version.",
         ),
         (
+            "==PROF== Connected to process 7\nTraceback (most recent call last):\n  File x\n"
+            "RuntimeError: no kernel\nthe baseline flash does not run here\n"
+            "==PROF== Disconnected\n==ERROR== The application returned an error code (1).\n",
+            "ncu: The application returned an error code (1). The program said: RuntimeError: no "
+            "kernel; the baseline flash does not run here",
+        ),
+        (
             "cupy_backends.cuda.api.driver.CUDADriverError: CUDA_ERROR_INVALID_VALUE\n",
             "ncu saw no launch: cupy_backends.cuda.api.driver.CUDADriverError: CUDA_ERROR_INVALID",
         ),

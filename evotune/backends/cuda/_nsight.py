@@ -27,6 +27,8 @@ _PROGRAM = "ncu"
 _INSTALLED = "/opt/nvidia/nsight-compute/*/ncu"
 _VERSION = re.compile(r"Version (\d+\.\d+)")
 _ERROR = re.compile(r"^==ERROR== *(.+)$", re.MULTILINE)
+_PROGRAM_FAILED = "application returned an error code"
+_TOLD_LINES = 2
 _FORBIDDEN = "ERR_NVGPUCTRPERM"
 FORBIDDEN = (
     f"{_FORBIDDEN}: this user may not read the GPU's counters; fix: run as root (a container: with "
@@ -138,10 +140,14 @@ def reason(output: str, status: int) -> str:
     """Why the output has no launch, in one line."""
     if _FORBIDDEN in output:
         return FORBIDDEN
+    lines = [" ".join(line.split()) for line in output.splitlines() if line.strip("= ")]
+    own = [line for line in lines if not line.startswith("==")]
     if found := _ERROR.search(output):
-        return f"{_PROGRAM}: {' '.join(found[1].split())}"
-    words = [line.strip() for line in output.splitlines() if line.strip("= ")]
-    said = words[-1] if words else f"it ended with status {status}"
+        said = f"{_PROGRAM}: {' '.join(found[1].split())}"
+        # The lines before this one are the program's; its last ones tell why it failed.
+        told = "; ".join(own[-_TOLD_LINES:]) if _PROGRAM_FAILED in found[1] else ""
+        return f"{said} The program said: {told}" if told else said
+    said = lines[-1] if lines else f"it ended with status {status}"
     return f"{_PROGRAM} saw no launch: {said}"
 
 
