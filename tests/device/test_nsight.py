@@ -123,6 +123,15 @@ def test_conflicts_are_those_beyond_the_ideal_where_ncu_tells(ncu: Path) -> None
     assert found.counters.shared_conflicts == 500
 
 
+def test_a_share_over_the_whole_time_is_turned_into_one_over_the_time_with_work() -> None:
+    """ncu tells shared memory's over the whole time; a multiprocessor has work for 63% of it."""
+    name = "l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed"
+    known = "sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active"
+    (found,) = read_launches(table({known: "20"}).replace(known, name), "ncu")
+    assert found.counters.pipes["shared"] == pytest.approx(0.2 / (14.88 / 23.54))
+    assert found.counters.pipes["l2"] == pytest.approx(0.1164)
+
+
 def test_launches_keep_their_order(ncu: Path) -> None:
     found = read_launches(table({}, {"Kernel Name": "merge", "Grid Size": "(64, 1, 1)"}), "ncu")
     assert [(each.kernel, each.grid) for each in found] == [("attend", 128), ("merge", 64)]
