@@ -3,6 +3,7 @@
 - attention: the public one. SDPA serves what the kernels do not, and whatever requires grad.
 - _served: the same for tensors that do not require grad. Graphs of torch.compile contain it.
 - _with_grad: the same for tensors that may require grad.
+- _with_nan: SDPA with a scale of NaN.
 - _attempt: the output, or None when no kernel serves the call. Native code implements it; these
   are for native code to call: _decide (what serves a call), _launch (as Python does it), _before
   (SDPA).
@@ -57,7 +58,8 @@ class AttentionOperator:
             self._library.define(f"{private}{_PRIVATE}Tensor", tags=(torch.Tag.pt2_compliant_tag,))
             # Their callers see to it that nothing requires grad.
             self._library.impl(private, torch.library.fallthrough_kernel, "Autograd")
-        self._library.define(f"_with_grad{_PRIVATE}Tensor")
+        for composite in ("_with_grad", "_with_nan"):
+            self._library.define(f"{composite}{_PRIVATE}Tensor")
         self._library.define(f"_decide{_PRIVATE}int")
         self.public: Any = operators.attention.default
         self.served: Any = operators._served.default
@@ -96,6 +98,7 @@ class AttentionOperator:
         recorded = _differentiable(kernels, self.served)
         library.impl("attention", recorded, "Autograd")
         library.impl("_with_grad", _with_usual_scale(recorded), "CompositeImplicitAutograd")
+        library.impl("_with_nan", _with_nan, "CompositeImplicitAutograd")
         library.impl("attention", _autocast(self.public, kernels), f"Autocast{key}")
         library._register_fake("attention", fake)
         library._register_fake("_served", fake)
@@ -157,6 +160,17 @@ def _with_usual_scale(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(q, k, v, is_causal, None if math.isnan(scale) else scale, enable_gqa)
 
     return with_usual_scale
+
+
+def _with_nan(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    is_causal: bool,
+    scale: float,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    return before(q, k, v, is_causal, math.nan, enable_gqa)
 
 
 def before(

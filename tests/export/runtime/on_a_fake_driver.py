@@ -471,11 +471,13 @@ def test_unusual_arguments_are_read_as_pytorch_reads_them(opened: Open, native: 
             out = call(torch._neg_view(q), k, v, **GROUPED)
             torch.testing.assert_close(out, sdpa(-q, k, v, **GROUPED))
             call(zeros, k, v, **GROUPED)
+            undefined = {"scale": float("nan"), "is_causal": True, **GROUPED}
             for grad in (False, True):
                 q.requires_grad_(grad)
-                assert call(q, k, v, scale=float("nan"), **GROUPED).isnan().all()
-            with torch.inference_mode():
-                assert call(q, k, v, scale=float("nan"), **GROUPED).isnan().all()
+                assert call(q, k, v, **undefined).isnan().all()
+            for mode in (torch.inference_mode, torch.no_grad):
+                with mode():
+                    assert call(q, k, v, **undefined).isnan().all()
         out = operator(zeros, k, v, **GROUPED)
         torch.testing.assert_close(out, sdpa(zeros + 0, k, v, **GROUPED))
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -103,31 +103,42 @@ void serve(Value* stack, std::uint64_t, std::uint64_t) {
   stack[0] = out.get() ? reinterpret_cast<Value>(out.release()) : ask(arguments, "_before");
 }
 
+struct Scale {  // an optional number
+  double value = NAN;  // NaN where none is given
+  bool is_nan = false;     // whether NaN is given
+};
+
 // A float? of PyTorch: null, or a value of its own on the heap, which the callee frees.
-double optional_number(Value value) {
-  if (!value) return NAN;
+Scale scale_of(Value value) {
+  if (!value) return {};
   Value* boxed = reinterpret_cast<Value*>(value);
   const double found = number(*boxed);
   if (torch.delete_stable_ivalue)
     torch.delete_stable_ivalue(boxed);
   else
     delete boxed;
-  return std::isnan(found) ? INFINITY : found;  // NaN is the usual scale here; SDPA gives NaN for both
+  return {found, std::isnan(found)};
 }
 
 // attention(Tensor q, Tensor k, Tensor v, bool is_causal=False, float? scale=None, bool enable_gqa=False) -> Tensor
 void attention(Value* stack, std::uint64_t count, std::uint64_t results) {
-  const double scale = optional_number(stack[4]);
-  std::memcpy(&stack[4], &scale, sizeof scale);
-  serve(stack, count, results);
+  const Scale scale = scale_of(stack[4]);
+  std::memcpy(&stack[4], &scale.value, sizeof scale.value);
+  if (scale.is_nan)  // which is the usual scale everywhere else
+    stack[0] = ask(arguments_of(stack), "_with_nan");
+  else
+    serve(stack, count, results);
 }
 
 // The same for tensors that may require grad, which this file cannot ask. The tensors may also be those of a compiler
 // that traces: so it calls an operator, and looks at nothing.
 void attention_with_autograd(Value* stack, std::uint64_t, std::uint64_t) {
-  const double scale = optional_number(stack[4]);
-  std::memcpy(&stack[4], &scale, sizeof scale);
-  const std::string name = names_space + (torch.grad_mode_is_enabled() ? "::_with_grad" : "::_served");
+  const Scale scale = scale_of(stack[4]);
+  std::memcpy(&stack[4], &scale.value, sizeof scale.value);
+  const char* operator_name = scale.is_nan                   ? "::_with_nan"
+                              : torch.grad_mode_is_enabled() ? "::_with_grad"
+                                                             : "::_served";
+  const std::string name = names_space + operator_name;
   require(torch.call_dispatcher(name.c_str(), "", stack, torch.abi_version()), name.c_str());
 }
 
