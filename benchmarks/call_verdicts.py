@@ -101,7 +101,7 @@ class Judge:
             return f"it raises {_said(result.error)}"
         return LEFT if result.value is None else Limit(call).verdict(result.value, exact=True)
 
-    def _attempt(
+    def _attempt(  # noqa: PLR0917  # SDPA's arguments
         self,
         q: Any,
         k: Any,

@@ -83,9 +83,7 @@ def main() -> int:
     return 1 if record["findings"] or record["crashes"] else 0
 
 
-def made(
-    module: ModuleType, seed: int, numbers: range, manner: str = _PACKAGE
-) -> Iterator[Line]:
+def made(module: ModuleType, seed: int, numbers: range, manner: str = _PACKAGE) -> Iterator[Line]:
     """For each call a line before it, one before each path that is printed at once, and one with
     its verdicts; a line of misses at the end."""
     torch._C._functorch._set_vmap_fallback_warning_enabled(False)
