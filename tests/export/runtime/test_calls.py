@@ -627,16 +627,63 @@ def test_workers_of_a_data_loader_are_served(opened: Open, silent: None) -> None
     assert module.info()["calls"] == 2  # of this process
 
 
-def test_other_versions_of_pytorch_are_told(tmp_path: Path, binaries: Path) -> None:
-    package = attention_package(tmp_path, binaries, "other_versions")
+def measured_with(package: Path, version: str) -> Path:
+    """The package, as if it had been measured with that version of PyTorch."""
     certificate = json.loads((package / "certificate.json").read_text())
-    certificate["environment"]["torch"] = "2.6.0"
+    certificate["environment"]["packages"]["torch"] = version
     (package / "certificate.json").write_text(json.dumps(certificate))
+    return package
+
+
+def test_with_another_pytorch_sdpa_serves_until_a_check_has_passed(
+    tmp_path: Path, binaries: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = measured_with(attention_package(tmp_path, binaries, "other_versions"), "2.6.0")
     with imported(package) as module:
+        with pytest.warns(UserWarning, match=r"version\): torch is .* here and was 2\.6\.0; check"):
+            out = module.attention(*inputs(), **GROUPED)
+        for _ in range(2):  # a second warning would be an error
+            assert torch.equal(out, sdpa(*inputs(), **GROUPED))
+            out = module.attention(*inputs(), **GROUPED)
+        info = module.info()
+        assert (info["calls"], info["misses"]["version"]["count"]) == (0, 3)
+        assert (info["device_matches"], info["versions_match"]) == (True, False)
+        assert info["why_not"].startswith("torch is ")
+        assert info["measured_with"]["packages"]["torch"] == "2.6.0"
+        assert module.check()
+        assert "serve calls of this process from now on" in capsys.readouterr().out
         assert close(module.attention(*inputs(), **GROUPED), sdpa(*inputs(), **GROUPED))
         info = module.info()
-    assert info["measured_with"]["torch"] == "2.6.0"
-    assert info["versions"]["torch"] == torch.__version__
+        assert (info["versions_match"], info["versions_accepted"]) == (False, True)
+        assert (info["why_not"], info["calls"]) == ("", 3)  # two of the check
+
+
+def test_a_check_that_fails_lets_no_kernel_serve(
+    tmp_path: Path, binaries: Path, silent: None
+) -> None:
+    kernels = description("any")["kernels"]
+    for argument in kernels[0]["plan"]["arguments"]:
+        if argument["type"] == "float32":
+            argument["value"] = 0.3
+    package = attention_package(tmp_path, binaries, "wrong_elsewhere", kernels=kernels)
+    with imported(measured_with(package, "2.6.0")) as module:
+        result = module.check()
+        assert {row.fault for row in result.rows} == {"differs"}
+        assert torch.equal(module.attention(*inputs(), **GROUPED), sdpa(*inputs(), **GROUPED))
+        assert module.info()["calls"] == 0
+
+
+@pytest.mark.parametrize("version", [torch.__version__.partition("+")[0] + "+cu999", "", "nightly"])
+def test_patch_versions_and_unknown_ones_count_as_the_same(
+    tmp_path: Path, binaries: Path, version: str
+) -> None:
+    name = f"same_version_{abs(hash(version))}"
+    package = measured_with(attention_package(tmp_path, binaries, name), version)
+    with imported(package) as module:
+        module.attention(*inputs(), **GROUPED)
+        info = module.info()
+        assert (info["calls"], info["versions_match"]) == (1, True)
+        assert info["versions"]["torch"] == torch.__version__
 
 
 def test_a_forked_child_finds_no_lock_held(opened: Open, silent: None) -> None:
