@@ -420,8 +420,8 @@ def test_with_another_driver_sdpa_serves_until_a_check_has_passed(
     operator = getattr(torch.ops, module.__name__).attention
     calls = (module.attention, operator)
     with pytest.warns(UserWarning, match=r"version\): driver is 580\.95\.05 here and was 575"):
-        for call in calls:
-            assert torch.equal(call(*inputs(), **GROUPED), sdpa(*inputs(), **GROUPED))
+        outs = [call(*inputs(), **GROUPED) for call in calls]
+    assert all(torch.equal(out, sdpa(*inputs(), **GROUPED)) for out in outs)
     assert module.info()["calls"] == 0
     assert module.check()
     checked = module.info()["calls"]
