@@ -21,7 +21,6 @@ import warnings
 import torch
 from torch.nn import functional
 
-
 RETAKES = 3
 
 

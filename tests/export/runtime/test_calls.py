@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from evotune.backends.cuda import _cuda_driver
 from tests.export.runtime.packages import (
     CASE,
     HEAD_DIM,
@@ -671,6 +673,24 @@ def test_a_check_that_fails_lets_no_kernel_serve(
         assert {row.fault for row in result.rows} == {"differs"}
         assert torch.equal(module.attention(*inputs(), **GROUPED), sdpa(*inputs(), **GROUPED))
         assert module.info()["calls"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  575.57  Tue May\nGCC 12", "575.57"),
+        ("NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build", "580.159.04"),
+        (None, ""),
+    ],
+)
+def test_the_version_of_the_driver_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str | None, version: str
+) -> None:
+    if words is not None:
+        (tmp_path / "version").write_text(words)
+    monkeypatch.setattr(_cuda_driver, "_VERSION_FILE", str(tmp_path / "version"))
+    with mock.patch("ctypes.CDLL", side_effect=OSError):
+        assert _cuda_driver.driver_version() == version
 
 
 @pytest.mark.parametrize("version", [torch.__version__.partition("+")[0] + "+cu999", "", "nightly"])
