@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -66,50 +65,6 @@ def test_a_wrong_kernel_is_found(benchmark_module: Benchmarks, tmp_path: Path) -
     assert all(verdict.startswith("off by") for verdict in wrong)
 
 
-@pytest.mark.parametrize(
-    ("alone", "own"),
-    [
-        ([{"call": 3, "words": {}}, {"call": 3, "lost": "CUDA error"}], True),
-        ([{"call": 3, "words": {}}, {"call": 3, "right": {}}], False),
-        ([{"call": 3}], False),  # it cannot be drawn
-    ],
-)
-def test_a_crash_is_sdpa_s_own_where_sdpa_alone_crashes(
-    benchmark_module: Benchmarks,
-    monkeypatch: pytest.MonkeyPatch,
-    alone: list[dict[str, Any]],
-    own: bool,
-) -> None:
-    script = benchmark_module("export_random_calls")
-    first = [{"call": 2, "right": {}}, {"call": 3}, {"call": 3, "words": {"mask": "bool"}}]
-
-    class Child:
-        def __init__(self, command: Any, env: dict[str, str], **_: Any) -> None:
-            self.lines = alone if env[script._PARENTS] == script._ALONE else first
-            self.code = -11 if self.lines is first or len(alone) == 1 else 0
-
-        def wait(self) -> int:
-            return self.code
-
-    def lines_of(child: Child) -> Iterator[bytes]:
-        return (json.dumps(line).encode() for line in child.lines)
-
-    monkeypatch.setattr(script.subprocess, "Popen", Child)
-    monkeypatch.setattr(script, "_lines", lines_of)
-    tally = script.Tally()
-    options = argparse.Namespace(package=Path("package"), seed=0)
-    assert script.child(options, 2, 9, tally) == 4
-    crash = {"call": 3, "ended": "SIGSEGV", "words": {"mask": "bool"}}
-    assert tally.crashes == ([] if own else [crash])
-    assert tally.own_crashes == ([{**crash, "alone": "CUDA error"}] if own else [])
-
-
-def test_a_lost_device_is_a_crash(benchmark_module: Benchmarks) -> None:
-    tally = benchmark_module("export_random_calls").Tally()
-    tally.add({"call": 3, "lost": "CUDA error"})
-    assert [crash["call"] for crash in tally.crashes] == [3]
-
-
 @pytest.mark.soak
 def test_a_crash_is_a_finding_and_the_next_call_goes_on(tmp_path: Path) -> None:
     kernels = with_argument("int64", 0)
@@ -122,6 +77,39 @@ def test_a_crash_is_a_finding_and_the_next_call_goes_on(tmp_path: Path) -> None:
     record = json.loads(output.read_text())
     assert {crash["ended"] for crash in record["crashes"]} == {"SIGSEGV"}
     assert record["calls"] + len(record["crashes"]) == 40
+
+
+CRASHING_SDPA = """
+import os, torch
+from torch.nn import functional
+real = torch._C._nn.scaled_dot_product_attention
+made = [0]
+def scaled_dot_product_attention(q, *others, **named):
+    made[0] += 1
+    if made[0] > CALLS:
+        os.abort()
+    return real(q, *others, **named)
+torch._C._nn.scaled_dot_product_attention = scaled_dot_product_attention
+functional.scaled_dot_product_attention = scaled_dot_product_attention
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("calls", [0, 5])
+def test_a_crash_of_sdpa_is_its_own_on_any_path(
+    attention_cpu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(CRASHING_SDPA.replace("CALLS", str(calls)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    words = [str(attention_cpu), "--calls", "4", "-o", str(tmp_path / "found.json")]
+    done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, check=False)
+    record = json.loads((tmp_path / "found.json").read_text())
+    assert (record["crashes"], record["findings"], done.returncode) == ([], [], 0)
+    assert {crash["ended"] for crash in record["own_crashes"]} == {"SIGABRT"}
+    by = {crash["by"] for crash in record["own_crashes"]}
+    assert by == {"SDPA"} if calls == 0 else "SDPA in the place of hook" in by, by
+    assert all("shapes" in crash["words"] for crash in record["own_crashes"])
+    assert sum(record["verdicts"]["kernels"].values()) == len(record["own_crashes"])
 
 
 @pytest.mark.soak

@@ -210,7 +210,8 @@ def write(folder: Path, name: str, dispatch: Mapping[str, Any], files: Mapping[s
     certificate = {
         "format": 1,
         "package": name,
-        "environment": {"torch": torch.__version__},
+        "device": dispatch["device"],
+        "environment": {"packages": {"torch": torch.__version__}},
         "files": {file: hashlib.sha256(data).hexdigest() for file, data in contents.items()},
     }
     contents["certificate.json"] = json.dumps(certificate).encode()
