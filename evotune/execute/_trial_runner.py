@@ -25,6 +25,7 @@ from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTimi
 from evotune.execute.messages import TrialCase, TrialRequest
 from evotune.measure.paired import TimingSettings
 from evotune.measure.samplers import time_in_turn_us, warm_sampler
+from evotune.problems.libraries.catalog import UnusableBaseline
 from evotune.problems.problem import Case, Problem, Tensors
 from evotune.trial import Domain, Measurement, Outcome, OutcomeKind
 from evotune.verify.accuracy import LIMITS, errors_against
@@ -76,22 +77,36 @@ class TrialRunner:
         """Earlier candidates may have caused the last verdict: they overwrote inputs or references,
         or left no memory."""
 
-    def time_baselines(self, cases: Sequence[Case]) -> list[BaselineTiming]:
-        """Every baseline on every case, timed alone and held to the same error limits."""
+    def time_baselines(
+        self, cases: Sequence[Case], libraries: Sequence[str] = ()
+    ) -> list[BaselineTiming]:
+        """Every baseline on every case, and those of optional libraries, timed alone and held to
+        the same error limits. A library that cannot be called has a reason in place of a time."""
         timings: list[BaselineTiming] = []
         for case in cases:
             inputs = self._pool.get(case, "normal", 0)
             passed: dict[str, bool] = {}
             samplers: dict[str, Sampler] = {}
-            for name, call in self._problem.baselines(case, dict(inputs.inputs)).items():
+            calls = self._problem.baselines(case, dict(inputs.inputs))
+            for name in libraries:
+                calls |= self._problem.baselines(case, dict(inputs.inputs), name)
+                if name not in calls:
+                    reason = f"{name}: it does not compute {self._problem.name}"
+                    timings.append(BaselineTiming(case.label, name, 0.0, False, reason))
+            for name, call in calls.items():
                 with self._unless_too_large():
-                    passed[name] = _passes(call, inputs)
+                    try:
+                        passed[name] = _passes(call, inputs)
+                    except UnusableBaseline as error:
+                        timings.append(BaselineTiming(case.label, name, 0.0, False, str(error)))
+                        continue
                     samplers[name] = warm_sampler(self._session, [call], TimingSettings())
             timings += [
                 BaselineTiming(case.label, name, time_us, passed[name])
                 for name, time_us in time_in_turn_us(samplers).items()
             ]
             samplers.clear()
+            calls.clear()
             self._session.free()
         return timings
 

@@ -1,0 +1,1 @@
+"""Baselines of optional libraries. `catalog` names them; none is needed."""
