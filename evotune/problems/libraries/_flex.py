@@ -29,10 +29,10 @@ def prepared(name: str, library: ModuleType, case: Case, inputs: Tensors) -> Cal
     symbols = tuple(sorted(case.symbols.items(), key=lambda item: item[0]))
     attend, block_mask = _compiled(library, symbols, inputs["q"].device)
     q, k, v = (inputs[each] for each in "qkv")
-    slopes, sinks = inputs.get("alibi_slopes"), inputs.get("sinks")
+    of_heads = (inputs.get("alibi_slopes"), inputs.get("sinks"))
 
     def call() -> Tensors:
-        out, lse = attend(q, k, v, block_mask, slopes, sinks)
+        out, lse = attend(q, k, v, block_mask, of_heads)
         return {"out": out} | ({"lse": lse} if wants_lse else {})
 
     limits: dict[str, Any] = {"recompile_limit": _CASES, "accumulated_recompile_limit": _CASES}
@@ -69,9 +69,9 @@ def _attention(library: ModuleType, case: Case) -> Callable[..., Any]:
         k: torch.Tensor,
         v: torch.Tensor,
         block_mask: Any,
-        slopes: torch.Tensor | None,
-        sinks: torch.Tensor | None,
+        of_heads: tuple[torch.Tensor | None, torch.Tensor | None],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        slopes, sinks = of_heads
         score_mod = _score_mod(features, _shift(case), node, slopes)
         found = library.flex_attention(
             q, k, v, score_mod=score_mod, block_mask=block_mask, **options

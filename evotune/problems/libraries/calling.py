@@ -60,11 +60,14 @@ def _refuse(reason: str) -> Tensors:
 def _imported(name: str) -> ModuleType:
     library = LIBRARIES[name]
     try:
-        return importlib.import_module(library.module)
+        found = importlib.import_module(library.module)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{library.module}.".startswith(f"{error.name}."):
             raise UnusableBaseline(f"{library.package} is not installed") from error
         raise
+    if getattr(found, "__file__", "") is None:  # a folder that another one's modules lie in
+        raise UnusableBaseline(f"{library.package} is not installed")
+    return found
 
 
 def capability(device: torch.device) -> tuple[int, int]:
