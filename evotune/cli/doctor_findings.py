@@ -12,7 +12,7 @@ from evotune.backends.backend import Finding, Status, optional
 from evotune.cli import packages
 from evotune.engine.stop_signal import interruptible
 from evotune.execute.build_cache import default_cache_dir
-from evotune.problems.libraries.catalog import LIBRARIES, version
+from evotune.problems.libraries.library_catalog import LIBRARIES, version
 from evotune.version import __version__
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from evotune.execute.executor import Proposal
 from evotune.execute.local import LocalExecutor
-from evotune.problems.libraries.catalog import LIBRARIES
+from evotune.problems.libraries.library_catalog import LIBRARIES
 from evotune.problems.problem import Case
 from evotune.trial import Json, Outcome
 

@@ -42,7 +42,7 @@ from evotune.execute.messages import (
     TimeBaselines,
     ToClusterWorker,
 )
-from evotune.problems.libraries.catalog import asked
+from evotune.problems.libraries.library_catalog import asked
 from evotune.regular_file import read_regular
 from evotune.scratch import scratch_folder
 from evotune.trial import Configuration, Outcome

@@ -30,7 +30,7 @@ from evotune.execute.in_flight import Twin, Twins, speaks_for_its_code
 from evotune.execute.local import LocalExecutor
 from evotune.measure.agreement import agreement
 from evotune.problems import Case
-from evotune.problems.libraries.catalog import asked
+from evotune.problems.libraries.library_catalog import asked
 from evotune.run_options import RunOptions
 from evotune.store import RunStore
 from evotune.trial import Configuration, Json, Outcome, Trial

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evotune.execute.executor import BaselineTiming
-from evotune.problems.libraries.catalog import FAMILY, LIBRARIES
+from evotune.problems.libraries.library_catalog import FAMILY, LIBRARIES
 from evotune.problems.problem import Case
 from evotune.space.document import SpaceDocument
 

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from evotune.problems._attention_baselines import sdpa_call, unfused_call
 from evotune.problems._attention_scores import Scores
 from evotune.problems.libraries import calling
-from evotune.problems.libraries.catalog import LIBRARIES
+from evotune.problems.libraries.library_catalog import LIBRARIES
 from evotune.problems.problem import Case, Tensors, TensorSpec
 from evotune.problems.rounding import rounding_of
 

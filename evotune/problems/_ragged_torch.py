@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from evotune.problems.attention import Attention
 from evotune.problems.element_types import torch_dtype
 from evotune.problems.libraries import calling
-from evotune.problems.libraries.catalog import LIBRARIES
+from evotune.problems.libraries.library_catalog import LIBRARIES
 from evotune.problems.problem import Case, Tensors
 from evotune.problems.rounding import rounding_of
 

@@ -223,6 +223,6 @@ class Problem(Protocol):
         self, case: Case, inputs: Tensors, only: str = ""
     ) -> dict[str, Callable[[], Tensors]]:
         """Every baseline that runs on the inputs' device, by name, as a function to time. `only`
-        names a single one, which may be an optional library (`libraries.catalog`): it is in no
-        other answer, and its function raises UnusableBaseline where the library cannot be called.
+        names a single one, which may be an optional library (`libraries/`): it is in no other
+        answer, and its function raises UnusableBaseline where the library cannot be called.
         """

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from evotune.problems.attention import Attention
 from evotune.problems.libraries import calling
-from evotune.problems.libraries.catalog import LIBRARIES, UnusableBaseline, asked
+from evotune.problems.libraries.library_catalog import LIBRARIES, UnusableBaseline, asked
 from evotune.problems.problem import Problem, Tensors
 from evotune.problems.ragged_attention import PagedAttention, VarlenAttention
 
@@ -251,6 +251,7 @@ def test_a_failure_at_the_first_call_is_a_reason_of_one_line(
     assert len(found) < 400
 
 
+@pytest.mark.filterwarnings("default")  # those of the compiler
 def test_flex_attention_computes_masks_caps_and_biases() -> None:
     features = {"window_left": 9, "softcap": 5.0, "alibi": True, "alignment": "bottom_right"}
     changed = {"score_mod": "score - 0.1 * abs(row - column) if head % 2 == 0 else max(score, -1)"}

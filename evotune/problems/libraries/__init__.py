@@ -1,1 +1,1 @@
-"""Baselines of optional libraries. `catalog` names them; none is needed."""
+"""Baselines of optional libraries. `library_catalog` names them; none is needed."""

@@ -16,7 +16,7 @@ from evotune.problems.libraries.calling import (
     rows_before_heads,
     usable_pages,
 )
-from evotune.problems.libraries.catalog import UnusableBaseline
+from evotune.problems.libraries.library_catalog import UnusableBaseline
 from evotune.problems.problem import Case, Tensors
 
 _ARCHITECTURES = {"fa2": range(8, 13), "fa3": range(8, 10), "fa4": range(8, 13)}

@@ -19,7 +19,7 @@ from evotune.problems.libraries.calling import (
     rows_before_heads,
     usable_pages,
 )
-from evotune.problems.libraries.catalog import UnusableBaseline
+from evotune.problems.libraries.library_catalog import UnusableBaseline
 from evotune.problems.problem import Case, Tensors
 
 _SIZES = ((64, 64), (128, 128), (256, 256), (192, 128))

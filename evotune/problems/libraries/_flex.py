@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch._dynamo import config as dynamo
 
 from evotune.problems._attention_features import Features
 from evotune.problems._score_mod import parsed
-from evotune.problems.libraries.catalog import UnusableBaseline
+from evotune.problems.libraries.library_catalog import UnusableBaseline
 from evotune.problems.problem import Case, Tensors
 from evotune.space.language.nodes import Literal, Name, Node
 from evotune.trial import Value
@@ -27,7 +29,8 @@ def prepared(name: str, library: ModuleType, case: Case, inputs: Tensors) -> Cal
         raise UnusableBaseline("it is called on dense attention only")
     wants_lse = Features.of(case).lse
     symbols = tuple(sorted(case.symbols.items(), key=lambda item: item[0]))
-    attend, block_mask = _compiled(library, symbols, inputs["q"].device)
+    with _same_environment():
+        attend, block_mask = _compiled(library, symbols, inputs["q"].device)
     q, k, v = (inputs[each] for each in "qkv")
     of_heads = (inputs.get("alibi_slopes"), inputs.get("sinks"))
 
@@ -36,9 +39,20 @@ def prepared(name: str, library: ModuleType, case: Case, inputs: Tensors) -> Cal
         return {"out": out} | ({"lse": lse} if wants_lse else {})
 
     limits: dict[str, Any] = {"recompile_limit": _CASES, "accumulated_recompile_limit": _CASES}
-    with dynamo.patch(fail_on_recompile_limit_hit=True, **limits):
+    with _same_environment(), dynamo.patch(fail_on_recompile_limit_hit=True, **limits):
         call()
     return call
+
+
+@contextlib.contextmanager
+def _same_environment() -> Iterator[None]:
+    """Takes back the variables that torch's compiler sets: a kernel would be blamed for them."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
 
 
 @functools.lru_cache(maxsize=64)
