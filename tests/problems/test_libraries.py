@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -257,8 +258,10 @@ def test_flex_attention_computes_masks_caps_and_biases() -> None:
     changed = {"score_mod": "score - 0.1 * abs(row - column) if head % 2 == 0 else max(score, -1)"}
     sizes = {"batch": 1, "heads": 4, "kv_heads": 2, "seq_len_q": 33, "seq_len_k": 50}
     shape = {**sizes, "head_dim": 32, **features, **changed}
+    variables = dict(os.environ)
     call, share = call_of("flex", Attention("float32"), shape, causal=True)
     assert share(call()) < 1
+    assert dict(os.environ) == variables
 
 
 def test_flex_attention_says_what_it_lacks() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -29,8 +27,7 @@ def prepared(name: str, library: ModuleType, case: Case, inputs: Tensors) -> Cal
         raise UnusableBaseline("it is called on dense attention only")
     wants_lse = Features.of(case).lse
     symbols = tuple(sorted(case.symbols.items(), key=lambda item: item[0]))
-    with _same_environment():
-        attend, block_mask = _compiled(library, symbols, inputs["q"].device)
+    attend, block_mask = _compiled(library, symbols, inputs["q"].device)
     q, k, v = (inputs[each] for each in "qkv")
     of_heads = (inputs.get("alibi_slopes"), inputs.get("sinks"))
 
@@ -39,20 +36,9 @@ def prepared(name: str, library: ModuleType, case: Case, inputs: Tensors) -> Cal
         return {"out": out} | ({"lse": lse} if wants_lse else {})
 
     limits: dict[str, Any] = {"recompile_limit": _CASES, "accumulated_recompile_limit": _CASES}
-    with _same_environment(), dynamo.patch(fail_on_recompile_limit_hit=True, **limits):
+    with dynamo.patch(fail_on_recompile_limit_hit=True, **limits):
         call()
     return call
-
-
-@contextlib.contextmanager
-def _same_environment() -> Iterator[None]:
-    """Takes back the variables that torch's compiler sets: a kernel would be blamed for them."""
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,9 +9,11 @@ FlexAttention takes (batch, heads, length, head_dim), with the strides of the ca
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Protocol, cast
 
@@ -40,9 +42,12 @@ def calls(case: Case, inputs: Tensors, name: str) -> dict[str, Callable[[], Tens
 
 def _call(case: Case, inputs: Tensors, name: str) -> Callable[[], Tensors]:
     try:
-        caller = cast(Caller, importlib.import_module(f"{__package__}.{LIBRARIES[name].caller}"))
-        call = caller.prepared(name, _imported(name), case, inputs)
-        call()  # compiles and loads what the library needs
+        with _same_environment():
+            caller = cast(
+                Caller, importlib.import_module(f"{__package__}.{LIBRARIES[name].caller}")
+            )
+            call = caller.prepared(name, _imported(name), case, inputs)
+            call()  # compiles and loads what the library needs
     except UnusableBaseline as error:
         reason = str(error)
     except Exception as error:  # noqa: BLE001 (the code of a library that raises what it likes)
@@ -51,6 +56,17 @@ def _call(case: Case, inputs: Tensors, name: str) -> Callable[[], Tensors]:
     else:
         return call
     return functools.partial(_refuse, f"{name}: {reason}")
+
+
+@contextlib.contextmanager
+def _same_environment() -> Iterator[None]:
+    """Takes back the variables that libraries set: on a CPU a kernel would be blamed for them."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
 
 
 def _refuse(reason: str) -> Tensors:
