@@ -12,6 +12,8 @@ import torch.nn.functional as F
 
 from evotune.problems.attention import Attention
 from evotune.problems.element_types import torch_dtype
+from evotune.problems.libraries import calling
+from evotune.problems.libraries.library_catalog import LIBRARIES
 from evotune.problems.problem import Case, Tensors
 from evotune.problems.rounding import rounding_of
 
@@ -223,6 +225,8 @@ def altered_indices(
 def baselines(case: Case, inputs: Tensors, only: str = "") -> dict[str, Callable[[], Tensors]]:
     """SDPA, sequence after sequence on keys that are gathered before, and SDPA on a padded batch.
     Gathering and padding are not part of the calls, so both do less than a kernel."""
+    if only in LIBRARIES:
+        return calling.calls(case, inputs, only)
     found: dict[str, Callable[[], Tensors]] = {}
     parts = [
         (place, own) for _, place, own in sequences(case, inputs)
