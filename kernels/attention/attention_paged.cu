@@ -111,7 +111,7 @@ struct Tile {
   __device__ __forceinline__ int last_row() const { return min(first_row + BLOCK_M, rows) - 1; }
   template <class T>
   __device__ __forceinline__ T* row_at(T* tensor, const Strides& strides, int row) const {
-    const int of_head = head * problem.group + row % problem.group;
+    const int of_head = row % problem.group + head * problem.group;
     return strides.further(tensor + strides.head_at(sequence, of_head), row / problem.group);
   }
   __device__ __forceinline__ const Element* keys_at(const Element* pool, const Strides& strides) const {

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from evotune.trial import Value
-from tests.shipped_kernels.emulation import EmulatedKernel
+from tests.shipped_kernels.emulation import EmulatedKernel, ModelComplaint
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -26,6 +27,11 @@ OWN: Values = {**SMALL, "OWN_COPIES": True, "MIN_TILES": 2}
 LARGE: Values = {**SMALL, "BLOCK_M": 32, "WARPS_Q": 2, "WARPS_KV": 1, "STAGES": 2, "MIN_TILES": 1}
 DECODE = {"sequences": 4, "queries": 1, "heads": 6, "kv_heads": 2, "longest": 300, "head_dim": 64}
 SEVERAL = {"sequences": 3, "queries": 7, "heads": 4, "kv_heads": 1, "longest": 90, "head_dim": 32}
+
+
+def _later(*values: object) -> ParameterSet:
+    """A case that only `make soak` runs."""
+    return pytest.param(*values, marks=pytest.mark.soak)
 
 
 def share(
@@ -50,12 +56,37 @@ def share(
     [
         (SMALL, {**DECODE, "page_size": 16}, True),
         (OWN, {**DECODE, "page_size": 1}, True),
-        (LARGE, {**SEVERAL, "page_size": 64}, True),
-        (OWN, {**SEVERAL, "page_size": 256, "longest": 400}, False),
-        (SMALL, {**SEVERAL, "page_size": 5}, True),
+        _later(LARGE, {**SEVERAL, "page_size": 64}, True),
+        _later(OWN, {**SEVERAL, "page_size": 256, "longest": 400}, False),
+        _later(SMALL, {**SEVERAL, "page_size": 5}, True),
     ],
 )
 def test_every_share_of_the_keys_is_right(
     values: Values, shape: Values, causal: bool, tmp_path: Path
 ) -> None:
     assert share(tmp_path, values, shape, causal=causal) <= 1
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("const bool exists = key < cursor.keys", "const bool exists = true"),
+        ("wait_copy_groups<STAGES - 2>();", "wait_copy_groups<STAGES - 1>();"),
+        ("problem.queries + 1 + row", "problem.queries + row"),
+        ("row % problem.group + head", "row % problem.group"),
+        ("const unsigned first = done - cursor.tile;", "const unsigned first = done;"),
+        ("static_cast<long long>(block + unit)", "static_cast<long long>(unit)"),
+        ("part + p < count ?", "true ?"),
+        ("pages[i * kRows / kSpan]", "pages[0]"),
+        ("if (++sequence < all.count) enter(all);", "++sequence;"),
+        ("(cursor.tile + 1) * BLOCK_N <= cursor.keys", "true"),
+    ],
+)
+@pytest.mark.soak
+def test_a_mistake_shows(right: str, wrong: str, tmp_path: Path) -> None:
+    shape = {**SEVERAL, "page_size": 16}
+    try:
+        found = share(tmp_path, SMALL, shape, mistakes={right: wrong})
+    except ModelComplaint:
+        return
+    assert found > 1

@@ -38,6 +38,7 @@ inline float __shfl_sync(unsigned mask, float value, int lane) {
 
 inline float fminf(float a, float b) { return std::fmin(a, b); }
 template <class T> T __ldg(const T* from) { return *from; }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 inline unsigned __shfl_up_sync(unsigned, unsigned value, int lanes) {
