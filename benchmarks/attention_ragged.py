@@ -1,4 +1,4 @@
-"""Compares the kernels for paged and for packed sequences, tuned for each shape, with SDPA on one GPU.
+"""Compares the kernels for paged and packed sequences, tuned for each shape, with SDPA on one GPU.
 
     python benchmarks/attention_ragged.py [--only NAME ...] [--dtype float16|bfloat16]
         [--trials N] [--seed 0] -o benchmarks/results/FILE.json
@@ -95,8 +95,10 @@ def run(job: Job, dtype: str, trials: int, seed: int) -> Record:
 
 
 def table(records: list[Record]) -> list[str]:
-    lines = ["| shape, type | SDPA µs | evotune µs | speedup [95%] | of copy bandwidth | TFLOP/s |"]
-    lines += ["|---|---|---|---|---|---|"]
+    lines = [
+        "| shape, type | SDPA µs | evotune µs | speedup [95%] | of copy bandwidth | TFLOP/s |",
+        "|---|---|---|---|---|---|",
+    ]
     jobs = {job.name: job for job in JOBS}
     for record in records:
         job = jobs[record["name"]]

@@ -4,8 +4,8 @@
 //
 // Shapes      q, out (sequences, queries, heads, HEAD_DIM); k_pages, v_pages (pages, PAGE_SIZE, kv_heads, HEAD_DIM);
 //             contiguous, 16-byte aligned; fewer than 2^31 slots. Key j of sequence i is slot j % PAGE_SIZE of page
-//             page_table[i, j / PAGE_SIZE]; it has seq_lens[i] keys. Entries of the table and slots of a page beyond the
-//             length are not used. heads is a multiple of kv_heads. A row without keys is 0.
+//             page_table[i, j / PAGE_SIZE]; it has seq_lens[i] keys. Entries of the table and slots of a page beyond
+//             the length are not used. heads is a multiple of kv_heads. A row without keys is 0.
 //             CAUSAL: a sequence's last row sees all of its keys, the row before one less, and so on.
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32; tables of int32. softmax_scale > 0.
 // Problem     HEAD_DIM (32, 64, 128), PAGE_SIZE (any), CAUSAL, DTYPE.
@@ -13,9 +13,9 @@
 // How it works. The rows of a sequence that share a kv head, queries x group of them, are packed into tiles of BLOCK_M.
 // Reading the keys takes nearly all of the time, so everything serves the copies: each block gets an equal share of all
 // tiles of keys, whatever the lengths (paged_schedule.cuh); the numbers of pages are read a tile ahead, and the copies
-// run STAGES - 1 tiles ahead, from one sequence into the next (paged_copy.cuh). The arithmetic is that of attention_mma.cu
-// (tile_worker.cuh). When a block has come to the end of its keys of a unit, its warps' parts merge in shared memory. If
-// others have keys of the same unit, the part goes to `partials`, and the last block to arrive merges them in order.
+// run STAGES - 1 tiles ahead, from one sequence into the next (paged_copy.cuh). The arithmetic is that of
+// attention_mma.cu (tile_worker.cuh). At the end of a block's keys of a unit, its warps' parts merge in shared memory.
+// If others have keys of that unit, the part goes to `partials`, and the last block to arrive merges them in order.
 //
 // Tunables (T = 32 * WARPS_Q * WARPS_KV threads)
 //   BLOCK_M      rows a tile (16..128), a multiple of 16 * WARPS_Q.
@@ -81,8 +81,8 @@ using Rows = SharedRows<kDimTiles, SWIZZLE>;
 using KeyPolicy = CopyPolicy<KV_EVICTION == KV_EVICTION_FIRST>;
 using SplitParts = SplitPart<BLOCK_M, HEAD_DIM>;  // in `partials`
 
-// Shared memory: the stages (K, V, K, V, ...), and behind them the warps' parts: rows of kPartStride floats, of which only
-// those that exist have a place, then {m, l} of each.
+// Shared memory: the stages (K, V, K, V, ...), and behind them the warps' parts: rows of kPartStride floats, of which
+// only those that exist have a place, then {m, l} of each.
 constexpr unsigned kBlockBytes = BLOCK_N * Rows::kRowBytes;
 constexpr unsigned kStageBytes = 2 * kBlockBytes;
 constexpr unsigned kStagesAt = 0;
@@ -237,7 +237,8 @@ __device__ __forceinline__ void merge_blocks(const Tile& tile, const float* part
 #pragma unroll 1
   for (int cell = threadIdx.x; cell < tile.valid_rows() * (HEAD_DIM / 4); cell += kThreads) {
     const int row = cell / (HEAD_DIM / 4), column = cell % (HEAD_DIM / 4) * 4;
-    const float *from = parts + SplitParts::element(row, column), *statistics_from = parts + SplitParts::statistics(row);
+    const float* from = parts + SplitParts::element(row, column);
+    const float* statistics_from = parts + SplitParts::statistics(row);
     float top = kLowest, sum = 0.0f, o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
     for (int part = 0; part < count; part += kLoadedTogether) {
@@ -305,15 +306,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_CTAS)
   const Share share(all.total(), gridDim.x, MIN_TILES, block);
   if (share.begin == share.end) return;
 
-  const long long row = static_cast<long long>(heads) * HEAD_DIM, keys_row = static_cast<long long>(kv_heads) * HEAD_DIM;
+  const long long row = static_cast<long long>(heads) * HEAD_DIM;
+  const long long keys_row = static_cast<long long>(kv_heads) * HEAD_DIM;
   const Strides rows(queries * row, HEAD_DIM, row), slots(0, HEAD_DIM, keys_row);
   Problem problem{q, k_pages, v_pages, page_table, out, softmax_scale * 1.44269504088896341f, group, queries,
                   most_pages, 0, rows, slots, slots, rows};
   TileCursor cursor(all, share.begin);
   Tile tile{problem, cursor.sequence, cursor.head, 0, problem.rows()};
   PagedWorker worker(tile, static_cast<unsigned>(__cvta_generic_to_shared(shared_memory)));
-  PagedCopy copies(all, problem, cursor, static_cast<int>(share.end - share.begin), OWN_COPIES ? worker.lane : threadIdx.x,
-                   OWN_COPIES ? worker.warp_kv : 0);
+  PagedCopy copies(all, problem, cursor, static_cast<int>(share.end - share.begin),
+                   OWN_COPIES ? worker.lane : static_cast<int>(threadIdx.x), OWN_COPIES ? worker.warp_kv : 0);
 
   int load_stage = 0;
   const auto start_copies = [&] {

@@ -10,8 +10,8 @@
 // Problem     HEAD_DIM (32, 64, 96, 128), CAUSAL, DTYPE.
 //
 // How it works. A block of threads finds its tile in the table of boundaries (varlen_schedule.cuh) and works on it as
-// attention_mma.cu does, with the same code (tile_worker.cuh): for it a sequence is a problem of its own, whose rows lie
-// heads * HEAD_DIM apart. Blocks whose number has no tile leave at once.
+// attention_mma.cu does, with the same code (tile_worker.cuh): for it a sequence is a problem of its own, whose rows
+// lie heads * HEAD_DIM apart. Blocks whose number has no tile leave at once.
 //
 // Tunables (T = 32 * WARPS_Q threads); attention_mma.cu says more of those that it has too
 //   BLOCK_M       rows a tile (16..256), a multiple of 16 * WARPS_Q.
@@ -19,12 +19,12 @@
 //   WARPS_Q       warps along the rows (1, 2, 4, 8).
 //   STAGES        blocks of K and V in shared memory (1..6).
 //   V_WAIT, Q_IN_REGS, SHARE_QK_SMEM, SWIZZLE, KV_ORDER, RESCALE_LOG2, SKIP_MASKED, PACK_GQA, MIN_CTAS  as there.
-//   TILE_ORDER    by_row: a sequence's tiles from its first rows on. by_row_descending: from its last rows on. by_level:
-//                 the tiles furthest down in their sequences come first, over all sequences. The heads of a tile are
-//                 neighbours.
-// Launch       T threads, grid: numbers of tiles x heads (kv heads if packed); the numbers, tokens_q (times the group if
-//              packed) / BLOCK_M + sequences, are enough for either order. Dynamic shared memory: Q and the stages, or the
-//              larger of them with SHARE_QK_SMEM.
+//   TILE_ORDER    by_row: a sequence's tiles from its first rows on. by_row_descending: from its last rows on.
+//                 by_level: the tiles furthest down in their sequences come first, over all sequences. The heads of a
+//                 tile are neighbours.
+// Launch       T threads, grid: numbers of tiles x heads (kv heads if packed); the numbers, tokens_q (times the group
+//              if packed) / BLOCK_M + sequences, are enough for either order. Dynamic shared memory: Q and the stages,
+//              or the larger of them with SHARE_QK_SMEM.
 // Archs        sm_80 and later. Workspace: none.
 // Adds to attention_mma.cu: a search for the tile, and an order by length.
 // References   FlashAttention-2, Dao 2023.
@@ -120,7 +120,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_CTAS)
 
   const int first_q = cu_seqlens_q[place.sequence], first_k = cu_seqlens_k[place.sequence];
   const int seq_len_q = cu_seqlens_q[place.sequence + 1] - first_q, rows = seq_len_q * rows_each;
-  const long long row = static_cast<long long>(heads) * HEAD_DIM, keys_row = static_cast<long long>(kv_heads) * HEAD_DIM;
+  const long long row = static_cast<long long>(heads) * HEAD_DIM;
+  const long long keys_row = static_cast<long long>(kv_heads) * HEAD_DIM;
   const Strides of_rows(0, HEAD_DIM, row), of_keys(0, HEAD_DIM, keys_row);
   const Problem problem{q + first_q * row, k + first_k * keys_row, v + first_k * keys_row, out + first_q * row,
                         softmax_scale * 1.44269504088896341f, group, seq_len_q,

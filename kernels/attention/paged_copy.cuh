@@ -1,9 +1,9 @@
 // Copying tiles of keys and values out of pages, 16 bytes at a time.
 //
-// A thread copies one chunk of every kRows-th row of a tile. It reads the numbers of the next tile's pages one step ahead
-// of their use, so that a copy never waits for the table: one number where all its rows lie in one page, one a page
-// where a page holds many of them, else one a row. Rows beyond the length become zeros, whatever lies in the page.
-// OWN_COPIES: a warp copies just the keys that it multiplies, so that the warps of a block need not wait for each other.
+// A thread copies one chunk of every kRows-th row of a tile. It reads the numbers of the next tile's pages one step
+// ahead of their use, so that a copy never waits for the table: one number where all its rows lie in one page, one a
+// page where a page holds many of them, else one a row. Rows beyond the length become zeros, whatever lies in the page.
+// OWN_COPIES: a warp copies just the keys that it multiplies, so that the warps of a block need not wait for others.
 //
 // attention_paged.cu includes this file after its constants and Problem.
 //

@@ -1,9 +1,9 @@
-// Sharing out the keys of sequences of different lengths: each block of threads gets as many tiles of keys as any other.
+// Sharing out the keys of sequences of different lengths: each block of threads gets as many tiles as any other.
 //
 // A unit is a tile of rows with all keys of its sequence: `heads` x `row_blocks` of them a sequence, in this order. A
 // sequence of n keys has max(1, ceil(n / BLOCK_N)) tiles a unit. All tiles of all units form one line, unit after unit,
-// and each block takes as many in a row as any other, or one more. So a block ends one unit, may do some whole ones, and
-// begins another; and a unit of many keys is done by several blocks, one behind the other.
+// and each block takes as many in a row as any other, or one more. So a block ends one unit, may do some whole ones,
+// and begins another; and a unit of many keys is done by several blocks, one behind the other.
 //
 // The lengths are known on the device only, so every warp adds them up itself: 32 sequences at a time.
 //

@@ -1,7 +1,7 @@
 // Which rows a block of threads has, where sequences of different lengths are packed one after the other.
 //
-// A sequence of n rows has ceil(n / BLOCK_M) tiles. A tile is found from its number and the table of boundaries alone, by
-// a warp that looks at 32 sequences at a time.
+// A sequence of n rows has ceil(n / BLOCK_M) tiles. A tile is found from its number and the table of boundaries alone,
+// by a warp that looks at 32 sequences at a time.
 //   by rows   The tiles of sequence i have the numbers from boundaries[i] / BLOCK_M + i on. That leaves room enough for
 //             them, and few numbers without a tile: at most tokens / BLOCK_M + sequences numbers.
 //   by level  First come the tiles that have most rows of their sequence before them, over all sequences: with a causal

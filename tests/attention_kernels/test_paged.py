@@ -25,7 +25,7 @@ SMALL: Values = {
 }
 OWN: Values = {**SMALL, "OWN_COPIES": True, "MIN_TILES": 2}
 LARGE: Values = {**SMALL, "BLOCK_M": 32, "WARPS_Q": 2, "WARPS_KV": 1, "STAGES": 2, "MIN_TILES": 1}
-DECODE = {"sequences": 4, "queries": 1, "heads": 6, "kv_heads": 2, "longest": 300, "head_dim": 64}
+DECODE = {"sequences": 4, "queries": 1, "heads": 6, "kv_heads": 2, "longest": 150, "head_dim": 64}
 SEVERAL = {"sequences": 3, "queries": 7, "heads": 4, "kv_heads": 1, "longest": 90, "head_dim": 32}
 
 
