@@ -20,6 +20,7 @@ import yaml
 from evotune.engine.setup import load_setup
 from evotune.execute.executor import TIMED, CaseJob
 from evotune.problems import create_problem
+from evotune.problems.element_types import torch_dtype
 from evotune.problems.problem import Problem, Tensors
 from evotune.trial import Configuration, Value
 from tests.attention_kernels.hopper.emulation import COMPILER, addresses_of
@@ -28,10 +29,11 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 _INSTRUCTIONS = (
     *("async_copy.cuh", "mma_sync.cuh", "element.cuh", "last_block.cuh"),
-    *("wgmma_product.cuh", "wgmma_tma.cuh", "tma_2d.cuh"),
+    *("wgmma_product.cuh", "wgmma_tma.cuh", "tma_2d.cuh", "e4m3.cuh"),
 )
 _DECLARED = "extern __shared__ __align__({}) unsigned char shared_memory[];\n"
-_FENCE = 4096  # elements before and behind each tensor, all NaN
+_FENCE = 4096  # elements before and behind each tensor, all NaN, or
+_NO_NUMBER = -(1 << 30)  # in a tensor of integers
 
 
 class _Launch(ctypes.Structure):
@@ -102,9 +104,9 @@ class EmulatedKernel:
         self._library = library
         rooms, views = {}, {}
         for spec in self.problem.tensors(job.case):
-            room = torch.full(
-                (spec.span + 2 * _FENCE,), torch.nan, dtype=getattr(torch, spec.dtype)
-            )
+            dtype = torch_dtype(spec.dtype)
+            fill = torch.nan if dtype.is_floating_point else _NO_NUMBER
+            room = torch.full((spec.span + 2 * _FENCE,), fill, dtype=dtype)
             room.share_memory_()
             view = room[_FENCE : _FENCE + spec.span].view(spec.shape)
             if not spec.is_output:
@@ -134,8 +136,12 @@ class EmulatedKernel:
         for name, room in rooms.items():
             same = torch.equal(room.view(torch.uint8), before[name].view(torch.uint8))
             assert same or name in found, f"{name} was written"
-            fences = torch.cat([room[:_FENCE], room[-_FENCE:]])
-            assert bool(fences.isnan().all()), f"something was written beside {name}"
+            for fence in (slice(_FENCE), slice(-_FENCE, None)):
+                found_there, put_there = (
+                    each[fence].view(torch.uint8) for each in (room, before[name])
+                )
+                beside = f"something was written beside {name}"
+                assert torch.equal(found_there, put_there), beside
         return found
 
     def _build(self, job: CaseJob) -> ctypes.CDLL:
