@@ -14,7 +14,7 @@
 // Reading the keys takes nearly all of the time, so everything serves the copies: each block gets an equal share of all
 // tiles of keys, whatever the lengths (paged_schedule.cuh); the numbers of pages are read a tile ahead, and the copies
 // run STAGES - 1 tiles ahead, from one sequence into the next (paged_copy.cuh). The arithmetic is that of
-// attention_mma.cu (tile_worker.cuh). At the end of a block's keys of a unit, its warps' parts merge in shared memory.
+// 3_mma.cu (tile_worker.cuh). At the end of a block's keys of a unit, its warps' parts merge in shared memory.
 // If others have keys of that unit, the part goes to `partials`, and the last block to arrive merges them in order.
 //
 // Tunables (T = 32 * WARPS_Q * WARPS_KV threads)
@@ -34,7 +34,7 @@
 // Workspace    partials: float[(blocks + units) * BLOCK_M * (HEAD_DIM + 2)], any content; counter: int[units], zero
 //              once: every launch leaves zeros. Units: sequences * kv_heads * ceil(queries * group / BLOCK_M).
 // Archs        sm_80 and later.
-// Adds to attention_mma.cu: pages, equal shares of uneven lengths, copies that go on from tile to tile.
+// Adds to 3_mma.cu: pages, equal shares of uneven lengths, copies that go on from tile to tile.
 // References   Flash-Decoding, Dao et al. 2023; PagedAttention, Kwon et al. 2023; FlashInfer, Ye et al. 2025.
 #define STRIDED 1  // what the shared headers take as choices and is fixed here
 #define PACK_GQA 1

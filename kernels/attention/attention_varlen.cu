@@ -10,10 +10,10 @@
 // Problem     HEAD_DIM (32, 64, 96, 128), CAUSAL, DTYPE.
 //
 // How it works. A block of threads finds its tile in the table of boundaries (varlen_schedule.cuh) and works on it as
-// attention_mma.cu does, with the same code (tile_worker.cuh): for it a sequence is a problem of its own, whose rows
+// 3_mma.cu does, with the same code (tile_worker.cuh): for it a sequence is a problem of its own, whose rows
 // lie heads * HEAD_DIM apart. Blocks whose number has no tile leave at once.
 //
-// Tunables (T = 32 * WARPS_Q threads); attention_mma.cu says more of those that it has too
+// Tunables (T = 32 * WARPS_Q threads); 3_mma.cu says more of those that it has too
 //   BLOCK_M       rows a tile (16..256), a multiple of 16 * WARPS_Q.
 //   BLOCK_N       keys a block (16..256), a multiple of 16.
 //   WARPS_Q       warps along the rows (1, 2, 4, 8).
@@ -26,7 +26,7 @@
 //              if packed) / BLOCK_M + sequences, are enough for either order. Dynamic shared memory: Q and the stages,
 //              or the larger of them with SHARE_QK_SMEM.
 // Archs        sm_80 and later. Workspace: none.
-// Adds to attention_mma.cu: a search for the tile, and an order by length.
+// Adds to 3_mma.cu: a search for the tile, and an order by length.
 // References   FlashAttention-2, Dao 2023.
 #ifndef TILE_ORDER_BY_LEVEL
 #define TILE_ORDER_BY_LEVEL 0

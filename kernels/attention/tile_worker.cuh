@@ -1,6 +1,6 @@
 // One warp's work on a tile of attention: it copies, multiplies and weighs, block of keys by block of keys.
 //
-// attention_mma.cu includes this file after its constants, Problem and Tile, and explains how the pieces fit together.
+// 3_mma.cu includes this file after its constants, Problem and Tile, and explains how the pieces fit together.
 //
 // Archs      sm_80 and later.
 // References Milakov & Gimelshein 2018 (online softmax); FlashAttention-2, Dao 2023.

@@ -20,6 +20,7 @@ import yaml
 from evotune.engine.setup import load_setup
 from evotune.execute.executor import TIMED, CaseJob
 from evotune.problems import create_problem
+from evotune.problems.element_types import torch_dtype
 from evotune.problems.problem import Problem, Tensors
 from evotune.trial import Configuration, Value
 from tests.attention_kernels.hopper.emulation import COMPILER, addresses_of
@@ -29,7 +30,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 _INSTRUCTIONS = (
     *("async_copy.cuh", "mma_sync.cuh", "element.cuh", "last_block.cuh"),
-    *("wgmma_product.cuh", "wgmma_tma.cuh", "tma_2d.cuh"),
+    *("wgmma_product.cuh", "wgmma_tma.cuh", "tma_2d.cuh", "e4m3.cuh"),
 )
 _DECLARED = "extern __shared__ __align__({}) unsigned char shared_memory[];\n"
 _FENCE = 4096  # elements before and behind each tensor, all NaN, or
@@ -111,7 +112,7 @@ class EmulatedKernel:
         self._library = library
         rooms, views = {}, {}
         for spec in self.problem.tensors(job.case):
-            dtype = getattr(torch, spec.dtype)
+            dtype = torch_dtype(spec.dtype)
             fill = torch.nan if dtype.is_floating_point else _NO_NUMBER
             room = torch.full((spec.span + 2 * _FENCE,), fill, dtype=dtype)
             room.share_memory_()

@@ -1,4 +1,4 @@
-// What attention_mma.cu, attention_wmma.cu and attention_scalar.cu use beside ../hopper/device.hpp, after the PTX ISA.
+// What 3_mma.cu, 2_wmma.cu and 1_scalar.cu use beside ../hopper/device.hpp, after the PTX ISA.
 //
 //   shared memory  a pointer to the block's own.
 //   copies         cp.async is done by the wait that covers it, no earlier; until then there is NaN in its place. The
@@ -233,7 +233,7 @@ inline bool last_to_arrive(int* counter, int count) {
   return __syncthreads_or(last);
 }
 
-// ---- cluster_push.cuh: a model of clusters of attention_mma.cu is missing ----
+// ---- cluster_push.cuh: a model of clusters of 3_mma.cu is missing ----
 
 inline void send(unsigned, unsigned, bool, float, float) { fail("a cluster"); }
 
