@@ -70,5 +70,7 @@ def test_a_tiny_model_is_served(
         about = trial.about()
         assert about["agrees"]
         assert (about["served"], about["attention_calls"]) == (SERVED[name], 2)
+        for side in trial._sides.values():  # the reference is another model
+            assert {parameter.dtype for parameter in side.parameters()} == {torch.float32}
         for way in ("eager", "compile"):
             assert trial.cell(way)["us"].keys() == {"sdpa", "unmasked", "none", "package"}

@@ -46,7 +46,9 @@ def plain_attention(
 ) -> torch.Tensor:
     """SDPA's result. Where SDPA gives None it is that of PyTorch's implementation of the formula,
     which refuses tensors whose shapes do not agree."""
-    out = sdpa(q, k, v, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+    out: torch.Tensor | None = sdpa(
+        q, k, v, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
     if out is not None:
         return out
     by_formula = torch.ops.aten._scaled_dot_product_attention_math.default
