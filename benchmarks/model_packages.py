@@ -54,7 +54,7 @@ from tuning import EVOTUNE, ROOT, champion, derive, shipped, told
 _CASES = ROOT / "benchmarks" / "cases" / "models.yaml"
 _MMA, _WGMMA, _DECODE = "attention_mma", "attention_wgmma", "attention_mma_decode"
 _END_S = 20.0  # a run that is told to stop ends its processes
-_EXPORT_S = 120.0
+_EXPORT_S = 300.0
 Shape = dict[str, Any]
 
 
@@ -251,6 +251,8 @@ def _run(
     if status != 0:
         return {"status": status}
     report = told("report", space.parent)
+    if not any(trial["confirmed"] and trial["rank"] for trial in report["trials"]):
+        return {"status": status}
     run = str(space.parent / report["run"]["id"])
     return {"status": status, "run": run, "speedup_low": champion(report)["speedup_low"]}
 
@@ -272,8 +274,12 @@ def exported(options: argparse.Namespace, dtype: str, runs: list[str]) -> str:
     if not confirmed:
         return ""
     command = [*EVOTUNE, "export", *confirmed, "-o", str(target), "--name", name]
-    done = subprocess.run(command, stdout=sys.stderr, check=False, timeout=_EXPORT_S)
-    return "" if done.returncode else str(target / name)
+    try:
+        subprocess.run(command, stdout=sys.stderr, check=True, timeout=_EXPORT_S)
+    except subprocess.SubprocessError as error:
+        print(error, file=sys.stderr)
+        return ""
+    return str(target / name)
 
 
 if __name__ == "__main__":
