@@ -115,7 +115,7 @@ class Judge:
         self._say(JUDGE)
         if result.error is not None:
             return f"it raises {_said(result.error)}"
-        return LEFT if result.value is None else Limit(call).verdict(result.value, exact=True)
+        return LEFT if result.value is None else Limit(call).verdict(result.value)
 
     def _attempt(  # noqa: PLR0917  # SDPA's arguments
         self,
@@ -190,13 +190,13 @@ def _needs_grad(value: Any) -> bool:
 
 
 def _judged(known: Result, found: Result, limit: Limit, exact: bool) -> str:
-    """`exact` asks for SDPA's strides and messages too, where no kernel serves the call."""
+    """Where no kernel serves the call, `exact` asks for SDPA's strides and messages too."""
     if known.error is not None:
         return _judged_error(known.error, found, limit, exact)
     if found.error is not None:
         return f"it raises {_said(found.error)}"
     if found.served:
-        return limit.verdict(found.value, exact)
+        return limit.verdict(found.value)
     differs = difference(known.values, found.values)
     if exact and not differs:
         differs = _other_facts(known.value, found.value)
@@ -206,7 +206,7 @@ def _judged(known: Result, found: Result, limit: Limit, exact: bool) -> str:
 def _judged_error(known: Exception, found: Result, limit: Limit, exact: bool) -> str:
     if found.error is None:
         if found.served and isinstance(known, torch.OutOfMemoryError):
-            return limit.verdict(found.value, exact)
+            return limit.verdict(found.value)
         return f"it gives a result where SDPA raises {_said(known)}"
     if not exact:
         return REFUSED
@@ -286,9 +286,9 @@ class Limit:
         self._limits: torch.Tensor
         self._right: list[torch.Tensor] = []
 
-    def verdict(self, out: Any, exact: bool) -> str:
-        """Where `exact`, the output must be laid out like q."""
-        call = self._call
+    def verdict(self, out: Any) -> str:
+        """The output must be laid out like q too, except under vmap."""
+        call, exact = self._call, True
         if call.context == "vmap" and isinstance(out, torch.Tensor):
             out, exact = out[0], False
         q = call.tensors[0]
