@@ -76,10 +76,14 @@ class TrialRunner:
         or left no memory."""
 
     def time_baselines(
-        self, cases: Sequence[Case], libraries: Sequence[str] = ()
+        self,
+        cases: Sequence[Case],
+        libraries: Sequence[str] = (),
+        failed: Sequence[BaselineTiming] = (),
     ) -> list[BaselineTiming]:
-        """Every baseline on every case, and those of the optional libraries named."""
-        timing = BaselineTimer(self._session, self._problem, self._pool)
+        """Every baseline on every case, and those of the optional libraries named, but for those
+        that `failed` in earlier processes. FailedBaseline for one that fails in this one."""
+        timing = BaselineTimer(self._session, self._problem, self._pool, failed)
         return [each for case in cases for each in timing.of_case(case, libraries)]
 
     def copy_gbps(self) -> float:
