@@ -1,11 +1,12 @@
 // One warp's work on a tile of attention: it copies, multiplies and weighs, block of keys by block of keys.
 //
-// attention_mma.cu includes this file after its constants, Problem and Tile, and explains how the pieces fit together.
+// attention_mma.cu includes this file after its constants and mma_tile.cuh, and explains how the pieces fit together.
 //
 // Archs      sm_80 and later.
 // References Milakov & Gimelshein 2018 (online softmax); FlashAttention-2, Dao 2023.
 #pragma once
 
+#include "mma_tile.cuh"
 #include "part_merge.cuh"
 #include "row_copy.cuh"
 
@@ -19,30 +20,39 @@ struct Worker {
   int first_block, blocks, loaded, stage, load_stage;
   const RowCopy<kDimTiles, kThreads, Rows> copier;
   const RowCopy<kDimTiles, kThreads, Rows, KeyPolicy> key_copier;
+#if VALUE_DIM != HEAD_DIM
+  const RowCopy<kValueTiles, kThreads, ValueRows, KeyPolicy> value_copier;
+#define VALUE_COPIER value_copier
+#define VALUES_FROM value_copier
+#else
+#define VALUE_COPIER key_copier  // macros, since a reference to it would be other machine code
+#define VALUES_FROM copier
+#endif
   const Element *keys, *values;  // where this thread copies from, at block 0
-  PartFragments<kRowTiles, kDimTiles> part;
+  PartFragments<kRowTiles, kValueTiles> part;
   unsigned query[kRowTiles][Q_IN_REGS ? HEAD_DIM / 16 : 1][4];
 
   __device__ __forceinline__ Worker(const Tile& of, unsigned base)
       : tile(of), lane(threadIdx.x % 32), warp_q(threadIdx.x / 32 % WARPS_Q), warp_kv(threadIdx.x / 32 / WARPS_Q),
         shared(base), query_at(base + Rows::offset(warp_q * kWarpRows + lane % 16, lane / 16)),
         keys_at(base + kStagesAt + Rows::offset(warp_kv * kWarpKeys + lane % 8 + lane / 16 * 8, lane / 8 % 2)),
-        values_at(base + kStagesAt + kBlockBytes + Rows::offset(warp_kv * kWarpKeys + lane % 16, lane / 16)),
+        values_at(base + kStagesAt + kKeyBytes + ValueRows::offset(warp_kv * kWarpKeys + lane % 16, lane / 16)),
         loaded(0), stage(0), load_stage(0) {
 #if STRIDED
     keys = copier.start_of(of.keys_at(of.problem.k, of.problem.k_strides), of.problem.k_strides);
-    values = copier.start_of(of.keys_at(of.problem.v, of.problem.v_strides), of.problem.v_strides);
+    values = VALUES_FROM.start_of(of.keys_at(of.problem.v, of.problem.v_strides), of.problem.v_strides);
 #else
-    const long long from = of.keys_offset() + copier.start();
+    const long long from = of.keys_offset<HEAD_DIM>() + copier.start();
     keys = of.problem.k + from;
-    values = of.problem.v + from;
+    values = of.problem.v +
+             (VALUE_DIM == HEAD_DIM ? from : of.keys_offset<VALUE_DIM>() + VALUES_FROM.start());
 #endif
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) part.maximum[i][half] = kLowest, part.sum[i][half] = 0.0f;
 #pragma unroll
-      for (int n = 0; n < kDimTiles; ++n)
+      for (int n = 0; n < kValueTiles; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) part.output[i][n][e] = 0.0f;
     }
@@ -71,42 +81,47 @@ struct Worker {
 #else
     if constexpr (PACK_GQA)
       copier.gather<BLOCK_M>(
-          shared, [&](int row) { return tile.problem.q + tile.offset(tile.first_row + row); }, valid);
+          shared, [&](int row) { return tile.problem.q + tile.offset<HEAD_DIM>(tile.first_row + row); }, valid);
     else
-      copier.copy<BLOCK_M>(shared, tile.problem.q + tile.offset(tile.first_row) + copier.start(), valid);
+      copier.copy<BLOCK_M>(shared, tile.problem.q + tile.offset<HEAD_DIM>(tile.first_row) + copier.start(), valid);
 #endif
     close_copy_group();
   }
 
   // Loads the block of step `step` of K or V, if there is one. Closes a group either way, so that waits can count them.
 #if STRIDED
-  __device__ __forceinline__ void load_block(const Element* from, const Strides& strides, unsigned to,
+  template <class Copier>
+  __device__ __forceinline__ void load_block(const Copier& block_copier, const Element* from, const Strides& strides,
+                                             unsigned to, int step) const {
+    if (step < blocks) {
+      const int key = key_of(step);
+      block_copier.template copy_strided<BLOCK_N>(to, strides.source(from, key), strides, tile.problem.seq_len_k - key);
+    }
+    close_copy_group();
+  }
+  __device__ __forceinline__ void load_keys(int step, int to_stage) const {
+    load_block(key_copier, keys, tile.problem.k_strides, shared + kStagesAt + to_stage * kStageBytes, step);
+  }
+  __device__ __forceinline__ void load_values(int step, int to_stage) const {
+    load_block(VALUE_COPIER, values, tile.problem.v_strides,
+               shared + kStagesAt + to_stage * kStageBytes + kKeyBytes, step);
+  }
+#else
+  template <int DIM, class Copier>
+  __device__ __forceinline__ void load_block(const Copier& block_copier, const Element* from, unsigned to,
                                              int step) const {
     if (step < blocks) {
       const int key = key_of(step);
-      key_copier.copy_strided<BLOCK_N>(to, strides.source(from, key), strides, tile.problem.seq_len_k - key);
+      block_copier.template copy<BLOCK_N>(to, from + static_cast<long long>(key) * DIM, tile.problem.seq_len_k - key);
     }
     close_copy_group();
   }
   __device__ __forceinline__ void load_keys(int step, int to_stage) const {
-    load_block(keys, tile.problem.k_strides, shared + kStagesAt + to_stage * 2 * kBlockBytes, step);
+    load_block<HEAD_DIM>(key_copier, keys, shared + kStagesAt + to_stage * kStageBytes, step);
   }
   __device__ __forceinline__ void load_values(int step, int to_stage) const {
-    load_block(values, tile.problem.v_strides, shared + kStagesAt + (to_stage * 2 + 1) * kBlockBytes, step);
-  }
-#else
-  __device__ __forceinline__ void load_block(const Element* from, unsigned to, int step) const {
-    if (step < blocks) {
-      const int key = key_of(step);
-      key_copier.copy<BLOCK_N>(to, from + static_cast<long long>(key) * HEAD_DIM, tile.problem.seq_len_k - key);
-    }
-    close_copy_group();
-  }
-  __device__ __forceinline__ void load_keys(int step, int to_stage) const {
-    load_block(keys, shared + kStagesAt + to_stage * 2 * kBlockBytes, step);
-  }
-  __device__ __forceinline__ void load_values(int step, int to_stage) const {
-    load_block(values, shared + kStagesAt + (to_stage * 2 + 1) * kBlockBytes, step);
+    load_block<VALUE_DIM>(VALUE_COPIER, values,
+                          shared + kStagesAt + to_stage * kStageBytes + kKeyBytes, step);
   }
 #endif
   __device__ __forceinline__ void load_next_stage() {
@@ -151,7 +166,7 @@ struct Worker {
   // Multiplies 16 keys at a time, the first `seen` only. The other scores stay undefined here: the mask replaces them.
   template <bool MASKED>
   __device__ __forceinline__ void multiply_keys(Scores& scores, int seen) {
-    const unsigned from = keys_at + stage * 2 * kBlockBytes;
+    const unsigned from = keys_at + stage * kStageBytes;
 #pragma unroll
     for (int d = 0; d < HEAD_DIM / 16; ++d) {
       if constexpr (!Q_IN_REGS)
@@ -216,7 +231,7 @@ struct Worker {
           part.maximum[i][half] = next[i][half];
           part.sum[i][half] *= alpha;
 #pragma unroll
-          for (int n = 0; n < kDimTiles; ++n)
+          for (int n = 0; n < kValueTiles; ++n)
 #pragma unroll
             for (int e = 0; e < 2; ++e) part.output[i][n][2 * half + e] *= alpha;
         }
@@ -239,7 +254,7 @@ struct Worker {
 
   template <bool MASKED>
   __device__ __forceinline__ void multiply_values(const Scores& weights, int seen) {
-    const unsigned from = values_at + stage * 2 * kBlockBytes;
+    const unsigned from = values_at + stage * kStageBytes;
 #pragma unroll
     for (int n = 0; n < kKeyTiles; n += 2) {
       if (MASKED && SKIP_MASKED && n * 8 >= seen) continue;
@@ -250,9 +265,9 @@ struct Worker {
         for (int e = 0; e < 4; ++e)
           weight[i][e] = pack<kBfloat16>(weights[i][n + e / 2][e % 2 * 2], weights[i][n + e / 2][e % 2 * 2 + 1]);
 #pragma unroll
-      for (int d = 0; d < kDimTiles; d += 2) {
+      for (int d = 0; d < kValueTiles; d += 2) {
         unsigned value[4];
-        load_matrix_transposed(value, Rows::along(from, d) + n * 8 * Rows::kRowBytes);
+        load_matrix_transposed(value, ValueRows::along(from, d) + n * 8 * ValueRows::kRowBytes);
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
           multiply_add<kBfloat16>(part.output[i][d], weight[i], value[0], value[1]);
@@ -324,7 +339,7 @@ struct Worker {
     const Strides& strides = tile.problem.out_strides;
     Element* out = PACK_GQA ? nullptr : tile.row_at(tile.problem.out, strides, tile.first_row);
 #else
-    Element* out = tile.problem.out + (PACK_GQA ? 0 : tile.offset(tile.first_row));
+    Element* out = tile.problem.out + (PACK_GQA ? 0 : tile.offset<VALUE_DIM>(tile.first_row));
 #endif
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
@@ -353,8 +368,8 @@ struct Worker {
       }
 #else
       if (tile.first_row + row < tile.rows)
-        *reinterpret_cast<uint4*>(out + (PACK_GQA ? tile.offset(tile.first_row + row) : row * HEAD_DIM) + chunk * 8) =
-            bits;
+        *reinterpret_cast<uint4*>(
+            out + (PACK_GQA ? tile.offset<VALUE_DIM>(tile.first_row + row) : row * VALUE_DIM) + chunk * 8) = bits;
 #endif
     }
   }
