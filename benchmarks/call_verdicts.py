@@ -21,7 +21,10 @@ from evotune.verify.accuracy import LIMITS, errors_against, expected
 SERVED, SAME_BITS, SAME_ERROR = "within the limit of float64", "SDPA's bits", "SDPA's error"
 REFUSED, VARIES = "refused, as by SDPA", "SDPA's bits change from call to call"
 ANY = "SDPA reads memory that no tensor has"
-RIGHT = (SERVED, SAME_BITS, SAME_ERROR, REFUSED, VARIES, ANY)
+LEFT = "left to SDPA"
+RIGHT = (SERVED, SAME_BITS, SAME_ERROR, REFUSED, VARIES, ANY, LEFT)
+PATHS = ("hook", "attention", "operator")
+SDPA, KERNELS, JUDGE = "SDPA", "kernels", "judge"
 _DEVICE_LOST = ("CUDA error", "device-side assert", "AcceleratorError")
 _SDPA = torch._C._nn.scaled_dot_product_attention
 _OF_THE_FUNCTION = {"is_causal", "scale", "enable_gqa"}
@@ -48,38 +51,67 @@ class Result:
 
 
 class Judge:
-    """Makes calls on the paths into a package, one after the other, and judges the results."""
+    """Makes calls on the paths into a package, one after the other, and judges the results. `say`
+    gets the name of each path, and JUDGE, before that may crash."""
 
-    def __init__(self, module: ModuleType) -> None:
+    def __init__(self, module: ModuleType, say: Callable[[str], None] = lambda path: None) -> None:
         self._module = module
+        self._say = say
         self._device = device_of(module).type
         self._operator = getattr(torch.ops, module._loaded._operator.namespace).attention
 
     def verdicts(self, call: RandomCall) -> dict[str, str]:
         """Path -> one of RIGHT, or why the result is wrong."""
         before = [memory.clone() for memory in call.memory]
+        self._say(SDPA)
         known, limits = self._result(_SDPA, call), Limit(call)
         found = {}
-        for path in ("hook", "attention", "operator"):
-            if path != "hook" and call.options.keys() - _OF_THE_FUNCTION:
-                continue
+        for path in _paths(call):
+            self._say(path)
             result = self._by(path, call)
+            self._say(JUDGE)
             verdict = _judged(known, result, limits, exact=path != "operator")
             if verdict not in RIGHT and known.error is None:
+                self._say(SDPA)
                 again = (self._result(_SDPA, call).values for _ in range(_REPEATED))
                 varies = any(difference(known.values, values) for values in again)
                 verdict = VARIES if varies else verdict
                 verdict = ANY if any(map(_has_no_memory, call.tensors)) else verdict
             found[path] = verdict
+        self._say(JUDGE)
         for memory, was in zip(call.memory, before, strict=True):
             if not same_bits(memory, was):
                 found["inputs"] = "the call changed its inputs"
         return found
 
-    def repeat_sdpa(self, call: RandomCall) -> None:
-        """Makes the call by SDPA as often as `verdicts` makes it on all paths."""
-        for _ in range(_REPEATED):
+    def sdpa_alone(self, call: RandomCall) -> None:
+        """Makes the call by SDPA as often as `verdicts` makes it on any path."""
+        self._say(SDPA)
+        for _ in (SDPA, *_paths(call)):
             self._result(_SDPA, call)
+
+    def without_sdpa(self, call: RandomCall) -> str:
+        """The verdict on what a kernel gives, for a call that SDPA does not survive."""
+        if call.options.keys() - _OF_THE_FUNCTION or call.context in {"vmap", "forward AD"}:
+            return LEFT
+        self._say(KERNELS)
+        result = self._result(self._attempt, call)
+        self._say(JUDGE)
+        if result.error is not None:
+            return f"it raises {_said(result.error)}"
+        return LEFT if result.value is None else Limit(call).verdict(result.value, exact=True)
+
+    def _attempt(  # noqa: PLR0917  # SDPA's arguments
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        attempt = self._module._loaded._calls.attempt
+        return attempt(q, k, v, None, 0.0, is_causal, scale, enable_gqa)
 
     def _by(self, path: str, call: RandomCall) -> Result:
         if path == "attention":
@@ -106,6 +138,11 @@ class Judge:
                 raise DeviceLost(str(error).splitlines()[0]) from error
             return Result(error=error)
         return Result(value, gradients, served=calls(self._module) > counted)
+
+
+def _paths(call: RandomCall) -> tuple[str, ...]:
+    """The paths that take the call's options."""
+    return PATHS[:1] if call.options.keys() - _OF_THE_FUNCTION else PATHS
 
 
 def _has_no_memory(tensor: Any) -> bool:

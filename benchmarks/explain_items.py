@@ -136,12 +136,14 @@ def pin(name: str, value: object) -> str:
     return f"{name} == {value}"
 
 
-def unconfirmed(path: Path, runs_dir: Path, trials: int) -> dict[str, Any]:
-    """Tries `trials` configurations of a space file in order and confirms none; the run's report as
-    JSON."""
+def unconfirmed(
+    path: Path, runs_dir: Path, trials: int, strategy: str = "exhaustive"
+) -> dict[str, Any]:
+    """Tries `trials` configurations of a space file, in order unless a strategy is given, and
+    confirms none; the run's report as JSON."""
     trust.ask = lambda paths: True
     options = {"trials": trials, "champions": 0}
-    request = RunRequest(str(path), runs_dir=runs_dir, options=options, strategy="exhaustive")
+    request = RunRequest(str(path), runs_dir=runs_dir, options=options, strategy=strategy)
     start_run(request, SilentObserver())
     data: dict[str, Any] = told("report", runs_dir)
     return data

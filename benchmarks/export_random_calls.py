@@ -11,18 +11,24 @@ is active. It must give
 - SDPA's bits, strides and gradients where none did,
 - SDPA's exception with its message where SDPA raises one.
 
-Calls run in child processes. A call that ends its process, loses the device or takes longer than
-two minutes is made again by SDPA alone, several times, in a process of its own. If it ends that
-process too, it is one of SDPA's own crashes, which are listed; otherwise it is a finding. The next
-call goes on in a new process. Prints one JSON record; exit code 1 for a finding.
-`--first N --calls 1` makes one call again.
+Calls run in child processes, which say each path before they take it. A crash, a lost device or a
+path that takes longer than two minutes ends the child, and the next call goes on in a new one. It
+is a finding, listed under `crashes`, unless PyTorch does the same without the package:
+`own_crashes` lists the calls that ended while SDPA computed alone (`by`: "SDPA"), and those that
+ended on the package's path, and once more when the child's calls were repeated with SDPA in the
+place of that path ("SDPA in the place of PATH"). Of such a call, kernels alone are judged.
+
+Most calls of a kind that is known to crash SDPA (sdpa_crashes.py) are drawn again: `left_out`.
+Prints one JSON record; exit code 1 for a finding. `--first N --calls 1` makes one call again.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import faulthandler
 import json
+import math
 import os
 import select
 import signal
@@ -30,7 +36,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,14 +45,17 @@ from typing import Any
 
 import call_contexts
 import torch
-from call_verdicts import RIGHT, DeviceLost, Judge
+from call_verdicts import JUDGE, KERNELS, RIGHT, SDPA, DeviceLost, Judge
 from exported import facts, opened
-from random_calls import Calls
+from random_calls import Calls, RandomCall
 
-_A_CHILD = 250
+_A_CHILD = 2500
 _SILENT_S = 120.0
 _MOST_FINDINGS = 200
-_PARENTS, _ALONE = "EVOTUNE_BENCHMARK_CHILD", "SDPA alone"
+_PARENTS = "EVOTUNE_BENCHMARK_CHILD"
+_PACKAGE, _SDPA_ALONE, _WITHOUT_SDPA = "package", "sdpa alone", "without sdpa"
+_DRAWING = "drawing"
+Line = dict[str, Any]
 
 
 def main() -> int:
@@ -61,8 +70,9 @@ def main() -> int:
     options = parser.parse_args()
     numbers = range(options.first, options.first + options.calls)
     if os.environ.get(_PARENTS):
-        lines = by_sdpa if os.environ[_PARENTS] == _ALONE else made
-        for line in lines(opened(options.package), options.seed, numbers):
+        faulthandler.enable()
+        child_calls = made(opened(options.package), options.seed, numbers, os.environ[_PARENTS])
+        for line in child_calls:
             print(json.dumps(line), flush=True)
         return 0
     record = campaign(options, numbers)
@@ -73,15 +83,22 @@ def main() -> int:
     return 1 if record["findings"] or record["crashes"] else 0
 
 
-def made(module: ModuleType, seed: int, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
-    """For each call a line before it, and one with its verdicts; a line of misses at the end."""
+def made(module: ModuleType, seed: int, numbers: range, manner: str = _PACKAGE) -> Iterator[Line]:
+    """For each call a line before it, one before each path that is printed at once, and one with
+    its verdicts; a line of misses at the end."""
     torch._C._functorch._set_vmap_fallback_warning_enabled(False)
-    calls, judge = Calls(module, seed, call_contexts.WEIGHTED), Judge(module)
+
+    def say(path: str) -> None:
+        if os.environ.get(_PARENTS):
+            print(json.dumps({"path": path}), flush=True)
+
+    calls, judge = Calls(module, seed, call_contexts.WEIGHTED), Judge(module, say)
     for number in numbers:
+        yield {"call": number, "path": _DRAWING}
         call = calls.call(number)
-        yield {"call": number, "words": call.words}
+        yield {"words": call.words, "left_out": call.left_out}
         try:
-            found = judge.verdicts(call)
+            found = _verdicts(judge, call, manner)
         except DeviceLost as error:
             yield {"call": number, "lost": str(error)}
             return
@@ -94,41 +111,38 @@ def made(module: ModuleType, seed: int, numbers: Iterable[int]) -> Iterator[dict
     yield {"misses": module.info()["misses"]}
 
 
-def by_sdpa(module: ModuleType, seed: int, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
-    """As `made`, but SDPA alone makes the calls, and nothing is compared."""
-    torch._C._functorch._set_vmap_fallback_warning_enabled(False)
-    calls, judge = Calls(module, seed, call_contexts.WEIGHTED), Judge(module)
-    for number in numbers:
-        call = calls.call(number)
-        yield {"call": number, "words": call.words}
-        try:
-            judge.repeat_sdpa(call)
-        except DeviceLost as error:
-            yield {"call": number, "lost": str(error)}
-            return
-        yield {"call": number, "right": {}}
+def _verdicts(judge: Judge, call: RandomCall, manner: str) -> dict[str, str]:
+    if manner == _SDPA_ALONE:
+        judge.sdpa_alone(call)
+        return {}
+    if manner == _WITHOUT_SDPA:
+        return {KERNELS: judge.without_sdpa(call)}
+    return judge.verdicts(call)
 
 
+@dataclass
 class Tally:
     """Counts verdicts and keeps findings."""
 
-    def __init__(self) -> None:
-        self.calls = 0
-        self.verdicts: dict[str, collections.Counter[str]] = {}
-        self.findings: list[dict[str, Any]] = []
-        self.crashes: list[dict[str, Any]] = []
-        self.own_crashes: list[dict[str, Any]] = []
-        self.misses: dict[str, dict[str, Any]] = {}
-        self._lock = threading.Lock()
+    calls: int = 0
+    verdicts: dict[str, collections.Counter[str]] = field(default_factory=dict)
+    findings: list[Line] = field(default_factory=list)
+    crashes: list[Line] = field(default_factory=list)
+    own_crashes: list[Line] = field(default_factory=list)
+    misses: dict[str, Line] = field(default_factory=dict)
+    left_out: collections.Counter[str] = field(default_factory=collections.Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, line: dict[str, Any]) -> None:
+    def add(self, line: Line) -> None:
+        """Counts one line of a child. A call counts when its verdicts come."""
         with self._lock:
             self._add(line)
 
-    def _add(self, line: dict[str, Any]) -> None:
+    def _add(self, line: Line) -> None:
         for kind, miss in line.get("misses", {}).items():
             known = self.misses.setdefault(kind, {"count": 0, "first": miss["first"]})
             known["count"] += miss["count"]
+        self.left_out.update(line.get("left_out", ()))
         if "right" in line:
             self.calls += 1
             for path, verdict in line["right"].items():
@@ -136,32 +150,41 @@ class Tally:
         if "wrong" in line and len(self.findings) < _MOST_FINDINGS:
             self.findings.append({name: line[name] for name in ("call", "wrong", "words")})
 
-    def record(self) -> dict[str, Any]:
+    def crashed(self, crash: Line, own: bool) -> None:
+        with self._lock:
+            (self.own_crashes if own else self.crashes).append(crash)
+
+    def record(self) -> Line:
+        def sorted_by_call(found: list[Line]) -> list[Line]:
+            return sorted(found, key=lambda each: int(each["call"]))
+
         return {
             "calls": self.calls,
             "verdicts": {
                 path: dict(sorted(c.items())) for path, c in sorted(self.verdicts.items())
             },
             "misses": dict(sorted(self.misses.items())),
-            "crashes": self.crashes,
-            "SDPA's own crashes": self.own_crashes,
-            "findings": self.findings,
+            "left_out": dict(sorted(self.left_out.items())),
+            "own_crashes": sorted_by_call(self.own_crashes),
+            "crashes": sorted_by_call(self.crashes),
+            "findings": sorted_by_call(self.findings),
         }
 
 
-def campaign(options: argparse.Namespace, numbers: range) -> dict[str, Any]:
+def campaign(options: argparse.Namespace, numbers: range) -> Line:
     """All calls, in as many processes as it takes."""
     started, tally = time.monotonic(), Tally()
+    step = min(_A_CHILD, max(1, math.ceil(len(numbers) / options.processes)))
 
     def part(first: int) -> None:
-        at, stop = first, min(first + _A_CHILD, numbers.stop)
+        at, stop = first, min(first + step, numbers.stop)
         while at < stop and time.monotonic() - started < options.minutes * 60:
-            at = child(options, at, stop - at, tally)
+            left_s = options.minutes * 60 - (time.monotonic() - started)
+            at = part_of(options, range(at, stop), tally, left_s)
         print(f"{tally.calls} calls, {len(tally.findings)} findings", file=sys.stderr)
 
     with ThreadPoolExecutor(options.processes) as pool:
-        list(pool.map(part, range(numbers.start, numbers.stop, _A_CHILD)))
-    tally.findings.sort(key=lambda finding: finding["call"])
+        list(pool.map(part, range(numbers.start, numbers.stop, step)))
     about = facts(opened(options.package), "export_random_calls.py")
     return {
         **about,
@@ -171,73 +194,95 @@ def campaign(options: argparse.Namespace, numbers: range) -> dict[str, Any]:
     }
 
 
-def child(options: argparse.Namespace, first: int, calls: int, tally: Tally) -> int:
-    """Makes calls in a process of their own. Returns the number of the next call."""
-    end = Ending(first)
-    for line in lines_of(options, first, calls, end, "calls"):
+def part_of(options: argparse.Namespace, numbers: range, tally: Tally, left_s: float) -> int:
+    """Makes calls in a process of their own, and finds out whose fault its end was. Returns the
+    number of the next call."""
+    child = Child(options, numbers, _PACKAGE, left_s)
+    for line in child.lines():
         tally.add(line)
-    if end.words:
-        crash = {"call": end.call, "ended": end.words, **end.said}
-        alone = Ending(end.call)
-        collections.deque(lines_of(options, end.call, 1, alone, _ALONE), maxlen=0)
-        if alone.words:
-            tally.own_crashes.append({**crash, "alone": alone.words})
-        else:
-            tally.crashes.append(crash)
-    return end.call + 1
+    if child.ended and not child.stopped:
+        crash = {"call": child.at, "by": child.path, "ended": child.ended, "words": child.words}
+        own = _by_sdpa_alone(options, range(numbers.start, child.at + 1), child.path)
+        tally.crashed({**crash, "by": own or child.path}, bool(own))
+        if own:
+            _judge_kernels(options, child.at, tally)
+    return child.at + 1
 
 
-@dataclass
-class Ending:
-    """The call that a child process made last, and how the process ended: "" if all is well."""
-
-    call: int
-    words: str = ""
-    said: dict[str, Any] = field(default_factory=dict)
-
-
-def lines_of(
-    options: argparse.Namespace, first: int, calls: int, end: Ending, kind: str
-) -> Iterator[dict[str, Any]]:
-    """The lines of a child process that makes calls."""
-    words = [str(options.package), "--seed", str(options.seed)]
-    words += ["--first", str(first), "--calls", str(calls)]
-    process = subprocess.Popen(
-        [sys.executable, __file__, *words],
-        stdout=subprocess.PIPE,
-        env={"OMP_WAIT_POLICY": "passive", "PYTHONFAULTHANDLER": "1", **os.environ, _PARENTS: kind},
-    )
-    finished = True
-    for line in _lines(process):
-        if line is None:
-            process.kill()
-            end.words = f"no answer for {_SILENT_S:.0f} s"
-            break
-        found = json.loads(line)
-        end.call = found.get("call", end.call)
-        end.said = {"words": found["words"]} if "words" in found else end.said
-        end.words = found.get("lost", end.words)
-        finished = "right" in found or "misses" in found
-        yield found
-    code = process.wait()
-    if code and not end.words:
-        end.words = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        end.words += ", between two calls" * finished
+def _by_sdpa_alone(options: argparse.Namespace, numbers: range, path: str) -> str:
+    """How SDPA ended the process by itself; "" where the package took part. First the last call is
+    repeated, then all calls of the process."""
+    if path in (SDPA, _DRAWING, JUDGE):
+        return SDPA if path == SDPA else ""
+    for repeated in dict.fromkeys((numbers[-1:], numbers)):
+        child = Child(options, repeated, _SDPA_ALONE)
+        for _ in child.lines():
+            pass
+        if child.ended and child.path == SDPA:
+            return f"{SDPA} in the place of {path}"
+    return ""
 
 
-def _lines(process: subprocess.Popen[bytes]) -> Iterator[bytes | None]:
-    """The lines of its stdout; None where none comes in time."""
-    assert process.stdout is not None
-    pipe, kept = process.stdout.fileno(), b""
-    while True:
-        if not select.select([pipe], [], [], _SILENT_S)[0]:
-            yield None
-            return
-        read = os.read(pipe, 1 << 16)
-        if not read:
-            return
-        *lines, kept = (kept + read).split(b"\n")
-        yield from lines
+def _judge_kernels(options: argparse.Namespace, number: int, tally: Tally) -> None:
+    child = Child(options, range(number, number + 1), _WITHOUT_SDPA)
+    for line in child.lines():
+        tally.add({name: value for name, value in line.items() if name != "left_out"})
+    if child.ended:
+        crash = {"call": number, "by": child.path, "ended": child.ended, "words": child.words}
+        tally.crashed(crash, own=False)
+
+
+class Child:
+    """A process that makes calls.
+
+    - at, path, words: of the call that it makes.
+    - ended: how it ended before its time; "" for a child that did all it should.
+    - stopped: its time was over.
+    """
+
+    def __init__(
+        self, options: argparse.Namespace, numbers: range, manner: str, left_s: float = math.inf
+    ) -> None:
+        words = [str(options.package), "--seed", str(options.seed)]
+        words += ["--first", str(numbers.start), "--calls", str(len(numbers))]
+        threads = max(1, (os.cpu_count() or 1) // options.processes)
+        usual = {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": str(threads)}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, *words],
+            stdout=subprocess.PIPE,
+            env={**usual, **os.environ, _PARENTS: manner},
+        )
+        self._ends = time.monotonic() + left_s
+        self.at, self.path, self.words = numbers.start, _DRAWING, {}
+        self.ended, self.stopped = "", False
+
+    def lines(self) -> Iterator[Line]:
+        """The lines that are to be counted."""
+        for text in self._texts():
+            line = json.loads(text)
+            self.at, self.path = line.get("call", self.at), line.get("path", self.path)
+            self.words = line.get("words", self.words)
+            self.ended = line.get("lost", self.ended)
+            yield line
+        code = self._process.wait()
+        if code and not self.ended:
+            self.ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+    def _texts(self) -> Iterator[bytes]:
+        assert self._process.stdout is not None
+        pipe, kept = self._process.stdout.fileno(), b""
+        while True:
+            self.stopped = time.monotonic() > self._ends
+            is_silent = not select.select([pipe], [], [], _SILENT_S)[0]
+            if self.stopped or is_silent:
+                self._process.kill()
+                self.ended = f"no answer for {_SILENT_S:.0f} s"
+                return
+            read = os.read(pipe, 1 << 16)
+            if not read:
+                return
+            *lines, kept = (kept + read).split(b"\n")
+            yield from lines
 
 
 if __name__ == "__main__":

@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from exported import calls
+from flash_padding import pad_input, unpad_input
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 _NAME = "flash_attn"
@@ -29,6 +30,9 @@ class StandIn:
 
     - served: calls that a kernel computed.
     - anywhere: kernels serve all cases for which they were checked, not those alone where they won.
+
+    Cases outside of the domain, those that a kernel's guard refuses, and with anywhere=False those
+    not measured to win skip their tests.
     """
 
     def __init__(self, module: ModuleType, anywhere: bool) -> None:
@@ -37,6 +41,10 @@ class StandIn:
         if anywhere:
             choose = self._kernels.dispatch.choose
             self._kernels.dispatch.choose = lambda *case: choose(*case, anywhere=True)
+        self._unclaimed = {
+            "outside the domain": "outside the domain",
+            "not measured to win": "a kernel's guard" if anywhere else "not measured to win",
+        }
         self.served: Counter[str] = Counter()
 
     def flash_attn_func(  # noqa: PLR0917  # flash_attn's arguments
@@ -82,15 +90,24 @@ class StandIn:
     def _forward(
         self, tensors: list[torch.Tensor], causal: bool, scale: float | None
     ) -> torch.Tensor:
-        """out (batch, heads, rows, head_dim), by a kernel. Where none takes strides, by copies."""
+        """out (batch, heads, rows, head_dim), by a kernel. Where none takes strides, by copies. A
+        test fails whose case is one of the kernels' and yet is served by none."""
         grouped = tensors[0].shape[1] != tensors[1].shape[1]
-        calls = self._package.info()["calls"]
-        for kind, given in (("views", tensors), ("copies", [t.contiguous() for t in tensors])):
+        before = calls(self._package)
+        copies = [t.contiguous() for t in tensors]
+        for kind, given in (("views", tensors), ("copies", copies)):
             out = self._package.attention(*given, is_causal=causal, scale=scale, enable_gqa=grouped)
-            if self._package.info()["calls"] > calls:
+            if calls(self._package) > before:
                 self.served[kind] += 1
                 return out  # type: ignore[no-any-return]
-        pytest.skip("no kernel")
+        missed = self._decide(*copies, causal, scale)
+        if reason := self._unclaimed.get(getattr(missed, "kind", "")):  # by the kinds of misses
+            pytest.skip(reason)
+        pytest.fail(f"no kernel served a case of the domain: {getattr(missed, 'words', 'why?')}")
+
+    def _decide(self, q: Any, k: Any, v: Any, causal: bool, scale: Any) -> Any:
+        call = sys.modules[f"{self._package.__name__}._attention_package"].Call
+        return self._kernels.decide(call(q, k, v, causal, scale, q.shape[1] != k.shape[1]))
 
 
 class _Attention(torch.autograd.Function):
@@ -119,31 +136,47 @@ class _Attention(torch.autograd.Function):
         return (*(gradient.to(t.dtype) for gradient, t in pairs), None, None)
 
 
-class _Skipping(ModuleType):
-    """A module all of whose functions skip the test that calls them."""
+class _Missing:
+    """Something of flash_attn that no package has: who calls it, or asks for a part, skips."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        pytest.skip(self._name)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-
-        def skip(*_: Any, **__: Any) -> None:
-            pytest.skip(name)
-
-        return skip
+        pytest.skip(self._name)
 
 
-def install(stand_in: StandIn, checkout: Path) -> None:
-    """Makes `import flash_attn` find the stand-in. Modules inside of it that are plain Python come
-    from the checkout."""
-    package = _Skipping(_NAME)
-    package.__path__ = [str(checkout / _NAME)]
-    for name in ("flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func"):
-        setattr(package, name, getattr(stand_in, name))
-    sys.modules[_NAME] = package
-    for name in ("flash_attn_interface", "layers", "layers.rotary"):
-        inner = _Skipping(f"{_NAME}.{name}")
-        inner.__path__ = []
-        sys.modules[inner.__name__] = inner
+class _Skipping(ModuleType):
+    """A module all of whose other members are missing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Missing(name)
+
+
+def install(stand_in: StandIn) -> None:
+    """Makes `import flash_attn` find the stand-in."""
+    members: dict[str, dict[str, Any]] = {
+        "": {
+            name: getattr(stand_in, name)
+            for name in ("flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func")
+        },
+        "bert_padding": {"pad_input": pad_input, "unpad_input": unpad_input},
+        "flash_attn_interface": {"USE_TRITON_ROCM": False},
+        "layers": {},
+        "layers.rotary": {},
+    }
+    for name, named in members.items():
+        module = _Skipping(f"{_NAME}.{name}" if name else _NAME)
+        module.__path__ = []
+        vars(module).update(named)
+        sys.modules[module.__name__] = module
 
 
 def unclaimed(parameters: dict[str, Any], dtype: torch.dtype, head_dims: set[int]) -> str:

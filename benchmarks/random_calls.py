@@ -1,7 +1,7 @@
 """Draws calls of scaled_dot_product_attention at random: most near the cases that a package serves,
 some that no kernel may serve, some that SDPA itself refuses.
 
-A call is a pure function of the package's regions, a seed and a number.
+A call is a pure function of the package's regions, a seed, a number and the kind of device.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from typing import Any
 import torch
 from call_layouts import LAYOUTS, ODD_SHAPES, SPECIAL
 from exported import Sizes, device_of, domain, dtype_of, regions, sizes_in
+from sdpa_crashes import MADE, rule
 
 _OTHER_DTYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     *(torch.int32, torch.bool, torch.complex64),
 )
-_MOST_SCORES = {"cpu": 1 << 19, "cuda": 1 << 24}
+_MOST_SCORES = {"cpu": 1 << 19, "cuda": 1 << 26}
 _MOST_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 24}
-_HUGE, _HUGE_SHARE = 16, 0.004  # so many times as large on a GPU, in that share of the calls
+_HUGE_ELEMENTS = 1 << 28
+_HUGE = 0.005  # the share of calls on a GPU that may have so many
+_MOST_DRAWN = 20  # for one number
 
 
 @dataclass
@@ -34,6 +37,7 @@ class RandomCall:
     - options: the given arguments, by name.
     - context: one of `call_contexts.NAMES`.
     - memory: all memory that the call reads. No byte of it may change.
+    - left_out: the rules of `sdpa_crashes` for which this call was drawn in another's place.
     """
 
     words: dict[str, Any]
@@ -41,6 +45,7 @@ class RandomCall:
     options: dict[str, Any]
     context: str
     memory: list[torch.Tensor] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
 
 class Calls:
@@ -57,17 +62,25 @@ class Calls:
         self._device = device_of(module)
 
     def call(self, number: int) -> RandomCall:
-        return _Drawing(self._seed, number).call(
-            self._served, self._domain, self._dtype, self._device, self._contexts
-        )
+        left_out: list[str] = []
+        for drawn in range(_MOST_DRAWN):
+            drawing = _Drawing(f"{self._seed} {number} {drawn}", self._device)
+            call = drawing.call(self._served, self._domain, self._dtype, self._contexts)
+            crashes = rule(call.tensors, call.options)
+            if not crashes or drawing.rng.random() < MADE:
+                break
+            left_out.append(crashes)
+        call.left_out = left_out
+        return call
 
 
 class _Drawing:
     """Draws one call."""
 
-    def __init__(self, seed: int, number: int) -> None:
-        self.rng = random.Random(f"{seed} {number}")
-        self.generator = torch.Generator().manual_seed(self.rng.getrandbits(48))
+    def __init__(self, seed: str, device: torch.device) -> None:
+        self.rng = random.Random(seed)
+        self.device = device
+        self.generator = torch.Generator(device).manual_seed(self.rng.getrandbits(48))
         self.memory: list[torch.Tensor] = []
         self.words: dict[str, Any] = {}
 
@@ -76,16 +89,17 @@ class _Drawing:
         served: Sequence[Any],
         domain: Sequence[Any],
         dtype: torch.dtype,
-        device: torch.device,
         contexts: Sequence[tuple[float, str]],
     ) -> RandomCall:
         kind = self.chosen((0.6, "served"), (0.12, "domain"), (0.2, "any"), (0.08, "odd"))
-        sizes = self.sizes(kind, served, domain, device.type)
+        devices = self.devices(self.device)
+        on = "cpu" if "cpu" in devices else self.device.type
+        sizes = self.sizes(kind, served, domain, on)
         causal = self.rng.random() < 0.4
         if kind == "served" and self.rng.random() < 0.8:
             causal = self.causal
         shapes = self.shapes(sizes, odd=kind == "odd")
-        dtypes, devices = self.dtypes(dtype), self.devices(device)
+        dtypes = self.dtypes(dtype)
         layouts = self.layouts(shapes)
         values = self.chosen((0.86, "normal"), (0.08, "large"), (0.03, "zero"), (0.03, "infinite"))
         self.words |= {"shapes": [list(s) for s in shapes], "layouts": list(layouts)}
@@ -128,8 +142,8 @@ class _Drawing:
                 ({"seq_len_q": 1, "seq_len_k": 1 << 17}, {"seq_len_q": 1 << 16, "seq_len_k": 2},
                  {"batch": 70_000, "seq_len_q": 1, "seq_len_k": 2})
             )  # fmt: skip
-        huge = on == "cuda" and self.rng.random() < _HUGE_SHARE
-        return _small_enough(found, on, _HUGE if huge else 1)
+        is_huge = on == "cuda" and self.rng.random() < _HUGE
+        return _small_enough(found, on, _HUGE_ELEMENTS if is_huge else _MOST_ELEMENTS[on])
 
     def shapes(self, sizes: Sizes, odd: bool) -> list[tuple[int, ...]]:
         b, h, g, lq, lk, d = (
@@ -171,7 +185,7 @@ class _Drawing:
         return [self.rng.choice(list(LAYOUTS)) for _ in range(3)]
 
     def values(self, shape: tuple[int, ...], dtype: torch.dtype, kind: str) -> torch.Tensor:
-        found = torch.randn(shape, generator=self.generator)
+        found = torch.randn(shape, generator=self.generator, device=self.device)
         if kind == "large":
             found *= 10 ** self.rng.uniform(-6, 1.5)
         elif kind == "zero":
@@ -253,7 +267,7 @@ class _Drawing:
         shape = (*leading, self.rng.choice((lengths[0], 1)), lengths[1])
         if self.rng.random() < 0.05:
             shape = (*shape[:-1], shape[-1] + 1)
-        values = torch.randn(shape, generator=self.generator)
+        values = torch.randn(shape, generator=self.generator, device=self.device)
         kind = self.rng.choice(("bool", "float", "all", "none", "int"))
         self.words["mask"] = kind
         device = getattr(tensors[0], "device", "cpu")
@@ -261,8 +275,8 @@ class _Drawing:
         made = {
             "bool": lambda: values > -0.5,
             "float": lambda: values.to(dtype),
-            "all": lambda: torch.ones(shape, dtype=torch.bool),
-            "none": lambda: torch.zeros(shape, dtype=torch.bool),
+            "all": lambda: torch.ones_like(values, dtype=torch.bool),
+            "none": lambda: torch.zeros_like(values, dtype=torch.bool),
             "int": values.int,
         }[kind]()
         return self.kept(made.to(device))
@@ -272,7 +286,7 @@ def _said(value: Any) -> Any:
     return "a tensor" if isinstance(value, torch.Tensor) else repr(value)
 
 
-def _small_enough(sizes: Sizes, on: str, times: int) -> Sizes:
+def _small_enough(sizes: Sizes, on: str, most: int) -> Sizes:
     """Sizes whose reference takes a fraction of a second: the lengths are cut."""
 
     def scores() -> int:
@@ -282,7 +296,7 @@ def _small_enough(sizes: Sizes, on: str, times: int) -> Sizes:
         longest = max(sizes["seq_len_q"], sizes["seq_len_k"])
         return sizes["batch"] * sizes["heads"] * longest * sizes["head_dim"]
 
-    while scores() > times * _MOST_SCORES[on] or elements() > times * _MOST_ELEMENTS[on]:
+    while scores() > _MOST_SCORES[on] or elements() > most:
         longest = max(("seq_len_q", "seq_len_k", "batch"), key=lambda name: sizes[name])
         sizes[longest] = max(1, sizes[longest] // 2)
         if sizes[longest] == 1:

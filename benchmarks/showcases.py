@@ -78,6 +78,7 @@ SHOWCASES = (
     Showcase("softmax", "softmax", warm=1.3, cold=1.0),
     Showcase("rms_norm", "rms_norm", warm=1.3, cold=1.0),
     Showcase("add_rms_norm", "add_rms_norm", warm=1.15, copy_share=0.9),
+    Showcase("add_rms_norm_fp8", "add_rms_norm_fp8", warm=1.15, copy_share=0.9),
     Showcase("cross_entropy", "cross_entropy", warm=2.0),
     Showcase("linear", "linear", warm=0.97, weight=1.5),
     Showcase("linear_gelu", "linear_gelu", warm=0.9),

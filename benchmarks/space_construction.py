@@ -131,7 +131,7 @@ def bind(space: Space, folder: Path) -> BoundSpace:
         },
         "kernels": {
             "any": {
-                "source": "kernels/attention/attention_scalar.cpp",
+                "source": "kernels/attention/1_scalar.cpp",
                 "entry": "attention_forward",
                 "arguments": ["q", "k", "v", "out"],
             }

@@ -12,6 +12,7 @@ from evotune.backends.backend import Finding, Status, optional
 from evotune.cli import packages
 from evotune.engine.stop_signal import interruptible
 from evotune.execute.build_cache import default_cache_dir
+from evotune.problems.libraries.library_catalog import LIBRARIES, version
 from evotune.version import __version__
 
 
@@ -24,6 +25,7 @@ def examine() -> list[Finding]:
         Finding("evotune", Status.OK, __version__),
         *(_package(name) for name in packages.REQUIRED),
         optional("pyarrow", "parquet", "only `report --format parquet` needs it"),
+        *(_library(name) for name in LIBRARIES if name != "flex"),
         *(finding for needed, _ in found for finding in needed),
         *(finding for _, rest in found for finding in rest),
         *(_broken(line) for line in plugins.broken()),
@@ -36,6 +38,15 @@ def _package(name: str) -> Finding:
     if version:
         return Finding(name, Status.OK, version)
     return Finding(name, Status.MISSING, "not installed", packages.fix(name))
+
+
+def _library(name: str) -> Finding:
+    """The finding on a library whose attention can be a baseline."""
+    library, found = LIBRARIES[name], version(name)
+    if found:
+        return Finding(library.package, Status.OK, f"{found} (`baseline: {name}`)")
+    detail = f"not installed; only `baseline: {name}` needs it"
+    return Finding(library.package, Status.ABSENT, detail)
 
 
 def _broken(line: str) -> Finding:

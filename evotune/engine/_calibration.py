@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from evotune.execute.executor import Proposal
 from evotune.execute.local import LocalExecutor
+from evotune.problems.libraries.library_catalog import LIBRARIES
 from evotune.problems.problem import Case
 from evotune.trial import Json, Outcome
 
@@ -40,8 +41,9 @@ def calibrate(
 
 
 def _baseline_us(executor: LocalExecutor, cases: Sequence[Case], index: int) -> dict[str, Json]:
-    timings = executor.time_baselines(cases, index).timings
     chosen = executor.baselines
+    libraries = sorted(LIBRARIES.keys() & set(chosen.values()))
+    timings = executor.time_baselines(cases, libraries, index).timings
     return {t.case: t.time_us for t in timings if t.name == chosen[t.case]}
 
 

@@ -42,6 +42,7 @@ from evotune.execute.messages import (
     TimeBaselines,
     ToClusterWorker,
 )
+from evotune.problems.libraries.library_catalog import asked
 from evotune.regular_file import read_regular
 from evotune.scratch import scratch_folder
 from evotune.trial import Configuration, Outcome
@@ -149,7 +150,9 @@ class _RunHere:
 
     def time_baselines(self) -> BaselineReport:
         cases = self.setup.cases
-        return self.local.time_baselines([*cases[TIMED], *cases[HELD_OUT]])
+        return self.local.time_baselines(
+            [*cases[TIMED], *cases[HELD_OUT]], asked(self.setup.document.baseline)
+        )
 
     def calibrate(self, baselines: Mapping[str, str]) -> Calibrated:
         """This worker's device, measured against the chosen baselines with the space's default."""

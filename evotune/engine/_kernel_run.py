@@ -30,6 +30,7 @@ from evotune.execute.in_flight import Twin, Twins, speaks_for_its_code
 from evotune.execute.local import LocalExecutor
 from evotune.measure.agreement import agreement
 from evotune.problems import Case
+from evotune.problems.libraries.library_catalog import asked
 from evotune.run_options import RunOptions
 from evotune.store import RunStore
 from evotune.trial import Configuration, Json, Outcome, Trial
@@ -83,7 +84,9 @@ class KernelRun:
             executor.name_devices |= elsewhere
             executor.open_devices()
             executor.baselines = self._baselines(
-                lambda: executor.time_baselines(self._measured_cases())
+                lambda: executor.time_baselines(
+                    self._measured_cases(), asked(setup.document.baseline)
+                )
             )
             if len(setup.devices) > 1 or self._store.meta("devices"):
                 self._calibrate(executor)

@@ -5,23 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evotune.execute.executor import BaselineTiming
+from evotune.problems.libraries.library_catalog import FAMILY, LIBRARIES
 from evotune.problems.problem import Case
 from evotune.space.document import SpaceDocument
 
 
 def chosen_baseline(document: SpaceDocument, case: Case, timings: Sequence[BaselineTiming]) -> str:
     """`family:best` is the fastest of the family that passes the gate itself, `best` the fastest of
-    all. SpaceError when the case has no such baseline on this device."""
+    all; `library` is the family of optional libraries. SpaceError when the case has no such
+    baseline on this device, with the reasons of the libraries that were asked for."""
     usable = [t for t in timings if t.case == case.label and t.passed]
     family, _, member = document.baseline.partition(":")
-    if member == "best":
+    if member == "best" and family == FAMILY:
+        usable = [t for t in usable if t.name in LIBRARIES]
+    elif member == "best":
         usable = [t for t in usable if t.name.startswith(f"{family}:")]
     elif family != "best":
         usable = [t for t in usable if t.name == document.baseline]
     if not usable:
+        reasons = [
+            t.reason or f"{t.name}: its outputs are not within the limits of the gate"
+            for t in timings
+            if t.case == case.label and not t.passed and t.name in LIBRARIES
+        ]
         names = sorted({t.name for t in timings if t.case == case.label and t.passed})
         raise document.baseline_position.error(
             f"no baseline {document.baseline!r} for {case.label} on this device; "
             f"it has {', '.join(names) or 'none that fits its memory and is correct'}"
+            + "".join(f"; {reason}" for reason in reasons)
         )
     return min(usable, key=lambda t: t.time_us).name

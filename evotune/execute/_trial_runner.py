@@ -17,20 +17,19 @@ from typing import TypeAlias
 import msgspec
 
 from evotune.device.profile import DeviceProfile
-from evotune.device.session import LaunchFailure, Sampler, Session
+from evotune.device.session import LaunchFailure, Session
+from evotune.execute._baseline_timer import BaselineTimer
 from evotune.execute._champion_checks import Beside, ChampionChecks
 from evotune.execute._scoring import is_suspicious, needed_speedup, outcome_of
 from evotune.execute._timer import BaselineSamplers, CaseTimer
 from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTiming
 from evotune.execute.messages import TrialCase, TrialRequest
 from evotune.measure.paired import TimingSettings
-from evotune.measure.samplers import time_in_turn_us, warm_sampler
-from evotune.problems.problem import Case, Problem, Tensors
+from evotune.problems.problem import Case, Problem
 from evotune.trial import Domain, Measurement, Outcome, OutcomeKind
-from evotune.verify.accuracy import LIMITS, errors_against
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.kept_checks import checked_domain, worth_keeping
-from evotune.verify.pool import InputPool, InputSet
+from evotune.verify.pool import InputPool
 from evotune.verify.random_tests import run_random_tests
 
 Loaded: TypeAlias = tuple[TrialCase, Subject]
@@ -76,35 +75,12 @@ class TrialRunner:
         """Earlier candidates may have caused the last verdict: they overwrote inputs or references,
         or left no memory."""
 
-    def time_baselines(self, cases: Sequence[Case]) -> list[BaselineTiming]:
-        """Every baseline on every case, timed alone and held to the same error limits."""
-        timings: list[BaselineTiming] = []
-        for case in cases:
-            inputs = self._pool.get(case, "normal", 0)
-            passed: dict[str, bool] = {}
-            samplers: dict[str, Sampler] = {}
-            for name, call in self._problem.baselines(case, dict(inputs.inputs)).items():
-                with self._unless_too_large():
-                    passed[name] = _passes(call, inputs)
-                    samplers[name] = warm_sampler(self._session, [call], TimingSettings())
-            timings += [
-                BaselineTiming(case.label, name, time_us, passed[name])
-                for name, time_us in time_in_turn_us(samplers).items()
-            ]
-            samplers.clear()
-            self._session.free()
-        return timings
-
-    @contextlib.contextmanager
-    def _unless_too_large(self) -> Iterator[None]:
-        """Passes over a baseline that runs out of memory, as one that stores all attention scores
-        does at long lengths."""
-        try:
-            yield
-        except RuntimeError as error:
-            fault = self._session.fault(error)
-            if fault is None or fault.kind is not OutcomeKind.DEVICE_OOM:
-                raise
+    def time_baselines(
+        self, cases: Sequence[Case], libraries: Sequence[str] = ()
+    ) -> list[BaselineTiming]:
+        """Every baseline on every case, and those of the optional libraries named."""
+        timing = BaselineTimer(self._session, self._problem, self._pool)
+        return [each for case in cases for each in timing.of_case(case, libraries)]
 
     def copy_gbps(self) -> float:
         """Bandwidth of a large copy on this device, measured now; 0 where it is not measured."""
@@ -376,13 +352,6 @@ class TrialRunner:
         if reason:
             verdict.kind = OutcomeKind.TOO_FAST
             verdict.reason = f"{measurement.case}: {reason}"
-
-
-def _passes(call: Callable[[], Tensors], inputs: InputSet) -> bool:
-    """Whether a baseline's outputs are within the error limits that candidates must keep."""
-    return all(
-        LIMITS.hold(errors_against(value, inputs.expected[out])) for out, value in call().items()
-    )
 
 
 @contextlib.contextmanager

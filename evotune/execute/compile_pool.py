@@ -209,9 +209,8 @@ class CompilePool:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _spawn(self) -> Worker:
-        # The child imports CuPy, but a compiler must not open a GPU. A binary that NVRTC finds in
-        # the driver's cache comes without the log that states its registers.
-        environment = {"CUDA_VISIBLE_DEVICES": "", "CUDA_CACHE_DISABLE": "1"}
+        # The child imports CuPy, but a compiler must not open a GPU.
+        environment = {"CUDA_VISIBLE_DEVICES": ""}
         child = Child(COMPILE_WORKER, self._folder / "compile.log", environment)
         self._starting.add(child)
         return child

@@ -94,7 +94,7 @@ def _serve(channel: Channel, hello: Hello) -> None:
             if isinstance(request, BaselinesRequest):
                 with blaming():
                     _examine(problem, request.cases, session)
-                    timings = runner.time_baselines(request.cases)
+                    timings = runner.time_baselines(request.cases, request.libraries)
                 report = BaselineReport(tuple(timings), runner.copy_gbps())
                 channel.send(BaselinesTimed(token=request.token, report=report))
             elif isinstance(request, TrialRequest):

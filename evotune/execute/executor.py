@@ -70,12 +70,16 @@ class Proposal:
 
 
 class BaselineTiming(msgspec.Struct, frozen=True):
-    """One baseline on one case: its time alone in µs, and whether it passed the gate itself."""
+    """One baseline on one case: its time alone in µs, and whether it passed the gate itself.
+
+    `reason` says why a library that was asked for has no time; "" for a baseline that was timed.
+    """
 
     case: str
     name: str
     time_us: float
     passed: bool
+    reason: str = ""
 
 
 class BaselineReport(msgspec.Struct, frozen=True, tag=True):

@@ -147,10 +147,13 @@ class LocalExecutor:
             os.close(self._waker_fd)
             self._wake_fd = -1
 
-    def time_baselines(self, cases: Sequence[Case], index: int = 0) -> BaselineReport:
-        """All baselines on all cases on one device; nothing else may be running."""
+    def time_baselines(
+        self, cases: Sequence[Case], libraries: Sequence[str] = (), index: int = 0
+    ) -> BaselineReport:
+        """All baselines on all cases on one device, with those of the optional libraries named;
+        nothing else may be running."""
         device = self._devices[index]
-        device.start(BaselinesRequest(cases=tuple(cases)))
+        device.start(BaselinesRequest(cases=tuple(cases), libraries=tuple(libraries)))
         while True:
             answer: Answer | Outcome | None = None
             if device.child is not None:

@@ -70,9 +70,10 @@ class Hello(_OfDevice, frozen=True, tag=True, kw_only=True):
 
 
 class BaselinesRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """Time all baselines on these cases."""
+    """Time all baselines on these cases, with those of the optional `libraries` named."""
 
     cases: tuple[Case, ...]
+    libraries: tuple[str, ...] = ()
 
 
 class TrialCase(msgspec.Struct, frozen=True):

@@ -224,7 +224,7 @@ def _latency(case: Case) -> Limiter | None:
         worst, cycles = max(stalls.items(), key=lambda item: item[1])
         share = cycles / sum(stalls.values())
         rule = "no unit is busy for half of the time, and warps wait between instructions"
-        facts = (*_stall_facts(case), *_occupancy_facts(case), *busiest)
+        facts = (*_stall_facts(case), *_occupancy_facts(case), *_work_facts(case), *busiest)
         name = f"{LATENCY}: {worst}" if worst in STALLS else LATENCY
         return Limiter(name=name, share=share, rule=rule, evidence=facts)
     launch = case.largest
@@ -268,6 +268,21 @@ def _occupancy_facts(case: Case) -> Iterator[Fact]:
             f"bound by {resident.bound_by}",
             kind="static",
             numbers={"warps": resident.warps, "max_warps": resident.max_warps},
+        )
+
+
+def _work_facts(case: Case) -> Iterator[Fact]:
+    """The time in which the multiprocessors have no work: a short launch starts and ends them one
+    by one."""
+    counters = launch_counters(case.evidence)
+    busy = counters[0].multiprocessors_busy if counters else None
+    if busy is not None and 1 - busy >= _IDLE:
+        time_us = counters[0].time_us
+        yield Fact(
+            text=f"a multiprocessor has no work for {1 - busy:.0%} of the {time_us:.1f} µs that "
+            "the launch takes under the profiler",
+            kind="measured",
+            numbers={"busy": busy, "time_us": time_us},
         )
 
 

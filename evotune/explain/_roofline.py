@@ -69,7 +69,6 @@ def roofline_of(
 ) -> Roofline:
     """`time_us`: of one call on the case. `launches`: of one call, where there is no evidence."""
     counters = launch_counters(evidence)
-    at_work = 1 - idle_of(evidence, attributes)
     units = {
         unit.name: unit
         for unit in _modelled(
@@ -81,7 +80,8 @@ def roofline_of(
             attributes=attributes,
         )
     }
-    for unit in _counted(counters, ceilings, units, at_work):
+    idle = idle_of(evidence, attributes)
+    for unit in _counted(counters, ceilings, units, idle=idle, time_us=time_us):
         units[unit.name] = unit
     launches = len(evidence.launches) if evidence is not None and evidence.launches else launches
     if ceilings.launch_us and launches:
@@ -183,13 +183,20 @@ def _counted(
     counters: Sequence[Counters],
     ceilings: Ceilings,
     known: Mapping[str, Unit],
-    at_work: float,
+    *,
+    idle: float,
+    time_us: float,
 ) -> Iterable[Unit]:
-    """Shares by counters: means over the launches, by their times. Those of a multiprocessor's
-    parts were counted while it has work, which it has for `at_work` of the time."""
+    """Shares of the call's time by counters. Those of a multiprocessor's parts were counted while
+    it has work. How long that is the counters say too; else it is all but `idle` of the launch.
+
+    A profiled launch takes longer than a timed one, since its start is not hidden behind another
+    launch: in a short kernel the multiprocessors have no work for much of it.
+    """
     total = sum(one.time_us for one in counters)
     if not total:
         return
+    working_us = sum(_busy(one, idle) * one.time_us for one in counters)
     rates = {
         TENSOR: ceilings.tensor_flops,
         FMA: ceilings.fma_flops,
@@ -206,10 +213,14 @@ def _counted(
     counted[ISSUE] = _sum(one.instructions for one in counters)
     kind: Kind = "measured"
     for pipe, (name, unit) in _PIPES.items():
-        shares = [one.pipes.get(pipe, 0.0) * one.time_us for one in counters]
-        if not any(shares):
+        whole = name in (L2, DRAM)
+        busy_us = sum(
+            one.pipes.get(pipe, 0.0) * one.time_us * (1.0 if whole else _busy(one, idle))
+            for one in counters
+        )
+        if not busy_us:
             continue
-        share = sum(shares) / total * (1.0 if name in (L2, DRAM) else at_work)
+        share = busy_us / max(time_us, total if whole else working_us)
         demand = counted.get(name)
         if demand is None and name in known:
             demand = known[name].work
@@ -221,6 +232,11 @@ def _counted(
             share=share,
             kind=kind,
         )
+
+
+def _busy(counters: Counters, idle: float) -> float:
+    measured = counters.multiprocessors_busy
+    return 1 - idle if measured is None else measured
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

@@ -38,9 +38,12 @@ The sizes follow from the shapes. A call outside the domain, or on another devic
 _REST = """\
 `info()` tells the device, the launcher, the served regions, and the calls that no kernel served;
 `write_misses("cases.yaml")` writes those down. `check()` compares the kernels with the reference on
-this machine. `{name}/certificate.json` has the checks that each kernel passed, the figures, the
-versions and the SHA-256 of every file: a file with other bytes is not loaded. The modules whose
-names begin with `_` are evotune's, under the MIT license.
+this machine. Under another minor version of PyTorch, or another branch of the driver, kernels serve
+calls only after `check()` has passed in the same process.
+
+`{name}/certificate.json` has the checks that each kernel passed, the figures, the versions and the
+SHA-256 of every file: a file with other bytes is not loaded. The modules whose names begin with `_`
+are evotune's, under the MIT license.
 """
 
 

@@ -12,6 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from evotune.problems._attention_baselines import sdpa_call, unfused_call
 from evotune.problems._attention_scores import Scores
+from evotune.problems.libraries import calling
+from evotune.problems.libraries.library_catalog import LIBRARIES
 from evotune.problems.problem import Case, Tensors, TensorSpec
 from evotune.problems.rounding import rounding_of
 
@@ -167,12 +169,15 @@ def baselines(
     case: Case, specs: Sequence[TensorSpec], inputs: Tensors, only: str = ""
 ) -> dict[str, Callable[[], Tensors]]:
     """The SDPA backends that accept these inputs here, with the strides of `specs`, and the unfused
-    path. `only` names one that is known to be among them; the others are left out.
+    path. `only` names one that is known to be among them, or an optional library; the others are
+    left out.
 
     The backend that PyTorch would choose by itself is called plainly, without the context
     manager that forces a backend, so that its time is the time a user sees.
     """
     inputs = _laid_out(specs, inputs)
+    if only in LIBRARIES:
+        return calling.calls(case, inputs, only)
     usable: dict[str, Callable[[], Tensors]] = {}
     asked = sdpa_call(case, inputs)
     chosen = None

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 
 from evotune.problems.attention import Attention
 from evotune.problems.element_types import torch_dtype
+from evotune.problems.libraries import calling
+from evotune.problems.libraries.library_catalog import LIBRARIES
 from evotune.problems.problem import Case, Tensors
 from evotune.problems.rounding import rounding_of
 
@@ -222,44 +224,54 @@ def altered_indices(
 
 def baselines(case: Case, inputs: Tensors, only: str = "") -> dict[str, Callable[[], Tensors]]:
     """SDPA, sequence after sequence on keys that are gathered before, and SDPA on a padded batch.
-    Gathering and padding are not part of the calls, so both do less than a kernel."""
+    Gathering and padding are not part of the calls, so both do less than a kernel. SDPA gets a mask
+    only where is_causal does not say the same, since its fastest kernels take none."""
+    if only in LIBRARIES:
+        return calling.calls(case, inputs, only)
     found: dict[str, Callable[[], Tensors]] = {}
     parts = [
         (place, own) for _, place, own in sequences(case, inputs)
         if own["q"].shape[2] and own["k"].shape[2]
     ]  # fmt: skip
     if only in ("", "sdpa:looped"):
-        masks = [_mask(own["q"].shape[2], own["k"].shape[2], case, own["q"]) for _, own in parts]
+        masks = [_mask_of(case, *_lengths_of(own), own["q"].device) for _, own in parts]
         found["sdpa:looped"] = functools.partial(_looped, case, inputs["q"], parts, masks)
     if only in ("", "sdpa:padded"):
         found["sdpa:padded"] = _padded_call(case, inputs["q"], parts)
     return found
 
 
-def _mask(rows: int, keys: int, case: Case, like: torch.Tensor) -> torch.Tensor | None:
-    if not case.symbols["causal"]:
-        return None
-    ones = torch.ones(rows, keys, dtype=torch.bool, device=like.device)
-    return ones.tril(keys - rows)
+def _lengths_of(own: Tensors) -> tuple[int, int]:
+    return own["q"].shape[2], own["k"].shape[2]
+
+
+def _mask_of(case: Case, rows: int, keys: int, device: torch.device) -> dict[str, Any]:
+    """SDPA's options for the mask of one sequence. SDPA's is_causal is top left."""
+    if not case.symbols["causal"] or rows == 1:
+        return {}
+    if rows == keys:
+        return {"is_causal": True}
+    ones = torch.ones(rows, keys, dtype=torch.bool, device=device)
+    return {"attn_mask": ones.tril(keys - rows)}
+
+
+def _sdpa(
+    case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: dict[str, Any]
+) -> Any:
+    return F.scaled_dot_product_attention(
+        *(q, k, v),
+        **mask,
+        scale=float(case.symbols["softmax_scale"]),
+        enable_gqa=case.symbols["heads"] != case.symbols["kv_heads"],
+    )
 
 
 def _looped(
-    case: Case,
-    q: torch.Tensor,
-    parts: list[tuple[Any, Tensors]],
-    masks: list[torch.Tensor | None],
+    case: Case, q: torch.Tensor, parts: list[tuple[Any, Tensors]], masks: list[dict[str, Any]]
 ) -> Tensors:
     out = torch.zeros_like(q)
     for (place, own), mask in zip(parts, masks, strict=True):
-        found = F.scaled_dot_product_attention(
-            own["q"],
-            own["k"],
-            own["v"],
-            attn_mask=mask,
-            scale=float(case.symbols["softmax_scale"]),
-            enable_gqa=case.symbols["heads"] != case.symbols["kv_heads"],
-        )
-        out[place] = found[0].transpose(0, 1)
+        out[place] = _sdpa(case, own["q"], own["k"], own["v"], mask)[0].transpose(0, 1)
     return {"out": out}
 
 
@@ -274,26 +286,33 @@ def _padded_call(
             [F.pad(own[name], (0, 0, 0, most[name] - own[name].shape[2])) for _, own in parts]
         )
 
-    mask = torch.zeros(len(parts), 1, most["q"], most["k"], dtype=torch.bool, device=q.device)
-    for number, (_, own) in enumerate(parts):
-        rows, keys = own["q"].shape[2], own["k"].shape[2]
-        mask[number, 0, :rows, :keys] = True
-        if case.symbols["causal"]:
-            mask[number, 0, :rows, :keys].tril_(keys - rows)
+    mask = _mask_of_padded(case, [_lengths_of(own) for _, own in parts], q.device)
     queries, all_keys, values = (padded(name) for name in ("q", "k", "v"))
 
     def call() -> Tensors:
-        found = F.scaled_dot_product_attention(
-            queries,
-            all_keys,
-            values,
-            attn_mask=mask,
-            scale=float(case.symbols["softmax_scale"]),
-            enable_gqa=case.symbols["heads"] != case.symbols["kv_heads"],
-        )
+        found = _sdpa(case, queries, all_keys, values, mask)
         out = torch.zeros_like(q)
         for number, (place, own) in enumerate(parts):
             out[place] = found[number, :, : own["q"].shape[2]].transpose(0, 1)
         return {"out": out}
 
     return call
+
+
+def _mask_of_padded(
+    case: Case, lengths: list[tuple[int, int]], device: torch.device
+) -> dict[str, Any]:
+    """SDPA's options for a padded batch. Where each sequence has as many keys as rows, is_causal
+    hides the keys of the padding too, from all rows but those of the padding."""
+    causal = bool(case.symbols["causal"])
+    if len(set(lengths)) == 1:
+        return _mask_of(case, *lengths[0], device)
+    if causal and all(rows == keys for rows, keys in lengths):
+        return {"is_causal": True}
+    most_rows, most_keys = (max(each) for each in zip(*lengths, strict=True))
+    mask = torch.zeros(len(lengths), 1, most_rows, most_keys, dtype=torch.bool, device=device)
+    for number, (rows, keys) in enumerate(lengths):
+        mask[number, 0, :rows, :keys] = True
+        if causal:
+            mask[number, 0, :rows, :keys].tril_(keys - rows)
+    return {"attn_mask": mask}

@@ -222,5 +222,7 @@ class Problem(Protocol):
     def baselines(
         self, case: Case, inputs: Tensors, only: str = ""
     ) -> dict[str, Callable[[], Tensors]]:
-        """Every baseline (or the one named) that runs on the inputs' device, by name, as a
-        function to time."""
+        """Every baseline that runs on the inputs' device, by name, as a function to time. `only`
+        names a single one, which may be an optional library (`libraries/`): it is in no other
+        answer, and its function raises UnusableBaseline where the library cannot be called.
+        """

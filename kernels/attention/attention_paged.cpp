@@ -7,12 +7,12 @@
 //             seq_lens[i] keys. Entries of the table and slots of a page beyond the length are not read.
 //             CAUSAL: a sequence's last row sees all of its keys, the row before one less, and so on.
 // Types       float32; tables of int32. HEAD_DIM, PAGE_SIZE and CAUSAL are compiled in.
-// Tunables, as in attention_scalar.cpp, which explains the algorithm
+// Tunables, as in 1_scalar.cpp, which explains the algorithm
 //   BLOCK_N           keys per block.
 //   UNROLL            partial sums of a dot product; divides HEAD_DIM.
 //   SCHEDULE, CHUNK   how OpenMP hands out rows, and how many at a time.
 // Archs       any. Workspace: none.
-// Adds        to attention_scalar.cpp: a table between a key's number and its place.
+// Adds        to 1_scalar.cpp: a table between a key's number and its place.
 #include <algorithm>
 #include <cstddef>
 

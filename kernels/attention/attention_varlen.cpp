@@ -6,12 +6,12 @@
 //             rows cu_seqlens_q[i] to cu_seqlens_q[i + 1] - 1, and the keys likewise; either may be none.
 //             CAUSAL: a sequence's last row sees all of its keys, the row before one less, and so on.
 // Types       float32; tables of int32. HEAD_DIM and CAUSAL are compiled in.
-// Tunables, as in attention_scalar.cpp, which explains the algorithm
+// Tunables, as in 1_scalar.cpp, which explains the algorithm
 //   BLOCK_N           keys per block.
 //   UNROLL            partial sums of a dot product; divides HEAD_DIM.
 //   SCHEDULE, CHUNK   how OpenMP hands out rows, and how many at a time.
 // Archs       any. Workspace: none.
-// Adds        to attention_scalar.cpp: a search for the sequence of each row, since rows are dealt out one by one.
+// Adds        to 1_scalar.cpp: a search for the sequence of each row, since rows are dealt out one by one.
 #include <algorithm>
 #include <cstddef>
 

@@ -1,4 +1,4 @@
-// Choices of attention_mma.cu that a space may leave out. Here they become 0. A space numbers its choices from 1, so
+// Choices of 3_mma.cu that a space may leave out. Here they become 0. A space numbers its choices from 1, so
 // no choice has that value.
 //
 // Archs      any.

@@ -1,4 +1,4 @@
-// Finds the last of several blocks to have written, without waiting for any of them: MERGE counter of attention_mma.cu.
+// Finds the last of several blocks to have written, without waiting for any of them: MERGE counter of 3_mma.cu.
 //
 // Archs      sm_80 and later.
 // Reference  PTX ISA, "Memory Consistency Model" (fence.acq_rel).

@@ -1,6 +1,6 @@
-// A tile of attention_mma.cu: its rows, the keys that they see, and where all of them lie.
+// A tile of 3_mma.cu: its rows, the keys that they see, and where all of them lie.
 //
-// attention_mma.cu includes this file after its constants.
+// 3_mma.cu includes this file after its constants.
 //
 // Archs      sm_80 and later.
 #pragma once

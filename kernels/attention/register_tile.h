@@ -2,7 +2,7 @@
 //
 // Per step it loads a few vectors of B, broadcasts a few scalars of A, and updates every accumulator.
 // Archs      any that simd.h has vectors for.
-// Tunables   ROWS and COLS (template arguments), UNROLL, PARTS, PREFETCH. See attention_cpu.cpp.
+// Tunables   ROWS and COLS (template arguments), UNROLL, PARTS, PREFETCH. See 2_simd.cpp.
 // Reference  Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"; BLIS.
 #pragma once
 

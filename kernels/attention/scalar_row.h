@@ -1,5 +1,5 @@
 // One row of attention on the CPU by online softmax, wherever its keys and values lie: for attention_varlen.cpp and
-// attention_paged.cpp. attention_scalar.cpp explains it.
+// attention_paged.cpp. 1_scalar.cpp explains it.
 //
 // Types  float32. HEAD_DIM, BLOCK_N, UNROLL and SCHEDULE are compiled in.
 #pragma once

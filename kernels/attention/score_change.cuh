@@ -1,4 +1,4 @@
-// Features that change scores before their softmax, and the logarithm of a row's sum: for attention_mma.cu.
+// Features that change scores before their softmax, and the logarithm of a row's sum: for 3_mma.cu.
 //
 // Where scores change, the softmax meets them in units of log2(e), so that a weight is 2^(s - m) without a factor.
 // row_features.h says what the features are.

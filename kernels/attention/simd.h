@@ -2,7 +2,7 @@
 //
 // Archs      AVX-512F (16 lanes), AVX2 + FMA (8), and anything else GCC has vectors for (4).
 // Tunables   EXP_METHOD: poly3 and poly4 (8e-5 and 3e-6 relative, for bfloat16), poly5 (8e-8), poly6 (rounding only),
-//            libm. See attention_cpu.cpp.
+//            libm. See 2_simd.cpp.
 #pragma once
 
 #include <cmath>

@@ -1,14 +1,15 @@
 // One warp's work on a tile of attention: it copies, multiplies and weighs, block of keys by block of keys.
 //
-// attention_mma.cu includes this file after its constants and mma_tile.cuh, and explains how the pieces fit together.
+// 3_mma.cu includes this file after its constants and mma_tile.cuh, and explains how the pieces fit together. Others give
+// a Problem and a Tile of their own.
 //
 // Archs      sm_80 and later.
 // References Milakov & Gimelshein 2018 (online softmax); FlashAttention-2, Dao 2023.
 #pragma once
 
-#include "mma_tile.cuh"
 #include "part_merge.cuh"
 #include "row_copy.cuh"
+#include "score_change.cuh"
 
 namespace {
 

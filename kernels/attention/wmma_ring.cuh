@@ -1,6 +1,6 @@
 // The ring of stages through which K and V reach the warps that multiply, and the two ways to fill it.
 //
-// attention_wmma.cu includes this file after its constants, Problem, Tile and Walk. A stage holds K_TILE rows, of K or
+// 2_wmma.cu includes this file after its constants, Problem, Tile and Walk. A stage holds K_TILE rows, of K or
 // of V, in the order of Walk. A multiplying warp calls acquire(), works on the stage that it returns, and calls
 // release(). start_tile() waits for the tile's rows of Q, release_query() gives their memory back.
 //

@@ -1,6 +1,6 @@
 // One multiplying warp's work on a tile of attention: Q K^T, softmax and P V of its rows and its keys.
 //
-// attention_wmma.cu includes this file after its constants and Tile, and explains how the pieces fit together. A warp's
+// 2_wmma.cu includes this file after its constants and Tile, and explains how the pieces fit together. A warp's
 // scores and weights lie in an area of shared memory of its own, so that __syncwarp() is all it needs between them.
 //
 // Archs      sm_80 and later.

@@ -2,9 +2,9 @@
 //
 //   loss = log(sum(exp(logits))) - logits[target] for each row.
 //
-// Shapes    logits (rows, classes), target (rows, 3), loss (rows), contiguous, 16-byte aligned; any sizes >= 1. The
-//           target's class is 65536 target[0] + 256 target[1] + target[2], cut off at the last class.
-// Types     DTYPE in and out: float16, bfloat16 or float32; every sum in float32.
+// Shapes    logits (rows, classes), target (rows), loss (rows), contiguous, 16-byte aligned; any sizes >= 1, and
+//           0 <= target < classes.
+// Types     DTYPE in logits and loss: float16, bfloat16 or float32; target: int64; every sum in float32.
 // How       A thread has a running maximum and a sum of its own (online softmax: the sum is scaled when the maximum
 //           grows), and reads UNROLL vectors at a time. At the end the team's maximum scales all sums.
 // Tunables  WARPS_PER_ROW, ROWS, VECTOR_BYTES, LOAD: see row_team.cuh
@@ -62,7 +62,7 @@ __device__ __forceinline__ RunningSum sums_of_row(const Number* logits, const Pl
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
-    cross_entropy(const Number* logits, const Number* target, Number* loss, int rows, int classes) {
+    cross_entropy(const Number* logits, const long long* target, Number* loss, int rows, int classes) {
   const Place place(rows);
   const Number* row = logits + static_cast<long long>(place.row) * classes;
   RunningSum sums;
@@ -73,8 +73,5 @@ extern "C" __global__ void __launch_bounds__(kBlockThreads)
   const float top = reduce<Maximum, 0>(sums.top);
   const float sum = reduce<Sum, 1>(sums.sum * __expf(sums.top - top));
   if (!place.exists || place.thread > 0) return;
-  int number = 0;
-  for (int i = 0; i < 3; ++i) number = 256 * number + static_cast<int>(rintf(widened(target[3LL * place.row + i])));
-  number = min(max(number, 0), classes - 1);
-  narrow(logf(sum) + (top - widened(row[number])), loss[place.row]);
+  narrow(logf(sum) + (top - widened(row[target[place.row]])), loss[place.row]);
 }

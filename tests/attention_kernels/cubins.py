@@ -41,11 +41,11 @@ def hashes(space: str, device: str, values: Json) -> list[str]:
         for job in planner.compile_jobs(Configuration(values)):
             built = NvrtcCompiler().compile(job, cubin, timeout_s=120)
             assert not isinstance(built, CompileFailure), built.reason
-            found.append(hashlib.sha256(_instructions(cubin.read_bytes())).hexdigest())
+            found.append(hashlib.sha256(instruction_bytes(cubin.read_bytes())).hexdigest())
     return found
 
 
-def _instructions(elf: bytes) -> bytes:
+def instruction_bytes(elf: bytes) -> bytes:
     """The contents of all sections named .text.FUNCTION (64-bit ELF, as in elf.h)."""
     (table,) = struct.unpack_from("<Q", elf, 40)
     size, count, of_names = struct.unpack_from("<3H", elf, 58)

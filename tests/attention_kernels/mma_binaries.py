@@ -1,8 +1,9 @@
-"""Hashes of attention_mma.cu's machine code for contiguous tensors: data/mma_cubins.json.
+"""Hashes of 3_mma.cu's machine code for contiguous tensors: data/mma_cubins.json.
 
     python -m tests.attention_kernels.mma_binaries    # writes the table anew; minutes
 
-A change that is not about contiguous tensors must leave the table as it is.
+A change that is not about contiguous tensors must leave the table as it is. The hashes cover the
+functions' instructions, as those of `cubins`: a cubin's names have the kernel file's name in them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from evotune.device.launch import CompileFailure
 from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
 from evotune.trial import Configuration
+
+from .cubins import instruction_bytes
 
 TABLE = Path(__file__).with_name("data") / "mma_cubins.json"
 DEVICES = ("l4", "h200")  # sm_89 and sm_90a
@@ -48,7 +51,7 @@ def sha256(space: str, device: str, values: dict[str, Any], number: int) -> str:
         path = Path(folder) / "kernel.cubin"
         if isinstance(NvrtcCompiler().compile(job, path, timeout_s=120), CompileFailure):
             return ""
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(instruction_bytes(path.read_bytes())).hexdigest()
 
 
 def _planner(space: str, device: str) -> Any:

@@ -59,23 +59,21 @@ SCALAR_BYTES = "2 * BLOCK_N * (kKeyStride + VALUE_DIM) + 4 * WARPS * (HEAD_DIM +
 RUNGS = [
     Stated(
         "attention-scalar",
-        "attention/attention_scalar.cu",
+        "attention/1_scalar.cu",
         SCALAR_BYTES,
         defaults="constexpr int VALUE_DIM = HEAD_DIM;",
     ),
-    Stated(
-        "attention-wmma", "attention/attention_wmma.cu", WMMA_BYTES, ("attention/wmma_rows.cuh",)
-    ),
+    Stated("attention-wmma", "attention/2_wmma.cu", WMMA_BYTES, ("attention/wmma_rows.cuh",)),
     Stated(
         "attention-mma",
-        "attention/attention_mma.cu",
+        "attention/3_mma.cu",
         MMA_BYTES,
         ("attention/shared_rows.cuh", "attention/part_merge.cuh", "attention/split_merge.cuh"),
     ),
-    Stated("attention-tma", "attention/attention_tma.cu", "kSharedBytes"),
+    Stated("attention-tma", "attention/4_tma.cu", "kSharedBytes"),
     Stated(
         "attention-wgmma",
-        "attention/attention_wgmma.cu",
+        "attention/5_wgmma.cu",
         WGMMA_BYTES,
         registers=WGMMA_REGISTERS,
         registers_in_space="consumer_registers",

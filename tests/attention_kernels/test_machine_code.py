@@ -1,4 +1,4 @@
-"""ptxas keeps each softmax of attention_wgmma.cu beside the MMA that it is to run under.
+"""ptxas keeps each softmax of 5_wgmma.cu beside the MMA that it is to run under.
 
 `finish_first` in wgmma_product.cuh sees to that. Without it ptxas moves the exponentials behind
 the wait for that MMA, and nothing else shows it than the time.

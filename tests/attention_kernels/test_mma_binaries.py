@@ -1,4 +1,4 @@
-"""attention_mma.cu has one binary for contiguous tensors and one for views; needs NVRTC, no GPU."""
+"""3_mma.cu has one binary for contiguous tensors and one for views; needs NVRTC, no GPU."""
 
 from __future__ import annotations
 

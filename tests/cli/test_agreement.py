@@ -128,7 +128,7 @@ class Sent:
                 "#include <cstdio>\n__attribute__((constructor)) static void leave_a_mark() {\n"
                 f'  if (FILE* file = std::fopen("{self.mark}", "w")) std::fclose(file);\n}}\n'
             )
-            text = (kernels / "attention" / "attention_scalar.cpp").read_text()
+            text = (kernels / "attention" / "1_scalar.cpp").read_text()
             (space / "kernel.cpp").write_text('#include "header.h"\n' + text)
         else:
             (space / "space.yaml").write_text(PYTHON)

@@ -49,7 +49,7 @@ parameters: {BLOCK_N: [16, 32], UNROLL: [8], SCHEDULE: {choices: [static]}, CHUN
 budget: {trials: 2}
 """
 RECORDING = ROOT / "tests" / "data" / "synthetic_recording.json.gz"
-KERNEL = ROOT / "kernels" / "attention" / "attention_scalar.cpp"
+KERNEL = ROOT / "kernels" / "attention" / "1_scalar.cpp"
 
 
 class Downloads:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.cuda import _profiles, nvrtc_options
+from evotune.backends.cuda import _profiles, compiler, nvrtc_options
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.errors import EnvironmentProblem
@@ -196,3 +196,18 @@ def test_whether_a_kernel_uses_mbarriers_is_noted(tmp_path: Path) -> None:
     source = 'extern "C" __global__ void wait_mbarrier(unsigned at) {%s}'
     found = [compiled(tmp_path, source % body) for body in (waits, "")]
     assert [each["mbarriers"] for each in found if isinstance(each, dict)] == [1, 0]
+
+
+def test_the_drivers_cache_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A binary that NVRTC takes from there has no log, so that its registers are not known."""
+    given: list[str] = []
+    nvrtc = compiler._nvrtc()
+    compile_program = nvrtc.compileProgram
+
+    def note(program: object, options: list[str]) -> None:
+        given.extend(options)
+        compile_program(program, options)
+
+    monkeypatch.setattr(nvrtc, "compileProgram", note)
+    compiled(tmp_path, SOURCE)
+    assert ("--no-cache" in given) == (compiler.nvrtc_version() >= (12, 9))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.cuda import _profiles, _static_view
+from evotune.backends.cuda import _cubin, _profiles, _static_view
 from evotune.backends.cuda._ptx_view import classify as ptx_class
 from evotune.backends.cuda._ptx_view import read_functions as read_ptx
 from evotune.backends.cuda._sass import classify, is_waiting, read_functions
@@ -184,6 +184,26 @@ def test_a_cubin_shows_its_loop(tmp_path: Path) -> None:
     assert found.static_shared_bytes == 1024
     assert found.registers > 0
     assert found.code_bytes == 16 * sum(found.instructions.values())
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_a_cubin_states_the_registers_that_its_log_states(tmp_path: Path, arch: str) -> None:
+    asked = request(tmp_path, arch)
+    logged = asked.resources["entries"]["exponentials"]["registers"]
+    assert _cubin.read_registers(Path(asked.binary)) == {"exponentials": logged}
+    assert _cubin.with_registers({}, Path(asked.binary)) == {
+        "entries": {"exponentials": {"registers": logged}}
+    }
+    assert _cubin.with_registers(asked.resources, Path(asked.binary)) == asked.resources
+
+
+@pytest.mark.parametrize("size", [0, 3, 64, 700])
+def test_a_file_that_is_no_whole_cubin_states_nothing(tmp_path: Path, size: int) -> None:
+    asked = request(tmp_path)
+    (tmp_path / "cut").write_bytes(Path(asked.binary).read_bytes()[:size])
+    assert _cubin.read_registers(tmp_path / "cut") == {}
+    assert _cubin.read_registers(tmp_path / "missing") == {}
+    assert _cubin.with_registers({"registers": 9}, tmp_path / "cut") == {"registers": 9}
 
 
 def test_ptx_is_read_where_no_disassembler_is_found(

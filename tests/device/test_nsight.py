@@ -123,6 +123,15 @@ def test_conflicts_are_those_beyond_the_ideal_where_ncu_tells(ncu: Path) -> None
     assert found.counters.shared_conflicts == 500
 
 
+def test_a_share_over_the_whole_time_is_turned_into_one_over_the_time_with_work() -> None:
+    """ncu tells shared memory's over the whole time; a multiprocessor has work for 63% of it."""
+    name = "l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed"
+    known = "sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active"
+    (found,) = read_launches(table({known: "20"}).replace(known, name), "ncu")
+    assert found.counters.pipes["shared"] == pytest.approx(0.2 / (14.88 / 23.54))
+    assert found.counters.pipes["l2"] == pytest.approx(0.1164)
+
+
 def test_launches_keep_their_order(ncu: Path) -> None:
     found = read_launches(table({}, {"Kernel Name": "merge", "Grid Size": "(64, 1, 1)"}), "ncu")
     assert [(each.kernel, each.grid) for each in found] == [("attend", 128), ("merge", 64)]
@@ -145,6 +154,13 @@ def test_an_ncu_that_lacks_a_metric_is_asked_for_the_others(ncu: Path) -> None:
             "==PROF== Connected to process 7\n==ERROR== Profiling is not supported on device 0. "
             "It is newer than this version.\n",
             "ncu: Profiling is not supported on device 0. It is newer than this version.",
+        ),
+        (
+            "==PROF== Connected to process 7\nTraceback (most recent call last):\n  File x\n"
+            "RuntimeError: no kernel\nthe baseline flash does not run here\n"
+            "==PROF== Disconnected\n==ERROR== The application returned an error code (1).\n",
+            "ncu: The application returned an error code (1). The program said: RuntimeError: no "
+            "kernel; the baseline flash does not run here",
         ),
         (
             "cupy_backends.cuda.api.driver.CUDADriverError: CUDA_ERROR_INVALID_VALUE\n",

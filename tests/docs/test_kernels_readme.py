@@ -10,13 +10,31 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "kernels" / "attention"
 GUIDE = (FOLDER / "README.md").read_text()
-KERNELS = sorted(path for path in FOLDER.glob("attention_*") if path.suffix != ".md")
+RUNGS = sorted(path for path in FOLDER.glob("[0-9]_*") if path.suffix != ".md")
+KERNELS = [*RUNGS, *sorted(FOLDER.glob("attention_*"))]
+NAMED_FILE = re.compile(r"\b((?:[0-9]|attention)_\w+\.(?:cpp|cuh?|md))\b")
+TEXTS = (".cpp", ".cu", ".cuh", ".h", ".hpp", ".md", ".py", ".yaml")
 FILES = sorted(path.name for path in FOLDER.iterdir() if path.name != "README.md")
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_is_in_the_guide(name: str) -> None:
     assert f"`{name}`" in GUIDE, "the guide names every file of its folder"
+
+
+def test_the_folder_lists_the_rungs_in_the_order_of_the_guide() -> None:
+    climbed = re.findall(r"^(\d)\. \*\*\[`(\S+)`\]", GUIDE, re.M)
+    assert [name for _, name in climbed] == [each.name for each in RUNGS if each.suffix == ".cu"]
+    assert all(name.startswith(f"{number}_") for number, name in climbed)
+
+
+@pytest.mark.parametrize("folder", ["kernels", "search_spaces", "docs", "tests/attention_kernels"])
+def test_a_kernel_that_is_named_is_there(folder: str) -> None:
+    names = {each.name for each in FOLDER.iterdir()}
+    texts = [each for each in (ROOT / folder).rglob("*") if each.suffix in TEXTS]
+    named = {(each.name, name) for each in texts for name in NAMED_FILE.findall(each.read_text())}
+    assert named
+    assert not [(text, name) for text, name in named if name not in names]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "search_spaces").glob("attention_*.yaml")))

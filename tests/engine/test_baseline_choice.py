@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from execute.faulty import SPACE
 
@@ -24,3 +26,26 @@ def test_what_a_case_has_is_told_and_not_what_another_one_has() -> None:
         chosen_baseline(document, case, found)
     math = BaselineTiming(case.label, "sdpa:math", 5.0, passed=True)
     assert chosen_baseline(document, case, [*found, math]) == "sdpa:math"
+
+
+def test_a_library_is_chosen_by_name_and_as_the_fastest_of_its_family() -> None:
+    setup = load_setup(SPACE, "cpu")
+    case = setup.cases[TIMED][0]
+    found = [
+        BaselineTiming(case.label, "sdpa:flash", 1.0, passed=True),
+        BaselineTiming(case.label, "fa4", 3.0, passed=True),
+        BaselineTiming(case.label, "flashinfer", 2.0, passed=True),
+        BaselineTiming(case.label, "flex", 0.5, passed=False),
+        BaselineTiming(case.label, "fa2", 0.0, passed=False, reason="fa2: it has no float32"),
+    ]
+
+    def chosen(baseline: str) -> str:
+        return chosen_baseline(replace(setup.document, baseline=baseline), case, found)
+
+    assert chosen("fa4") == "fa4"
+    assert chosen("library:best") == "flashinfer"
+    assert chosen("best") == "sdpa:flash"
+    with pytest.raises(SpaceError, match=r"no baseline 'fa2'.*fa2: it has no float32$"):
+        chosen("fa2")
+    with pytest.raises(SpaceError, match="flex: its outputs are not within the limits"):
+        chosen("flex")

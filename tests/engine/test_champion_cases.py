@@ -23,7 +23,7 @@ problem:
   variants: [{{causal: false}}]
 kernels:
   scalar:
-    source: kernels/attention/attention_scalar.cpp
+    source: kernels/attention/1_scalar.cpp
     entry: attention_forward
     supports: {{head_dim: [32]}}
     define: [head_dim, causal]

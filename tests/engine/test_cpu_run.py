@@ -31,7 +31,7 @@ problem:
   variants: [{{causal: false}}, {{causal: true}}]
 kernels:
   scalar:
-    source: kernels/attention/attention_scalar.cpp
+    source: kernels/attention/1_scalar.cpp
     entry: attention_forward
     define: [head_dim, causal]
     arguments:
@@ -151,7 +151,7 @@ def test_a_run_killed_with_its_compilers_at_work_resumes_to_the_same_history(
     environment = json.loads(run.environment.read_text())
     assert {"torch", "deap"} <= set(environment["packages"])
     assert environment["device"]["backend"] == "cpu"
-    assert (run.sources / "kernels/attention/attention_scalar.cpp").is_file()
+    assert (run.sources / "kernels/attention/1_scalar.cpp").is_file()
 
 
 @pytest.mark.soak

@@ -215,6 +215,13 @@ def test_a_baseline_too_large_to_be_captured_is_left_out() -> None:
     assert session.freed == len(CASES)  # the next case gets the memory of this one's baselines
 
 
+def test_a_library_that_cannot_be_called_has_a_reason_in_place_of_a_time() -> None:
+    runner = TrialRunner(SmallSession(), PROFILE, PROBLEM, deterministic=True)
+    (refused,) = [t for t in runner.time_baselines(CASES[:1], ["fa4"]) if t.name == "fa4"]
+    assert (refused.passed, refused.time_us) == (False, 0.0)
+    assert refused.reason.startswith("fa4: ")
+
+
 def test_the_sanitizer_finds_memory_that_the_worker_needs_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

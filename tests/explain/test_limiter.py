@@ -107,6 +107,19 @@ def test_a_nearly_empty_last_wave_is_idle_too() -> None:
     assert (found.name, round(found.share or 0, 2)) == ("grid", 0.43)
 
 
+def test_shares_are_of_the_calls_time_not_of_the_time_with_work() -> None:
+    """A short kernel: under the profiler its start is 43% of the time, in a graph 28%."""
+    made = launch(pipes={"tensor": 0.6}, stalls={"wait": 1.2, "short_scoreboard": 0.5})
+    assert made.counters is not None
+    counters = msgspec.structs.replace(made.counters, time_us=5.76, multiprocessors_busy=0.566)
+    short = msgspec.structs.replace(made, counters=counters)
+    found = held_by(gathered(short), time_us=4.5)
+    assert found.name == "latency: wait"
+    assert any("no work for 43% of the 5.8 µs" in fact.text for fact in found.evidence)
+    (busy,) = (fact.numbers["tensor cores"] for fact in found.evidence if "busy:" in fact.text)
+    assert busy == pytest.approx(0.6 * 0.566 * 5.76 / 4.5)
+
+
 def test_without_counters_the_model_names_memory() -> None:
     """134 MB in 34 µs at 4 TB/s: the decode shape."""
     item = gathered(launch(counted=False))

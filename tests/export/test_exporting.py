@@ -64,7 +64,7 @@ def test_the_certificate_names_every_file_and_its_bytes(
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in inside.items()}
     assert certificate["files"] == hashes
     assert {"__init__.py", "dispatch.json", "sources/space.yaml"} <= hashes.keys()
-    assert "sources/kernels/attention/attention_cpu.cpp" in hashes
+    assert "sources/kernels/attention/2_simd.cpp" in hashes
     assert {path.parts[0] for path in map(Path, contents(tmp_path / "pkg"))} == {
         *("README.md", "_build.py", "attention_cpu", "pyproject.toml"),
     }
@@ -259,7 +259,7 @@ def test_each_case_gets_the_champion_with_the_greatest_lower_bound(
     for region in dispatch["served"]:
         first.setdefault(region["fixed"]["causal"], region["kernel"])
     assert first == {True: by_run[other.id], False: by_run[attention_run.id]}
-    sources = [name for name in certificate["files"] if name.endswith("attention_cpu.cpp")]
+    sources = [name for name in certificate["files"] if name.endswith("2_simd.cpp")]
     assert len(sources) == 2
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from tests.export.making import ROOT
+from tests.export.runtime.packages import imported
 
 SCRIPT = ROOT / "benchmarks" / "export_flash_tests.py"
 TESTS = """
@@ -21,8 +23,8 @@ import torch
 from flash_attn import (
     flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func, flash_attn_varlen_func
 )
-from flash_attn.bert_padding import pad
-from flash_attn.flash_attn_interface import _get_block_size_n
+from flash_attn.bert_padding import pad_input, unpad_input
+from flash_attn.flash_attn_interface import USE_TRITON_ROCM, _get_block_size_n, flash_attn_gpu
 from flash_attn.layers.rotary import apply_rotary_emb
 
 
@@ -59,13 +61,18 @@ def test_output(seqlen_q, seqlen_k, kvpacked, local, causal, d, dtype):
 
 
 def test_packed():
-    qkv = torch.randn(2, 16, 3, 4, 32)
+    qkv = torch.randn(2, 16, 3, 4, 32, device="cuda")
     out = flash_attn_qkvpacked_func(qkv, 0.0, causal=True)
     assert (out - reference(*qkv.unbind(2), True)).abs().max() < 1e-5
 
 
 def test_of_something_else():
-    flash_attn_varlen_func(pad)
+    flash_attn_varlen_func(pad_input)
+
+
+@pytest.mark.skipif(USE_TRITON_ROCM, reason="never")
+def test_of_compiled_code():
+    flash_attn_gpu.fwd(1)
 
 
 def test_dropout():
@@ -83,7 +90,6 @@ def checkout(tmp_path: Path) -> Path:
     for folder in ("flash_attn", "tests"):
         (tmp_path / folder).mkdir()
     (tmp_path / "flash_attn" / "__init__.py").write_text("import a_compiled_module")
-    (tmp_path / "flash_attn" / "bert_padding.py").write_text("pad = 1")
     return tmp_path
 
 
@@ -105,8 +111,43 @@ def test_the_claimed_tests_run_on_kernels_and_the_others_are_counted(
         "window": 12,
         "causal mask at the last key": 2,
         "flash_attn_varlen_func": 1,
+        "flash_attn_gpu": 1,
         "dropout": 1,
     }
+
+
+def test_tokens_are_packed_and_put_back(benchmark_module: Callable[[str], ModuleType]) -> None:
+    padding = benchmark_module("flash_padding")
+    hidden = torch.arange(1.0, 13.0).view(2, 3, 2)
+    mask = torch.tensor([[True, False, True], [False, True, False]])
+    tokens, places, begins, longest, lengths = padding.unpad_input(hidden, mask)
+    assert tokens.tolist() == [[1, 2], [5, 6], [9, 10]]
+    assert (places.tolist(), begins.tolist(), longest) == ([0, 2, 4], [0, 2, 3], 2)
+    assert begins.dtype == lengths.dtype == torch.int32
+    back = padding.pad_input(tokens, places, 2, 3)
+    assert torch.equal(back, hidden * mask[..., None])
+    *_, begins, longest, lengths = padding.unpad_input(hidden, mask, ~mask)
+    assert (begins.tolist(), longest, lengths.tolist()) == ([0, 3, 6], 3, [2, 1])
+
+
+def test_an_unserved_case_of_the_domain_fails(
+    benchmark_module: Callable[[str], ModuleType],
+    attention_cpu: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand_in = benchmark_module("flash_stand_in").StandIn
+    with imported(attention_cpu) as module:
+        functions = stand_in(module, anywhere=True)
+        q = torch.randn(2, 16, 4, 32)
+        functions.flash_attn_func(q, q, q)
+        assert functions.served == {"views": 1}
+        monkeypatch.setattr(
+            module, "attention", lambda q, k, v, **_: torch.nn.functional.softmax(q, -1)
+        )
+        with pytest.raises(pytest.fail.Exception, match="no kernel served a case of the domain"):
+            functions.flash_attn_func(q, q, q)
+        with pytest.raises(pytest.skip.Exception, match="outside the domain"):
+            functions.flash_attn_func(*[torch.randn(2, 16, 4, 40)] * 3)
 
 
 def test_a_folder_without_the_tests_is_told_in_a_line(

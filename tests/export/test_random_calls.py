@@ -79,6 +79,39 @@ def test_a_crash_is_a_finding_and_the_next_call_goes_on(tmp_path: Path) -> None:
     assert record["calls"] + len(record["crashes"]) == 40
 
 
+CRASHING_SDPA = """
+import os, torch
+from torch.nn import functional
+real = torch._C._nn.scaled_dot_product_attention
+made = [0]
+def scaled_dot_product_attention(q, *others, **named):
+    made[0] += 1
+    if made[0] > CALLS:
+        os.abort()
+    return real(q, *others, **named)
+torch._C._nn.scaled_dot_product_attention = scaled_dot_product_attention
+functional.scaled_dot_product_attention = scaled_dot_product_attention
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("calls", [0, 5])
+def test_a_crash_of_sdpa_is_its_own_on_any_path(
+    attention_cpu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(CRASHING_SDPA.replace("CALLS", str(calls)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    words = [str(attention_cpu), "--calls", "4", "-o", str(tmp_path / "found.json")]
+    done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, check=False)
+    record = json.loads((tmp_path / "found.json").read_text())
+    assert (record["crashes"], record["findings"], done.returncode) == ([], [], 0)
+    assert {crash["ended"] for crash in record["own_crashes"]} == {"SIGABRT"}
+    by = {crash["by"] for crash in record["own_crashes"]}
+    assert by == {"SDPA"} if calls == 0 else "SDPA in the place of hook" in by, by
+    assert all("shapes" in crash["words"] for crash in record["own_crashes"])
+    assert sum(record["verdicts"]["kernels"].values()) == len(record["own_crashes"])
+
+
 @pytest.mark.soak
 def test_20_000_calls_are_right(attention_cpu: Path, tmp_path: Path) -> None:
     output = tmp_path / "found.json"

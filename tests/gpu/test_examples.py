@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.gpu
 
 EVOTUNE = [sys.executable, "-m", "evotune"]
-_EXAMPLES = ["softmax", "rms-norm", "add-rms-norm", "cross-entropy"]
+_EXAMPLES = ["softmax", "rms-norm", "add-rms-norm", "add-rms-norm-fp8", "cross-entropy"]
 _HOPPER = ["linear", "linear-gelu", "linear-skinny"]
 
 

@@ -58,7 +58,9 @@ class PretendedDevice:
         finally:
             self._waiting.clear()
 
-    def time_baselines(self, cases: Sequence[Case]) -> BaselineReport:
+    def time_baselines(
+        self, cases: Sequence[Case], libraries: Sequence[str] = ()
+    ) -> BaselineReport:
         self.timed += [case.label for case in cases]
         names = ("sdpa:flash", "sdpa:math", "torch:softmax")
         timings = tuple(BaselineTiming(case.label, n, 10.0, True) for case in cases for n in names)

@@ -77,9 +77,18 @@ def test_the_reference_is_sdpa_on_each_sequence(problem: Any, kind: str, causal:
     assert (limits > 0).all()
 
 
-@pytest.mark.parametrize("problem", [VARLEN, PAGED], ids=lambda each: each.name)
-def test_baselines_compute_the_same(problem: Any) -> None:
-    this = case(problem)
+@pytest.mark.parametrize(
+    ("problem", "sizes"),
+    [
+        (VARLEN, {}),
+        (VARLEN, {"tokens_q": 90, "longest_q": 40}),  # as many keys as rows: is_causal is enough
+        (PAGED, {}),
+        (PAGED, {"lengths": "even"}),
+        (PAGED, {"lengths": "even", "queries": 1}),  # no mask at all
+    ],
+)
+def test_baselines_compute_the_same(problem: Any, sizes: dict[str, Value]) -> None:
+    this = case(problem, **sizes)
     inputs = problem.make_inputs(this, "normal", 2)
     wanted = problem.reference(this, inputs)["out"]
     calls = problem.baselines(this, inputs)

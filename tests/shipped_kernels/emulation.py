@@ -1,7 +1,7 @@
-"""A CUDA kernel of a user's problem compiled for the CPU and run as its space launches it.
+"""A shipped CUDA kernel compiled for the CPU and run as its space launches it.
 
-The files are compiled unchanged, except for the headers that hold only instructions, and for the
-line that declares shared memory.
+The files are compiled unchanged, except for the headers that hold only instructions, for the line
+that declares shared memory, and for the one instruction of strides.cuh.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ import yaml
 from evotune.engine.setup import load_setup
 from evotune.execute.executor import TIMED, CaseJob
 from evotune.problems import create_problem
+from evotune.problems.element_types import torch_dtype
 from evotune.problems.problem import Problem, Tensors
 from evotune.trial import Configuration, Value
 from tests.attention_kernels.hopper.emulation import COMPILER, addresses_of
+from tests.attention_kernels.warps.emulation import INSTRUCTION, SUM
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 _INSTRUCTIONS = (
     *("async_copy.cuh", "mma_sync.cuh", "element.cuh", "last_block.cuh"),
-    *("wgmma_product.cuh", "wgmma_tma.cuh", "tma_2d.cuh"),
+    *("wgmma_product.cuh", "wgmma_tma.cuh", "tma_2d.cuh", "e4m3.cuh"),
 )
 _DECLARED = "extern __shared__ __align__({}) unsigned char shared_memory[];\n"
-_FENCE = 4096  # elements before and behind each tensor, all NaN
+_FENCE = 4096  # elements before and behind each tensor, all NaN, or
+_NO_NUMBER = -(1 << 30)  # in a tensor of integers
 
 
 class _Launch(ctypes.Structure):
@@ -41,6 +44,10 @@ class _Launch(ctypes.Structure):
         ("shared_bytes", ctypes.c_int),
         ("seed", ctypes.c_uint),
     )
+
+
+class ModelComplaint(AssertionError):
+    """A launch did something that the device forbids, wrote beside a tensor, or left a counter."""
 
 
 class EmulatedKernel:
@@ -55,6 +62,7 @@ class EmulatedKernel:
         *,
         mistakes: Mapping[str, str] | None = None,
         device: str = "h200",
+        variant: Mapping[str, Value] | None = None,
     ) -> None:
         """`mistakes` maps texts of the kernel to wrong ones."""
         self._device = device
@@ -62,6 +70,8 @@ class EmulatedKernel:
         path = ROOT / "search_spaces" / f"{space}.yaml"
         self._space = {**yaml.safe_load(path.read_text()), "root": str(ROOT)}
         self._space["problem"] |= {"dtype": dtype, "held_out": []}
+        if variant is not None:
+            self._space["problem"]["variants"] = [dict(variant)]
         self._values = values
         self.problem: Problem = create_problem(self._space["problem"]["name"], dtype, ROOT)
         self._mistakes = dict(mistakes or {})
@@ -102,9 +112,9 @@ class EmulatedKernel:
         self._library = library
         rooms, views = {}, {}
         for spec in self.problem.tensors(job.case):
-            room = torch.full(
-                (spec.span + 2 * _FENCE,), torch.nan, dtype=getattr(torch, spec.dtype)
-            )
+            dtype = torch_dtype(spec.dtype)
+            fill = torch.nan if dtype.is_floating_point else _NO_NUMBER
+            room = torch.full((spec.span + 2 * _FENCE,), fill, dtype=dtype)
             room.share_memory_()
             view = room[_FENCE : _FENCE + spec.span].view(spec.shape)
             if not spec.is_output:
@@ -133,16 +143,24 @@ class EmulatedKernel:
             views[name].fill_(torch.nan)
         for name, room in rooms.items():
             same = torch.equal(room.view(torch.uint8), before[name].view(torch.uint8))
-            assert same or name in found, f"{name} was written"
-            fences = torch.cat([room[:_FENCE], room[-_FENCE:]])
-            assert bool(fences.isnan().all()), f"something was written beside {name}"
+            if not same and name not in found:
+                raise ModelComplaint(f"{name} was written")
+            for fence in (slice(_FENCE), slice(-_FENCE, None)):
+                found_there, put_there = (
+                    each[fence].view(torch.uint8) for each in (room, before[name])
+                )
+                if not torch.equal(found_there, put_there):
+                    raise ModelComplaint(f"something was written beside {name}")
+        for workspace, left in zip(job.plan.workspaces, scratch, strict=True):
+            if workspace.init == "zero_once" and bool(left.any()):
+                raise ModelComplaint(f"{workspace.name} is not 0 after a launch")
         return found
 
     def _build(self, job: CaseJob) -> ctypes.CDLL:
         left = dict(self._mistakes)
         own = ROOT / job.compile.source
         for source in sorted((ROOT / "kernels").glob("*/*.cu*"), key=lambda each: each != own):
-            text = source.read_text()
+            text = source.read_text().replace(INSTRUCTION, SUM)
             for alignment in (16, 128, 1024):
                 text = text.replace(_DECLARED.format(alignment), "")
             for right in [right for right in left if right in text]:
@@ -171,4 +189,5 @@ def _in_child(launch: Callable[[], object]) -> None:
         launch()
         os._exit(0)
     _, status = os.waitpid(child, 0)
-    assert status == 0, f"the model found a mistake, status {status}"
+    if status:
+        raise ModelComplaint(f"the model found a mistake, status {status}")

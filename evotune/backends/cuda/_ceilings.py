@@ -20,7 +20,7 @@ from evotune.device.evidence import Ceilings
 from evotune.device.profile import DeviceProfile
 from evotune.python_process import module_command
 
-_REVISION = 1
+_REVISION = 2
 """To be increased when the kernels or the way of measuring change."""
 _TENSOR_DTYPES = {"float16": 75, "bfloat16": 80}
 """The dtypes of which tensor cores multiply, and the first architecture that does."""

@@ -9,12 +9,16 @@ import contextlib
 import ctypes
 import functools
 import math
+import re
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 LIBRARY = "libcuda.so.1"
 MAP_BYTES = 128
+_VERSION_FILE = "/proc/driver/nvidia/version"
+_VERSION_BYTES = 96
 _MAP_ALIGNMENT = 64
 _FREE_SHARED_BYTES = 48 << 10  # a block that needs more must ask for it
 _STATIC_SHARED, _MOST_DYNAMIC_SHARED = 1, 8  # CUfunction_attribute
@@ -26,6 +30,27 @@ _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 _DATA_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9}
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
+
+
+def driver_version() -> str:
+    """The version of NVIDIA's driver, such as 580.95.05; "" where it cannot be found out."""
+    try:
+        words = Path(_VERSION_FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return _version_by_nvml()
+    found = re.search(r"\b\d{3,}\.\d[\d.]*", words)
+    return found[0] if found else _version_by_nvml()
+
+
+def _version_by_nvml() -> str:
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        text = ctypes.create_string_buffer(_VERSION_BYTES)
+        if nvml.nvmlInit_v2() or nvml.nvmlSystemGetDriverVersion(text, _VERSION_BYTES):
+            return ""
+    except (OSError, AttributeError):
+        return ""
+    return text.value.decode(errors="replace")
 
 
 class DriverError(OSError):

@@ -20,6 +20,7 @@ from ._cuda_driver import (
     call,
     capture_of,
     driver,
+    driver_version,
     in_context,
     is_current,
     outside_of_captures,
@@ -82,6 +83,10 @@ class Launcher:
 
     def current_index(self) -> int:
         return torch.cuda.current_device()
+
+    def driver_version(self) -> str:
+        """The driver's version here; "" where it cannot be found out."""
+        return driver_version()
 
     def load(self, path: Path, content: bytes, index: int) -> Code:
         """The machine code, on one device. OSError where it does not load."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
 from evotune.backends.backend import SanitizedCase
-from evotune.backends.cuda import _ceilings, _discover, _limits, _nsight, _static_view
+from evotune.backends.cuda import _ceilings, _cubin, _discover, _limits, _nsight, _static_view
 from evotune.backends.cuda._presence import gpus_present
 from evotune.device.channel import encode
 from evotune.device.evidence import (
@@ -39,6 +40,8 @@ def gather(request: EvidenceRequest) -> Evidence:
     """See `Backend.gather_evidence`."""
     missing: dict[str, str] = {}
     profile = request.profile
+    resources = _cubin.with_registers(request.resources, Path(request.binary))
+    request = msgspec.structs.replace(request, resources=resources)
     ceilings = _device_ceilings(profile, request.dtype, missing)
     views: Mapping[str, StaticView] = {}
     if "static" not in request.without:

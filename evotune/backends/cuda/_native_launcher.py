@@ -108,6 +108,10 @@ class Native:
         """The calls of a decision since the last time that it was asked."""
         return int(self._library.evotune_native_calls(number))
 
+    def forget(self) -> None:
+        """Has native code ask again about every case."""
+        self._library.evotune_native_forget()
+
     def _add(self, words: list[int]) -> int:
         array = (ctypes.c_int64 * len(words))(*map(int, words))
         return int(self._library.evotune_native_add(array))

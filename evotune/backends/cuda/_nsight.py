@@ -27,6 +27,8 @@ _PROGRAM = "ncu"
 _INSTALLED = "/opt/nvidia/nsight-compute/*/ncu"
 _VERSION = re.compile(r"Version (\d+\.\d+)")
 _ERROR = re.compile(r"^==ERROR== *(.+)$", re.MULTILINE)
+_PROGRAM_FAILED = "application returned an error code"
+_TOLD_LINES = 2
 _FORBIDDEN = "ERR_NVGPUCTRPERM"
 FORBIDDEN = (
     f"{_FORBIDDEN}: this user may not read the GPU's counters; fix: run as root (a container: with "
@@ -59,6 +61,7 @@ _PIPES = {
     "shared": (_WAVEFRONTS, "l1tex__data_pipe_lsu_wavefronts"),
 }
 """The pipe -> ncu's metrics for it; names differ between its versions and GPUs."""
+_WHOLE_TIME = ("l2", "dram")  # beside the multiprocessors: their shares are over the whole time
 _STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+?)_per_issue_active")
 _NOT_STALLS = ("selected", "not_selected")
 _UNITS = {
@@ -138,10 +141,14 @@ def reason(output: str, status: int) -> str:
     """Why the output has no launch, in one line."""
     if _FORBIDDEN in output:
         return FORBIDDEN
+    lines = [" ".join(line.split()) for line in output.splitlines() if line.strip("= ")]
+    own = [line for line in lines if not line.startswith("==")]
     if found := _ERROR.search(output):
-        return f"{_PROGRAM}: {' '.join(found[1].split())}"
-    words = [line.strip() for line in output.splitlines() if line.strip("= ")]
-    said = words[-1] if words else f"it ended with status {status}"
+        said = f"{_PROGRAM}: {' '.join(found[1].split())}"
+        # The lines before this one are the program's; its last ones tell why it failed.
+        told = "; ".join(own[-_TOLD_LINES:]) if _PROGRAM_FAILED in found[1] else ""
+        return f"{said} The program said: {told}" if told else said
+    said = lines[-1] if lines else f"it ended with status {status}"
     return f"{_PROGRAM} saw no launch: {said}"
 
 
@@ -197,7 +204,11 @@ def _product(extents: str | None) -> int:
 
 
 def _counters(values: Mapping[str, float], source: str) -> Counters:
-    pipes = {pipe: _share(values, names) for pipe, names in _PIPES.items()}
+    busy = _busy(values)
+    pipes = {
+        pipe: _share(values, names, 1.0 if pipe in _WHOLE_TIME else busy or 1.0)
+        for pipe, names in _PIPES.items()
+    }
     stalls = {found[1]: value for name, value in values.items() if (found := _STALL.match(name))}
     registers = values.get("launch__registers_per_thread")
     active = values.get("sm__warps_active.avg.pct_of_peak_sustained_active")
@@ -213,7 +224,7 @@ def _counters(values: Mapping[str, float], source: str) -> Counters:
         l2_bytes=values.get("lts__t_bytes.sum"),
         registers=None if registers is None else round(registers),
         warps_active=None if active is None else active / 100,
-        multiprocessors_busy=_busy(values),
+        multiprocessors_busy=busy,
     )
 
 
@@ -229,14 +240,15 @@ def _first(values: Mapping[str, float], names: Iterable[str]) -> float:
     return next((values[name] for name in names if name in values), 0.0)
 
 
-def _share(values: Mapping[str, float], metrics: Iterable[str]) -> float | None:
-    """A pipe's share of its peak, 0 to 1, while it has work; where only that over the whole time is
-    known, that one."""
+def _share(values: Mapping[str, float], metrics: Iterable[str], busy: float) -> float | None:
+    """A pipe's share of its peak, 0 to 1, while there is work, which is `busy` of the time. ncu
+    gives some shares over the whole time only."""
     for metric in metrics:
         for over in ("active", "elapsed"):
             name = f"{metric}.avg.pct_of_peak_sustained_{over}"
             if name in values:
-                return values[name] / 100
+                share = values[name] / 100
+                return min(1.0, share / busy) if over == "elapsed" else share
     return None
 
 

@@ -43,25 +43,29 @@ extern "C" __global__ void __launch_bounds__(1024) fma_peak(float* memory, int r
   keep(sum, memory);
 }
 
-// CHAINS x STEPS instructions of each thread a round, in turn for the FMA pipe and for the ALU: neither takes one from
-// every issue slot on all GPUs.
+// CHAINS x STEPS instructions of each thread a round: additions for the FMA pipes, rotations for the ALU. Neither pipe
+// alone takes an instruction from every issue slot on all GPUs. A quarter of the registers' operands are for the ALU,
+// which takes half an instruction a cycle; half of them where the FMA pipes do no more than that either.
+// Each instruction reads one register: the register file of a scheduler delivers two operands a cycle, so instructions
+// of three operands (fma, prmt) issue in 1.5 cycles unless the operand caches hold some, which a change between pipes
+// prevents.
+#define ALU_CHAINS (__CUDA_ARCH__ == 750 || __CUDA_ARCH__ == 800 ? CHAINS / 2 : CHAINS / 4)
 extern "C" __global__ void __launch_bounds__(1024) issue_peak(float* memory, int rounds) {
-  const float a = memory[0], b = memory[1];
-  const unsigned select = __float_as_uint(memory[2]), word = __float_as_uint(memory[3]);
-  float x[CHAINS / 2];
-  unsigned y[CHAINS / 2];
-  for (int i = 0; i < CHAINS / 2; ++i) x[i] = memory[i], y[i] = __float_as_uint(memory[i + 4]);
+  constexpr int alu_each = CHAINS / (ALU_CHAINS);
+  float x[CHAINS];
+  for (int i = 0; i < CHAINS; ++i) x[i] = memory[i];
 #pragma unroll 1
   for (int round = 0; round < rounds; ++round)
 #pragma unroll
     for (int step = 0; step < STEPS; ++step)
 #pragma unroll
-      for (int i = 0; i < CHAINS / 2; ++i) {
-        asm volatile("fma.rn.f32 %0, %0, %1, %2;" : "+f"(x[i]) : "f"(a), "f"(b));
-        asm volatile("prmt.b32 %0, %0, %1, %2;" : "+r"(y[i]) : "r"(word), "r"(select));
-      }
+      for (int i = 0; i < CHAINS; ++i)
+        if (i % alu_each == 0)
+          asm volatile("shf.l.wrap.b32 %0, %0, %0, 1;" : "+f"(x[i]));
+        else
+          asm volatile("add.f32 %0, %0, 0f3F800000;" : "+f"(x[i]));
   float sum = 0;
-  for (int i = 0; i < CHAINS / 2; ++i) sum += x[i] + __uint_as_float(y[i]);
+  for (int i = 0; i < CHAINS; ++i) sum += x[i];
   keep(sum, memory);
 }
 

@@ -32,6 +32,10 @@ from evotune.errors import EnvironmentProblem
 from evotune.trial import Json, OutcomeKind
 
 FLAGS = ("--std=c++17", "--ptxas-options=-v")
+_NO_CACHE = "--no-cache"
+"""Where NVRTC has a cache (that of the driver), a binary from there comes without the log that
+states its registers and spills."""
+_CACHES_SINCE = (12, 9)
 _LOG_BYTES = 16_384
 _COMPILATION_FAILED = 6  # nvrtcResult for an error in the source; others are the compiler's
 _INVALID_OPTION = 5
@@ -91,12 +95,16 @@ def _wheel_version() -> str:
     return ""
 
 
+def _flags() -> tuple[str, ...]:
+    return (*FLAGS, _NO_CACHE) if nvrtc_version() >= _CACHES_SINCE else FLAGS
+
+
 @functools.cache
 def _version() -> str:
     major, minor = nvrtc_version()
     patch = _wheel_version()
     release = f"NVRTC {major}.{minor}{f' ({patch})' if patch else ''}"
-    return " ".join((f"{release} ({headers_version(major)})", *FLAGS))
+    return " ".join((f"{release} ({headers_version(major)})", *_flags()))
 
 
 class NvrtcCompiler:
@@ -142,7 +150,7 @@ def _compiled(job: CompileJob) -> Iterator[Any]:
         reason = f"{job.source} is not UTF-8 text ({error.reason} at byte {error.start})"
         yield CompileFailure(OutcomeKind.COMPILE_ERROR, reason, "", 0.0)
         return
-    options = [f"--gpu-architecture={job.arch}", *FLAGS, *job.options]
+    options = [f"--gpu-architecture={job.arch}", *_flags(), *job.options]
     # No folder is added for quoted includes, which are found only beside the including file: the
     # scan of the sources, and so the cache's key, knows no other place.
     options += [f"-I{folder}" for folder in search_folders(nvrtc_version()[0])]

@@ -139,6 +139,10 @@ class AttentionCalls:
             self._note(Call(q, k, v, is_causal, scale, enable_gqa))
         return out
 
+    def forget(self) -> None:
+        """Forgets the misses that every call with some shapes was."""
+        self._lost.clear()
+
     def _lost_before(
         self,
         q: torch.Tensor,

@@ -3,6 +3,7 @@
 A call is served when all of this holds; `misses` counts the others by these kinds:
 
 - device: the device is the model that was measured, with as many multiprocessors or threads.
+- version: PyTorch and the driver are those of the measurements, or `check` has passed here.
 - dtype: all three tensors have the dtype of the kernels.
 - mask, dropout: there is none.
 - grad: no input requires grad, or grad mode is off.
@@ -94,8 +95,7 @@ class AttentionKernels:
         if decision is None:
             decision = self.decide(Call(q, k, v, is_causal, scale, enable_gqa))
             if len(self._decisions) >= _MOST_DECISIONS:
-                self._earlier_calls = self.calls()
-                self._decisions.clear()
+                self.forget()
             decision = self._decisions.setdefault(key, decision)
         if type(decision) is Missed:
             decision.count()
@@ -115,12 +115,27 @@ class AttentionKernels:
             decision.calls += 1
         return out
 
-    def decide(self, call: Call) -> Served | Missed:
+    def run_unaccepted(self, call: Call) -> torch.Tensor | None:
+        """The output, or None when the call is not served, whatever the versions here are. Nothing
+        is remembered, so that no other call is served."""
+        decision = self.decide(call, any_version=True)
+        if isinstance(decision, Missed):
+            return None
+        out = torch.empty_like(call.q)
+        decision.launch(*call[:3], out)
+        return out
+
+    def forget(self) -> None:
+        """Forgets the decisions."""
+        self._earlier_calls = self.calls()
+        self._decisions.clear()
+
+    def decide(self, call: Call, any_version: bool = False) -> Served | Missed:
         """The kernel bound to the case, or the miss."""
         q, k, v = call[:3]
         if len({q.device, k.device, v.device}) > 1:
             return self.missed(call, Refused(DEVICE, "the tensors are on several devices"))
-        choice = self.chosen(call, q.device)
+        choice = self.chosen(call, q.device, any_version)
         if isinstance(choice, Choice):
             launch = self.kernels.bound(choice, _NAMES, q.device)
             if not isinstance(launch, Refused):
@@ -136,11 +151,13 @@ class AttentionKernels:
         words = f"a tensor begins at no multiple of {ALIGNMENT} bytes"
         return self.missed(call, Refused("alignment", words))
 
-    def chosen(self, call: Call, device: torch.device) -> Choice | Refused:
+    def chosen(
+        self, call: Call, device: torch.device, any_version: bool = False
+    ) -> Choice | Refused:
         """The kernel for such a call on `device`. Reads the tensors' shapes, strides and dtypes
         only, so that tensors without memory do."""
         q, k, v = call[:3]
-        if refused := self.kernels.refused(device):
+        if refused := self.kernels.refused(device, any_version):
             return refused
         dtypes = {q.dtype, k.dtype, v.dtype}
         if dtypes != {self.dtype}:

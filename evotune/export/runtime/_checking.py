@@ -54,17 +54,17 @@ def check_attention(
     kernels: AttentionKernels, attempt: Callable[..., torch.Tensor | None]
 ) -> Result:
     """Calls every case that was timed and is served, on seeded inputs. A kernel's largest error
-    against float64 may be twice that of SDPA and one rounding. Prints a table."""
+    against float64 may be twice that of SDPA and one rounding. Where the versions here are refused,
+    kernels are called without `attempt`, which would not call them."""
+    any_version = bool(kernels.kernels.versions.refusal())
     device = torch.device(kernels.kernels.device_type)
     rows = []
     for symbols in kernels.dispatch.exact_cases():
         try:
-            rows.append(_checked(kernels, attempt, symbols, device))
+            rows.append(_checked(kernels, None if any_version else attempt, symbols, device))
         except RuntimeError as error:  # no such device, or not enough memory
             rows.append(Row(_words(symbols), 0.0, 0.0, str(error).splitlines()[0]))
-    result = Result(tuple(rows))
-    print(result)
-    return result
+    return Result(tuple(rows))
 
 
 def _words(symbols: dict[str, Any]) -> str:
@@ -83,7 +83,7 @@ def _kv_heads(symbols: dict[str, Any]) -> int:
 
 def _checked(
     kernels: AttentionKernels,
-    attempt: Callable[..., torch.Tensor | None],
+    attempt: Callable[..., torch.Tensor | None] | None,
     symbols: dict[str, Any],
     device: torch.device,
 ) -> Row:
@@ -100,10 +100,14 @@ def _checked(
     grouped = q.shape[1] != k.shape[1]
     case = _words(symbols)
     with torch.no_grad():
-        decision = kernels.decide(Call(q, k, v, causal, scale, grouped))
+        call = Call(q, k, v, causal, scale, grouped)
+        decision = kernels.decide(call, any_version=attempt is None)
         if isinstance(decision, Missed):
             return Row(case, 0.0, 0.0, f"not served ({decision.kind}): {decision.words}")
-        out = attempt(q, k, v, None, 0.0, causal, scale, grouped)
+        if attempt is None:
+            out = kernels.run_unaccepted(call)
+        else:
+            out = attempt(q, k, v, None, 0.0, causal, scale, grouped)
         if out is None:
             return Row(case, 0.0, 0.0, "not served")
         known = sdpa(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
@@ -144,8 +148,9 @@ def _errors(
 
 
 def check_problem(kernels: ProblemKernels) -> Result:
-    """Calls every timed case on seeded inputs. Where there is a fallback, results may differ from
-    its by a hundred roundings of the largest value; else two calls must give the same bits."""
+    """Calls every timed case on seeded inputs, whatever the versions here are. Where there is a
+    fallback, results may differ from its by a hundred roundings of the largest value; else two
+    calls must give the same bits."""
     device = torch.device(kernels.kernels.device_type)
     rows = []
     for symbols in kernels.dispatch.exact_cases():
@@ -154,9 +159,7 @@ def check_problem(kernels: ProblemKernels) -> Result:
             rows.append(_checked_problem(kernels, symbols, case, device))
         except (RuntimeError, NotServed) as error:  # no such device, not enough memory, a miss
             rows.append(Row(case, 0.0, 0.0, str(error).splitlines()[0]))
-    result = Result(tuple(rows))
-    print(result)
-    return result
+    return Result(tuple(rows))
 
 
 def _checked_problem(
@@ -171,9 +174,9 @@ def _checked_problem(
     ]
     options = {name: symbols[name] for name in kernels.sizes.options if name in symbols}
     with torch.no_grad():
-        found = kernels.run(tensors, options)
+        found = kernels.run(tensors, options, any_version=True)
         if kernels.fallback is None:
-            known, allowed = kernels.run(tensors, options), 0.0
+            known, allowed = kernels.run(tensors, options, any_version=True), 0.0
         else:
             given = kernels.fallback(*tensors, **options)
             known = (given,) if isinstance(given, torch.Tensor) else tuple(given.values())

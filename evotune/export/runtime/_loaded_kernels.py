@@ -13,10 +13,12 @@ import torch
 
 from ._certificate import Contents, Damaged
 from ._dispatch import Choice
+from ._measured_versions import MeasuredVersions
 
 DAMAGED = "damaged file"
 DEVICE = "device"
 NO_KERNEL = "no kernel for the device"
+VERSION = "version"
 
 
 class Refused(NamedTuple):
@@ -36,6 +38,8 @@ class LoadedKernels:
         self.device_type: str = module.DEVICE_TYPE
         self.device_name = str(device["name"])
         self.launcher = module.Launcher(device, _native_files(contents))
+        driver_version = getattr(self.launcher, "driver_version", lambda: "")
+        self.versions = MeasuredVersions(contents.certificate, driver_version)
         self._modules: dict[tuple[str, int], Any] = {}
         self._refusals: dict[int, str] = {}
         self._lock = threading.Lock()
@@ -44,8 +48,9 @@ class LoadedKernels:
     def _renew_lock(self) -> None:
         self._lock = threading.Lock()
 
-    def refused(self, device: torch.device) -> Refused | None:
-        """Why no kernel may run on the device; None when kernels may."""
+    def refused(self, device: torch.device, any_version: bool = False) -> Refused | None:
+        """Why no kernel may run on the device; None when kernels may. With `any_version` the
+        versions of PyTorch and of the driver are no reason."""
         if self._contents.damage:
             return Refused(DAMAGED, self._contents.damage)
         if device.type != self.device_type:
@@ -53,8 +58,10 @@ class LoadedKernels:
         index = index_of(device)
         if index not in self._refusals:
             self._refusals[index] = self.launcher.refusal(index)
-        words = self._refusals[index]
-        return Refused(DEVICE, words) if words else None
+        if words := self._refusals[index]:
+            return Refused(DEVICE, words)
+        words = "" if any_version else self.versions.refusal()
+        return Refused(VERSION, words) if words else None
 
     def bound(
         self, choice: Choice, names: Sequence[str], device: torch.device

@@ -64,6 +64,10 @@ class NativeDecisions:
             self._told.append((number, decision))
         return 0
 
+    def forget(self) -> None:
+        """Has native code ask again about every case. Its counts stay."""
+        self._native.forget()
+
     def collect(self) -> None:
         """Adds the calls since the last time to the misses and to `calls`."""
         with self._lock:

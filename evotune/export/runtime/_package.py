@@ -84,7 +84,7 @@ class AttentionPackage:
             "package": self._name,
             "operator": f"torch.ops.{self._operator.namespace}.{ATTENTION}",
             **device_facts(self._contents, self._loaded),
-            **version_facts(self._contents),
+            **version_facts(self._contents, self._loaded),
             **self._loaded.facts(),
             "active": self._hook.is_active,
             "served": self._kernels.dispatch.regions(),
@@ -93,9 +93,24 @@ class AttentionPackage:
         }
 
     def check(self) -> Result:
-        """Compares every case that was timed and is served with SDPA on this machine, prints a
-        table, and returns the result, which is true when all agree."""
-        return check_attention(self._kernels, self._calls.attempt)
+        """Compares every case that was timed and is served with SDPA and float64 on this machine,
+        prints a table, and returns the result, which is true when all agree.
+
+        Where PyTorch or the driver are not those of the measurements, a check that passes lets the
+        kernels serve from then on, in this process. Functions that torch.compile has compiled
+        before stay as they are.
+        """
+        return _checked(
+            self._loaded,
+            lambda: check_attention(self._kernels, self._calls.attempt),
+            self._forget,
+        )
+
+    def _forget(self) -> None:
+        self._kernels.forget()
+        self._calls.forget()
+        if self._operator.decisions is not None:
+            self._operator.decisions.forget()
 
 
 class ProblemPackage:
@@ -126,7 +141,7 @@ class ProblemPackage:
             "package": self._name,
             "operator": f"torch.ops.{self._calls.namespace}.{self._kernels.call_name}",
             **device_facts(self._contents, self._loaded),
-            **version_facts(self._contents),
+            **version_facts(self._contents, self._loaded),
             **self._loaded.facts(),
             "served": self._kernels.dispatch.regions(),
             "calls": self._kernels.calls,
@@ -135,5 +150,26 @@ class ProblemPackage:
 
     def check(self) -> Result:
         """Calls every case that was timed and is served; compares it with the fallback where there
-        is one, otherwise with itself, bit for bit. Prints a table, and returns the result."""
-        return check_problem(self._kernels)
+        is one, otherwise with itself, bit for bit. Prints a table, and returns the result. Where
+        versions differ, a check that passes lets the kernels serve, as those of attention."""
+        return _checked(self._loaded, lambda: check_problem(self._kernels), self._kernels.forget)
+
+
+def _checked(
+    loaded: LoadedKernels, check: Callable[[], Result], forget: Callable[[], None]
+) -> Result:
+    """The result of a check, which is printed. Versions that it accepts are checked once more, by
+    the way that calls take from then on; `forget` forgets decisions that were made before."""
+    versions, result = loaded.versions, check()
+    refusal = versions.refusal()
+    if result and refusal:
+        versions.accepted = True
+        forget()
+        result = check()
+        if not result:
+            versions.accepted = False
+            forget()
+    print(result)
+    if result and refusal:
+        print(f"{versions.difference()}: the kernels serve calls of this process from now on")
+    return result

@@ -52,19 +52,24 @@ class ProblemKernels:
         self._decisions: dict[Any, Ready | Refused] = {}
 
     def run(
-        self, tensors: Sequence[torch.Tensor], options: Mapping[str, Any]
+        self,
+        tensors: Sequence[torch.Tensor],
+        options: Mapping[str, Any],
+        any_version: bool = False,
     ) -> tuple[torch.Tensor, ...]:
-        """The outputs in their order. NotServed where no kernel serves the call."""
+        """The outputs in their order. NotServed where no kernel serves the call. With `any_version`
+        the versions here are no reason, and nothing is remembered."""
         key = (
             *((t.shape, t.dtype, t.device, t.is_contiguous()) for t in tensors),
             *options.items(),
         )
-        decision = self._decisions.get(key)
+        decision = None if any_version else self._decisions.get(key)
         if decision is None:
-            decision = self.decide(tensors, options)
+            decision = self.decide(tensors, options, any_version)
             if len(self._decisions) >= _MOST_DECISIONS:
-                self._decisions.clear()
-            decision = self._decisions.setdefault(key, decision)
+                self.forget()
+            if not any_version:
+                decision = self._decisions.setdefault(key, decision)
         if isinstance(decision, Refused):
             raise self.refuse(decision)
         if self._momentary is not None and (words := self._momentary()):
@@ -80,10 +85,17 @@ class ProblemKernels:
             self.calls += 1
         return outputs
 
+    def forget(self) -> None:
+        """Forgets the decisions."""
+        self._decisions.clear()
+
     def decide(
-        self, tensors: Sequence[torch.Tensor], options: Mapping[str, Any]
+        self,
+        tensors: Sequence[torch.Tensor],
+        options: Mapping[str, Any],
+        any_version: bool = False,
     ) -> Ready | Refused:
-        refused = self.kernels.refused(tensors[0].device) or self._unfit(tensors)
+        refused = self.kernels.refused(tensors[0].device, any_version) or self._unfit(tensors)
         if refused:
             return refused
         try:

@@ -51,7 +51,8 @@ class Space:
     - `let`: name -> expression, for use in all other expressions.
     - `constraints`: conditions on configurations, as text or as `Constraint`; `after_compile`: the
       same on the compiler's figures, such as registers.
-    - `baseline`: `torch:NAME`, or `torch:best` for the fastest one.
+    - `baseline`: `torch:NAME`, or `torch:best` for the fastest one; of attention also
+      `sdpa:best`, an optional library such as `fa4`, or `library:best`.
     - `objective`: "geomean_speedup", or ["speedup", "error"] for a Pareto front.
     - `deterministic`: False where two launches of any kernel may differ in bits.
     - `default`: the configuration that the search starts from. `try_first`: the next ones.

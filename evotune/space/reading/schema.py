@@ -351,7 +351,8 @@ class SpaceModelFile(SpaceModel):
     """The same over figures that the compiler reports: registers, spill_bytes, occupancy, …"""
     baseline: Text = "sdpa:best"
     """The baseline to beat: its name, `family:best` for the fastest of a family that is correct, or
-    `best` for the fastest of all."""
+    `best` for the fastest of all. fa4, fa3, fa2, flashinfer and flex are optional libraries, and
+    `library:best` the fastest of them."""
     objective: ObjectiveField = "geomean_speedup"
     """The geometric mean of the speedups over all cases; or [speedup, error]: both it and the
     largest error as a share of its limit, searched by nsga2, with a Pareto front in reports."""

@@ -1,4 +1,4 @@
-// CUDA's language and Hopper's instructions on the CPU, as far as attention_tma.cu and attention_wgmma.cu use them, after the PTX ISA.
+// CUDA's language and Hopper's instructions on the CPU, as far as 4_tma.cu and 5_wgmma.cu use them, after the PTX ISA.
 //
 //   cluster        blocks that run together; what one sends to another arrives at any later time, or never if that has
 //                  left.

@@ -33,7 +33,7 @@ REPLACED = (
     "wgmma_tma.cuh",
 )
 
-COMPILED = ("attention_tma.cu", "*wgmma*.cu*", "part_merge.cuh", "split_merge.cuh", "strides.cuh")
+COMPILED = ("4_tma.cu", "*wgmma*.cu*", "part_merge.cuh", "split_merge.cuh", "strides.cuh")
 COMPILER = ("g++", "-std=c++20", "-Og", "-w", "-Wno-psabi", "-fPIC")
 HEADER = "device.hpp"
 _GUARD_BYTES = 4096

@@ -1,11 +1,13 @@
-// What attention_mma.cu, attention_wmma.cu and attention_scalar.cu use beside ../hopper/device.hpp, after the PTX ISA.
+// What 3_mma.cu, 2_wmma.cu and 1_scalar.cu use beside ../hopper/device.hpp, after the PTX ISA.
 //
 //   shared memory  a pointer to the block's own.
-//   copies         done at once: a wait that is too short is not seen.
+//   copies         cp.async is done by the wait that covers it, no earlier; until then there is NaN in its place. The
+//                  copies of copy_handover.cuh are done at once: a wait that is too short is not seen.
 //   mma, ldmatrix  done by a warp's lanes together, on words that they exchange.
 //   wmma           each lane reads whole operands, and has eight elements in a row of every accumulator.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "../hopper/device.hpp"
@@ -34,6 +36,22 @@ inline float __shfl_sync(unsigned mask, float value, int lane) {
   return __int_as_float(static_cast<int>(__shfl_sync(mask, static_cast<unsigned>(__float_as_int(value)), lane)));
 }
 
+inline float fminf(float a, float b) { return std::fmin(a, b); }
+template <class T> T __ldg(const T* from) { return *from; }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+inline unsigned __shfl_up_sync(unsigned, unsigned value, int lanes) {
+  const int lane = threadIdx.x % 32;
+  return exchange(value)[lane < lanes ? lane : lane - lanes];
+}
+inline unsigned __ballot_sync(unsigned, bool value) {
+  const unsigned* words = exchange(value);
+  unsigned found = 0;
+  for (int i = 0; i < 32; ++i) found |= (words[i] & 1u) << i;
+  return found;
+}
+
 inline std::map<int, bool> any_of_block;
 inline bool __syncthreads_or(bool value) {
   if (value) any_of_block[rank] = true;
@@ -47,19 +65,38 @@ inline bool __syncthreads_or(bool value) {
 
 // ---- async_copy.cuh ----
 
+struct Copy {
+  unsigned to;
+  const void* from;
+  bool exists;
+};
+using CopyGroup = std::vector<Copy>;
+inline std::vector<std::deque<CopyGroup>> copies_of_threads;  // the last group is open
+
+inline void put(unsigned to, const uint32_t (&words)[4]) {
+  for (int i = 0; i < 4; ++i) shared_word<uint32_t>(to + 4 * i) = words[i];
+}
 inline void copy_async_16(unsigned shared, const void* from, int bytes = 16) {
   if (reinterpret_cast<uintptr_t>(from) % 16) fail("a copy from an address that is not aligned");
-  uint32_t words[4] = {};
-  std::memcpy(words, from, 16);  // the address must be valid, even where zeros are written
-  for (int i = 0; i < 4; ++i) shared_word<uint32_t>(shared + 4 * i) = bytes ? words[i] : 0;
+  put(shared, {~0u, ~0u, ~0u, ~0u});
+  copies_of_threads[threadIdx.x].back().push_back({shared, from, bytes != 0});
 }
 template <bool EVICT_FIRST = false>
 struct CopyPolicy {
   void copy(unsigned shared, const void* from, int bytes = 16) const { copy_async_16(shared, from, bytes); }
 };
-inline void close_copy_group() {}
+inline void close_copy_group() { copies_of_threads[threadIdx.x].emplace_back(); }
 template <int GROUPS>
-void wait_copy_groups() {}
+void wait_copy_groups() {
+  auto& groups = copies_of_threads[threadIdx.x];
+  for (; groups.size() > GROUPS + 1; groups.pop_front())
+    for (const Copy& copy : groups.front()) {
+      uint32_t words[4];
+      std::memcpy(words, copy.from, 16);  // the address must be valid, even where zeros are written
+      if (!copy.exists) std::fill_n(words, 4, 0);
+      put(copy.to, words);
+    }
+}
 
 // ---- copy_handover.cuh ----
 
@@ -196,7 +233,7 @@ inline bool last_to_arrive(int* counter, int count) {
   return __syncthreads_or(last);
 }
 
-// ---- cluster_push.cuh: a model of clusters of attention_mma.cu is missing ----
+// ---- cluster_push.cuh: a model of clusters of 3_mma.cu is missing ----
 
 inline void send(unsigned, unsigned, bool, float, float) { fail("a cluster"); }
 

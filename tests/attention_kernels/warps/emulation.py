@@ -29,10 +29,10 @@ REPLACED = (
     *("copy_handover.cuh", "mma.h"),
 )
 _SHARED = ("1024", "128", "16")
-_INSTRUCTION = (
+INSTRUCTION = (
     'asm("mad.wide.s32 %0, %1, %2, %3;\\n" : "=l"(to) : "r"(row_bytes), "r"(rows), "l"(from));'
 )
-_SUM = "to = reinterpret_cast<unsigned long long>(from) + static_cast<long long>(row_bytes) * rows;"
+SUM = "to = reinterpret_cast<unsigned long long>(from) + static_cast<long long>(row_bytes) * rows;"
 
 
 class _Launch(ctypes.Structure):
@@ -47,7 +47,7 @@ class _Launch(ctypes.Structure):
 def build(folder: Path, job: CaseJob, mistakes: Mapping[str, str] | None = None) -> Path:
     """A shared library of the job's kernel. `mistakes` maps texts of the kernel to wrong ones."""
     left = dict(mistakes or {})
-    replaced = {_INSTRUCTION: _SUM}
+    replaced = {INSTRUCTION: SUM}
     for alignment in _SHARED:
         declared = f"extern __shared__ __align__({alignment}) unsigned char shared_memory[];\n"
         replaced[declared] = ""

@@ -20,6 +20,7 @@ void run(const Launch& launch, void** values, void (*kernel)(Parameters...)) {
       for (first_block.x = 0; first_block.x < grid_size.x; ++first_block.x) {
         blocks.assign(1, Block());
         blocks[0].shared_bytes.assign(launch.shared_bytes, 0xff);
+        copies_of_threads.assign(block_threads, std::deque<CopyGroup>(1));
         run_cluster(1, block_threads, launch.seed + ++number, [&] {
           [&]<std::size_t... I>(std::index_sequence<I...>) {
             kernel(*static_cast<Parameters*>(values[I])...);

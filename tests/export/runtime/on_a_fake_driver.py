@@ -43,6 +43,7 @@ ON_THE_CPU = """
 DEVICE_TYPE = "cpu"
 Launcher.real_refusal = Launcher.refusal
 Launcher.refusal = lambda self, index: ""
+Launcher.driver_version = lambda self: "580.95.05"
 
 
 def current_stream(index):
@@ -107,9 +108,10 @@ def opened(driver: Any, tmp_path: Path, binaries: Path) -> Iterator[Open]:
     driver.fake_set(7, 0)
     with ExitStack() as stack:
 
-        def make(native: bool = True, **changes: Any) -> ModuleType:
+        def make(native: bool = True, measured_with: str = "", **changes: Any) -> ModuleType:
             name = f"gpu_{next(_numbers)}"
             device = {"backend": "cuda", "name": "Fake", "multiprocessors": 2}
+            device |= {"driver": measured_with} if measured_with else {}
             dispatch = description(name, device=device, **changes)
             kernel = dispatch["kernels"][0]
             kernel["plan"] = changes.get("plan", PLAN)
@@ -411,6 +413,36 @@ def test_on_another_gpu_everything_falls_back_and_is_said_once(
 
 
 @pytest.mark.parametrize("native", NATIVE)
+def test_with_another_driver_sdpa_serves_until_a_check_has_passed(
+    opened: Open, native: bool
+) -> None:
+    module = opened(native, measured_with="575.57.08")
+    operator = getattr(torch.ops, module.__name__).attention
+    calls = (module.attention, operator)
+    with pytest.warns(UserWarning, match=r"version\): driver is 580\.95\.05 here and was 575"):
+        outs = [call(*inputs(), **GROUPED) for call in calls]
+    assert all(torch.equal(out, sdpa(*inputs(), **GROUPED)) for out in outs)
+    assert module.info()["calls"] == 0
+    assert module.check()
+    checked = module.info()["calls"]
+    for call in calls:
+        torch.testing.assert_close(call(*inputs(), **GROUPED), sdpa(*inputs(), **GROUPED))
+    info = module.info()
+    assert (info["calls"], info["misses"]["version"]["count"]) == (checked + 2, 2)
+    assert (info["versions"]["driver"], info["measured_with"]["driver"]) == (
+        "580.95.05",
+        "575.57.08",
+    )
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_another_patch_of_the_driver_counts_as_the_same(opened: Open, native: bool) -> None:
+    module = opened(native, measured_with="580.159.04")
+    module.attention(*inputs(), **GROUPED)
+    assert module.info()["calls"] == 1
+
+
+@pytest.mark.parametrize("native", NATIVE)
 def test_where_the_driver_does_not_load_the_code_everything_falls_back(
     opened: Open, tmp_path: Path, native: bool
 ) -> None:
@@ -492,11 +524,13 @@ def test_unusual_arguments_are_read_as_pytorch_reads_them(opened: Open, native: 
             out = call(torch._neg_view(q), k, v, **GROUPED)
             torch.testing.assert_close(out, sdpa(-q, k, v, **GROUPED))
             call(zeros, k, v, **GROUPED)
+            undefined = {"scale": float("nan"), "is_causal": True, **GROUPED}
             for grad in (False, True):
                 q.requires_grad_(grad)
-                assert call(q, k, v, scale=float("nan"), **GROUPED).isnan().all()
-            with torch.inference_mode():
-                assert call(q, k, v, scale=float("nan"), **GROUPED).isnan().all()
+                assert call(q, k, v, **undefined).isnan().all()
+            for mode in (torch.inference_mode, torch.no_grad):
+                with mode():
+                    assert call(q, k, v, **undefined).isnan().all()
         out = operator(zeros, k, v, **GROUPED)
         torch.testing.assert_close(out, sdpa(zeros + 0, k, v, **GROUPED))
         with torch.autocast("cpu", dtype=torch.bfloat16):

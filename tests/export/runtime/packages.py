@@ -59,7 +59,7 @@ _STRIDES = [{"type": "int64", "value": {"name": name}} for name in STRIDES]
 @functools.cache
 def compiled(folder: Path, causal: bool, text: str = "") -> Path:
     """The first rung of the attention kernels, or the source `text`, as a shared library."""
-    source = ROOT / "kernels" / "attention" / "attention_scalar.cpp"
+    source = ROOT / "kernels" / "attention" / "1_scalar.cpp"
     output = folder / f"{'strided' if text else 'scalar'}_{int(causal)}.so"
     if text:
         source = output.with_suffix(".cpp")
@@ -210,7 +210,8 @@ def write(folder: Path, name: str, dispatch: Mapping[str, Any], files: Mapping[s
     certificate = {
         "format": 1,
         "package": name,
-        "environment": {"torch": torch.__version__},
+        "device": dispatch["device"],
+        "environment": {"packages": {"torch": torch.__version__}},
         "files": {file: hashlib.sha256(data).hexdigest() for file, data in contents.items()},
     }
     contents["certificate.json"] = json.dumps(certificate).encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import os
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from evotune.backends.cuda import _cuda_driver
 from tests.export.runtime.packages import (
     CASE,
     HEAD_DIM,
@@ -155,7 +158,7 @@ def test_a_usual_scale_is_the_usual_case(opened: Open) -> None:
 
 
 def test_a_guard_that_fails_leaves_the_call_to_sdpa(opened: Open, silent: None) -> None:
-    kernels = description("any")["kernels"]
+    kernels = copy.deepcopy(description("any")["kernels"])
     kernels[0]["guards"] = [["==", ["//", 1, ["-", {"name": "rows"}, 160]], 0]]  # 1 // 0 for CASE
     module = opened(kernels=kernels)
     assert torch.equal(module.attention(*inputs(), **GROUPED), sdpa(*inputs(), **GROUPED))
@@ -382,7 +385,7 @@ def test_gradients_are_those_of_sdpa(opened: Open, silent: None) -> None:
 
 
 def test_the_operator_leaves_other_devices_to_sdpa(opened: Open, silent: None) -> None:
-    kernels = description("any")["kernels"]
+    kernels = copy.deepcopy(description("any")["kernels"])
     module = opened(kernels=kernels)
     meta = [t.to("meta") for t in inputs()]
     assert getattr(torch.ops, module.__name__).attention(*meta, False, None, True).shape[2] == 40
@@ -562,7 +565,7 @@ def test_check_compares_every_timed_case(opened: Open, capsys: Any) -> None:
 
 
 def test_check_finds_a_kernel_that_differs(opened: Open, capsys: Any) -> None:
-    kernels = description("any")["kernels"]
+    kernels = copy.deepcopy(description("any")["kernels"])
     plan = kernels[0]["plan"]
     plan["arguments"] = [
         {**each, "value": 0.3} if each["type"] == "float32" else each for each in plan["arguments"]
@@ -627,16 +630,81 @@ def test_workers_of_a_data_loader_are_served(opened: Open, silent: None) -> None
     assert module.info()["calls"] == 2  # of this process
 
 
-def test_other_versions_of_pytorch_are_told(tmp_path: Path, binaries: Path) -> None:
-    package = attention_package(tmp_path, binaries, "other_versions")
+def measured_with(package: Path, version: str) -> Path:
+    """The package, as if it had been measured with that version of PyTorch."""
     certificate = json.loads((package / "certificate.json").read_text())
-    certificate["environment"]["torch"] = "2.6.0"
+    certificate["environment"]["packages"]["torch"] = version
     (package / "certificate.json").write_text(json.dumps(certificate))
+    return package
+
+
+def test_with_another_pytorch_sdpa_serves_until_a_check_has_passed(
+    tmp_path: Path, binaries: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = measured_with(attention_package(tmp_path, binaries, "other_versions"), "2.6.0")
     with imported(package) as module:
+        with pytest.warns(UserWarning, match=r"version\): torch is .* here and was 2\.6\.0; check"):
+            out = module.attention(*inputs(), **GROUPED)
+        for _ in range(2):  # a second warning would be an error
+            assert torch.equal(out, sdpa(*inputs(), **GROUPED))
+            out = module.attention(*inputs(), **GROUPED)
+        info = module.info()
+        assert (info["calls"], info["misses"]["version"]["count"]) == (0, 3)
+        assert (info["device_matches"], info["versions_match"]) == (True, False)
+        assert info["why_not"].startswith("torch is ")
+        assert info["measured_with"]["packages"]["torch"] == "2.6.0"
+        assert module.check()
+        assert "serve calls of this process from now on" in capsys.readouterr().out
         assert close(module.attention(*inputs(), **GROUPED), sdpa(*inputs(), **GROUPED))
         info = module.info()
-    assert info["measured_with"]["torch"] == "2.6.0"
-    assert info["versions"]["torch"] == torch.__version__
+        assert (info["versions_match"], info["versions_accepted"]) == (False, True)
+        assert (info["why_not"], info["calls"]) == ("", 3)  # two of the check
+
+
+def test_a_check_that_fails_lets_no_kernel_serve(
+    tmp_path: Path, binaries: Path, silent: None
+) -> None:
+    kernels = copy.deepcopy(description("any")["kernels"])
+    for argument in kernels[0]["plan"]["arguments"]:
+        if argument["type"] == "float32":
+            argument["value"] = 0.3
+    package = attention_package(tmp_path, binaries, "wrong_elsewhere", kernels=kernels)
+    with imported(measured_with(package, "2.6.0")) as module:
+        result = module.check()
+        assert {row.fault for row in result.rows} == {"differs"}
+        assert torch.equal(module.attention(*inputs(), **GROUPED), sdpa(*inputs(), **GROUPED))
+        assert module.info()["calls"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  575.57  Tue May\nGCC 12", "575.57"),
+        ("NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build", "580.159.04"),
+        (None, ""),
+    ],
+)
+def test_the_version_of_the_driver_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str | None, version: str
+) -> None:
+    if words is not None:
+        (tmp_path / "version").write_text(words)
+    monkeypatch.setattr(_cuda_driver, "_VERSION_FILE", str(tmp_path / "version"))
+    with mock.patch("ctypes.CDLL", side_effect=OSError):
+        assert _cuda_driver.driver_version() == version
+
+
+@pytest.mark.parametrize("version", [torch.__version__.partition("+")[0] + "+cu999", "", "nightly"])
+def test_patch_versions_and_unknown_ones_count_as_the_same(
+    tmp_path: Path, binaries: Path, version: str
+) -> None:
+    name = f"same_version_{abs(hash(version))}"
+    package = measured_with(attention_package(tmp_path, binaries, name), version)
+    with imported(package) as module:
+        module.attention(*inputs(), **GROUPED)
+        info = module.info()
+        assert (info["calls"], info["versions_match"]) == (1, True)
+        assert info["versions"]["torch"] == torch.__version__
 
 
 def test_a_forked_child_finds_no_lock_held(opened: Open, silent: None) -> None:

@@ -244,6 +244,18 @@ def test_another_device_is_an_error(opened: Open) -> None:
     assert not module.check()
 
 
+def test_with_another_pytorch_a_call_is_an_error_until_a_check_has_passed(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = opened()
+    monkeypatch.setattr(torch, "__version__", "99.1.0")
+    with pytest.raises(ValueError, match=r"version.*torch is 99\.1\.0 here.*check"):
+        module.rms_norm(*inputs())
+    assert module.check()
+    torch.testing.assert_close(module.rms_norm(*inputs()), norm(*inputs())["out"])
+    assert module.info()["versions_accepted"]
+
+
 def test_check_compares_with_the_fallback(opened: Open, capsys: Any) -> None:
     module = opened()
     assert module.check()

@@ -131,22 +131,26 @@ struct Decision {
 inline std::shared_mutex decisions_mutex;
 inline std::unordered_map<Key, Decision*, Hash> decisions;
 inline std::vector<std::unique_ptr<Decision>> all_decisions;
+inline std::atomic<std::uint64_t> forgotten{0};     // how often all keys were forgotten
 inline thread_local Key asked_for;  // the key that Python is asked about
 
 // The decision of the call, null where there is none yet. Each thread keeps the decisions that it used last, one in each
-// slot, and finds them without a lock. A decision is never taken back.
+// slot, and finds them without a lock. A decision is never freed, but its key may be forgotten.
 inline Decision* known(const Key& key) {
   struct Slot {
     Decision* decision = nullptr;
     Key key;
+    std::uint64_t forgotten = 0;
   };
   thread_local std::array<Slot, 64> slots;
   Slot& slot = slots[hash_of(key) % slots.size()];
-  if (slot.decision && slot.key == key) return slot.decision;
+  const std::uint64_t now = forgotten.load(std::memory_order_acquire);
+  if (slot.decision && slot.forgotten == now && slot.key == key) return slot.decision;
   std::shared_lock<std::shared_mutex> lock(decisions_mutex);
   const auto found = decisions.find(key);
   if (found == decisions.end()) return nullptr;
   slot.key = key;
+  slot.forgotten = now;
   return slot.decision = found->second;
 }
 
@@ -229,6 +233,12 @@ inline std::int64_t keep(std::unique_ptr<Decision> made) {
   decisions[asked_for] = made.get();
   all_decisions.push_back(std::move(made));
   return static_cast<std::int64_t>(all_decisions.size()) - 1;
+}
+
+inline void forget() {
+  std::unique_lock<std::shared_mutex> lock(decisions_mutex);
+  decisions.clear();
+  forgotten.fetch_add(1, std::memory_order_release);
 }
 
 }  // namespace native

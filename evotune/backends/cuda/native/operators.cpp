@@ -168,6 +168,9 @@ EXPORTED std::int64_t evotune_native_add(const std::int64_t* words) {
   return native::keep(native::read_decision(words));
 }
 
+// Forgets which decisions were made for which keys: each case is asked about again.
+EXPORTED void evotune_native_forget() { native::forget(); }
+
 // The calls of a decision since the last time that it was asked.
 EXPORTED std::int64_t evotune_native_calls(std::int64_t number) {
   std::shared_lock<std::shared_mutex> lock(native::decisions_mutex);

@@ -1,6 +1,6 @@
 // Attention forward, one thread a row, that misbehaves as BEHAVIOUR says: what the gate and the worker must survive.
 //
-// Layouts as in kernels/attention/attention_scalar.cu, float16 only. Tunables: BEHAVIOUR, THREADS (a block).
+// Layouts as in kernels/attention/1_scalar.cu, float16 only. Tunables: BEHAVIOUR, THREADS (a block).
 using Half = unsigned short;
 
 __device__ float widen(Half bits) {

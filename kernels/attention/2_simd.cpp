@@ -43,7 +43,7 @@
 //                    + threads * (BLOCK_M * (HEAD_DIM + VALUE_DIM + 4) + STEP_M * BLOCK_N + 2 * BLOCK_N * D + 64) ]
 //             D is the larger of HEAD_DIM and VALUE_DIM. 64-byte aligned, any content. threads = omp_get_max_threads().
 // Archs       AVX-512F, AVX2 + FMA, and anything else GCC has vectors for (16-byte ones).
-// Adds to attention_scalar.cpp: register tiles, vector lanes, packing, exp as a polynomial, steps that fit the caches.
+// Adds to 1_scalar.cpp: register tiles, vector lanes, packing, exp as a polynomial, steps that fit the caches.
 // References  online softmax: Milakov & Gimelshein 2018; in blocks: FlashAttention, Dao et al. 2022;
 //             register tiles and panels: Goto & van de Geijn 2008, and BLIS.
 #include <omp.h>

@@ -15,7 +15,7 @@
 //   softmax   maximum and sum go through the warp; the weights 2^(s - m) go to shared memory
 //   output    a lane has columns (lane, lane + 32, ...): it walks over the weights and adds its columns of V
 // When a block raises the row's maximum from m to m', the sums so far are too large by 2^(m' - m), and are scaled
-// down: the online softmax, which attention_scalar.cpp explains. Scores are kept times log2(e), so that 2^x serves.
+// down: the online softmax, which 1_scalar.cpp explains. Scores are kept times log2(e), so that 2^x serves.
 //
 // Tunables
 //   BLOCK_N    keys at a time (32, 64, 96, 128): more keys share the barriers and the softmax's shuffles, and need more
@@ -29,7 +29,7 @@
 // Shared bytes 2 * BLOCK_N * (HEAD_DIM + VALUE_DIM + VEC_WIDTH) + 4 * WARPS * (HEAD_DIM + BLOCK_N)
 // Workspace    none.
 // Archs        sm_80 and later.
-// Adds to attention_scalar.cpp: a warp for each row, keys and values in shared memory, 16-bit types.
+// Adds to 1_scalar.cpp: a warp for each row, keys and values in shared memory, 16-bit types.
 // References   Milakov & Gimelshein 2018, "Online normalizer calculation for softmax"; PTX ISA, "cvt".
 #include "element.cuh"
 #include "row_features.h"

@@ -70,7 +70,7 @@
 // Workspace    with SPLIT_KV > 1, else unused: MERGE counter or kernel: partials float[tiles * SPLIT_KV * BLOCK_M *
 //              (HEAD_DIM + 2)], any content; counter: counter int[tiles], zero once: every launch leaves zeros.
 // Archs        sm_80 and later.
-// Adds to attention_wmma.cu: fragments whose layout is known (mma.sync), so scores and weights stay in registers; XOR
+// Adds to 2_wmma.cu: fragments whose layout is known (mma.sync), so scores and weights stay in registers; XOR
 //              swizzles; masked and whole blocks apart; splits of the keys over blocks; tiles packed with GQA heads.
 // References   FlashAttention-2, Dao 2023; PTX ISA: mma.m16n8k16, ldmatrix, cp.async; see the helpers.
 #ifndef STRIDED

@@ -40,10 +40,10 @@
 //              64. Swizzled by the bytes of a panel's row, 128 or 64.
 // Workspace    none.
 // Shared bytes 2 * HEAD_DIM * (BLOCK_M + 2 * STAGES * BLOCK_N) + 16 * (1 + 2 * STAGES)
-// Archs        sm_90a: for others attention_mma.cu.
-// Adds to attention_mma.cu: TMA instead of copies by all threads, a warp that only loads, MMA of 64 rows by a whole
+// Archs        sm_90a: for others 3_mma.cu.
+// Adds to 3_mma.cu: TMA instead of copies by all threads, a warp that only loads, MMA of 64 rows by a whole
 //              warpgroup (wgmma) with operands in shared memory.
-// Next         attention_wgmma.cu: scores issued ahead, warpgroups that take turns, output by TMA, clusters.
+// Next         5_wgmma.cu: scores issued ahead, warpgroups that take turns, output by TMA, clusters.
 // References   Milakov & Gimelshein 2018 (online softmax); PTX ISA: see the helpers.
 #include "mma_sync.cuh"
 #include "strides.cuh"

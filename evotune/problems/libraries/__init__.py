@@ -1,0 +1,1 @@
+"""Baselines of optional libraries. `library_catalog` names them; none is needed."""

@@ -1,0 +1,92 @@
+// Copying tiles of keys and values out of pages, 16 bytes at a time.
+//
+// A thread copies one chunk of every kRows-th row of a tile. It reads the numbers of the next tile's pages one step
+// ahead of their use, so that a copy never waits for the table: one number where all its rows lie in one page, one a
+// page where a page holds many of them, else one a row. Rows beyond the length become zeros, whatever lies in the page.
+// OWN_COPIES: a warp copies just the keys that it multiplies, so that the warps of a block need not wait for others.
+//
+// attention_paged.cu includes this file after its constants and Problem.
+//
+// Archs      sm_80 and later.
+#pragma once
+
+#include "async_copy.cuh"
+#include "paged_schedule.cuh"
+
+namespace {
+
+struct PagedCopy {
+  static constexpr int kChunks = HEAD_DIM / 8;
+  static constexpr int kTogether = OWN_COPIES ? 32 : kThreads;  // threads that copy together
+  static constexpr int kKeys = OWN_COPIES ? kWarpKeys : BLOCK_N;
+  static constexpr int kRows = kTogether / kChunks;  // at a time
+  static constexpr int kPasses = kKeys / kRows;
+  static constexpr bool kOnePage = PAGE_SIZE % kKeys == 0;
+  static constexpr bool kFewPages = kKeys % PAGE_SIZE == 0 && PAGE_SIZE % kRows == 0;
+  static constexpr int kSpan = kOnePage ? kKeys : kFewPages ? PAGE_SIZE : kRows;  // rows that have a number together
+  static_assert(kTogether % kChunks == 0 && kKeys % kRows == 0, "threads copy whole rows");
+
+  const Sequences& all;
+  const Problem& problem;
+  const int first_key, chunk;  // of a tile; of a row
+  const unsigned at;           // of this thread's first chunk, in a block of shared memory
+  KeyPolicy policy;
+  TileCursor cursor;
+  int left;  // tiles that are not yet under way
+  int pages[kKeys / kSpan];
+
+  __device__ __forceinline__ PagedCopy(const Sequences& all, const Problem& problem, const TileCursor& cursor, int left,
+                                       int number, int slice)
+      : all(all), problem(problem), first_key(slice * kKeys + number / kChunks), chunk(number % kChunks),
+        at(Rows::offset(first_key, chunk)), cursor(cursor), left(left) {
+    find_pages();
+  }
+
+  // Reads the numbers for the tile under the cursor.
+  __device__ __forceinline__ void find_pages() {
+    const int* table = problem.page_table + static_cast<long long>(cursor.sequence) * problem.most_pages;
+#pragma unroll
+    for (int i = 0; i < kKeys / kSpan; ++i) {
+      const unsigned key = cursor.tile * BLOCK_N + first_key + i * kSpan;
+      pages[i] = key < cursor.keys ? __ldg(table + key / PAGE_SIZE) : 0;
+    }
+  }
+
+  template <bool WHOLE>
+  __device__ __forceinline__ void copy(const Element* from, unsigned shared) const {
+    const Element* head = from + static_cast<long long>(cursor.head) * HEAD_DIM + chunk * 8;
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const unsigned key = cursor.tile * BLOCK_N + first_key + i * kRows;
+      const int slot = pages[i * kRows / kSpan] * PAGE_SIZE + static_cast<int>(key % PAGE_SIZE);
+      const unsigned to = shared + (kRows % 8 == 0 ? at + i * kRows * Rows::kRowBytes
+                                                   : Rows::offset(first_key + i * kRows, chunk));
+      if constexpr (WHOLE) {
+        policy.copy(to, problem.k_strides.source(head, slot));
+      } else {
+        const bool exists = key < cursor.keys;
+        policy.copy(to, problem.k_strides.source(head, exists ? slot : 0), exists ? 16 : 0);
+      }
+    }
+  }
+
+  // Starts the copies of the next tile's keys and values to a stage, if there is one. Closes a group either way.
+  __device__ __forceinline__ void start(unsigned stage) {
+    if (left > 0) {
+      if ((cursor.tile + 1) * BLOCK_N <= cursor.keys) {
+        copy<true>(problem.k, stage);
+        copy<true>(problem.v, stage + kKeyBytes);
+      } else {
+        copy<false>(problem.k, stage);
+        copy<false>(problem.v, stage + kKeyBytes);
+      }
+      if (--left > 0) {
+        cursor.advance(all);
+        find_pages();
+      }
+    }
+    close_copy_group();
+  }
+};
+
+}  // namespace
