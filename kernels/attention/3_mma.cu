@@ -2,14 +2,16 @@
 //
 //   out = softmax(softmax_scale * q k^T) v, a block of BLOCK_N keys at a time, scores and weights in registers only.
 //
-// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), 16-byte aligned.
-//             heads is a multiple of kv_heads: a group of heads shares one kv head. Lengths >= 1.
+// Shapes      q (batch, heads, seq_len_q, HEAD_DIM); k (batch, kv_heads, seq_len_k, HEAD_DIM); v and out the same with
+//             VALUE_DIM, which is HEAD_DIM as a rule; 16-byte aligned. heads is a multiple of kv_heads: a group of heads
+//             shares one kv head. Lengths >= 1.
 //             STRIDED 0: contiguous. 1: strides are further arguments, in elements, any that keep rows contiguous and
 //             16-byte aligned; between rows below 2^30.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32. softmax_scale > 0.
-// Problem     HEAD_DIM (32, 64, 96, 128), CAUSAL, DTYPE; STRIDED, 0 if not given. Constant distances between rows are
-//             6% faster, so views have their own binary.
+// Problem     HEAD_DIM and VALUE_DIM (multiples of 16; VALUE_DIM <= HEAD_DIM <= 256), CAUSAL, DTYPE, and features:
+//             row_features.h; STRIDED, 0 if not given. Constant distances between rows are 6% faster, so views have their
+//             own binary.
 //
 // How it works. A tile is BLOCK_M rows of one head. WARPS_Q x WARPS_KV warps work on it: each has BLOCK_M / WARPS_Q
 // rows and, of every block of keys, BLOCK_N / WARPS_KV keys. K and V blocks arrive by cp.async, STAGES deep.
@@ -17,7 +19,9 @@
 //   P = 2^(c (S - m))    c = softmax_scale log2(e): one multiply-add and one ex2 a score; masks only in edge blocks
 //   O = alpha O + P V    P's accumulator layout is already that of the A operand
 // The row sums l stay spread over four lanes until the end. Then O / l goes through shared memory to 16-byte stores.
-// Blocks that hold no visible key are never read; the last block's missing keys are zeros in shared memory.
+// Blocks that hold no visible key are never read; the last block's missing keys are zeros in shared memory. A window
+// moves the first block, too, and masks the blocks at both of its ends (tile_worker.cuh: attend_all). Features that
+// change scores do so before the softmax (score_change.cuh); sinks join a row's sum at its end (mma_tile.cuh: total).
 //
 // Tunables (T = 32 * WARPS_Q * WARPS_KV threads)
 //   BLOCK_M       rows a tile (16..256), a multiple of 16 * WARPS_Q.
@@ -52,7 +56,7 @@
 //
 // Constraints  BLOCK_M % (16 * WARPS_Q) == 0, BLOCK_N % (16 * WARPS_KV) == 0, columns % min(WARPS_KV, columns) == 0,
 //              SHARE_QK_SMEM <= Q_IN_REGS, PERSISTENT == 0 or SPLIT_KV == 1, MIN_CTAS * T <= 2048
-//              where columns = HEAD_DIM / 8, with MERGE cluster (HEAD_DIM / 8) / SPLIT_KV, a whole number.
+//              where columns = VALUE_DIM / 8, with MERGE cluster (VALUE_DIM / 8) / SPLIT_KV, a whole number.
 // Launch       row_blocks = ceil((PACK_GQA ? seq_len_q * heads / kv_heads : seq_len_q) / BLOCK_M)
 //              tile_heads = batch * (PACK_GQA ? kv_heads : heads); a grid's second number is at most 65535
 //              tiles      = row_blocks * tile_heads
@@ -61,14 +65,16 @@
 //                         TILE_ORDER by_row...:         (row_blocks * SPLIT_KV, tile_heads)
 //              block      (T)
 //              and with SPLIT_KV > 1 and MERGE kernel then attention_merge, with the same arguments:
-//              grid (tiles * BLOCK_M * HEAD_DIM / 256), block (64), no shared memory.
-// Shared bytes main = row_bytes * (SHARE_QK_SMEM ? max(BLOCK_M, 2 * STAGES * BLOCK_N) : BLOCK_M + 2 * STAGES * BLOCK_N)
-//              MERGE cluster, SPLIT_KV > 1:  main + 4 * WARPS_KV * BLOCK_M * (HEAD_DIM + 2 * SPLIT_KV) + 8
-//              else, WARPS_KV > 1:           max(main, row_bytes * BLOCK_M + 4 * WARPS_KV * BLOCK_M * (HEAD_DIM + 2))
+//              grid (tiles * BLOCK_M * VALUE_DIM / 256), block (64), no shared memory.
+// Shared bytes main = SHARE_QK_SMEM ? max(q_bytes, stages_bytes) : q_bytes + stages_bytes
+//              MERGE cluster, SPLIT_KV > 1:  main + 4 * WARPS_KV * BLOCK_M * (VALUE_DIM + 2 * SPLIT_KV) + 8
+//              else, WARPS_KV > 1:           max(main, q_bytes + 4 * WARPS_KV * BLOCK_M * (VALUE_DIM + 2))
 //              else:                         main
-//              where row_bytes = 2 * HEAD_DIM + (SWIZZLE == pad ? 16 : 0).
+//              where q_bytes = BLOCK_M * row_bytes(HEAD_DIM),
+//              stages_bytes = STAGES * BLOCK_N * (row_bytes(HEAD_DIM) + row_bytes(VALUE_DIM)),
+//              row_bytes(D) = 2 * D + (SWIZZLE == pad ? 16 : 0).
 // Workspace    with SPLIT_KV > 1, else unused: MERGE counter or kernel: partials float[tiles * SPLIT_KV * BLOCK_M *
-//              (HEAD_DIM + 2)], any content; counter: counter int[tiles], zero once: every launch leaves zeros.
+//              (VALUE_DIM + 2)], any content; counter: counter int[tiles], zero once: every launch leaves zeros.
 // Archs        sm_80 and later.
 // Adds to 2_wmma.cu: fragments whose layout is known (mma.sync), so scores and weights stay in registers; XOR
 //              swizzles; masked and whole blocks apart; splits of the keys over blocks; tiles packed with GQA heads.

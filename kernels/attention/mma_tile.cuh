@@ -111,7 +111,10 @@ struct Tile {
   __device__ int own_key(int row) const {
     return Features::own_key(position(row), problem.seq_len_q, problem.seq_len_k);
   }
-  __device__ int keys_seen(int row) const { return problem.features.end_key(own_key(row), problem.seq_len_k); }
+  __device__ int keys_seen(int row) const {
+    const int end = problem.features.end_key(own_key(row), problem.seq_len_k);
+    return BOTTOM_RIGHT ? max(end, 0) : end;
+  }
   __device__ int first_seen(int row) const { return problem.features.first_key(own_key(row)); }
 
   // ---- at a row's end ----

@@ -16,7 +16,8 @@
 
 namespace {
 
-constexpr bool kScoresChange = HAS_SOFTCAP || ALIBI || HAS_SCORE_MOD;
+#define SCORES_CHANGE (HAS_SOFTCAP || ALIBI || HAS_SCORE_MOD)
+constexpr bool kScoresChange = SCORES_CHANGE;
 constexpr float kLog2e = 1.44269504088896341f;
 
 // The changes of one row's scores. Built anew for each block of keys, of numbers that the compiler keeps.

@@ -35,6 +35,7 @@ class Stated:
     - `templates`: headers with class templates whose constants the kernel uses.
     - `defaults`: constants that a header gives where the space does not.
     - `registers`: an expression that is -1 where the kernel does not state the registers.
+    - `sizes`: head and value sizes, of a kernel for attention.
     """
 
     space: str
@@ -45,6 +46,7 @@ class Stated:
     registers_in_space: str = ""
     defaults: str = ""
     device: str = "h200"
+    sizes: tuple[tuple[int, int], ...] = ((32, 32), (64, 64), (96, 96), (128, 128))
 
 
 WGMMA_REGISTERS = (
@@ -52,6 +54,9 @@ WGMMA_REGISTERS = (
 )
 MMA_BYTES = (
     "kCluster ? kInboxAt + 8 : most(most(kStagesEnd, kQueryBytes), WARPS_KV > 1 ? kInboxAt : 0)"
+)
+MMA_TEMPLATES = tuple(
+    f"attention/{name}.cuh" for name in ("shared_rows", "part_merge", "split_merge")
 )
 WMMA_BYTES = "kBarriersAt + (PRODUCER_WARPS > 0 ? 16 * (STAGES + 1) : 0)"
 WGMMA_BYTES = "kBarriersAt + 8 * kBarriers + (SPLIT_KV > 1 ? 8 : 0)"
@@ -68,7 +73,15 @@ RUNGS = [
         "attention-mma",
         "attention/3_mma.cu",
         MMA_BYTES,
-        ("attention/shared_rows.cuh", "attention/part_merge.cuh", "attention/split_merge.cuh"),
+        MMA_TEMPLATES,
+        defaults="constexpr int VALUE_DIM = HEAD_DIM;",
+    ),
+    Stated(
+        "attention-mma-features",
+        "attention/3_mma.cu",
+        MMA_BYTES,
+        MMA_TEMPLATES,
+        sizes=((64, 64), (80, 80), (192, 128), (256, 256)),
     ),
     Stated("attention-tma", "attention/4_tma.cu", "kSharedBytes"),
     Stated(
@@ -87,7 +100,8 @@ RUNGS = [
 def constants_of(stated: Stated) -> str:
     """The kernel's constants, type names and macros at the top level, in their order."""
     text = (KERNELS / stated.kernel).read_text()
-    kept = r"^(?:constexpr (?:int|unsigned|bool) [^;]*;|using (?:Rows|WarpParts|SplitParts) [^;]*;)"
+    types = "Rows|ValueRows|WarpParts|SplitParts"
+    kept = rf"^(?:constexpr (?:int|unsigned|bool) [^;]*;|using (?:{types}) [^;]*;)"
     found = re.findall(kept, text, re.MULTILINE)
     return "\n".join(each for each in found if stated.templates or not each.startswith("using"))
 
@@ -113,9 +127,10 @@ def checks(stated: Stated, folder: Path, count: int) -> Iterator[str]:
     space["root"] = str(KERNELS.parent)
     attention = stated.space.startswith("attention")
     constants, templates = constants_of(stated), "\n".join(templates_of(stated))
-    for head_dim in (32, 64, 96, 128) if attention else (0,):
+    for head_dim, value_dim in stated.sizes if attention else ((0, 0),):
         if attention:
             shape = {"batch": 1, "heads": 4, "kv_heads": 2, "seq_len": 512, "head_dim": head_dim}
+            shape |= {"value_dim": value_dim} if value_dim != head_dim else {}
             space["problem"] |= {"shapes": [shape], "held_out": []}
         path = folder / "space.yaml"
         path.write_text(yaml.safe_dump(space))
