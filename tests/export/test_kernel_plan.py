@@ -38,7 +38,9 @@ kernels:
     launches: [{grid: [1], block: [32]}]
 parameters: {ROWS: [1, 2]}
 """
-FEATURES = ("attention-features", "attention-varlen", "attention-paged")
+FEATURES = (
+    *("attention-features", "attention-mma-features", "attention-varlen", "attention-paged"),
+)
 """Spaces of cases that packages do not understand."""
 SPACES = {
     **{name: path for name, path in shipped_spaces().items() if not name.startswith(FEATURES)},
