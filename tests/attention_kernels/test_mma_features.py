@@ -6,7 +6,6 @@ configurations of random features, sizes, and lengths.
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from collections.abc import Mapping
@@ -14,24 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import yaml
 
-from evotune.engine._planning import Planner
-from evotune.engine.setup import load_setup
-from evotune.engine.spaces import find_space
-from evotune.execute.executor import CaseJob
-from evotune.problems import create_problem
-from evotune.problems.element_types import torch_dtype
-from evotune.problems.problem import Problem, Tensors
-from evotune.trial import Configuration, Value
-from evotune.verify.accuracy import LIMITS, errors_against, expected
+from evotune.trial import Value
 
+from .features_on_the_cpu import Values, planned, small_jobs, wrong_outputs
 from .warps import emulation
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
-Values = Mapping[str, Value]
 SHORT: Values = {"batch": 2, "heads": 4, "kv_heads": 2, "seq_len": 40, "head_dim": 32}
 LATE: Values = {
     **{"batch": 1, "heads": 4, "kv_heads": 2, "seq_len_q": 7, "seq_len_k": 97, "head_dim": 32},
@@ -48,20 +37,7 @@ ALL: Values = {
     **{**RIGHT, "window_left": 20, "softcap": 8.0, "alibi": True, "sinks": True, "lse": True},
 }
 _CASES = 4
-_MOST_FLOPS = 1e6
-
-
-def planned(folder: Path, shape: Values, variant: Values, dtype: str) -> Planner:
-    shipped = find_space("attention-mma-features")
-    told = yaml.safe_load(shipped.read_text())
-    told["problem"] |= {"shapes": [dict(shape)], "variants": [dict(variant)], "dtype": dtype}
-    told["problem"]["held_out"] = []
-    told["root"] = str(shipped.parents[1])
-    path = folder / "space.yaml"
-    path.write_text(yaml.safe_dump(told))
-    planner = load_setup(path, "h200", compile_only=True).planner
-    assert isinstance(planner, Planner)
-    return planner
+_SPACE = "attention-mma-features"
 
 
 def complaints(
@@ -75,48 +51,11 @@ def complaints(
     count: int = _CASES,
 ) -> list[str]:
     """The outputs that are wrong, on the timed case and on small edge cases of the same binary."""
-    planner = planned(folder, shape, variant, dtype)
-    configuration = {**planner.bound.default(), **values}
-    assert planner.bound.is_valid(configuration), configuration
-    problem = create_problem("attention", dtype)
-    jobs = planner.proposal(0, Configuration(configuration)).cases
+    jobs = small_jobs(planned(_SPACE, folder, shape, variant, dtype), values, count)
     library = emulation.build(folder, jobs[0], mistakes)
-    same = [job for job in jobs if job.compile.key == jobs[0].compile.key]
-    small = [job for job in same if problem.flops(job.case) < _MOST_FLOPS]
-    found = []
-    for number, job in enumerate(small[:count]):
-        inputs = problem.make_inputs(job.case, problem.input_kinds[number % 4], number)
-        outputs = _in_child(library, job, inputs, problem)
-        if outputs is None:
-            found.append(f"{job.case.label}: the model found a mistake")
-            continue
-        reference = problem.reference(job.case, inputs)
-        limits = problem.tolerances(job.case, inputs, reference)
-        for name, computed in outputs.items():
-            wanted = expected(reference[name], limits[name], computed.dtype, may_be_infinite=True)
-            if not LIMITS.hold(errors_against(computed, wanted)):
-                found.append(f"{job.case.label}: {name}")
-    return found
-
-
-def _in_child(library: Path, job: CaseJob, inputs: Tensors, problem: Problem) -> Tensors | None:
-    """Outputs of one launch in a child process, since the model ends its process at a mistake."""
-    memory = {}
-    for spec in problem.tensors(job.case):
-        room = torch.full((spec.span,), torch.nan, dtype=torch_dtype(spec.dtype)).share_memory_()
-        memory[spec.name] = (
-            room.as_strided(spec.shape, spec.strides) if spec.strides else room.view(spec.shape)
-        )
-        if not spec.is_output:
-            memory[spec.name].copy_(inputs[spec.name])
-    child = os.fork()
-    if child == 0:
-        addresses = {name: value.data_ptr() for name, value in memory.items()}
-        emulation.launch(library, job.plan, addresses, 0)
-        os._exit(0)
-    if os.waitpid(child, 0)[1]:
-        return None
-    return {spec.name: memory[spec.name] for spec in problem.tensors(job.case) if spec.is_output}
+    return wrong_outputs(
+        jobs, lambda job, places: emulation.launch(library, job.plan, places, seed=0)
+    )
 
 
 def _later(*values: object) -> Any:
@@ -207,7 +146,7 @@ def test_random_configurations_of_random_features_are_right(seed: int, tmp_path:
     }
     choices |= {} if variant["causal"] else {"window_right": rng.choice((0, 3, 50))}
     variant |= {name: value for name, value in choices.items() if rng.random() < 0.5}
-    bound = planned(tmp_path, shape, variant, "float16").bound
+    bound = planned(_SPACE, tmp_path, shape, variant, "float16").bound
     drawn = (dict(bound.sample(rng)) for _ in range(5000))
     values = next(
         each

@@ -36,7 +36,6 @@ inline float __shfl_sync(unsigned mask, float value, int lane) {
   return __int_as_float(static_cast<int>(__shfl_sync(mask, static_cast<unsigned>(__float_as_int(value)), lane)));
 }
 
-inline float reciprocal_approximate(float x) { return 1.0f / x; }
 inline float fminf(float a, float b) { return std::fmin(a, b); }
 template <class T> T __ldg(const T* from) { return *from; }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
