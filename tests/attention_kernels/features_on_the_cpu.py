@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -17,7 +18,7 @@ from evotune.execute.executor import CaseJob
 from evotune.problems import create_problem
 from evotune.problems.element_types import torch_dtype
 from evotune.problems.problem import Problem, Tensors
-from evotune.trial import Configuration, Value
+from evotune.trial import Value
 from evotune.verify.accuracy import LIMITS, errors_against, expected
 
 Values: TypeAlias = Mapping[str, Value]
@@ -49,9 +50,11 @@ def _written(space: str, folder: Path, shape: Values, variant: Values, dtype: st
 def small_jobs(planner: Planner, values: Values, count: int) -> list[CaseJob]:
     """The timed case and small edge cases of the same binary. `values` are what differs from the
     default configuration."""
-    configuration = {**planner.bound.default(), **values}
-    assert planner.bound.is_valid(configuration), configuration
-    jobs = planner.proposal(0, Configuration(configuration)).cases
+    wanted = {**planner.bound.default(), **values}
+    configuration = planner.bound.repair(wanted, random.Random(0))
+    assert configuration is not None
+    assert {name: configuration[name] for name in values} == values
+    jobs = planner.proposal(0, configuration).cases
     same = [job for job in jobs if job.compile.key == jobs[0].compile.key]
     return [job for job in same if planner.problem.flops(job.case) < _MOST_FLOPS][:count]
 
