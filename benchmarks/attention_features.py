@@ -116,10 +116,11 @@ def table(records: list[Record]) -> list[str]:
         plain = times.get((record["rung"], job.plain, dtype))
         of_plain = f"{found['time_us'] / plain:.2f}" if plain else ""
         work = flops / problem.flops(problem.case(job.shape, CAUSAL))
+        measured = f"{found['baseline']} {found['baseline_us']:.1f} | {found['time_us']:.1f}"
+        interval = f"[{found['speedup_low']:.2f}, {found['speedup_high']:.2f}]"
         lines.append(
-            f"| {record['rung']}, {job.name}, {dtype} "
-            f"| {found['baseline']} {found['baseline_us']:.1f} | {found['time_us']:.1f} | {found['speedup']:.2f}× [{found['speedup_low']:.2f}, "
-            f"{found['speedup_high']:.2f}] | {of_plain} | {work:.2f} "
+            f"| {record['rung']}, {job.name}, {dtype} | {measured} "
+            f"| {found['speedup']:.2f}× {interval} | {of_plain} | {work:.2f} "
             f"| {flops / found['time_us'] / 1e6:.0f} |"
         )
     return lines
