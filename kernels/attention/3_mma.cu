@@ -2,14 +2,16 @@
 //
 //   out = softmax(softmax_scale * q k^T) v, a block of BLOCK_N keys at a time, scores and weights in registers only.
 //
-// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), 16-byte aligned.
-//             heads is a multiple of kv_heads: a group of heads shares one kv head. Lengths >= 1.
+// Shapes      q (batch, heads, seq_len_q, HEAD_DIM); k (batch, kv_heads, seq_len_k, HEAD_DIM); v and out the same with
+//             VALUE_DIM, which is HEAD_DIM as a rule; 16-byte aligned. heads is a multiple of kv_heads: a group of heads
+//             shares one kv head. Lengths >= 1.
 //             STRIDED 0: contiguous. 1: strides are further arguments, in elements, any that keep rows contiguous and
 //             16-byte aligned; between rows below 2^30.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32. softmax_scale > 0.
-// Problem     HEAD_DIM (32, 64, 96, 128), CAUSAL, DTYPE; STRIDED, 0 if not given. Constant distances between rows are
-//             6% faster, so views have their own binary.
+// Problem     HEAD_DIM and VALUE_DIM (multiples of 16; VALUE_DIM <= HEAD_DIM <= 256), CAUSAL, DTYPE, and features:
+//             row_features.h; STRIDED, 0 if not given. Constant distances between rows are 6% faster, so views have their
+//             own binary.
 //
 // How it works. A tile is BLOCK_M rows of one head. WARPS_Q x WARPS_KV warps work on it: each has BLOCK_M / WARPS_Q
 // rows and, of every block of keys, BLOCK_N / WARPS_KV keys. K and V blocks arrive by cp.async, STAGES deep.
@@ -17,7 +19,9 @@
 //   P = 2^(c (S - m))    c = softmax_scale log2(e): one multiply-add and one ex2 a score; masks only in edge blocks
 //   O = alpha O + P V    P's accumulator layout is already that of the A operand
 // The row sums l stay spread over four lanes until the end. Then O / l goes through shared memory to 16-byte stores.
-// Blocks that hold no visible key are never read; the last block's missing keys are zeros in shared memory.
+// Blocks that hold no visible key are never read; the last block's missing keys are zeros in shared memory. A window
+// moves the first block, too, and masks the blocks at both of its ends (tile_worker.cuh: attend_all). Features that
+// change scores do so before the softmax (score_change.cuh); sinks join a row's sum at its end (mma_tile.cuh: total).
 //
 // Tunables (T = 32 * WARPS_Q * WARPS_KV threads)
 //   BLOCK_M       rows a tile (16..256), a multiple of 16 * WARPS_Q.
@@ -52,7 +56,7 @@
 //
 // Constraints  BLOCK_M % (16 * WARPS_Q) == 0, BLOCK_N % (16 * WARPS_KV) == 0, columns % min(WARPS_KV, columns) == 0,
 //              SHARE_QK_SMEM <= Q_IN_REGS, PERSISTENT == 0 or SPLIT_KV == 1, MIN_CTAS * T <= 2048
-//              where columns = HEAD_DIM / 8, with MERGE cluster (HEAD_DIM / 8) / SPLIT_KV, a whole number.
+//              where columns = VALUE_DIM / 8, with MERGE cluster (VALUE_DIM / 8) / SPLIT_KV, a whole number.
 // Launch       row_blocks = ceil((PACK_GQA ? seq_len_q * heads / kv_heads : seq_len_q) / BLOCK_M)
 //              tile_heads = batch * (PACK_GQA ? kv_heads : heads); a grid's second number is at most 65535
 //              tiles      = row_blocks * tile_heads
@@ -61,14 +65,16 @@
 //                         TILE_ORDER by_row...:         (row_blocks * SPLIT_KV, tile_heads)
 //              block      (T)
 //              and with SPLIT_KV > 1 and MERGE kernel then attention_merge, with the same arguments:
-//              grid (tiles * BLOCK_M * HEAD_DIM / 256), block (64), no shared memory.
-// Shared bytes main = row_bytes * (SHARE_QK_SMEM ? max(BLOCK_M, 2 * STAGES * BLOCK_N) : BLOCK_M + 2 * STAGES * BLOCK_N)
-//              MERGE cluster, SPLIT_KV > 1:  main + 4 * WARPS_KV * BLOCK_M * (HEAD_DIM + 2 * SPLIT_KV) + 8
-//              else, WARPS_KV > 1:           max(main, row_bytes * BLOCK_M + 4 * WARPS_KV * BLOCK_M * (HEAD_DIM + 2))
+//              grid (tiles * BLOCK_M * VALUE_DIM / 256), block (64), no shared memory.
+// Shared bytes main = SHARE_QK_SMEM ? max(q_bytes, stages_bytes) : q_bytes + stages_bytes
+//              MERGE cluster, SPLIT_KV > 1:  main + 4 * WARPS_KV * BLOCK_M * (VALUE_DIM + 2 * SPLIT_KV) + 8
+//              else, WARPS_KV > 1:           max(main, q_bytes + 4 * WARPS_KV * BLOCK_M * (VALUE_DIM + 2))
 //              else:                         main
-//              where row_bytes = 2 * HEAD_DIM + (SWIZZLE == pad ? 16 : 0).
+//              where q_bytes = BLOCK_M * row_bytes(HEAD_DIM),
+//              stages_bytes = STAGES * BLOCK_N * (row_bytes(HEAD_DIM) + row_bytes(VALUE_DIM)),
+//              row_bytes(D) = 2 * D + (SWIZZLE == pad ? 16 : 0).
 // Workspace    with SPLIT_KV > 1, else unused: MERGE counter or kernel: partials float[tiles * SPLIT_KV * BLOCK_M *
-//              (HEAD_DIM + 2)], any content; counter: counter int[tiles], zero once: every launch leaves zeros.
+//              (VALUE_DIM + 2)], any content; counter: counter int[tiles], zero once: every launch leaves zeros.
 // Archs        sm_80 and later.
 // Adds to 2_wmma.cu: fragments whose layout is known (mma.sync), so scores and weights stay in registers; XOR
 //              swizzles; masked and whole blocks apart; splits of the keys over blocks; tiles packed with GQA heads.
@@ -80,17 +86,16 @@
 #include "choices.cuh"
 #include "last_block.cuh"
 #include "part_merge.cuh"
+#include "row_features.h"
 #include "row_copy.cuh"
 #include "shared_rows.cuh"
 #include "split_merge.cuh"
-#include "strides.cuh"
 
 namespace {
 
 using Element = unsigned short;  // the bits: only conversions and products look inside
 
 constexpr bool kBfloat16 = DTYPE == DTYPE_BFLOAT16;
-constexpr bool kCausal = CAUSAL;
 constexpr bool kReverse = KV_ORDER == KV_ORDER_REVERSE;
 constexpr bool kWaitEarly = STAGES > 1 && V_WAIT == V_WAIT_EARLY;
 constexpr bool kCluster = SPLIT_KV > 1 && MERGE == MERGE_CLUSTER;
@@ -99,18 +104,20 @@ constexpr int kThreads = 32 * WARPS_Q * WARPS_KV;
 constexpr int kRowTiles = BLOCK_M / (16 * WARPS_Q);  // tiles of 16 rows per warp
 constexpr int kKeyTiles = BLOCK_N / (8 * WARPS_KV);  // tiles of 8 keys per warp
 constexpr int kDimTiles = HEAD_DIM / 8;
+constexpr int kValueTiles = VALUE_DIM / 8;
 constexpr int kWarpRows = 16 * kRowTiles;
 constexpr int kWarpKeys = 8 * kKeyTiles;
 constexpr int kParts = WARPS_KV * (kCluster ? SPLIT_KV : 1);  // merged in shared memory
-constexpr int kBlockTiles = kDimTiles / (kCluster ? SPLIT_KV : 1);  // tiles of 8 columns that a block merges and stores
+constexpr int kBlockTiles = kValueTiles / (kCluster ? SPLIT_KV : 1);  // tiles of 8 columns that a block merges and stores
 constexpr int kMergers = WARPS_KV < kBlockTiles ? WARPS_KV : kBlockTiles;  // warps along the keys that share them
 constexpr int kOwnTiles = kBlockTiles / kMergers;
 constexpr int kLoadedTogether = SPLIT_KV < 16 ? SPLIT_KV : 16;  // parts of a cell that a thread loads at once
 constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
 
-static_assert(HEAD_DIM % 32 == 0 && HEAD_DIM <= 128, "HEAD_DIM is 32, 64, 96 or 128");
+static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "products of 16 columns, and output in registers");
+static_assert(VALUE_DIM % 16 == 0 && VALUE_DIM <= HEAD_DIM, "`out` goes where Q was");
 static_assert(BLOCK_M % (16 * WARPS_Q) == 0 && BLOCK_N % (16 * WARPS_KV) == 0, "warps have whole tiles");
-static_assert(kDimTiles % (kCluster ? SPLIT_KV : 1) == 0 && kBlockTiles % kMergers == 0, "warps share the columns");
+static_assert(kValueTiles % (kCluster ? SPLIT_KV : 1) == 0 && kBlockTiles % kMergers == 0, "warps share the columns");
 static_assert(Q_IN_REGS || !SHARE_QK_SMEM, "Q must leave before K arrives");
 static_assert(!kCluster || SPLIT_KV <= 8, "a cluster has up to eight blocks everywhere");
 static_assert(SPLIT_KV == 1 || !PERSISTENT, "a persistent block has its tiles alone");
@@ -118,109 +125,26 @@ static_assert(SPLIT_KV == 1 || !PERSISTENT, "a persistent block has its tiles al
 #error "clusters need sm_90"
 #endif
 
-using Rows = SharedRows<kDimTiles, SWIZZLE>;
+using Rows = SharedRows<kDimTiles, SWIZZLE>;  // of Q, K, and `out`
+using ValueRows = SharedRows<kValueTiles, SWIZZLE>;
 using KeyPolicy = CopyPolicy<KV_EVICTION == KV_EVICTION_FIRST>;
-using SplitParts = SplitPart<BLOCK_M, HEAD_DIM>;                              // in `partials`
-using WarpParts = PartLayout<BLOCK_M, HEAD_DIM / (kCluster ? SPLIT_KV : 1)>;  // in shared memory
+using SplitParts = SplitPart<BLOCK_M, VALUE_DIM>;                              // in `partials`
+using WarpParts = PartLayout<BLOCK_M, VALUE_DIM / (kCluster ? SPLIT_KV : 1)>;  // in shared memory
 
 // Shared memory: Q, later `out`, and behind it the stages (K, V, K, V, ...), later the warps' parts. In a cluster the
 // parts have a place of their own, since other blocks may be ahead and send theirs early; the inbox lies behind it.
 constexpr unsigned kQueryBytes = BLOCK_M * Rows::kRowBytes;
-constexpr unsigned kBlockBytes = BLOCK_N * Rows::kRowBytes;
+constexpr unsigned kKeyBytes = BLOCK_N * Rows::kRowBytes;
+constexpr unsigned kStageBytes = kKeyBytes + BLOCK_N * ValueRows::kRowBytes;
 constexpr unsigned kStagesAt = SHARE_QK_SMEM ? 0 : kQueryBytes;
-constexpr unsigned kStagesEnd = kStagesAt + 2 * STAGES * kBlockBytes;
+constexpr unsigned kStagesEnd = kStagesAt + STAGES * kStageBytes;
 constexpr unsigned kPartsAt = kCluster && kStagesEnd > kQueryBytes ? kStagesEnd : kQueryBytes;
 constexpr unsigned kInboxAt = kPartsAt + 4 * kParts * WarpParts::kFloats;
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
-// The further arguments of views, in elements.
-#if STRIDED
-#define STRIDE_PARAMETERS                                                                                            \
-  , long long q_stride_batch, long long q_stride_head, long long q_stride_row, long long k_stride_batch,             \
-      long long k_stride_head, long long k_stride_row, long long v_stride_batch, long long v_stride_head,            \
-      long long v_stride_row, long long out_stride_batch, long long out_stride_head, long long out_stride_row
-#define STRIDE_ARGUMENTS                                                                                             \
-  , q_stride_batch, q_stride_head, q_stride_row, k_stride_batch, k_stride_head, k_stride_row, v_stride_batch,        \
-      v_stride_head, v_stride_row, out_stride_batch, out_stride_head, out_stride_row
-#define STRIDE_MEMBERS                                                                                               \
-  , tile_heads(PACK_GQA ? kv_heads : heads), q_strides(q_stride_batch, q_stride_head, q_stride_row),                 \
-      k_strides(k_stride_batch, k_stride_head, k_stride_row), v_strides(v_stride_batch, v_stride_head, v_stride_row), \
-      out_strides(out_stride_batch, out_stride_head, out_stride_row)
-#else
-#define STRIDE_PARAMETERS
-#define STRIDE_ARGUMENTS
-#define STRIDE_MEMBERS
-#endif
-
-struct Problem {
-  const Element *q, *k, *v;
-  Element* out;
-  float* partials;
-  int* counter;
-  float scale_log2;
-  int group, seq_len_q, seq_len_k;  // group: query heads per kv head
-
-  __device__ Problem(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
-                     float softmax_scale, int heads, int kv_heads, int seq_len_q, int seq_len_k
-                     STRIDE_PARAMETERS)
-      : q(q), k(k), v(v), out(out), partials(partials), counter(counter),
-        scale_log2(softmax_scale * 1.44269504088896341f), group(heads == kv_heads ? 1 : heads / kv_heads),
-        seq_len_q(seq_len_q), seq_len_k(seq_len_k) STRIDE_MEMBERS {}
-
-#if STRIDED
-  int tile_heads;  // of one batch: kv heads if packed
-  Strides q_strides, k_strides, v_strides, out_strides;
-#endif
-
-  __device__ int rows() const { return PACK_GQA ? seq_len_q * group : seq_len_q; }  // of a head, or of a group
-  __device__ int row_blocks() const { return (rows() + BLOCK_M - 1) / BLOCK_M; }
-};
-
-// BLOCK_M rows of one head, or of one group of heads.
-struct Tile {
-  const Problem& problem;
-  int head, first_row, rows;  // head: over the batch, of kv heads if packed; rows: of the whole head
-
-  __device__ Tile(const Problem& of, int head, int row_block)
-      : problem(of), head(head), first_row(row_block * BLOCK_M), rows(of.rows()) {}
-
-  __device__ int valid_rows() const { return min(BLOCK_M, rows - first_row); }
-  __device__ int position(int row) const { return PACK_GQA ? row / problem.group : row; }
-#if STRIDED
-  // A row of q or out, and the first row of this tile's head of k or v.
-  template <class T>
-  __device__ T* row_at(T* tensor, const Strides& strides, int row) const {
-    const int batch = head / problem.tile_heads, of_batch = head % problem.tile_heads;
-    if constexpr (PACK_GQA)
-      return strides.further(tensor + strides.head_at(batch, of_batch * problem.group + row % problem.group),
-                             row / problem.group);
-    return strides.further(tensor + strides.head_at(batch, of_batch), row);
-  }
-  __device__ const Element* keys_at(const Element* tensor, const Strides& strides) const {
-    const int batch = head / problem.tile_heads, of_batch = head % problem.tile_heads;
-    return tensor + strides.head_at(batch, PACK_GQA ? of_batch : of_batch / problem.group);
-  }
-#else
-  __device__ long long offset(int row) const {
-    if constexpr (PACK_GQA) {
-      const int of_head = head * problem.group + row % problem.group;
-      return (static_cast<long long>(of_head) * problem.seq_len_q + row / problem.group) * HEAD_DIM;
-    }
-    return (static_cast<long long>(head) * problem.seq_len_q + row) * HEAD_DIM;
-  }
-  __device__ long long keys_offset() const {
-    const int kv_head = PACK_GQA || problem.group == 1 ? head : head / problem.group;  // divisions take long
-    return static_cast<long long>(kv_head) * problem.seq_len_k * HEAD_DIM;
-  }
-#endif
-  __device__ int keys_seen(int row) const {
-    return kCausal ? min(problem.seq_len_k, position(row) + 1) : problem.seq_len_k;
-  }
-  __device__ int last_row() const { return min(first_row + BLOCK_M, rows) - 1; }
-};
-
 }  // namespace
 
+#include "mma_tile.cuh"
 #include "tile_worker.cuh"
 
 namespace {
@@ -255,7 +179,7 @@ __device__ __forceinline__ void merge_warps(const Worker& worker, int split,
     }
     const auto part = [=](int p) { return parts + p * WarpParts::kFloats; };
     if (worker.merges())
-      merge_parts<WarpParts, PARTS>(merged, part, row_tile, worker.warp_kv * TILES, worker.tile.problem.scale_log2);
+      merge_parts<WarpParts, PARTS>(merged, part, row_tile, worker.warp_kv * TILES, worker.tile.problem.exponent_scale());
   }
 }
 
@@ -266,12 +190,15 @@ __device__ __forceinline__ void merge_splits(const Tile& tile, const float* part
 #if STRIDED
     *reinterpret_cast<uint2*>(tile.row_at(tile.problem.out, tile.problem.out_strides, tile.first_row + row) + column) =
 #else
-    *reinterpret_cast<uint2*>(tile.problem.out + tile.offset(tile.first_row + row) + column) =
+    *reinterpret_cast<uint2*>(tile.problem.out + tile.offset<VALUE_DIM>(tile.first_row + row) + column) =
 #endif
         make_uint2(pack<kBfloat16>(o[0], o[1]), pack<kBfloat16>(o[2], o[3]));
   };
+  const auto total = [&](int row, int column, float sum, float maximum) {
+    return tile.total(tile.first_row + row, column == 0, sum, maximum);
+  };
   merge_split_parts<SplitParts, kLoadedTogether, CELLS>(parts, SPLIT_KV, tile.valid_rows(), first, stride,
-                                                        tile.problem.scale_log2, store);
+                                                        tile.problem.exponent_scale(), store, total);
 }
 
 __device__ __forceinline__ void attend_tile(const Problem& problem, int head, int row_block, int split) {
@@ -305,9 +232,9 @@ __device__ __forceinline__ void attend_tile(const Problem& problem, int head, in
 extern "C" __global__ void CLUSTER __launch_bounds__(kThreads, MIN_CTAS)
     attention_forward(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
                       float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k
-                      STRIDE_PARAMETERS) {
-  const Problem problem(q, k, v, out, partials, counter, softmax_scale, heads, kv_heads, seq_len_q,
-                        seq_len_k STRIDE_ARGUMENTS);
+                      FEATURE_ARGUMENTS STRIDE_PARAMETERS) {
+  const Problem problem(q, k, v, out, partials, counter, softmax_scale, heads, kv_heads, seq_len_q, seq_len_k,
+                        Features FEATURES_GIVEN STRIDE_ARGUMENTS);
   constexpr bool heads_first = TILE_ORDER == TILE_ORDER_BY_HEAD || TILE_ORDER == TILE_ORDER_BY_HEAD_DESCENDING;
   constexpr bool descending = TILE_ORDER == TILE_ORDER_BY_ROW_DESCENDING || TILE_ORDER == TILE_ORDER_BY_HEAD_DESCENDING;
   const int row_blocks = problem.row_blocks(), tile_heads = batch * (PACK_GQA ? kv_heads : heads);
@@ -336,10 +263,10 @@ static_assert(SplitParts::kCells % kMergeThreads == 0, "a block has one tile");
 extern "C" __global__ void __launch_bounds__(kMergeThreads, 1)
     attention_merge(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
                     float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k
-                    STRIDE_PARAMETERS) {
+                    FEATURE_ARGUMENTS STRIDE_PARAMETERS) {
   constexpr int blocks = SplitParts::kCells / kMergeThreads;  // per tile
-  const Problem problem(q, k, v, out, partials, counter, softmax_scale, heads, kv_heads, seq_len_q,
-                        seq_len_k STRIDE_ARGUMENTS);
+  const Problem problem(q, k, v, out, partials, counter, softmax_scale, heads, kv_heads, seq_len_q, seq_len_k,
+                        Features FEATURES_GIVEN STRIDE_ARGUMENTS);
   const int number = blockIdx.x / blocks, row_blocks = problem.row_blocks();
   const Tile tile(problem, number / row_blocks, number % row_blocks);
   const float* parts = partials + static_cast<long long>(number) * SPLIT_KV * SplitParts::kFloats;

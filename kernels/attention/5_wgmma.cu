@@ -74,6 +74,8 @@
 // References   FlashAttention-3, Shah et al. 2024; PTX ISA: see the helpers. Lab book: 5_wgmma.md.
 #include "cluster_multicast.cuh"
 #include "mma_sync.cuh"
+#include "row_features.h"
+#include "score_change.cuh"
 #include "strides.cuh"
 #include "wgmma_panels.cuh"
 #include "wgmma_product.cuh"
@@ -89,8 +91,9 @@
 #ifndef STORE_BULK
 #define STORE_BULK 0
 #endif
-#define SHARES_TAIL (SHARE_TAIL && !CAUSAL)
+#define SHARES_TAIL (SHARE_TAIL && !CAUSAL && !HAS_WINDOW)
 
+#define HIDES_BLOCKS (HAS_WINDOW || BOTTOM_RIGHT)
 #define BLOCK_M (64 * CONSUMER_WARPGROUPS)
 #define CLUSTER_BLOCKS (CLUSTER * SPLIT_KV)
 #if CLUSTER_BLOCKS > 1
@@ -191,6 +194,11 @@ struct Problem {
   const Tiles tiles;  // 2^queries_log2: the query rows of one head among the 64 rows of a warpgroup
   const Tail tail;
   float* const parts;
+  const float softmax_scale;
+  const Features features;
+
+  // From scores, as the softmax meets them, to exponents of 2.
+  __device__ __forceinline__ float exponent_scale() const { return kScoresChange ? 1.0f : scale_log2; }
 };
 
 // log2 of the query rows of one head among 64 rows. The largest power of two, up to 64, that divides the group's heads
@@ -200,7 +208,7 @@ __device__ __forceinline__ int packed_queries_log2(int group) { return PACK_GQA 
 __device__ __forceinline__ Problem problem_of(const TensorMap& q_map, const TensorMap& k_map, const TensorMap& v_map,
                                               const TensorMap& out_map, Element* out, const Strides& out_strides,
                                               float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q,
-                                              int seq_len_k, float* parts) {
+                                              int seq_len_k, float* parts, const Features& features) {
   const int group = heads == kv_heads ? 1 : heads / kv_heads;
   const int queries_log2 = packed_queries_log2(group);
   const int queries = CLUSTER * CONSUMER_WARPGROUPS << queries_log2, tile_heads = batch * heads >> (6 - queries_log2);
@@ -219,7 +227,9 @@ __device__ __forceinline__ Problem problem_of(const TensorMap& q_map, const Tens
           seq_len_k,
           tiles,
           Tail(tiles, (seq_len_k + BLOCK_N - 1) / BLOCK_N),
-          parts};
+          parts,
+          softmax_scale,
+          features};
 }
 
 // Where a tile lies, and its blocks of keys. Steps count these blocks from the last one that a row of the tile, or of
@@ -249,8 +259,15 @@ struct Place {
     const int end_query = queries_in((row_block + 1) * CLUSTER * CONSUMER_WARPGROUPS);
     blocks = (keys_seen(min(end_query, of.seq_len_q) - 1) + BLOCK_N - 1) / BLOCK_N;
     share = blockIdx.x % SPLIT_KV;
-    first_step = blocks * share / SPLIT_KV;
-    end_step = blocks * (share + 1) / SPLIT_KV;
+#if HIDES_BLOCKS
+    blocks = max(blocks, 1);  // a tile that sees no key has one block, all of whose keys are masked
+    const int first = min(first_seen(queries_in(row_block * CLUSTER * CONSUMER_WARPGROUPS)) / BLOCK_N, blocks - 1);
+    const int steps = blocks - first;
+#else
+    const int steps = blocks;
+#endif
+    first_step = steps * share / SPLIT_KV;
+    end_step = steps * (share + 1) / SPLIT_KV;
   }
 
   __device__ __forceinline__ bool is_empty() const { return SPLIT_KV > 1 && first_step == end_step; }
@@ -266,12 +283,34 @@ struct Place {
     return PACK_GQA ? head + (row >> problem.queries_log2) : head;
   }
 
-  __device__ __forceinline__ int keys_seen(int query) const {
-    return CAUSAL ? min(problem.seq_len_k, query + 1) : problem.seq_len_k;
+  // A query sees the keys before keys_seen(query), from first_seen(query) on.
+  __device__ __forceinline__ int own_key(int query) const {
+    return Features::own_key(query, problem.seq_len_q, problem.seq_len_k);
   }
+  __device__ __forceinline__ int keys_seen(int query) const {
+#if HIDES_BLOCKS
+    return max(problem.features.end_key(own_key(query), problem.seq_len_k), 0);
+#else
+    return CAUSAL ? min(problem.seq_len_k, query + 1) : problem.seq_len_k;
+#endif
+  }
+  __device__ __forceinline__ int first_seen(int query) const { return problem.features.first_key(own_key(query)); }
   __device__ __forceinline__ int first_key(int step) const { return (blocks - 1 - step) * BLOCK_N; }
   __device__ __forceinline__ Element* out_row(int of_head, int query) const {
     return problem.out_strides.further(problem.out + problem.out_strides.head_at(batch, of_head), query);
+  }
+
+  // The sum of a row's weights with its sink's; `maximum` is what the weights are relative to. The caller that `tells`
+  // stores the logarithm of the sum.
+  __device__ __forceinline__ float total(int of_head, int query, bool tells, float sum, float maximum) const {
+    const float sink = SINKS ? kLog2e * problem.features.sinks[of_head] : 0.0f;
+    const float shift = maximum * problem.exponent_scale();
+    if constexpr (LSE) {
+      const long long row = static_cast<long long>(batch * problem.heads + of_head) * problem.seq_len_q + query;
+      if (tells) problem.features.lse[row] = logarithm(sum, shift, sink);
+    }
+    // A sink far above all scores makes the sum infinite, and the row 0.
+    return SINKS ? sum + exp2_approximate(sink - shift) : sum;
   }
 
  private:
@@ -290,10 +329,11 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(kThreads, MIN_CTAS)
     attention_forward(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                       const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap out_map, Element* out,
                       float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k,
-                      long long out_stride_batch, long long out_stride_head, long long out_stride_row, float* parts) {
+                      long long out_stride_batch, long long out_stride_head, long long out_stride_row,
+                      float* parts FEATURE_ARGUMENTS) {
   const Strides out_strides(out_stride_batch, out_stride_head, out_stride_row);
   const Problem problem = problem_of(q_map, k_map, v_map, out_map, out, out_strides, softmax_scale, batch, heads,
-                                     kv_heads, seq_len_q, seq_len_k, parts);
+                                     kv_heads, seq_len_q, seq_len_k, parts, Features FEATURES_GIVEN);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // shows the compiler that a warp has one value
 
   if (threadIdx.x == 0) {
@@ -334,9 +374,10 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads, 1)
     attention_merge(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                     const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap out_map, Element* out,
                     float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k,
-                    long long out_stride_batch, long long out_stride_head, long long out_stride_row, float* parts) {
+                    long long out_stride_batch, long long out_stride_head, long long out_stride_row,
+                    float* parts FEATURE_ARGUMENTS) {
   const Strides out_strides(out_stride_batch, out_stride_head, out_stride_row);
   merge_tail(problem_of(q_map, k_map, v_map, out_map, out, out_strides, softmax_scale, batch, heads, kv_heads,
-                        seq_len_q, seq_len_k, parts));
+                        seq_len_q, seq_len_k, parts, Features FEATURES_GIVEN));
 }
 #endif

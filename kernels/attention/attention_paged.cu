@@ -65,6 +65,7 @@ constexpr int kThreads = 32 * WARPS_Q * WARPS_KV;
 constexpr int kRowTiles = BLOCK_M / (16 * WARPS_Q);  // tiles of 16 rows per warp
 constexpr int kKeyTiles = BLOCK_N / (8 * WARPS_KV);  // tiles of 8 keys per warp
 constexpr int kDimTiles = HEAD_DIM / 8;
+constexpr int kValueTiles = kDimTiles;
 constexpr int kWarpRows = 16 * kRowTiles;
 constexpr int kWarpKeys = 8 * kKeyTiles;
 constexpr int kMergers = WARPS_KV;
@@ -78,13 +79,14 @@ static_assert(STAGES >= 2, "one tile is copied while another one is multiplied")
 static_assert(!OWN_COPIES || WARPS_Q == 1, "no other warp has the same keys");
 
 using Rows = SharedRows<kDimTiles, SWIZZLE>;
+using ValueRows = Rows;
 using KeyPolicy = CopyPolicy<KV_EVICTION == KV_EVICTION_FIRST>;
 using SplitParts = SplitPart<BLOCK_M, HEAD_DIM>;  // in `partials`
 
 // Shared memory: the stages (K, V, K, V, ...), and behind them the warps' parts: rows of kPartStride floats, of which
 // only those that exist have a place, then {m, l} of each.
-constexpr unsigned kBlockBytes = BLOCK_N * Rows::kRowBytes;
-constexpr unsigned kStageBytes = 2 * kBlockBytes;
+constexpr unsigned kKeyBytes = BLOCK_N * Rows::kRowBytes;
+constexpr unsigned kStageBytes = 2 * kKeyBytes;
 constexpr unsigned kStagesAt = 0;
 constexpr unsigned kPartsAt = STAGES * kStageBytes;
 constexpr int kPartStride = HEAD_DIM + 8;  // eight more, so that the rows of a fragment are in different banks

@@ -53,6 +53,7 @@ constexpr int kThreads = 32 * WARPS_Q;
 constexpr int kRowTiles = BLOCK_M / (16 * WARPS_Q);  // tiles of 16 rows per warp
 constexpr int kKeyTiles = BLOCK_N / 8;               // tiles of 8 keys per warp
 constexpr int kDimTiles = HEAD_DIM / 8;
+constexpr int kValueTiles = kDimTiles;
 constexpr int kWarpRows = 16 * kRowTiles;
 constexpr int kWarpKeys = BLOCK_N;
 constexpr int kMergers = 1;
@@ -64,11 +65,13 @@ static_assert(BLOCK_M % (16 * WARPS_Q) == 0 && BLOCK_N % 16 == 0, "warps have wh
 static_assert(Q_IN_REGS || !SHARE_QK_SMEM, "Q must leave before K arrives");
 
 using Rows = SharedRows<kDimTiles, SWIZZLE>;
+using ValueRows = Rows;
 using KeyPolicy = CopyPolicy<>;
 
 // Shared memory: Q, later `out`, and behind it the stages (K, V, K, V, ...).
 constexpr unsigned kQueryBytes = BLOCK_M * Rows::kRowBytes;
-constexpr unsigned kBlockBytes = BLOCK_N * Rows::kRowBytes;
+constexpr unsigned kKeyBytes = BLOCK_N * Rows::kRowBytes;
+constexpr unsigned kStageBytes = 2 * kKeyBytes;
 constexpr unsigned kStagesAt = SHARE_QK_SMEM ? 0 : kQueryBytes;
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 

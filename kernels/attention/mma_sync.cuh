@@ -70,4 +70,11 @@ __device__ __forceinline__ float exp2_approximate(float x) {
   return power;
 }
 
+// 1 / x, by one unit in the last place; 0 for infinity.
+__device__ __forceinline__ float reciprocal_approximate(float x) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(inverse) : "f"(x));
+  return inverse;
+}
+
 }  // namespace

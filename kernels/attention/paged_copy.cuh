@@ -75,10 +75,10 @@ struct PagedCopy {
     if (left > 0) {
       if ((cursor.tile + 1) * BLOCK_N <= cursor.keys) {
         copy<true>(problem.k, stage);
-        copy<true>(problem.v, stage + kBlockBytes);
+        copy<true>(problem.v, stage + kKeyBytes);
       } else {
         copy<false>(problem.k, stage);
-        copy<false>(problem.v, stage + kBlockBytes);
+        copy<false>(problem.v, stage + kKeyBytes);
       }
       if (--left > 0) {
         cursor.advance(all);

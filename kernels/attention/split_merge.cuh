@@ -47,12 +47,17 @@ __device__ __forceinline__ void store_split_part(const PartFragments<ROW_TILES, 
     }
 }
 
+// The divisor of a row whose sum is that of its parts.
+struct OwnSum {
+  __device__ __forceinline__ float operator()(int row, int column, float sum, float maximum) const { return sum; }
+};
+
 // Merges the cells first, first + stride, ... of a tile's first `rows` rows, CELLS of them at a time;
-// store(row, column, values) gets o / l of four columns. `parts` are `count` parts, one behind the other; TOGETHER of
-// them are loaded at once. `scale` turns scores into exponents of 2.
-template <class Part, int TOGETHER, int CELLS, class Store>
+// store(row, column, values) gets o / l of four columns, where l is total(row, column, sum, maximum). `parts` are
+// `count` parts, one behind the other; TOGETHER of them are loaded at once. `scale` turns scores into exponents of 2.
+template <class Part, int TOGETHER, int CELLS, class Store, class Total = OwnSum>
 __device__ __forceinline__ void merge_split_parts(const float* parts, int count, int rows, int first, int stride,
-                                                  float scale, Store store) {
+                                                  float scale, Store store, Total total = {}) {
   const int cells = rows * Part::kRowCells;
   for (int cell = first; cell < cells; cell += CELLS * stride) {
     const float *from[CELLS], *statistics_from[CELLS];
@@ -105,7 +110,8 @@ __device__ __forceinline__ void merge_split_parts(const float* parts, int count,
     for (int c = 0; c < CELLS; ++c) {
       const int here = cell + c * stride;
       if (here >= cells) continue;
-      const float inverse = sum[c] == 0.0f ? 0.0f : __fdividef(1.0f, sum[c]);
+      const float divisor = total(here / Part::kRowCells, here % Part::kRowCells * 4, sum[c], top[c]);
+      const float inverse = divisor == 0.0f ? 0.0f : __fdividef(1.0f, divisor);
 #pragma unroll
       for (int e = 0; e < 4; ++e) o[c][e] *= inverse;
       store(here / Part::kRowCells, here % Part::kRowCells * 4, o[c]);

@@ -1,6 +1,7 @@
 // One warp's work on a tile of attention: it copies, multiplies and weighs, block of keys by block of keys.
 //
-// 3_mma.cu includes this file after its constants, Problem and Tile, and explains how the pieces fit together.
+// 3_mma.cu includes this file after its constants and mma_tile.cuh, and explains how the pieces fit together. Others give
+// a Problem and a Tile of their own.
 //
 // Archs      sm_80 and later.
 // References Milakov & Gimelshein 2018 (online softmax); FlashAttention-2, Dao 2023.
@@ -8,6 +9,7 @@
 
 #include "part_merge.cuh"
 #include "row_copy.cuh"
+#include "score_change.cuh"
 
 namespace {
 
@@ -19,32 +21,49 @@ struct Worker {
   int first_block, blocks, loaded, stage, load_stage;
   const RowCopy<kDimTiles, kThreads, Rows> copier;
   const RowCopy<kDimTiles, kThreads, Rows, KeyPolicy> key_copier;
+#if VALUE_DIM != HEAD_DIM
+  const RowCopy<kValueTiles, kThreads, ValueRows, KeyPolicy> value_copier;
+#define VALUE_COPIER value_copier
+#define VALUES_FROM value_copier
+#else
+#define VALUE_COPIER key_copier  // macros, since a reference to it would be other machine code
+#define VALUES_FROM copier
+#endif
   const Element *keys, *values;  // where this thread copies from, at block 0
-  PartFragments<kRowTiles, kDimTiles> part;
+  PartFragments<kRowTiles, kValueTiles> part;
   unsigned query[kRowTiles][Q_IN_REGS ? HEAD_DIM / 16 : 1][4];
+#if ALIBI
+  float slopes[kRowTiles][2];  // of this lane's rows, in the units of ScoreChange
+#endif
 
   __device__ __forceinline__ Worker(const Tile& of, unsigned base)
       : tile(of), lane(threadIdx.x % 32), warp_q(threadIdx.x / 32 % WARPS_Q), warp_kv(threadIdx.x / 32 / WARPS_Q),
         shared(base), query_at(base + Rows::offset(warp_q * kWarpRows + lane % 16, lane / 16)),
         keys_at(base + kStagesAt + Rows::offset(warp_kv * kWarpKeys + lane % 8 + lane / 16 * 8, lane / 8 % 2)),
-        values_at(base + kStagesAt + kBlockBytes + Rows::offset(warp_kv * kWarpKeys + lane % 16, lane / 16)),
+        values_at(base + kStagesAt + kKeyBytes + ValueRows::offset(warp_kv * kWarpKeys + lane % 16, lane / 16)),
         loaded(0), stage(0), load_stage(0) {
 #if STRIDED
     keys = copier.start_of(of.keys_at(of.problem.k, of.problem.k_strides), of.problem.k_strides);
-    values = copier.start_of(of.keys_at(of.problem.v, of.problem.v_strides), of.problem.v_strides);
+    values = VALUES_FROM.start_of(of.keys_at(of.problem.v, of.problem.v_strides), of.problem.v_strides);
 #else
-    const long long from = of.keys_offset() + copier.start();
+    const long long from = of.keys_offset<HEAD_DIM>() + copier.start();
     keys = of.problem.k + from;
-    values = of.problem.v + from;
+    values = of.problem.v +
+             (VALUE_DIM == HEAD_DIM ? from : of.keys_offset<VALUE_DIM>() + VALUES_FROM.start());
 #endif
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) part.maximum[i][half] = kLowest, part.sum[i][half] = 0.0f;
 #pragma unroll
-      for (int n = 0; n < kDimTiles; ++n)
+      for (int n = 0; n < kValueTiles; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) part.output[i][n][e] = 0.0f;
+#if ALIBI
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        slopes[i][half] = ScoreChange::kUnit * of.problem.features.alibi_slopes[of.query_head(row_of(i, half))];
+#endif
     }
   }
 
@@ -71,42 +90,47 @@ struct Worker {
 #else
     if constexpr (PACK_GQA)
       copier.gather<BLOCK_M>(
-          shared, [&](int row) { return tile.problem.q + tile.offset(tile.first_row + row); }, valid);
+          shared, [&](int row) { return tile.problem.q + tile.offset<HEAD_DIM>(tile.first_row + row); }, valid);
     else
-      copier.copy<BLOCK_M>(shared, tile.problem.q + tile.offset(tile.first_row) + copier.start(), valid);
+      copier.copy<BLOCK_M>(shared, tile.problem.q + tile.offset<HEAD_DIM>(tile.first_row) + copier.start(), valid);
 #endif
     close_copy_group();
   }
 
   // Loads the block of step `step` of K or V, if there is one. Closes a group either way, so that waits can count them.
 #if STRIDED
-  __device__ __forceinline__ void load_block(const Element* from, const Strides& strides, unsigned to,
+  template <class Copier>
+  __device__ __forceinline__ void load_block(const Copier& block_copier, const Element* from, const Strides& strides,
+                                             unsigned to, int step) const {
+    if (step < blocks) {
+      const int key = key_of(step);
+      block_copier.template copy_strided<BLOCK_N>(to, strides.source(from, key), strides, tile.problem.seq_len_k - key);
+    }
+    close_copy_group();
+  }
+  __device__ __forceinline__ void load_keys(int step, int to_stage) const {
+    load_block(key_copier, keys, tile.problem.k_strides, shared + kStagesAt + to_stage * kStageBytes, step);
+  }
+  __device__ __forceinline__ void load_values(int step, int to_stage) const {
+    load_block(VALUE_COPIER, values, tile.problem.v_strides,
+               shared + kStagesAt + to_stage * kStageBytes + kKeyBytes, step);
+  }
+#else
+  template <int DIM, class Copier>
+  __device__ __forceinline__ void load_block(const Copier& block_copier, const Element* from, unsigned to,
                                              int step) const {
     if (step < blocks) {
       const int key = key_of(step);
-      key_copier.copy_strided<BLOCK_N>(to, strides.source(from, key), strides, tile.problem.seq_len_k - key);
+      block_copier.template copy<BLOCK_N>(to, from + static_cast<long long>(key) * DIM, tile.problem.seq_len_k - key);
     }
     close_copy_group();
   }
   __device__ __forceinline__ void load_keys(int step, int to_stage) const {
-    load_block(keys, tile.problem.k_strides, shared + kStagesAt + to_stage * 2 * kBlockBytes, step);
+    load_block<HEAD_DIM>(key_copier, keys, shared + kStagesAt + to_stage * kStageBytes, step);
   }
   __device__ __forceinline__ void load_values(int step, int to_stage) const {
-    load_block(values, tile.problem.v_strides, shared + kStagesAt + (to_stage * 2 + 1) * kBlockBytes, step);
-  }
-#else
-  __device__ __forceinline__ void load_block(const Element* from, unsigned to, int step) const {
-    if (step < blocks) {
-      const int key = key_of(step);
-      key_copier.copy<BLOCK_N>(to, from + static_cast<long long>(key) * HEAD_DIM, tile.problem.seq_len_k - key);
-    }
-    close_copy_group();
-  }
-  __device__ __forceinline__ void load_keys(int step, int to_stage) const {
-    load_block(keys, shared + kStagesAt + to_stage * 2 * kBlockBytes, step);
-  }
-  __device__ __forceinline__ void load_values(int step, int to_stage) const {
-    load_block(values, shared + kStagesAt + (to_stage * 2 + 1) * kBlockBytes, step);
+    load_block<VALUE_DIM>(VALUE_COPIER, values,
+                          shared + kStagesAt + to_stage * kStageBytes + kKeyBytes, step);
   }
 #endif
   __device__ __forceinline__ void load_next_stage() {
@@ -148,10 +172,16 @@ struct Worker {
 
   using Scores = float[kRowTiles][kKeyTiles][4];
 
-  // Multiplies 16 keys at a time, the first `seen` only. The other scores stay undefined here: the mask replaces them.
+  // Whether no row of the warp sees any of the 16 keys from number n * 8 on: the first `hidden` are left of all windows.
   template <bool MASKED>
-  __device__ __forceinline__ void multiply_keys(Scores& scores, int seen) {
-    const unsigned from = keys_at + stage * 2 * kBlockBytes;
+  __device__ static __forceinline__ bool skips(int n, int seen, int hidden) {
+    return MASKED && SKIP_MASKED && (n * 8 >= seen || (HAS_WINDOW && n * 8 + 16 <= hidden));
+  }
+
+  // Multiplies 16 keys at a time, unless they are skipped. Those scores stay undefined here: the mask replaces them.
+  template <bool MASKED>
+  __device__ __forceinline__ void multiply_keys(Scores& scores, int seen, int hidden = 0) {
+    const unsigned from = keys_at + stage * kStageBytes;
 #pragma unroll
     for (int d = 0; d < HEAD_DIM / 16; ++d) {
       if constexpr (!Q_IN_REGS)
@@ -160,7 +190,7 @@ struct Worker {
           load_matrix(query[i][0], Rows::along(query_at, 2 * d) + i * 16 * Rows::kRowBytes);
 #pragma unroll
       for (int n = 0; n < kKeyTiles; n += 2) {
-        if (MASKED && SKIP_MASKED && n * 8 >= seen) continue;
+        if (skips<MASKED>(n, seen, hidden)) continue;
         unsigned key[4];
         load_matrix(key, Rows::along(from, 2 * d) + n * 8 * Rows::kRowBytes);
 #pragma unroll
@@ -178,10 +208,26 @@ struct Worker {
     }
   }
 
+#if SCORES_CHANGE
+  // For the scores of one of this lane's rows with the keys from `first` on.
+  __device__ __forceinline__ ScoreChange change_of(int row_tile, int half, int first) const {
+    const int row = row_of(row_tile, half), position = tile.position(row);
+    const Features& features = tile.problem.features;
+    ScoreChange change{ScoreChange::scale_of(tile.problem.softmax_scale, features.softcap)};
+    change.cap = ScoreChange::kUnit * features.softcap;
+#if ALIBI
+    change.slope = slopes[row_tile][half];
+    change.distance = static_cast<float>(tile.own_key(row) - first);
+#endif
+    change.head = tile.query_head(row), change.row = position, change.first = first;
+    return change;
+  }
+#endif
+
   // Scores become weights; maxima, sums and output follow. `key` is the warp's first key.
   template <bool MASKED>
   __device__ __forceinline__ void weigh(Scores& scores, int key) {
-    const float scale = tile.problem.scale_log2;
+    const float scale = kScoresChange ? 1.0f : tile.problem.scale_log2;
     float next[kRowTiles][2];
     bool moved = RESCALE_LOG2 == 0;
 #pragma unroll
@@ -189,6 +235,14 @@ struct Worker {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int seen = MASKED ? tile.keys_seen(row_of(i, half)) - key - lane % 4 * 2 : 0;
+#if HAS_WINDOW
+        const int hidden = MASKED ? tile.first_seen(row_of(i, half)) - key - lane % 4 * 2 : 0;
+#else
+        constexpr int hidden = 0;
+#endif
+#if SCORES_CHANGE
+        const ScoreChange change = change_of(i, half, key + lane % 4 * 2);
+#endif
         const float before = part.maximum[i][half];
         float top = before;
 #pragma unroll
@@ -196,7 +250,11 @@ struct Worker {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             float& score = scores[i][n][2 * half + e];
-            if (MASKED && n * 8 + e >= seen) score = __int_as_float(0xff800000);  // -inf
+#if SCORES_CHANGE
+            score = change(score, n * 8 + e);
+#endif
+            if (MASKED && (n * 8 + e >= seen || (HAS_WINDOW && n * 8 + e < hidden)))
+              score = __int_as_float(0xff800000);  // -inf
             top = fmaxf(top, score);
           }
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
@@ -216,7 +274,7 @@ struct Worker {
           part.maximum[i][half] = next[i][half];
           part.sum[i][half] *= alpha;
 #pragma unroll
-          for (int n = 0; n < kDimTiles; ++n)
+          for (int n = 0; n < kValueTiles; ++n)
 #pragma unroll
             for (int e = 0; e < 2; ++e) part.output[i][n][2 * half + e] *= alpha;
         }
@@ -238,11 +296,11 @@ struct Worker {
   }
 
   template <bool MASKED>
-  __device__ __forceinline__ void multiply_values(const Scores& weights, int seen) {
-    const unsigned from = values_at + stage * 2 * kBlockBytes;
+  __device__ __forceinline__ void multiply_values(const Scores& weights, int seen, int hidden = 0) {
+    const unsigned from = values_at + stage * kStageBytes;
 #pragma unroll
     for (int n = 0; n < kKeyTiles; n += 2) {
-      if (MASKED && SKIP_MASKED && n * 8 >= seen) continue;
+      if (skips<MASKED>(n, seen, hidden)) continue;
       unsigned weight[kRowTiles][4];
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i)
@@ -250,9 +308,9 @@ struct Worker {
         for (int e = 0; e < 4; ++e)
           weight[i][e] = pack<kBfloat16>(weights[i][n + e / 2][e % 2 * 2], weights[i][n + e / 2][e % 2 * 2 + 1]);
 #pragma unroll
-      for (int d = 0; d < kDimTiles; d += 2) {
+      for (int d = 0; d < kValueTiles; d += 2) {
         unsigned value[4];
-        load_matrix_transposed(value, Rows::along(from, d) + n * 8 * Rows::kRowBytes);
+        load_matrix_transposed(value, ValueRows::along(from, d) + n * 8 * ValueRows::kRowBytes);
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
           multiply_add<kBfloat16>(part.output[i][d], weight[i], value[0], value[1]);
@@ -267,7 +325,12 @@ struct Worker {
     const int key = key_of(step) + warp_kv * kWarpKeys;
     const int last = min(tile.first_row + (warp_q + 1) * kWarpRows, tile.rows) - 1;  // the warp's last row
     const int seen = MASKED ? tile.keys_seen(last) - key : kWarpKeys;
-    const bool busy = !MASKED || !SKIP_MASKED || seen > 0;
+#if HAS_WINDOW
+    const int hidden = MASKED ? tile.first_seen(tile.first_row + warp_q * kWarpRows) - key : 0;
+#else
+    constexpr int hidden = 0;
+#endif
+    const bool busy = !MASKED || !SKIP_MASKED || (seen > 0 && (!HAS_WINDOW || hidden < kWarpKeys));
     Scores scores;
     if constexpr (STAGES == 1) {
       wait_copy_groups<1>();
@@ -278,7 +341,7 @@ struct Worker {
       __syncthreads();  // this block is here, and the last one was read by all
       load_next_stage();
     }
-    if (busy) multiply_keys<MASKED>(scores, seen);
+    if (busy) multiply_keys<MASKED>(scores, seen, hidden);
     if constexpr (STAGES == 1) {
       wait_copy_groups<0>();
       __syncthreads();  // V is here, and K was read by all
@@ -290,13 +353,30 @@ struct Worker {
       wait_copy_groups<2 * STAGES - 2>();
       __syncthreads();
     }
-    if (busy) multiply_values<MASKED>(scores, seen);
+    if (busy) multiply_values<MASKED>(scores, seen, hidden);
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
 
   // Works through all blocks of one split; blocks that every row sees whole need no mask.
   __device__ __forceinline__ void attend_all(int split) {
-    const int count = (tile.keys_seen(tile.last_row()) + BLOCK_N - 1) / BLOCK_N;
+    const int end = (tile.keys_seen(tile.last_row()) + BLOCK_N - 1) / BLOCK_N;
+#if HAS_WINDOW
+    // Windows begin at the first row's first key. Whole blocks lie behind the last row's first key.
+    const int start = tile.first_seen(tile.first_row) / BLOCK_N, count = max(end - start, 0);
+    first_block = start + count * split / SPLIT_KV;
+    blocks = start + count * (split + 1) / SPLIT_KV - first_block;
+    const int first_whole = (tile.first_seen(tile.last_row()) + BLOCK_N - 1) / BLOCK_N * BLOCK_N;
+    const int end_whole = tile.keys_seen(tile.first_row) / BLOCK_N * BLOCK_N;
+    begin();
+    for (int step = 0; step < blocks; ++step) {
+      const int key = key_of(step);
+      if (key >= first_whole && key < end_whole)
+        attend<false>(step);
+      else
+        attend<true>(step);
+    }
+#else
+    const int count = end;
     first_block = count * split / SPLIT_KV;
     blocks = count * (split + 1) / SPLIT_KV - first_block;
     const int whole = min(max(tile.keys_seen(tile.first_row) / BLOCK_N - first_block, 0), blocks);
@@ -307,6 +387,7 @@ struct Worker {
     for (; step < (kReverse ? blocks : whole); ++step) attend<false>(step);
     if constexpr (!kReverse)
       for (; step < blocks; ++step) attend<true>(step);
+#endif
     wait_copy_groups<0>();
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
@@ -324,13 +405,19 @@ struct Worker {
     const Strides& strides = tile.problem.out_strides;
     Element* out = PACK_GQA ? nullptr : tile.row_at(tile.problem.out, strides, tile.first_row);
 #else
-    Element* out = tile.problem.out + (PACK_GQA ? 0 : tile.offset(tile.first_row));
+    Element* out = tile.problem.out + (PACK_GQA ? 0 : tile.offset<VALUE_DIM>(tile.first_row));
 #endif
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
+#if SINKS || LSE
+        const int of_head = row_of(i, half);
+        const bool tells = of_head < tile.rows && first_tile == 0 && lane % 4 == 0;
+        const float sum = tile.total(of_head, tells, done.sum[i][half], done.maximum[i][half]);
+#else
         const float sum = done.sum[i][half];
+#endif
         const float scale = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
         const int row = warp_q * kWarpRows + 16 * i + 8 * half + lane / 4;
 #pragma unroll
@@ -353,8 +440,8 @@ struct Worker {
       }
 #else
       if (tile.first_row + row < tile.rows)
-        *reinterpret_cast<uint4*>(out + (PACK_GQA ? tile.offset(tile.first_row + row) : row * HEAD_DIM) + chunk * 8) =
-            bits;
+        *reinterpret_cast<uint4*>(
+            out + (PACK_GQA ? tile.offset<VALUE_DIM>(tile.first_row + row) : row * VALUE_DIM) + chunk * 8) = bits;
 #endif
     }
   }

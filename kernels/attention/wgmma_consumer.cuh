@@ -34,6 +34,9 @@ struct Consumer {
   float scores[BLOCK_N / 2];
   unsigned weights[WEIGHT_SETS][BLOCK_N / 4];
   unsigned queries[Q_IN_REGS ? HEAD_DIM / 4 : 1];
+#if ALIBI
+  float slopes[2];  // of this thread's rows, in the units of ScoreChange
+#endif
 
   __device__ Consumer(const Problem& of, int group)
       : problem(of), group(group), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32) {}
@@ -115,13 +118,36 @@ struct Consumer {
     value.advance();
   }
 
+#if SCORES_CHANGE
+  // For the scores of one of this thread's rows with the keys from `first` on.
+  __device__ __forceinline__ ScoreChange change_of(const Place& place, int half, int query, int first) const {
+    const Features& features = problem.features;
+    ScoreChange change{ScoreChange::scale_of(problem.softmax_scale, features.softcap)};
+    change.cap = ScoreChange::kUnit * features.softcap;
+#if ALIBI
+    change.slope = slopes[half];
+    change.distance = static_cast<float>(place.own_key(query) - first);
+#endif
+    change.head = place.head_of(row_of(half)), change.row = query, change.first = first;
+    return change;
+  }
+#endif
+
   template <bool MASKED>
   __device__ __forceinline__ void weigh(const Place& place, int step) {
-    int seen[2];
+    int seen[2], hidden[2];
+    ScoreChange change[2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
+    for (int half = 0; half < 2; ++half) {
       seen[half] = place.keys_seen(place.query_of(group, row_of(half))) - place.first_key(step) - lane % 4 * 2;
-    softmax.weigh<MASKED>(scores, seen, problem.scale_log2);
+#if HAS_WINDOW
+      hidden[half] = place.first_seen(place.query_of(group, row_of(half))) - place.first_key(step) - lane % 4 * 2;
+#endif
+#if SCORES_CHANGE
+      change[half] = change_of(place, half, place.query_of(group, row_of(half)), place.first_key(step) + lane % 4 * 2);
+#endif
+    }
+    softmax.weigh<MASKED>(scores, seen, hidden, change, problem.exponent_scale());
   }
 
   template <int SET>
@@ -203,6 +229,11 @@ struct Consumer {
     const int masked = place.blocks - place.keys_seen(place.query_of(group, 0)) / BLOCK_N;
     wait_mbarrier(query_full(query.stage), query.parity);
     read_queries();
+#if ALIBI
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      slopes[half] = ScoreChange::kUnit * problem.features.alibi_slopes[place.head_of(row_of(half))];
+#endif
     int step = place.first_step;
     if constexpr (kSkipMasked) {
       const int last = min(place.query_of(group, 63), problem.seq_len_q - 1);
@@ -210,6 +241,19 @@ struct Consumer {
       for (; step < min(unseen, place.end_step - 1); ++step) skip();
     }
     if (!OVERLAP) take_turn();
+#if HAS_WINDOW
+    // From this step on, the window of the group's last row begins within the block, or after it.
+    const int last_query = min(place.query_of(group, 63), problem.seq_len_q - 1);
+    const int left = place.blocks - (place.first_seen(last_query) + BLOCK_N - 1) / BLOCK_N;
+    begin(place, step, step < masked || step >= left);
+    for (++step; step < place.end_step; ++step) {
+      if (step < masked || step >= left)
+        advance<true>(place, step);
+      else
+        advance<false>(place, step);
+    }
+    add_last<0>();
+#else
     begin(place, step, masked > step);
     ++step;
     if constexpr (WEIGHT_SETS == 1) {
@@ -227,6 +271,7 @@ struct Consumer {
         add_last<0>();
       }
     }
+#endif
   }
 
   // Skips a block of which the group's rows see no key. It still waits for the block's stages, since another warp may
@@ -265,7 +310,7 @@ struct Consumer {
       wait_for_open_inboxes();
       if (place.query_of(group, 16 * warp) < problem.seq_len_q) {  // the warp's first row
         float merged[HEAD_DIM / 2 / SPLIT_KV];
-        merge_over_cluster<SPLIT_KV - 1>(softmax, output, merged, problem.scale_log2);
+        merge_over_cluster<SPLIT_KV - 1>(softmax, output, merged, problem.exponent_scale());
         store_rows(place, merged, place.share * 8 * kMergedTiles);
       }
     } else if (kShareTail && place.part >= 0) {
@@ -276,6 +321,17 @@ struct Consumer {
       store_rows(place, output, 0);
     }
     query.advance();
+  }
+
+  // What one of this thread's rows is multiplied with at the end. Called by whole warps.
+  __device__ __forceinline__ float inverse_sum(const Place& place, int half) const {
+    float sum = softmax.row_sum(half);
+#if SINKS || LSE
+    const int query = place.query_of(group, row_of(half));
+    const bool tells = query < problem.seq_len_q && place.share == 0 && lane % 4 == 0;
+    sum = place.total(place.head_of(row_of(half)), query, tells, sum, softmax.maximum[half]);
+#endif
+    return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
   }
 
   __device__ __forceinline__ void store_part(const Place& place) const {
@@ -294,7 +350,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void store_through_shared(const Place& place) {
-    const float scale[2] = {softmax.inverse_sum(0), softmax.inverse_sum(1)};
+    const float scale[2] = {inverse_sum(place, 0), inverse_sum(place, 1)};
     const unsigned to = query_at(query.stage, group);
     sync_named(kFirstStore + group, 128);  // all have read the group's Q
 #pragma unroll
@@ -318,7 +374,7 @@ struct Consumer {
   // Stores from registers: `sums` are the columns from `column` on.
   template <int COUNT>
   __device__ __forceinline__ void store_rows(const Place& place, const float (&sums)[COUNT], int column) const {
-    const float scale[2] = {softmax.inverse_sum(0), softmax.inverse_sum(1)};
+    const float scale[2] = {inverse_sum(place, 0), inverse_sum(place, 1)};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int query = place.query_of(group, row_of(half));

@@ -13,6 +13,8 @@
 // Reference  Milakov & Gimelshein 2018 (online softmax).
 #pragma once
 
+#include "score_change.cuh"
+
 namespace {
 
 // |x| <= 126; below -126 the result is about 2^-126.
@@ -43,9 +45,11 @@ struct Softmax {
     }
   }
 
-  // Scores become weights. `seen`: how many columns of each row, from the thread's first one on, are visible.
+  // Scores become weights. `seen`: how many columns of each row, from the thread's first one on, are visible, without
+  // the first `hidden`. `change`: where features change the scores of a row.
   template <bool MASKED, int COUNT>
-  __device__ __forceinline__ void weigh(float (&scores)[COUNT], const int (&seen)[2], float scale) {
+  __device__ __forceinline__ void weigh(float (&scores)[COUNT], const int (&seen)[2], const int (&hidden)[2],
+                                        const ScoreChange (&change)[2], float scale) {
     float next[2];
     bool grown = false;
 #pragma unroll
@@ -57,7 +61,9 @@ struct Softmax {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& score = scores[i + 2 * half + e];
-          if (MASKED && 2 * i + e >= seen[half]) score = __int_as_float(0xff800000);  // -inf
+          if constexpr (kScoresChange) score = change[half](score, 2 * i + e);
+          if (MASKED && (2 * i + e >= seen[half] || (HAS_WINDOW && 2 * i + e < hidden[half])))
+            score = __int_as_float(0xff800000);  // -inf
           top = fmaxf(top, score);
         }
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
@@ -101,10 +107,6 @@ struct Softmax {
     return total;
   }
 
-  __device__ __forceinline__ float inverse_sum(int half) const {
-    const float total = row_sum(half);
-    return total == 0.0f ? 0.0f : __fdividef(1.0f, total);
-  }
 };
 
 }  // namespace

@@ -49,8 +49,11 @@ __device__ __forceinline__ void merge_tail(const Problem& problem) {
       *reinterpret_cast<uint2*>(place.out_row(place.head_of(row % 64), query) + column) =
           make_uint2(pack<kBfloat16>(o[0], o[1]), pack<kBfloat16>(o[2], o[3]));
     };
+    const auto total = [&](int, int column, float sum, float maximum) {
+      return place.total(place.head_of(row % 64), query, column == 0, sum, maximum);
+    };
     merge_split_parts<TailPart, 4, 1>(tail_part_at(problem, Tail::part(first, tile)), last - first + 1, BLOCK_M,
-                                      of_tile, TailPart::kCells, problem.scale_log2, store);
+                                      of_tile, TailPart::kCells, problem.exponent_scale(), store, total);
   }
 }
 

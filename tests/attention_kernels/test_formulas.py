@@ -36,7 +36,8 @@ class Stated:
     - `templates`: headers with class templates whose constants the kernel uses.
     - `defaults`: constants that a header gives where the space does not.
     - `registers`: an expression that is -1 where the kernel does not state the registers.
-    - `shape`: sizes but for the head size, which is one of `head_dims`; or the space's own case.
+    - `shape`: sizes but for those of heads and values, which are one of `sizes`; or the space's own
+      case.
     """
 
     space: str
@@ -48,10 +49,10 @@ class Stated:
     defaults: str = ""
     device: str = "h200"
     shape: Mapping[str, int] = field(default_factory=dict)
-    head_dims: tuple[int, ...] = ()
+    sizes: tuple[tuple[int, int], ...] = ()
 
 
-HEAD_DIMS = (32, 64, 96, 128)
+SIZES = tuple((size, size) for size in (32, 64, 96, 128))
 DENSE = {"batch": 1, "heads": 4, "kv_heads": 2, "seq_len": 512}
 PACKED = {"sequences": 5, "heads": 4, "kv_heads": 2, "tokens_q": 900, "tokens_k": 900}
 PACKED |= {"longest_q": 400, "longest_k": 400}
@@ -63,9 +64,12 @@ WGMMA_REGISTERS = (
 MMA_BYTES = (
     "kCluster ? kInboxAt + 8 : most(most(kStagesEnd, kQueryBytes), WARPS_KV > 1 ? kInboxAt : 0)"
 )
+MMA_TEMPLATES = tuple(
+    f"attention/{name}.cuh" for name in ("shared_rows", "part_merge", "split_merge")
+)
 WMMA_BYTES = "kBarriersAt + (PRODUCER_WARPS > 0 ? 16 * (STAGES + 1) : 0)"
 WGMMA_BYTES = "kBarriersAt + 8 * kBarriers + (SPLIT_KV > 1 ? 8 : 0)"
-VARLEN_BYTES = "most(kStagesAt + 2 * STAGES * kBlockBytes, kQueryBytes)"
+VARLEN_BYTES = "most(kStagesAt + STAGES * kStageBytes, kQueryBytes)"
 PAGED_BYTES = "kPartsAt + 4 * WARPS_KV * (BLOCK_M < 24 ? BLOCK_M : 24) * (kPartStride + 2)"
 SCALAR_BYTES = "2 * BLOCK_N * (kKeyStride + VALUE_DIM) + 4 * WARPS * (HEAD_DIM + BLOCK_N)"
 RUNGS = [
@@ -75,7 +79,7 @@ RUNGS = [
         SCALAR_BYTES,
         defaults="constexpr int VALUE_DIM = HEAD_DIM;",
         shape=DENSE,
-        head_dims=HEAD_DIMS,
+        sizes=SIZES,
     ),
     Stated(
         "attention-wmma",
@@ -83,15 +87,24 @@ RUNGS = [
         WMMA_BYTES,
         ("attention/wmma_rows.cuh",),
         shape=DENSE,
-        head_dims=HEAD_DIMS,
+        sizes=SIZES,
     ),
     Stated(
         "attention-mma",
         "attention/3_mma.cu",
         MMA_BYTES,
-        ("attention/shared_rows.cuh", "attention/part_merge.cuh", "attention/split_merge.cuh"),
+        MMA_TEMPLATES,
+        defaults="constexpr int VALUE_DIM = HEAD_DIM;",
         shape=DENSE,
-        head_dims=HEAD_DIMS,
+        sizes=SIZES,
+    ),
+    Stated(
+        "attention-mma-features",
+        "attention/3_mma.cu",
+        MMA_BYTES,
+        MMA_TEMPLATES,
+        shape=DENSE,
+        sizes=((64, 64), (80, 80), (192, 128), (256, 256)),
     ),
     Stated(
         "attention-varlen",
@@ -99,7 +112,7 @@ RUNGS = [
         VARLEN_BYTES,
         ("attention/shared_rows.cuh",),
         shape=PACKED,
-        head_dims=HEAD_DIMS,
+        sizes=SIZES,
     ),
     Stated(
         "attention-paged",
@@ -108,14 +121,14 @@ RUNGS = [
         ("attention/shared_rows.cuh", "attention/split_merge.cuh"),
         defaults="constexpr int SWIZZLE_XOR = 1, SWIZZLE_PAD = 2, SWIZZLE = SWIZZLE_XOR;",
         shape=PAGES,
-        head_dims=(32, 64, 128),
+        sizes=((32, 32), (64, 64), (128, 128)),
     ),
     Stated(
         "attention-tma",
         "attention/4_tma.cu",
         "kSharedBytes",
         shape=DENSE,
-        head_dims=HEAD_DIMS,
+        sizes=SIZES,
     ),
     Stated(
         "attention-wgmma",
@@ -123,8 +136,18 @@ RUNGS = [
         WGMMA_BYTES,
         registers=WGMMA_REGISTERS,
         registers_in_space="consumer_registers",
+        defaults="constexpr int HAS_WINDOW = 0;",
         shape=DENSE,
-        head_dims=HEAD_DIMS,
+        sizes=SIZES,
+    ),
+    Stated(
+        "attention-wgmma-features",
+        "attention/5_wgmma.cu",
+        WGMMA_BYTES,
+        registers=WGMMA_REGISTERS,
+        registers_in_space="consumer_registers",
+        shape=DENSE,
+        sizes=((64, 64), (128, 128), (192, 192), (256, 256)),
     ),
     Stated("linear", "linear/linear.cu", "kSharedBytes"),
     Stated("linear-skinny", "linear/linear.cu", "kSharedBytes"),
@@ -135,7 +158,8 @@ RUNGS = [
 def constants_of(stated: Stated) -> str:
     """The kernel's constants, type names and macros at the top level, in their order."""
     text = (KERNELS / stated.kernel).read_text()
-    kept = r"^(?:constexpr (?:int|unsigned|bool) [^;]*;|using (?:Rows|WarpParts|SplitParts) [^;]*;)"
+    types = "Rows|ValueRows|WarpParts|SplitParts"
+    kept = rf"^(?:constexpr (?:int|unsigned|bool) [^;]*;|using (?:{types}) [^;]*;)"
     found = re.findall(kept, text, re.MULTILINE)
     return "\n".join(each for each in found if stated.templates or not each.startswith("using"))
 
@@ -160,16 +184,17 @@ def checks(stated: Stated, folder: Path, count: int) -> Iterator[str]:
     space = yaml.safe_load(find_space(stated.space).read_text())
     space["root"] = str(KERNELS.parent)
     constants, templates = constants_of(stated), "\n".join(templates_of(stated))
-    for head_dim in stated.head_dims or (0,):
+    for head_dim, value_dim in stated.sizes or ((0, 0),):
         if stated.shape:
             shape = {**stated.shape, "head_dim": head_dim}
+            shape |= {"value_dim": value_dim} if value_dim != head_dim else {}
             space["problem"] |= {"shapes": [shape], "held_out": []}
         path = folder / "space.yaml"
         path.write_text(yaml.safe_dump(space))
         setup = load_setup(path, stated.device, compile_only=True)
         assert setup.planner is not None
         rng = random.Random(head_dim)
-        for number in range(count // max(1, len(stated.head_dims))):
+        for number in range(count // max(1, len(stated.sizes))):
             cases: Sequence[CaseJob] = ()
             while not cases:  # an edge case may need more shared memory than there is
                 configuration = setup.planner.bound.sample(rng)

@@ -270,4 +270,5 @@ def test_a_champion_is_timed_on_while_it_is_in_doubt_whether_it_leads() -> None:
 def test_the_time_of_a_champion_in_doubt_is_limited_too(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = SimulatedMachine({"candidate": 25_000.0, "baseline": 25_000.0}, noise=0.3)
     monkeypatch.setattr(paired.time, "monotonic", lambda: machine.now_us / 1e6)
-    assert 25 < measure(machine, TimingSettings.thorough().deciding(1)).samples < 35  # 0.1 s a round
+    settings = TimingSettings.thorough().deciding(1)
+    assert 25 < measure(machine, settings).samples < 35  # 0.1 s a round

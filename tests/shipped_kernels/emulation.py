@@ -159,7 +159,8 @@ class EmulatedKernel:
     def _build(self, job: CaseJob) -> ctypes.CDLL:
         left = dict(self._mistakes)
         own = ROOT / job.compile.source
-        for source in sorted((ROOT / "kernels").glob("*/*.cu*"), key=lambda each: each != own):
+        files = [each for end in ("cu*", "h") for each in (ROOT / "kernels").glob(f"*/*.{end}")]
+        for source in sorted(files, key=lambda each: each != own):
             text = source.read_text().replace(INSTRUCTION, SUM)
             for alignment in (16, 128, 1024):
                 text = text.replace(_DECLARED.format(alignment), "")

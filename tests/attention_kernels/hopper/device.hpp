@@ -172,6 +172,7 @@ unsigned pack(float low, float high) {
   return rounded(low, BFLOAT16) | static_cast<unsigned>(rounded(high, BFLOAT16)) << 16;
 }
 inline float exp2_approximate(float x) { return std::exp2(x); }
+inline float reciprocal_approximate(float x) { return 1.0f / x; }
 
 // Swizzles exchange 16-byte chunks: address bits 4 .. 4 + n - 1 are xor-ed with bits 7 .. 7 + n - 1.
 inline unsigned swizzled(unsigned at, int bits) { return at ^ ((at >> 7 & ((1u << bits) - 1)) << 4); }

@@ -33,7 +33,10 @@ REPLACED = (
     "wgmma_tma.cuh",
 )
 
-COMPILED = ("4_tma.cu", "*wgmma*.cu*", "part_merge.cuh", "split_merge.cuh", "strides.cuh")
+COMPILED = (
+    *("4_tma.cu", "*wgmma*.cu*", "part_merge.cuh", "split_merge.cuh", "strides.cuh"),
+    *("row_features.h", "score_change.cuh"),
+)
 COMPILER = ("g++", "-std=c++20", "-Og", "-w", "-Wno-psabi", "-fPIC")
 HEADER = "device.hpp"
 _GUARD_BYTES = 4096
@@ -76,8 +79,7 @@ def build(folder: Path, job: CompileJob, mistakes: Mapping[str, str] | None = No
     library = folder / "kernel.so"
     device = _precompiled(folder.parent / "precompiled")
     command = [*COMPILER, "-shared", "-include", str(device), f"-I{HERE}", f"-I{folder}"]
-    options = [f"-D{name}={value}" for name, value in job.defines]
-    options.append(f'-DKERNEL_FILE="{Path(job.source).name}"')
+    options = [*job.macros, f'-DKERNEL_FILE="{Path(job.source).name}"']
     subprocess.run([*command, *options, str(HERE / "harness.cpp"), "-o", str(library)], check=True)
     return library
 
@@ -160,19 +162,24 @@ def in_child(memory: Memory, launch: Callable[[], None]) -> Ran:
 
 
 def _call(library: Path, plan: LaunchPlan, memory: Memory, seed: int) -> None:
-    # Each workspace is poisoned, and so are the guards before and behind it.
+    launch(library, plan, {name: room.ctypes.data for name, room in memory.rooms.items()}, seed)
+
+
+def launch(library: Path, plan: LaunchPlan, tensors: Mapping[str, int], seed: int) -> None:
+    """Makes the plan's launches on tensors at these addresses. Each workspace is poisoned, and so
+    are the guards before and behind it."""
     scratch = {
         workspace.name: np.full(workspace.bytes + 2 * _GUARD_BYTES, 0xFF, dtype=np.uint8)
         for workspace in plan.workspaces
     }
-    pointers = {name: room.ctypes.data for name, room in memory.rooms.items()}
+    pointers = dict(tensors)
     pointers |= {name: room.ctypes.data + _GUARD_BYTES for name, room in scratch.items()}
     addresses, kept = addresses_of(plan, pointers)
     assert kept
     functions = ctypes.CDLL(str(library))
-    for launch in plan.launches:
-        blocks = _Launch(launch.grid[0], launch.threads, launch.shared_bytes, seed)
-        functions[f"run_{launch.entry}"](ctypes.byref(blocks), addresses)
+    for each in plan.launches:
+        blocks = _Launch(each.grid[0], each.threads, each.shared_bytes, seed)
+        functions[f"run_{each.entry}"](ctypes.byref(blocks), addresses)
     for room in scratch.values():
         if (room[:_GUARD_BYTES] != 0xFF).any() or (room[-_GUARD_BYTES:] != 0xFF).any():
             _fail("something was written beside the workspace")

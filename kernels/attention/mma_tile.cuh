@@ -1,0 +1,134 @@
+// A tile of 3_mma.cu: its rows, the keys that they see, and where all of them lie.
+//
+// 3_mma.cu includes this file after its constants.
+//
+// Archs      sm_80 and later.
+#pragma once
+
+#include "row_features.h"
+#include "score_change.cuh"
+#include "strides.cuh"
+
+// The further arguments of views, in elements.
+#if STRIDED
+#define STRIDE_PARAMETERS                                                                                            \
+  , long long q_stride_batch, long long q_stride_head, long long q_stride_row, long long k_stride_batch,             \
+      long long k_stride_head, long long k_stride_row, long long v_stride_batch, long long v_stride_head,            \
+      long long v_stride_row, long long out_stride_batch, long long out_stride_head, long long out_stride_row
+#define STRIDE_ARGUMENTS                                                                                             \
+  , q_stride_batch, q_stride_head, q_stride_row, k_stride_batch, k_stride_head, k_stride_row, v_stride_batch,        \
+      v_stride_head, v_stride_row, out_stride_batch, out_stride_head, out_stride_row
+#define STRIDE_MEMBERS                                                                                               \
+  , q_strides(q_stride_batch, q_stride_head, q_stride_row), k_strides(k_stride_batch, k_stride_head, k_stride_row),  \
+      v_strides(v_stride_batch, v_stride_head, v_stride_row), out_strides(out_stride_batch, out_stride_head, out_stride_row)
+#else
+#define STRIDE_PARAMETERS
+#define STRIDE_ARGUMENTS
+#define STRIDE_MEMBERS
+#endif
+
+namespace {
+
+struct Problem {
+  const Element *q, *k, *v;
+  Element* out;
+  float* partials;
+  int* counter;
+  float softmax_scale, scale_log2;
+  int group, tile_heads;  // group: query heads per kv head; tile_heads: of one batch, kv heads if packed
+  int seq_len_q, seq_len_k;
+  Features features;
+
+  __device__ Problem(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
+                     float softmax_scale, int heads, int kv_heads, int seq_len_q, int seq_len_k,
+                     const Features& features STRIDE_PARAMETERS)
+      : q(q), k(k), v(v), out(out), partials(partials), counter(counter), softmax_scale(softmax_scale),
+        scale_log2(softmax_scale * kLog2e), group(heads == kv_heads ? 1 : heads / kv_heads),
+        tile_heads(PACK_GQA ? kv_heads : heads), seq_len_q(seq_len_q), seq_len_k(seq_len_k),
+        features(features) STRIDE_MEMBERS {}
+
+#if STRIDED
+  Strides q_strides, k_strides, v_strides, out_strides;
+#endif
+
+  __device__ int rows() const { return PACK_GQA ? seq_len_q * group : seq_len_q; }  // of a head, or of a group
+  __device__ int row_blocks() const { return (rows() + BLOCK_M - 1) / BLOCK_M; }
+  // From scores, as the softmax meets them, to exponents of 2.
+  __device__ float exponent_scale() const { return kScoresChange ? 1.0f : scale_log2; }
+};
+
+// BLOCK_M rows of one head, or of one group of heads.
+struct Tile {
+  const Problem& problem;
+  int head, first_row, rows;  // head: over the batch, of kv heads if packed; rows: of the whole head
+
+  __device__ Tile(const Problem& of, int head, int row_block)
+      : problem(of), head(head), first_row(row_block * BLOCK_M), rows(of.rows()) {}
+
+  __device__ int valid_rows() const { return min(BLOCK_M, rows - first_row); }
+  __device__ int last_row() const { return min(first_row + BLOCK_M, rows) - 1; }
+  __device__ int position(int row) const { return PACK_GQA ? row / problem.group : row; }
+  // The number of a row's head of queries in its batch.
+  __device__ int query_head(int row) const {
+    const int of_batch = head % problem.tile_heads;
+    return PACK_GQA ? of_batch * problem.group + row % problem.group : of_batch;
+  }
+
+  // ---- where they lie ----
+
+#if STRIDED
+  // A row of q or out, and the first row of this tile's head of k or v.
+  template <class T>
+  __device__ T* row_at(T* tensor, const Strides& strides, int row) const {
+    const int batch = head / problem.tile_heads, of_batch = head % problem.tile_heads;
+    if constexpr (PACK_GQA)
+      return strides.further(tensor + strides.head_at(batch, of_batch * problem.group + row % problem.group),
+                             row / problem.group);
+    return strides.further(tensor + strides.head_at(batch, of_batch), row);
+  }
+  __device__ const Element* keys_at(const Element* tensor, const Strides& strides) const {
+    const int batch = head / problem.tile_heads, of_batch = head % problem.tile_heads;
+    return tensor + strides.head_at(batch, PACK_GQA ? of_batch : of_batch / problem.group);
+  }
+#endif
+  // Of a row in a contiguous tensor with DIM elements a row, and of the first key of this tile's head.
+  template <int DIM>
+  __device__ long long offset(int row) const {
+    if constexpr (PACK_GQA) {
+      const int of_head = head * problem.group + row % problem.group;
+      return (static_cast<long long>(of_head) * problem.seq_len_q + row / problem.group) * DIM;
+    }
+    return (static_cast<long long>(head) * problem.seq_len_q + row) * DIM;
+  }
+  template <int DIM>
+  __device__ long long keys_offset() const {
+    const int kv_head = PACK_GQA || problem.group == 1 ? head : head / problem.group;  // divisions take long
+    return static_cast<long long>(kv_head) * problem.seq_len_k * DIM;
+  }
+
+  // ---- which keys a row sees: those before keys_seen(row), from first_seen(row) on ----
+
+  __device__ int own_key(int row) const {
+    return Features::own_key(position(row), problem.seq_len_q, problem.seq_len_k);
+  }
+  __device__ int keys_seen(int row) const {
+    const int end = problem.features.end_key(own_key(row), problem.seq_len_k);
+    return BOTTOM_RIGHT ? max(end, 0) : end;
+  }
+  __device__ int first_seen(int row) const { return problem.features.first_key(own_key(row)); }
+
+  // ---- at a row's end ----
+
+  // The sum of a row's weights with its sink's; `maximum` is what the weights are relative to. The caller that `tells`
+  // stores the logarithm of the sum.
+  __device__ __forceinline__ float total(int row, bool tells, float sum, float maximum) const {
+    const float sink = SINKS ? kLog2e * problem.features.sinks[query_head(row)] : 0.0f;
+    const float shift = maximum * problem.exponent_scale();
+    if constexpr (LSE)
+      if (tells) problem.features.lse[offset<1>(row)] = logarithm(sum, shift, sink);
+    // A sink far above all scores makes the sum infinite, and the row 0.
+    return SINKS ? sum + exp2_approximate(sink - shift) : sum;
+  }
+};
+
+}  // namespace

@@ -1,0 +1,97 @@
+"""Cases of attention with features, run by a CPU model and held to the gate's limits."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+import yaml
+
+from evotune.engine._planning import Planner
+from evotune.engine.setup import load_setup
+from evotune.engine.spaces import find_space
+from evotune.execute.executor import CaseJob
+from evotune.problems import create_problem
+from evotune.problems.element_types import torch_dtype
+from evotune.problems.problem import Problem, Tensors
+from evotune.trial import Value
+from evotune.verify.accuracy import LIMITS, errors_against, expected
+
+Values: TypeAlias = Mapping[str, Value]
+Launch: TypeAlias = Callable[[CaseJob, Mapping[str, int]], None]
+"""Runs a job's launches on tensors at these addresses. It ends the process at a mistake."""
+_MOST_FLOPS = 1e6
+
+
+def planned(space: str, folder: Path, shape: Values, variant: Values, dtype: str) -> Planner:
+    """The planner of a shipped space with this case alone, for an H200."""
+    planner = load_setup(
+        _written(space, folder, shape, variant, dtype), "h200", compile_only=True
+    ).planner
+    assert isinstance(planner, Planner)
+    return planner
+
+
+def _written(space: str, folder: Path, shape: Values, variant: Values, dtype: str) -> Path:
+    shipped = find_space(space)
+    told = yaml.safe_load(shipped.read_text())
+    told["problem"] |= {"shapes": [dict(shape)], "variants": [dict(variant)], "dtype": dtype}
+    told["problem"]["held_out"] = []
+    told["root"] = str(shipped.parents[1])
+    path = folder / "space.yaml"
+    path.write_text(yaml.safe_dump(told))
+    return path
+
+
+def small_jobs(planner: Planner, values: Values, count: int) -> list[CaseJob]:
+    """The timed case and small edge cases of the same binary. `values` are what differs from the
+    default configuration."""
+    wanted = {**planner.bound.default(), **values}
+    configuration = planner.bound.repair(wanted, random.Random(0))
+    assert configuration is not None
+    assert {name: configuration[name] for name in values} == values
+    jobs = planner.proposal(0, configuration).cases
+    same = [job for job in jobs if job.compile.key == jobs[0].compile.key]
+    return [job for job in same if planner.problem.flops(job.case) < _MOST_FLOPS][:count]
+
+
+def wrong_outputs(jobs: list[CaseJob], launch: Launch) -> list[str]:
+    """The outputs that are beyond the gate's limits, and the cases at which the model ended."""
+    found = []
+    for number, job in enumerate(jobs):
+        problem = create_problem("attention", str(job.case.symbols["dtype"]))
+        inputs = problem.make_inputs(job.case, problem.input_kinds[number % 4], number)
+        outputs = _in_child(launch, job, inputs, problem)
+        if outputs is None:
+            found.append(f"{job.case.label}: the model found a mistake")
+            continue
+        reference = problem.reference(job.case, inputs)
+        limits = problem.tolerances(job.case, inputs, reference)
+        for name, computed in outputs.items():
+            wanted = expected(reference[name], limits[name], computed.dtype, may_be_infinite=True)
+            if not LIMITS.hold(errors_against(computed, wanted)):
+                found.append(f"{job.case.label}: {name}")
+    return found
+
+
+def _in_child(launch: Launch, job: CaseJob, inputs: Tensors, problem: Problem) -> Tensors | None:
+    """The outputs of a job in a child process; None where that ended at a mistake."""
+    memory = {}
+    for spec in problem.tensors(job.case):
+        room = torch.full((spec.span,), torch.nan, dtype=torch_dtype(spec.dtype)).share_memory_()
+        memory[spec.name] = (
+            room.as_strided(spec.shape, spec.strides) if spec.strides else room.view(spec.shape)
+        )
+        if not spec.is_output:
+            memory[spec.name].copy_(inputs[spec.name])
+    child = os.fork()
+    if child == 0:
+        launch(job, {name: value.data_ptr() for name, value in memory.items()})
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        return None
+    return {spec.name: memory[spec.name] for spec in problem.tensors(job.case) if spec.is_output}

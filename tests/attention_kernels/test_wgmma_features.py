@@ -1,0 +1,105 @@
+"""5_wgmma.cu with the features of attention on the CPU model of Hopper; needs no GPU."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evotune.execute.executor import CaseJob
+
+from .features_on_the_cpu import Values, planned, small_jobs, wrong_outputs
+from .hopper import emulation
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+SHORT: Values = {"batch": 1, "heads": 4, "kv_heads": 2, "seq_len": 150, "head_dim": 32}
+LATE: Values = {
+    **{"batch": 1, "heads": 4, "kv_heads": 2, "seq_len_q": 7, "seq_len_k": 97, "head_dim": 32},
+}
+RIGHT: Values = {"alignment": "bottom_right", "causal": True}
+ALL: Values = {
+    **{**RIGHT, "window_left": 20, "softcap": 8.0, "alibi": True, "sinks": True, "lse": True},
+}
+MOD = "score - 0.1 * abs(row - column) if head % 2 == 0 else score / 2"
+ONE: Values = {
+    **{"CONSUMER_WARPGROUPS": 1, "BLOCK_N": 32, "STAGES": 2, "QUERY_STAGES": 1, "MIN_CTAS": 1},
+    **{"PING_PONG": False, "RESCALE_LOG2": 0},
+}
+TWO: Values = {
+    **{"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 32, "STAGES": 2, "PING_PONG": True},
+    **{"SKIP_MASKED": True, "EXP2_FMA_SHARE": 4},
+}
+SPLIT: Values = {
+    **{**ONE, "SPLIT_KV": 2, "PERSISTENT": 0, "WALK": "straight", "STORE": "direct"},
+    **{"PACK_GQA": True, "OVERLAP": False},
+}
+CLUSTER: Values = {**TWO, "CLUSTER": 2, "STORE": "direct"}
+TAIL: Values = {**ONE, "SHARE_TAIL": True}
+
+
+def complaints(
+    folder: Path,
+    shape: Values,
+    variant: Values,
+    values: Values,
+    mistakes: Mapping[str, str] | None = None,
+) -> list[str]:
+    planner = planned("attention-wgmma-features", folder, shape, variant, "float16")
+    jobs = small_jobs(planner, values, count=4)
+    library = emulation.build(folder, jobs[0].compile, mistakes)
+
+    def launch(job: CaseJob, places: Mapping[str, int]) -> None:
+        emulation.launch(library, job.plan, places, seed=1)
+
+    return wrong_outputs(jobs, launch)
+
+
+def _later(*values: object) -> Any:
+    """A case that only `make soak` runs."""
+    return pytest.param(*values, marks=pytest.mark.soak)
+
+
+@pytest.mark.parametrize(
+    ("variant", "shape", "values"),
+    [
+        (ALL, SHORT, TWO),
+        _later({"window_left": 7, "window_right": 3, "lse": True}, SHORT, ONE),
+        _later({**RIGHT, "window_left": 40, "sinks": True}, LATE, SPLIT),
+        _later({**RIGHT, "window_left": 40}, SHORT, CLUSTER),
+        _later({"alignment": "bottom_right", "window_right": 2, "sinks": True}, LATE, TWO),
+        _later({**RIGHT}, LATE, TWO),
+        _later({"softcap": 5.0, "lse": True, "sinks": True}, SHORT, TAIL),
+        _later({"alibi": True, "sinks": True}, SHORT, {**ONE, "RESCALE_LOG2": 8}),
+        _later({"score_mod": MOD, "lse": True}, SHORT, SPLIT),
+        _later({**ALL, "score_mod": MOD}, LATE, SPLIT),
+    ],
+)
+def test_a_feature_is_right(variant: Values, shape: Values, values: Values, tmp_path: Path) -> None:
+    assert not complaints(tmp_path, shape, variant, values)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("head_dim", [192, 256])
+def test_other_head_sizes_are_right(head_dim: int, tmp_path: Path) -> None:
+    values = {**TWO, "QUERY_STAGES": 1, "STAGES": 1}
+    shape = {**LATE, "head_dim": head_dim}
+    assert not complaints(tmp_path, shape, {"causal": True, "window_left": 40}, values)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("right", "wrong", "variant"),
+    [
+        ("2 * i + e < hidden", "2 * i + e <= hidden", {"window_left": 9}),
+        ("blocks = max(blocks, 1);", "", {**RIGHT, "window_left": 9}),
+        ("step < masked || step >= left", "step < masked", {"window_left": 9}),
+        ("place.share == 0 && lane", "lane", {"lse": True}),
+        ("batch * problem.heads + of_head", "of_head", {"lse": True}),
+    ],
+)
+def test_a_mistake_shows(right: str, wrong: str, variant: Values, tmp_path: Path) -> None:
+    assert complaints(tmp_path, SHORT, variant, ONE, {right: wrong})
