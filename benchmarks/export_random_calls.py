@@ -19,6 +19,7 @@ ended on the package's path, and once more when the child's calls were repeated 
 place of that path ("SDPA in the place of PATH"). Of such a call, kernels alone are judged.
 
 Most calls of a kind that is known to crash SDPA (sdpa_crashes.py) are drawn again: `left_out`.
+`--minutes` ends a campaign before its last call; `left` are the [first, last] calls not made.
 Prints one JSON record; exit code 1 for a finding. `--first N --calls 1` makes one call again.
 """
 
@@ -56,6 +57,7 @@ _MOST_FINDINGS = 200
 _PARENTS = "EVOTUNE_BENCHMARK_CHILD"
 _PACKAGE, _SDPA_ALONE, _WITHOUT_SDPA = "package", "sdpa alone", "without sdpa"
 _DRAWING = "drawing"
+_KEPT_BYTES = 2 << 30  # of a GPU, by a process that lies between two calls
 Line = dict[str, Any]
 
 
@@ -103,11 +105,15 @@ def made(module: ModuleType, seed: int, numbers: range, manner: str = _PACKAGE) 
         except DeviceLost as error:
             yield {"call": number, "lost": str(error)}
             return
+        words = call.words
+        del call
+        if torch.cuda.is_available() and torch.cuda.memory_reserved() > _KEPT_BYTES:
+            torch.cuda.empty_cache()  # several processes share the GPU
         wrong = {path: verdict for path, verdict in found.items() if verdict not in RIGHT}
         yield {
             "call": number,
             "right": {path: verdict for path, verdict in found.items() if verdict in RIGHT},
-            **({"wrong": wrong, "words": call.words} if wrong else {}),
+            **({"wrong": wrong, "words": words} if wrong else {}),
         }
     yield {"misses": module.info()["misses"]}
 
@@ -132,6 +138,7 @@ class Tally:
     own_crashes: list[Line] = field(default_factory=list)
     misses: dict[str, Line] = field(default_factory=dict)
     left_out: collections.Counter[str] = field(default_factory=collections.Counter)
+    left: list[list[int]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, line: Line) -> None:
@@ -166,6 +173,7 @@ class Tally:
             },
             "misses": dict(sorted(self.misses.items())),
             "left_out": dict(sorted(self.left_out.items())),
+            "left": sorted(self.left),
             "own_crashes": sorted_by_call(self.own_crashes),
             "crashes": sorted_by_call(self.crashes),
             "findings": sorted_by_call(self.findings),
@@ -182,6 +190,8 @@ def campaign(options: argparse.Namespace, numbers: range) -> Line:
         at, stop = first, min(first + step, numbers.stop)
         while at < stop and time.monotonic() < ends:
             at = part_of(options, range(at, stop), tally, ends)
+        if at < stop:
+            tally.left.append([at, stop - 1])
         print(f"{tally.calls} calls, {len(tally.findings)} findings", file=sys.stderr)
 
     with ThreadPoolExecutor(options.processes) as pool:
@@ -208,7 +218,7 @@ def part_of(options: argparse.Namespace, numbers: range, tally: Tally, ends: flo
         tally.crashed({**crash, "by": own or child.path}, bool(own))
         if own:
             _judge_kernels(options, child.at, tally, ends)
-    return child.at + 1
+    return child.at if child.stopped else child.at + 1
 
 
 def _by_sdpa_alone(options: argparse.Namespace, numbers: range, path: str, ends: float) -> str:

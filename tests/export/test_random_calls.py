@@ -152,6 +152,9 @@ def test_a_child_ends_when_its_time_is_over(
     child = script.Child(options, range(20_000), "package", started + 0.2)
     assert list(child.lines()) == []
     assert child.stopped
+    tally = script.Tally()
+    assert script.part_of(options, range(5, 9), tally, time.monotonic() + 0.2) == 5
+    assert not tally.crashes
     assert time.monotonic() - started < 5
 
 
