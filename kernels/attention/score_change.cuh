@@ -43,8 +43,12 @@ struct ScoreChange {
     return score;
   }
 
-  __device__ static __forceinline__ float scale_of(float softmax_scale, float softcap) {
-    return HAS_SOFTCAP ? 2.0f * kLog2e * softmax_scale / softcap : kUnit * softmax_scale;
+  // Without what differs from row to row.
+  __device__ static __forceinline__ ScoreChange of(const Features& features, float softmax_scale) {
+    ScoreChange change;
+    change.scale = HAS_SOFTCAP ? 2.0f * kLog2e * softmax_scale / features.softcap : kUnit * softmax_scale;
+    change.cap = kUnit * features.softcap;
+    return change;
   }
 };
 
