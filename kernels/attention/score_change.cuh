@@ -1,10 +1,10 @@
-// Features that change scores before their softmax, and the logarithm of a row's sum: for 3_mma.cu.
+// Features that change scores before their softmax, and the logarithm of a row's sum.
 //
 // Where scores change, the softmax meets them in units of log2(e), so that a weight is 2^(s - m) without a factor.
 // row_features.h says what the features are.
 //
-//   softcap  cap tanh(x) = cap - 2 cap / (1 + 2^(2 log2(e) x)): two MUFU operations a score. tanh.approx is one, but its
-//            error of 2^-11 of the cap is larger than that of 16-bit weights.
+//   softcap  cap tanh(x) = cap - 2 cap / (1 + 2^(2 log2(e) x)): two MUFU operations a score. tanh.approx is one, but
+//            its error of 2^-11 of the cap is larger than that of 16-bit weights.
 //   ALiBi    the distance to the own key is exact in float, as lengths are below 2^24
 //
 // Archs      sm_80 and later.
