@@ -1,19 +1,28 @@
-"""Compares the kernels for paged and packed sequences, tuned for each shape, with SDPA on one GPU.
+"""Compares the kernels for paged and packed sequences, tuned for each shape, with SDPA and, where
+they are installed, with FlashInfer and FlashAttention on one GPU.
 
     python benchmarks/attention_ragged.py [--only NAME ...] [--dtype float16|bfloat16]
-        [--trials N] [--seed 0] -o benchmarks/results/FILE.json
+        [--trials N] [--seed 0] [--minutes M] [--job-minutes 3] [--against LIBRARY ...]
+        [--again] [--list] -o benchmarks/results/FILE.json
     python benchmarks/attention_ragged.py --table benchmarks/results/FILE.json
 
-Each job is one `evotune run` whose best configuration was confirmed in a fresh process; its record
-replaces the one of the same name and type in the file. Times are device time by CUDA graph replay,
-warm unless it says cold. SDPA's keys are gathered, or its batch is padded, before its time begins.
+Each job is one `evotune run` against SDPA whose best configuration was confirmed in a fresh
+process; then one run of that configuration alone against each library, so that each ratio is of one
+process. FILE is written after each run, and jobs whose records it has are not run again (but for
+libraries that a record lacks), so a campaign can be run in parts: no run begins after `--minutes`,
+and a search ends after `--job-minutes`. `--again` runs them anew. `--list` says what is left, and
+needs no GPU. Times are device time by CUDA graph replay, warm unless it says cold. SDPA's keys are
+gathered, or its batch is padded, before its time begins.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import tempfile
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +30,7 @@ from typing import Any
 from tuning import champion, derive, environment, tune
 
 from evotune.problems import create_problem
+from evotune.problems.libraries.library_catalog import LIBRARIES, version
 
 ROOT = Path(__file__).parents[1]
 Record = dict[str, Any]
@@ -71,32 +81,110 @@ JOBS = (
 )
 
 
-def run(job: Job, dtype: str, trials: int, seed: int) -> Record:
-    with tempfile.TemporaryDirectory() as folder:
-        problem = {"dtype": dtype, "shapes": [job.shape], "held_out": []}
-        problem["variants"] = [{"causal": job.causal}]
-        path = derive(job.space, {"problem": problem}, Path(folder) / "space.yaml")
-        options = ["--trials", str(trials), "--seed", str(seed), "--device", "cuda:0"]
-        report = tune(path, Path(folder), *options)
-    best = champion(report)
-    return {
-        "name": job.name,
-        "dtype": dtype,
-        "seed": seed,
-        "trials": len(report["trials"]),
-        "ok_trials": sum(trial["outcome"] == "ok" for trial in report["trials"]),
-        "trial": best["number"],
-        "configuration": best["configuration"],
-        "resources": best["resources"],
-        "measurements": best["measurements"],
-        "baselines": report["baseline"],
-        "environment": environment(report),
-    }
+@dataclass(frozen=True)
+class Campaign:
+    """What is run for each job. A search ends after `job_minutes`, without its confirmations."""
+
+    dtype: str
+    seed: int
+    trials: int | None
+    job_minutes: float
+    against: Sequence[str]
+
+    def search(self, job: Job) -> Record:
+        """The best configuration of a search against SDPA, and its figures."""
+        words = ["--trials", str(self.trials or job.trials), "--seed", str(self.seed)]
+        report = self._run(job, {}, *words, "--minutes", str(self.job_minutes))
+        best = champion(report)
+        return {
+            "name": job.name,
+            "dtype": self.dtype,
+            "seed": self.seed,
+            "trials": len(report["trials"]),
+            "ok_trials": sum(trial["outcome"] == "ok" for trial in report["trials"]),
+            "trial": best["number"],
+            "configuration": best["configuration"],
+            "resources": best["resources"],
+            "measurements": best["measurements"],
+            "baselines": report["baseline"],
+            "libraries": {},
+            "environment": environment(report),
+        }
+
+    def compare(self, job: Job, configuration: Record, library: str) -> Record:
+        """The configuration's figures against a library, or why there are none."""
+        changes = {"default": configuration, "baseline": library}
+        try:
+            report = self._run(job, changes, "--trials", "1", "--champions", "1")
+        except subprocess.CalledProcessError as error:
+            return {"version": version(library), "reason": f"exit code {error.returncode}"}
+        return {"version": version(library), "measurements": champion(report)["measurements"]}
+
+    def _run(self, job: Job, changes: Record, *options: str) -> Record:
+        with tempfile.TemporaryDirectory() as folder:
+            problem = {"dtype": self.dtype, "shapes": [job.shape], "held_out": []}
+            problem["variants"] = [{"causal": job.causal}]
+            path = derive(job.space, {"problem": problem, **changes}, Path(folder) / "space.yaml")
+            return tune(path, Path(folder), *options, "--device", "cuda:0")
+
+
+class Records:
+    """The records of FILE, by name and type."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        there = path is not None and path.exists()
+        self.all: list[Record] = json.loads(path.read_text())["jobs"] if path and there else []
+
+    def of(self, name: str, dtype: str) -> Record | None:
+        found = [each for each in self.all if (each["name"], each["dtype"]) == (name, dtype)]
+        return found[0] if found else None
+
+    def keep(self, record: Record) -> None:
+        """Replaces the record of the same name and type, and writes the file."""
+        same = self.of(record["name"], record["dtype"])
+        self.all = [each for each in self.all if each is not same] + [record]
+        if self._path is not None:
+            command = f"python benchmarks/attention_ragged.py --seed {record['seed']}"
+            data = {"command": command, "jobs": self.all}
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def left(job: Job, campaign: Campaign, records: Records) -> list[str]:
+    """The runs that a job still needs: "search", and the libraries that its record lacks."""
+    record = records.of(job.name, campaign.dtype)
+    known = record.get("libraries", {}) if record is not None else {}
+    searched = [] if record is not None else ["search"]
+    return [*searched, *(name for name in campaign.against if name not in known)]
+
+
+def run_jobs(
+    jobs: Sequence[Job], campaign: Campaign, records: Records, deadline: float, *, again: bool
+) -> None:
+    """A job that ends in an error is told, and the others go on."""
+    for job in jobs:
+        wanted = ["search", *campaign.against] if again else left(job, campaign, records)
+        for name in wanted:
+            if time.monotonic() > deadline:
+                return
+            record = records.of(job.name, campaign.dtype)
+            if name == "search":
+                try:
+                    records.keep(campaign.search(job))
+                except (subprocess.CalledProcessError, ValueError) as error:
+                    print(f"{job.name}: no champion: {error}", flush=True)
+                    break
+            else:
+                assert record is not None
+                found = campaign.compare(job, record["configuration"], name)
+                libraries = {**record.get("libraries", {}), name: found}
+                records.keep({**record, "libraries": libraries})
 
 
 def table(records: list[Record]) -> list[str]:
     lines = [
-        "| shape, type | SDPA µs | evotune µs | speedup [95%] | of copy bandwidth | TFLOP/s |",
+        "| shape, type | baseline µs | evotune µs | speedup [95%] | of copy bandwidth | TFLOP/s |",
         "|---|---|---|---|---|---|",
     ]
     jobs = {job.name: job for job in JOBS}
@@ -105,7 +193,9 @@ def table(records: list[Record]) -> list[str]:
         problem = create_problem(job.space, record["dtype"], ROOT)
         case = problem.case(job.shape, {"causal": job.causal})
         copied = record["baselines"]["copy_gbps"]
-        for found in record["measurements"]:
+        libraries = record.get("libraries", {})
+        compared = [each for found in libraries.values() for each in found.get("measurements", ())]
+        for found in (*record["measurements"], *compared):
             microseconds = found["time_us"]
             share = problem.bytes_moved(case) / microseconds / 1000 / copied
             lines.append(
@@ -126,21 +216,29 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--table", type=Path)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="no run begins later")
+    parser.add_argument("--job-minutes", type=float, default=3.0, help="then a search ends")
+    parser.add_argument(
+        "--against", nargs="*", choices=LIBRARIES, help="the libraries; those installed, but flex"
+    )
+    parser.add_argument("--again", action="store_true", help="run what FILE has once more")
+    parser.add_argument("--list", action="store_true", help="say what is left to run, and end")
     options = parser.parse_args()
-    path = options.table or options.output
-    records: list[Record] = json.loads(path.read_text())["jobs"] if path and path.exists() else []
-    for job in () if options.table else JOBS:
-        if options.only and job.name not in options.only:
-            continue
-        found = run(job, options.dtype, options.trials or job.trials, options.seed)
-        same = (found["name"], found["dtype"])
-        others = [each for each in records if (each["name"], each["dtype"]) != same]
-        records = [*others, found]
-        if options.output:  # after each job: a long benchmark may be stopped
-            command = f"python benchmarks/attention_ragged.py --seed {options.seed}"
-            data = {"command": command, "jobs": records}
-            options.output.write_text(json.dumps(data, indent=1) + "\n")
-    print("\n".join(table(records)))
+    installed = [name for name in LIBRARIES if name != "flex" and version(name)]
+    against = installed if options.against is None else options.against
+    campaign = Campaign(
+        options.dtype, options.seed, options.trials, options.job_minutes, tuple(against)
+    )
+    records = Records(options.table or options.output)
+    jobs = [job for job in JOBS if not options.only or job.name in options.only]
+    if options.list:
+        for job in jobs:
+            print(f"{job.name}, {options.dtype}: {', '.join(left(job, campaign, records)) or '-'}")
+        return
+    if not options.table:
+        deadline = time.monotonic() + 60 * options.minutes
+        run_jobs(jobs, campaign, records, deadline, again=options.again)
+    print("\n".join(table(records.all)))
 
 
 if __name__ == "__main__":

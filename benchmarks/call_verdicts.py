@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from exported import calls, device_of
 from random_calls import RandomCall
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from evotune.problems.attention import Attention
 from evotune.verify.accuracy import LIMITS, errors_against, expected
@@ -22,7 +23,8 @@ SERVED, SAME_BITS, SAME_ERROR = "within the limit of float64", "SDPA's bits", "S
 REFUSED, VARIES = "refused, as by SDPA", "SDPA's bits change from call to call"
 ANY = "SDPA reads memory that no tensor has"
 LEFT = "left to SDPA"
-RIGHT = (SERVED, SAME_BITS, SAME_ERROR, REFUSED, VARIES, ANY, LEFT)
+NONE, MATH = "no tensor, as from SDPA", "the math backend's bits, where SDPA gives no tensor"
+RIGHT = (SERVED, SAME_BITS, SAME_ERROR, REFUSED, VARIES, ANY, LEFT, NONE, MATH)
 PATHS = ("hook", "attention", "operator")
 SDPA, KERNELS, JUDGE = "SDPA", "kernels", "judge"
 _DEVICE_LOST = ("CUDA error", "device-side assert", "AcceleratorError")
@@ -38,12 +40,17 @@ class DeviceLost(Exception):
 
 @dataclass
 class Result:
-    """A value, the gradients where it has a graph, or an exception."""
+    """A value, the gradients where it has a graph, or an exception.
+
+    - served: by a kernel of the package.
+    - undefined: SDPA gave None, as it does where cuDNN's kernel gets a tensor without elements.
+    """
 
     value: Any = None
     gradients: tuple[Any, ...] = ()
     error: Exception | None = None
     served: bool = False
+    undefined: bool = False
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -52,26 +59,35 @@ class Result:
 
 class Judge:
     """Makes calls on the paths into a package, one after the other, and judges the results. `say`
-    gets the name of each path, and JUDGE, before that may crash."""
+    gets the name of each path, and JUDGE, before that may crash.
+
+    Where SDPA gives None the hook must give None too. The package's own functions must give a
+    tensor, and for that SDPA's math backend is asked.
+    """
 
     def __init__(self, module: ModuleType, say: Callable[[str], None] = lambda path: None) -> None:
         self._module = module
         self._say = say
         self._device = device_of(module).type
         self._operator = getattr(torch.ops, module._loaded._operator.namespace).attention
+        self._gave_none = False
 
     def verdicts(self, call: RandomCall) -> dict[str, str]:
         """Path -> one of RIGHT, or why the result is wrong."""
         before = [memory.clone() for memory in call.memory]
         self._say(SDPA)
-        known, limits = self._result(_SDPA, call), Limit(call)
+        plain, limits = self._result(self._sdpa, call), Limit(call)
+        by_math = self._result(_math, call) if plain.undefined else plain
         found = {}
         for path in _paths(call):
             self._say(path)
             result = self._by(path, call)
             self._say(JUDGE)
+            known = plain if path == "hook" else by_math
             verdict = _judged(known, result, limits, exact=path != "operator")
-            if verdict not in RIGHT and known.error is None:
+            if plain.undefined:
+                verdict = {SAME_BITS: NONE if path == "hook" else MATH}.get(verdict, verdict)
+            elif verdict not in RIGHT and known.error is None:
                 self._say(SDPA)
                 again = (self._result(_SDPA, call).values for _ in range(_REPEATED))
                 varies = any(difference(known.values, values) for values in again)
@@ -99,7 +115,7 @@ class Judge:
         self._say(JUDGE)
         if result.error is not None:
             return f"it raises {_said(result.error)}"
-        return LEFT if result.value is None else Limit(call).verdict(result.value, exact=True)
+        return LEFT if result.value is None else Limit(call).verdict(result.value)
 
     def _attempt(  # noqa: PLR0917  # SDPA's arguments
         self,
@@ -121,7 +137,14 @@ class Judge:
         with self._module.active():
             return self._result(F.scaled_dot_product_attention, call)
 
+    def _sdpa(self, *tensors: Any, **options: Any) -> Any:
+        """SDPA, and a note where it gives None: a mode around it may raise an exception then."""
+        out = _SDPA(*tensors, **options)
+        self._gave_none |= out is None
+        return out
+
     def _result(self, function: Callable[..., Any], call: RandomCall) -> Result:
+        self._gave_none = False
         torch.manual_seed(0)  # of dropout
         counted = calls(self._module)
         try:
@@ -136,8 +159,14 @@ class Judge:
         except Exception as error:  # PyTorch raises exceptions of many types
             if any(word in f"{type(error).__name__} {error}" for word in _DEVICE_LOST):
                 raise DeviceLost(str(error).splitlines()[0]) from error
-            return Result(error=error)
-        return Result(value, gradients, served=calls(self._module) > counted)
+            return Result(error=error, undefined=self._gave_none)
+        served = calls(self._module) > counted
+        return Result(value, gradients, served=served, undefined=self._gave_none)
+
+
+def _math(*tensors: Any, **options: Any) -> Any:
+    with sdpa_kernel(SDPBackend.MATH):
+        return _SDPA(*tensors, **options)
 
 
 def _paths(call: RandomCall) -> tuple[str, ...]:
@@ -161,13 +190,13 @@ def _needs_grad(value: Any) -> bool:
 
 
 def _judged(known: Result, found: Result, limit: Limit, exact: bool) -> str:
-    """`exact` asks for SDPA's strides and messages too, where no kernel serves the call."""
+    """Where no kernel serves the call, `exact` asks for SDPA's strides and messages too."""
     if known.error is not None:
         return _judged_error(known.error, found, limit, exact)
     if found.error is not None:
         return f"it raises {_said(found.error)}"
     if found.served:
-        return limit.verdict(found.value, exact)
+        return limit.verdict(found.value)
     differs = difference(known.values, found.values)
     if exact and not differs:
         differs = _other_facts(known.value, found.value)
@@ -177,7 +206,7 @@ def _judged(known: Result, found: Result, limit: Limit, exact: bool) -> str:
 def _judged_error(known: Exception, found: Result, limit: Limit, exact: bool) -> str:
     if found.error is None:
         if found.served and isinstance(known, torch.OutOfMemoryError):
-            return limit.verdict(found.value, exact)
+            return limit.verdict(found.value)
         return f"it gives a result where SDPA raises {_said(known)}"
     if not exact:
         return REFUSED
@@ -257,9 +286,9 @@ class Limit:
         self._limits: torch.Tensor
         self._right: list[torch.Tensor] = []
 
-    def verdict(self, out: Any, exact: bool) -> str:
-        """Where `exact`, the output must be laid out like q."""
-        call = self._call
+    def verdict(self, out: Any) -> str:
+        """The output must be laid out like q too, except under vmap."""
+        call, exact = self._call, True
         if call.context == "vmap" and isinstance(out, torch.Tensor):
             out, exact = out[0], False
         q = call.tensors[0]

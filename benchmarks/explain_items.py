@@ -5,10 +5,15 @@ right, the time changes by a known factor: a batch twice as large takes twice as
 holds the kernel, and hardly longer if latency, an empty grid or a launch does. Half the head size
 at as many scores takes half as long if products hold it, and hardly less if exponentials do.
 Twice the query heads on the same keys cost nothing if memory holds it.
+
+Where a multiprocessor has room for one block only, twice the batch means two waves, one after the
+other. Then the doubled batch is timed with the fastest configurations of the search that have at
+least twice the warps on a multiprocessor: if latency holds the champion, they hide some of it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,6 +116,7 @@ _TOGETHER = ("head_dim", 1.15, 2.1)
 """Several units at once: half the head size takes less from some of them."""
 _ANY_UNIT = ("batch", 1.6, 2.4)
 _NO_UNITS = ("launch", "grid", "latency")
+_ROOMIER = 4  # configurations with more warps that are timed
 
 
 def alone(
@@ -163,9 +169,16 @@ def time_us(
 
 
 def intervention(
-    item: Item, limiter: str, best: Mapping[str, Any], own: float | None, folder: Path
+    item: Item,
+    limiter: str,
+    best: Mapping[str, Any],
+    own: float | None,
+    folder: Path,
+    *,
+    roomier: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """The first expectation of the limiter whose other shape the configuration runs on."""
+    """The first expectation of the limiter whose other shape the configuration runs on. `roomier`:
+    see `roomier_than`."""
     for doubled, least, most in expectations(limiter):
         if doubled not in item.doubled or own is None:
             continue
@@ -174,13 +187,46 @@ def intervention(
             continue
         halved = doubled == "head_dim"
         ratio = own / other if halved else other / own
-        return {
+        found = {
             "intervention": f"{doubled} {'halved' if halved else 'doubled'}",
             "expected": [least, most],
             "ratio": ratio,
             "confirmed": least <= ratio <= most,
         }
+        if found["confirmed"] or not limiter.startswith("latency"):
+            return found
+        return {**found, **_with_more_warps(item, own, most, roomier, folder)}
     return {"intervention": "none fits", "confirmed": False}
+
+
+def roomier_than(best: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The configurations of the fastest trials that have at least twice the warps of the trial
+    `best` on a multiprocessor."""
+    needed = 2 * best["resources"].get("occupancy", math.inf)
+    fitting = [
+        trial
+        for trial in trials
+        if trial["time_us"] and trial["resources"].get("occupancy", 0) >= needed
+    ]
+    fitting.sort(key=lambda trial: trial["time_us"])
+    return [trial["configuration"] for trial in fitting[:_ROOMIER]]
+
+
+def _with_more_warps(
+    item: Item, own: float, most: float, roomier: Sequence[Mapping[str, Any]], folder: Path
+) -> dict[str, Any]:
+    """The doubled batch, with the configuration of `roomier` that is the fastest there."""
+    timed = [(time_us(item, each, item.doubled["batch"], folder), each) for each in roomier]
+    known = [(time, each) for time, each in timed if time is not None]
+    if not known:
+        return {}
+    fastest, configuration = min(known, key=lambda pair: pair[0])
+    return {
+        "intervention": "batch doubled, more warps",
+        "other_configuration": configuration,
+        "ratio_with_more_warps": fastest / own,
+        "confirmed": fastest / own <= most,
+    }
 
 
 def expectations(limiter: str) -> list[tuple[str, float, float]]:

@@ -27,7 +27,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from explain_items import CHAMPIONS, SMOKE, Item, alone, intervention, time_us, unconfirmed
+from explain_items import (
+    CHAMPIONS,
+    SMOKE,
+    Item,
+    alone,
+    intervention,
+    roomier_than,
+    time_us,
+    unconfirmed,
+)
 from explain_records import Record, Records
 from tuning import EVOTUNE, ROOT, champion, derive, environment, shape_of, shipped, tune
 
@@ -124,6 +133,7 @@ def champions(options: argparse.Namespace, kept: Records) -> Iterator[Record]:
             found = explained(
                 folder / "runs", "--no-effects", "--trial", str(best_of(report)["number"])
             )
+            roomier = roomier_than(best_of(report), report["trials"])
             best = best_of(report)["configuration"]
             own = time_us(item, best, item.sizes, folder)
             yield {
@@ -133,7 +143,7 @@ def champions(options: argparse.Namespace, kept: Records) -> Iterator[Record]:
                 "roofline": found["roofline"],
                 "configuration": best,
                 "time_us": own,
-                **intervention(item, found["limiter"]["name"], best, own, folder),
+                **intervention(item, found["limiter"]["name"], best, own, folder, roomier=roomier),
             }
 
 

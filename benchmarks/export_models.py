@@ -26,10 +26,12 @@ off, a call fails or a bar is missed.
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib.metadata
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -67,6 +69,7 @@ def main() -> int:
     options = parser.parse_args()
     if os.environ.get(_PARENTS):
         return child(options)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if options.table:
         record = json.loads(options.table.read_text())
     elif options.packages:
@@ -116,18 +119,21 @@ def measured(
     """The cells of one model and package, from a process of their own."""
     words = [str(path), "--models", name, "--ways", *ways, "--rounds", str(options.rounds)]
     words += ["--compiler", options.compiler, *(["--tiny"] if options.tiny else [])]
-    timeout = None if seconds == float("inf") else seconds
+    process = subprocess.Popen(
+        [sys.executable, __file__, *words],
+        stdout=subprocess.PIPE,
+        env={**os.environ, _PARENTS: "1"},
+        start_new_session=True,
+    )
     try:
-        done = subprocess.run(
-            [sys.executable, __file__, *words],
-            stdout=subprocess.PIPE,
-            env={**os.environ, _PARENTS: "1"},
-            timeout=timeout,
-            check=False,
-        )
-        output, ended = done.stdout, f"the process ended with {done.returncode}"
-    except subprocess.TimeoutExpired as error:
-        output, ended = error.stdout or b"", "the time ran out"
+        output, _ = process.communicate(timeout=None if seconds == float("inf") else seconds)
+        ended = f"the process ended with {process.returncode}"
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # the compiler's workers may keep the pipe open
+        output, ended = process.communicate()[0], "the time ran out"
+    except BaseException:  # of the user, or of what ends this process
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     cells = [json.loads(line) for line in output.splitlines() if line.startswith(b"{")]
     lost = [way for way in ways if way not in {cell["way"] for cell in cells}]
     return cells + [{"model": name, "way": way, "error": ended} for way in lost]
@@ -164,17 +170,16 @@ class Trial:
         ways["package"] = module.__name__
         self._sides = {side: models.with_attention(model, way) for side, way in ways.items()}
         self._layers = int(model.config.num_hidden_layers)
-        wide = models.with_attention(model, models.UNMASKED)
-        self._errors = self._compared(wide)
+        self._errors = self._compared()
 
-    def _compared(self, wide: Any) -> dict[str, Any]:
+    def _compared(self) -> dict[str, Any]:
         """The errors of outputs, and the number of calls that kernels served."""
         served = -calls(self._module)
         outputs = {side: self._call(self._sides[side]) for side in ("sdpa", "unmasked", "package")}
         served += calls(self._module)
         in_float = torch.float64 if self._dtype == torch.float32 else torch.float32
-        for parameter in wide.parameters():  # shared with the other sides, so not `wide.to`
-            parameter.data = parameter.data.to(in_float)
+        # The sides share their parameters, so the reference must have its own.
+        wide = copy.deepcopy(self._sides["unmasked"]).to(in_float)
         reference = self._call(wide).double()
         largest = float(reference.abs().max())
         errors = {

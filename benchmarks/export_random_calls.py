@@ -49,8 +49,9 @@ from call_verdicts import JUDGE, KERNELS, RIGHT, SDPA, DeviceLost, Judge
 from exported import facts, opened
 from random_calls import Calls, RandomCall
 
-_A_CHILD = 2500
+_A_CHILD = 1250
 _SILENT_S = 120.0
+_AFTER_S = 60.0  # to find out whose fault a crash was, after the time is over
 _MOST_FINDINGS = 200
 _PARENTS = "EVOTUNE_BENCHMARK_CHILD"
 _PACKAGE, _SDPA_ALONE, _WITHOUT_SDPA = "package", "sdpa alone", "without sdpa"
@@ -65,7 +66,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="the number of the first call")
     parser.add_argument("--processes", type=int, default=1, help="so many at once")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="then it ends")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="then it ends")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     numbers = range(options.first, options.first + options.calls)
@@ -174,13 +175,13 @@ class Tally:
 def campaign(options: argparse.Namespace, numbers: range) -> Line:
     """All calls, in as many processes as it takes."""
     started, tally = time.monotonic(), Tally()
+    ends = started + 60 * options.minutes
     step = min(_A_CHILD, max(1, math.ceil(len(numbers) / options.processes)))
 
     def part(first: int) -> None:
         at, stop = first, min(first + step, numbers.stop)
-        while at < stop and time.monotonic() - started < options.minutes * 60:
-            left_s = options.minutes * 60 - (time.monotonic() - started)
-            at = part_of(options, range(at, stop), tally, left_s)
+        while at < stop and time.monotonic() < ends:
+            at = part_of(options, range(at, stop), tally, ends)
         print(f"{tally.calls} calls, {len(tally.findings)} findings", file=sys.stderr)
 
     with ThreadPoolExecutor(options.processes) as pool:
@@ -194,40 +195,41 @@ def campaign(options: argparse.Namespace, numbers: range) -> Line:
     }
 
 
-def part_of(options: argparse.Namespace, numbers: range, tally: Tally, left_s: float) -> int:
-    """Makes calls in a process of their own, and finds out whose fault its end was. Returns the
-    number of the next call."""
-    child = Child(options, numbers, _PACKAGE, left_s)
+def part_of(options: argparse.Namespace, numbers: range, tally: Tally, ends: float) -> int:
+    """Makes calls in a process of their own until `ends`, a time of time.monotonic, and finds out
+    whose fault its end was. Returns the number of the next call."""
+    child = Child(options, numbers, _PACKAGE, ends)
     for line in child.lines():
         tally.add(line)
     if child.ended and not child.stopped:
         crash = {"call": child.at, "by": child.path, "ended": child.ended, "words": child.words}
-        own = _by_sdpa_alone(options, range(numbers.start, child.at + 1), child.path)
+        ends += _AFTER_S
+        own = _by_sdpa_alone(options, range(numbers.start, child.at + 1), child.path, ends)
         tally.crashed({**crash, "by": own or child.path}, bool(own))
         if own:
-            _judge_kernels(options, child.at, tally)
+            _judge_kernels(options, child.at, tally, ends)
     return child.at + 1
 
 
-def _by_sdpa_alone(options: argparse.Namespace, numbers: range, path: str) -> str:
+def _by_sdpa_alone(options: argparse.Namespace, numbers: range, path: str, ends: float) -> str:
     """How SDPA ended the process by itself; "" where the package took part. First the last call is
     repeated, then all calls of the process."""
     if path in (SDPA, _DRAWING, JUDGE):
         return SDPA if path == SDPA else ""
     for repeated in dict.fromkeys((numbers[-1:], numbers)):
-        child = Child(options, repeated, _SDPA_ALONE)
+        child = Child(options, repeated, _SDPA_ALONE, ends)
         for _ in child.lines():
             pass
-        if child.ended and child.path == SDPA:
+        if child.ended and not child.stopped and child.path == SDPA:
             return f"{SDPA} in the place of {path}"
     return ""
 
 
-def _judge_kernels(options: argparse.Namespace, number: int, tally: Tally) -> None:
-    child = Child(options, range(number, number + 1), _WITHOUT_SDPA)
+def _judge_kernels(options: argparse.Namespace, number: int, tally: Tally, ends: float) -> None:
+    child = Child(options, range(number, number + 1), _WITHOUT_SDPA, ends)
     for line in child.lines():
         tally.add({name: value for name, value in line.items() if name != "left_out"})
-    if child.ended:
+    if child.ended and not child.stopped:
         crash = {"call": number, "by": child.path, "ended": child.ended, "words": child.words}
         tally.crashed(crash, own=False)
 
@@ -241,7 +243,7 @@ class Child:
     """
 
     def __init__(
-        self, options: argparse.Namespace, numbers: range, manner: str, left_s: float = math.inf
+        self, options: argparse.Namespace, numbers: range, manner: str, ends: float
     ) -> None:
         words = [str(options.package), "--seed", str(options.seed)]
         words += ["--first", str(numbers.start), "--calls", str(len(numbers))]
@@ -252,7 +254,7 @@ class Child:
             stdout=subprocess.PIPE,
             env={**usual, **os.environ, _PARENTS: manner},
         )
-        self._ends = time.monotonic() + left_s
+        self._ends = ends
         self.at, self.path, self.words = numbers.start, _DRAWING, {}
         self.ended, self.stopped = "", False
 
@@ -272,8 +274,9 @@ class Child:
         assert self._process.stdout is not None
         pipe, kept = self._process.stdout.fileno(), b""
         while True:
-            self.stopped = time.monotonic() > self._ends
-            is_silent = not select.select([pipe], [], [], _SILENT_S)[0]
+            left_s = max(0.0, self._ends - time.monotonic())
+            is_silent = not select.select([pipe], [], [], min(_SILENT_S, left_s))[0]
+            self.stopped = time.monotonic() >= self._ends
             if self.stopped or is_silent:
                 self._process.kill()
                 self.ended = f"no answer for {_SILENT_S:.0f} s"

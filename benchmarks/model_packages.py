@@ -1,29 +1,46 @@
 """Tunes attention for the models of export_models.py, and exports a package for each dtype.
 
     python benchmarks/model_packages.py FOLDER [--dtypes float16 bfloat16] [--trials 60]
-        [--devices cuda:0 ...] [--tiny]
+        [--minutes M] [--devices cuda:0 ...] [--tiny] [-o FILE]
 
 Each case of benchmarks/cases/models.yaml has a run of its own, and so a champion of its own, in the
 spaces that suit it: attention-wgmma for long sequences, attention-mma for short ones,
 attention-mma-decode for one query. A run begins with a configuration that was good at a case like
 its own (attention_cuda.py), or with the best ones of the other dtype's run. A GPU measures one run
-at a time; several devices share the runs. A run of FOLDER that is finished is kept, so the same
-command goes on where it was stopped.
+at a time; several devices share the runs. Nothing new begins when `--minutes` are over, and the
+runs in progress are stopped; then the packages have the kernels of the finished runs. A run of
+FOLDER that is finished is kept, so the same command goes on where it was stopped.
 
 The packages are FOLDER/DTYPE/model_attention_DTYPE. Prints one JSON record: for each run its
-seconds and its best speedup, and the command that measures the models. On an H200 a run of 60
-trials takes about as long as those of benchmarks/results/attention_h200.json (12 to 30 s, of 80 to
-120 trials). `--tiny` makes a package for the tiny models on the CPU.
+seconds and its best speedup, the cases that are `left`, and the command that measures the models.
+Exit code 1 where a case is left or a package is missing. On an H200:
+
+    python benchmarks/model_packages.py PACKAGES --minutes 15 -o packages.json
+    python benchmarks/export_models.py PACKAGES/float16/model_attention_float16 \\
+        PACKAGES/bfloat16/model_attention_bfloat16 --ways graph eager --minutes 5 \\
+        -o benchmarks/results/export_models_h200.json
+
+There are 20 runs of 60 trials. Those of benchmarks/results/attention_h200.json, of 80 to 120
+trials, took 12 to 43 s each. Either command goes on where it was stopped when it is given again.
+
+`--tiny` makes a package for the tiny models on the CPU, to try both commands without a GPU. Its
+kernels are compiled, and its times are made up: a kernel of 15 us gains less there than a call
+costs, so no package would have it, and on a busy machine each run took ten minutes. It needs the
+repository's tests.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import math
 import queue
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -36,6 +53,8 @@ from tuning import EVOTUNE, ROOT, champion, derive, shipped, told
 
 _CASES = ROOT / "benchmarks" / "cases" / "models.yaml"
 _MMA, _WGMMA, _DECODE = "attention_mma", "attention_wgmma", "attention_mma_decode"
+_END_S = 20.0  # a run that is told to stop ends its processes
+_EXPORT_S = 300.0
 Shape = dict[str, Any]
 
 
@@ -61,22 +80,74 @@ class Search:
         }
 
 
+class Commands:
+    """Makes commands until a time is over."""
+
+    def __init__(self, minutes: float = math.inf) -> None:
+        self._ends = time.monotonic() + 60 * minutes
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.RLock()
+
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._ends
+
+    def stop(self, *_: Any) -> None:
+        """The time is over now."""
+        with self._lock:
+            self._ends = -math.inf
+            for process in self._running:
+                process.terminate()
+
+    def status(self, command: list[str]) -> int | None:
+        """The command's exit code; None where the time was over before its end."""
+        with self._lock:
+            if self.is_over():
+                return None
+            process = subprocess.Popen(command, stdout=sys.stderr)
+            self._running.append(process)
+        try:
+            left_s = self._ends - time.monotonic()
+            code = process.wait(None if left_s == math.inf else max(0.0, left_s))
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            code = _ended(process)
+        with self._lock:
+            self._running.remove(process)
+        return None if self.is_over() else code
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dtypes", nargs="+", default=["float16", "bfloat16"])
     parser.add_argument("--trials", type=int, default=60, help="of each run")
     parser.add_argument("--devices", nargs="+", default=["cuda:0"])
-    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="then it ends")
+    parser.add_argument("--tiny", action="store_true", help="a package for the CPU, not measured")
+    parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     if options.tiny:
         options.dtypes, options.devices = ["float32"], ["cpu"]
-    record = made(options)
-    print(json.dumps(record, indent=1))
-    return 0 if all(record["packages"].values()) else 1
+    commands = Commands(options.minutes)
+    signal.signal(signal.SIGTERM, commands.stop)
+    signal.signal(signal.SIGINT, commands.stop)
+    record = made(options, commands)
+    text = json.dumps(record, indent=1)
+    print(text)
+    if options.output:
+        options.output.write_text(text + "\n")
+    return 0 if all(record["packages"].values()) and not record["left"] else 1
 
 
-def made(options: argparse.Namespace) -> dict[str, Any]:
+def made(options: argparse.Namespace, commands: Commands) -> dict[str, Any]:
     started = time.perf_counter()
     devices: queue.Queue[str] = queue.Queue()
     for device in options.devices:
@@ -85,7 +156,7 @@ def made(options: argparse.Namespace) -> dict[str, Any]:
     def run(search: Search, dtype: str) -> dict[str, Any]:
         device = devices.get()
         try:
-            return searched(options, search, dtype, device)
+            return searched(options, search, dtype, device, commands)
         finally:
             devices.put(device)
 
@@ -96,12 +167,13 @@ def made(options: argparse.Namespace) -> dict[str, Any]:
         with ThreadPoolExecutor(len(options.devices)) as pool:
             found = list(pool.map(lambda search, dtype=dtype: run(search, dtype), searches))
         runs += found
-        packages[dtype] = exported(options.folder, dtype, [each["run"] for each in found])
+        packages[dtype] = exported(options, dtype, [each["run"] for each in found])
     paths = [path for path in packages.values() if path]
     measure = ["python", "benchmarks/export_models.py", *paths]
     return {
         "seconds": round(time.perf_counter() - started, 1),
         "runs": runs,
+        "left": [f"{each['case']}_{each['dtype']}" for each in runs if not each["run"]],
         "packages": packages,
         "measure": " ".join([*measure, *(["--tiny"] if options.tiny else [])]),
     }
@@ -140,48 +212,74 @@ def _tiny() -> tuple[Search, ...]:
 
 
 def searched(
-    options: argparse.Namespace, search: Search, dtype: str, device: str
+    options: argparse.Namespace, search: Search, dtype: str, device: str, commands: Commands
 ) -> dict[str, Any]:
-    """The facts of the search's run, which is made unless an earlier command has made it."""
+    """The facts of the search's run, which is made unless an earlier command has made it. Without
+    a `run` where the time was over, or the run failed."""
     folder = options.folder / "runs" / f"{search.name}_{dtype}"
     kept = folder / "facts.json"
     if kept.is_file():
         found: dict[str, Any] = json.loads(kept.read_text())
+        return found
+    found = {"case": search.name, "space": search.space, "dtype": dtype, "status": None}
+    found |= {"seconds": 0.0, "run": "", "speedup_low": None}
+    if commands.is_over():
         return found
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
     folder.mkdir(parents=True)
     default = {**shipped(search.space)["default"], **search.start}
     changes = {"name": f"{search.name}-{dtype}", "problem": search.problem(dtype)}
     path = derive(search.space, {**changes, "default": default}, folder / "space.yaml")
-    words = ["--trials", str(options.trials), "--champions", "1", "--device", device, "-q"]
-    others = sorted((options.folder / "runs").glob(f"{search.name}_*/facts.json"))
-    if others:
-        words += ["--warm-start", json.loads(others[0].read_text())["run"]]
     started = time.perf_counter()
-    command = [*EVOTUNE, "run", str(path), *words, "--runs-dir", str(folder)]
-    status = subprocess.run(command, stdout=sys.stderr, check=False).returncode
-    found = {"case": search.name, "space": search.space, "dtype": dtype, "status": status}
-    found |= {"seconds": round(time.perf_counter() - started, 1), "run": "", "speedup_low": None}
-    if status == 0:
-        report = told("report", folder)
-        found["run"] = str(folder / report["run"]["id"])
-        found["speedup_low"] = champion(report)["speedup_low"]
+    found |= _fabricated(path) if options.tiny else _run(options, search, path, device, commands)
+    found["seconds"] = round(time.perf_counter() - started, 1)
+    if found["run"]:
         kept.write_text(json.dumps(found))
     print(json.dumps(found), file=sys.stderr)
     return found
 
 
-def exported(folder: Path, dtype: str, runs: list[str]) -> str:
+def _run(
+    options: argparse.Namespace, search: Search, space: Path, device: str, commands: Commands
+) -> dict[str, Any]:
+    """Tunes the space in its folder."""
+    words = ["--trials", str(options.trials), "--champions", "1", "--device", device, "-q"]
+    others = sorted((options.folder / "runs").glob(f"{search.name}_*/facts.json"))
+    if others:
+        words += ["--warm-start", json.loads(others[0].read_text())["run"]]
+    status = commands.status([*EVOTUNE, "run", str(space), *words, "--runs-dir", str(space.parent)])
+    if status != 0:
+        return {"status": status}
+    report = told("report", space.parent)
+    if not any(trial["confirmed"] and trial["rank"] for trial in report["trials"]):
+        return {"status": status}
+    run = str(space.parent / report["run"]["id"])
+    return {"status": status, "run": run, "speedup_low": champion(report)["speedup_low"]}
+
+
+def _fabricated(space: Path) -> dict[str, Any]:
+    """A run of the space that is finished, with made up times."""
+    sys.path[:0] = [str(ROOT)]
+    making = importlib.import_module("tests.export.making")
+    run = making.fabricated(space, space.parent, speedup=1000.0)  # more than a call costs
+    return {"status": 0, "run": str(run.path), "speedup_low": None}
+
+
+def exported(options: argparse.Namespace, dtype: str, runs: list[str]) -> str:
     """The module's folder of the package of these runs; "" where it cannot be made."""
     name = f"model_attention_{dtype}"
-    target = folder / dtype
+    target = options.folder / dtype
     shutil.rmtree(target, ignore_errors=True)
     confirmed = [run for run in runs if run]
     if not confirmed:
         return ""
     command = [*EVOTUNE, "export", *confirmed, "-o", str(target), "--name", name]
-    done = subprocess.run(command, stdout=sys.stderr, check=False)
-    return "" if done.returncode else str(target / name)
+    try:
+        subprocess.run(command, stdout=sys.stderr, check=True, timeout=_EXPORT_S)
+    except subprocess.SubprocessError as error:
+        print(error, file=sys.stderr)
+        return ""
+    return str(target / name)
 
 
 if __name__ == "__main__":

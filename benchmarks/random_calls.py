@@ -24,7 +24,7 @@ _OTHER_DTYPES = (
 _MOST_SCORES = {"cpu": 1 << 19, "cuda": 1 << 26}
 _MOST_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 24}
 _HUGE_ELEMENTS = 1 << 28
-_HUGE = 0.005  # the share of calls on a GPU that may have so many
+_HUGE = 0.002  # the share of calls on a GPU that may have so many
 _MOST_DRAWN = 20  # for one number
 
 

@@ -109,6 +109,8 @@ class Session(Protocol):
     """Inputs that rotate over this many bytes are never found in a cache; 0: no cold timing."""
     sample_us: float
     """The length of a sample in the search: the clock's error is far below 1% of it."""
+    champion_sample_us: float
+    """The length of a sample of one graph for a champion, whose samples are means over graphs."""
     warm_bytes: int
     """Copies of a call's buffers stay in the cache together up to this many bytes in all; 0 where
     times depend neither on the copy nor on the sampler."""

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from evotune.errors import EnvironmentProblem
 from evotune.execute.executor import Proposal
 from evotune.execute.local import LocalExecutor
 from evotune.problems.libraries.library_catalog import LIBRARIES
@@ -44,6 +45,9 @@ def _baseline_us(executor: LocalExecutor, cases: Sequence[Case], index: int) -> 
     chosen = executor.baselines
     libraries = sorted(LIBRARIES.keys() & set(chosen.values()))
     timings = executor.time_baselines(cases, libraries, index).timings
+    if refused := [t for t in timings if t.reason and t.name == chosen[t.case]]:
+        device, why = executor.devices[index].id, refused[0].reason
+        raise EnvironmentProblem(f"the baseline of {refused[0].case} fails on {device}: {why}")
     return {t.case: t.time_us for t in timings if t.name == chosen[t.case]}
 
 

@@ -30,7 +30,7 @@ from evotune.execute.in_flight import Twin, Twins, speaks_for_its_code
 from evotune.execute.local import LocalExecutor
 from evotune.measure.agreement import agreement
 from evotune.problems import Case
-from evotune.problems.libraries.library_catalog import asked
+from evotune.problems.libraries.library_catalog import LIBRARIES, asked
 from evotune.run_options import RunOptions
 from evotune.store import RunStore
 from evotune.trial import Configuration, Json, Outcome, Trial
@@ -179,6 +179,9 @@ class KernelRun:
             return chosen
         self._observer.phase("timing the baselines")
         found = time_baselines()
+        for each in found.timings:
+            if each.reason and each.name not in LIBRARIES:
+                self._observer.phase(f"a baseline of {each.case} failed: {each.reason}")
         chosen = {
             case.label: chosen_baseline(self.setup.document, case, found.timings)
             for case in self._measured_cases()

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from evotune.backends import registry
 from evotune.backends.backend import SanitizedCase
 from evotune.device.launch import CompileJob
 from evotune.device.profile import DeviceProfile
-from evotune.device.session import LaunchFailure, Session
+from evotune.device.session import Session
 from evotune.execute.executor import EDGE, TIMED
 from evotune.execute.messages import TrialCase
 from evotune.problems.problem import Problem
@@ -30,6 +31,10 @@ from evotune.verify.pool import InputPool
 
 _PERTURBED_S = 2.0
 _REBUILD_S = 10.0
+
+
+Rebuilt: TypeAlias = "tuple[str, list[Subject] | str]"
+"""How a build disturbs itself, and the cases with its code, or why it cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +129,9 @@ class ChampionChecks:
     def disturb(
         self,
         timed: Sequence[Subject],
-        cases: Sequence[TrialCase],
         seed: int,
         verdict: Verdict,
-        beside: Beside,
+        loaded: Sequence[Rebuilt],
     ) -> None:
         """Launches the timed cases, disturbed in every way that the session has, and checks the
         results. Then does so with the same kernels, rebuilt so that they disturb themselves."""
@@ -139,31 +143,35 @@ class ChampionChecks:
             return
         launches = PerturbedLaunches(self._session, self._gate, self._pool, seed)
         launches.check(timed, verdict, limit_s=_PERTURBED_S)
-        jobs = [item.compile for item in cases if item.role == TIMED]
-        for job, rebuilt in beside.rebuilt.items():
+        ways = len({way for way, _ in loaded})
+        for way, alike in loaded:
             if not verdict.passed:
                 return
-            alike = [s for s, own in zip(timed, jobs, strict=True) if own == job]
-            self._check_rebuilt(alike, rebuilt(), launches, verdict)
+            if isinstance(alike, str):
+                verdict.checks.append(Check(CASE, way, "skipped", detail=alike))
+            else:
+                launches.check_rebuilt(way, alike, verdict, limit_s=_PERTURBED_S / ways)
 
-    def _check_rebuilt(
-        self,
-        alike: Sequence[Subject],
-        found: Mapping[str, Path | str],
-        launches: PerturbedLaunches,
-        verdict: Verdict,
-    ) -> None:
-        for way, made in found.items():
-            try:
-                if isinstance(made, str):
-                    raise LaunchFailure(made)
-                rebuilt = [
-                    dataclasses.replace(s, kernel=self._session.load(made, s.plan)) for s in alike
-                ]
-            except RuntimeError as error:  # the driver's assembler, or no memory for code
-                verdict.checks.append(Check(CASE, way, "skipped", detail=str(error)))
-                continue
-            launches.check_rebuilt(way, rebuilt, verdict, limit_s=_PERTURBED_S / len(found))
+    def load_rebuilt(
+        self, timed: Sequence[Subject], cases: Sequence[TrialCase], beside: Beside
+    ) -> list[Rebuilt]:
+        """The timed cases with the builds that disturb themselves, or why a build cannot be used.
+        The driver's assembler takes half a second for each of them."""
+        jobs = [item.compile for item in cases if item.role == TIMED]
+        found: list[Rebuilt] = []
+        for job, rebuilt in beside.rebuilt.items():
+            alike = [s for s, own in zip(timed, jobs, strict=True) if own == job]
+            found += [(way, self._rebuilt(alike, made)) for way, made in rebuilt().items()]
+        return found
+
+    def _rebuilt(self, alike: Sequence[Subject], made: Path | str) -> list[Subject] | str:
+        if isinstance(made, str):
+            return made
+        try:
+            kernel = self._session.load(made, alike[0].plan)
+        except RuntimeError as error:  # the driver's assembler, or no memory for code
+            return str(error)
+        return [dataclasses.replace(each, kernel=kernel) for each in alike]
 
 
 def _no_tools(verdict: Verdict) -> None:

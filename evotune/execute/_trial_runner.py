@@ -19,7 +19,7 @@ import msgspec
 from evotune.device.profile import DeviceProfile
 from evotune.device.session import LaunchFailure, Session
 from evotune.execute._baseline_timer import BaselineTimer
-from evotune.execute._champion_checks import Beside, ChampionChecks
+from evotune.execute._champion_checks import Beside, ChampionChecks, Rebuilt
 from evotune.execute._scoring import is_suspicious, needed_speedup, outcome_of
 from evotune.execute._timer import BaselineSamplers, CaseTimer
 from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTiming
@@ -76,10 +76,14 @@ class TrialRunner:
         or left no memory."""
 
     def time_baselines(
-        self, cases: Sequence[Case], libraries: Sequence[str] = ()
+        self,
+        cases: Sequence[Case],
+        libraries: Sequence[str] = (),
+        failed: Sequence[BaselineTiming] = (),
     ) -> list[BaselineTiming]:
-        """Every baseline on every case, and those of the optional libraries named."""
-        timing = BaselineTimer(self._session, self._problem, self._pool)
+        """Every baseline on every case, and those of the optional libraries named, but for those
+        that `failed` in earlier processes. FailedBaseline for one that fails in this one."""
+        timing = BaselineTimer(self._session, self._problem, self._pool, failed)
         return [each for case in cases for each in timing.of_case(case, libraries)]
 
     def copy_gbps(self) -> float:
@@ -168,14 +172,19 @@ class TrialRunner:
         if "random" not in self._without:
             with _timed(stage_s, "random_tests"):
                 random_tests = self._test_randomly(subjects, seed, verdict)
-        # Launches that are disturbed on purpose come after the tools, which would slow them down.
+        timed = [subject for item, subject in subjects if item.role == TIMED]
+        disturbs = "perturbation" not in self._without
+        rebuilt: list[Rebuilt] = []
+        if disturbs and verdict.passed:  # now, while the tools still work
+            with _timed(stage_s, "perturbation"):
+                rebuilt = self._champions.load_rebuilt(timed, job.cases, beside)
         if verdict.passed:
             with _timed(stage_s, "sanitizer"):
                 beside.judge(verdict)
-        if "perturbation" not in self._without and verdict.passed:
+        # Launches that are disturbed on purpose come after the tools, which would slow them down.
+        if disturbs and verdict.passed:
             with _timed(stage_s, "perturbation"):
-                timed = [subject for item, subject in subjects if item.role == TIMED]
-                self._champions.disturb(timed, job.cases, seed, verdict, beside)
+                self._champions.disturb(timed, seed, verdict, rebuilt)
         return random_tests
 
     def _examine(
@@ -255,9 +264,11 @@ class TrialRunner:
         repeat = job.repeat
         thorough = (job.confirm and not job.audit) or repeat
         settings = TimingSettings.repeated() if repeat else TimingSettings.thorough()
+        sample_us = self._session.champion_sample_us
         if not (thorough or rivals):
-            racing = TimingSettings.fixed() if job.fixed_sampling else TimingSettings()
-            settings = dataclasses.replace(racing, sample_us=self._session.sample_us)
+            settings = TimingSettings.fixed() if job.fixed_sampling else TimingSettings()
+            sample_us = self._session.sample_us
+        settings = dataclasses.replace(settings, sample_us=sample_us)
         timed = sum(item.role == TIMED for item, _ in subjects)
         measurements: list[Measurement] = []
         for item, subject in subjects:
@@ -265,7 +276,7 @@ class TrialRunner:
             if role not in (TIMED, HELD_OUT) or not verdict.passed:
                 continue
             deciding = thorough and role == TIMED and not repeat
-            own = TimingSettings.deciding(timed) if deciding else settings
+            own = settings.deciding(timed) if deciding else settings
             timer = CaseTimer(
                 self._session,
                 self._problem,
@@ -360,4 +371,4 @@ def _timed(stage_s: dict[str, float], stage: str) -> Iterator[None]:
     try:
         yield
     finally:
-        stage_s[stage] = time.monotonic() - started
+        stage_s[stage] = stage_s.get(stage, 0.0) + time.monotonic() - started

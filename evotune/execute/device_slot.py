@@ -22,6 +22,7 @@ from evotune.execute.executor import RANDOM
 from evotune.execute.messages import (
     DEVICE_WORKER,
     Answer,
+    BaselineFailed,
     BaselinesTimed,
     FromDeviceWorker,
     GateSettings,
@@ -205,7 +206,7 @@ class DeviceSlot:
             return (Opened, Mistaken)
         if isinstance(self._request, TrialRequest):
             return (Prepared, TrialDone, Mistaken)
-        return (BaselinesTimed, Mistaken)
+        return (BaselinesTimed, BaselineFailed, Mistaken)
 
     def _refuse(self, message: Mistaken) -> None:
         """Sends the request to a fresh worker where an earlier candidate may have caused the
@@ -234,6 +235,8 @@ class DeviceSlot:
                     self._slowest_s = max(self._slowest_s, time.monotonic() - self._sent)
             if answer.retire:
                 self.renew()
+        elif isinstance(answer, BaselineFailed):
+            self.renew()
         return answer
 
     def expire(self) -> Outcome | None:

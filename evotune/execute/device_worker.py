@@ -23,6 +23,7 @@ from evotune.execute.entry import open_channel
 from evotune.execute.executor import BaselineReport
 from evotune.execute.messages import (
     DEVICE_WORKER,
+    BaselineFailed,
     BaselinesRequest,
     BaselinesTimed,
     FromDeviceWorker,
@@ -65,6 +66,7 @@ def main() -> None:
 
 
 def _serve(channel: Channel, hello: Hello) -> None:
+    from evotune.execute._baseline_timer import FailedBaseline
     from evotune.execute._trial_runner import TrialRunner
 
     warnings.simplefilter("ignore")  # PyTorch explains refused backends at length
@@ -94,11 +96,15 @@ def _serve(channel: Channel, hello: Hello) -> None:
             if isinstance(request, BaselinesRequest):
                 with blaming():
                     _examine(problem, request.cases, session)
-                    timings = runner.time_baselines(request.cases, request.libraries)
+                    timings = runner.time_baselines(
+                        request.cases, request.libraries, request.failed
+                    )
                 report = BaselineReport(tuple(timings), runner.copy_gbps())
                 channel.send(BaselinesTimed(token=request.token, report=report))
             elif isinstance(request, TrialRequest):
                 _run_trial(channel, runner, request, blaming)
+        except FailedBaseline as failed:
+            channel.send(BaselineFailed(token=request.token, timing=failed.timing))
         except _ProblemMistaken as error:
             channel.send(Mistaken(token=request.token, mistake=str(error)))
 

@@ -29,6 +29,7 @@ from evotune.execute.executor import BaselineReport, Proposal
 from evotune.execute.in_flight import InFlight, Twins, failed_to_compile, speaks_for_its_code
 from evotune.execute.messages import (
     Answer,
+    BaselineFailed,
     BaselinesRequest,
     BaselinesTimed,
     GateSettings,
@@ -151,9 +152,11 @@ class LocalExecutor:
         self, cases: Sequence[Case], libraries: Sequence[str] = (), index: int = 0
     ) -> BaselineReport:
         """All baselines on all cases on one device, with those of the optional libraries named;
-        nothing else may be running."""
+        nothing else may be running. One that raises an error has its reason in place of a time, and
+        a fresh worker times the others."""
         device = self._devices[index]
-        device.start(BaselinesRequest(cases=tuple(cases), libraries=tuple(libraries)))
+        request = BaselinesRequest(cases=tuple(cases), libraries=tuple(libraries))
+        device.start(request)
         while True:
             answer: Answer | Outcome | None = None
             if device.child is not None:
@@ -163,6 +166,10 @@ class LocalExecutor:
                 answer = device.expire()
             if isinstance(answer, Outcome):
                 raise EnvironmentProblem(f"the baselines could not be timed: {answer.reason}")
+            if isinstance(answer, BaselineFailed):
+                failed = (*request.failed, answer.timing)
+                request = msgspec.structs.replace(request, failed=failed)
+                device.start(request)
             if isinstance(answer, BaselinesTimed):
                 return answer.report
 

@@ -16,7 +16,7 @@ from msgspec.msgpack import Decoder
 from evotune.device.channel import Wire
 from evotune.device.launch import Binary, CompileFailure, CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
-from evotune.execute.executor import BaselineReport
+from evotune.execute.executor import BaselineReport, BaselineTiming
 from evotune.problems.problem import Case
 from evotune.space.specs import GivenCase
 from evotune.trial import Check, Outcome, Value
@@ -70,10 +70,12 @@ class Hello(_OfDevice, frozen=True, tag=True, kw_only=True):
 
 
 class BaselinesRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """Time all baselines on these cases, with those of the optional `libraries` named."""
+    """Time all baselines on these cases, with those of the optional `libraries` named, but for
+    those that `failed` in earlier workers."""
 
     cases: tuple[Case, ...]
     libraries: tuple[str, ...] = ()
+    failed: tuple[BaselineTiming, ...] = ()
 
 
 class TrialCase(msgspec.Struct, frozen=True):
@@ -147,10 +149,18 @@ class BaselinesTimed(_OfDevice, frozen=True, tag=True, kw_only=True):
     report: BaselineReport
 
 
+class BaselineFailed(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """A baseline raised an error: `timing` has its reason. This process must time nothing more."""
+
+    timing: BaselineTiming
+
+
 Request: TypeAlias = TrialRequest | BaselinesRequest
-Answer: TypeAlias = TrialDone | BaselinesTimed
+Answer: TypeAlias = TrialDone | BaselinesTimed | BaselineFailed
 ToDeviceWorker: TypeAlias = Preload | Hello | TrialRequest | BaselinesRequest
-FromDeviceWorker: TypeAlias = Opened | Mistaken | Prepared | TrialDone | BaselinesTimed
+FromDeviceWorker: TypeAlias = (
+    Opened | Mistaken | Prepared | TrialDone | BaselinesTimed | BaselineFailed
+)
 
 DEVICE_WORKER: Wire[ToDeviceWorker, FromDeviceWorker] = Wire(
     "device_worker", "the device worker", Decoder(ToDeviceWorker), Decoder(FromDeviceWorker)

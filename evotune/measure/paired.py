@@ -128,11 +128,10 @@ class TimingSettings:
         """Settings for a champion's further processes: processes differ more than samples."""
         return dataclasses.replace(cls.thorough(), max_rounds=40)
 
-    @classmethod
-    def deciding(cls, cases: int) -> TimingSettings:
+    def deciding(self, cases: int) -> TimingSettings:
         """Settings for one of `cases` that decide which champion is the best. Their mean is to be
         known to 1%, the least difference that matters, and each case has its share of it."""
-        return dataclasses.replace(cls.thorough(), extra_rounds=180, doubt=0.01 * math.sqrt(cases))
+        return dataclasses.replace(self, extra_rounds=180, doubt=0.01 * math.sqrt(cases))
 
 
 def measure_paired(

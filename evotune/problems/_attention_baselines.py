@@ -65,6 +65,7 @@ def sdpa_call(case: Case, inputs: Tensors) -> SdpaCall | None:
 def unfused_call(case: Case, inputs: Tensors) -> Callable[[], Tensors]:
     """matmul, scale, features, softmax, matmul: library calls on the whole score matrix."""
     of_case = WholeScores(case, inputs)
+    of_case.prepare()
     return functools.partial(_unfused_with_features if of_case.features.any else _unfused, of_case)
 
 

@@ -14,6 +14,7 @@ import torch
 from evotune.problems._attention_features import Features, sees
 from evotune.problems._rounded_expressions import evaluated
 from evotune.problems._score_mod import parsed
+from evotune.problems._score_values import modified_scores
 from evotune.problems.problem import Case, Tensors
 
 _UNIT = 2.0**-24  # of float32
@@ -142,13 +143,28 @@ class Scores:
 
 
 class WholeScores(Scores):
-    """Scores of all rows at once, whose mask and ALiBi terms are made once."""
+    """Scores of all rows at once, for a call that is timed: `prepare` makes beforehand all that
+    does not depend on q, k and v, since a CUDA graph cannot capture copies from the CPU."""
+
+    def prepare(self) -> None:
+        _ = self._hidden, self._bias, self._sink, self._places
 
     def hidden(self, rows: slice) -> torch.Tensor | None:
         return self._hidden
 
     def bias(self, rows: slice, dtype: torch.dtype) -> torch.Tensor | None:
         return self._bias
+
+    def sink(self, dtype: torch.dtype) -> torch.Tensor | None:
+        return self._sink
+
+    def _modified(
+        self, scores: torch.Tensor, rows: slice, error: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Without the errors, which a library's call does not compute either."""
+        assert error is None
+        names = {"score": scores, **self._places}
+        return modified_scores(parsed(self.features.score_mod), names), None
 
     @functools.cached_property
     def _hidden(self) -> torch.Tensor | None:
@@ -157,3 +173,21 @@ class WholeScores(Scores):
     @functools.cached_property
     def _bias(self) -> torch.Tensor | None:
         return super().bias(slice(None), torch.float32)
+
+    @functools.cached_property
+    def _sink(self) -> torch.Tensor | None:
+        return super().sink(torch.float32)
+
+    @functools.cached_property
+    def _places(self) -> dict[str, torch.Tensor]:
+        """The numbers of heads, rows and columns that a score modification names."""
+        if not self.features.score_mod:
+            return {}
+        s: Any = self.case.symbols
+        sizes = {"head": s["heads"], "row": s["seq_len_q"], "column": s["seq_len_k"]}
+        shapes = {"head": (s["kv_heads"], -1, 1, 1), "row": (-1, 1), "column": (-1,)}
+        device = self.inputs["q"].device
+        return {
+            name: torch.arange(size, device=device).view(shapes[name])
+            for name, size in sizes.items()
+        }

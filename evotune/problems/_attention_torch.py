@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ _BACKENDS = {
     "sdpa:efficient": SDPBackend.EFFICIENT_ATTENTION,
     "sdpa:math": SDPBackend.MATH,
 }
+_Call = TypeVar("_Call")
 _SCORES_PER_TILE = 1 << 25  # 256 MiB in float64, whatever the batch
 _UNIT = 2.0**-24  # of float32: the largest error of one rounding, relative to the result
 _MANY = 3.0
@@ -179,7 +181,7 @@ def baselines(
     if only in LIBRARIES:
         return calling.calls(case, inputs, only)
     usable: dict[str, Callable[[], Tensors]] = {}
-    asked = sdpa_call(case, inputs)
+    asked = _unless_too_large(sdpa_call, case, inputs, only)
     chosen = None
     if asked is not None:
         chosen = SDPBackend(torch._fused_sdp_choice(*asked.tensors, **asked.options))
@@ -199,8 +201,21 @@ def baselines(
             continue
         usable[name] = forced
     if only in ("", "unfused"):
-        usable["unfused"] = unfused_call(case, inputs)
+        unfused = _unless_too_large(unfused_call, case, inputs, only)
+        usable |= {"unfused": unfused} if unfused is not None else {}
     return usable
+
+
+def _unless_too_large(
+    make: Callable[[Case, Tensors], _Call | None], case: Case, inputs: Tensors, only: str
+) -> _Call | None:
+    """The call; None where its masks do not fit into memory, unless it is asked for by name."""
+    try:
+        return make(case, inputs)
+    except torch.OutOfMemoryError:
+        if only:
+            raise
+        return None
 
 
 def _forced(backend: SDPBackend, call: Callable[[], Tensors]) -> Tensors:

@@ -34,7 +34,7 @@ def evaluated(node: Node, names: Mapping[str, Rounded]) -> Rounded:
     """The value of the tree, which broadcasts over the tensors of `names`."""
     if isinstance(node, Literal):
         like = next(iter(names.values()))[1]
-        value = torch.as_tensor(float(node.value), dtype=like.dtype, device=like.device)
+        value = torch.full((), float(node.value), dtype=like.dtype, device=like.device)
         if isinstance(node.value, bool):
             return value != 0, torch.zeros_like(value)
         exact = float(node.value).is_integer() and abs(float(node.value)) < 1 << 24

@@ -18,6 +18,7 @@ from evotune.problems import _attention_features as features
 from evotune.problems import _attention_layouts as layouts
 from evotune.problems._attention_features import Features
 from evotune.problems._attention_shapes import edge_shapes, far_shapes, keeping, random_shapes
+from evotune.problems.parts import Parts
 from evotune.problems.problem import (
     CONTIGUOUS,
     Case,
@@ -283,6 +284,28 @@ class Attention:
         whole = {**shape, **own, **mine.told(), "scale": scale}
         made = self.case(whole, {"causal": case.symbols["causal"]})
         return made if layout == layouts.DEFAULT else _laid_out(made.symbols, layout)
+
+    def parts(self, case: Case, touched: Sequence[tuple[str, int, int]]) -> Parts | None:
+        """Heads of keys with the heads of queries that use them; see `HasParts`."""
+        s = _integers(case)
+        found: dict[tuple[int, int], None] = {}
+        for name, first, count in touched:
+            rows, heads = ("seq_len_q", "heads") if name == "q" else ("seq_len_k", "kv_heads")
+            elements = s[rows] * s["head_dim"]
+            for number in range(first // elements, (first + count - 1) // elements + 1):
+                batch, head = divmod(number, s[heads])
+                found[batch, head * s["kv_heads"] // s[heads]] = None
+        if not self.is_plain(case) or 2 * len(found) > s["batch"] * s["kv_heads"]:
+            return None
+        group = s["heads"] // s["kv_heads"]
+        sizes = {"batch": len(found), "heads": group, "kv_heads": 1}
+        sizes |= {name: s[name] for name in ("seq_len_q", "seq_len_k")}
+        rows_of = [(batch, slice(head * group, (head + 1) * group)) for batch, head in found]
+        keys_of = [(batch, slice(head, head + 1)) for batch, head in found]
+        return Parts(
+            self._like(case, sizes, ("softmax_scale",), layouts.DEFAULT),
+            {"q": rows_of, "k": keys_of, "v": keys_of, "out": rows_of},
+        )
 
     def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
         from evotune.problems import _attention_inputs

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from evotune.problems.element_types import ELEMENT_BYTES, torch_dtype
+from evotune.problems.parts import HasParts
 from evotune.problems.problem import Case, Problem, Tensors, TensorSpec
 from evotune.verify._strided import fitted
 from evotune.verify.accuracy import expected, is_rounding
@@ -129,9 +130,41 @@ class InputPool:
             inputs = _alter(normal, alterations)
         else:
             inputs = self._inputs(case, kind, seed)
+        wanted = self._wanted_after(case, inputs, alterations, seed)
+        rounded = frozenset(
+            spec.name
+            for spec in self._problem.tensors(case)
+            if spec.is_output and is_rounding(wanted[spec.name], torch_dtype(spec.dtype))
+        )
+        checksum = _checksum(inputs, wanted, alterations)
+        return InputSet(inputs, wanted, alterations, checksum, rounded)
+
+    def _wanted_after(
+        self, case: Case, inputs: Tensors, alterations: Sequence[Alteration], seed: int
+    ) -> Tensors:
+        """The expected outputs. Of a changed set only the parts are computed that the alterations
+        touch: limits of long sequences take most of a champion's preparation."""
+        touched = [(each.name, each.place, len(each.values)) for each in alterations]
+        parts = None
+        if touched and isinstance(self._problem, HasParts):
+            parts = self._problem.parts(case, touched)
+        if parts is None:
+            return self._wanted(case, inputs)
+        own = {
+            name: torch.stack([value[region] for region in parts.regions[name]])
+            for name, value in inputs.items()
+        }
+        normal = self.get(case, "normal", seed).expected
+        wanted = {name: value.clone() for name, value in normal.items()}
+        for name, values in self._wanted(parts.case, own).items():
+            for number, region in enumerate(parts.regions[name]):
+                wanted[name][(slice(None), *region)] = values[:, number]
+        return wanted
+
+    def _wanted(self, case: Case, inputs: Tensors) -> Tensors:
         reference = self._problem.reference(case, inputs)
         tolerances = self._problem.tolerances(case, inputs, reference)
-        wanted = {
+        return {
             spec.name: expected(
                 reference[spec.name],
                 tolerances[spec.name],
@@ -141,13 +174,6 @@ class InputPool:
             for spec in self._problem.tensors(case)
             if spec.is_output
         }
-        rounded = frozenset(
-            spec.name
-            for spec in self._problem.tensors(case)
-            if spec.is_output and is_rounding(wanted[spec.name], torch_dtype(spec.dtype))
-        )
-        checksum = _checksum(inputs, wanted, alterations)
-        return InputSet(inputs, wanted, alterations, checksum, rounded)
 
     def _alterations(self, case: Case, number: int, seed: int) -> tuple[Alteration, ...]:
         """Alterations for `changed`; the sets with few and with single elements come last."""

@@ -1,6 +1,8 @@
 """Hashes of the machine code of the CUDA rungs, in tests/data/attention_cubins.json.
 
-    python -m tests.attention_kernels.cubins        # compiles all and writes the file anew
+    python -m tests.attention_kernels.cubins [SPACE ...]
+
+Compiles the rungs of these spaces, or of all, and writes their part of the file anew.
 
 A change that may cost nothing leaves every hash as it is. A change that is meant to change a rung
 writes the file anew, and the difference shows which rungs it reached. The hashes are those of one
@@ -10,6 +12,7 @@ number of its process into names.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import random
@@ -27,12 +30,13 @@ from evotune.trial import Configuration, Json
 
 PATH = Path(__file__).parents[1] / "data" / "attention_cubins.json"
 RUNGS = ["attention-scalar", "attention-wmma", "attention-mma", "attention-wgmma"]
+RUNGS += ["attention-varlen", "attention-paged"]
 DEVICES = ["l4", "h200"]  # sm_89, sm_90a
 _OTHERS = 2  # configurations of each rung beside the default
 
 
 def hashes(space: str, device: str, values: Json) -> list[str]:
-    """The SHA-256 of the instructions for each mask, full and causal."""
+    """The SHA-256 of the instructions for each of the space's variants."""
     planner = load_setup(find_space(space), device, compile_only=True).planner
     assert planner is not None
     found = []
@@ -71,8 +75,17 @@ def _configurations(bound: BoundSpace) -> Iterator[Json]:
 
 
 def main() -> None:
-    builds = []
-    for space in RUNGS:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("spaces", nargs="*", metavar="SPACE")
+    again = parser.parse_args().spaces or RUNGS
+    if unknown := set(again) - set(RUNGS):
+        parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(RUNGS)}")
+    kept = json.loads(PATH.read_text()) if PATH.exists() else {}
+    version = NvrtcCompiler().version()
+    if again != RUNGS and kept["compiler"] != version:
+        parser.error(f"the other hashes are those of {kept['compiler']}: write all anew")
+    builds = [each for each in kept.get("builds", ()) if each["space"] not in again]
+    for space in again:
         for device in DEVICES[space == "attention-wgmma" :]:
             planner = load_setup(find_space(space), device, compile_only=True).planner
             assert planner is not None
@@ -80,7 +93,8 @@ def main() -> None:
                 found = hashes(space, device, values)
                 builds.append({"space": space, "device": device, "configuration": values})
                 builds[-1] |= {"sha256": found}
-    whole = {"compiler": NvrtcCompiler().version(), "builds": builds}
+    builds.sort(key=lambda build: RUNGS.index(build["space"]))
+    whole = {"compiler": version, "builds": builds}
     PATH.write_text(json.dumps(whole, indent=1) + "\n")
 
 

@@ -11,8 +11,8 @@ import random
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ import yaml
 
 from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
+from evotune.execute.executor import CaseJob
 from evotune.space.language.expression import parse_expression
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -35,7 +36,8 @@ class Stated:
     - `templates`: headers with class templates whose constants the kernel uses.
     - `defaults`: constants that a header gives where the space does not.
     - `registers`: an expression that is -1 where the kernel does not state the registers.
-    - `sizes`: head and value sizes, of a kernel for attention.
+    - `shape`: sizes but for those of heads and values, which are one of `sizes`; or the space's own
+      case.
     """
 
     space: str
@@ -46,9 +48,16 @@ class Stated:
     registers_in_space: str = ""
     defaults: str = ""
     device: str = "h200"
-    sizes: tuple[tuple[int, int], ...] = ((32, 32), (64, 64), (96, 96), (128, 128))
+    shape: Mapping[str, int] = field(default_factory=dict)
+    sizes: tuple[tuple[int, int], ...] = ()
 
 
+SIZES = tuple((size, size) for size in (32, 64, 96, 128))
+DENSE = {"batch": 1, "heads": 4, "kv_heads": 2, "seq_len": 512}
+PACKED = {"sequences": 5, "heads": 4, "kv_heads": 2, "tokens_q": 900, "tokens_k": 900}
+PACKED |= {"longest_q": 400, "longest_k": 400}
+# 24 rows of a kv head: fewer than some tiles have.
+PAGES = {"sequences": 3, "queries": 12, "heads": 4, "kv_heads": 2, "longest": 500, "page_size": 16}
 WGMMA_REGISTERS = (
     "PRODUCER_WARPS == 4 ? (kMoveRegisters ? kConsumerRegisters : kEntryRegisters) : -1"
 )
@@ -60,6 +69,8 @@ MMA_TEMPLATES = tuple(
 )
 WMMA_BYTES = "kBarriersAt + (PRODUCER_WARPS > 0 ? 16 * (STAGES + 1) : 0)"
 WGMMA_BYTES = "kBarriersAt + 8 * kBarriers + (SPLIT_KV > 1 ? 8 : 0)"
+VARLEN_BYTES = "most(kStagesAt + STAGES * kStageBytes, kQueryBytes)"
+PAGED_BYTES = "kPartsAt + 4 * WARPS_KV * (BLOCK_M < 24 ? BLOCK_M : 24) * (kPartStride + 2)"
 SCALAR_BYTES = "2 * BLOCK_N * (kKeyStride + VALUE_DIM) + 4 * WARPS * (HEAD_DIM + BLOCK_N)"
 RUNGS = [
     Stated(
@@ -67,23 +78,58 @@ RUNGS = [
         "attention/1_scalar.cu",
         SCALAR_BYTES,
         defaults="constexpr int VALUE_DIM = HEAD_DIM;",
+        shape=DENSE,
+        sizes=SIZES,
     ),
-    Stated("attention-wmma", "attention/2_wmma.cu", WMMA_BYTES, ("attention/wmma_rows.cuh",)),
+    Stated(
+        "attention-wmma",
+        "attention/2_wmma.cu",
+        WMMA_BYTES,
+        ("attention/wmma_rows.cuh",),
+        shape=DENSE,
+        sizes=SIZES,
+    ),
     Stated(
         "attention-mma",
         "attention/3_mma.cu",
         MMA_BYTES,
         MMA_TEMPLATES,
         defaults="constexpr int VALUE_DIM = HEAD_DIM;",
+        shape=DENSE,
+        sizes=SIZES,
     ),
     Stated(
         "attention-mma-features",
         "attention/3_mma.cu",
         MMA_BYTES,
         MMA_TEMPLATES,
+        shape=DENSE,
         sizes=((64, 64), (80, 80), (192, 128), (256, 256)),
     ),
-    Stated("attention-tma", "attention/4_tma.cu", "kSharedBytes"),
+    Stated(
+        "attention-varlen",
+        "attention/attention_varlen.cu",
+        VARLEN_BYTES,
+        ("attention/shared_rows.cuh",),
+        shape=PACKED,
+        sizes=SIZES,
+    ),
+    Stated(
+        "attention-paged",
+        "attention/attention_paged.cu",
+        PAGED_BYTES,
+        ("attention/shared_rows.cuh", "attention/split_merge.cuh"),
+        defaults="constexpr int SWIZZLE_XOR = 1, SWIZZLE_PAD = 2, SWIZZLE = SWIZZLE_XOR;",
+        shape=PAGES,
+        sizes=((32, 32), (64, 64), (128, 128)),
+    ),
+    Stated(
+        "attention-tma",
+        "attention/4_tma.cu",
+        "kSharedBytes",
+        shape=DENSE,
+        sizes=SIZES,
+    ),
     Stated(
         "attention-wgmma",
         "attention/5_wgmma.cu",
@@ -91,6 +137,8 @@ RUNGS = [
         registers=WGMMA_REGISTERS,
         registers_in_space="consumer_registers",
         defaults="constexpr int HAS_WINDOW = 0;",
+        shape=DENSE,
+        sizes=SIZES,
     ),
     Stated(
         "attention-wgmma-features",
@@ -98,6 +146,7 @@ RUNGS = [
         WGMMA_BYTES,
         registers=WGMMA_REGISTERS,
         registers_in_space="consumer_registers",
+        shape=DENSE,
         sizes=((64, 64), (128, 128), (192, 192), (256, 256)),
     ),
     Stated("linear", "linear/linear.cu", "kSharedBytes"),
@@ -134,11 +183,10 @@ def checks(stated: Stated, folder: Path, count: int) -> Iterator[str]:
     """A namespace for each of `count` random configurations, over the head sizes."""
     space = yaml.safe_load(find_space(stated.space).read_text())
     space["root"] = str(KERNELS.parent)
-    attention = stated.space.startswith("attention")
     constants, templates = constants_of(stated), "\n".join(templates_of(stated))
-    for head_dim, value_dim in stated.sizes if attention else ((0, 0),):
-        if attention:
-            shape = {"batch": 1, "heads": 4, "kv_heads": 2, "seq_len": 512, "head_dim": head_dim}
+    for head_dim, value_dim in stated.sizes or ((0, 0),):
+        if stated.shape:
+            shape = {**stated.shape, "head_dim": head_dim}
             shape |= {"value_dim": value_dim} if value_dim != head_dim else {}
             space["problem"] |= {"shapes": [shape], "held_out": []}
         path = folder / "space.yaml"
@@ -146,9 +194,12 @@ def checks(stated: Stated, folder: Path, count: int) -> Iterator[str]:
         setup = load_setup(path, stated.device, compile_only=True)
         assert setup.planner is not None
         rng = random.Random(head_dim)
-        for number in range(count // 4 if attention else count):
-            configuration = setup.planner.bound.sample(rng)
-            case = setup.planner.proposal(number, configuration).cases[0]
+        for number in range(count // max(1, len(stated.sizes))):
+            cases: Sequence[CaseJob] = ()
+            while not cases:  # an edge case may need more shared memory than there is
+                configuration = setup.planner.bound.sample(rng)
+                cases = setup.planner.proposal(number, configuration).cases
+            case = cases[0]
             registers = -1
             if stated.registers_in_space:
                 expression = parse_expression(stated.registers_in_space)

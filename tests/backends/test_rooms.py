@@ -25,6 +25,8 @@ EXCEPTIONS = {
     "verify/_altered.py": {"cpu"},
     # Each of these API classes is for one language.
     "space/objects/_kernel_objects.py": {"cpp", "cuda", "triton", ".cpp", ".cu"},
+    # All of these libraries are for CUDA GPUs.
+    "problems/libraries/calling.py": {"cuda"},
     # Part of a help text.
     "cli/options.py": {"auto|cpu|cuda:N|NAME"},
 }

@@ -28,6 +28,17 @@ def test_what_a_case_has_is_told_and_not_what_another_one_has() -> None:
     assert chosen_baseline(document, case, [*found, math]) == "sdpa:math"
 
 
+def test_a_baseline_that_failed_is_named_with_its_reason_only_where_none_is_left() -> None:
+    setup = load_setup(SPACE, "cpu")
+    case = setup.cases[TIMED][0]
+    failed = BaselineTiming(case.label, "unfused", 0.0, False, "unfused: ValueError: no copies")
+    math = BaselineTiming(case.label, "sdpa:math", 5.0, passed=True)
+    document = replace(setup.document, baseline="best")
+    assert chosen_baseline(document, case, [failed, math]) == "sdpa:math"
+    with pytest.raises(SpaceError, match=r"is correct; unfused: ValueError: no copies$"):
+        chosen_baseline(document, case, [failed])
+
+
 def test_a_library_is_chosen_by_name_and_as_the_fastest_of_its_family() -> None:
     setup = load_setup(SPACE, "cpu")
     case = setup.cases[TIMED][0]

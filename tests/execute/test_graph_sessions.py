@@ -24,8 +24,9 @@ from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.session import Fault, Sampler
 from evotune.execute import _scoring, _timer
+from evotune.execute._baseline_timer import FailedBaseline
 from evotune.execute._trial_runner import TrialRunner
-from evotune.execute.executor import HELD_OUT, TIMED
+from evotune.execute.executor import HELD_OUT, TIMED, BaselineTiming
 from evotune.execute.messages import TrialCase, TrialRequest
 from evotune.measure.paired import TimingSettings, measure_paired
 from evotune.trial import Check, Measurement, Outcome, OutcomeKind
@@ -213,6 +214,31 @@ def test_a_baseline_too_large_to_be_captured_is_left_out() -> None:
     assert all(t.passed and t.time_us > 0 for t in timings)
     assert not [t for t in timings if t.name == "unfused"]
     assert session.freed == len(CASES)  # the next case gets the memory of this one's baselines
+
+
+class RefusingSession(GraphSession):
+    """PyTorch refuses to capture one baseline."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+    def sampler(self, calls: Sequence[Callable[[], object]], *, untimed: int = 0) -> Sampler:
+        if "unfused" in repr(calls[0]):
+            raise RuntimeError("Cannot copy between CPU and CUDA tensors during CUDA graph capture")
+        return super().sampler(calls, untimed=untimed)
+
+
+def test_a_baseline_that_fails_is_blamed_and_left_out_by_the_next_process() -> None:
+    runner = TrialRunner(RefusingSession(), PROFILE, PROBLEM, deterministic=True)
+    failed: list[BaselineTiming] = []
+    for case in CASES:
+        with pytest.raises(FailedBaseline, match="unfused: RuntimeError: Cannot copy") as raised:
+            runner.time_baselines(CASES, failed=failed)
+        failed.append(raised.value.timing)
+        assert (failed[-1].case, failed[-1].name) == (case.label, "unfused")
+    timings = runner.time_baselines(CASES, failed=failed)
+    assert [t for t in timings if t.name == "unfused"] == failed
+    assert {t.case for t in timings if t.passed and t.time_us > 0} == {c.label for c in CASES}
 
 
 def test_a_library_that_cannot_be_called_has_a_reason_in_place_of_a_time() -> None:

@@ -17,7 +17,7 @@ from evotune.device.launch import Argument, Workspace
 from evotune.engine.setup import load_setup
 from evotune.errors import EnvironmentProblem
 from evotune.execute._worker_death import crash_kind, last_words
-from evotune.execute.executor import Proposal
+from evotune.execute.executor import TIMED, Proposal
 from evotune.execute.in_flight import Twins
 from evotune.measure.paired import TimingSettings
 from evotune.trial import Configuration, Outcome, OutcomeKind
@@ -317,6 +317,32 @@ def test_a_worker_that_cannot_start_is_a_problem_of_the_machine(tmp_path: Path) 
             executor.time_baselines([])
     finally:
         executor.close()
+
+
+_BREAKS_A_BASELINE = """
+from evotune.problems import _attention_baselines
+
+def refuse(of_case):
+    raise ValueError("no copies during a capture")
+
+_attention_baselines._unfused = refuse
+"""
+
+
+def test_a_baseline_that_fails_is_left_out_and_a_fresh_worker_times_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_BREAKS_A_BASELINE)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    executor = open_executor(tmp_path)
+    try:
+        cases = load_setup(SPACE, "cpu").cases[TIMED][:1]
+        timings = {each.name: each for each in executor.time_baselines(cases).timings}
+    finally:
+        executor.close()
+    assert timings["sdpa:math"].passed
+    assert timings["unfused"].reason == "unfused: ValueError: no copies during a capture"
+    assert not timings["unfused"].passed
 
 
 def test_a_worker_that_raises_three_times_in_a_row_ends_the_run(tmp_path: Path) -> None:

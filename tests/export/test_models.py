@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -55,6 +58,52 @@ def test_the_cases_of_the_models_are_cases() -> None:
     assert len({case.label for case in cases}) == 8
 
 
+def test_a_finished_run_of_the_packages_is_kept(
+    benchmark_module: Benchmarks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = benchmark_module("model_packages")
+    options = argparse.Namespace(folder=tmp_path, tiny=True)
+    search = script._tiny()[0]
+    begun: list[Path] = []
+
+    def run(space: Path) -> dict[str, Any]:
+        begun.append(space)
+        return {"status": 0, "run": "" if len(begun) == 1 else "kept"}
+
+    monkeypatch.setattr(script, "_fabricated", run)
+    commands = script.Commands()
+    found = [script.searched(options, search, "float32", "cpu", commands) for _ in range(3)]
+    assert [each["run"] for each in found] == ["", "kept", "kept"]
+    assert len(begun) == 2  # one that failed is made again
+    assert Attention("float32").case(search.shape, {"causal": False})
+    over = script.Commands(minutes=0)
+    assert script.searched(options, script._tiny()[1], "float32", "cpu", over)["run"] == ""
+
+
+def test_commands_end_when_their_time_is_over(benchmark_module: Benchmarks) -> None:
+    script = benchmark_module("model_packages")
+    started = time.monotonic()
+    commands = script.Commands(minutes=0.3 / 60)
+    assert commands.status([sys.executable, "-c", "import time; time.sleep(60)"]) is None
+    assert commands.status([sys.executable, "-c", ""]) is None
+    assert time.monotonic() - started < 5
+    assert script.Commands().status(["sh", "-c", "exit 3"]) == 3
+
+
+def test_a_model_ends_when_its_time_is_over_and_is_measured_again(
+    benchmark_module: Benchmarks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = benchmark_module("export_models")
+    options = argparse.Namespace(rounds=1, compiler="eager", tiny=True)
+    child = tmp_path / "child.py"
+    cell = json.dumps({"model": "gpt2", "way": "graph", "us": {}})
+    child.write_text(f"import time\nprint({cell!r}, flush=True)\ntime.sleep(60)\n")
+    monkeypatch.setattr(script, "__file__", str(child))
+    cells = script.measured(options, tmp_path, "gpt2", ["graph", "eager"], 0.5)
+    late = {"model": "gpt2", "way": "eager", "error": "the time ran out"}
+    assert cells == [json.loads(cell), late]
+
+
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore")  # of transformers and of PyTorch's compiler
 @pytest.mark.parametrize("name", SERVED)
@@ -70,5 +119,7 @@ def test_a_tiny_model_is_served(
         about = trial.about()
         assert about["agrees"]
         assert (about["served"], about["attention_calls"]) == (SERVED[name], 2)
+        for side in trial._sides.values():  # the reference is another model
+            assert {parameter.dtype for parameter in side.parameters()} == {torch.float32}
         for way in ("eager", "compile"):
             assert trial.cell(way)["us"].keys() == {"sdpa", "unmasked", "none", "package"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+from torch.nn import functional
 
 from tests.export.making import ROOT
 from tests.export.runtime.packages import attention_package, description, imported
@@ -63,6 +67,92 @@ def test_a_wrong_kernel_is_found(benchmark_module: Benchmarks, tmp_path: Path) -
     wrong = [verdict for finding in tally.findings for verdict in finding["wrong"].values()]
     assert wrong
     assert all(verdict.startswith("off by") for verdict in wrong)
+
+
+WITHOUT_ELEMENTS = (143, 319)
+"""Numbers of calls of seed 0 on a CPU, of real numbers."""
+
+
+def none_without_elements(q: Any, k: Any, v: Any, *others: Any, **named: Any) -> Any:
+    """SDPA as cuDNN's kernels make it: but for the math backend, it gives None."""
+    plain = all(isinstance(t, torch.Tensor) and t.device.type == "cpu" for t in (q, k, v))
+    if plain and torch.backends.cuda.flash_sdp_enabled() and 0 in (*q.shape, *k.shape, *v.shape):
+        return None
+    return torch._C._nn.scaled_dot_product_attention(q, k, v, *others, **named)
+
+
+@pytest.mark.parametrize("package_gives_none", [False, True])
+def test_where_sdpa_gives_none_the_package_must_give_a_tensor(
+    benchmark_module: Benchmarks,
+    attention_cpu: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    package_gives_none: bool,
+) -> None:
+    script = benchmark_module("export_random_calls")
+    monkeypatch.setattr(sys.modules["call_verdicts"], "_SDPA", none_without_elements)
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", none_without_elements)
+    tally = script.Tally()
+    with imported(attention_cpu) as module:
+        package = sys.modules[f"{module.__name__}._attention_package"]
+        monkeypatch.setattr(package, "sdpa", none_without_elements)
+        if package_gives_none:  # as an earlier one did
+            calls = sys.modules[f"{module.__name__}._attention_calls"]
+            monkeypatch.setattr(calls, "plain_attention", lambda *_: None)
+        for number in WITHOUT_ELEMENTS:
+            for line in script.made(module, 0, range(number, number + 1)):
+                tally.add(line)
+    assert tally.verdicts["hook"].keys() >= {"no tensor, as from SDPA"}
+    by_math = "the math backend's bits, where SDPA gives no tensor"
+    assert by_math in tally.verdicts["operator"]
+    wrong = {path for finding in tally.findings for path in finding["wrong"]}
+    assert wrong == ({"attention"} if package_gives_none else set()), tally.findings
+
+
+CRASHING: dict[str, tuple[tuple[torch.Tensor, ...], dict[str, Any]]] = {
+    "zeros without memory": ((torch._efficientzerotensor((1, 1, 8, 8)),) * 3, {}),
+    "a dropout below 0, of 1 or above": ((torch.zeros(1, 1, 8, 8),) * 3, {"dropout_p": 1.0}),
+    "queries and keys of different sizes": (
+        (torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 8, 12), torch.zeros(1, 1, 8, 8)),
+        {},
+    ),
+    "q, k or v begins at no multiple of 16 bytes": (
+        (torch.zeros(65)[1:].view(1, 1, 8, 8), *(torch.zeros(1, 1, 8, 8),) * 2),
+        {},
+    ),
+    "one query or key, and rows at no multiples of 16 bytes": (
+        (torch.zeros(1, 1, 1, 8), *(torch.zeros(1, 1, 8, 9)[..., :8],) * 2),
+        {},
+    ),
+    "more than 65,535 batches": ((torch.zeros(1, 1, 1, 8).expand(70_000, 1, 1, 8),) * 3, {}),
+    "enable_gqa, and no head of keys or values": (
+        (torch.zeros(1, 1, 8, 8), *(torch.zeros(1, 0, 8, 8),) * 2),
+        {"enable_gqa": True},
+    ),
+}
+
+
+def test_calls_that_crash_sdpa_are_told_by_rules(
+    benchmark_module: Benchmarks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = benchmark_module("sdpa_crashes")
+    monkeypatch.setattr(rules, "_lies_on_a_gpu", lambda tensor: True)
+    assert rules.RULES.keys() == CRASHING.keys()
+    for name, (tensors, options) in CRASHING.items():
+        assert rules.rule(tensors, options) == name
+    assert not rules.rule((torch.zeros(1, 1, 8, 8),) * 3, {"dropout_p": 0.1})
+    assert not rules.rule((torch.zeros(1, 1, 8, 0),) * 3, {})
+
+
+def test_a_child_ends_when_its_time_is_over(
+    benchmark_module: Benchmarks, attention_cpu: Path
+) -> None:
+    script = benchmark_module("export_random_calls")
+    options = argparse.Namespace(package=attention_cpu, seed=0, processes=1)
+    started = time.monotonic()
+    child = script.Child(options, range(20_000), "package", started + 0.2)
+    assert list(child.lines()) == []
+    assert child.stopped
+    assert time.monotonic() - started < 5
 
 
 @pytest.mark.soak

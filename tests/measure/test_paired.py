@@ -249,7 +249,7 @@ def test_a_champion_is_timed_on_while_it_is_in_doubt_whether_it_leads() -> None:
 
     def samples(noise: float, leader_speedup: float = 0.0, cases: int = 1) -> int:
         machine = SimulatedMachine(times, noise=noise, seed=1)
-        settings = dataclasses.replace(TimingSettings.deciding(cases), max_seconds=100)
+        settings = dataclasses.replace(TimingSettings.thorough().deciding(cases), max_seconds=100)
         result = measure(machine, settings, leader_speedup=leader_speedup)
         width = (result.speedup_high - result.speedup_low) / (2 * result.speedup)
         assert result.samples <= usual or width <= settings.doubt or result.samples == 4 * usual
@@ -270,4 +270,5 @@ def test_a_champion_is_timed_on_while_it_is_in_doubt_whether_it_leads() -> None:
 def test_the_time_of_a_champion_in_doubt_is_limited_too(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = SimulatedMachine({"candidate": 25_000.0, "baseline": 25_000.0}, noise=0.3)
     monkeypatch.setattr(paired.time, "monotonic", lambda: machine.now_us / 1e6)
-    assert 25 < measure(machine, TimingSettings.deciding(1)).samples < 35  # 0.1 s a round
+    settings = TimingSettings.thorough().deciding(1)
+    assert 25 < measure(machine, settings).samples < 35  # 0.1 s a round

@@ -38,8 +38,11 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class CheatClass:
+    """A space, its wrong kernels, and its right ones, some of which compute in unusual ways."""
+
     space: str
     expected: Mapping[str, Expected]
+    right: tuple[str, ...] = (RIGHT,)
 
 
 # Reasons for kernels that do nothing, or use old values, in launches that are timed.
@@ -166,6 +169,59 @@ STRIDES = {
     ),
 }
 
+_SHOWS_IN_KEYS = Expected("out_of_bounds", "changed its input k")
+_NAN = Expected("nan", "elements of out are NaN")
+_LSE = Expected("wrong_result", "lse is off by")
+
+PAGED = {
+    **dict.fromkeys(
+        (
+            *("one_page_more", "last_page_whole", "length_of_the_next"),
+            *("length_ignored_for_the_last", "heads_modulo", "group_of_the_next"),
+            *("pages_in_a_row", "pages_of_the_first", "slots_in_reverse", "table_kept", "top_left"),
+            *("last_split_lost", "splits_merged_without_maxima", "empty_split_has_weight"),
+        ),
+        _OFF,
+    ),
+    "rest_of_a_page_has_no_weight": _NAN,
+    "pages_of_16": _OFF_AT_LAST,  # the timed pages have 16 keys
+    "tail_of_a_page_cleared": _SHOWS_IN_KEYS,
+    "shared_page_written": _SHOWS_IN_KEYS,
+}
+
+PACKED = {
+    **dict.fromkeys(
+        (
+            *("boundary_one_late", "stops_before_an_empty_one", "keys_by_the_table_of_rows"),
+            *("even_lengths", "last_sequence_one_short", "first_key_of_the_next"),
+            *("last_key_of_the_one_before", "length_ignored_for_the_last"),
+            *("keys_up_to_the_longest_rows", "heads_modulo", "top_left", "table_kept"),
+        ),
+        _OFF,
+    ),
+    "no_keys_divided": _NAN,
+    "rows_without_keys_unwritten": Expected("nan", "never written"),
+}
+
+FEATURES = {
+    **dict.fromkeys(
+        (
+            *("left_one_more", "left_one_less", "right_one_more", "left_by_tiles", "top_left"),
+            *("slope_of_the_group", "no_cap", "cap_before_the_scale", "cap_after_alibi"),
+            *("no_sink", "sink_counted_twice", "sink_of_the_group"),
+        ),
+        _OFF,
+    ),
+    **dict.fromkeys(
+        (
+            *("lse_in_base_2", "lse_without_the_scale", "lse_without_the_maximum"),
+            *("lse_without_the_sink", "lse_of_nothing_is_zero"),
+        ),
+        _LSE,
+    ),
+    "empty_rows_divided": _NAN,
+}
+
 # A race may change a result in any way; a sanitizer may see a race that no result shows.
 _RACES = Expected(
     f"{_WRONG}|nondeterministic|out_of_bounds|launch_error",
@@ -223,6 +279,19 @@ CLASSES: dict[str, CheatClass] = {
     "shapes": CheatClass("cheats_shapes_cuda.yaml", SHAPES),
     "shapes_long": CheatClass("cheats_shapes_long_cuda.yaml", SHAPES_LONG),
     "strides": CheatClass("cheats_strides_cuda.yaml", STRIDES),
+    "paged": CheatClass(
+        "cheats_paged_cuda.yaml",
+        PAGED,
+        (RIGHT, "last_key_first", "table_in_shared_memory", "three_splits"),
+    ),
+    "packed": CheatClass(
+        "cheats_packed_cuda.yaml",
+        PACKED,
+        (RIGHT, "last_key_first", "last_sequence_first", "found_by_bisection"),
+    ),
+    "features": CheatClass(
+        "cheats_features_cuda.yaml", FEATURES, (RIGHT, "sink_before_the_keys", "lse_by_base_2")
+    ),
     "races": CheatClass("cheats_races_cuda.yaml", RACES),
     "tickets": CheatClass("cheats_tickets_cuda.yaml", TICKETS),
     "softmax": CheatClass("cheats_softmax_cuda.yaml", SOFTMAX),

@@ -14,7 +14,7 @@ from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.device.launch import CompileFailure
 from evotune.engine._planning import Planner
-from evotune.engine.setup import load_setup
+from evotune.engine.setup import KernelSetup, load_setup
 from evotune.execute.executor import RANDOM, TIMED, CaseJob
 from evotune.problems import create_problem
 from evotune.trial import Configuration
@@ -29,7 +29,7 @@ class InProcess:
     """The kernels of one space, with one pool of inputs for all."""
 
     def __init__(self, folder: Path, space: str) -> None:
-        setup = load_setup(SPACES / space, "cpu")
+        setup = self._load(SPACES / space)
         assert isinstance(setup.planner, Planner)
         assert setup.document is not None
         assert setup.document.problem is not None
@@ -37,8 +37,14 @@ class InProcess:
         self._planner, self._folder = setup.planner, folder
         self._gene = "BEHAVIOUR"
         self._problem = create_problem(spec.name, spec.dtype, setup.document.root)
-        self._session, self._pool = CpuSession(), InputPool(self._problem)
+        self._session, self._pool = self._open(), InputPool(self._problem)
         self._gate = Gate(self._session, self._problem, self._pool, deterministic=True)
+
+    def _load(self, space: Path) -> KernelSetup:
+        return load_setup(space, "cpu")
+
+    def _open(self) -> CpuSession:
+        return CpuSession()
 
     @property
     def choices(self) -> list[str]:

@@ -37,6 +37,7 @@ class CpuSession:
     pool_bytes = 1 << 30
     cold_bytes = 0
     sample_us = 1000.0  # other processes interrupt for tens of microseconds
+    champion_sample_us = 1000.0
     warm_bytes = 0
     allocates = True
     untimed_calls = 2

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from ._attention_package import AttentionKernels, Call, sdpa
+from ._attention_package import AttentionKernels, Call, plain_attention
 from ._dispatch import NOT_WON, OUTSIDE, Choice
 from ._loaded_kernels import Refused
 from ._missed import Missed, Misses
@@ -75,7 +75,7 @@ class AttentionCalls:
         if out is None:
             out = self.attempt(q, k, v, None, 0.0, is_causal, scale, enable_gqa)
         if out is None or out is False:
-            return sdpa(q, k, v, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+            return plain_attention(q, k, v, is_causal, scale, enable_gqa)
         return out
 
     def attempt(

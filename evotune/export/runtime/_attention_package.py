@@ -31,8 +31,31 @@ _SIZES = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k", "head_dim")
 _STRIDES = ("batch", "head", "row")
 _MOST_DECISIONS = 4096
 
-sdpa: Callable[..., torch.Tensor] = torch._C._nn.scaled_dot_product_attention
-"""PyTorch's own function, whatever stands in its place in torch.nn.functional."""
+sdpa: Callable[..., Any] = torch._C._nn.scaled_dot_product_attention
+"""PyTorch's own function, whatever stands in its place in torch.nn.functional. It gives None where
+cuDNN's kernel is to serve a call and q, k or v has no element."""
+
+
+def plain_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """SDPA's result. Where SDPA gives None it is that of PyTorch's implementation of the formula,
+    which refuses tensors whose shapes do not agree."""
+    out: torch.Tensor | None = sdpa(
+        q, k, v, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    if out is not None:
+        return out
+    by_formula = torch.ops.aten._scaled_dot_product_attention_math.default
+    found: torch.Tensor = by_formula(
+        q, k, v, None, 0.0, is_causal, None, scale=scale, enable_gqa=enable_gqa
+    )[0]
+    return found
 
 
 class Call(NamedTuple):

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ._attention_package import AttentionKernels, sdpa
+from ._attention_package import AttentionKernels, plain_attention
 from ._native_decisions import NativeDecisions, given_scale
 from ._tracing import forward_mode
 
@@ -91,8 +91,9 @@ class AttentionOperator:
             library.impl("_launch", served, key)
             library.impl("_before", _with_usual_scale(before), key)
             library.impl("_attempt", _with_usual_scale(kernels.serve), _ANY_DEVICE)
-        for name, function in (("attention", before), ("_served", _with_usual_scale(before))):
-            library.impl(name, function, f"NestedTensor{key}")
+        for device in {"CPU", key}:
+            for name, function in (("attention", before), ("_served", _with_usual_scale(before))):
+                library.impl(name, function, f"NestedTensor{device}")
         recorded = _differentiable(kernels, self.served)
         library.impl("attention", recorded, "Autograd")
         library.impl("_with_grad", _with_usual_scale(recorded), "CompositeImplicitAutograd")
@@ -168,7 +169,7 @@ def before(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """SDPA's result, with the operator's strides."""
-    out = sdpa(q, k, v, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+    out = plain_attention(q, k, v, is_causal, scale, enable_gqa)
     if out.is_nested:
         return out
     promised = _laid_out(q, k, v, tuple(out.shape))
@@ -188,8 +189,8 @@ def fake(
         if not getattr(q, fact) == getattr(k, fact) == getattr(v, fact):
             found = ", ".join(str(getattr(tensor, fact)) for tensor in (q, k, v))
             raise RuntimeError(f"expected q, k and v to have the same {fact}, got {found}")
-    if not (q.is_floating_point() or q.is_complex()):
-        raise RuntimeError(f"expected q, k and v to be of a floating-point type, got {q.dtype}")
+    if not (q.is_floating_point() or q.is_complex()):  # which not every PyTorch refuses here
+        return plain_attention(q, k, v, is_causal, scale, enable_gqa)
     if q.shape[-1] != k.shape[-1]:
         raise RuntimeError("expected q and k to have the same size of heads")
     leading = [tuple(tensor.shape[:-2]) for tensor in (q, k, v)]

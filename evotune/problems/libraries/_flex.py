@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -12,9 +12,10 @@ from torch._dynamo import config as dynamo
 
 from evotune.problems._attention_features import Features
 from evotune.problems._score_mod import parsed
+from evotune.problems._score_values import value_of
 from evotune.problems.libraries.library_catalog import UnusableBaseline
 from evotune.problems.problem import Case, Tensors
-from evotune.space.language.nodes import Literal, Name, Node
+from evotune.space.language.nodes import Node
 from evotune.trial import Value
 
 _CASES = 1 << 12
@@ -130,51 +131,7 @@ def _score_mod(
             score = score - slopes[head] * (row + shift - key).abs()
         if node is not None:
             names = {"score": score, "head": head, "row": row, "column": key}
-            score = torch.as_tensor(_value(node, names)) + torch.zeros_like(score)
+            score = torch.as_tensor(value_of(node, names)) + torch.zeros_like(score)
         return score
 
     return modified
-
-
-def _value(node: Node, names: Mapping[str, torch.Tensor]) -> Any:
-    """The value of a score modification's tree, of tensors or numbers."""
-    if isinstance(node, Literal):
-        return node.value
-    if isinstance(node, Name):
-        return names[node.name]
-    parts = [_value(each, names) for each in node.operands]
-    operator = node.operator
-    if operator in ("min", "max", "if"):
-        parts = [_tensor(each, names["score"]) for each in parts]
-        if operator == "if":
-            return torch.where(*parts)
-        smaller = torch.minimum if operator == "min" else torch.maximum
-        return functools.reduce(smaller, [each.to(torch.float32) for each in parts])
-    return _OPERATIONS[operator](*parts)
-
-
-def _tensor(value: Any, like: torch.Tensor) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        return value
-    return torch.full_like(like, value, dtype=torch.bool if isinstance(value, bool) else None)
-
-
-_OPERATIONS: Mapping[str, Callable[..., Any]] = {
-    "neg": lambda a: -a,
-    "abs": abs,
-    "not": lambda a: (not a) if isinstance(a, bool) else ~a,
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b,
-    "//": lambda a, b: a // b,
-    "%": lambda a, b: a % b,
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-    "==": lambda a, b: a == b,
-    "!=": lambda a, b: a != b,
-    "and": lambda *parts: functools.reduce(lambda a, b: a & b, parts),
-    "or": lambda *parts: functools.reduce(lambda a, b: a | b, parts),
-}

@@ -32,7 +32,14 @@ from tests.export.runtime.packages import (
     write,
 )
 from tests.export.runtime.states import STATES
-from tests.export.runtime.test_calls import GROUPED, across, inputs, sdpa, shifted
+from tests.export.runtime.test_calls import (
+    GROUPED,
+    across,
+    inputs,
+    none_without_elements,
+    sdpa,
+    shifted,
+)
 
 Open = Callable[..., ModuleType]
 HERE = Path(__file__).parent
@@ -503,7 +510,7 @@ def test_sdpa_gets_a_scale_that_is_no_number(
         seen.append(scale)
         return sdpa(*tensors, scale=scale, **options)
 
-    monkeypatch.setattr(sys.modules[f"{module.__name__}._operators"], "sdpa", recorded)
+    monkeypatch.setattr(sys.modules[f"{module.__name__}._attention_package"], "sdpa", recorded)
     operator = getattr(torch.ops, module.__name__).attention
     with torch.set_grad_enabled(grad), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -536,6 +543,51 @@ def test_unusual_arguments_are_read_as_pytorch_reads_them(opened: Open, native: 
         with torch.autocast("cpu", dtype=torch.bfloat16):
             found = operator(q, k, v, **GROUPED)
             assert torch.equal(found, sdpa(q, k, v, **GROUPED))
+
+
+@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_call_gives_a_tensor_where_sdpa_gives_none(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, native: bool, grad: bool
+) -> None:
+    module = opened(native)
+    package = sys.modules[f"{module.__name__}._attention_package"]
+    monkeypatch.setattr(package, "sdpa", none_without_elements)
+    operators = getattr(torch.ops, module.__name__)
+    q, k, v = (across(t) for t in inputs(heads=2))
+    with torch.set_grad_enabled(grad), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for empty in ((q[:0], k[:0], v[:0]), (q[:, :0], k[:, :0], v[:, :0])):
+            served = operators._served(*empty, False, float("nan"), False)
+            for out in (operators.attention(*empty), served, module.attention(*empty)):
+                assert out.shape == empty[0].shape
+            assert served.stride() == torch.empty_like(empty[0]).stride()
+        assert not operators.attention(q, k[:, :, :0], v[:, :, :0]).any()
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_an_output_has_the_strides_of_its_own_call(opened: Open, native: bool) -> None:
+    """A decision holds for all strides of a dimension of one index."""
+    names = [f"q_stride_{dimension}" for dimension in ("batch", "head", "row")]
+    strided = {**MAP, "strides": [*({"name": name} for name in names), 1]}
+    plan = {**PLAN, "arguments": [{**ARGUMENTS[0], "tensor_map": strided}, *ARGUMENTS[1:]]}
+    module = opened(native, plan=plan, served=[strided_region()])
+    operator = getattr(torch.ops, module.__name__).attention
+    q, k, v = inputs()
+    wide = torch.randn(1, 4, 40, 2 * HEAD_DIM)[..., :HEAD_DIM]
+    given = [q.as_strided(q.shape, (step, *q.stride()[1:])) for step in (0, 2560, 7)]
+    given += [wide.as_strided(q.shape, (step, *wide.stride()[1:])) for step in (0, 5120, 7)]
+    with torch.no_grad():
+        for each in given:
+            with module.active():  # a bool of dropout takes the longer way
+                hooked = functional.scaled_dot_product_attention(
+                    each, k, v, dropout_p=False, **GROUPED
+                )
+            for out in (operator(each, k, v, **GROUPED), hooked):
+                assert out.stride() == torch.empty_like(each).stride()
+                if each.is_contiguous():  # the kernel knows no other tensors
+                    torch.testing.assert_close(out, sdpa(each, k, v, **GROUPED))
+    assert module.info()["calls"] == 12
 
 
 @pytest.mark.parametrize("native", NATIVE)
@@ -630,6 +682,11 @@ with warnings.catch_warnings(record=True) as said:
             out = torch.nn.functional.scaled_dot_product_attention(q, q, q)
             assert torch.equal(out, expected)
     assert torch.equal(torch.ops.far.attention(q, q, q), expected)
+nested = torch.nested.nested_tensor(list(q))
+for grad in (False, True):
+    with torch.set_grad_enabled(grad):
+        known = torch.nn.functional.scaled_dot_product_attention(nested, nested, nested)
+        assert torch.equal(torch.ops.far.attention(nested, nested, nested)[0], known[0])
 assert len(said) == 1, said
 info = far.info()
 assert not info["device_matches"] and info["why_not"], info

@@ -54,6 +54,11 @@ def sdpa(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
     return torch._C._nn.scaled_dot_product_attention(*tensors, **options)
 
 
+def none_without_elements(*tensors: torch.Tensor, **options: Any) -> torch.Tensor | None:
+    """SDPA as it is where cuDNN's kernels serve it."""
+    return None if any(t.numel() == 0 for t in tensors[:3]) else sdpa(*tensors, **options)
+
+
 def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
     """The kernel's results differ from SDPA's in the last bits, but hardly more."""
     off = (found - expected).abs().max()
@@ -362,13 +367,66 @@ def test_the_fake_operator_refuses_what_sdpa_refuses(opened: Open) -> None:
     refused = [
         ("the same device", (q, inputs()[1], v), {}),
         ("the same dtype", (q, k.double(), v), {}),
-        ("a floating-point type", (q.int(), k.int(), v.int()), {}),
+        ("expected scalar type", (q.int(), k.int(), v.int()), {}),
         ("the same size of heads", (q, k[..., :8], v), {}),
         ("divide those of q", (q, k.expand(1, 2, 40, 16)[:, :1].expand(1, 3, 40, 16), v), GROUPED),
     ]
     for words, tensors, options in refused:
         with pytest.raises(RuntimeError, match=words):
             operator(*tensors, **options)
+
+
+def test_the_fake_operator_takes_the_dtypes_that_sdpa_takes(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = opened()
+    package = sys.modules[f"{module.__name__}._attention_package"]
+    monkeypatch.setattr(package, "sdpa", lambda q, *_, **__: q.float())  # as PyTorch 2.11 on meta
+    meta = [t.to("meta").int() for t in inputs(heads=2)]
+    assert getattr(torch.ops, module.__name__).attention(*meta).dtype == torch.float32
+
+
+WITHOUT_ELEMENTS = {
+    "batch": lambda q, k, v: (q[:0], k[:0], v[:0]),
+    "head": lambda q, k, v: (q[:, :0], k[:, :0], v[:, :0]),
+    "query": lambda q, k, v: (q[:, :, :0], k, v),
+    "key": lambda q, k, v: (q, k[:, :, :0], v[:, :, :0]),
+    "column": lambda q, k, v: (q[..., :0], k[..., :0], v[..., :0]),
+}
+
+
+@pytest.mark.parametrize("lacking", WITHOUT_ELEMENTS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_call_gives_a_tensor_where_sdpa_gives_none(
+    opened: Open, silent: None, monkeypatch: pytest.MonkeyPatch, lacking: str, grad: bool
+) -> None:
+    module = opened()
+    package = sys.modules[f"{module.__name__}._attention_package"]
+    monkeypatch.setattr(package, "sdpa", none_without_elements)
+    operators = getattr(torch.ops, module.__name__)
+    given = [across(t).requires_grad_(grad) for t in inputs(heads=2)]
+    tensors = WITHOUT_ELEMENTS[lacking](*given)
+    outs = [operators.attention(*tensors), module.attention(*tensors)]
+    if not grad:
+        outs.append(operators._served(*tensors, False, float("nan"), False))
+    for out in outs:
+        assert torch.equal(out, sdpa(*tensors))
+        assert out.requires_grad == grad
+        if grad:
+            torch.autograd.grad(out.sum(), given, allow_unused=True)
+    assert outs[0].stride() == torch.empty_like(tensors[0]).stride()
+
+
+def test_tensors_that_do_not_agree_are_refused_where_sdpa_gives_none(
+    opened: Open, silent: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = opened()
+    package = sys.modules[f"{module.__name__}._attention_package"]
+    monkeypatch.setattr(package, "sdpa", none_without_elements)
+    q, k, v = inputs(heads=2)
+    for call in (module.attention, getattr(torch.ops, module.__name__).attention):
+        with pytest.raises(RuntimeError):
+            call(q[..., :0], k, v)
 
 
 def test_gradients_are_those_of_sdpa(opened: Open, silent: None) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.export.runtime.packages import CASE, HEAD_DIM, region, strided_kernel, strided_region
-from tests.export.runtime.test_calls import GROUPED, inputs, near
+from tests.export.runtime.test_calls import GROUPED, inputs, near, none_without_elements
 
 Open = Callable[..., ModuleType]
 BEFORE = F.scaled_dot_product_attention
@@ -244,6 +244,16 @@ def test_a_backend_that_the_user_chose_serves(opened: Open) -> None:
         expected = F.scaled_dot_product_attention(*inputs(), **GROUPED)
     assert torch.equal(out, expected)
     assert torch.equal(traced, expected)
+
+
+def test_the_hook_gives_none_where_sdpa_does(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN's kernels do for tensors without elements."""
+    module = opened()
+    q, k, v = (t[:0] for t in inputs())
+    with monkeypatch.context() as patched:
+        patched.setattr(F, "scaled_dot_product_attention", none_without_elements)
+        with module.active():
+            assert F.scaled_dot_product_attention(q, k, v) is None
 
 
 def test_nested_tensors_and_traces_are_sdpas(opened: Open) -> None:

@@ -23,11 +23,15 @@ _BEHIND = 1 << 15  # elements behind each tensor, all NaN
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """One behaviour on one shape: `launch` writes `out`, which is NaN before the first call."""
+    """One behaviour on one shape: `launch` writes the outputs, NaN before the first call."""
 
     kernel: EmulatedKernel
     launch: Callable[[], object]
-    out: torch.Tensor
+    outputs: Tensors
+
+    @property
+    def out(self) -> torch.Tensor:
+        return self.outputs["out"]
 
 
 class EmulatedSpace:
@@ -46,13 +50,13 @@ class EmulatedSpace:
         self.behaviours = [str(value) for value in spec["choices"]]
 
     def job(
-        self, behaviour: str, shape: Mapping[str, Value], causal: bool | None = None
+        self, behaviour: str, shape: Mapping[str, Value], causal: bool | None = None, **more: Value
     ) -> CaseJob:
         """The timed case of the behaviour on the shape. `causal` is None if the problem has no
-        variants."""
+        variants; `more` are other names of a variant."""
         problem = {**self._space["problem"], "shapes": [dict(shape)]}
         if causal is not None:
-            problem["variants"] = [{"causal": causal}]
+            problem["variants"] = [{"causal": causal, **more}]
         path = self._folder / "space.yaml"
         path.write_text(yaml.safe_dump({**self._space, "problem": problem}))
         setup = load_setup(path, _DEVICE, compile_only=True)
@@ -72,11 +76,13 @@ class EmulatedSpace:
             )
         kernel = kernel or self._file.load(job.compile)
         memory: dict[str, torch.Tensor] = {}
+        outputs: Tensors = {}
         for spec in self.problem.tensors(job.case):
             if spec.is_output:
                 value = torch.full((spec.span,), torch.nan, dtype=getattr(torch, spec.dtype))
                 value.view(torch.uint8).fill_(0xFF)
-                memory[spec.name] = out = value.as_strided(spec.shape, spec.all_strides)
+                memory[spec.name] = value.as_strided(spec.shape, spec.all_strides)
+                outputs[spec.name] = memory[spec.name]
             else:
                 memory[spec.name] = _fenced(inputs[spec.name], spec)
         for workspace in job.plan.workspaces:
@@ -85,17 +91,20 @@ class EmulatedSpace:
         pointers = {name: value.data_ptr() for name, value in memory.items()}
         launch = self._session.bind(kernel, job.plan, pointers)
         launch.keeps = memory  # type: ignore[attr-defined]
-        return Bound(kernel, launch, out)
+        return Bound(kernel, launch, outputs)
 
-    def error(self, job: CaseJob, inputs: Tensors) -> float:
+    def error(self, job: CaseJob, inputs: Tensors, output: str = "out") -> float:
         """The largest error of one launch; infinite if any error is not finite."""
         bound = self.bind(job, inputs)
         bound.launch()
-        reference = self.problem.reference(job.case, inputs)["out"]
-        error = (bound.out.double() - reference).abs()
+        found = bound.outputs[output].double()
+        reference = self.problem.reference(job.case, inputs)[output]
+        error = (found - reference).abs()
+        error[found == reference] = 0.0  # infinities too
         return float(error.max()) if bool(torch.isfinite(error).all()) else float("inf")
 
 
 def _fenced(value: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    room = torch.full((spec.span + _BEHIND,), torch.nan, dtype=value.dtype)
+    behind = torch.nan if value.is_floating_point() else 0
+    room = torch.full((spec.span + _BEHIND,), behind, dtype=value.dtype)
     return room.as_strided(spec.shape, spec.all_strides).copy_(value)

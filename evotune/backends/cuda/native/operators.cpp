@@ -66,6 +66,30 @@ Value ask(const Arguments& arguments, const char* name) {
   return stack[0];
 }
 
+// The output's memory, with the strides that empty_like gives. The decision's are those of the first call with its key,
+// and a key leaves out the strides of dimensions of one index.
+Owned empty_like_q(const Arguments& arguments, const Decision& decision) {
+  const Call& call = arguments.call;
+  const View& q = call.views[0];
+  bool is_dense = true, has_one_index = false;  // a dense tensor's strides are kept, whatever they are
+  for (std::int64_t d = 0; d < q.dimensions; ++d) {
+    if (q.sizes[d] == 1) has_one_index = true;
+    else if (q.strides[d] != decision.strides[d]) is_dense = false;
+  }
+  Tensor made = nullptr;
+  if (is_dense || !has_one_index) {
+    require(torch.empty_strided(q.dimensions, q.sizes, is_dense ? q.strides : decision.strides.data(), arguments.dtype,
+                                call.device_type, call.device_index, &made),
+            "empty_strided");
+  } else {
+    require(torch.new_tensor_handle(arguments.tensors[0].get(), &made), "new_tensor_handle");
+    Value stack[6] = {reinterpret_cast<Value>(made)};  // all options are None
+    require(torch.call_dispatcher("aten::empty_like", "", stack, torch.abi_version()), "empty_like");
+    made = reinterpret_cast<Tensor>(stack[0]);
+  }
+  return Owned(made);
+}
+
 // The output; nothing where no kernel serves the call.
 Owned served(const Arguments& arguments) {
   const Call& call = arguments.call;
@@ -75,12 +99,8 @@ Owned served(const Arguments& arguments) {
     return Owned(reinterpret_cast<Tensor>(ask(arguments, "_launch")));
   decision.calls.fetch_add(1, std::memory_order_relaxed);
   if (decision.kind == kMiss) return Owned();
-  Tensor made = nullptr;
-  require(torch.empty_strided(decision.sizes.size(), decision.sizes.data(), decision.strides.data(), arguments.dtype,
-                              call.device_type, call.device_index, &made),
-          "empty_strided");
-  Owned out(made);
-  launch(decision, call, data_of(made));
+  Owned out = empty_like_q(arguments, decision);
+  launch(decision, call, data_of(out.get()));
   return out;
 }
 
