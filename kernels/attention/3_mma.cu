@@ -3,15 +3,15 @@
 //   out = softmax(softmax_scale * q k^T) v, a block of BLOCK_N keys at a time, scores and weights in registers only.
 //
 // Shapes      q (batch, heads, seq_len_q, HEAD_DIM); k (batch, kv_heads, seq_len_k, HEAD_DIM); v and out the same with
-//             VALUE_DIM, which is HEAD_DIM as a rule; 16-byte aligned. heads is a multiple of kv_heads: a group of heads
-//             shares one kv head. Lengths >= 1.
+//             VALUE_DIM, which is HEAD_DIM as a rule; 16-byte aligned. heads is a multiple of kv_heads: a group of
+//             heads shares one kv head. Lengths >= 1.
 //             STRIDED 0: contiguous. 1: strides are further arguments, in elements, any that keep rows contiguous and
 //             16-byte aligned; between rows below 2^30.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32. softmax_scale > 0.
 // Problem     HEAD_DIM and VALUE_DIM (multiples of 16; VALUE_DIM <= HEAD_DIM <= 256), CAUSAL, DTYPE, and features:
-//             row_features.h; STRIDED, 0 if not given. Constant distances between rows are 6% faster, so views have their
-//             own binary.
+//             row_features.h; STRIDED, 0 if not given. Constant distances between rows are 6% faster, so views have
+//             their own binary.
 //
 // How it works. A tile is BLOCK_M rows of one head. WARPS_Q x WARPS_KV warps work on it: each has BLOCK_M / WARPS_Q
 // rows and, of every block of keys, BLOCK_N / WARPS_KV keys. K and V blocks arrive by cp.async, STAGES deep.
@@ -108,7 +108,7 @@ constexpr int kValueTiles = VALUE_DIM / 8;
 constexpr int kWarpRows = 16 * kRowTiles;
 constexpr int kWarpKeys = 8 * kKeyTiles;
 constexpr int kParts = WARPS_KV * (kCluster ? SPLIT_KV : 1);  // merged in shared memory
-constexpr int kBlockTiles = kValueTiles / (kCluster ? SPLIT_KV : 1);  // tiles of 8 columns that a block merges and stores
+constexpr int kBlockTiles = kValueTiles / (kCluster ? SPLIT_KV : 1);  // tiles of 8 columns that a block merges
 constexpr int kMergers = WARPS_KV < kBlockTiles ? WARPS_KV : kBlockTiles;  // warps along the keys that share them
 constexpr int kOwnTiles = kBlockTiles / kMergers;
 constexpr int kLoadedTogether = SPLIT_KV < 16 ? SPLIT_KV : 16;  // parts of a cell that a thread loads at once
@@ -179,7 +179,8 @@ __device__ __forceinline__ void merge_warps(const Worker& worker, int split,
     }
     const auto part = [=](int p) { return parts + p * WarpParts::kFloats; };
     if (worker.merges())
-      merge_parts<WarpParts, PARTS>(merged, part, row_tile, worker.warp_kv * TILES, worker.tile.problem.exponent_scale());
+      merge_parts<WarpParts, PARTS>(merged, part, row_tile, worker.warp_kv * TILES,
+                                    worker.tile.problem.exponent_scale());
   }
 }
 

@@ -7,7 +7,7 @@
 //             aligned. heads is a multiple of kv_heads: a group of heads shares one kv head. Lengths >= 1.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32. softmax_scale > 0.
-// Problem     HEAD_DIM (32, 64, 96, 128), CAUSAL, DTYPE.
+// Problem     HEAD_DIM (32, 64, 96, 128, 192, 256), CAUSAL, DTYPE, and features: row_features.h. VALUE_DIM is HEAD_DIM.
 //
 // How it works. A tile is 64 * CONSUMER_WARPGROUPS rows of one head. One thread of the producer warps loads Q, and K
 // and V in blocks of BLOCK_N keys, by TMA, STAGES deep, the last block first. It runs ahead of the consumers by as many
@@ -15,6 +15,8 @@
 //   S = Q K^T            wgmma, both from shared memory as they were loaded (Q from registers with Q_IN_REGS)
 //   P = 2^(c (S - m))    c = softmax_scale log2(e); masks only in blocks that not all rows of the warpgroup see whole
 //   O = alpha O + P V    wgmma: P from registers, V from shared memory as it was loaded
+// A window ends the walk over the blocks early, and masks the last ones, too. Features that change scores do so before
+// the softmax (score_change.cuh); sinks join a row's sum at its end (Place::total).
 // Then O / l goes through Q's shared memory and out by TMA, which leaves out rows that do not exist. Keys that do not
 // exist arrive as zeros, and are masked.
 //
@@ -43,7 +45,7 @@
 //   SKIP_MASKED          0/1: CAUSAL: a warpgroup leaves out blocks of keys that only other warpgroups of its tile see.
 //   PERSISTENT           0: a block a tile. n: n blocks a multiprocessor walk over the tiles.
 //   SHARE_TAIL           0/1: a last round of fewer tiles than blocks is shared out: each block takes equally many
-//                        blocks of keys. See wgmma_schedule.cuh, wgmma_tail.cuh. Not for CAUSAL.
+//                        blocks of keys. See wgmma_schedule.cuh, wgmma_tail.cuh. Not for CAUSAL, nor for windows.
 //   WALK, HEAD_SECTION, ROW_ORDER  the order of the tiles: see wgmma_schedule.cuh.
 //   MIN_CTAS             blocks a multiprocessor that the register allocation must allow (1..3).
 //
@@ -53,7 +55,7 @@
 //              wants the operands of one product (BLOCK_N / 2 or HEAD_DIM / 2 registers, and 30) within the registers
 //              at entry.
 //              SPLIT_KV > 1: PERSISTENT 0, STORE direct, HEAD_DIM a multiple of 8 * SPLIT_KV, CLUSTER 1. BLOCK_N is a
-//              multiple of 8 * CLUSTER. SHARE_TAIL: PERSISTENT > 0, CLUSTER 1.
+//              multiple of 8 * CLUSTER. SHARE_TAIL: PERSISTENT > 0, CLUSTER 1. Windows: WEIGHT_SETS 1.
 // Launch       pack  = PACK_GQA ? the largest power of two, up to 64, that divides heads / kv_heads : 1
 //              sets  = ceil(seq_len_q / (CLUSTER * BLOCK_M / pack)) * batch * heads / pack
 //              grid  (CLUSTER * SPLIT_KV * (PERSISTENT > 0 ? min(sets, PERSISTENT * multiprocessors / CLUSTER) : sets))
@@ -140,6 +142,8 @@ static_assert(SPLIT_KV == 1 || !kThroughShared, "a block has some of the columns
 static_assert(!SHARE_TAIL || (PERSISTENT && CLUSTER == 1), "only blocks that walk on their own share the last tiles");
 static_assert(HEAD_DIM % (8 * SPLIT_KV) == 0, "the blocks of a cluster share the columns");
 static_assert(WEIGHT_SETS == 1 || (WEIGHT_SETS == 2 && OVERLAP), "there is nothing to pack under");
+static_assert(WEIGHT_SETS == 1 || !HAS_WINDOW, "blocks at both ends of a window are masked, one by one");
+static_assert(VALUE_DIM == HEAD_DIM, "values are as wide as keys");
 static_assert(HEAD_SECTION >= 1 && QUERY_STAGES >= 1 && STAGES >= 1, "at least one");
 
 // Shared memory: the rings of Q, K and V, and behind them their mbarriers. Every tile begins at a multiple of 1024.

@@ -20,7 +20,8 @@
       v_stride_head, v_stride_row, out_stride_batch, out_stride_head, out_stride_row
 #define STRIDE_MEMBERS                                                                                               \
   , q_strides(q_stride_batch, q_stride_head, q_stride_row), k_strides(k_stride_batch, k_stride_head, k_stride_row),  \
-      v_strides(v_stride_batch, v_stride_head, v_stride_row), out_strides(out_stride_batch, out_stride_head, out_stride_row)
+      v_strides(v_stride_batch, v_stride_head, v_stride_row),                                                        \
+      out_strides(out_stride_batch, out_stride_head, out_stride_row)
 #else
 #define STRIDE_PARAMETERS
 #define STRIDE_ARGUMENTS

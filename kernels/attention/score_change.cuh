@@ -1,10 +1,10 @@
-// Features that change scores before their softmax, and the logarithm of a row's sum: for 3_mma.cu.
+// Features that change scores before their softmax, and the logarithm of a row's sum.
 //
 // Where scores change, the softmax meets them in units of log2(e), so that a weight is 2^(s - m) without a factor.
 // row_features.h says what the features are.
 //
-//   softcap  cap tanh(x) = cap - 2 cap / (1 + 2^(2 log2(e) x)): two MUFU operations a score. tanh.approx is one, but its
-//            error of 2^-11 of the cap is larger than that of 16-bit weights.
+//   softcap  cap tanh(x) = cap - 2 cap / (1 + 2^(2 log2(e) x)): two MUFU operations a score. tanh.approx is one, but
+//            its error of 2^-11 of the cap is larger than that of 16-bit weights.
 //   ALiBi    the distance to the own key is exact in float, as lengths are below 2^24
 //
 // Archs      sm_80 and later.
@@ -43,8 +43,12 @@ struct ScoreChange {
     return score;
   }
 
-  __device__ static __forceinline__ float scale_of(float softmax_scale, float softcap) {
-    return HAS_SOFTCAP ? 2.0f * kLog2e * softmax_scale / softcap : kUnit * softmax_scale;
+  // Without what differs from row to row.
+  __device__ static __forceinline__ ScoreChange of(const Features& features, float softmax_scale) {
+    ScoreChange change;
+    change.scale = HAS_SOFTCAP ? 2.0f * kLog2e * softmax_scale / features.softcap : kUnit * softmax_scale;
+    change.cap = kUnit * features.softcap;
+    return change;
   }
 };
 

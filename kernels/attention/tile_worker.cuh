@@ -212,9 +212,7 @@ struct Worker {
   // For the scores of one of this lane's rows with the keys from `first` on.
   __device__ __forceinline__ ScoreChange change_of(int row_tile, int half, int first) const {
     const int row = row_of(row_tile, half), position = tile.position(row);
-    const Features& features = tile.problem.features;
-    ScoreChange change{ScoreChange::scale_of(tile.problem.softmax_scale, features.softcap)};
-    change.cap = ScoreChange::kUnit * features.softcap;
+    ScoreChange change = ScoreChange::of(tile.problem.features, tile.problem.softmax_scale);
 #if ALIBI
     change.slope = slopes[row_tile][half];
     change.distance = static_cast<float>(tile.own_key(row) - first);

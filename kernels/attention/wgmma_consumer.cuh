@@ -121,9 +121,7 @@ struct Consumer {
 #if SCORES_CHANGE
   // For the scores of one of this thread's rows with the keys from `first` on.
   __device__ __forceinline__ ScoreChange change_of(const Place& place, int half, int query, int first) const {
-    const Features& features = problem.features;
-    ScoreChange change{ScoreChange::scale_of(problem.softmax_scale, features.softcap)};
-    change.cap = ScoreChange::kUnit * features.softcap;
+    ScoreChange change = ScoreChange::of(problem.features, problem.softmax_scale);
 #if ALIBI
     change.slope = slopes[half];
     change.distance = static_cast<float>(place.own_key(query) - first);

@@ -56,7 +56,8 @@ def small_jobs(planner: Planner, values: Values, count: int) -> list[CaseJob]:
     assert {name: configuration[name] for name in values} == values
     jobs = planner.proposal(0, configuration).cases
     same = [job for job in jobs if job.compile.key == jobs[0].compile.key]
-    return [job for job in same if planner.problem.flops(job.case) < _MOST_FLOPS][:count]
+    small = [job for job in same[1:] if planner.problem.flops(job.case) < _MOST_FLOPS]
+    return [same[0], *small[: count - 1]]
 
 
 def wrong_outputs(jobs: list[CaseJob], launch: Launch) -> list[str]:

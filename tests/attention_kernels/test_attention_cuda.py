@@ -30,6 +30,7 @@ DEFAULTS = [(space, device) for space in LADDER for device in DEVICES]
 DEFAULTS += [(f"attention-mma-{shape}", "h200") for shape in SHAPES_OF_MMA]
 HOPPER = ["attention-tma", "attention-wgmma"]
 DEFAULTS += [(space, "h200") for space in HOPPER]
+DEFAULTS += [("attention-mma-features", "l4"), ("attention-wgmma-features", "h200")]
 
 
 def planner_for(space: str, device: str) -> tuple[Planner, BoundSpace]:

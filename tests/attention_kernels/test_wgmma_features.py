@@ -16,7 +16,7 @@ from .hopper import emulation
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
-SHORT: Values = {"batch": 1, "heads": 4, "kv_heads": 2, "seq_len": 150, "head_dim": 32}
+SHORT: Values = {"batch": 1, "heads": 4, "kv_heads": 2, "seq_len": 100, "head_dim": 32}
 LATE: Values = {
     **{"batch": 1, "heads": 4, "kv_heads": 2, "seq_len_q": 7, "seq_len_k": 97, "head_dim": 32},
 }
@@ -66,7 +66,8 @@ def _later(*values: object) -> Any:
 @pytest.mark.parametrize(
     ("variant", "shape", "values"),
     [
-        (ALL, SHORT, TWO),
+        (ALL, LATE, ONE),
+        _later(ALL, SHORT, TWO),
         _later({"window_left": 7, "window_right": 3, "lse": True}, SHORT, ONE),
         _later({**RIGHT, "window_left": 40, "sinks": True}, LATE, SPLIT),
         _later({**RIGHT, "window_left": 40}, SHORT, CLUSTER),
@@ -95,9 +96,8 @@ def test_other_head_sizes_are_right(head_dim: int, tmp_path: Path) -> None:
     ("right", "wrong", "variant"),
     [
         ("2 * i + e < hidden", "2 * i + e <= hidden", {"window_left": 9}),
-        ("blocks = max(blocks, 1);", "", {**RIGHT, "window_left": 9}),
-        ("step < masked || step >= left", "step < masked", {"window_left": 9}),
-        ("place.share == 0 && lane", "lane", {"lse": True}),
+        ("left = place.blocks - (", "left = 1 + place.blocks - (", {"window_left": 9}),
+        ("sinks[of_head]", "sinks[0]", {"sinks": True}),
         ("batch * problem.heads + of_head", "of_head", {"lse": True}),
     ],
 )

@@ -40,7 +40,7 @@ parameters: {ROWS: [1, 2]}
 """
 FEATURES = ("attention-features", "attention-varlen", "attention-paged")
 """Spaces of cases that packages do not understand. Each has one for the CPU, too."""
-_LEFT_OUT = (*FEATURES, "attention-mma-features")
+_LEFT_OUT = (*FEATURES, "attention-mma-features", "attention-wgmma-features")
 SPACES = {
     **{name: path for name, path in shipped_spaces().items() if not name.startswith(_LEFT_OUT)},
     "launches": CUDA,
