@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from evotune.problems import _attention_features as features
 from evotune.problems import _attention_layouts as layouts
 from evotune.problems._attention_features import Features
+from evotune.problems._attention_heads import heads_as_batch, heads_touched
+from evotune.problems._attention_label import label_of
 from evotune.problems._attention_shapes import edge_shapes, far_shapes, keeping, random_shapes
 from evotune.problems.parts import Parts
 from evotune.problems.problem import (
@@ -287,25 +289,11 @@ class Attention:
 
     def parts(self, case: Case, touched: Sequence[tuple[str, int, int]]) -> Parts | None:
         """Heads of keys with the heads of queries that use them; see `HasParts`."""
-        s = _integers(case)
-        found: dict[tuple[int, int], None] = {}
-        for name, first, count in touched:
-            rows, heads = ("seq_len_q", "heads") if name == "q" else ("seq_len_k", "kv_heads")
-            elements = s[rows] * s["head_dim"]
-            for number in range(first // elements, (first + count - 1) // elements + 1):
-                batch, head = divmod(number, s[heads])
-                found[batch, head * s["kv_heads"] // s[heads]] = None
-        if not self.is_plain(case) or 2 * len(found) > s["batch"] * s["kv_heads"]:
+        found = heads_touched(_integers(case), touched)
+        if not self.is_plain(case) or not found:
             return None
-        group = s["heads"] // s["kv_heads"]
-        sizes = {"batch": len(found), "heads": group, "kv_heads": 1}
-        sizes |= {name: s[name] for name in ("seq_len_q", "seq_len_k")}
-        rows_of = [(batch, slice(head * group, (head + 1) * group)) for batch, head in found]
-        keys_of = [(batch, slice(head, head + 1)) for batch, head in found]
-        return Parts(
-            self._like(case, sizes, ("softmax_scale",), layouts.DEFAULT),
-            {"q": rows_of, "k": keys_of, "v": keys_of, "out": rows_of},
-        )
+        sizes, regions = heads_as_batch(_integers(case), found)
+        return Parts(self._like(case, sizes, ("softmax_scale",), layouts.DEFAULT), regions)
 
     def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
         from evotune.problems import _attention_inputs
@@ -372,7 +360,7 @@ def _laid_out(symbols: Mapping[str, Value], layout: str) -> Case:
     """The case of these symbols, whose layout and strides follow."""
     sizes = {name: int(symbols[name]) for name in _SIZES}
     whole = {**symbols, "layout": layout, **layouts.stride_symbols(layout, sizes)}
-    return Case(_label(whole, 1.0 / math.sqrt(sizes["head_dim"])), whole)
+    return Case(label_of(whole, 1.0 / math.sqrt(sizes["head_dim"])), whole)
 
 
 def _layout(value: Value) -> str:
@@ -386,27 +374,6 @@ def _kept_sizes(case: Case, kept: Collection[str]) -> dict[str, int]:
     """The case's values of the kept sizes; `seq_len` is another name of the queries' length."""
     names = ["seq_len_q" if name == "seq_len" else name for name in kept]
     return {name: int(case.symbols[name]) for name in names if name in _SIZES}
-
-
-def _label(symbols: Mapping[str, Value], usual_scale: float) -> str:
-    heads = str(symbols["heads"])
-    if symbols["kv_heads"] != symbols["heads"]:
-        heads += f"/{symbols['kv_heads']}"
-    length = str(symbols["seq_len_q"])
-    if symbols["seq_len_k"] != symbols["seq_len_q"]:
-        length += f"x{symbols['seq_len_k']}"
-    scale = symbols["softmax_scale"]
-    told = "" if scale == usual_scale else f",scale={scale}"
-    if symbols["layout"] != layouts.DEFAULT:
-        told += f",{symbols['layout']}"
-    mine = Features.of(Case("", symbols))
-    mask = "causal" if symbols["causal"] else "full"
-    if mine.bottom_right:
-        mask += " bottom_right"
-    head_dim = str(symbols["head_dim"])
-    if symbols["value_dim"] != symbols["head_dim"]:
-        head_dim += f"/{symbols['value_dim']}"
-    return f"({symbols['batch']},{heads},{length},{head_dim}{told}{mine.words()}) {mask}"
 
 
 def _lengths(case: Case) -> dict[str, Any]:

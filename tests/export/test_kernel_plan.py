@@ -40,7 +40,11 @@ parameters: {ROWS: [1, 2]}
 """
 FEATURES = ("attention-features", "attention-varlen", "attention-paged")
 """Spaces of cases that packages do not understand. Each has one for the CPU, too."""
-_LEFT_OUT = (*FEATURES, "attention-mma-features", "attention-wgmma-features")
+_LEFT_OUT = (
+    *FEATURES,
+    *("attention-mma-features", "attention-wgmma-features"),
+    *("add-rms-norm-fp8", "cross-entropy"),  # tensors of several types, or of places
+)
 SPACES = {
     **{name: path for name, path in shipped_spaces().items() if not name.startswith(_LEFT_OUT)},
     "launches": CUDA,
