@@ -10,9 +10,9 @@ Each job is one `evotune run` against SDPA whose best configuration was confirme
 process; then one run of that configuration alone against each library, so that each ratio is of one
 process. FILE is written after each run, and jobs whose records it has are not run again (but for
 libraries that a record lacks), so a campaign can be run in parts: no run begins after `--minutes`,
-and a search ends after `--job-minutes`. `--again` runs them anew. `--list` says what is left, and
-needs no GPU. Times are device time by CUDA graph replay, warm unless it says cold. SDPA's keys are
-gathered, or its batch is padded, before its time begins.
+and a search ends after `--job-minutes`. `--again` runs all jobs anew. `--list` names the jobs that
+are left; it needs no GPU. Times are device time by CUDA graph replay, warm unless it says cold.
+SDPA's keys are gathered, or its batch is padded, before its time begins.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ JOBS = (
 
 @dataclass(frozen=True)
 class Campaign:
-    """What is run for each job. A search ends after `job_minutes`, without its confirmations."""
+    """Settings of all jobs. A search ends after `job_minutes`; its confirmations follow."""
 
     dtype: str
     seed: int
@@ -222,7 +222,7 @@ def main() -> None:
         "--against", nargs="*", choices=LIBRARIES, help="the libraries; those installed, but flex"
     )
     parser.add_argument("--again", action="store_true", help="run what FILE has once more")
-    parser.add_argument("--list", action="store_true", help="say what is left to run, and end")
+    parser.add_argument("--list", action="store_true", help="name the jobs that are left, and end")
     options = parser.parse_args()
     installed = [name for name in LIBRARIES if name != "flex" and version(name)]
     against = installed if options.against is None else options.against

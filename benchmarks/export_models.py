@@ -131,7 +131,7 @@ def measured(
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # the compiler's workers may keep the pipe open
         output, ended = process.communicate()[0], "the time ran out"
-    except BaseException:  # of the user, or of what ends this process
+    except BaseException:  # the user or a signal ends this process
         os.killpg(process.pid, signal.SIGKILL)
         raise
     cells = [json.loads(line) for line in output.splitlines() if line.startswith(b"{")]

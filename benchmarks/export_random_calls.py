@@ -14,9 +14,9 @@ is active. It must give
 Calls run in child processes, which say each path before they take it. A crash, a lost device or a
 path that takes longer than two minutes ends the child, and the next call goes on in a new one. It
 is a finding, listed under `crashes`, unless PyTorch does the same without the package:
-`own_crashes` lists the calls that ended while SDPA computed alone (`by`: "SDPA"), and those that
-ended on the package's path, and once more when the child's calls were repeated with SDPA in the
-place of that path ("SDPA in the place of PATH"). Of such a call, kernels alone are judged.
+`own_crashes` lists two kinds of calls. In the first, SDPA alone ended the child (`by`: "SDPA"). In
+the second, the package's path ended it, and so did the same calls with SDPA in its place ("SDPA in
+the place of PATH"). Of such a call, kernels alone are judged.
 
 Most calls of a kind that is known to crash SDPA (sdpa_crashes.py) are drawn again: `left_out`.
 `--minutes` ends a campaign before its last call; `left` are the [first, last] calls not made.

@@ -31,8 +31,8 @@ class StandIn:
     - served: calls that a kernel computed.
     - anywhere: kernels serve all cases for which they were checked, not those alone where they won.
 
-    Cases outside of the domain, those that a kernel's guard refuses, and with anywhere=False those
-    not measured to win skip their tests.
+    A test is skipped where its case lies outside of the domain, where a kernel's guard refuses the
+    case, and, with anywhere=False, where no kernel was measured to win.
     """
 
     def __init__(self, module: ModuleType, anywhere: bool) -> None:

@@ -13,8 +13,7 @@ from evotune.space.document import SpaceDocument
 def chosen_baseline(document: SpaceDocument, case: Case, timings: Sequence[BaselineTiming]) -> str:
     """`family:best` is the fastest of the family that passes the gate itself, `best` the fastest of
     all; `library` is the family of optional libraries. SpaceError when the case has no such
-    baseline on this device, with the reasons of those that failed and of the libraries that were
-    asked for."""
+    baseline on this device, with the reason why each one is left out."""
     usable = [t for t in timings if t.case == case.label and t.passed]
     family, _, member = document.baseline.partition(":")
     if member == "best" and family == FAMILY:
@@ -27,7 +26,7 @@ def chosen_baseline(document: SpaceDocument, case: Case, timings: Sequence[Basel
         reasons = [
             t.reason or f"{t.name}: its outputs are not within the limits of the gate"
             for t in timings
-            if t.case == case.label and not t.passed and (t.reason or t.name in LIBRARIES)
+            if t.case == case.label and not t.passed
         ]
         names = sorted({t.name for t in timings if t.case == case.label and t.passed})
         raise document.baseline_position.error(

@@ -25,8 +25,8 @@ _SYMBOLS = 2
 
 
 def with_registers(resources: Mapping[str, Json], binary: Path) -> dict[str, Json]:
-    """The compiler's figures of the binary. Functions whose registers they lack have those that
-    the binary states."""
+    """The compiler's figures of the binary. Where they lack a function's registers, the binary's
+    own count stands for them."""
     entries: dict[str, Json] = dict(resources.get("entries", {}))
     for name, count in read_registers(binary).items():
         entries[name] = {"registers": count, **entries.get(name, {})}
