@@ -43,7 +43,10 @@ def listed(
     constraints = []
     for name, first in configurations[0].items():
         values = list(dict.fromkeys(each[name] for each in configurations))
-        parameters[name] = {"choices": values} if isinstance(first, str) else values
+        # Expressions of the space may name choices that no listed configuration has.
+        parameters[name] = values
+        if isinstance(first, str):
+            parameters[name] = {"choices": space["parameters"][name]["choices"]}
         for value in values:
             own = [n for n, each in enumerate(configurations) if each[name] == value]
             here = str(value).lower() if isinstance(value, bool) else value

@@ -124,6 +124,21 @@ def test_pytorch_with_a_mask_is_a_baseline(name: str, dtype: str) -> None:
             )
 
 
+@pytest.mark.parametrize("dtype", Attention.dtypes)
+@pytest.mark.parametrize("variant", [{"softcap": 15.0}, {"softcap": 30.0, "alibi": True}])
+def test_the_unfused_baseline_is_within_the_limits_of_the_gate(
+    variant: dict[str, Value], dtype: str
+) -> None:
+    problem = Attention(dtype)
+    shape: dict[str, Value] = {**SHAPE, "seq_len": 300, "head_dim": 112, "lse": True}
+    this = problem.case(shape, {"causal": True, **variant})
+    inputs = InputPool(problem).get(this, "normal", 0)
+    found = problem.baselines(this, dict(inputs.inputs), "unfused")["unfused"]()
+    assert found.keys() == inputs.expected.keys()
+    for name, value in found.items():
+        assert LIMITS.hold(errors_against(value, inputs.expected[name]))
+
+
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("name", FEATURES)
 def test_flops_and_bytes_count_what_is_seen(name: str, lengths: str) -> None:
