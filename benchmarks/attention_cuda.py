@@ -179,9 +179,10 @@ def confirm(job: Job, record: dict[str, Any]) -> dict[str, Any]:
                 ).name
                 for case in setup.cases[TIMED] + setup.cases[HELD_OUT]
             }
+            run = functools.partial(outcome_of, executor)
+            run(planner.proposal(record["trial"], values))  # a search has compiled its champion
             started_s = time.monotonic()
             proposal = planner.proposal(record["trial"], values, confirm=True)
-            run = functools.partial(outcome_of, executor)
             outcome = repeated(
                 run, proposal, run(proposal), least_width=CudaBackend.least_half_width
             )

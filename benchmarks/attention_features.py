@@ -1,21 +1,26 @@
 """Times attention with features, tuned for each shape, beside its time without them, on one GPU.
 
     python benchmarks/attention_features.py [--rung mma|wgmma] [--only NAME ...]
-        [--dtype float16|bfloat16] [--trials N] [--seed 0] -o benchmarks/results/FILE.json
+        [--dtype float16|bfloat16] [--trials N] [--seed 0] [--minutes M] [--again]
+        [--baseline NAME] -o benchmarks/results/FILE.json
     python benchmarks/attention_features.py --table benchmarks/results/FILE.json
 
-Each job is one `evotune run` whose best configuration was confirmed in a fresh process; its record
-replaces the one of the same rung, name and type in the file. Times are device time by CUDA graph
-replay with warm caches. `of plain` is the time as a share of that of the job without features, and
-`work` the share of the scores that are visible.
+Each job is one `evotune run` whose best configuration was confirmed in a fresh process. FILE is
+written after each job, and a job whose record it has is not run again (but with `--again`), so a
+campaign can be run in parts: no job begins after `--minutes`. A job that fails is told and left
+out. Times are device time by CUDA graph replay with warm caches. `of plain` is the time as a share
+of that of the job without features, and `work` the share of the scores that are visible.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import tempfile
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,15 +138,27 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), default="float16")
     parser.add_argument("--trials", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--baseline", help="in place of each job's own")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
     path = options.table or options.output
     records: list[Record] = json.loads(path.read_text())["jobs"] if path and path.exists() else []
+    ends_s = time.monotonic() + 60 * options.minutes
+    done = () if options.again else [key(each) for each in records]
     for job in () if options.table else JOBS:
         if options.rung not in job.rungs or (options.only and job.name not in options.only):
             continue
-        found = run(job, options.rung, options.dtype, options.trials, options.seed)
+        if (options.rung, job.name, options.dtype) in done or time.monotonic() > ends_s:
+            continue
+        asked = replace(job, baseline=options.baseline or job.baseline)
+        try:
+            found = run(asked, options.rung, options.dtype, options.trials, options.seed)
+        except (subprocess.CalledProcessError, ValueError) as error:
+            print(f"{options.rung}, {job.name}: {error}", file=sys.stderr)
+            continue
         records = [*(each for each in records if key(each) != key(found)), found]
         if options.output:  # after each job: a long benchmark may be stopped
             command = f"python benchmarks/attention_features.py --seed {options.seed}"
