@@ -3,8 +3,10 @@
 // Where scores change, the softmax meets them in units of log2(e), so that a weight is 2^(s - m) without a factor.
 // row_features.h says what the features are.
 //
-//   softcap  cap tanh(x) = cap - 2 cap / (1 + 2^(2 log2(e) x)): two MUFU operations a score. tanh.approx is one, but
-//            its error of 2^-11 of the cap is larger than that of 16-bit weights.
+//   softcap  cap tanh(x), x = q k softmax_scale / cap, of all scores of a warp at once. Where each |x| <= 1/2: an odd
+//            polynomial of degree 7, by multiply-adds alone, at most 1.6e-7 of the cap off. Else
+//            cap - 2 cap / (1 + 2^(2 log2(e) x)), which takes two MUFU operations a score. tanh.approx is one, but its
+//            error of 2^-11 of the cap is larger than that of 16-bit weights.
 //   ALiBi    the distance to the own key is exact in float, as lengths are below 2^24
 //
 // Archs      sm_80 and later.
@@ -20,35 +22,69 @@ namespace {
 constexpr bool kScoresChange = SCORES_CHANGE;
 constexpr float kLog2e = 1.44269504088896341f;
 
-// The changes of one row's scores. Built anew for each block of keys, of numbers that the compiler keeps.
+// A score modification takes scores as they are, the softmax takes them times log2(e).
+constexpr float kUnit = HAS_SCORE_MOD ? 1.0f : kLog2e;
+
+// q k becomes the capped score, in the unit above. Built anew for each block of keys, of numbers that the compiler keeps.
+struct SoftCap {
+  float cap;
+  float exponent;  // from q k to the argument of 2^x
+  float most;      // the largest |q k| for which the polynomial holds; below 0: none
+  float terms[4];  // of the polynomial, from the first power on
+
+  __device__ static __forceinline__ SoftCap of(const Features& features, float softmax_scale) {
+    const float scale = softmax_scale / features.softcap, squared = scale * scale;
+    SoftCap made;
+    made.cap = kUnit * features.softcap;
+    made.exponent = 2.0f * kLog2e * scale;
+    made.most = scale > 1e-4f && scale < 1e4f ? 0.5f / scale : -1.0f;  // beyond, the seventh power leaves float's range
+    made.terms[0] = 0.999997676f * made.cap * scale;
+    made.terms[1] = -0.333206552f * made.cap * scale * squared;
+    made.terms[2] = 0.131451457f * made.cap * scale * squared * squared;
+    made.terms[3] = -0.0433724837f * made.cap * scale * squared * squared * squared;
+    return made;
+  }
+
+  __device__ __forceinline__ float by_polynomial(float score) const {
+    const float squared = score * score;
+    return score * fmaf(fmaf(fmaf(terms[3], squared, terms[2]), squared, terms[1]), squared, terms[0]);
+  }
+  __device__ __forceinline__ float by_exponential(float score) const {
+    return fmaf(-2.0f * cap, reciprocal_approximate(1.0f + exp2_approximate(score * exponent)), cap);
+  }
+
+  // Called by whole warps.
+  template <int COUNT>
+  __device__ __forceinline__ void operator()(float (&scores)[COUNT]) const {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) largest = fmaxf(largest, fabsf(scores[i]));
+    if (__any_sync(~0u, largest > most)) {
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i) scores[i] = by_exponential(scores[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i) scores[i] = by_polynomial(scores[i]);
+    }
+  }
+};
+
+// The other changes of one row's scores.
 struct ScoreChange {
-  float scale;     // from q k to the argument of 2^x in the cap's tanh, or to the score
-  float cap;       // softcap
+  float scale;     // from q k to the score, in the unit above
   float slope;     // of the row's head
   float distance;  // from key `first` to the row's own key
   int head, row, first;
 
-  // A score modification takes scores as they are, the softmax takes them times log2(e).
-  static constexpr float kUnit = HAS_SCORE_MOD ? 1.0f : kLog2e;
-
   // The score of key first + further.
   __device__ __forceinline__ float operator()(float score, int further) const {
-    score *= scale;
-    if constexpr (HAS_SOFTCAP) score = fmaf(-2.0f * cap, reciprocal_approximate(1.0f + exp2_approximate(score)), cap);
+    if constexpr (!HAS_SOFTCAP) score *= scale;
     if constexpr (ALIBI) {
       const float off = distance - static_cast<float>(further);
       score = fmaf(-slope, CAUSAL ? off : fabsf(off), score);  // causal masks hide all keys behind the own one
     }
     if constexpr (HAS_SCORE_MOD) score = kLog2e * SCORE_MOD(score, head, row, first + further);
     return score;
-  }
-
-  // Without what differs from row to row.
-  __device__ static __forceinline__ ScoreChange of(const Features& features, float softmax_scale) {
-    ScoreChange change;
-    change.scale = HAS_SOFTCAP ? 2.0f * kLog2e * softmax_scale / features.softcap : kUnit * softmax_scale;
-    change.cap = kUnit * features.softcap;
-    return change;
   }
 };
 

@@ -33,7 +33,7 @@ struct Worker {
   PartFragments<kRowTiles, kValueTiles> part;
   unsigned query[kRowTiles][Q_IN_REGS ? HEAD_DIM / 16 : 1][4];
 #if ALIBI
-  float slopes[kRowTiles][2];  // of this lane's rows, in the units of ScoreChange
+  float slopes[kRowTiles][2];  // of this lane's rows, in the unit of scores
 #endif
 
   __device__ __forceinline__ Worker(const Tile& of, unsigned base)
@@ -62,7 +62,7 @@ struct Worker {
 #if ALIBI
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        slopes[i][half] = ScoreChange::kUnit * of.problem.features.alibi_slopes[of.query_head(row_of(i, half))];
+        slopes[i][half] = kUnit * of.problem.features.alibi_slopes[of.query_head(row_of(i, half))];
 #endif
     }
   }
@@ -212,7 +212,8 @@ struct Worker {
   // For the scores of one of this lane's rows with the keys from `first` on.
   __device__ __forceinline__ ScoreChange change_of(int row_tile, int half, int first) const {
     const int row = row_of(row_tile, half), position = tile.position(row);
-    ScoreChange change = ScoreChange::of(tile.problem.features, tile.problem.softmax_scale);
+    ScoreChange change;
+    change.scale = kUnit * tile.problem.softmax_scale;
 #if ALIBI
     change.slope = slopes[row_tile][half];
     change.distance = static_cast<float>(tile.own_key(row) - first);
@@ -226,6 +227,10 @@ struct Worker {
   template <bool MASKED>
   __device__ __forceinline__ void weigh(Scores& scores, int key) {
     const float scale = kScoresChange ? 1.0f : tile.problem.scale_log2;
+#if HAS_SOFTCAP
+    const SoftCap cap = SoftCap::of(tile.problem.features, tile.problem.softmax_scale);
+    cap(reinterpret_cast<float(&)[sizeof(Scores) / sizeof(float)]>(scores));
+#endif
     float next[kRowTiles][2];
     bool moved = RESCALE_LOG2 == 0;
 #pragma unroll

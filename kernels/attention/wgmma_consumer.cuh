@@ -35,7 +35,7 @@ struct Consumer {
   unsigned weights[WEIGHT_SETS][BLOCK_N / 4];
   unsigned queries[Q_IN_REGS ? HEAD_DIM / 4 : 1];
 #if ALIBI
-  float slopes[2];  // of this thread's rows, in the units of ScoreChange
+  float slopes[2];  // of this thread's rows, in the unit of scores
 #endif
 
   __device__ Consumer(const Problem& of, int group)
@@ -121,7 +121,8 @@ struct Consumer {
 #if SCORES_CHANGE
   // For the scores of one of this thread's rows with the keys from `first` on.
   __device__ __forceinline__ ScoreChange change_of(const Place& place, int half, int query, int first) const {
-    ScoreChange change = ScoreChange::of(problem.features, problem.softmax_scale);
+    ScoreChange change;
+    change.scale = kUnit * problem.softmax_scale;
 #if ALIBI
     change.slope = slopes[half];
     change.distance = static_cast<float>(place.own_key(query) - first);
@@ -145,6 +146,9 @@ struct Consumer {
       change[half] = change_of(place, half, place.query_of(group, row_of(half)), place.first_key(step) + lane % 4 * 2);
 #endif
     }
+#if HAS_SOFTCAP
+    SoftCap::of(problem.features, problem.softmax_scale)(scores);
+#endif
     softmax.weigh<MASKED>(scores, seen, hidden, change, problem.exponent_scale());
   }
 
@@ -230,7 +234,7 @@ struct Consumer {
 #if ALIBI
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      slopes[half] = ScoreChange::kUnit * problem.features.alibi_slopes[place.head_of(row_of(half))];
+      slopes[half] = kUnit * problem.features.alibi_slopes[place.head_of(row_of(half))];
 #endif
     int step = place.first_step;
     if constexpr (kSkipMasked) {
