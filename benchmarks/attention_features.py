@@ -81,6 +81,7 @@ def run(job: Job, rung: str, dtype: str, trials: int, seed: int) -> Record:
         changes["default"] = {**shipped(space)["default"], **job.start.get(rung, {})}
         path = derive(space, changes, Path(folder) / "space.yaml")
         options = ["--trials", str(trials), "--seed", str(seed), "--device", "cuda:0"]
+        options += ["--champions", "1"]
         report = tune(path, Path(folder), *options)
     best = champion(report)
     return {

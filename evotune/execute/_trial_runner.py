@@ -38,7 +38,7 @@ _POOL_SEEDS = 4
 _CONFIRM_SEED = 1_000_000  # champions see inputs the search never saw
 _NEAR_PEAK = 0.85  # of the device's peak
 _CACHED = 2.0  # an L2 cache that does not work by LRU still holds some of the rotating inputs
-_START_S = 1.0
+_START_S = 1.0  # for all timed cases together
 _RANDOM_TESTS_S = 10.0  # a GPU makes a hundred in a second; a CPU as many as it can
 
 
@@ -231,9 +231,10 @@ class TrialRunner:
     ) -> None:
         """Checks a champion's first launches, before anything else is launched in its fresh
         process."""
-        for item, subject in subjects:
-            if item.role == TIMED and "start" not in self._without:
-                self._gate.start(subject, seed, verdict, limit_s=_START_S, draw=job.number)
+        timed = [subject for item, subject in subjects if item.role == TIMED]
+        for subject in timed if "start" not in self._without else ():
+            limit_s = _START_S / len(timed)
+            self._gate.start(subject, seed, verdict, limit_s=limit_s, draw=job.number)
 
     def _test_randomly(self, subjects: Sequence[Loaded], seed: int, verdict: Verdict) -> list[Case]:
         """Runs the random tests and returns the cases that passed."""
