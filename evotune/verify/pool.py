@@ -113,8 +113,8 @@ class InputPool:
 
     def changed(self, case: Case, seed: int) -> list[InputSet]:
         """Variants of the normal set of that seed: for each input one with a long row of changed
-        elements, then one with a few changed elements in every input, and one with a single changed
-        element in every input."""
+        elements (one for all lengths and places), then one with a few changed elements in every
+        input, and one with a single changed element in every input."""
         numbers = range(self._changed_sets(case))
         return [self.get(case, f"{_CHANGED} {number}", seed) for number in numbers]
 
@@ -179,17 +179,20 @@ class InputPool:
         """Alterations for `changed`; the sets with few and with single elements come last."""
         normal = self.get(case, "normal", seed).inputs
         names = list(normal)
+        plain = self.plain_inputs(case)
+        indices = [name for name in names if name not in plain]
         sets = self._changed_sets(case)
         rng = random.Random(self.stream(case, f"{_CHANGED} {number}", seed))
         specs = {spec.name: spec for spec in self._problem.tensors(case)}
         if number == sets - 1:
-            return tuple(
-                self._single(case, name, seed, rng) for name in names if not specs[name].is_index
-            )
+            return tuple(self._single(case, name, seed, rng) for name in plain)
         others = self._inputs(case, "normal", self.stream(case, f"others {number}", seed))
         longest = _FEW if number == sets - 2 else _LONGEST_ROW
         made = []
-        for name in names if number == sets - 2 else names[number :: sets - SHORT_CHANGES]:
+        # Lengths and places have a set of their own, the last long one: see `watch`.
+        long = sets - SHORT_CHANGES - bool(indices)
+        own = indices if number == long else plain[number::long]
+        for name in names if number == sets - 2 else own:
             if specs[name].is_index:
                 other = self._problem.altered_indices(case, dict(normal), name, longest, rng)
                 made += [Alteration(name, *other)] if other else []

@@ -6,6 +6,9 @@ follow each other as closely as in a timed run; then the outputs must be right. 
 a watched run only by reading the changed memory. Some watched runs stop after a random call, so
 that no call can know that it is the last one.
 
+On a GPU the writes may come while a call works. Lengths and places (inputs with `is_index`) stay as
+they are then: the blocks of one launch must agree on them. They change before a run instead.
+
 A kernel that reads all its inputs at each call, and reuses its results while the inputs stay the
 same, is right each time. Only its time gives it away: see `Watch.reuse`.
 """
@@ -74,6 +77,12 @@ class Watch:
         self._sets = [pool.get(case, "normal", seed), *pool.changed(case, seed)]
         self._other = pool.get(case, "normal", seed + 1)
         self._renewed = pool.plain_inputs(case)
+        self._plain = [
+            number
+            for number, one in enumerate(self._sets)
+            if all(each.name in self._renewed for each in one.alterations)
+        ]
+        """Sets with the lengths and places of the first one."""
         self._poison = torch.full(
             (1, SPOT_BYTES), POISON_BYTE, dtype=torch.uint8, device=session.torch_device
         )
@@ -143,10 +152,11 @@ class Watch:
         states = [self._now] * len(ends)
         interventions: list[Intervention] = []
         changed: list[int] = []
+        reachable = self._plain if self._now in self._plain else [self._now]
         for place, (first, last) in enumerate(ends):
             if last - first < 2:
                 continue
-            states[place] = self._rng.randrange(len(self._sets))
+            states[place] = self._rng.choice(reachable)
             interventions.append(self._intervention(place, first, last, states[place]))
             changed.append(place)
         settled = sampler.watch(interventions, self._call_us)
@@ -184,6 +194,7 @@ class Watch:
         writes = [
             _rows(target[place], elements_of(self._sets[number], each))
             for each, target in (*self._targets[self._now], *self._targets[number])
+            if each.name in self._renewed
         ]
         if self._rng.random() < 0.5:
             spots = (spot[place] for spot in self._buffers.spots(self._rng.random()))

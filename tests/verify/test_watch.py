@@ -16,7 +16,8 @@ import torch
 from evotune.backends.cpu._cpu_sampler import CpuSampler
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.device.session import Intervention, Renewal
-from evotune.trial import OutcomeKind
+from evotune.problems import create_problem
+from evotune.trial import OutcomeKind, Value
 from evotune.verify import watch as watch_module
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
@@ -208,3 +209,45 @@ def test_the_writes_of_an_intervention_come_between_its_calls() -> None:
     back = [(memory[:, 1:], torch.tensor([[0.0]]))]
     sampler.watch([Intervention(1, 3, 0.5, writes), Intervention(3, 6, 0.9, back)], 0.0)
     assert [each[1] for each in seen] == [0, 0, 7, 7, 7, 0]
+
+
+class Noting(CpuSampler):
+    """Notes where interventions write."""
+
+    def __init__(self, calls: Sequence[Callable[[], object]]) -> None:
+        super().__init__(calls, lambda: None)
+        self.written: set[int] = set()
+
+    def watch(self, interventions: Sequence[Intervention], call_us: float) -> Sequence[bool]:
+        self.written |= {target.data_ptr() for each in interventions for target, _ in each.writes}
+        return super().watch(interventions, call_us)
+
+
+def test_lengths_and_places_stay_while_calls_are_made() -> None:
+    """The blocks of a launch must agree on them, and a write may come while a launch works."""
+    problem = create_problem("attention_paged", "float32")
+    shape: dict[str, Value] = {"sequences": 3, "queries": 1, "heads": 2, "longest": 40}
+    case = problem.case({**shape, "page_size": 8, "head_dim": 16}, {"causal": True})
+    pool, session = InputPool(problem, secret="a secret"), CpuSession()
+    subject = Subject(case, plan(), lambda *pointers: None)
+    gate = Gate(session, problem, pool, deterministic=True)
+    buffers = gate.buffers(subject, [pool.get(case, "normal", 0)])
+    sampler = Noting([lambda: None] * IN_A_ROW)
+    watch = Watch(
+        session,
+        pool,
+        case,
+        0,
+        buffers=buffers,
+        launches=[lambda: None],
+        samplers=[sampler],
+    )
+    names = ("q", "k_pages", "v_pages", "seq_lens", "page_table")
+    memory = {name: buffers.elements(name, 0, 1)[0] for name in names}
+    changed: set[str] = set()
+    for _ in range(60):
+        watch.run()
+        for name, at in memory.items():
+            end = at.data_ptr() + pool.get(case, "normal", 0).inputs[name].nbytes
+            changed |= {name} if any(at.data_ptr() <= w < end for w in sampler.written) else set()
+    assert changed == {"q", "k_pages", "v_pages"}
