@@ -30,7 +30,7 @@
 //   MIN_CTAS     blocks a multiprocessor that the compiler leaves registers for.
 //   MIN_TILES    tiles that a block gets at least: less to merge, but idle multiprocessors where there are few tiles.
 // Launch       T threads, grid: any number of blocks, CTAS a multiprocessor in the space. Dynamic shared memory: STAGES
-//              times K and V, and the parts: 4 * WARPS_KV * min(BLOCK_M, rows) * (HEAD_DIM + 10) bytes.
+//              times K and V, and the parts: 4 * WARPS_KV * min(BLOCK_M, rows) * (HEAD_DIM + 12) bytes.
 // Workspace    partials: float[(blocks + units) * BLOCK_M * (HEAD_DIM + 2)], any content; counter: int[units], zero
 //              once: every launch leaves zeros. Units: sequences * kv_heads * ceil(queries * group / BLOCK_M).
 // Archs        sm_80 and later.
@@ -84,7 +84,8 @@ using KeyPolicy = CopyPolicy<KV_EVICTION == KV_EVICTION_FIRST>;
 using SplitParts = SplitPart<BLOCK_M, HEAD_DIM>;  // in `partials`
 
 // Shared memory: the stages (K, V, K, V, ...), and behind them the warps' parts: rows of kPartStride floats, of which
-// only those that exist have a place, then {m, l} of each.
+// only those that exist have a place, then {m, l} of each in a place of 16 bytes, so that any number of rows ends at a
+// multiple of them.
 constexpr unsigned kKeyBytes = BLOCK_N * Rows::kRowBytes;
 constexpr unsigned kStageBytes = 2 * kKeyBytes;
 constexpr unsigned kStagesAt = 0;
@@ -178,7 +179,7 @@ struct PagedWorker : Worker {
   __device__ __forceinline__ void merge_warps(Store store) {
     float* parts = reinterpret_cast<float*>(shared_memory + kPartsAt);
     const int rows = min(BLOCK_M, tile.rows);  // places, whichever of the tile's rows exist
-    const int part_floats = rows * (kPartStride + 2), valid = tile.valid_rows();
+    const int part_floats = rows * (kPartStride + 4), valid = tile.valid_rows();
     __syncthreads();  // the parts of the unit before were read by all
     float* own = parts + warp_kv * part_floats;
 #pragma unroll

@@ -37,7 +37,11 @@ COMPILED = (
     *("4_tma.cu", "*wgmma*.cu*", "part_merge.cuh", "split_merge.cuh", "strides.cuh"),
     *("row_features.h", "score_change.cuh"),
 )
-COMPILER = ("g++", "-std=c++20", "-Og", "-w", "-Wno-psabi", "-fPIC")
+COMPILER = (
+    *("g++", "-std=c++20", "-Og", "-w", "-Wno-psabi", "-fPIC"),
+    # A GPU stops at an address that is no multiple of the access's size, and so does the model.
+    *("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"),
+)
 HEADER = "device.hpp"
 _GUARD_BYTES = 4096
 _POISON, _BETWEEN = 0xFFFF, 0x7FFA  # NaN in both types
