@@ -18,6 +18,7 @@ from . import chromium
 HOSTILE = "</script><img src=x onerror=window.hacked=1><b>%{x}</b>"
 ABLATION = {
     "trial": 2,
+    "configuration": {},
     "date": "2030-01-02T03:04:05+00:00",
     "rows": [
         {"parameter": "UNROLL", "before": 2, "after": 1, "also": {}, "why": "default",
