@@ -26,6 +26,7 @@ from typing import Final
 from evotune.device.evidence import Evidence, LaunchEvidence
 from evotune.device.gathered import GatheredEvidence
 from evotune.explain._roofline import LAUNCH, SHARED, idle_of, largest_launch, launch_counters
+from evotune.explain._stall_reasons import STALLS
 from evotune.explain.explanation import Fact, Limiter, Roofline, Unit
 from evotune.trial import Value
 
@@ -44,23 +45,6 @@ _FEW_WARPS: Final = 0.25  # of those that a multiprocessor takes
 _SHOWN_STALLS: Final = 3
 _AT_WORK: Final = ("selected", "not_selected")
 _SHARED_STALLS: Final = ("short_scoreboard", "mio_throttle")
-
-STALLS: Final[Mapping[str, str]] = {
-    "long_scoreboard": "for global or local memory",
-    "short_scoreboard": "for shared memory or MUFU",
-    "mio_throttle": "in the queue of shared memory and MUFU",
-    "lg_throttle": "in the queue of global and local memory",
-    "math_pipe_throttle": "for a busy math pipe",
-    "wait": "for an instruction's fixed latency",
-    "barrier": "at a barrier",
-    "membar": "at a memory barrier",
-    "no_instruction": "for instructions to be fetched",
-    "branch_resolving": "for a branch",
-    "dispatch_stall": "for the dispatcher",
-    "gmma": "for wgmma",
-    "sleeping": "in nanosleep",
-}
-"""ncu's reasons for which a warp waits, in words."""
 
 
 @dataclass(frozen=True, slots=True)

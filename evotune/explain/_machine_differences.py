@@ -15,8 +15,9 @@ from typing import Final
 
 from evotune.device.evidence import Counters, LaunchEvidence, StaticView
 from evotune.device.gathered import GatheredEvidence
-from evotune.explain._limiter import STALLS, Case, stalls_of
+from evotune.explain._limiter import Case, stalls_of
 from evotune.explain._roofline import launch_counters
+from evotune.explain._stall_reasons import STALLS
 from evotune.explain.explanation import Against, Kind, Line
 from evotune.report.wording import difference
 from evotune.trial import Json, Value

@@ -17,7 +17,12 @@ from evotune.explain._hopeless_values import hopeless_values
 from evotune.explain._limiter import Case, limiter_of
 from evotune.explain._machine_differences import Machine, against_of, telling_line
 from evotune.explain._measured_pairs import with_measurements
-from evotune.explain._roofline import ceilings_of, launch_counters, roofline_of
+from evotune.explain._roofline import (
+    ceilings_of,
+    largest_launch,
+    launch_counters,
+    roofline_of,
+)
 from evotune.explain._space_effects import (
     importance_of,
     marginal_differences,
@@ -40,6 +45,7 @@ from evotune.explain.explanation import (
     Effect,
     Explanation,
     Limiter,
+    MachineCode,
     OverSpace,
     Roofline,
 )
@@ -120,6 +126,7 @@ def explain_data(
         limiter=limiter,
         roofline=roofline,
         counters=_counters(gathered),
+        machine_code=_machine_code(gathered),
         effects=effects,
         over_space=_with_pairs(
             _over_space(table, model, subject, view, cliffs), case, subject, kept, ablation
@@ -184,6 +191,25 @@ def _counters(gathered: GatheredEvidence | None) -> Mapping[str, Json]:
         return {"unavailable": reason}
     found: dict[str, Json] = msgspec.to_builtins(counters[0])
     return found
+
+
+def _machine_code(gathered: GatheredEvidence | None) -> MachineCode | None:
+    launch = largest_launch(gathered.evidence) if gathered is not None else None
+    view = launch.static if launch is not None else None
+    if launch is None or view is None:
+        return None
+    resident = launch.occupancy
+    return MachineCode(
+        kernel=launch.kernel,
+        source=view.source,
+        instructions=view.loop_instructions or view.instructions,
+        in_loops=bool(view.loop_instructions),
+        registers=view.registers,
+        spilled_bytes=view.spill_load_bytes + view.spill_store_bytes,
+        warps=resident.warps if resident is not None else None,
+        max_warps=resident.max_warps if resident is not None else None,
+        bound_by=resident.bound_by if resident is not None else "",
+    )
 
 
 def _why(evidence: Evidence | None, part: str) -> str:

@@ -17,6 +17,7 @@ from importlib.resources import files
 
 from evotune.report.data import RunData
 from evotune.report.html._payload import printable_json, run_payload
+from evotune.report.html.pictures import picture_style
 from evotune.report.records import finite
 from evotune.trial import Json
 from evotune.version import __version__
@@ -28,6 +29,7 @@ _SCRIPTS = (
     "charts.js",
     "parallel.js",
     "plots.js",
+    "pictures.js",
     "explain.js",
     "sections.js",
     "main.js",
@@ -67,6 +69,7 @@ def html_page(runs: Sequence[RunData], explanations: Sequence[Json] = ()) -> str
 <link rel="icon" href="data:,">
 <style>
 {_asset("report.css")}
+{picture_style()}
 </style>
 </head>
 <body>
