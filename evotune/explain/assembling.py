@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +22,7 @@ from evotune.explain._roofline import (
     launch_counters,
     roofline_of,
 )
+from evotune.explain._sentences import gain_text, held_text, sure_gains
 from evotune.explain._space_effects import (
     importance_of,
     marginal_differences,
@@ -311,21 +311,15 @@ def _with_reasons(
 def _headline(subject: Subject, limiter: Limiter, effects: Sequence[Effect]) -> str:
     time = wording.time_text(subject.time_us) if subject.time_us else "an unknown time"
     what = f"Trial {subject.trial.number} takes {time}"
+    if subject.case:
+        what += f" on {subject.case}"
     if subject.speedup is not None:
         what += f", {subject.speedup:.2f}x the speed of {subject.baseline}"
-    parts = [what + "."]
-    if limiter.name:
-        share = f" ({limiter.share:.0%})" if limiter.share is not None else ""
-        parts.append(f"It is held by {limiter.name}{share}.")
-    else:
-        parts.append("No measurement says yet what holds it.")
-    best = [e for e in effects if e.worth is not None and e.basis != "model" and e.low is not None]
-    gains = [e for e in best if (e.low or 0) > 1 and not e.same_code]
+    parts = [f"{what}.", held_text(limiter)]
+    gains = sure_gains(effects)
     if gains:
-        most = max(gains, key=lambda effect: math.log(effect.worth or 1))
-        own, other = (wording.value_text(value) for value in (most.to, most.source))
-        text = f"Its most valuable choice is {most.parameter}={own}: {most.worth:.2f}x over {other}"
-        parts.append(text + (f" ({most.because})." if most.because else "."))
+        because = f" ({gains[0].because})" if gains[0].because else ""
+        parts.append(f"Its most valuable choice is {gain_text(gains[0])}{because}.")
     return " ".join(parts)
 
 

@@ -5,24 +5,28 @@ The explanation rests on the run's store alone: a report compiles and launches n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from evotune.errors import UsageError
 from evotune.explain._effects_picture import choice_text
 from evotune.explain._explanation_pictures import explanation_pictures, no_waits_text
 from evotune.explain._explanation_text import pair_line, shown_effects
+from evotune.explain._sentences import is_complete, winner_sentences
 from evotune.explain.assembling import explain_data
 from evotune.explain.explanation import Explanation
 from evotune.report import markdown
 from evotune.report.data import RunData
-from evotune.report.html import html_page
+from evotune.report.html import Explained, html_page
 from evotune.report.html.pictures import picture_json
 from evotune.trial import Json
+
+_TRIES: Final = 2  # suggestions in the opening; the section has all
 
 
 def explained_html(runs: Sequence[RunData]) -> str:
     """The page of these runs; each has its explanation."""
-    return html_page(runs, [_section(data) for data in runs])
+    return html_page(runs, [_for_page(_explained(data)) for data in runs])
 
 
 def explained_markdown(data: RunData) -> str:
@@ -39,11 +43,24 @@ def _explained(data: RunData) -> Explanation | None:
         return None
 
 
-def _section(data: RunData) -> Json:
-    """The data that the page's script draws. Texts are made harmless by the page."""
-    found = _explained(data)
+def _for_page(found: Explanation | None) -> Explained | None:
     if found is None:
         return None
+    tries = [
+        f"Try this ({item.kind}): {item.text}. Estimate {item.estimate:.2f}x."
+        for item in found.next[:_TRIES]
+    ]
+    return Explained(
+        section=_section(found),
+        why=list(winner_sentences(found)),
+        complete=is_complete(found),
+        tries=tries,
+        triable=any(item.configuration is not None for item in found.next[:_TRIES]),
+    )
+
+
+def _section(found: Explanation) -> Mapping[str, Json]:
+    """The data that the page's script draws. Texts are made harmless by the page."""
     over = found.over_space
     return {
         "headline": found.headline,
