@@ -25,8 +25,8 @@ from evotune.cli.progress import LiveProgress  # noqa: E402
 from evotune.cli.standing import Standing  # noqa: E402
 from evotune.engine.observer import Progress  # noqa: E402
 from evotune.engine.starting import RunRequest, start_run  # noqa: E402
+from evotune.explain.report_parts import explained_html  # noqa: E402
 from evotune.report.data import RunData  # noqa: E402
-from evotune.report.html import html_page  # noqa: E402
 from evotune.trial import Trial  # noqa: E402
 from tests.browser import chromium  # noqa: E402
 
@@ -80,7 +80,7 @@ def main() -> None:
         )
         run = start_run(request, observer).run
         page = Path(folder) / "report.html"
-        page.write_text(html_page([RunData.load(run)]), encoding="utf-8")
+        page.write_text(explained_html([RunData.load(run)]), encoding="utf-8")
         with chromium.Browser(program) as browser:
             browser.look(width=_WIDTH)
             browser.open(page)

@@ -34,6 +34,7 @@ SPILLS, CONFLICTS, GRID, LATENCY = "spills", "bank conflicts", "grid", "latency"
 
 _SPILLING: Final = 0.05  # of the instructions in the innermost loops
 _SPILLED_BYTES: Final = 4  # of one local load or store
+_PTX: Final = "ptx"
 _LAUNCHING: Final = 1 / 3  # of the time
 _BUSY: Final = 0.7
 _HALF: Final = 0.5
@@ -91,8 +92,11 @@ def _spills(case: Case) -> Limiter | None:
     spilled = view.spill_load_bytes + view.spill_store_bytes
     in_loops = bool(view.loop_instructions) and "local" in view.instructions
     counted = view.loop_instructions if in_loops else view.instructions
-    # PTX has no spills yet: their bytes tell the number of the instructions to come.
-    local = counted.get("local", 0) or (0 if in_loops else spilled // _SPILLED_BYTES)
+    local = counted.get("local", 0)
+    if not local and not in_loops and view.source == _PTX:
+        # PTX has no spills yet: their bytes tell the number of the instructions to come. A CPU's
+        # code has bytes too, but most are registers that a function saves once.
+        local = spilled // _SPILLED_BYTES
     total = sum(counted.values()) + (0 if counted.get("local") else local)
     if not total or local / total < _SPILLING:
         return None

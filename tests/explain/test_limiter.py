@@ -73,6 +73,23 @@ def test_spills_are_counted_by_their_bytes_where_only_ptx_was_read() -> None:
     assert "40 of 200 instructions in the code are spills; 160 bytes" in found.evidence[0].text
 
 
+def test_registers_that_a_cpus_function_saves_once_are_no_spills() -> None:
+    """The code of a softmax on a CPU: 144 quarters of its bytes would be a fourth of it."""
+    item = launch(counted=False)
+    assert item.static is not None
+    view = msgspec.structs.replace(
+        item.static,
+        instructions={"load": 58, "store": 34, "vector": 35, "fma": 18, "other": 311},
+        loop_instructions={"load": 8, "store": 6, "vector": 17, "fma": 12, "other": 37},
+        registers=0,
+        spill_load_bytes=192,
+        spill_store_bytes=384,
+        source="objdump 2.40",
+    )
+    found = held_by(gathered(msgspec.structs.replace(item, static=view)))
+    assert found.name != "spills"
+
+
 def test_the_busiest_unit_holds() -> None:
     found = held_by(gathered(launch(pipes={"tensor": 0.82, "mufu": 0.4, "dram": 0.1})))
     assert (found.name, found.share) == ("tensor cores", 0.82)

@@ -164,7 +164,7 @@ def inside(shape: Shape, drawing: Drawing) -> None:
     """A text is held to its own start, middle or end; turned ones to that alone."""
     at = {name: value for name, value in shape.at.items() if not isinstance(value, str)}
     for name, value in at.items():
-        most = drawing.width if "x" in name else drawing.height
+        most = drawing.width if "x" in name or name == "width" else drawing.height
         assert -0.01 <= value <= most + 0.01, (name, shape)
     if shape.tag == "text" and "transform" not in shape.at:
         length = CHARACTER * len(shape.text)
