@@ -59,7 +59,7 @@ def _wrapped(text: str, indent: str = "", first: str | None = None) -> Iterator[
 
 def _limiter(limiter: Limiter) -> Iterator[str]:
     share = f", {limiter.share:.0%}" if limiter.share is not None else ""
-    yield f"Held by: {limiter.name}{share}" if limiter.name else "Held by: not known"
+    yield f"Held by: {limiter.name}{share}" if limiter.name else "Held by: not known yet"
     for fact in limiter.evidence:
         yield from _wrapped(f"{fact.text} ({fact.kind})", "    ", "  - ")
     yield from _wrapped(f"rule: {limiter.rule}", "    ", "  ")
@@ -69,7 +69,11 @@ def _roofline(found: Explanation) -> Iterator[str]:
     roofline = found.roofline
     if roofline is None or not roofline.units:
         return
-    yield from _wrapped(f"Busy on {roofline.case}, against {roofline.ceilings} ceilings")
+    ceilings = "measured" if roofline.ceilings == "measured" else "published"
+    yield from _wrapped(
+        f"Busy part of the time on {roofline.case}, by {ceilings} ceilings; a unit marked "
+        "`model` needs at least so much for the problem's own work"
+    )
     for unit in roofline.units:
         filled = round(_BAR * min(unit.share, 1.0))
         bar = "#" * filled + "." * (_BAR - filled)
@@ -99,7 +103,7 @@ def _effects(effects: Sequence[Effect]) -> Iterator[str]:
     failed = [e for e in effects if e.worth is None][:_FAILED]
     if not shown and not failed:
         return
-    yield "What its choices are worth: time with the other value / time with this one"
+    yield "Worth of its choices: time with the other value / time with this one"
     for effect in shown:
         choice = f"{effect.parameter}={wording.value_text(effect.to)}"
         other = f"over {wording.value_text(effect.source)}"
@@ -126,16 +130,17 @@ def _space(found: OverSpace) -> Iterator[str]:
             + (f"/{item.model:.0%}" if item.model is not None else "")
             for item in decisive[:_IMPORTANT]
         )
-        lines += _wrapped(f"decide (best trials/model): {named}", "    ", "  ")
+        shares = "share among the best trials / in the model"
+        lines += _wrapped(f"parameters that decide ({shares}): {named}", "    ", "  ")
     for title, texts in (
-        ("together", [pair_line(pair) for pair in found.pairs]),
+        ("depend on each other", [pair_line(pair) for pair in found.pairs]),
         ("cliff", [cliff.text for cliff in found.cliffs]),
-        ("no chance", [value.text for value in found.hopeless[:_HOPELESS]]),
+        ("never valid", [value.text for value in found.hopeless[:_HOPELESS]]),
     ):
         for text in texts:
             lines += _wrapped(f"{title}: {text}", "    ", "  ")
     if len(found.hopeless) > _HOPELESS:
-        lines.append(f"  and {len(found.hopeless) - _HOPELESS} more values without a valid trial")
+        lines.append(f"  and {len(found.hopeless) - _HOPELESS} more values that were never valid")
     if lines:
         yield f"Over the space: {found.valid} of {found.trials} trials are valid"
         yield from lines
@@ -162,7 +167,7 @@ def _against(found: Against | None) -> Iterator[str]:
     for line in found.lines:
         yield from _wrapped(f"{line.text} ({line.kind})", "    ", "  - ")
     if not found.lines:
-        yield "  nothing is known of both that differs in the machine"
+        yield "  no figure is known of both that differs"
 
 
 def _value(value: object) -> str:

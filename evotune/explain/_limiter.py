@@ -35,6 +35,7 @@ SPILLS, CONFLICTS, GRID, LATENCY = "spills", "bank conflicts", "grid", "latency"
 _SPILLING: Final = 0.05  # of the instructions in the innermost loops
 _SPILLED_BYTES: Final = 4  # of one local load or store
 _PTX: Final = "ptx"
+_AT_LEAST: Final = "part of the time that the problem's own work needs at least"
 _LAUNCHING: Final = 1 / 3  # of the time
 _BUSY: Final = 0.7
 _HALF: Final = 0.5
@@ -79,7 +80,7 @@ def limiter_of(case: Case) -> Limiter:
     return Limiter(
         name="",
         share=None,
-        rule="no rule holds: the evidence supports no statement",
+        rule="none of the six rules holds by this evidence",
         evidence=tuple(_busiest(case)),
     )
 
@@ -241,7 +242,7 @@ def _stall_facts(case: Case) -> Iterator[Fact]:
     waits = ", ".join(f"{cycles:.1f} {STALLS.get(name, name)}" for name, cycles in ranked)
     total = sum(stalls.values())
     yield Fact(
-        text=f"of {total:.1f} cycles that a warp waits between two instructions: {waits}",
+        text=f"a warp waits {total:.1f} cycles between two instructions: {waits}",
         kind="measured",
         numbers=dict(ranked),
     )
@@ -252,11 +253,16 @@ def _occupancy_facts(case: Case) -> Iterator[Fact]:
     resident = launch.occupancy if launch is not None else None
     if resident is not None:
         yield Fact(
-            text=f"{resident.warps} of {resident.max_warps} warps a multiprocessor are resident, "
-            f"bound by {resident.bound_by}",
+            text=f"a multiprocessor holds {resident.warps} warps at once and could hold "
+            f"{resident.max_warps}; {resident.bound_by} keep{_s(resident.bound_by)} more out",
             kind="static",
             numbers={"warps": resident.warps, "max_warps": resident.max_warps},
         )
+
+
+def _s(name: str) -> str:
+    """The ending of a verb after a resource's name: `registers keep`, `shared memory keeps`."""
+    return "" if name.endswith("s") else "s"
 
 
 def _work_facts(case: Case) -> Iterator[Fact]:
@@ -280,9 +286,9 @@ def _busiest(case: Case) -> Iterator[Fact]:
         units = [unit for unit in shown if unit.kind == kind]
         if units:
             named = ", ".join(f"{unit.name} {unit.share:.0%}" for unit in units)
-            what = "busy" if kind == "measured" else "needed at least, by ceilings and work"
+            lead = "busy part of the time" if kind == "measured" else _AT_LEAST
             yield Fact(
-                text=f"{what}: {named}",
+                text=f"{lead}: {named}",
                 kind="measured" if kind == "measured" else "model",
                 numbers={unit.name: unit.share for unit in units},
             )

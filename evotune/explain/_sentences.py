@@ -57,9 +57,10 @@ def gain_text(effect: Effect) -> str:
 def winner_sentences(found: Explanation) -> Iterator[str]:
     """Why the explained candidate is as fast as it is, for someone who knows its time: the
     limiter with its first evidence, and the choices that are surely worth something."""
-    where = f"On {found.roofline.case}: " if found.roofline is not None else ""
     held = held_text(found.limiter)
-    yield f"{where}{held[0].lower()}{held[1:]}" if where else held
+    if found.roofline is not None:
+        held = f"On {found.roofline.case} {held[0].lower()}{held[1:]}"
+    yield held
     if found.limiter.name and found.limiter.evidence:
         fact = found.limiter.evidence[0]
         yield f"{fact.text[0].upper()}{fact.text[1:]} ({fact.kind})."

@@ -333,14 +333,14 @@ def _missing(
     if data.recorded:
         return ["a recorded run has no kernel: no counters, no machine code, no ablation"]
     if gathered is None:
-        found.append("counters and machine code of this trial: not gathered")
+        found.append("counters and machine code of this trial: not measured yet")
     else:
         found += [f"{part}: {reason}" for part, reason in gathered.evidence.unavailable.items()]
     if ablation is None:
         found.append(
-            "effects measured in turn with this trial: not measured; those shown come from the "
-            "run's trials and the search's model"
+            "the worth of its choices, measured in turn with this trial: not measured yet; the "
+            "figures shown come from the run's trials and the search's model"
         )
     if other is not None and other.gathered is None:
-        found.append(f"counters and machine code of {other.name}: not gathered")
+        found.append(f"counters and machine code of {other.name}: not measured yet")
     return found

@@ -75,9 +75,9 @@ def _section(found: Explanation) -> Mapping[str, Json]:
             if effect.because
         ],
         "texts": [
-            *(["together", pair_line(pair)] for pair in over.pairs),
+            *(["depend on each other", pair_line(pair)] for pair in over.pairs),
             *(["cliff", cliff.text] for cliff in over.cliffs),
-            *(["no chance", value.text] for value in over.hopeless),
+            *(["never valid", value.text] for value in over.hopeless),
         ],
         "next": [[item.kind, item.text, item.estimate, item.rule] for item in found.next],
         "missing": list(found.missing),

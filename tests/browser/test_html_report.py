@@ -172,8 +172,8 @@ def test_an_explanation_has_its_pictures_at_every_width_and_in_both_themes(
         inks.add(browser.evaluate(ink))
         # Text is as large as it was drawn, and no smaller: it can be read on a phone.
         assert browser.evaluate(f"Math.min(...{shown}.map((e) => e.getScreenCTM().a))") > 0.9
-        reach = f"{shown}.map((e) => [...e.querySelectorAll('text:not([transform])')].map((t) => t.getBBox()))"
-        reach += ".flat().map((box) => box.x)"
+        level = "[...e.querySelectorAll('text:not([transform])')].map((t) => t.getBBox().x)"
+        reach = f"{shown}.flatMap((e) => {level})"
         assert browser.evaluate(f"Math.min(...{reach})") > -2
     assert len(inks) == 2
     labels = browser.evaluate(f"{shown}.map((e) => e.getAttribute('aria-label'))")

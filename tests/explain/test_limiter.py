@@ -133,7 +133,7 @@ def test_shares_are_of_the_calls_time_not_of_the_time_with_work() -> None:
     found = held_by(gathered(short), time_us=4.5)
     assert found.name == "latency: wait"
     assert any("no work for 43% of the 5.8 µs" in fact.text for fact in found.evidence)
-    (busy,) = (fact.numbers["tensor cores"] for fact in found.evidence if "busy:" in fact.text)
+    (busy,) = (fact.numbers["tensor cores"] for fact in found.evidence if "busy part" in fact.text)
     assert busy == pytest.approx(0.6 * 0.566 * 5.76 / 4.5)
 
 

@@ -276,8 +276,8 @@ def test_a_share_is_said_with_its_meaning(name: str, share: float | None, senten
 def test_the_opening_has_the_limiter_its_evidence_and_sure_gains(counted: Explanation) -> None:
     held, evidence, gains = winner_sentences(counted)
     assert (
-        held == f"On {CASE}: it is held by latency: 71% of a warp's waits are for global or "
+        held == f"On {CASE} it is held by latency: 71% of a warp's waits are for global or "
         "local memory."
     )
-    assert evidence.startswith("Of 3.5 cycles that a warp waits")
+    assert evidence.startswith("A warp waits 3.5 cycles between two instructions: 2.5 ")
     assert gains.startswith("Its most valuable choices: PAD=true, 2.00x over false; BLOCK=64, ")

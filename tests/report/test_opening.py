@@ -36,7 +36,7 @@ def test_a_confirmed_winner(tmp_path: Path) -> None:
         tmp_path, [ok(1.1), ok(1.5)], confirmations={1: won}, meta={"default": configuration(0)}
     )
     assert said(found["What won?"]) == (
-        "Trial 1 of 2. 3 of its 3 values are not the default's: BLOCK_M=32 UNROLL=1 PACK=false."
+        "Trial 1 of 2. 3 of its 3 values differ from the default's: BLOCK_M=32 UNROLL=1 PACK=false."
     )
     assert said(found["By how much?"]) == "1.40 times as fast as sdpa:flash in each of 2 cases."
     sure = said(found["Is it sure?"])

@@ -82,7 +82,7 @@ def _winner(data: RunData, leader: Row) -> str:
     if not changed:
         return f"{text}: the space's default. The search found nothing better."
     text += f". {len(changed)} of its {counted(len(leader.configuration), 'value')} "
-    text += "is not the default's" if len(changed) == 1 else "are not the default's"
+    text += "differs from the default's" if len(changed) == 1 else "differ from the default's"
     if len(changed) > _SHOWN_CHANGES:
         return f"{text}."
     return f"{text}: {wording.configuration_text(changed)}."
