@@ -1,9 +1,11 @@
-"""Makes the pictures of README from a real run on this machine's CPU.
+"""Makes the pictures of README and of the guides from a real run on this machine's CPU.
 
 python docs/pictures.py [--space attention-cpu] [--trials 24] [--at 18]    # needs Chromium
 
 docs/images/live.svg is the very panel that the terminal shows, as it was after trial --at, 80
-columns wide; docs/images/report.png the top of the HTML report of that run.
+columns wide; docs/images/report.png is the top of the HTML report of that run, docs/images/why.png
+its section that explains the winner. Effects are those of the run's trials: to measure each choice
+in turn takes longer than the run.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from evotune.cli.progress import LiveProgress  # noqa: E402
 from evotune.cli.standing import Standing  # noqa: E402
 from evotune.engine.observer import Progress  # noqa: E402
 from evotune.engine.starting import RunRequest, start_run  # noqa: E402
+from evotune.explain.explaining import ExplainRequest, explain_run  # noqa: E402
 from evotune.explain.report_parts import explained_html  # noqa: E402
 from evotune.report.data import RunData  # noqa: E402
 from evotune.trial import Trial  # noqa: E402
@@ -33,6 +36,11 @@ from tests.browser import chromium  # noqa: E402
 IMAGES = Path(__file__).parent / "images"
 _COLUMNS = 80
 _WIDTH, _HEIGHT = 1180, 900
+_EXPLAINED = """(() => {
+  const why = document.querySelector('.evotune-pictures').closest('section');
+  const box = why.getBoundingClientRect();
+  return [box.top + scrollY - 8, box.height + 16];
+})()"""
 # A picture asks nobody for a font.
 _FORMAT = re.sub(r"@font-face \{\{.*?\n    \}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 
@@ -79,6 +87,7 @@ def main() -> None:
             command=command,
         )
         run = start_run(request, observer).run
+        explain_run(run, ExplainRequest(measure=True, effects=False), print)
         page = Path(folder) / "report.html"
         page.write_text(explained_html([RunData.load(run)]), encoding="utf-8")
         with chromium.Browser(program) as browser:
@@ -86,6 +95,8 @@ def main() -> None:
             browser.open(page)
             browser.wait("document.querySelectorAll('.chart[data-drawn]').length > 0")
             browser.screenshot(IMAGES / "report.png", top=0, width=_WIDTH, height=_HEIGHT)
+            top, height = browser.evaluate(_EXPLAINED)
+            browser.screenshot(IMAGES / "why.png", top=int(top), width=_WIDTH, height=int(height))
     (IMAGES / "live.svg").write_text(observer.picture, encoding="utf-8")
 
 

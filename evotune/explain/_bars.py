@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from evotune.report.html.pictures import CHARACTER, Drawing, fitting, widest
+from evotune.report.html.pictures import Drawing, fitting, text_width, widest
 
 _LINE: Final = 16  # a line of text
 _BAR: Final = 13
@@ -55,12 +55,12 @@ def legend(drawing: Drawing, names: Sequence[tuple[str, str]], *, tag: str = "bo
     """Puts a line with a mark and a name for each (style class, name) below the drawing."""
     x, y = 0.0, drawing.height + 12
     for look, name in names:
-        if x and x + 18 + CHARACTER * len(name) > drawing.width:
+        if x and x + 18 + text_width(name) > drawing.width:
             x, y = 0.0, y + _LINE
         if tag == "dot":
             drawing.dot(look, (x + 5, y - 4))
         else:
             drawing.box(look, (x, y - 9), 10, 10)
         drawing.text("quiet", (x + 16, y), name)
-        x += 34 + CHARACTER * len(name)
+        x += 34 + text_width(name)
     drawing.height = y + 6

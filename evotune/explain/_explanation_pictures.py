@@ -53,8 +53,8 @@ def no_waits_text(found: Explanation) -> str:
     told = f": {reason}" if reason else ", since this device has no counters for them"
     instead = ""
     if found.machine_code is not None:
-        instead = " The machine code, which needs no counters, stands in their place."
-    return f"How long warps wait, and for what, is not known{told}.{instead}"
+        instead = " The instructions in the machine code stand in their place."
+    return f"Waits and their reasons are not known{told}.{instead}"
 
 
 def _machine(found: Explanation) -> Iterator[Picture]:
@@ -144,8 +144,8 @@ def _code(code: MachineCode) -> Picture:
     where = "innermost loops" if code.in_loops else "whole code"
     said = ", ".join(f"{count} {_IN_CODE.get(name, name)}" for name, count in ranked if count)
     facts = [f"Read by {code.source}, not counted while it ran."]
-    facts += [f"{code.registers} registers a thread."] if code.registers else []
-    facts += [f"{code.spilled_bytes:,} bytes are spilled."] if code.spilled_bytes else []
+    if code.registers:  # of a GPU: a CPU's function saves registers without spilling
+        facts.append(f"{code.registers} registers a thread, {code.spilled_bytes:,} bytes spilled.")
     if code.warps is not None:
         bound = f", bound by {code.bound_by}" if code.bound_by else ""
         facts.append(f"{code.warps} of {code.max_warps} warps are resident{bound}.")

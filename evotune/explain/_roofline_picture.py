@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from evotune.report import wording
-from evotune.report.html.pictures import CHARACTER, NARROW, WIDE, Drawing, Picture
+from evotune.report.html.pictures import NARROW, WIDE, Drawing, Picture, text_width
 
 if TYPE_CHECKING:
     from evotune.explain.explanation import Roofline, Unit
@@ -83,7 +83,7 @@ def roofline_picture(roofline: Roofline, label: str, limiter: str) -> Picture | 
     dots = _dots(roofline)
     if not ceilings or not dots:
         return None
-    own = f"{label}: {si(flops, 'FLOP/s')}"
+    own = f"{label}: {wording.rate_text(flops, 'FLOP/s')}"
     named = ", ".join(f"{ceiling.name} {ceiling.text}" for ceiling in ceilings)
     at = ", ".join(
         f"{intensity:.3g} FLOP/byte" + (f" of {name}" if name else "") for name, intensity in dots
@@ -106,7 +106,7 @@ def ceilings_of_picture(roofline: Roofline, limiter: str) -> list[Ceiling]:
         per_byte = unit.unit == "bytes/s"
         rate = unit.rate if per_byte else _flops_of(unit, roofline)
         if rate:
-            text = si(unit.rate or rate, unit.unit)
+            text = wording.rate_text(unit.rate or rate, unit.unit)
             found.append(Ceiling(unit.name, rate, per_byte, text, unit.name in holding))
     level = [ceiling for ceiling in found if not ceiling.per_byte]
     highest = max((c.rate for c in level if c.text.endswith("FLOP/s")), default=math.inf)
@@ -114,22 +114,6 @@ def ceilings_of_picture(roofline: Roofline, limiter: str) -> list[Ceiling]:
     level.sort(key=lambda ceiling: -ceiling.rate)
     bandwidths = [ceiling for ceiling in found if ceiling.per_byte]
     return [*level, *sorted(bandwidths, key=lambda ceiling: -ceiling.rate)]
-
-
-def si(value: float, unit: str) -> str:
-    """`972 TFLOP/s`: three digits and a prefix."""
-    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{_digits(value / size)} {prefix}{_unit(unit)}"
-    return f"{_digits(value)} {_unit(unit)}"
-
-
-def _unit(unit: str) -> str:
-    return "B/s" if unit == "bytes/s" else unit if unit == "FLOP/s" else f" {unit}".rstrip()
-
-
-def _digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _kind(roofline: Roofline) -> str:
@@ -211,7 +195,7 @@ def _axes(drawing: Drawing, plot: _Plot) -> None:
     for tick in _ticks(plot.least[1], plot.most[1]):
         y = plot.y(tick)
         drawing.line("grid", (_LEFT, y), (right, y))
-        drawing.text("quiet", (_LEFT - 6, y + 4), si(tick, ""), anchor="end")
+        drawing.text("quiet", (_LEFT - 6, y + 4), wording.rate_text(tick, ""), anchor="end")
     drawing.line("axis", (_LEFT, bottom), (right, bottom))
     drawing.line("axis", (_LEFT, _TOP), (_LEFT, bottom))
     drawing.text("quiet", ((_LEFT + right) / 2, plot.height - 6), "FLOP/byte", anchor="middle")
@@ -272,9 +256,9 @@ def _bandwidth_name(
     (x0, y0), (x1, y1) = ends
     length = math.hypot(x1 - x0, y1 - y0)
     text = _name(plot, ceiling)
-    if CHARACTER * len(text) + 24 > length:
+    if text_width(text) + 24 > length:
         text = ceiling.name
-    if CHARACTER * len(text) > length:
+    if text_width(text) > length:
         return
     turned = -math.degrees(math.atan2(y0 - y1, x1 - x0))
     along = 12.0 + 14.0 * place
@@ -282,7 +266,7 @@ def _bandwidth_name(
     x, y = x0 + share * (x1 - x0), y0 + share * (y1 - y0)
     side = math.radians(turned + 90)
     off = 5.0
-    if upper and x - CHARACTER * len(text) * math.cos(math.radians(turned)) - 12 < _LEFT:
+    if upper and x - text_width(text) * math.cos(math.radians(turned)) - 12 < _LEFT:
         off = -14.0  # below the line: above it there is the axis
     at = (x - off * math.cos(side), y - off * math.sin(side))
     drawing.text(_ink(ceiling), at, text, anchor="end" if upper else "start", turned=turned)
@@ -328,7 +312,7 @@ def _kernel(
             elif at == len(dots) - 1:
                 drawing.text("quiet", (x + 9, y + 4), name)
         below += 13 if apart >= _NEIGHBOURS else 2
-    half = CHARACTER * len(own) / 2
+    half = text_width(own) / 2
     centre = min(max(sum(places) / len(places), _LEFT + half + 4), plot.right - half)
     drawing.text("strong", (centre, below), own, anchor="middle")
 

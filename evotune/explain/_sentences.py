@@ -17,29 +17,31 @@ _SHOWN_EFFECTS: Final = 3
 
 def held_text(limiter: Limiter) -> str:
     """What holds the kernel, as a sentence. The meaning of the share depends on the limiter."""
-    if not limiter.name:
-        return "It is not known yet what holds it."
     name, _, reason = limiter.name.partition(": ")
     share = f"{limiter.share:.0%}" if limiter.share is not None else ""
-    if name == "latency":
-        if not reason or not share:
-            return "It is held by latency: no unit has much work, and few warps hide the waits."
-        waits = STALLS.get(reason, f"for {reason}")
-        return f"It is held by latency: {share} of a warp's waits are {waits}."
+    waits = STALLS.get(reason, f"for {reason}")
     said = {
+        "": "It is not known yet what holds it.",
         "spills": f"It is held by spills: they are {share} of the instructions.",
         "launch": f"It is held by launching: empty launches take {share} of the time.",
         "grid": f"It is held by its grid: {share} of the multiprocessors' time is idle.",
         "bank conflicts": f"It is held by bank conflicts: they take about {share} of the time.",
+        "latency": f"It is held by latency: {share} of a warp's waits are {waits}."
+        if reason and share
+        else "It is held by latency: no unit has much work, and few warps hide the waits.",
     }
-    if name in said:
-        return said[name]
+    return said[name] if name in said else _held_by_units(limiter, share)
+
+
+def _held_by_units(limiter: Limiter, share: str) -> str:
+    name = limiter.name
     units = name.split(" + ")
     if len(units) > 1:
         named = ", ".join(units[:-1]) + f" and {units[-1]}"
         return f"It is held by {named} together: each is busy for more than half of the time."
-    busy = f", busy for {share} of the time" if share else ""
-    return f"It is held by {name}{busy}."
+    if limiter.evidence and limiter.evidence[0].kind == "model":
+        return f"It is held by {name}: the problem's own work fills it for {share} of the time."
+    return f"It is held by {name}, busy for {share} of the time."
 
 
 def sure_gains(effects: Sequence[Effect]) -> list[Effect]:

@@ -28,6 +28,8 @@ _CONFIGURATIONS: Final = 3
 _LEAST: Final = 1.01  # a smaller estimate is not worth a line
 _LEAST_CERTAINTY: Final = 0.5  # of a prediction, in its deviations
 _ELITES: Final = 5  # whose neighbours are candidates
+_FEWER_READS: Final = "read each tile once for two blocks (clusters, larger tiles)"
+_SMALLER_TILES: Final = "work on tiles that stay in a core's own cache, or make fewer passes"
 _POLYNOMIAL: Final = 0.75
 """FMA time of an exponential by a polynomial of degree 5, in MUFU times: six instructions at eight
 times MUFU's rate."""
@@ -102,7 +104,8 @@ def _techniques(sources: Sources) -> Iterator[Suggestion]:
     if name == DRAM:
         yield from _memory(case)
     if name == L2:
-        yield from _half_of(case, L2, "read each tile once for two blocks (clusters, larger tiles)")
+        on_gpu = "multiprocessors" in case.attributes
+        yield from _half_of(case, L2, _FEWER_READS if on_gpu else _SMALLER_TILES)
     if name == SHARED:
         yield from _half_of(case, SHARED, "keep one operand in registers instead of shared memory")
     if name.startswith(ISSUE):

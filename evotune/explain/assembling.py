@@ -133,7 +133,11 @@ def explain_data(
         ),
         against=against_of(mine, other) if other is not None else None,
         next=suggestions_of(sources),
-        missing=(*missing, *_missing(data, gathered, ablation, other)),
+        missing=(
+            *missing,
+            *(roofline.exceeded if roofline is not None else ()),
+            *_missing(data, gathered, ablation, other),
+        ),
     )
 
 

@@ -51,6 +51,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
 
     - `intensity`: operations / bytes moved.
     - `ceilings`: measured or model.
+    - `exceeded`: in words, the ceilings that the kernel itself exceeds: none of them holds it.
     """
 
     case: str
@@ -61,6 +62,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
     intensity: float
     ceilings: str
     units: tuple[Unit, ...]
+    exceeded: tuple[str, ...] = ()
 
 
 class MachineCode(msgspec.Struct, frozen=True, kw_only=True):

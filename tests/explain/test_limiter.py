@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from evotune.device.evidence import Ceilings
+from evotune.device.gathered import Work
 from evotune.explain._limiter import Case, limiter_of
 from evotune.explain._roofline import roofline_of
 from evotune.explain.explanation import Limiter
@@ -88,6 +89,26 @@ def test_registers_that_a_cpus_function_saves_once_are_no_spills() -> None:
     )
     found = held_by(gathered(msgspec.structs.replace(item, static=view)))
     assert found.name != "spills"
+
+
+def test_a_ceiling_that_the_kernel_exceeds_does_not_hold_it() -> None:
+    """A copy that was timed on a busy machine: the kernel moves its bytes three times as fast."""
+    found = roofline_of(
+        CASE,
+        100.0,
+        Work(operations=10**6, bytes_moved=3 * 10**8),
+        dtype="float32",
+        evidence=None,
+        ceilings=Ceilings(kind="measured", dram_bytes_per_s=1e12, fma_flops=1e12),
+        attributes={},
+    )
+    assert [unit.name for unit in found.units] == ["FMA"]
+    (text,) = found.exceeded
+    assert text == (
+        "DRAM: the kernel reaches 3 TB/s, more than the measured ceiling of 1 TB/s, which "
+        "therefore says nothing"
+    )
+    assert limiter_of(Case(found, None, {})).name == ""
 
 
 def test_the_busiest_unit_holds() -> None:

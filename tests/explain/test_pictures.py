@@ -13,20 +13,21 @@ import pytest
 
 from evotune.explain._effects_picture import effects_picture
 from evotune.explain._explanation_pictures import explanation_pictures, no_waits_text
-from evotune.explain._roofline_picture import ceilings_of_picture, roofline_picture, si
+from evotune.explain._roofline_picture import ceilings_of_picture, roofline_picture
 from evotune.explain._sentences import held_text, winner_sentences
 from evotune.explain._sides import read_run
 from evotune.explain.assembling import explain_data
-from evotune.explain.explanation import Effect, Explanation, Limiter, Roofline, Unit
+from evotune.explain.explanation import Effect, Explanation, Fact, Limiter, Roofline, Unit
 from evotune.explain.explanation_html import html_of
 from evotune.report.html.pictures import (
-    CHARACTER,
     Drawing,
     Picture,
     Shape,
     figure_html,
     picture_json,
+    text_width,
 )
+from evotune.report.wording import rate_text
 
 from .planted import CASE, gathered, launch, planted_run
 
@@ -81,10 +82,10 @@ def test_without_counters_the_machine_code_stands_there_with_the_reason(
     assert not any("waits" in title for title in titles(uncounted))
     code = next(p for p in explanation_pictures(uncounted) if "Instructions" in p.title)
     assert "16 tensor cores (MMA)" in code.alternative
-    assert "128 registers a thread." in code.note
+    assert "128 registers a thread, 0 bytes spilled." in code.note
     reason = str(uncounted.counters["unavailable"])
     assert reason in no_waits_text(uncounted)
-    assert no_waits_text(uncounted).endswith("stands in their place.")
+    assert no_waits_text(uncounted).endswith("stand in their place.")
 
 
 def test_the_roofline_names_its_ceilings_and_the_kernel(counted: Explanation) -> None:
@@ -167,7 +168,7 @@ def inside(shape: Shape, drawing: Drawing) -> None:
         most = drawing.width if "x" in name or name == "width" else drawing.height
         assert -0.01 <= value <= most + 0.01, (name, shape)
     if shape.tag == "text" and "transform" not in shape.at:
-        length = CHARACTER * len(shape.text)
+        length = text_width(shape.text)
         before = {"start": 0.0, "middle": 0.5, "end": 1.0}[str(shape.at["text-anchor"])]
         start = at["x"] - before * length
         assert start >= -2, shape
@@ -237,7 +238,7 @@ def test_both_ways_to_write_a_picture_have_the_same_texts(counted: Explanation) 
 
 
 def test_the_page_says_why_there_are_no_waits(uncounted: Explanation) -> None:
-    assert "is not known" in html_of(uncounted)
+    assert "their reasons are not known" in html_of(uncounted)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +252,7 @@ def test_the_page_says_why_there_are_no_waits(uncounted: Explanation) -> None:
     ],
 )
 def test_rates_have_three_digits_and_a_prefix(value: float, unit: str, text: str) -> None:
-    assert si(value, unit) == text
+    assert rate_text(value, unit) == text
 
 
 @pytest.mark.parametrize(
@@ -271,6 +272,12 @@ def test_rates_have_three_digits_and_a_prefix(value: float, unit: str, text: str
 def test_a_share_is_said_with_its_meaning(name: str, share: float | None, sentence: str) -> None:
     limiter = Limiter(name=name, share=share, rule="", evidence=())
     assert held_text(limiter).startswith(sentence)
+
+
+def test_a_share_by_the_model_is_the_problems_own_work() -> None:
+    fact = Fact(text="", kind="model")
+    limiter = Limiter(name="DRAM", share=0.8, rule="", evidence=(fact,))
+    assert held_text(limiter).endswith("the problem's own work fills it for 80% of the time.")
 
 
 def test_the_opening_has_the_limiter_its_evidence_and_sure_gains(counted: Explanation) -> None:

@@ -23,8 +23,7 @@ WIDE: Final = 540
 """The width of a drawing on a desktop's screen, in pixels."""
 NARROW: Final = 330
 """The width of a drawing on a phone."""
-CHARACTER: Final = 7.1
-"""The mean width of a character in pixels, in the widest of the usual fonts."""
+_SMALL, _CAPITAL = 7.1, 8.8  # the mean widths of characters, in the widest of the usual fonts
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +128,23 @@ def picture_json(picture: Picture) -> dict[str, Json]:
 
 
 def fitting(text: str, width: float) -> str:
-    """The text, cut to what has room in `width` pixels."""
-    most = max(1, int(width / CHARACTER))
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    """The text, cut to the part that has room in `width` pixels."""
+    if text_width(text) <= width:
+        return text
+    while text and text_width(text) + _CAPITAL > width:
+        text = text[:-1]
+    return f"{text}…"
+
+
+def text_width(text: str) -> float:
+    """An estimate of a text's width in pixels."""
+    capitals = sum(character.isupper() or character in "_%=mw" for character in text)
+    return _CAPITAL * capitals + _SMALL * (len(text) - capitals)
 
 
 def widest(texts: Sequence[str]) -> float:
     """The width of the longest of the texts, in pixels."""
-    return CHARACTER * max((len(text) for text in texts), default=0)
+    return max(map(text_width, texts), default=0.0)
 
 
 def _sizes(picture: Picture) -> Iterator[tuple[str, Drawing]]:
