@@ -72,11 +72,11 @@ def _drawing(effects: Sequence[Effect], width: float) -> Drawing:
 
     bottom = row * len(effects) + 4.0
     drawing = Drawing(width, bottom + 18)
-    last = -math.inf
+    last, one = -math.inf, place(1.0)
     for tick in (tick for tick in _TICKS if low <= tick <= high):
         x = place(tick)
         drawing.line("one" if tick == 1.0 else "grid", (x, 0), (x, bottom))
-        if x - last >= _TICK_ROOM or tick == 1.0:
+        if tick == 1.0 or (x - last >= _TICK_ROOM and abs(x - one) >= _TICK_ROOM):
             drawing.text("quiet", (x, bottom + 14), f"{tick:g}x", anchor="middle")
             last = x
     for at, (effect, label, figure) in enumerate(zip(effects, labels, figures, strict=True)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -25,6 +26,7 @@ WIDTH: Final = 80
 _BAR: Final = 20
 _EFFECTS: Final = 10
 _FAILED: Final = 3
+_NARROW: Final = 4.0  # the upper end of an interval / the lower one
 _IMPORTANT: Final = 6
 _LEAST_SHARE: Final = 0.02
 _HOPELESS: Final = 8
@@ -81,14 +83,16 @@ def _roofline(found: Explanation) -> Iterator[str]:
 
 
 def shown_effects(effects: Sequence[Effect]) -> list[Effect]:
-    """The measured ones, and those predicted ones whose interval leaves out 1."""
-    return [
-        e
-        for e in effects
-        if e.worth is not None
-        and not e.same_code
-        and (e.basis != "model" or (e.low or 0.0) > 1 or (e.high or 2.0) < 1)
-    ]
+    """The effects that say something: measured in turn, or with an interval that leaves out 1. Of
+    two trials of a quiet run also those whose interval is narrow."""
+    return [e for e in effects if e.worth is not None and not e.same_code and _says_something(e)]
+
+
+def _says_something(effect: Effect) -> bool:
+    low, high = effect.low or 0.0, effect.high or math.inf
+    if effect.basis == "paired" or low > 1 or high < 1:
+        return True
+    return effect.basis == "trials" and low > 0 and high / low <= _NARROW
 
 
 def waits_of(counters: Mapping[str, Json]) -> dict[str, float]:

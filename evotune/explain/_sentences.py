@@ -21,7 +21,9 @@ def held_text(limiter: Limiter) -> str:
     share = f"{limiter.share:.0%}" if limiter.share is not None else ""
     waits = STALLS.get(reason, f"for {reason}")
     said = {
-        "": "It is not known yet what holds it.",
+        "": "No part of the device is known to hold it."
+        if limiter.evidence
+        else "It is not known yet what holds it.",
         "spills": f"It is held by spills: they are {share} of the instructions.",
         "launch": f"It is held by launching: empty launches take {share} of the time.",
         "grid": f"It is held by its grid: {share} of the multiprocessors' time is idle.",
@@ -73,7 +75,6 @@ def winner_sentences(found: Explanation) -> Iterator[str]:
 
 
 def is_complete(found: Explanation) -> bool:
-    """Whether `explain` has measured all that it can: counters or the reason for none, and the
-    effects of single choices in turn."""
+    """Whether `explain` has looked at the machine, and measured single choices in turn."""
     paired = any(effect.basis == "paired" for effect in found.effects)
-    return bool(found.limiter.name) and paired
+    return paired and found.machine_code is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sqlite3
@@ -18,7 +19,8 @@ from evotune.engine.ablation import AblationRow, Change
 from evotune.engine.folder import RunFolder
 from evotune.errors import StoreError, UsageError
 from evotune.explain import explaining
-from evotune.explain._sides import read_run
+from evotune.explain._explanation_text import shown_effects
+from evotune.explain._sides import machine_on, read_run, side_of
 from evotune.explain._subjects import chosen_subject
 from evotune.explain.assembling import explain_data
 from evotune.explain.explaining import ExplainRequest, explain_run
@@ -201,6 +203,24 @@ def test_the_baseline_by_its_counters(tmp_path: Path) -> None:
     assert found is not None
     assert (found.name, found.worth) == ("sdpa:cudnn", pytest.approx(1.2))
     assert "1 launch (there 2)" in [line.text for line in found.lines]
+
+
+def test_the_baselines_worth_is_the_leaderboards_speedup(tmp_path: Path) -> None:
+    """Medians of two times are another quotient than the median of pairs on a noisy machine."""
+    run = planted_run(tmp_path / "runs")
+    data = read_run(run)
+    subject = dataclasses.replace(chosen_subject(data, None), time_us=10.0, baseline_us=24.3)
+    side = side_of(run, data, subject, "baseline")
+    assert side is not None
+    assert machine_on(side, subject, data).time_us == pytest.approx(10.0 * 1.2)
+
+
+def test_trials_too_noisy_to_say_something_are_not_shown(tmp_path: Path) -> None:
+    pad = effect(explained(tmp_path), "PAD", False)
+    noisy = msgspec.structs.replace(pad, worth=1.2, low=0.1, high=300.0)
+    narrow = msgspec.structs.replace(pad, worth=1.2, low=0.9, high=1.5)
+    measured = msgspec.structs.replace(noisy, basis="paired")
+    assert shown_effects([pad, noisy, narrow, measured]) == [pad, narrow, measured]
 
 
 def test_suggestions_follow_from_the_limiter_and_can_be_tested(tmp_path: Path) -> None:
