@@ -164,7 +164,8 @@ def _static(mine: Machine, other: Machine) -> Iterator[tuple[float, Line]]:
         a, b = first.get(name, 0), second.get(name, 0)
         if a == b or not max(totals):
             continue
-        words = {"local": "spilling", "mufu": "MUFU", "async_copy": "asynchronous copy"}
+        words = {"local": "spilling", "mufu": "MUFU", "fma": "FMA", "alu": "ALU"}
+        words["async_copy"] = "asynchronous copy"
         text = f"{a} {words.get(name, name.replace('_', ' '))} instructions{where} (there {b})"
         rank = abs(a - b) / max(totals) * (1.0 if name == "local" else 0.3)
         yield rank, _line(f"{name} instructions", a, b, text, "static")

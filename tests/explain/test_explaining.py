@@ -215,6 +215,18 @@ def test_the_baselines_worth_is_the_leaderboards_speedup(tmp_path: Path) -> None
     assert machine_on(side, subject, data).time_us == pytest.approx(10.0 * 1.2)
 
 
+def test_a_trial_of_the_run_is_held_against_another_by_their_speedups(tmp_path: Path) -> None:
+    """The explained trial was timed while the machine was ten times as slow."""
+    run = planted_run(tmp_path / "runs")
+    data = read_run(run)
+    slow = dataclasses.replace(chosen_subject(data, None), time_us=100.0, baseline_us=120.0)
+    default = side_of(run, data, slow, "default")
+    assert default is not None
+    assert machine_on(default, slow, data).time_us == pytest.approx(100.0 * 2.2)
+    elsewhere = dataclasses.replace(default, own_run=False)  # its own time is all that is known
+    assert machine_on(elsewhere, slow, data).time_us == pytest.approx(10.0 * 2.2)
+
+
 def test_trials_too_noisy_to_say_something_are_not_shown(tmp_path: Path) -> None:
     pad = effect(explained(tmp_path), "PAD", False)
     noisy = msgspec.structs.replace(pad, worth=1.2, low=0.1, high=300.0)
