@@ -68,7 +68,7 @@ def explain(
     style: str,
     output: str,
 ) -> int:
-    """Explain why RUN's champion is fast, what limits it, and what to try.
+    """Explain what limits RUN's champion, and what to try.
 
     Names the part of the device that limits it, by counters, machine code and ceilings; the worth
     of each choice; the parameters that decide over the space; and at most five things to try, each
