@@ -1,25 +1,35 @@
 """Kernels at one shape, and interventions that tell what holds them: for `explain_trials.py`.
 
-An intervention is another shape on which the same configuration runs. If the named limiter is
-right, the time changes by a known factor: a batch twice as large takes twice as long if a unit
-holds the kernel, and hardly longer if latency, an empty grid or a launch does. Half the head size
-at as many scores takes half as long if products hold it, and hardly less if exponentials do.
-Twice the query heads on the same keys cost nothing if memory holds it.
+An intervention is another shape. If the named limiter is right, the time changes by a known
+factor: a batch twice as large takes twice as long if a unit holds the kernel, and hardly longer if
+latency, an empty grid or a launch does. Half the head size at as many scores takes half as long if
+products hold it, and hardly less if exponentials do. Twice the query heads on the same keys cost
+nothing if memory holds it.
 
-Where a multiprocessor has room for one block only, twice the batch means two waves, one after the
-other. Then the doubled batch is timed with the fastest configurations of the search that have at
-least twice the warps on a multiprocessor: if latency holds the champion, they hide some of it.
+The other shape is timed twice: with the champion's own configuration, and with the best one of a
+short search there. The faster time counts. This is fair because a limiter belongs to the best
+kernel at a shape, and the champion is the best kernel of a search at its own shape. Its
+configuration may suit the other shape badly, for a reason of its own: where half the head size
+leaves tiles too little work between two barriers, or where a multiprocessor has room for one block
+only, so that twice the batch means two waves. Such a time says nothing about the limiter.
+
+Three rules keep the search from choosing the answer. Every item gets it, whether or not the first
+time agrees with the limiter. It is shorter than the champion's own search, and the configuration
+that it finds is timed again alone, as the champion's is, so that it gains nothing by noise. And the
+bounds hold on both sides: a shorter time helps `latency` at twice the batch and a unit at half the
+head size, but it speaks against a unit at twice the batch. Both times are kept in the data.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+import json
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuning import derive, shape_of, told
+from tuning import EVOTUNE, champion, derive, shape_of, told
 
 from evotune.engine.observer import SilentObserver
 from evotune.engine.starting import RunRequest, start_run
@@ -116,7 +126,6 @@ _TOGETHER = ("head_dim", 1.15, 2.1)
 """Several units at once: half the head size takes less from some of them."""
 _ANY_UNIT = ("batch", 1.6, 2.4)
 _NO_UNITS = ("launch", "grid", "latency")
-_ROOMIER = 4  # configurations with more warps that are timed
 
 
 def alone(
@@ -155,6 +164,14 @@ def unconfirmed(
     return data
 
 
+def explained(runs: Path, *options: str) -> dict[str, Any]:
+    """`evotune explain latest` as JSON, measured where something is missing."""
+    words = [*EVOTUNE, "explain", "latest", "--format", "json", "--trust", "--runs-dir", str(runs)]
+    done = subprocess.run([*words, *options], check=True, stdout=subprocess.PIPE)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 def time_us(
     item: Item, configuration: Mapping[str, Any], sizes: Sizes, folder: Path
 ) -> float | None:
@@ -168,65 +185,96 @@ def time_us(
     return float(times[0]) if times else None
 
 
+@dataclass(frozen=True)
+class OtherShape:
+    """Times of one call at another shape, in µs; None where the configuration cannot run.
+
+    - `same_us`: with the champion's configuration.
+    - `found_us`: with `found`, the best configuration of a search of `trials` trials there.
+    """
+
+    same_us: float | None
+    found_us: float | None = None
+    found: Mapping[str, Any] | None = None
+    trials: int = 0
+
+    @property
+    def fastest_us(self) -> float | None:
+        return min((time for time in (self.same_us, self.found_us) if time), default=None)
+
+
+def time_other_shape(
+    item: Item,
+    configuration: Mapping[str, Any],
+    sizes: Sizes,
+    folder: Path,
+    *,
+    trials: int,
+    strategy: str = "evolution",
+) -> OtherShape:
+    """Times the configuration at other sizes, and the best one of a search there."""
+    same_us = time_us(item, configuration, sizes, folder)
+    if not trials:
+        return OtherShape(same_us)
+    path = derive(item.space, {"problem": item.problem(sizes)}, folder / "other.yaml")
+    try:
+        report = unconfirmed(path, folder / "other", trials, strategy)
+    except EvotuneError:
+        return OtherShape(same_us, trials=trials)
+    best = best_of(report)
+    if not best["time_us"]:
+        return OtherShape(same_us, trials=trials)
+    found = best["configuration"]
+    return OtherShape(same_us, time_us(item, found, sizes, folder), found, trials)
+
+
+def best_of(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The best confirmed trial; the fastest one where none was confirmed."""
+    if any(trial["confirmed"] for trial in report["trials"]):
+        return champion(report)
+    return max(report["trials"], key=lambda trial: trial["speedup"] or 0.0)
+
+
 def intervention(
     item: Item,
     limiter: str,
-    best: Mapping[str, Any],
-    own: float | None,
-    folder: Path,
-    *,
-    roomier: Sequence[Mapping[str, Any]] = (),
+    own_us: float | None,
+    other_shape: Callable[[Sizes], OtherShape],
 ) -> dict[str, Any]:
-    """The first expectation of the limiter whose other shape the configuration runs on. `roomier`:
-    see `roomier_than`."""
+    """Holds the first expectation of the limiter whose other shape some configuration runs on
+    against the times there. `own_us`: of the champion at its own shape."""
     for doubled, least, most in expectations(limiter):
-        if doubled not in item.doubled or own is None:
+        if doubled not in item.doubled or own_us is None:
             continue
-        other = time_us(item, best, item.doubled[doubled], folder)
-        if other is None:
+        other = other_shape(item.doubled[doubled])
+        if other.fastest_us is None:
             continue
         halved = doubled == "head_dim"
-        ratio = own / other if halved else other / own
-        found = {
+        ratio = ratio_of(own_us, other.fastest_us, halved=halved)
+        return {
             "intervention": f"{doubled} {'halved' if halved else 'doubled'}",
             "expected": [least, most],
             "ratio": ratio,
-            "confirmed": least <= ratio <= most,
+            "same_configuration": {
+                "time_us": other.same_us,
+                "ratio": ratio_of(own_us, other.same_us, halved=halved),
+            },
+            "search_there": {
+                "trials": other.trials,
+                "configuration": other.found,
+                "time_us": other.found_us,
+                "ratio": ratio_of(own_us, other.found_us, halved=halved),
+            },
+            "confirmed": ratio is not None and least <= ratio <= most,
         }
-        if found["confirmed"] or not limiter.startswith("latency"):
-            return found
-        return {**found, **_with_more_warps(item, own, most, roomier, folder)}
     return {"intervention": "none fits", "confirmed": False}
 
 
-def roomier_than(best: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The configurations of the fastest trials that have at least twice the warps of the trial
-    `best` on a multiprocessor."""
-    needed = 2 * best["resources"].get("occupancy", math.inf)
-    fitting = [
-        trial
-        for trial in trials
-        if trial["time_us"] and trial["resources"].get("occupancy", 0) >= needed
-    ]
-    fitting.sort(key=lambda trial: trial["time_us"])
-    return [trial["configuration"] for trial in fitting[:_ROOMIER]]
-
-
-def _with_more_warps(
-    item: Item, own: float, most: float, roomier: Sequence[Mapping[str, Any]], folder: Path
-) -> dict[str, Any]:
-    """The doubled batch, with the configuration of `roomier` that is the fastest there."""
-    timed = [(time_us(item, each, item.doubled["batch"], folder), each) for each in roomier]
-    known = [(time, each) for time, each in timed if time is not None]
-    if not known:
-        return {}
-    fastest, configuration = min(known, key=lambda pair: pair[0])
-    return {
-        "intervention": "batch doubled, more warps",
-        "other_configuration": configuration,
-        "ratio_with_more_warps": fastest / own,
-        "confirmed": fastest / own <= most,
-    }
+def ratio_of(own_us: float, other_us: float | None, *, halved: bool) -> float | None:
+    """The time at the larger shape / the time at the smaller one; None without the other time."""
+    if other_us is None:
+        return None
+    return own_us / other_us if halved else other_us / own_us
 
 
 def expectations(limiter: str) -> list[tuple[str, float, float]]:

@@ -6,23 +6,24 @@
     python benchmarks/explain_trials.py planted -o FILE       three planted causes
     python benchmarks/explain_trials.py tries -o FILE         suggestions, estimated and measured
 
-Each part writes JSON and prints a line for each item. `--trials N` sets the trials of a search,
-`--smoke` does the same with small spaces of the CPU, to see that the parts work. `--only NAME ...`
-picks items of a part. With `--minutes M` no item is begun that would probably end later; the same
-command again goes on where the file ends. Interventions are in `explain_items.py`.
+Each part writes JSON after each item and prints a line for it. The same command again skips the
+items that FILE has, so a part can be cut off at any time. With `--minutes M` no item is begun that
+would probably end later. An item that fails is named, the others go on, and the exit code is 1.
+`--only NAME ...` picks items of a part. `--trials N` sets the trials of a search, `--other-trials`
+those of the search at an intervention's other shape (0: none). `--smoke` takes small spaces of
+the CPU, to see that the parts work. Interventions are in `explain_items.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
-import random
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +32,23 @@ from explain_items import (
     CHAMPIONS,
     SMOKE,
     Item,
+    OtherShape,
+    Sizes,
     alone,
+    best_of,
+    explained,
     intervention,
-    roomier_than,
+    time_other_shape,
     time_us,
     unconfirmed,
 )
+from explain_planted import PLANTED, PLANTED_SMOKE, planted
 from explain_records import Record, Records
-from tuning import EVOTUNE, ROOT, champion, derive, environment, shape_of, shipped, tune
+from tuning import derive, environment, shipped, tune
 
 from evotune.engine.ablation import AblationRow, changes_of, measured_rows
 from evotune.engine.folder import find_run
 from evotune.engine.reopening import ReopenedRun
-from evotune.engine.setup import load_kernel_setup
 from evotune.errors import EvotuneError
 from evotune.explain.explaining import predict_changes
 from evotune.report.data import RunData
@@ -52,14 +57,6 @@ from evotune.trial import Configuration
 PREDICTED = ("attention_wmma", "attention_mma", "attention_wgmma", "rms_norm")
 PREDICTED_SMOKE = ("rms_norm_cpu", "softmax_cpu")
 CHANGES = 60
-
-
-def explained(runs: Path, *options: str) -> dict[str, Any]:
-    """`evotune explain latest` as JSON, measured where something is missing."""
-    words = [*EVOTUNE, "explain", "latest", "--format", "json", "--trust", "--runs-dir", str(runs)]
-    done = subprocess.run([*words, *options], check=True, stdout=subprocess.PIPE)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
 
 
 def searched(
@@ -76,36 +73,19 @@ def searched(
     return tune(path, folder / "runs", *words)
 
 
-def best_of(report: Mapping[str, Any]) -> dict[str, Any]:
-    """The best confirmed trial; the fastest one where none was confirmed."""
-    if any(trial["confirmed"] for trial in report["trials"]):
-        return champion(report)
-    return max(report["trials"], key=lambda trial: trial["speedup"] or 0.0)
-
-
 # --- The parts ------------------------------------------------------------------------------------
 
 
-def story(options: argparse.Namespace, kept: Records) -> Iterator[Record]:
+def story(options: argparse.Namespace, name: str) -> Iterator[Record]:
     """The worth of SWIZZLE, STAGES and PRODUCER_WARPS by `explain`, and of STAGES with and without
-    bank conflicts, each measured at once by a space of these values alone."""
+    bank conflicts, each measured at once by a space of these values alone. The record `name` comes
+    last: without it, all are measured again."""
     item = SMOKE[0] if options.smoke else CHAMPIONS[1]
     names = ("SCHEDULE", "CHUNK") if options.smoke else ("SWIZZLE", "STAGES", "PRODUCER_WARPS")
-    if not kept.wants("explanation"):
-        return
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         report = searched(item, options, folder)
         found = explained(folder / "runs", "--against", "default")
-        yield {
-            "name": "explanation",
-            "environment": environment(report),
-            "headline": found["headline"],
-            "limiter": found["limiter"],
-            "effects": [e for e in found["effects"] if e["parameter"] in names],
-            "pairs": found["over_space"]["pairs"],
-            "against": found["against"],
-        }
         best = best_of(report)["configuration"]
         first, second = names[:2]
         changes = alone(item, best, None, free=(first, second))
@@ -113,66 +93,87 @@ def story(options: argparse.Namespace, kept: Records) -> Iterator[Record]:
         changes["budget"] = {"trials": 40}
         path = derive(item.space, changes, folder / "grid.yaml")
         grid = unconfirmed(path, folder / "grid", 40)
-        for trial in grid["trials"]:
-            values = trial["configuration"]
-            yield {
-                "name": f"{first}={values[first]} {second}={values[second]}",
-                "time_us": trial["time_us"],
-                "outcome": trial["outcome"],
-            }
-
-
-def champions(options: argparse.Namespace, kept: Records) -> Iterator[Record]:
-    """Each champion's limiter, and whether the intervention's time agrees with it."""
-    for item in chosen(SMOKE if options.smoke else CHAMPIONS, options.only):
-        if not kept.wants(item.name):
-            continue
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            report = searched(item, options, folder)
-            found = explained(
-                folder / "runs", "--no-effects", "--trial", str(best_of(report)["number"])
-            )
-            roomier = roomier_than(best_of(report), report["trials"])
-            best = best_of(report)["configuration"]
-            own = time_us(item, best, item.sizes, folder)
-            yield {
-                "name": item.name,
-                "environment": environment(report),
-                "limiter": found["limiter"],
-                "roofline": found["roofline"],
-                "configuration": best,
-                "time_us": own,
-                **intervention(item, found["limiter"]["name"], best, own, folder, roomier=roomier),
-            }
-
-
-def predictions(options: argparse.Namespace, kept: Records) -> Iterator[Record]:
-    """For each space some of the changes of the champion that `ablate` measures: predicted by the
-    model of the run's trials, then measured in turn. The last record has the rank correlation of
-    all."""
-    spaces = PREDICTED_SMOKE if options.smoke else PREDICTED
-    for space in chosen_names(spaces, options.only):
-        if not kept.wants(space):
-            continue
-        with tempfile.TemporaryDirectory() as name:
-            runs = Path(name) / "runs"
-            report = searched(Item(space, space, {}), options, Path(name), confirm=False)
-            best = best_of(report)
-            pairs = predicted_and_measured(
-                runs, best["number"], Configuration(best["configuration"]), CHANGES // len(spaces)
-            )
+    for trial in grid["trials"]:
+        values = trial["configuration"]
         yield {
-            "name": space,
-            "environment": environment(report),
-            "changes": pairs,
-            "rank_correlation": rank_correlation(values_of(pairs)),
+            "name": f"{first}={values[first]} {second}={values[second]}",
+            "time_us": trial["time_us"],
+            "outcome": trial["outcome"],
         }
-    pooled = [
-        pair for record in kept.items if record["name"] in spaces for pair in record["changes"]
-    ]
-    correlation = rank_correlation(values_of(pooled))
-    yield {"name": "all", "changes": len(pooled), "rank_correlation": correlation}
+    yield {
+        "name": name,
+        "environment": environment(report),
+        "headline": found["headline"],
+        "limiter": found["limiter"],
+        "effects": [e for e in found["effects"] if e["parameter"] in names],
+        "pairs": found["over_space"]["pairs"],
+        "against": found["against"],
+    }
+
+
+def champions(options: argparse.Namespace, name: str) -> Iterator[Record]:
+    """The champion's limiter, and whether the intervention's time agrees with it."""
+    item = champion_item(options, name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        report = searched(item, options, folder)
+        best = best_of(report)
+        found = explained(folder / "runs", "--no-effects", "--trial", str(best["number"]))
+        configuration = best["configuration"]
+        own_us = time_us(item, configuration, item.sizes, folder)
+
+        def other_shape(sizes: Sizes) -> OtherShape:
+            return time_other_shape(
+                item,
+                configuration,
+                sizes,
+                folder,
+                trials=options.other_trials,
+                strategy="exhaustive" if options.smoke else "evolution",
+            )
+
+        yield {
+            "name": name,
+            "environment": environment(report),
+            "limiter": found["limiter"],
+            "roofline": found["roofline"],
+            "configuration": configuration,
+            "time_us": own_us,
+            **intervention(item, found["limiter"]["name"], own_us, other_shape),
+        }
+
+
+def predictions(options: argparse.Namespace, name: str) -> Iterator[Record]:
+    """Of one space some of the changes of the champion that `ablate` measures: predicted by the
+    model of the run's trials, then measured in turn."""
+    count = CHANGES // len(PREDICTED_SMOKE if options.smoke else PREDICTED)
+    with tempfile.TemporaryDirectory() as temporary:
+        runs = Path(temporary) / "runs"
+        report = searched(Item(name, name, {}), options, Path(temporary), confirm=False)
+        best = best_of(report)
+        own = Configuration(best["configuration"])
+        pairs = predicted_and_measured(runs, best["number"], own, count)
+    yield {
+        "name": name,
+        "environment": environment(report),
+        "changes": pairs,
+        "rank_correlation": rank_correlation(values_of(pairs)),
+    }
+
+
+def pooled(records: Sequence[Record]) -> Record | None:
+    """The rank correlation of the changes of all spaces that are measured so far."""
+    spaces = [record for record in records if isinstance(record.get("changes"), list)]
+    pairs = [pair for record in spaces for pair in record["changes"]]
+    if not pairs:
+        return None
+    correlation = rank_correlation(values_of(pairs))
+    return {
+        "name": "all",
+        "spaces": [record["name"] for record in spaces],
+        "changes": len(pairs),
+        "rank_correlation": correlation,
+    }
 
 
 def values_of(pairs: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
@@ -212,127 +213,75 @@ def predicted_and_measured(
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Spearman's, equal values sharing their rank; None for fewer than three pairs."""
+    """Spearman's, equal values sharing their rank; None for fewer than three pairs, or where one
+    side is the same in all of them."""
     if len(pairs) < 3:
         return None
     ranks = [
         np.array([(np.sum(column < v) + np.sum(column <= v)) / 2 for v in column])
         for column in (np.array(values) for values in zip(*pairs, strict=True))
     ]
+    if any(np.ptp(column) == 0 for column in ranks):
+        return None
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
-# The mma rung with four blocks wanted on each multiprocessor: 128 registers, where it needs more.
-# The first of them that is valid is taken, the one that spills most.
-_BOUNDS = {"WARPS_Q": 2, "WARPS_KV": 2, "STAGES": 1, "Q_IN_REGS": True}
-_BOUNDS |= {"MIN_CTAS": 4, "SPLIT_KV": 1, "PERSISTENT": 0}
-_SPILLING: Sequence[Mapping[str, Any]] = (
-    {**_BOUNDS, "BLOCK_M": 64, "BLOCK_N": 256},
-    {**_BOUNDS, "BLOCK_M": 64, "BLOCK_N": 128},
-    {**_BOUNDS, "BLOCK_M": 128, "BLOCK_N": 64, "WARPS_Q": 4, "WARPS_KV": 1},
-    {**_BOUNDS, "BLOCK_M": 128, "BLOCK_N": 32, "STAGES": 2},
-)
-PLANTED: Sequence[tuple[str, str, Sequence[Mapping[str, Any]], str]] = (
-    ("no pad", "attention_wmma", ({"SWIZZLE": "none"},), "bank conflicts"),
-    ("one stage", "attention_wmma", ({"STAGES": 1},), "latency"),
-    ("spilling launch bounds", "attention_mma", _SPILLING, "spills"),
-)
-PLANTED_SMOKE = (("one lane", "rms_norm_cpu", ({"LANES": 16},), ""),)
+def tries(options: argparse.Namespace, name: str) -> Iterator[Record]:
+    """Runs `explain --try` on a champion: every suggestion, with the measured time of each one that
+    is a configuration."""
+    item = champion_item(options, name)
+    with tempfile.TemporaryDirectory() as temporary:
+        report = searched(item, options, Path(temporary), confirm=False)
+        found = explained(Path(temporary) / "runs", "--no-effects", "--try")
+    tried = [s for s in found["next"] if s["configuration"] is not None]
+    right = [s for s in tried if (s["measured"] or 0) > 1]
+    yield {
+        "name": name,
+        "environment": environment(report),
+        "limiter": found["limiter"]["name"],
+        "suggestions": found["next"],
+        "tried": len(tried),
+        "right": len(right),
+    }
 
 
-def planted(options: argparse.Namespace, kept: Records) -> Iterator[Record]:
-    """A space's default with one cause planted; its limiter must be that cause."""
-    for name, space, causes, expected in PLANTED_SMOKE if options.smoke else PLANTED:
-        if (options.only and name not in options.only) or not kept.wants(name):
-            continue
-        sizes = SMOKE[0].sizes if options.smoke else shape_of(1, 8, 512, 64)
-        item = Item(name, space, sizes, causal=None if options.smoke else False)
-        refused = []
-        for values in causes:
-            with tempfile.TemporaryDirectory() as folder:
-                report = tried_alone(item, values, Path(folder))
-                (trial,) = report["trials"]
-                if not trial["time_us"]:
-                    refused.append({**values, "outcome": trial["outcome"], "why": trial["reason"]})
-                    print(f"{name}: {trial['outcome']}: {trial['reason']}", file=sys.stderr)
-                    continue
-                found = explained(Path(folder) / "runs", "--no-effects")
-            yield {
-                "name": name,
-                "environment": environment(report),
-                "configuration": trial["configuration"],
-                "refused": refused,
-                "limiter": found["limiter"],
-                "counters": found["counters"],
-                "expected": expected,
-                "confirmed": found["limiter"]["name"].startswith(expected),
-            }
-            break
-        else:
-            # Not kept: a later call tries again.
-            print(f"{name}: no candidate is valid", flush=True)
+def champion_item(options: argparse.Namespace, name: str) -> Item:
+    return next(item for item in (SMOKE if options.smoke else CHAMPIONS) if item.name == name)
 
 
-def tried_alone(item: Item, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The report of a run of the default with these values alone."""
-    configuration = changed_default(item.space, values, folder)
-    changes = {**alone(item, configuration, None), "after_compile": []}
-    path = derive(item.space, changes, folder / "planted.yaml")
-    return unconfirmed(path, folder / "runs", 1)
+@dataclass(frozen=True)
+class Part:
+    """A part's items, by name, and how one of them is measured.
+
+    - `measure`: yields the item's records; the last one has the item's name.
+    - `item_s`: an estimate of the seconds of its first item.
+    - `summary`: a record about all items so far.
+    """
+
+    measure: Callable[[argparse.Namespace, str], Iterator[Record]]
+    names: Sequence[str]
+    smoke: Sequence[str]
+    item_s: float
+    summary: Callable[[Sequence[Record]], Record | None] = lambda records: None
+
+    def chosen(self, options: argparse.Namespace) -> list[str]:
+        """The items of this call; ends the program where `--only` names an unknown one."""
+        names = self.smoke if options.smoke else self.names
+        unknown = sorted(set(options.only or ()) - set(names))
+        if unknown:
+            sys.exit(f"--only: no item {', '.join(unknown)}; there are: {', '.join(names)}")
+        return [name for name in names if not options.only or name in options.only]
 
 
-def changed_default(space: str, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The configuration that a search of the space starts from, with other values; parameters that
-    no longer apply get the value that they then have. No constraint need hold."""
-    setup = load_kernel_setup(ROOT / f"search_spaces/{space}.yaml", "auto")
-    wanted = {**setup.space.default(), **values}
-    path = derive(space, {"constraints": [], "default": {}}, folder / "free.yaml")
-    free = load_kernel_setup(path, "auto").space
-    found = free.repair(wanted, random.Random(0))
-    assert found is not None
-    return found.to_json()
-
-
-def tries(options: argparse.Namespace, kept: Records) -> Iterator[Record]:
-    """Runs `explain --try` on each champion. Yields every suggestion, with the measured time of
-    each one that is a configuration."""
-    for item in chosen(SMOKE if options.smoke else CHAMPIONS, options.only):
-        if not kept.wants(item.name):
-            continue
-        with tempfile.TemporaryDirectory() as name:
-            report = searched(item, options, Path(name), confirm=False)
-            found = explained(Path(name) / "runs", "--no-effects", "--try")
-            tried = [s for s in found["next"] if s["configuration"] is not None]
-            right = [s for s in tried if (s["measured"] or 0) > 1]
-            yield {
-                "name": item.name,
-                "environment": environment(report),
-                "limiter": found["limiter"]["name"],
-                "suggestions": found["next"],
-                "tried": len(tried),
-                "right": len(right),
-            }
-
-
-PARTS: Mapping[str, Callable[[argparse.Namespace, Records], Iterator[Record]]] = {
-    "story": story,
-    "champions": champions,
-    "predictions": predictions,
-    "planted": planted,
-    "tries": tries,
+_NAMES = [item.name for item in CHAMPIONS]
+_SMOKE_NAMES = [item.name for item in SMOKE]
+PARTS: Mapping[str, Part] = {
+    "story": Part(story, ["explanation"], ["explanation"], 300.0),
+    "champions": Part(champions, _NAMES, _SMOKE_NAMES, 95.0),
+    "predictions": Part(predictions, PREDICTED, PREDICTED_SMOKE, 100.0, pooled),
+    "planted": Part(planted, [p[0] for p in PLANTED], [p[0] for p in PLANTED_SMOKE], 30.0),
+    "tries": Part(tries, _NAMES, _SMOKE_NAMES, 75.0),
 }
-
-
-ITEM_S = {"story": 300.0, "champions": 75.0, "predictions": 100.0, "planted": 30.0, "tries": 75.0}
-"""Estimates of the seconds of a part's first item; its later ones are told by those before."""
-
-
-def chosen(items: Sequence[Item], only: Sequence[str] | None) -> list[Item]:
-    return [item for item in items if not only or item.name in only]
-
-
-def chosen_names(names: Sequence[str], only: Sequence[str] | None) -> list[str]:
-    return [name for name in names if not only or name in only]
 
 
 def line(record: Mapping[str, Any]) -> str:
@@ -344,26 +293,45 @@ def line(record: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
+def measure_part(part: Part, options: argparse.Namespace, kept: Records) -> list[str]:
+    """Measures the items of a call that have no record yet; the names of those that failed."""
+    failed = []
+    for name in part.chosen(options):
+        if not kept.wants(name):
+            continue
+        try:
+            for record in part.measure(options, name):
+                kept.add(record)
+                print(line(record), flush=True)
+        except (subprocess.CalledProcessError, EvotuneError) as error:
+            failed.append(name)
+            print(f"{name} failed: {error}", file=sys.stderr, flush=True)
+    summary = part.summary(kept.items)
+    if summary is not None:
+        kept.add(summary, timed=False)
+        print(line(summary), flush=True)
+    return failed
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("part", choices=list(PARTS))
     parser.add_argument("--trials", type=int, default=120)
-    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--other-trials", type=int, default=60)
+    parser.add_argument("--only", nargs="+", metavar="NAME")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--minutes", type=float)
-    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE")
     options = parser.parse_args()
-    kept = Records(options.output, options.minutes, ITEM_S[options.part])
-    try:
-        for record in PARTS[options.part](options, kept):
-            kept.add(record)
-            print(line(record), flush=True)
-    except (subprocess.CalledProcessError, EvotuneError) as error:
-        sys.exit(f"{options.part} ended early, its records are kept: {error}")
+    part = PARTS[options.part]
+    kept = Records(options.output, options.minutes, part.item_s)
+    failed = measure_part(part, options, kept)
     if kept.left:
         print(f"left for another call: {', '.join(kept.left)}")
+    if failed:
+        sys.exit(f"failed, and left for another call: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

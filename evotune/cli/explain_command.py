@@ -28,15 +28,15 @@ from evotune.cli.terminal import Terminal, pass_terminal, write_output
     "--against",
     metavar="baseline|default|N|RUN[:N]",
     default="",
-    help="Name what differs in the machine from the baseline, the space's default, trial N, or a "
-    "trial of another run.",
+    help="Also list the differences in the machine from the baseline, the space's default, trial "
+    "N, or a trial of another run.",
 )
 @click.option(
     "--measure/--no-measure",
     default=None,
-    help="Measure what is missing: counters, and each choice in turn with the trial. If neither is "
-    "given, it is measured where the run's device is here. --no-measure compiles and launches "
-    "nothing.",
+    help="Measure the missing parts: counters, and each choice in turn with the trial. Without "
+    "either option they are measured if this machine has the run's device. --no-measure compiles "
+    "and launches nothing.",
 )
 @click.option(
     "--effects/--no-effects",
@@ -68,12 +68,12 @@ def explain(
     style: str,
     output: str,
 ) -> int:
-    """Explain what holds RUN's champion, and what to try.
+    """Explain what limits RUN's champion, and what to try.
 
-    Names what holds it, by counters, machine code and ceilings; the worth of each choice; what
-    decides over the space; and at most five things to try, each with an estimate. What was measured
-    is stored in the run, so that it can be explained again without its device. A part that was not
-    measured is named with the reason.
+    Names the part of the device that limits it, by counters, machine code and ceilings; the worth
+    of each choice; the parameters that decide over the space; and at most five things to try, each
+    with an estimate. Measurements are stored in the run, so that it can be explained again without
+    its device. A part that was not measured is named with the reason.
     """
     from evotune.engine.folder import find_run
     from evotune.explain.explaining import ExplainRequest, explain_run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -25,6 +26,7 @@ WIDTH: Final = 80
 _BAR: Final = 20
 _EFFECTS: Final = 10
 _FAILED: Final = 3
+_NARROW: Final = 4.0  # the upper end of an interval / the lower one
 _IMPORTANT: Final = 6
 _LEAST_SHARE: Final = 0.02
 _HOPELESS: Final = 8
@@ -59,7 +61,7 @@ def _wrapped(text: str, indent: str = "", first: str | None = None) -> Iterator[
 
 def _limiter(limiter: Limiter) -> Iterator[str]:
     share = f", {limiter.share:.0%}" if limiter.share is not None else ""
-    yield f"Held by: {limiter.name}{share}" if limiter.name else "Held by: not known"
+    yield f"Held by: {limiter.name}{share}" if limiter.name else "Held by: not known yet"
     for fact in limiter.evidence:
         yield from _wrapped(f"{fact.text} ({fact.kind})", "    ", "  - ")
     yield from _wrapped(f"rule: {limiter.rule}", "    ", "  ")
@@ -69,7 +71,11 @@ def _roofline(found: Explanation) -> Iterator[str]:
     roofline = found.roofline
     if roofline is None or not roofline.units:
         return
-    yield from _wrapped(f"Busy on {roofline.case}, against {roofline.ceilings} ceilings")
+    ceilings = "measured" if roofline.ceilings == "measured" else "published"
+    yield from _wrapped(
+        f"Busy part of the time on {roofline.case}, by {ceilings} ceilings; a unit marked "
+        "`model` needs at least so much for the problem's own work"
+    )
     for unit in roofline.units:
         filled = round(_BAR * min(unit.share, 1.0))
         bar = "#" * filled + "." * (_BAR - filled)
@@ -77,14 +83,16 @@ def _roofline(found: Explanation) -> Iterator[str]:
 
 
 def shown_effects(effects: Sequence[Effect]) -> list[Effect]:
-    """The measured ones, and those predicted ones whose interval leaves out 1."""
-    return [
-        e
-        for e in effects
-        if e.worth is not None
-        and not e.same_code
-        and (e.basis != "model" or (e.low or 0.0) > 1 or (e.high or 2.0) < 1)
-    ]
+    """The effects that say something: measured in turn, or with an interval that leaves out 1. Of
+    two trials of a quiet run also those whose interval is narrow."""
+    return [e for e in effects if e.worth is not None and not e.same_code and _says_something(e)]
+
+
+def _says_something(effect: Effect) -> bool:
+    low, high = effect.low or 0.0, effect.high or math.inf
+    if effect.basis == "paired" or low > 1 or high < 1:
+        return True
+    return effect.basis == "trials" and low > 0 and high / low <= _NARROW
 
 
 def waits_of(counters: Mapping[str, Json]) -> dict[str, float]:
@@ -99,7 +107,7 @@ def _effects(effects: Sequence[Effect]) -> Iterator[str]:
     failed = [e for e in effects if e.worth is None][:_FAILED]
     if not shown and not failed:
         return
-    yield "What its choices are worth: time with the other value / time with this one"
+    yield "Worth of its choices: time with the other value / time with this one"
     for effect in shown:
         choice = f"{effect.parameter}={wording.value_text(effect.to)}"
         other = f"over {wording.value_text(effect.source)}"
@@ -126,16 +134,17 @@ def _space(found: OverSpace) -> Iterator[str]:
             + (f"/{item.model:.0%}" if item.model is not None else "")
             for item in decisive[:_IMPORTANT]
         )
-        lines += _wrapped(f"decide (best trials/model): {named}", "    ", "  ")
+        shares = "share among the best trials / in the model"
+        lines += _wrapped(f"parameters that decide ({shares}): {named}", "    ", "  ")
     for title, texts in (
-        ("together", [pair_line(pair) for pair in found.pairs]),
+        ("depend on each other", [pair_line(pair) for pair in found.pairs]),
         ("cliff", [cliff.text for cliff in found.cliffs]),
-        ("no chance", [value.text for value in found.hopeless[:_HOPELESS]]),
+        ("never valid", [value.text for value in found.hopeless[:_HOPELESS]]),
     ):
         for text in texts:
             lines += _wrapped(f"{title}: {text}", "    ", "  ")
     if len(found.hopeless) > _HOPELESS:
-        lines.append(f"  and {len(found.hopeless) - _HOPELESS} more values without a valid trial")
+        lines.append(f"  and {len(found.hopeless) - _HOPELESS} more values that were never valid")
     if lines:
         yield f"Over the space: {found.valid} of {found.trials} trials are valid"
         yield from lines
@@ -162,7 +171,7 @@ def _against(found: Against | None) -> Iterator[str]:
     for line in found.lines:
         yield from _wrapped(f"{line.text} ({line.kind})", "    ", "  - ")
     if not found.lines:
-        yield "  nothing is known of both that differs in the machine"
+        yield "  no figure is known of both that differs"
 
 
 def _value(value: object) -> str:

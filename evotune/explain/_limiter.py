@@ -26,6 +26,7 @@ from typing import Final
 from evotune.device.evidence import Evidence, LaunchEvidence
 from evotune.device.gathered import GatheredEvidence
 from evotune.explain._roofline import LAUNCH, SHARED, idle_of, largest_launch, launch_counters
+from evotune.explain._stall_reasons import STALLS
 from evotune.explain.explanation import Fact, Limiter, Roofline, Unit
 from evotune.trial import Value
 
@@ -33,6 +34,8 @@ SPILLS, CONFLICTS, GRID, LATENCY = "spills", "bank conflicts", "grid", "latency"
 
 _SPILLING: Final = 0.05  # of the instructions in the innermost loops
 _SPILLED_BYTES: Final = 4  # of one local load or store
+_PTX: Final = "ptx"
+_AT_LEAST: Final = "part of the time that the problem's own work needs at least"
 _LAUNCHING: Final = 1 / 3  # of the time
 _BUSY: Final = 0.7
 _HALF: Final = 0.5
@@ -44,23 +47,6 @@ _FEW_WARPS: Final = 0.25  # of those that a multiprocessor takes
 _SHOWN_STALLS: Final = 3
 _AT_WORK: Final = ("selected", "not_selected")
 _SHARED_STALLS: Final = ("short_scoreboard", "mio_throttle")
-
-STALLS: Final[Mapping[str, str]] = {
-    "long_scoreboard": "for global or local memory",
-    "short_scoreboard": "for shared memory or MUFU",
-    "mio_throttle": "in the queue of shared memory and MUFU",
-    "lg_throttle": "in the queue of global and local memory",
-    "math_pipe_throttle": "for a busy math pipe",
-    "wait": "for an instruction's fixed latency",
-    "barrier": "at a barrier",
-    "membar": "at a memory barrier",
-    "no_instruction": "for instructions to be fetched",
-    "branch_resolving": "for a branch",
-    "dispatch_stall": "for the dispatcher",
-    "gmma": "for wgmma",
-    "sleeping": "in nanosleep",
-}
-"""ncu's reasons for which a warp waits, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +80,7 @@ def limiter_of(case: Case) -> Limiter:
     return Limiter(
         name="",
         share=None,
-        rule="no rule holds: the evidence supports no statement",
+        rule="none of the six rules holds by this evidence",
         evidence=tuple(_busiest(case)),
     )
 
@@ -107,8 +93,11 @@ def _spills(case: Case) -> Limiter | None:
     spilled = view.spill_load_bytes + view.spill_store_bytes
     in_loops = bool(view.loop_instructions) and "local" in view.instructions
     counted = view.loop_instructions if in_loops else view.instructions
-    # PTX has no spills yet: their bytes tell the number of the instructions to come.
-    local = counted.get("local", 0) or (0 if in_loops else spilled // _SPILLED_BYTES)
+    local = counted.get("local", 0)
+    if not local and not in_loops and view.source == _PTX:
+        # PTX has no spills yet: their bytes tell the number of the instructions to come. A CPU's
+        # code has bytes too, but most are registers that a function saves once.
+        local = spilled // _SPILLED_BYTES
     total = sum(counted.values()) + (0 if counted.get("local") else local)
     if not total or local / total < _SPILLING:
         return None
@@ -253,7 +242,7 @@ def _stall_facts(case: Case) -> Iterator[Fact]:
     waits = ", ".join(f"{cycles:.1f} {STALLS.get(name, name)}" for name, cycles in ranked)
     total = sum(stalls.values())
     yield Fact(
-        text=f"of {total:.1f} cycles that a warp waits between two instructions: {waits}",
+        text=f"a warp waits {total:.1f} cycles between two instructions: {waits}",
         kind="measured",
         numbers=dict(ranked),
     )
@@ -264,11 +253,16 @@ def _occupancy_facts(case: Case) -> Iterator[Fact]:
     resident = launch.occupancy if launch is not None else None
     if resident is not None:
         yield Fact(
-            text=f"{resident.warps} of {resident.max_warps} warps a multiprocessor are resident, "
-            f"bound by {resident.bound_by}",
+            text=f"a multiprocessor holds {resident.warps} warps at once and could hold "
+            f"{resident.max_warps}; {resident.bound_by} keep{_s(resident.bound_by)} more out",
             kind="static",
             numbers={"warps": resident.warps, "max_warps": resident.max_warps},
         )
+
+
+def _s(name: str) -> str:
+    """The ending of a verb after a resource's name: `registers keep`, `shared memory keeps`."""
+    return "" if name.endswith("s") else "s"
 
 
 def _work_facts(case: Case) -> Iterator[Fact]:
@@ -292,9 +286,9 @@ def _busiest(case: Case) -> Iterator[Fact]:
         units = [unit for unit in shown if unit.kind == kind]
         if units:
             named = ", ".join(f"{unit.name} {unit.share:.0%}" for unit in units)
-            what = "busy" if kind == "measured" else "needed at least, by ceilings and work"
+            lead = "busy part of the time" if kind == "measured" else _AT_LEAST
             yield Fact(
-                text=f"{what}: {named}",
+                text=f"{lead}: {named}",
                 kind="measured" if kind == "measured" else "model",
                 numbers={unit.name: unit.share for unit in units},
             )

@@ -15,8 +15,9 @@ from typing import Final
 
 from evotune.device.evidence import Counters, LaunchEvidence, StaticView
 from evotune.device.gathered import GatheredEvidence
-from evotune.explain._limiter import STALLS, Case, stalls_of
+from evotune.explain._limiter import Case, stalls_of
 from evotune.explain._roofline import launch_counters
+from evotune.explain._stall_reasons import STALLS
 from evotune.explain.explanation import Against, Kind, Line
 from evotune.report.wording import difference
 from evotune.trial import Json, Value
@@ -163,7 +164,8 @@ def _static(mine: Machine, other: Machine) -> Iterator[tuple[float, Line]]:
         a, b = first.get(name, 0), second.get(name, 0)
         if a == b or not max(totals):
             continue
-        words = {"local": "spilling", "mufu": "MUFU", "async_copy": "asynchronous copy"}
+        words = {"local": "spilling", "mufu": "MUFU", "fma": "FMA", "alu": "ALU"}
+        words["async_copy"] = "asynchronous copy"
         text = f"{a} {words.get(name, name.replace('_', ' '))} instructions{where} (there {b})"
         rank = abs(a - b) / max(totals) * (1.0 if name == "local" else 0.3)
         yield rank, _line(f"{name} instructions", a, b, text, "static")

@@ -65,7 +65,7 @@ class Gathering:
         label = self.subject.case
         if _is_wanting(evidence_for(kept_in(read_run(run)), configuration, label), access):
             gather = functools.partial(access.gather, Configuration(configuration), label)
-            self._keep(run, gather, f"{name} in the machine")
+            self._keep(run, gather, name)
 
     def _baseline(self, side: Side) -> None:
         label = self.subject.case
@@ -74,13 +74,13 @@ class Gathering:
             gather = functools.partial(
                 self.access.gather_baseline, self.subject.configuration, label
             )
-            self._keep(side.run, gather, f"{side.name} in the machine")
+            self._keep(side.run, gather, side.name)
 
-    def _keep(self, run: RunFolder, gather: Callable[[], GatheredEvidence], what: str) -> None:
-        self.note(f"looking at {what}")
+    def _keep(self, run: RunFolder, gather: Callable[[], GatheredEvidence], name: str) -> None:
+        self.note(f"reading the machine code and the counters of {name}")
         found = gathered_or_reason(gather)
         if isinstance(found, str):
-            self.missing.append(f"{what}: {found}")
+            self.missing.append(f"machine code and counters of {name}: {found}")
         else:
             keep_evidence(run, [found])
 
@@ -92,7 +92,7 @@ class Gathering:
         about = wording.duration_text(changes * _seconds_a_trial(data))
         self.note(
             f"measuring {changes} changes of trial {subject.trial.number} in turn with it, about "
-            f"{about}; --no-measure leaves that out"
+            f"{about}; --no-effects leaves them out"
         )
         for _ in ablate_run(self.run, subject.trial.number, subject.configuration, pairs):
             pass

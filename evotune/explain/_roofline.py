@@ -18,10 +18,12 @@ from evotune.device.evidence import Ceilings, Counters, Evidence, LaunchEvidence
 from evotune.device.gathered import Work
 from evotune.device.profile import DeviceProfile
 from evotune.explain.explanation import Kind, Roofline, Unit
+from evotune.report import wording
 from evotune.trial import Value
 
 _NARROW: Final = ("float16", "bfloat16")
 _IN_CACHE: Final = 0.8  # of the L2 cache; larger buffers do not stay
+_POSSIBLE: Final = 1.15  # of a ceiling; a kernel beyond it refutes the ceiling
 _LEAST_TENSOR: Final = 0.005  # of the peak; below it a kernel uses no tensor cores
 
 TENSOR, FMA, MUFU, ISSUE = "tensor cores", "FMA", "MUFU", "issue slots"
@@ -69,9 +71,8 @@ def roofline_of(
 ) -> Roofline:
     """`time_us`: of one call on the case. `launches`: of one call, where there is no evidence."""
     counters = launch_counters(evidence)
-    units = {
-        unit.name: unit
-        for unit in _modelled(
+    modelled = list(
+        _modelled(
             work,
             dtype=dtype,
             time_us=time_us,
@@ -79,6 +80,11 @@ def roofline_of(
             ceilings=ceilings,
             attributes=attributes,
         )
+    )
+    units = {
+        unit.name: msgspec.structs.replace(unit, share=min(1.0, unit.share))
+        for unit in modelled
+        if unit.share <= _POSSIBLE
     }
     idle = idle_of(evidence, attributes)
     for unit in _counted(counters, ceilings, units, idle=idle, time_us=time_us):
@@ -103,6 +109,22 @@ def roofline_of(
         intensity=work.operations / work.bytes_moved if work.bytes_moved else 0.0,
         ceilings=ceilings.kind,
         units=tuple(sorted(units.values(), key=lambda unit: -unit.share)),
+        exceeded=tuple(
+            _exceeded(unit, ceilings.kind)
+            for unit in modelled
+            if unit.share > _POSSIBLE and unit.name not in units
+        ),
+    )
+
+
+def _exceeded(unit: Unit, kind: str) -> str:
+    assert unit.rate is not None
+    reached = wording.rate_text(unit.share * unit.rate, unit.unit)
+    ceiling = wording.rate_text(unit.rate, unit.unit)
+    known = "measured" if kind == "measured" else "published"
+    return (
+        f"{unit.name}: the kernel reaches {reached}, more than the {known} ceiling of {ceiling}, "
+        "which therefore says nothing"
     )
 
 
@@ -173,7 +195,7 @@ def _modelled(
         ((MUFU, ceilings.exp2_per_s), work.exponentials, "exp2/s"),
     ):
         if rate and demand:
-            share = min(1.0, demand / rate / (time_us * 1e-6))
+            share = demand / rate / (time_us * 1e-6)
             yield Unit(
                 name=name, unit=unit, rate=rate, work=float(demand), share=share, kind="model"
             )

@@ -37,13 +37,14 @@ def read_run(run: RunFolder) -> RunData:
 @dataclass(frozen=True, slots=True)
 class Side:
     """The candidate to hold the explained one against. A baseline and a default that was not tried
-    have no `number`."""
+    have no `number`. `own_run`: it is of the explained trial's run."""
 
     name: str
     run: RunFolder
     number: int | None
     configuration: Configuration | None
     baseline: str = ""
+    own_run: bool = True
 
 
 def side_of(run: RunFolder, data: RunData, subject: Subject, text: str) -> Side | None:
@@ -72,18 +73,36 @@ def side_of(run: RunFolder, data: RunData, subject: Subject, text: str) -> Side 
     label = f"trial {chosen.trial.number}"
     if other is not run:
         label += f" of {other.id}"
-    return Side(label, other, chosen.trial.number, chosen.configuration)
+    return Side(label, other, chosen.trial.number, chosen.configuration, own_run=other is run)
 
 
 def machine_on(side: Side, subject: Subject, data: RunData) -> Machine:
     kept = kept_in(data)
     if side.baseline:
         gathered = evidence_of_baseline(kept, side.baseline, subject.case)
-        return Machine(side.name, None, subject.baseline_us, gathered)
+        return Machine(side.name, None, _baseline_us(subject), gathered)
     if side.number is not None:
         found = subject_of(data, side.number, subject.case)
         assert found is not None
-        return machine_of(side.name, found, kept)
+        machine = machine_of(side.name, found, kept)
+        return dataclasses.replace(machine, time_us=_other_us(side, subject, found))
     assert side.configuration is not None
     gathered = evidence_for(kept, side.configuration, subject.case)
     return Machine(side.name, side.configuration, None, gathered)
+
+
+def _other_us(side: Side, subject: Subject, other: Subject) -> float | None:
+    """By the two speedups over one baseline, which leave out that the machine was slower at one of
+    the two times."""
+    same = side.own_run and (other.case, other.baseline) == (subject.case, subject.baseline)
+    if not same or not other.speedup or subject.speedup is None or subject.time_us is None:
+        return other.time_us
+    return subject.time_us * subject.speedup / other.speedup
+
+
+def _baseline_us(subject: Subject) -> float | None:
+    """By the speedup, which is of pairs timed in the same moments. The quotient of the two times,
+    each a median of its own, would be another figure than the leaderboard's."""
+    if subject.time_us is None or subject.speedup is None:
+        return subject.baseline_us
+    return subject.time_us * subject.speedup

@@ -13,6 +13,7 @@ from typing import Final
 
 from evotune.explain._limiter import CONFLICTS, GRID, LATENCY, SPILLS, Case, stalls_of
 from evotune.explain._roofline import DRAM, FMA, ISSUE, L2, LAUNCH, MUFU, SHARED, TENSOR
+from evotune.explain._stall_reasons import STALLS
 from evotune.explain._trial_table import TrialTable
 from evotune.explain.explanation import Effect, Limiter, Suggestion
 from evotune.explain.predicting import LaunchFigures, Predictor
@@ -27,6 +28,8 @@ _CONFIGURATIONS: Final = 3
 _LEAST: Final = 1.01  # a smaller estimate is not worth a line
 _LEAST_CERTAINTY: Final = 0.5  # of a prediction, in its deviations
 _ELITES: Final = 5  # whose neighbours are candidates
+_FEWER_READS: Final = "read each tile once for two blocks (clusters, larger tiles)"
+_SMALLER_TILES: Final = "work on tiles that stay in a core's own cache, or make fewer passes"
 _POLYNOMIAL: Final = 0.75
 """FMA time of an exponential by a polynomial of degree 5, in MUFU times: six instructions at eight
 times MUFU's rate."""
@@ -82,13 +85,13 @@ def _techniques(sources: Sources) -> Iterator[Suggestion]:
     elif name == GRID:
         launch = case.largest
         waves = launch.occupancy.waves if launch is not None and launch.occupancy else 1.0
-        what = (
+        change = (
             "split the work into more blocks, along a dimension that one block walks over"
             if waves <= 1
             else "let resident blocks share the last wave's work (persistent blocks, stream-K)"
         )
         yield _technique(
-            what,
+            change,
             f"{share:.0%} of the multiprocessors' time is idle: with it filled",
             1 / (1 - share),
         )
@@ -101,7 +104,8 @@ def _techniques(sources: Sources) -> Iterator[Suggestion]:
     if name == DRAM:
         yield from _memory(case)
     if name == L2:
-        yield from _half_of(case, L2, "read each tile once for two blocks (clusters, larger tiles)")
+        on_gpu = "multiprocessors" in case.attributes
+        yield from _half_of(case, L2, _FEWER_READS if on_gpu else _SMALLER_TILES)
     if name == SHARED:
         yield from _half_of(case, SHARED, "keep one operand in registers instead of shared memory")
     if name.startswith(ISSUE):
@@ -152,7 +156,8 @@ def _hidden(case: Case) -> Iterator[Suggestion]:
     worst, cycles = max(stalls.items(), key=lambda item: item[1])
     share = cycles / (sum(stalls.values()) + 1)  # and one cycle to issue
     if worst in _HIDING:
-        because = f"{share:.0%} of a warp's time is spent so ({worst}): with half of it hidden"
+        waits = STALLS.get(worst, f"for {worst}")
+        because = f"a warp spends {share:.0%} of its time waiting {waits}: with half of it hidden"
         yield _technique(_HIDING[worst], because, 1 / (1 - share / 2))
 
 
@@ -165,7 +170,7 @@ def _polynomials(case: Case) -> Iterator[Suggestion]:
     moved = (mufu - fma) / (mufu * (1 + _POLYNOMIAL))
     others = max((share for name, share in shares.items() if name not in (MUFU, FMA)), default=0)
     estimate = mufu / max(mufu * (1 - moved), others)
-    because = f"MUFU is busy for {mufu:.0%}, the FMA pipe for {fma:.0%}: evened out"
+    because = f"MUFU is busy for {mufu:.0%} of the time, the FMA pipe for {fma:.0%}: evened out"
     yield _technique(
         f"compute {moved:.0%} of the exponentials by polynomials on the FMA pipe", because, estimate
     )
@@ -178,7 +183,10 @@ def _half_of(case: Case, name: str, text: str) -> Iterator[Suggestion]:
         return
     rest = max((unit.share for unit in units if unit.name != name), default=0.0)
     estimate = own.share / max(own.share / 2, rest)
-    because = f"{name} busy for {own.share:.0%}, the next unit for {rest:.0%}: with half of it"
+    because = (
+        f"{name} is busy for {own.share:.0%} of the time, the next unit for {rest:.0%}: with half "
+        f"the work of {name}"
+    )
     yield _technique(text, because, estimate)
 
 
@@ -253,9 +261,9 @@ def _configuration(
 ) -> Suggestion:
     own = sources.champion.configuration
     changed = {name: value for name, value in configuration.items() if value != own[name]}
-    rule = "untried, and the search's model expects it to be faster"
+    rule = "the run has not tried it, and the search's model expects it to be faster"
     if moved:
-        rule = f"{moved}, which the limiter asks for; the search's model expects the estimate"
+        rule = f"it has {moved}, against the limiter; the search's model predicts the gain"
     return Suggestion(
         kind="configuration",
         text=configuration_text(changed),
@@ -322,7 +330,7 @@ def _outside(sources: Sources) -> Iterator[Suggestion]:
         end = "least" if own == values[0] else "greatest"
         rule = (
             f"{value_text(own)} is the {end} value of the space, and the step to it from "
-            f"{value_text(near)} is worth {effect.worth:.2f}x: half of that again"
+            f"{value_text(near)} is worth {effect.worth:.2f}x; the estimate is half of that gain"
         )
         estimate = 1 + (effect.worth - 1) / 2
         yield Suggestion(
@@ -366,7 +374,7 @@ def _constraints(sources: Sources) -> Iterator[Suggestion]:
                 kind="constraint",
                 text=configuration_text({name: value}),
                 rule=f"only the constraint `{constraint}` forbids it, and the search's model "
-                "expects more of it",
+                "expects it to be faster",
                 estimate=math.exp(difference.mean),
                 low=math.exp(difference.low),
                 high=math.exp(difference.high),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,13 @@ from evotune.explain._hopeless_values import hopeless_values
 from evotune.explain._limiter import Case, limiter_of
 from evotune.explain._machine_differences import Machine, against_of, telling_line
 from evotune.explain._measured_pairs import with_measurements
-from evotune.explain._roofline import ceilings_of, launch_counters, roofline_of
+from evotune.explain._roofline import (
+    ceilings_of,
+    largest_launch,
+    launch_counters,
+    roofline_of,
+)
+from evotune.explain._sentences import gain_text, held_text, sure_gains
 from evotune.explain._space_effects import (
     importance_of,
     marginal_differences,
@@ -40,6 +45,7 @@ from evotune.explain.explanation import (
     Effect,
     Explanation,
     Limiter,
+    MachineCode,
     OverSpace,
     Roofline,
 )
@@ -120,13 +126,18 @@ def explain_data(
         limiter=limiter,
         roofline=roofline,
         counters=_counters(gathered),
+        machine_code=_machine_code(gathered),
         effects=effects,
         over_space=_with_pairs(
             _over_space(table, model, subject, view, cliffs), case, subject, kept, ablation
         ),
         against=against_of(mine, other) if other is not None else None,
         next=suggestions_of(sources),
-        missing=(*missing, *_missing(data, gathered, ablation, other)),
+        missing=(
+            *missing,
+            *(roofline.exceeded if roofline is not None else ()),
+            *_missing(data, gathered, ablation, other),
+        ),
     )
 
 
@@ -184,6 +195,25 @@ def _counters(gathered: GatheredEvidence | None) -> Mapping[str, Json]:
         return {"unavailable": reason}
     found: dict[str, Json] = msgspec.to_builtins(counters[0])
     return found
+
+
+def _machine_code(gathered: GatheredEvidence | None) -> MachineCode | None:
+    launch = largest_launch(gathered.evidence) if gathered is not None else None
+    view = launch.static if launch is not None else None
+    if launch is None or view is None:
+        return None
+    resident = launch.occupancy
+    return MachineCode(
+        kernel=launch.kernel,
+        source=view.source,
+        instructions=view.loop_instructions or view.instructions,
+        in_loops=bool(view.loop_instructions),
+        registers=view.registers,
+        spilled_bytes=view.spill_load_bytes + view.spill_store_bytes,
+        warps=resident.warps if resident is not None else None,
+        max_warps=resident.max_warps if resident is not None else None,
+        bound_by=resident.bound_by if resident is not None else "",
+    )
 
 
 def _why(evidence: Evidence | None, part: str) -> str:
@@ -285,21 +315,15 @@ def _with_reasons(
 def _headline(subject: Subject, limiter: Limiter, effects: Sequence[Effect]) -> str:
     time = wording.time_text(subject.time_us) if subject.time_us else "an unknown time"
     what = f"Trial {subject.trial.number} takes {time}"
+    if subject.case:
+        what += f" on {subject.case}"
     if subject.speedup is not None:
         what += f", {subject.speedup:.2f}x the speed of {subject.baseline}"
-    parts = [what + "."]
-    if limiter.name:
-        share = f" ({limiter.share:.0%})" if limiter.share is not None else ""
-        parts.append(f"It is held by {limiter.name}{share}.")
-    else:
-        parts.append("No measurement says yet what holds it.")
-    best = [e for e in effects if e.worth is not None and e.basis != "model" and e.low is not None]
-    gains = [e for e in best if (e.low or 0) > 1 and not e.same_code]
+    parts = [f"{what}.", held_text(limiter)]
+    gains = sure_gains(effects)
     if gains:
-        most = max(gains, key=lambda effect: math.log(effect.worth or 1))
-        own, other = (wording.value_text(value) for value in (most.to, most.source))
-        text = f"Its most valuable choice is {most.parameter}={own}: {most.worth:.2f}x over {other}"
-        parts.append(text + (f" ({most.because})." if most.because else "."))
+        because = f" ({gains[0].because})" if gains[0].because else ""
+        parts.append(f"Its most valuable choice is {gain_text(gains[0])}{because}.")
     return " ".join(parts)
 
 
@@ -313,14 +337,14 @@ def _missing(
     if data.recorded:
         return ["a recorded run has no kernel: no counters, no machine code, no ablation"]
     if gathered is None:
-        found.append("counters and machine code of this trial: not gathered")
+        found.append("counters and machine code of this trial: not measured yet")
     else:
         found += [f"{part}: {reason}" for part, reason in gathered.evidence.unavailable.items()]
     if ablation is None:
         found.append(
-            "effects measured in turn with this trial: not measured; those shown come from the "
-            "run's trials and the search's model"
+            "the worth of its choices, measured in turn with this trial: not measured yet; the "
+            "figures shown come from the run's trials and the search's model"
         )
     if other is not None and other.gathered is None:
-        found.append(f"counters and machine code of {other.name}: not gathered")
+        found.append(f"counters and machine code of {other.name}: not measured yet")
     return found

@@ -51,6 +51,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
 
     - `intensity`: operations / bytes moved.
     - `ceilings`: measured or model.
+    - `exceeded`: in words, the ceilings that the kernel itself exceeds: none of them holds it.
     """
 
     case: str
@@ -61,6 +62,26 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
     intensity: float
     ceilings: str
     units: tuple[Unit, ...]
+    exceeded: tuple[str, ...] = ()
+
+
+class MachineCode(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts in the machine code of the longest launch, known without running it.
+
+    - `source`: the program or the text that was read: `nvdisasm 12.8`, `objdump 2.40`, `ptx`.
+    - `instructions`: class -> count, in the innermost loops if `in_loops`, else in the whole code.
+    - `warps`, `max_warps`: resident on a multiprocessor, and bound by `bound_by`; None on a CPU.
+    """
+
+    kernel: str
+    source: str
+    instructions: Mapping[str, int]
+    in_loops: bool
+    registers: int
+    spilled_bytes: int
+    warps: int | None = None
+    max_warps: int | None = None
+    bound_by: str = ""
 
 
 class Limiter(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,6 +263,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     - `trial`: its number; `configuration`: its values.
     - `time_us`, `speedup`: of the run's leaderboard; None where there is none.
     - `counters`: the counters of its longest launch, or `{"unavailable": reason}`.
+    - `machine_code`: counts in the code of its longest launch; None where it was not read.
     - `missing`: each part that was not measured, and why.
     """
 
@@ -256,6 +278,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     limiter: Limiter
     roofline: Roofline | None
     counters: Mapping[str, Json]
+    machine_code: MachineCode | None
     effects: tuple[Effect, ...]
     over_space: OverSpace
     against: Against | None

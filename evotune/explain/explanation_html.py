@@ -1,30 +1,39 @@
 """An explanation as HTML: a fragment for a notebook, and a page of its own.
 
-Text enters by `html.escape` alone. Pictures are boxes whose widths are shares; there is no script.
+Text enters by `html.escape` alone. Pictures are SVG; there is no script.
 """
 
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from evotune.explain._explanation_text import pair_line, shown_effects, waits_of
-from evotune.report import wording
+from evotune.explain._effects_picture import choice_text
+from evotune.explain._explanation_pictures import explanation_pictures, no_waits_text
+from evotune.explain._explanation_text import pair_line, shown_effects
+from evotune.report.html.pictures import figure_html, picture_style
 from evotune.report.wording import printable
 
 if TYPE_CHECKING:
     from evotune.explain.explanation import Explanation
 
 _STYLE = """
-.evotune-why { font: 14px/1.45 system-ui, sans-serif; max-width: 60rem; }
+.evotune-why { font: 14px/1.5 system-ui, sans-serif; max-width: 72rem; }
+.evotune-why .scroll { overflow-x: auto; }
 .evotune-why table { border-collapse: collapse; margin: .3rem 0 1rem; }
-.evotune-why td, .evotune-why th { padding: .15rem .7rem .15rem 0; text-align: left;
-  vertical-align: top; }
-.evotune-why .bar { display: inline-block; width: 12rem; background: #8882; }
-.evotune-why .bar i { display: block; height: .8rem; background: #36c; }
-.evotune-why .quiet { opacity: .65; }
+.evotune-why td { padding: .15rem .9rem .15rem 0; text-align: left; vertical-align: top; }
+.evotune-why h3 { font-size: 15px; margin: 1rem 0 .2rem; }
+.evotune-why ul { margin: .2rem 0; padding-left: 1.3rem; }
+.evotune-why .quiet { opacity: .7; }
+"""
+_PAGE_STYLE = """
+:root { color-scheme: light dark; --card: #fff; --ink: #1c2024; --quiet: #626a73; --line: #dfe2e5;
+  --accent: #2f62d0; --good: #1a7f4b; --cloud: #9aa3ad; }
+@media (prefers-color-scheme: dark) { :root { --card: #1a1d21; --ink: #e6e8ea; --quiet: #9aa3ad;
+  --line: #31363c; --accent: #7ea6ff; --good: #55c58c; --cloud: #6c7681; } }
+body { background: var(--card); color: var(--ink); margin: 0; padding: 20px;
+  overflow-wrap: break-word; }
 """
 
 
@@ -35,14 +44,16 @@ def html_page_of(found: Explanation) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        f'<title>{title}</title></head><body style="margin: 2rem">\n{html_of(found)}\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title}</title><style>{_PAGE_STYLE}</style></head><body>\n{html_of(found)}\n"
         "</body></html>\n"
     )
 
 
 def html_of(found: Explanation) -> str:
     """A fragment with its own style."""
-    return f'<div class="evotune-why"><style>{_STYLE}</style>{"".join(_parts(found))}</div>'
+    style = f"<style>{_STYLE}{picture_style()}</style>"
+    return f'<div class="evotune-why">{style}{"".join(_parts(found))}</div>'
 
 
 def _parts(found: Explanation) -> Iterator[str]:
@@ -51,33 +62,30 @@ def _parts(found: Explanation) -> Iterator[str]:
     yield _heading(f"Held by: {limiter.name or 'not known'}")
     facts = "".join(f"<li>{_text(f.text)} {_quiet(f.kind)}</li>" for f in limiter.evidence)
     yield f"<ul>{facts}</ul><p class='quiet'>Rule: {_text(limiter.rule)}</p>"
-    if found.roofline is not None and found.roofline.units:
-        yield _heading(f"Busy on {found.roofline.case}")
-        yield _table(
-            (_text(u.name), _bar(u.share), f"{u.share:.0%}", _quiet(u.kind))
-            for u in found.roofline.units
-        )
-    stalls = waits_of(found.counters)
-    if stalls:
-        yield _heading("Cycles that a warp waits between two instructions")
-        most = max(stalls.values())
-        ranked = sorted(stalls.items(), key=lambda item: -item[1])[:8]
-        yield _table((_text(name), _bar(c / most), f"{c:.1f}") for name, c in ranked)
-    yield from _effects(found)
-    yield from _space(found)
+    figures = "".join(figure_html(picture) for picture in explanation_pictures(found))
+    yield f'<div class="evotune-pictures">{figures}</div>'
+    if no_waits_text(found):
+        yield f"<p class='quiet'>{_text(no_waits_text(found))}</p>"
+    reasons = [effect for effect in shown_effects(found.effects) if effect.because]
+    if reasons:
+        yield _heading("Differences in the machine that go with a choice")
+        yield _table((_text(choice_text(e)), _text(e.because)) for e in reasons)
+    over = found.over_space
+    texts = [
+        *(pair_line(pair) for pair in over.pairs),
+        *(cliff.text for cliff in over.cliffs),
+        *(value.text for value in over.hopeless[:8]),
+    ]
+    if texts:
+        yield _heading("Over the space")
+        yield _items(texts)
     if found.against is not None:
         yield _heading(f"Against {found.against.name}")
         yield _items(f"{line.text} ({line.kind})" for line in found.against.lines)
     if found.next:
         yield _heading("Next")
-        yield _table(
-            (
-                _text(s.kind),
-                _text(s.text),
-                f"{s.estimate:.2f}x",
-                _measured(s.measured),
-                _text(s.rule),
-            )
+        yield _items(
+            f"{s.kind}: {s.text}. {s.rule}; estimate {s.estimate:.2f}x{_measured(s.measured)}"
             for s in found.next
         )
     if found.missing:
@@ -85,46 +93,12 @@ def _parts(found: Explanation) -> Iterator[str]:
         yield _items(found.missing)
 
 
-def _effects(found: Explanation) -> Iterator[str]:
-    shown = shown_effects(found.effects)[:12]
-    if not shown:
-        return
-    yield _heading("What its choices are worth")
-    most = max(abs(math.log(e.worth or 1)) for e in shown) or 1.0
-    yield _table(
-        (
-            _text(f"{e.parameter}={wording.value_text(e.to)} over {wording.value_text(e.source)}"),
-            _bar(abs(math.log(e.worth or 1)) / most),
-            f"{e.worth:.2f}x" + (f" [{e.low:.2f}, {e.high:.2f}]" if e.low is not None else ""),
-            _quiet(e.basis),
-            _text(e.because),
-        )
-        for e in shown
-    )
-
-
-def _space(found: Explanation) -> Iterator[str]:
-    over = found.over_space
-    if over.importance:
-        yield _heading(f"What decides, over {over.valid} valid trials")
-        yield _table(
-            (_text(i.parameter), _bar(i.best), f"{i.best:.0%}") for i in over.importance[:8]
-        )
-    texts = [
-        *(pair_line(pair) for pair in over.pairs),
-        *(cliff.text for cliff in over.cliffs),
-        *(value.text for value in over.hopeless[:8]),
-    ]
-    if texts:
-        yield _items(texts)
-
-
 def _measured(value: float | None) -> str:
-    return f"measured {value:.3f}x" if value is not None else ""
+    return f", measured {value:.3f}x" if value is not None else ""
 
 
 def _heading(text: str) -> str:
-    return f"<h4>{_text(text)}</h4>"
+    return f"<h3>{_text(text)}</h3>"
 
 
 def _items(texts: Iterable[str]) -> str:
@@ -134,11 +108,7 @@ def _items(texts: Iterable[str]) -> str:
 def _table(rows: Iterable[Sequence[str]]) -> str:
     """The cells are HTML."""
     lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table>{lines}</table>"
-
-
-def _bar(share: float) -> str:
-    return f'<span class="bar"><i style="width: {100 * min(max(share, 0.0), 1.0):.0f}%"></i></span>'
+    return f'<div class="scroll"><table>{lines}</table></div>'
 
 
 def _quiet(text: str) -> str:

@@ -5,24 +5,28 @@ The explanation rests on the run's store alone: a report compiles and launches n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from evotune.errors import UsageError
-from evotune.explain._explanation_text import pair_line, shown_effects, waits_of
+from evotune.explain._effects_picture import choice_text
+from evotune.explain._explanation_pictures import explanation_pictures, no_waits_text
+from evotune.explain._explanation_text import pair_line, shown_effects
+from evotune.explain._sentences import is_complete, winner_sentences
 from evotune.explain.assembling import explain_data
 from evotune.explain.explanation import Explanation
-from evotune.report import markdown, wording
+from evotune.report import markdown
 from evotune.report.data import RunData
-from evotune.report.html import html_page
+from evotune.report.html import Explained, html_page
+from evotune.report.html.pictures import picture_json
 from evotune.trial import Json
 
-_EFFECTS = 12
-_STALLS = 8
+_TRIES: Final = 2  # suggestions in the opening; the section has all
 
 
 def explained_html(runs: Sequence[RunData]) -> str:
     """The page of these runs; each has its explanation."""
-    return html_page(runs, [_section(data) for data in runs])
+    return html_page(runs, [_for_page(_explained(data)) for data in runs])
 
 
 def explained_markdown(data: RunData) -> str:
@@ -39,41 +43,41 @@ def _explained(data: RunData) -> Explanation | None:
         return None
 
 
-def _section(data: RunData) -> Json:
-    """The data that the page's script draws. Texts are made harmless by the page."""
-    found = _explained(data)
+def _for_page(found: Explanation | None) -> Explained | None:
     if found is None:
         return None
+    tries = [
+        f"Try this ({item.kind}): {item.text}. Estimate {item.estimate:.2f}x."
+        for item in found.next[:_TRIES]
+    ]
+    return Explained(
+        section=_section(found),
+        why=list(winner_sentences(found)),
+        complete=is_complete(found),
+        tries=tries,
+        triable=any(item.configuration is not None for item in found.next[:_TRIES]),
+    )
+
+
+def _section(found: Explanation) -> Mapping[str, Json]:
+    """The data that the page's script draws. Texts are made harmless by the page."""
     over = found.over_space
-    ranked = sorted(waits_of(found.counters).items(), key=lambda item: -item[1])
     return {
         "headline": found.headline,
         "limiter": found.limiter.name,
         "rule": found.limiter.rule,
         "facts": [[fact.text, fact.kind] for fact in found.limiter.evidence],
-        "case": found.roofline.case if found.roofline is not None else "",
-        "units": [
-            [unit.name, unit.share, unit.kind]
-            for unit in (found.roofline.units if found.roofline is not None else ())
+        "pictures": [picture_json(picture) for picture in explanation_pictures(found)],
+        "no_waits": no_waits_text(found),
+        "reasons": [
+            [choice_text(effect), effect.because]
+            for effect in shown_effects(found.effects)
+            if effect.because
         ],
-        "stalls": ranked[:_STALLS],
-        "effects": [
-            {
-                "choice": f"{effect.parameter}={wording.value_text(effect.to)} over "
-                f"{wording.value_text(effect.source)}",
-                "worth": effect.worth,
-                "low": effect.worth if effect.low is None else effect.low,
-                "high": effect.worth if effect.high is None else effect.high,
-                "basis": effect.basis,
-                "because": effect.because,
-            }
-            for effect in shown_effects(found.effects)[:_EFFECTS]
-        ],
-        "decisive": [[item.parameter, item.best, item.model] for item in over.importance],
         "texts": [
-            *(["together", pair_line(pair)] for pair in over.pairs),
+            *(["depend on each other", pair_line(pair)] for pair in over.pairs),
             *(["cliff", cliff.text] for cliff in over.cliffs),
-            *(["no chance", value.text] for value in over.hopeless),
+            *(["never valid", value.text] for value in over.hopeless),
         ],
         "next": [[item.kind, item.text, item.estimate, item.rule] for item in found.next],
         "missing": list(found.missing),

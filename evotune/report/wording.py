@@ -123,6 +123,16 @@ def time_ms_text(time_us: float | None) -> str:
     return time_us_text(None if time_us is None else time_us / 1000)
 
 
+def rate_text(value: float, unit: str) -> str:
+    """`972 TFLOP/s`, `3.88 TB/s`, `1.99 M launches/s`: three digits and a prefix."""
+    short = {"bytes/s": "B/s", "FLOP/s": "FLOP/s"}.get(unit, f" {unit}")
+    sizes = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
+    prefix, size = next((known for known in sizes if value >= known[1]), sizes[-1])
+    figure = value / size
+    digits = f"{figure:.0f}" if figure >= 100 else f"{figure:.3g}"
+    return f"{digits} {prefix}{short if prefix else short.strip()}".strip()
+
+
 def time_text(time_us: float) -> str:
     """A time with three digits and a suitable unit: `5.12 ms`, `87.0 µs`."""
     units = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from explain.planted import gathered, launch, planted_run
 from report.runs import META, failed, make_run, ok, recorded
 
+from evotune.explain.report_parts import explained_html
 from evotune.report.data import RunData
 from evotune.report.html import html_page
 from evotune.trial import OutcomeKind
@@ -18,6 +20,7 @@ from . import chromium
 HOSTILE = "</script><img src=x onerror=window.hacked=1><b>%{x}</b>"
 ABLATION = {
     "trial": 2,
+    "configuration": {},
     "date": "2030-01-02T03:04:05+00:00",
     "rows": [
         {"parameter": "UNROLL", "before": 2, "after": 1, "also": {}, "why": "default",
@@ -144,6 +147,40 @@ def test_every_section_draws_in_light_dark_and_on_a_phone(
         "What next?",
     ]
     assert HOSTILE in hero
+
+
+def test_an_explanation_has_its_pictures_at_every_width_and_in_both_themes(
+    browser: chromium.Browser, page: Path, tmp_path: Path
+) -> None:
+    with RunData.opened(planted_run(tmp_path / "why", gathered(launch()), space=HOSTILE)) as data:
+        page.write_text(explained_html([data]), encoding="utf-8")
+    shown = (
+        "[...document.querySelectorAll('.evotune-picture svg')].filter(e => e.checkVisibility())"
+    )
+    inks = set()
+    for width, dark in ((1280, False), (1280, True), (390, False)):
+        browser.look(width=width, dark=dark)
+        browser.open(page)
+        draw_all(browser)
+        assert browser.evaluate("document.documentElement.scrollWidth") == width
+        size = "narrow" if width == 390 else "wide"
+        sizes = browser.evaluate(f"{shown}.map((e) => e.getAttribute('class'))")
+        assert sizes == [size] * 5
+        outside = f"{shown}.filter((e) => e.getBoundingClientRect().right > {width})"
+        assert browser.evaluate(f"{outside}.length") == 0
+        ink = "getComputedStyle(document.querySelector('.evotune-picture text.strong')).fill"
+        inks.add(browser.evaluate(ink))
+        # Text is as large as it was drawn, and no smaller: it can be read on a phone.
+        assert browser.evaluate(f"Math.min(...{shown}.map((e) => e.getScreenCTM().a))") > 0.9
+        level = "[...e.querySelectorAll('text:not([transform])')].map((t) => t.getBBox().x)"
+        reach = f"{shown}.flatMap((e) => {level})"
+        assert browser.evaluate(f"Math.min(...{reach})") > -2
+    assert len(inks) == 2
+    labels = browser.evaluate(f"{shown}.map((e) => e.getAttribute('aria-label'))")
+    assert labels[0].startswith("Roofline. trial 19: 53.7 TFLOP/s (10.0 µs) at ")
+    assert all(labels)
+    why = browser.evaluate("document.querySelector('.hero dl.answers').textContent")
+    assert "it is held by latency: 71% of a warp's waits are for global or local memory" in why
 
 
 def test_parallel_coordinates_keep_the_lines_through_a_range_and_move_their_axes(

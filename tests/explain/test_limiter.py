@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from evotune.device.evidence import Ceilings
+from evotune.device.gathered import Work
 from evotune.explain._limiter import Case, limiter_of
 from evotune.explain._roofline import roofline_of
 from evotune.explain.explanation import Limiter
@@ -73,6 +74,43 @@ def test_spills_are_counted_by_their_bytes_where_only_ptx_was_read() -> None:
     assert "40 of 200 instructions in the code are spills; 160 bytes" in found.evidence[0].text
 
 
+def test_registers_that_a_cpus_function_saves_once_are_no_spills() -> None:
+    """The code of a softmax on a CPU: 144 quarters of its bytes would be a fourth of it."""
+    item = launch(counted=False)
+    assert item.static is not None
+    view = msgspec.structs.replace(
+        item.static,
+        instructions={"load": 58, "store": 34, "vector": 35, "fma": 18, "other": 311},
+        loop_instructions={"load": 8, "store": 6, "vector": 17, "fma": 12, "other": 37},
+        registers=0,
+        spill_load_bytes=192,
+        spill_store_bytes=384,
+        source="objdump 2.40",
+    )
+    found = held_by(gathered(msgspec.structs.replace(item, static=view)))
+    assert found.name != "spills"
+
+
+def test_a_ceiling_that_the_kernel_exceeds_does_not_hold_it() -> None:
+    """A copy that was timed on a busy machine: the kernel moves its bytes three times as fast."""
+    found = roofline_of(
+        CASE,
+        100.0,
+        Work(operations=10**6, bytes_moved=3 * 10**8),
+        dtype="float32",
+        evidence=None,
+        ceilings=Ceilings(kind="measured", dram_bytes_per_s=1e12, fma_flops=1e12),
+        attributes={},
+    )
+    assert [unit.name for unit in found.units] == ["FMA"]
+    (text,) = found.exceeded
+    assert text == (
+        "DRAM: the kernel reaches 3 TB/s, more than the measured ceiling of 1 TB/s, which "
+        "therefore says nothing"
+    )
+    assert limiter_of(Case(found, None, {})).name == ""
+
+
 def test_the_busiest_unit_holds() -> None:
     found = held_by(gathered(launch(pipes={"tensor": 0.82, "mufu": 0.4, "dram": 0.1})))
     assert (found.name, found.share) == ("tensor cores", 0.82)
@@ -116,7 +154,7 @@ def test_shares_are_of_the_calls_time_not_of_the_time_with_work() -> None:
     found = held_by(gathered(short), time_us=4.5)
     assert found.name == "latency: wait"
     assert any("no work for 43% of the 5.8 µs" in fact.text for fact in found.evidence)
-    (busy,) = (fact.numbers["tensor cores"] for fact in found.evidence if "busy:" in fact.text)
+    (busy,) = (fact.numbers["tensor cores"] for fact in found.evidence if "busy part" in fact.text)
     assert busy == pytest.approx(0.6 * 0.566 * 5.76 / 4.5)
 
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from evotune.report.data import RunData
+from evotune.report.html import Explained
 from evotune.report.html._payload import run_payload
 from evotune.trial import Outcome, OutcomeKind
 
@@ -35,7 +36,7 @@ def test_a_confirmed_winner(tmp_path: Path) -> None:
         tmp_path, [ok(1.1), ok(1.5)], confirmations={1: won}, meta={"default": configuration(0)}
     )
     assert said(found["What won?"]) == (
-        "Trial 1 of 2. 3 of its 3 values are not the default's: BLOCK_M=32 UNROLL=1 PACK=false."
+        "Trial 1 of 2. 3 of its 3 values differ from the default's: BLOCK_M=32 UNROLL=1 PACK=false."
     )
     assert said(found["By how much?"]) == "1.40 times as fast as sdpa:flash in each of 2 cases."
     sure = said(found["Is it sure?"])
@@ -56,7 +57,11 @@ def test_a_confirmed_winner(tmp_path: Path) -> None:
         (None, "No. This is the search's own figure", False),
         (ok(1.1, 0.9, 1.3), "Whether it is faster is open", False),
         (ok(0.8, 0.7, 0.9), "Yes: the results are right, and it is slower", False),
-        (ok(1.5, 1.0, 2.2, flags=("too_noisy",)), "No: too noisy", True),
+        (
+            ok(1.5, 1.0, 2.2, flags=("too_noisy",)),
+            "No. The figure is too noisy: the same code varied",
+            True,
+        ),
     ],
 )
 def test_how_sure_it_is(
@@ -99,11 +104,23 @@ def test_the_reason_is_an_ablation_of_this_leader(tmp_path: Path) -> None:
         assert bool(lines(why)) is (trial == 7)  # else the command that measures it
 
 
-def test_sentences_of_an_explanation_take_the_place_of_the_ablation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("complete", [False, True])
+def test_an_explanation_answers_why_and_what_next(tmp_path: Path, complete: bool) -> None:
     data = RunData.load(make_run(tmp_path, [ok(1.5)], confirmations={0: ok(1.4)}))
-    found = {each["question"]: each for each in run_payload(data, ["Tensor cores."])["answers"]}
+    explained = Explained(
+        section={}, why=["Tensor cores."], complete=complete, tries=["Try a pad."], triable=True
+    )
+    found = {each["question"]: each for each in run_payload(data, explained)["answers"]}
     assert found["Why?"]["sentences"] == ["Tensor cores."]
-    assert not found["Why?"]["commands"]
+    assert bool(lines(found["Why?"])) is not complete  # the command that measures the rest
+    assert found["What next?"]["sentences"] == ["Try a pad."]
+    assert lines(found["What next?"])[0].split()[3] == "--try"
+
+
+def test_a_noisy_figure_is_not_shown_as_a_gain(tmp_path: Path) -> None:
+    noisy = ok(1.5, 1.2, 2.2, flags=("too_noisy",))
+    data = RunData.load(make_run(tmp_path, [ok(1.5)], confirmations={0: noisy}))
+    assert run_payload(data)["headline"]["noise"].startswith("too noisy")
 
 
 def test_a_run_without_a_winner_says_what_happened(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from typing import Final
 
+from evotune.report.html._answers import Explained
 from evotune.report.html._page import html_page
 
-__all__ = ["MOST_TRIALS", "html_page"]
+__all__ = ["MOST_TRIALS", "Explained", "html_page"]
 
 MOST_TRIALS: Final = 20_000
 """Most trials on a page; of a longer run it holds a sample. A browser takes seconds for 100,000."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from evotune.command_line import run_command
@@ -15,7 +15,8 @@ from evotune.report.summary import RunSummary, more_budget
 from evotune.report.wording import printable
 from evotune.trial import Json, Measurement
 
-_WHY = "Why?"
+_WHY, _NEXT = "Why?", "What next?"
+_MEASURES = "measures what holds it and what each of its values is worth"
 _SHOWN_CHANGES = 4
 _SHOWN_EFFECTS = 3
 _RESUMABLE = ("interrupted", "killed")
@@ -38,22 +39,39 @@ class Answer:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """An explanation of a run's winner, as a page shows it.
+
+    - `section`: the data of its section, for `explain.js`.
+    - `why`: sentences for the opening.
+    - `complete`: nothing is left that `evotune explain` could measure.
+    - `tries`: suggestions, each as a sentence; `triable`: `explain --try` can measure one of them.
+    """
+
+    section: Mapping[str, Json]
+    why: Sequence[str] = ()
+    complete: bool = False
+    tries: Sequence[str] = ()
+    triable: bool = False
+
+
 def answers(
-    data: RunData, summary: RunSummary, leader: Row | None, why: Sequence[str] = ()
+    data: RunData, summary: RunSummary, leader: Row | None, explained: Explained | None = None
 ) -> list[Answer]:
-    """The questions that a reader asks of a run, in the order of asking. `why`: sentences that
-    explain the winner, if there are any."""
+    """The questions that a reader asks of a run, in the order of asking."""
     if leader is None:
-        return [Answer("What next?", _no_winner(data), tuple(_steps(data, summary, None)))]
+        return [Answer(_NEXT, _no_winner(data), tuple(_steps(data, summary, None, None)))]
     found = [Answer("What won?", (_winner(data, leader),))]
     if not data.recorded:
         found += [
             Answer("By how much?", (_gain(leader),)),
             Answer("Is it sure?", tuple(_certainty(data, leader))),
-            Answer(_WHY, tuple(why)) if why else _worth(data, leader),
+            _why(data, leader, explained),
             _use(data),
         ]
-    return [*found, Answer("What next?", (), tuple(_steps(data, summary, leader)))]
+    tries = tuple(explained.tries) if explained is not None else ()
+    return [*found, Answer(_NEXT, tries, tuple(_steps(data, summary, leader, explained)))]
 
 
 def _winner(data: RunData, leader: Row) -> str:
@@ -64,7 +82,7 @@ def _winner(data: RunData, leader: Row) -> str:
     if not changed:
         return f"{text}: the space's default. The search found nothing better."
     text += f". {len(changed)} of its {counted(len(leader.configuration), 'value')} "
-    text += "is not the default's" if len(changed) == 1 else "are not the default's"
+    text += "differs from the default's" if len(changed) == 1 else "differ from the default's"
     if len(changed) > _SHOWN_CHANGES:
         return f"{text}."
     return f"{text}: {wording.configuration_text(changed)}."
@@ -95,7 +113,7 @@ def _certainty(data: RunData, leader: Row) -> Iterator[str]:
         return
     noise = wording.noise_text(leader.outcome)
     if noise:
-        yield f"No: {noise}. Measure again on a quiet machine."
+        yield f"No. The figure is {noise}. Measure again on a quiet machine."
     else:
         yield _verdict(leader)
     yield _confirmation(leader)
@@ -135,12 +153,15 @@ def _cases(measured: Sequence[Measurement]) -> str:
     return ", ".join(named)
 
 
-def _worth(data: RunData, leader: Row) -> Answer:
-    """The values that matter most, as an ablation measured them; else the command for one."""
+def _why(data: RunData, leader: Row, explained: Explained | None) -> Answer:
+    """The explanation in short, and the command that completes it; without an explanation the
+    values that matter most, as an ablation measured them."""
+    command = (run_command("explain", data.path), _MEASURES)
+    if explained is not None and explained.why:
+        return Answer(_WHY, tuple(explained.why), () if explained.complete else (command,))
     stored = data.meta.get("ablation")
     if not isinstance(stored, dict) or stored.get("trial") != leader.number:
-        command = run_command("ablate", data.path)
-        return Answer(_WHY, (), ((command, "measures what each of its values is worth"),))
+        return Answer(_WHY, (), (command,))
     costly = [
         row
         for row in stored.get("rows", ())
@@ -174,7 +195,11 @@ def _use(data: RunData) -> Answer:
     )
 
 
-def _steps(data: RunData, summary: RunSummary, leader: Row | None) -> Iterator[tuple[str, str]]:
+def _steps(
+    data: RunData, summary: RunSummary, leader: Row | None, explained: Explained | None
+) -> Iterator[tuple[str, str]]:
+    if explained is not None and explained.triable:
+        yield run_command("explain", data.path, "--try"), "measures these suggestions"
     kind, _, reason = summary.state.partition(":")
     more = more_budget("interrupted" if kind in _RESUMABLE else reason, data.settings)
     if more is not None:

@@ -16,7 +16,9 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from evotune.report.data import RunData
-from evotune.report.html._payload import printable_json, run_payload
+from evotune.report.html._answers import Explained
+from evotune.report.html._payload import run_payload
+from evotune.report.html.pictures import picture_style
 from evotune.report.records import finite
 from evotune.trial import Json
 from evotune.version import __version__
@@ -28,31 +30,22 @@ _SCRIPTS = (
     "charts.js",
     "parallel.js",
     "plots.js",
+    "pictures.js",
     "explain.js",
     "sections.js",
     "main.js",
 )
 
 
-def _why(explanation: Json) -> list[str]:
-    known = explanation is not None and explanation["limiter"]
-    return [explanation["headline"]] if known else []
-
-
-def html_page(runs: Sequence[RunData], explanations: Sequence[Json] = ()) -> str:
+def html_page(runs: Sequence[RunData], explanations: Sequence[Explained | None] = ()) -> str:
     """The page of one or more runs. About 5 MB of it are plotly.
 
-    `explanations`: for each run the part that explains its champion, or None
-    (`evotune.explain.report_parts`). The opening has its headline where the limiter is known, else
-    the run's ablation, or the command for one.
+    `explanations`: for each run the one of its winner, or None (`evotune.explain.report_parts`).
     """
     from plotly.offline import get_plotlyjs
 
     found = explanations or [None] * len(runs)
-    payloads = [
-        {**run_payload(run, _why(explanation)), "explanation": printable_json(explanation)}
-        for run, explanation in zip(runs, found, strict=True)
-    ]
+    payloads = [run_payload(run, each) for run, each in zip(runs, found, strict=True)]
     data = {"evotune": __version__, "runs": payloads}
     plotly = get_plotlyjs()
     script = "'use strict';\n" + "\n".join(_asset(name) for name in _SCRIPTS)
@@ -67,6 +60,7 @@ def html_page(runs: Sequence[RunData], explanations: Sequence[Json] = ()) -> str
 <link rel="icon" href="data:,">
 <style>
 {_asset("report.css")}
+{picture_style()}
 </style>
 </head>
 <body>

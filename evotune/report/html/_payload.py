@@ -22,7 +22,7 @@ from evotune.report.devices import MEANING, devices_table
 from evotune.report.domain import MEANING as DOMAIN
 from evotune.report.domain import domain_table, domain_text
 from evotune.report.front import pareto_front
-from evotune.report.html._answers import answers
+from evotune.report.html._answers import Explained, answers
 from evotune.report.html._findings import ablation, against_default
 from evotune.report.leaderboard import Leaderboard, Row, rank
 from evotune.report.markdown import sentence
@@ -39,9 +39,9 @@ _REASON_CHARACTERS = 160
 _SHOWN_REASONS = 6
 
 
-def run_payload(data: RunData, why: Sequence[str] = ()) -> dict[str, Json]:
-    """The run as a JSON value in which every text is `printable`. `why`: sentences that explain its
-    winner, for the opening."""
+def run_payload(data: RunData, explained: Explained | None = None) -> dict[str, Json]:
+    """The run as a JSON value in which every text is `printable`. `explained`: the explanation of
+    its winner, if there is one."""
     evidence = weigh(data)
     board = rank(data, evidence)
     if data.sample is not None:  # further trials are a sample and have no rank
@@ -59,7 +59,8 @@ def run_payload(data: RunData, why: Sequence[str] = ()) -> dict[str, Json]:
         "every": data.sample.every if data.sample else 1,
         "sentence": printable(sentence(summary)),
         "headline": _headline(data, summary, leader),
-        "answers": [answer.to_json() for answer in answers(data, summary, leader, why)],
+        "answers": [answer.to_json() for answer in answers(data, summary, leader, explained)],
+        "explanation": None if explained is None else printable_json(explained.section),
         "facts": _facts(data, summary),
         "command": shlex.join(printable(str(word)) for word in data.meta.get("command") or ()),
         "environment": printable_json(data.environment),
@@ -120,6 +121,7 @@ def _headline(data: RunData, summary: RunSummary, leader: Row | None) -> Json:
         "time_us": short(figures.time_us),
         "baseline": printable(", ".join(used)),
         "confirmed": leader.confirmed,
+        "noise": wording.noise_text(leader.outcome),
         "configuration": printable(wording.configuration_text(leader.configuration)),
     }
 

@@ -51,9 +51,9 @@ function hero(run) {
   const best = run.headline;
   const figure = !best ? el("div", { class: "figure bad" }, "No valid candidate")
     : best.speedup === null ? el("div", { class: "figure" }, best.time)
-      : el("div", { class: ["figure", best.confirmed && verdict(best.low, best.high)].filter(Boolean).join(" ") }, speedupText(best.speedup),
+      : el("div", { class: ["figure", best.confirmed && !best.noise && verdict(best.low, best.high)].filter(Boolean).join(" ") }, speedupText(best.speedup),
         el("small", {}, ` [${best.low.toFixed(3)}, ${best.high.toFixed(3)}] against ${best.baseline}`));
-  const standing = best && (best.confirmed ? "confirmed in a fresh process on unseen inputs"
+  const standing = best && (best.noise ? "timed again in fresh processes, which do not agree" : best.confirmed ? "confirmed in a fresh process on unseen inputs"
     : "not confirmed: the search's own figure, which flatters the best of many");
   return el("section", { class: "hero" },
     el("div", { class: "where" }, `${run.space} on ${run.device}`), figure,
@@ -68,15 +68,10 @@ function hero(run) {
     simpleTable(["trial", "reason"], run.disqualified, [true, false]))] : []));
 }
 
-// An explanation, where there is one, answers "Why?" in place of the ablation.
 function answerList(run) {
-  const explained = run.explanation && run.explanation.headline;
-  return el("dl", { class: "answers" }, run.answers.flatMap((answer) => {
-    const { sentences, commands } = explained && answer.question === "Why?" ? { sentences: [explained], commands: [] } : answer;
-    return [el("dt", {}, answer.question),
-      el("dd", {}, sentences.map((text) => el("p", {}, text)),
-        commands.map(([line, reason]) => el("p", {}, el("code", {}, line), " ", el("span", { class: "quiet" }, reason))))];
-  }));
+  return el("dl", { class: "answers" }, run.answers.flatMap(({ question, sentences, commands }) => [el("dt", {}, question),
+    el("dd", {}, sentences.map((text) => el("p", {}, text)),
+      commands.map(([line, reason]) => el("p", {}, el("code", {}, line), " ", el("span", { class: "quiet" }, reason))))]));
 }
 
 function leaderboardSection(run, rows) {

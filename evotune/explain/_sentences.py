@@ -1,0 +1,80 @@
+"""The explanation in sentences: for the first lines of its text, and for a report's opening."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from evotune.explain._stall_reasons import STALLS
+from evotune.report import wording
+
+if TYPE_CHECKING:
+    from evotune.explain.explanation import Effect, Explanation, Limiter
+
+_SHOWN_EFFECTS: Final = 3
+
+
+def held_text(limiter: Limiter) -> str:
+    """What holds the kernel, as a sentence. The meaning of the share depends on the limiter."""
+    name, _, reason = limiter.name.partition(": ")
+    share = f"{limiter.share:.0%}" if limiter.share is not None else ""
+    waits = STALLS.get(reason, f"for {reason}")
+    said = {
+        "": "No part of the device is known to hold it."
+        if limiter.evidence
+        else "It is not known yet what holds it.",
+        "spills": f"It is held by spills: they are {share} of the instructions.",
+        "launch": f"It is held by launching: empty launches take {share} of the time.",
+        "grid": f"It is held by its grid: {share} of the multiprocessors' time is idle.",
+        "bank conflicts": f"It is held by bank conflicts: they take about {share} of the time.",
+        "latency": f"It is held by latency: {share} of a warp's waits are {waits}."
+        if reason and share
+        else "It is held by latency: no unit has much work, and few warps hide the waits.",
+    }
+    return said[name] if name in said else _held_by_units(limiter, share)
+
+
+def _held_by_units(limiter: Limiter, share: str) -> str:
+    name = limiter.name
+    units = name.split(" + ")
+    if len(units) > 1:
+        named = ", ".join(units[:-1]) + f" and {units[-1]}"
+        return f"It is held by {named} together: each is busy for more than half of the time."
+    if limiter.evidence and limiter.evidence[0].kind == "model":
+        return f"It is held by {name}: the problem's own work fills it for {share} of the time."
+    return f"It is held by {name}, busy for {share} of the time."
+
+
+def sure_gains(effects: Sequence[Effect]) -> list[Effect]:
+    """The measured effects whose whole interval is above 1, the greatest first."""
+    found = [e for e in effects if e.basis != "model" and not e.same_code and (e.low or 0.0) > 1]
+    return sorted(found, key=lambda effect: -math.log(effect.worth or 1.0))
+
+
+def gain_text(effect: Effect) -> str:
+    """`PAD=true, 2.00x over false`."""
+    own, other = wording.value_text(effect.to), wording.value_text(effect.source)
+    return f"{effect.parameter}={own}, {effect.worth:.2f}x over {other}"
+
+
+def winner_sentences(found: Explanation) -> Iterator[str]:
+    """Why the explained candidate is as fast as it is, for someone who knows its time: the
+    limiter with its first evidence, and the choices that are surely worth something."""
+    held = held_text(found.limiter)
+    if found.roofline is not None:
+        held = f"On {found.roofline.case} {held[0].lower()}{held[1:]}"
+    yield held
+    if found.limiter.name and found.limiter.evidence:
+        fact = found.limiter.evidence[0]
+        yield f"{fact.text[0].upper()}{fact.text[1:]} ({fact.kind})."
+    gains = sure_gains(found.effects)[:_SHOWN_EFFECTS]
+    if gains:
+        which = "choice" if len(gains) == 1 else "choices"
+        yield f"Its most valuable {which}: {'; '.join(map(gain_text, gains))}."
+
+
+def is_complete(found: Explanation) -> bool:
+    """Whether `explain` has looked at the machine, and measured single choices in turn."""
+    paired = any(effect.basis == "paired" for effect in found.effects)
+    return paired and found.machine_code is not None
