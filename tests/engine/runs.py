@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -9,9 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from evotune.engine import ablation, confirming
 from evotune.engine.folder import RunFolder, list_runs
 from evotune.engine.observer import SilentObserver
 from evotune.engine.starting import RunRequest, start_run
@@ -45,6 +50,15 @@ def run_request(space: Path, runs_dir: Path, **given: Any) -> RunRequest:
     options = {name: value for name, value in given.items() if name not in fields}
     rest = {name: value for name, value in given.items() if name in fields}
     return RunRequest(str(space), runs_dir=runs_dir, options=options, **rest)
+
+
+@contextlib.contextmanager
+def brief_confirmations(processes: int = 1) -> Iterator[None]:
+    """Times champions in so few processes, instead of the three to six that take most of a run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(confirming, "MOST", processes)
+        patch.setattr(ablation, "MOST", processes)
+        yield
 
 
 def history(run: RunFolder) -> list[Trial]:

@@ -18,8 +18,9 @@ import evotune
 from evotune.api.run import Run
 from evotune.export.exporting import export_runs
 from tests.api.small import kernel, keywords
+from tests.engine.runs import brief_confirmations
 
-from .making import brief_confirmations, tuned, with_speedup
+from .making import tuned, with_speedup
 
 HEAD = """
 import sys, warnings
