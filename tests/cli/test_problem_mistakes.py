@@ -9,7 +9,7 @@ from click.testing import Result
 
 from evotune.errors import ProblemMistake
 from evotune.problems import UserProblem, create_problem
-from evotune.problems.examination import examine, tiny_case
+from evotune.problems.examination import examine, mistake_of, tiny_case
 
 from .conftest import Invoke
 
@@ -195,21 +195,43 @@ def test_a_wrong_type_of_what_needs_pytorch_is_told_too(
     assert str(caught.value).startswith(f"problem.py:{DEFINITION[method][0]}: {line}")
 
 
+NEEDS_PYTORCH = [
+    ("compute", "nothing.nowhere", "23: NameError: name 'nothing' is not defined"),
+    ("compute", "return {'out': x @ x}", "23: RuntimeError: "),
+    ("compute", "import sys; sys.exit('no')", "23 called sys.exit('no')"),
+    ("compute", "return {'x': x}", "22: compute gave x; outputs names out"),
+    ("baselines_of", "return {'torch:a': lambda: 1 / 0}", "29: ZeroDivisionError: "),
+    ("baselines_of", "return {'torch:a': lambda y: y}", "28: TypeError: "),
+]
+
+
+@pytest.mark.parametrize(("method", "body", "line"), NEEDS_PYTORCH)
+def test_an_error_behind_what_needs_pytorch_is_told_with_its_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, method: str, body: str, line: str
+) -> None:
+    """Calls the examination in this process."""
+    monkeypatch.chdir(folder)
+    _spoil(folder, method, body)
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    assert isinstance(problem, UserProblem)
+    with pytest.raises((Exception, SystemExit)) as caught:
+        examine(problem, problem.case({"rows": 3, "columns": 5}, {}))
+    mistake = mistake_of(problem, caught.value)
+    assert str(mistake).startswith(f"problem.py:{line}")
+
+
 @pytest.mark.parametrize("command", ["check", pytest.param("run", marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
     ("method", "body", "line"),
     [
-        ("compute", "nothing.nowhere", "23: NameError: name 'nothing' is not defined"),
-        ("compute", "return {'out': x @ x}", "23: RuntimeError: "),
-        ("compute", "import sys; sys.exit('no')", "23 called sys.exit('no')"),
-        ("compute", "return {'x': x}", "22: compute gave x; outputs names out"),
-        ("baselines_of", "return {'torch:a': lambda: 1 / 0}", "29: ZeroDivisionError: "),
-        ("baselines_of", "return {'torch:a': lambda y: y}", "28: TypeError: "),
+        pytest.param(*each, marks=() if each in NEEDS_PYTORCH[2:4] else pytest.mark.soak)
+        for each in NEEDS_PYTORCH
     ],
 )
 def test_what_needs_pytorch_is_told_by_check_and_leaves_no_run(
     invoke: Invoke, folder: Path, command: str, *, method: str, body: str, line: str
 ) -> None:
+    """An exit and a wrong result; `make soak` takes all."""
     _spoil(folder, method, body)
     _expect(invoke(command, "space.yaml"), line)
     assert not list(folder.glob("runs/*"))
