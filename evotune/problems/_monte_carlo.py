@@ -81,7 +81,7 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: else PyTorch imports its compiler, which takes a second, to have it leave
+        """False: else PyTorch imports its compiler, which takes long, only to have it leave
         `__torch_dispatch__` as it is. `rounding_errors` sees to that."""
         return False
 

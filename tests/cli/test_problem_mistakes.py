@@ -314,7 +314,7 @@ def test_a_shape_that_check_refuses_is_pointed_at(invoke: Invoke, folder: Path) 
 def test_a_problem_is_tried_without_pytorchs_compiler_and_its_prints_are_no_data(
     invoke: Invoke, folder: Path
 ) -> None:
-    """PyTorch's compiler takes a second to import."""
+    """PyTorch's compiler takes about as long to import as the rest of PyTorch."""
     printed = {
         "operations": "print('I am operations')",
         "compute": "import sys; print('I am compute, compiler:', 'torch._dynamo' in sys.modules)",
