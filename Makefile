@@ -21,6 +21,9 @@ CPU_TORCH := $(PIP) install --no-deps --retries 1 --timeout 15 --index-url $(CPU
 # A link to a page or a heading that is not there is an error.
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
+# Without Python's cache each of the many processes of a test run compiles all its modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test check format site soak test-gpu bench clean
 
 run: $(VENV)/.runtime  ## tune the flagship kernel: on the GPU if there is one, else on the CPU

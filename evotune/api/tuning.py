@@ -83,7 +83,8 @@ def tune(
 
     >>> import evotune, tempfile
     >>> folder = tempfile.mkdtemp()
-    >>> run = evotune.tune("softmax-cpu", trials=1, champions=0, runs_dir=folder)
+    >>> small = [{"rows": 64, "columns": 256}]
+    >>> run = evotune.tune("softmax-cpu", trials=1, champions=0, runs_dir=folder, cases=small)
     >>> run.state, len(run.trials)
     ('finished:trials', 1)
     """

@@ -11,6 +11,7 @@ whose error is a unit of the largest |x|.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -78,6 +79,12 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._generator = torch.Generator(device).manual_seed(seed)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: else PyTorch imports its compiler, which takes long, only to have it leave
+        `__torch_dispatch__` as it is. `rounding_errors` sees to that."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         packet = func.overloadpacket
@@ -135,6 +142,8 @@ def rounding_errors(
 ) -> Tensors:
     """The standard deviation of each element of the outputs, in float64. An element whose few runs
     agree by chance gets the deviation at the lower quartile of its row."""
+    if "torch._dynamo" in sys.modules:  # `compute` may have compiled parts
+        compute = torch.compiler.disable(compute)  # type: ignore[no-untyped-call]
     runs = _RUNS if max(each.numel() for each in reference.values()) <= _MANY else _RUNS_OF_MANY
     squares = {name: torch.zeros_like(value) for name, value in reference.items()}
     for run in range(runs):

@@ -45,6 +45,14 @@ class ScaleRows(evotune.Problem):
         return {"out": out, "sums": out.sum(dim=1)}
 
 
+class FewRows(ScaleRows):
+    """ScaleRows of small sizes only, so that a champion's random tests take a second."""
+
+    def check(self, rows: int, columns: int) -> None:
+        if rows * columns > 4096:
+            raise ValueError("more than 4096 elements")
+
+
 def kernel(source: str = SOURCE) -> evotune.CppKernel:
     return evotune.CppKernel(
         source_text=source,

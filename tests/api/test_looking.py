@@ -9,8 +9,8 @@ import pytest
 
 import evotune
 from evotune.engine.compiling import CompileRow
-from tests.api.small import SOURCE, kernel, keywords
-from tests.engine.runs import RECORDING
+from tests.api.small import SOURCE, FewRows, kernel, keywords
+from tests.engine.runs import RECORDING, brief_confirmations
 
 
 def test_check_counts_a_space() -> None:
@@ -58,9 +58,10 @@ def test_replay_takes_a_strategy_of_ones_own() -> None:
 
 
 def test_gate_passes_a_right_kernel_and_says_how_fast_it_is() -> None:
-    given = keywords()
+    given = keywords(problem=FewRows)
     del given["parameters"]
-    verdict = evotune.gate(kernel(), **given)
+    with brief_confirmations():
+        verdict = evotune.gate(kernel(), **given)
     assert verdict.passed, verdict.reason
     assert {check.status for check in verdict.checks} <= {"passed", "skipped"}
     assert verdict.speedup_low is not None

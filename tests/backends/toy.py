@@ -13,8 +13,6 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import torch
-
 from evotune.backends.backend import Backend
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.device.launch import CompileFailure, CompileJob, LaunchPlan
@@ -62,6 +60,8 @@ class ToySession(CpuSession):
     def bind(
         self, kernel: Callable[..., object], plan: LaunchPlan, pointers: Mapping[str, int]
     ) -> Callable[[], object]:
+        import torch
+
         count = int(plan.arguments[-1].value)
         memory = ctypes.c_float * count
         views = [

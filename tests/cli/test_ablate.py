@@ -15,6 +15,7 @@ from evotune.cli.main import application
 from evotune.engine.folder import RunFolder, find_run
 from evotune.report.data import RunData
 from evotune.report.html._findings import ablation
+from tests.engine.runs import brief_confirmations
 
 from .conftest import Invoke, _python_path
 
@@ -57,7 +58,8 @@ def ablate(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Ablate:
 def test_each_gene_is_changed_alone_and_the_rows_are_kept_for_the_report(
     ablate: Ablate, run: RunFolder
 ) -> None:
-    result = ablate("--format", "json")
+    with brief_confirmations(processes=2):
+        result = ablate("--format", "json")
     assert result.exit_code == 0, result.stderr
     itself, *rows = json.loads(result.stdout)
     assert (itself["parameter"], itself["outcome"], itself["same_code"]) == ("", "ok", True)

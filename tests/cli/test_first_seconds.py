@@ -20,7 +20,7 @@ from .conftest import ROOT, Invoke, start
 
 RECORDING = ROOT / "tests" / "data" / "synthetic_recording.json.gz"
 INTERRUPTED = 130
-_STEPS = 12
+_STEPS = 8
 
 
 def _arguments(command: str) -> tuple[str, ...]:

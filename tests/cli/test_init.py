@@ -13,6 +13,7 @@ import pytest
 from evotune.cli.init_command import scaffold
 from evotune.cli.main import application
 from evotune.space.document import parse_space
+from tests.engine.runs import brief_confirmations
 
 from .conftest import Invoke
 
@@ -35,7 +36,8 @@ def test_a_new_kernel_runs_at_once(invoke: Invoke, tmp_path: Path) -> None:
     space.write_text(
         space.read_text().replace("rows: 1000", "rows: 20").replace("rows: 777", "rows: 7")
     )
-    run = invoke("run", "my-kernel/space.yaml", "--trials", 1)
+    with brief_confirmations():
+        run = invoke("run", "my-kernel/space.yaml", "--trials", 1)
     assert run.exit_code == 0, run.stderr
     assert "torch:" in run.stdout
     assert list((tmp_path / "runs").glob("*/sources/problem.py"))

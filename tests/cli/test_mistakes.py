@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.engine.runs import run_here
 
 from .conftest import ROOT, Invoke
 
@@ -49,11 +52,15 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_here(RECORDING, tmp_path_factory.mktemp("made") / "runs", trials=60).path
+
+
 @pytest.fixture
-def run(invoke: Invoke, tmp_path: Path) -> Path:
-    assert invoke("run", RECORDING, "--trials", "60").exit_code == 0
-    (path,) = (tmp_path / "runs").iterdir()
-    return path
+def run(made: Path, tmp_path: Path) -> Path:
+    """A copy of the run, in the test's own folder."""
+    return Path(shutil.copytree(made, tmp_path / "runs" / made.name))
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

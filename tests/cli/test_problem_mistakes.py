@@ -9,7 +9,7 @@ from click.testing import Result
 
 from evotune.errors import ProblemMistake
 from evotune.problems import UserProblem, create_problem
-from evotune.problems.examination import examine, tiny_case
+from evotune.problems.examination import examine, mistake_of, tiny_case
 
 from .conftest import Invoke
 
@@ -195,21 +195,43 @@ def test_a_wrong_type_of_what_needs_pytorch_is_told_too(
     assert str(caught.value).startswith(f"problem.py:{DEFINITION[method][0]}: {line}")
 
 
+NEEDS_PYTORCH = [
+    ("compute", "nothing.nowhere", "23: NameError: name 'nothing' is not defined"),
+    ("compute", "return {'out': x @ x}", "23: RuntimeError: "),
+    ("compute", "import sys; sys.exit('no')", "23 called sys.exit('no')"),
+    ("compute", "return {'x': x}", "22: compute gave x; outputs names out"),
+    ("baselines_of", "return {'torch:a': lambda: 1 / 0}", "29: ZeroDivisionError: "),
+    ("baselines_of", "return {'torch:a': lambda y: y}", "28: TypeError: "),
+]
+
+
+@pytest.mark.parametrize(("method", "body", "line"), NEEDS_PYTORCH)
+def test_an_error_behind_what_needs_pytorch_is_told_with_its_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, method: str, body: str, line: str
+) -> None:
+    """Calls the examination in this process."""
+    monkeypatch.chdir(folder)
+    _spoil(folder, method, body)
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    assert isinstance(problem, UserProblem)
+    with pytest.raises((Exception, SystemExit)) as caught:
+        examine(problem, problem.case({"rows": 3, "columns": 5}, {}))
+    mistake = mistake_of(problem, caught.value)
+    assert str(mistake).startswith(f"problem.py:{line}")
+
+
 @pytest.mark.parametrize("command", ["check", pytest.param("run", marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
     ("method", "body", "line"),
     [
-        ("compute", "nothing.nowhere", "23: NameError: name 'nothing' is not defined"),
-        ("compute", "return {'out': x @ x}", "23: RuntimeError: "),
-        ("compute", "import sys; sys.exit('no')", "23 called sys.exit('no')"),
-        ("compute", "return {'x': x}", "22: compute gave x; outputs names out"),
-        ("baselines_of", "return {'torch:a': lambda: 1 / 0}", "29: ZeroDivisionError: "),
-        ("baselines_of", "return {'torch:a': lambda y: y}", "28: TypeError: "),
+        pytest.param(*each, marks=() if each in NEEDS_PYTORCH[2:4] else pytest.mark.soak)
+        for each in NEEDS_PYTORCH
     ],
 )
 def test_what_needs_pytorch_is_told_by_check_and_leaves_no_run(
     invoke: Invoke, folder: Path, command: str, *, method: str, body: str, line: str
 ) -> None:
+    """An exit and a wrong result; `make soak` takes all."""
     _spoil(folder, method, body)
     _expect(invoke(command, "space.yaml"), line)
     assert not list(folder.glob("runs/*"))
@@ -289,16 +311,24 @@ def test_a_shape_that_check_refuses_is_pointed_at(invoke: Invoke, folder: Path) 
     assert result.stderr == "error: space.yaml:7:14: no 3 rows\n"
 
 
-def test_what_a_problem_prints_is_no_data(invoke: Invoke, folder: Path) -> None:
-    for method in ("operations", "compute"):
-        name, body = f"I am {method}", DEFINITION[method][2]
+def test_a_problem_is_tried_without_pytorchs_compiler_and_its_prints_are_no_data(
+    invoke: Invoke, folder: Path
+) -> None:
+    """PyTorch's compiler takes about as long to import as the rest of PyTorch."""
+    printed = {
+        "operations": "print('I am operations')",
+        "compute": "import sys; print('I am compute, compiler:', 'torch._dynamo' in sys.modules)",
+    }
+    for method, statement in printed.items():
+        body = DEFINITION[method][2]
         text = (folder / "problem.py").read_text()
-        (folder / "problem.py").write_text(text.replace(body, f"print({name!r}); {body}", 1))
+        (folder / "problem.py").write_text(text.replace(body, f"{statement}; {body}", 1))
     result = invoke("check", "space.yaml", "--no-compile")
     assert result.exit_code == 0, result.stderr
     assert "I am" not in result.stdout
     assert "I am operations\n" in result.stderr
-    assert "I am compute\n" in result.stderr
+    assert "I am compute, compiler: False\n" in result.stderr
+    assert "compiler: True" not in result.stderr
     listed = invoke("compile", "space.yaml", "--format", "json")
     assert (listed.exit_code, listed.stdout[0]) == (0, "[")
 

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from evotune.cli.main import application
+from tests.engine.runs import brief_confirmations
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -57,11 +58,10 @@ def test_the_problem_the_kernel_and_its_space_run(
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the child processes
     monkeypatch.setenv("EVOTUNE_CACHE_DIR", str(folder / "cache"))
-    # One process: only the champion's figures need more, and this test is about correctness.
-    monkeypatch.setattr("evotune.engine.confirming.MOST", 1)
-    for _, *words in [*commands, ["evotune", "report", "latest", "--format", "csv"]]:
-        done = CliRunner().invoke(application, words, prog_name="evotune")
-        assert done.exit_code == 0, done.stderr
+    with brief_confirmations():
+        for _, *words in [*commands, ["evotune", "report", "latest", "--format", "csv"]]:
+            done = CliRunner().invoke(application, words, prog_name="evotune")
+            assert done.exit_code == 0, done.stderr
     (trial,) = csv.DictReader(io.StringIO(done.stdout))
     assert (trial["outcome"], trial["confirmed"]) == ("ok", "True")
 

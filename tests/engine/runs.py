@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -9,9 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from evotune.engine import _planning, ablation, confirming
 from evotune.engine.folder import RunFolder, list_runs
 from evotune.engine.observer import SilentObserver
 from evotune.engine.starting import RunRequest, start_run
@@ -45,6 +50,17 @@ def run_request(space: Path, runs_dir: Path, **given: Any) -> RunRequest:
     options = {name: value for name, value in given.items() if name not in fields}
     rest = {name: value for name, value in given.items() if name in fields}
     return RunRequest(str(space), runs_dir=runs_dir, options=options, **rest)
+
+
+@contextlib.contextmanager
+def brief_confirmations(processes: int = 1) -> Iterator[None]:
+    """Times champions in so few processes, instead of three to six, and after ten random tests
+    instead of a hundred: these take most of a short run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_planning, "_RANDOM_TESTS", 10)
+        patch.setattr(confirming, "MOST", processes)
+        patch.setattr(ablation, "MOST", processes)
+        yield
 
 
 def history(run: RunFolder) -> list[Trial]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from evotune.engine import search_loop
+from evotune.engine.folder import RunFolder
 from evotune.engine.observer import SilentObserver
 from evotune.engine.starting import resume_run
 from evotune.errors import RunLocked, UsageError
@@ -26,13 +30,32 @@ from .runs import (
 TRIALS = 160
 
 
+@pytest.fixture(scope="module")
+def slow_space(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recorded_space(tmp_path_factory.mktemp("space"), delay_ms=1.0)
+
+
+@pytest.fixture(scope="module")
+def unbroken_run(
+    slow_space: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], RunFolder]:
+    """The run of a strategy that nobody kills."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    return functools.cache(
+        lambda strategy: run_here(slow_space, folder, trials=TRIALS, strategy=strategy)
+    )
+
+
 @pytest.mark.parametrize("strategy", ["evolution", "local", "random"])
 @pytest.mark.parametrize("killed_after", [17, 130])
 def test_a_killed_run_resumes_to_the_same_history(
-    tmp_path: Path, strategy: str, killed_after: int
+    tmp_path: Path,
+    slow_space: Path,
+    unbroken_run: Callable[[str], RunFolder],
+    strategy: str,
+    killed_after: int,
 ) -> None:
-    space = recorded_space(tmp_path / "space", delay_ms=1.0)
-    unbroken = run_here(space, tmp_path / "unbroken", trials=TRIALS, strategy=strategy)
+    space, unbroken = slow_space, unbroken_run(strategy)
     process = start_killable(
         "run", space, "--trials", str(TRIALS), "--strategy", strategy, "--runs-dir", tmp_path / "k"
     )
@@ -90,13 +113,16 @@ def test_a_run_lives_on_its_own_copy_of_the_space(tmp_path: Path) -> None:
     assert history(run) == history(long)
 
 
-def test_a_snapshot_of_the_search_equals_the_full_fold(tmp_path: Path) -> None:
+def test_a_snapshot_of_the_search_equals_the_full_fold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_loop, "_SNAPSHOT_EVERY", 200)
     space = recorded_space(tmp_path / "space")
-    whole = run_here(space, tmp_path / "whole", trials=1200)
-    run = run_here(space, tmp_path / "runs", trials=1100)
+    whole = run_here(space, tmp_path / "whole", trials=320)
+    run = run_here(space, tmp_path / "runs", trials=260)
     with RunStore.open_for_reading(run.store) as store:
-        assert store.snapshot(at_most=1084) is not None
-    resume_run(run, SilentObserver(), trials=1200)
+        assert (store.snapshot(at_most=244) or (0,))[0] == 200
+    resume_run(run, SilentObserver(), trials=320)
     assert history(run) == history(whole)
 
 

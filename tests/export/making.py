@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from evotune.device.launch import Binary
-from evotune.engine import confirming
 from evotune.engine._space_files import fingerprints, snapshot
 from evotune.engine.compiling import build_jobs
 from evotune.engine.environment import describe
@@ -34,7 +31,7 @@ from evotune.trial import (
     Value,
 )
 from evotune.verify.kept_checks import checked_domain
-from tests.engine.runs import run_here
+from tests.engine.runs import brief_confirmations, run_here
 
 ROOT = Path(__file__).parents[2]
 TINY_SHAPES = {
@@ -123,19 +120,11 @@ def tiny_space(name: str, folder: Path) -> Path:
     return path
 
 
-@contextlib.contextmanager
-def brief_confirmations() -> Iterator[None]:
-    """Times champions in one process instead of three to seven, which takes most of a short run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(confirming, "MOST", 1)
-        yield
-
-
 def tuned(name: str, folder: Path) -> RunFolder:
-    """A run of two trials with one confirmed champion. Its times are what they are on this machine;
+    """A run of one trial, which is confirmed. Its times are what they are on this machine;
     made up ones take their place, so that the same cases win everywhere."""
     with brief_confirmations():
-        run = run_here(tiny_space(name, folder), folder / "runs", trials=2, champions=1, seed=0)
+        run = run_here(tiny_space(name, folder), folder / "runs", trials=1, champions=1, seed=0)
     return with_speedup(run, 1.25)
 
 

@@ -18,8 +18,9 @@ import evotune
 from evotune.api.run import Run
 from evotune.export.exporting import export_runs
 from tests.api.small import kernel, keywords
+from tests.engine.runs import brief_confirmations
 
-from .making import brief_confirmations, tuned, with_speedup
+from .making import tuned, with_speedup
 
 HEAD = """
 import sys, warnings
@@ -63,7 +64,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 
 @pytest.fixture(scope="module")
 def attention(tmp_path_factory: pytest.TempPathFactory, environment: Environment) -> Path:
-    """attention-cpu, tuned here in two trials, exported and installed as `tuned_attention`."""
+    """attention-cpu, tuned here in one trial, exported and installed as `tuned_attention`."""
     folder = tmp_path_factory.mktemp("attention")
     run = tuned("attention-cpu", folder)
     export_runs([run], folder / "pkg", "tuned_attention")
@@ -231,7 +232,7 @@ def test_softmax_goes_the_same_way(tmp_path: Path, environment: Environment) -> 
 def test_a_problem_of_ones_own_does_too(tmp_path: Path, environment: Environment) -> None:
     runs = tmp_path / "runs"
     with brief_confirmations():
-        run = evotune.tune(kernel(), trials=2, champions=1, runs_dir=runs, **keywords())
+        run = evotune.tune(kernel(), trials=1, champions=1, runs_dir=runs, **keywords())
     with_speedup(run.folder, 1.2)
     assert run.export(tmp_path / "pkg", name="scaled") == tmp_path / "pkg"
     environment.install(tmp_path / "pkg")

@@ -11,6 +11,7 @@ import torch
 
 from evotune.errors import ProblemMistake, UsageError
 from evotune.problems import Case, UserProblem, create_problem
+from evotune.problems._monte_carlo import rounding_errors
 from evotune.problems.loading import problem_source
 from evotune.user_code import trust
 from evotune.verify.accuracy import LIMITS, errors_against
@@ -500,6 +501,24 @@ def test_a_coarser_way_that_the_problem_calls_right_widens_the_limit(folder: Pat
     plain = create_problem("problem.py:Scale", "float32", folder)
     made = InputPool(plain).get(case, "normal", 0)
     assert not LIMITS.hold(errors_against(out.bfloat16().float(), made.expected["out"]))
+
+
+def test_parts_that_pytorch_compiles_do_not_change_the_limits(folder: Path) -> None:
+    """Their operations are seen one by one, and nothing is compiled meanwhile."""
+    compiled: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        compiled.append(graph)
+        return graph.forward
+
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    case = problem.case({"rows": 16, "columns": 8}, {})
+    inputs = problem.make_inputs(case, "normal", 0)
+    reference = problem.reference(case, inputs)
+    plain = rounding_errors(problem.compute, inputs, reference)
+    within = rounding_errors(torch.compile(problem.compute, backend=backend), inputs, reference)
+    assert torch.equal(within["out"], plain["out"])
+    assert not compiled
 
 
 COMPOSED = {

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from evotune.problems import UserProblem
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Doubling(UserProblem):
