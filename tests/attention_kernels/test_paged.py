@@ -6,6 +6,7 @@ and stages are tested too, and slots without a key, which hold NaN.
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,3 +91,21 @@ def test_a_mistake_shows(right: str, wrong: str, tmp_path: Path) -> None:
     except ModelComplaint:
         return
     assert found > 1
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(16))
+def test_random_configurations_are_right_for_random_shapes(seed: int, tmp_path: Path) -> None:
+    """Groups of odd numbers of heads among them, whose rows end at any multiple of 8 bytes."""
+    rng = random.Random(seed)
+    kv_heads = rng.choice((1, 2, 3))
+    shape: Values = {
+        **{"sequences": rng.randint(1, 9), "queries": rng.choice((1, 1, 3, 4, 8))},
+        **{"heads": kv_heads * rng.choice((1, 3, 4, 7)), "kv_heads": kv_heads},
+        **{"longest": rng.choice((17, 130, 300)), "page_size": rng.choice((1, 5, 16, 64, 256))},
+        "head_dim": rng.choice((32, 64, 128)),
+    }
+    bound = EmulatedKernel(tmp_path, "attention_paged", SMALL, "float16").planner(shape).bound
+    drawn = (dict(bound.sample(rng)) for _ in range(5000))
+    values = next(each for each in drawn if int(each["WARPS_Q"]) * int(each["WARPS_KV"]) <= 8)
+    assert share(tmp_path, {**values, "CTAS": 1}, shape, causal=rng.random() < 0.5) <= 1

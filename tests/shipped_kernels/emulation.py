@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 import yaml
 
+from evotune.engine.launches import CasePlanner
 from evotune.engine.setup import load_setup
 from evotune.execute.executor import TIMED, CaseJob
 from evotune.problems import create_problem
@@ -77,12 +78,16 @@ class EmulatedKernel:
         self._mistakes = dict(mistakes or {})
         self._library: ctypes.CDLL | None = None
 
-    def job(self, shape: Mapping[str, Value]) -> CaseJob:
+    def planner(self, shape: Mapping[str, Value]) -> CasePlanner:
         document = {**self._space, "problem": {**self._space["problem"], "shapes": [dict(shape)]}}
         path = self._folder / "space.yaml"
         path.write_text(yaml.safe_dump(document))
         planner = load_setup(path, self._device, compile_only=True).planner
         assert planner is not None
+        return planner
+
+    def job(self, shape: Mapping[str, Value]) -> CaseJob:
+        planner = self.planner(shape)
         wanted = {**planner.bound.default(), **self._values}
         configuration = planner.bound.repair(wanted, random.Random(0))
         assert configuration is not None
