@@ -78,7 +78,7 @@ class AttentionPackage:
 
     def register_transformers(self) -> None:
         """Makes the package's name a value of `attn_implementation` in transformers."""
-        register(self._name.rpartition(".")[2], self._calls.attempt)
+        register(self._name.rpartition(".")[2], self._calls.attempt, self._feature_calls)
 
     def info(self) -> dict[str, Any]:
         """Facts about the package on this machine: the device that it is for and whether it is

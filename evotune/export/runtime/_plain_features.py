@@ -51,6 +51,8 @@ def plain_with_features(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The output, and the logarithms where the call asks for them. `trees` are the package's score
     modifications; `mask` is one of SDPA's of four dimensions, on top of the features."""
+    if mask is not None and mask.dim() != 4:
+        raise ValueError(f"a mask has four dimensions, got the shape {tuple(mask.shape)}")
     q, k, v, causal = call.q, call.k, call.v, call.is_causal
     asked = call.asked
     if not torch.compiler.is_compiling():  # which may leave the lengths open
