@@ -119,15 +119,19 @@ def _window(window: Any) -> tuple[int, int]:
     """The ends of a window; -1 for one that has none."""
     if window is None:
         return -1, -1
-    ends = (
-        [-1 if end is None else end for end in window] if isinstance(window, tuple | list) else []
+    if isinstance(window, tuple | list) and len(window) == 2:
+        left, right = window
+        if _is_end(left) and _is_end(right):
+            return -1 if left is None else int(left), -1 if right is None else int(right)
+    raise ValueError(
+        f"window is (left, right), integers of at least 0, or None for no end, got {window!r}"
     )
-    fits = [type(end) is int and -1 <= end <= _MOST_WINDOW for end in ends]
-    if fits != [True, True]:
-        raise ValueError(
-            f"window is (left, right), integers of at least 0, or None for no end, got {window!r}"
-        )
-    return ends[0], ends[1]
+
+
+def _is_end(end: Any) -> bool:
+    if end is None:
+        return True
+    return isinstance(end, int) and not isinstance(end, bool) and -1 <= end <= _MOST_WINDOW
 
 
 def simplified(asked: Asked, causal: bool, queries: int, keys: int) -> tuple[Asked, bool]:

@@ -24,26 +24,29 @@ _SCORES_PER_TILE = 1 << 26
 def require_fit(call: Call) -> None:
     """ValueError, one line, for tensors whose shapes, types or devices do not go together."""
     q, k, v = call[:3]
-    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
+    given = [tensor for tensor in (*call[:3], call.slopes, call.sinks) if tensor is not None]
     if not q.dim() == k.dim() == v.dim() == 4:
-        raise ValueError(f"with features q, k and v have four dimensions, got {shapes}")
+        raise ValueError(f"with features q, k and v have four dimensions, got {_shapes(call)}")
     agree = q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3] and k.shape[:3] == v.shape[:3]
     grouped = q.shape[1] == k.shape[1] or (
         call.enable_gqa and k.shape[1] > 0 and q.shape[1] % k.shape[1] == 0
     )
     if not agree or not grouped:
         hint = "" if call.enable_gqa else "; enable_gqa=True lets heads share keys"
-        raise ValueError(f"q, k and v do not go together: {shapes}{hint}")
-    if len({q.dtype, k.dtype, v.dtype}) > 1 or not q.is_floating_point():
+        raise ValueError(f"q, k and v do not go together: {_shapes(call)}{hint}")
+    if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
         found = ", ".join(str(tensor.dtype) for tensor in (q, k, v))
         raise ValueError(f"q, k and v have one floating-point type, got {found}")
     for name, tensor in (("alibi_slopes", call.slopes), ("sinks", call.sinks)):
-        if tensor is not None and tuple(tensor.shape) != (q.shape[1],):
+        if tensor is not None and (tensor.dim() != 1 or tensor.shape[0] != q.shape[1]):
             numbers = f"{name} has a number for each of {q.shape[1]} heads"
             raise ValueError(f"{numbers}, got the shape {tuple(tensor.shape)}")
-    given = [tensor for tensor in (*call[:3], call.slopes, call.sinks) if tensor is not None]
-    if len({tensor.device for tensor in given}) > 1:
+    if any(tensor.device != q.device for tensor in given):
         raise ValueError("the tensors are on several devices")
+
+
+def _shapes(call: Call) -> str:
+    return ", ".join(str(tuple(tensor.shape)) for tensor in call[:3])
 
 
 def plain_with_features(
