@@ -94,11 +94,13 @@ class FeatureCalls:
             return self._traced(call, mask, dropout)
         missed = self._calls.untakable(mask, dropout, call.is_causal, call.scale, call.enable_gqa)
         given = [tensor for tensor in (call.slopes, call.sinks) if tensor is not None]
+        if missed is None and torch.is_grad_enabled() and needs_grad(*call[:3], *given):
+            missed = self._grad
+        # A model's sinks are its parameters, which are no plain tensors but have their memory.
+        given = [each.detach() if type(each) is torch.nn.Parameter else each for each in given]
         plain = all(are_plain(tensor, tensor, tensor) for tensor in (*call[:3], *given))
         if missed is None and not (plain and memory_holds_values(*call[:3], *given)):
             missed = self._other
-        if missed is None and torch.is_grad_enabled() and needs_grad(*call[:3], *given):
-            missed = self._grad
         if missed is not None:
             missed.count()
             return None
