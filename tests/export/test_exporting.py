@@ -393,3 +393,13 @@ def test_only_a_new_or_an_empty_folder_is_written(
 
 def refused(*paths: object) -> str:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_package_without_features_says_nothing_of_them(attention_cpu: Path) -> None:
+    described = json.loads((attention_cpu / "dispatch.json").read_text())
+    regions = [*described["served"], *described["domain"]]
+    assert all(region["fixed"].keys() == {"causal", "dtype", "head_dim"} for region in regions)
+    assert "score_mods" not in described
+    readme = (attention_cpu.parent / "README.md").read_text()
+    assert "window" not in readme
+    assert "given" not in readme

@@ -308,3 +308,10 @@ def test_features_without_an_effect_are_a_plain_call(opened: Open) -> None:
         out = module.attention(*given, is_causal=True, **GROUPED, **features)
         assert torch.equal(out, plain)
     assert module.info()["calls"] == 4
+
+
+def test_the_readme_shows_the_features_that_kernels_have(features_cpu: Path) -> None:
+    text = (features_cpu.parent / "README.md").read_text()
+    assert "features_package.attention(\n    q, k, v, is_causal=True,\n" in text
+    columns = text.partition("## Served cases")[2].partition("\n| ")[2].partition("\n")[0]
+    assert {"given", "sinks", "alibi", "lse", "score_mod", "value_dim"} <= set(columns.split(" | "))
