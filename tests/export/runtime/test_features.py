@@ -18,6 +18,7 @@ from evotune.export.runtime._feature_checking import compared
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
 from evotune.space.reading.case_file import read_cases
+from tests.export.runtime import calling
 from tests.export.runtime.packages import CASE, HEAD_DIM, imported
 
 Open = Callable[..., ModuleType]
@@ -36,33 +37,11 @@ def case_of(queries: int = 64, keys: int = 64, **told: Any) -> Case:
 
 
 def arguments(case: Case) -> tuple[list[torch.Tensor], dict[str, Any], dict[str, torch.Tensor]]:
-    """A call of the case: its tensors and keywords, and the inputs of the case by name."""
-    inputs = PROBLEM.make_inputs(case, "normal", 7)
-    asked = asked_of(case.symbols)
-    window = (asked.window_left, None if asked.window_right < 0 else asked.window_right)
-    named = {
-        "alignment": "bottom_right" if asked.bottom_right else "top_left",
-        "window": window if asked.window_left >= 0 or asked.window_right >= 0 else None,
-        "softcap": asked.softcap,
-        "alibi_slopes": inputs.get("alibi_slopes"),
-        "sinks": inputs.get("sinks"),
-        "score_mod": asked.score_mod,
-        "return_lse": asked.lse,
-    }
-    options = {"is_causal": bool(case.symbols["causal"]), "enable_gqa": True}
-    return [inputs[name] for name in "qkv"], {**options, **named}, inputs
+    return calling.arguments(PROBLEM, case)
 
 
 def is_right(case: Case, inputs: dict[str, torch.Tensor], found: Any) -> bool:
-    """Whether the result of a call is within the limits of evotune's gate."""
-    reference = PROBLEM.reference(case, inputs)
-    allowed = PROBLEM.tolerances(case, inputs, reference)
-    outputs = found if isinstance(found, tuple) else (found,)
-    pairs = [(reference[name], allowed[name]) for name in reference]
-    return all(
-        bool(((output == wanted) | ((output - wanted).abs() <= limit)).all())  # -inf is its own
-        for output, (wanted, limit) in zip(outputs, pairs, strict=True)
-    )
+    return calling.is_right(PROBLEM, case, inputs, found)
 
 
 @pytest.fixture(scope="module")
