@@ -58,9 +58,44 @@ class AttentionCalls:
         self._lost: dict[Any, Missed | Literal[False]] = {}
         self._native: Any = operator.attempt if operator.decisions is not None else None
         self._direct: Any = operator.direct
-        self.attention = _public(self, operator.direct)
+        self.attention = self.public(operator.direct)
         self.with_features: Callable[..., Any]
         """Serves calls of `attention` that have features, which come last as a dictionary."""
+
+    def public(self, direct: Callable[..., Any] | None) -> Callable[..., Any]:
+        """`NAME.attention`, which asks `direct` first. A function and no method, so that features
+        cost a call without them nothing."""
+
+        def attention(
+            q: torch.Tensor,
+            k: torch.Tensor,
+            v: torch.Tensor,
+            *,
+            is_causal: bool = False,
+            scale: float | None = None,
+            enable_gqa: bool = False,
+            **features: Any,
+        ) -> Any:
+            """scaled_dot_product_attention(q, k, v, is_causal=…, scale=…, enable_gqa=…). A kernel
+            of this package serves it where it was measured to win, otherwise SDPA.
+
+            Features: alignment="bottom_right", window=(left, right), softcap=…, alibi_slopes=…,
+            sinks=…, score_mod="…", and return_lse=True, which also returns the logarithms of the
+            rows' sums. PyTorch computes what no kernel does. `_asked_features.py` says more.
+            """
+            if features:
+                return self.with_features(q, k, v, is_causal, scale, enable_gqa, features)
+            out: torch.Tensor | Literal[False] | None
+            if not _is_traced() and direct is not None:  # as `attempt` does, without its frame
+                out = direct(q, k, v, None, 0.0, is_causal, scale, enable_gqa)
+                if out is not None and out is not False:
+                    return out
+                if out is False:
+                    return plain_attention(q, k, v, is_causal, scale, enable_gqa)
+            out = self.attempt(q, k, v, None, 0.0, is_causal, scale, enable_gqa)
+            return plain_attention(q, k, v, is_causal, scale, enable_gqa) if out is None else out
+
+        return attention
 
     def attempt(
         self,
@@ -283,39 +318,3 @@ class AttentionCalls:
     def _note_traced(self, kind: str) -> bool:
         self._while_tracing[kind].count()
         return True
-
-
-def _public(calls: AttentionCalls, direct: Any) -> Callable[..., Any]:
-    """`NAME.attention`. A function and no method, so that the keywords that most calls leave out
-    cost them nothing."""
-
-    def attention(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-        **features: Any,
-    ) -> Any:
-        """scaled_dot_product_attention(q, k, v, is_causal=…, scale=…, enable_gqa=…). A kernel of
-        this package serves it where it was measured to win, otherwise SDPA.
-
-        Features: alignment="bottom_right", window=(left, right), softcap=…, alibi_slopes=…,
-        sinks=…, score_mod="…", and return_lse=True, which also returns the logarithms of the rows'
-        sums. PyTorch computes what no kernel does. `_asked_features.py` says what they mean.
-        """
-        if features:
-            return calls.with_features(q, k, v, is_causal, scale, enable_gqa, features)
-        out: torch.Tensor | Literal[False] | None
-        if not _is_traced() and direct is not None:  # as `attempt` does, without its frame
-            out = direct(q, k, v, None, 0.0, is_causal, scale, enable_gqa)
-            if out is not None and out is not False:
-                return out
-            if out is False:
-                return plain_attention(q, k, v, is_causal, scale, enable_gqa)
-        out = calls.attempt(q, k, v, None, 0.0, is_causal, scale, enable_gqa)
-        return plain_attention(q, k, v, is_causal, scale, enable_gqa) if out is None else out
-
-    return attention

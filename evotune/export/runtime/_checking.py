@@ -63,11 +63,11 @@ def check_attention(kernels: AttentionKernels, attempt: Callable[[Call], Outputs
         try:
             rows.append(_checked(kernels, None if any_version else attempt, symbols, device))
         except RuntimeError as error:  # no such device, or not enough memory
-            rows.append(Row(_words(symbols), 0.0, 0.0, str(error).splitlines()[0]))
+            rows.append(Row(words_of(symbols), 0.0, 0.0, str(error).splitlines()[0]))
     return Result(tuple(rows))
 
 
-def _words(symbols: dict[str, Any]) -> str:
+def words_of(symbols: dict[str, Any]) -> str:
     kind = "causal" if symbols["causal"] else "full"
     heads = f"{symbols['heads']}/{_kv_heads(symbols)}"
     sizes = (symbols["batch"], heads, symbols["seq_len_q"], symbols["seq_len_k"])
@@ -85,12 +85,8 @@ def _kv_heads(symbols: dict[str, Any]) -> int:
     return int(symbols["heads"]) // int(symbols.get("group", 1))
 
 
-def _checked(
-    kernels: AttentionKernels,
-    attempt: Callable[[Call], Outputs | None] | None,
-    symbols: dict[str, Any],
-    device: torch.device,
-) -> Row:
+def seeded_call(kernels: AttentionKernels, symbols: dict[str, Any], device: torch.device) -> Call:
+    """A call of a case, on seeded inputs."""
     generator = torch.Generator(device).manual_seed(0)
 
     def values(heads: int, length: int, size: str) -> torch.Tensor:
@@ -103,10 +99,18 @@ def _checked(
     k, v = values(*keys, "head_dim"), values(*keys, "value_dim")
     features = seeded_features(symbols, q.shape[1], generator)
     causal, scale = bool(symbols["causal"]), symbols.get("softmax_scale")
-    grouped = q.shape[1] != k.shape[1]
-    case = _words(symbols)
+    return Call(q, k, v, causal, scale, q.shape[1] != k.shape[1], *features)
+
+
+def _checked(
+    kernels: AttentionKernels,
+    attempt: Callable[[Call], Outputs | None] | None,
+    symbols: dict[str, Any],
+    device: torch.device,
+) -> Row:
+    case, call = words_of(symbols), seeded_call(kernels, symbols, device)
+    q, k, v, causal, scale, grouped = call[:6]
     with torch.no_grad():
-        call = Call(q, k, v, causal, scale, grouped, *features)
         decision = kernels.decide(call, any_version=attempt is None)
         if isinstance(decision, Missed):
             return Row(case, 0.0, 0.0, f"not served ({decision.kind}): {decision.words}")

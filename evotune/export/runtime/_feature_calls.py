@@ -43,7 +43,7 @@ class FeatureCalls:
     ) -> None:
         self._kernels = kernels
         self._calls = calls
-        self._trees = kernels.score_mods
+        self.trees = kernels.score_mods
         self._device_type = kernels.kernels.device_type
         misses = kernels.misses
         self._grad = misses.missed("grad", None, "an input requires grad")
@@ -67,7 +67,7 @@ class FeatureCalls:
     ) -> Any:
         """The output, with `return_lse` a pair of it and the logarithms. TypeError and ValueError,
         one line, for features that make no sense."""
-        asked, slopes, sinks = read_features(features, bool(is_causal), self._trees)
+        asked, slopes, sinks = read_features(features, bool(is_causal), self.trees)
         if asked == NONE:
             return self._calls.attention(
                 q, k, v, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
@@ -84,7 +84,7 @@ class FeatureCalls:
             with torch.autocast(self._device_type, enabled=False):
                 return self.serve(call, mask, dropout)
         found = self.attempt(call, mask, dropout)
-        return plain_with_features(call, self._trees, mask, dropout) if found is None else found
+        return plain_with_features(call, self.trees, mask, dropout) if found is None else found
 
     def attempt(
         self, call: Call, mask: torch.Tensor | None = None, dropout: float = 0.0
@@ -114,14 +114,14 @@ class FeatureCalls:
         )
         if not wins:
             return None
-        out, lse = self._overload(*_arguments(call))
+        out, lse = self._overload(*arguments_of(call))
         return out, lse if call.asked.lse else None
 
     def _run_operator(self, *given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
         call = _call(*given, **named)
         require_fit(call)
         found = self._kernels.serve_with_features(_in_float32(call))
-        return self._as_promised(call, found or plain_with_features(call, self._trees))
+        return self._as_promised(call, found or plain_with_features(call, self.trees))
 
     def _autograd(self, *given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
         call = _call(*given, **named)
@@ -129,9 +129,9 @@ class FeatureCalls:
         if forward_mode() or (torch.is_grad_enabled() and needs_grad(*tensors)):
             self._grad.count()
             require_fit(call)
-            return self._as_promised(call, plain_with_features(call, self._trees))
+            return self._as_promised(call, plain_with_features(call, self.trees))
         with torch._C._AutoDispatchBelowAutograd():
-            return self._overload(*_arguments(call))  # type: ignore[no-any-return]
+            return self._overload(*arguments_of(call))  # type: ignore[no-any-return]
 
     @staticmethod
     def _fake(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -167,7 +167,7 @@ def _in_float32(call: Call) -> Call:
     return call._replace(slopes=slopes, sinks=sinks)
 
 
-def _arguments(call: Call) -> tuple[Any, ...]:
+def arguments_of(call: Call) -> tuple[Any, ...]:
     """The operator's arguments."""
     asked = call.asked
     return (
