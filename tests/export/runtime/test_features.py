@@ -257,6 +257,19 @@ def test_info_names_the_score_modifications(package: ModuleType) -> None:
         package.attention(*given, **{**named, "score_mod": "score * 2"})
 
 
+def test_the_benchmark_times_every_case_with_features(
+    package: ModuleType, benchmark_module: Callable[[str], ModuleType]
+) -> None:
+    result = benchmark_module("export_feature_call").measured(package, calls=1, rounds=2)
+    assert [row["path"] for row in result["paths"]] == 3 * [
+        "package",
+        "operator",
+        "PyTorch",
+        "SDPA",
+    ]
+    assert len(result["ratios"]) == 6
+
+
 def plain_inputs(length: int = 40) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     heads = (CASE["heads"], CASE["heads"] // CASE["group"], CASE["heads"] // CASE["group"])
