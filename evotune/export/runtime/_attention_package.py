@@ -26,7 +26,7 @@ from ._dispatch import CONTIGUOUS, LAYOUT, OUTSIDE, STRIDED, Choice, Dispatch
 from ._loaded_kernels import DEVICE, LoadedKernels, Refused
 from ._missed import Missed, Misses
 
-BEFORE = "scaled_dot_product_attention"
+BEFORE, PYTORCH = "scaled_dot_product_attention", "PyTorch"
 ALIGNMENT = 16
 FEATURES = "features"
 _NAMES = ("q", "k", "v", "out")
@@ -213,7 +213,8 @@ class AttentionKernels:
 
     def missed(self, call: Call, refused: Refused) -> Missed:
         """The counter of calls like this one that are refused for this reason."""
-        return self.misses.missed(refused.kind, self._logged(call), refused.words)
+        before = BEFORE if call.asked == NONE else PYTORCH
+        return self.misses.missed(refused.kind, self._logged(call), refused.words, before)
 
     def misaligned(self, call: Call) -> Missed:
         words = f"a tensor begins at no multiple of {ALIGNMENT} bytes"

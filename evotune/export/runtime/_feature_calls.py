@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.amp.autocast_mode import is_autocast_available
 
 from ._asked_features import NONE, Asked, read_features
 from ._attention_calls import AttentionCalls
@@ -47,7 +48,6 @@ class FeatureCalls:
         self._device_type = kernels.kernels.device_type
         misses = kernels.misses
         self._grad = misses.missed("grad", None, "an input requires grad")
-        self._mask = misses.missed("mask", None, "the call has an attention mask beside features")
         self._other = misses.missed("tensor", None, "an argument is no plain tensor or number")
         operator.define(OPERATOR, _SIGNATURE)
         self._overload: Any = getattr(getattr(torch.ops, operator.namespace), OPERATOR).default
@@ -79,9 +79,10 @@ class FeatureCalls:
 
     def serve(self, call: Call, mask: torch.Tensor | None = None, dropout: float = 0.0) -> Outputs:
         """The outputs of a kernel, or of PyTorch."""
-        if _is_autocast_enabled(self._device_type) and not torch.compiler.is_compiling():
-            call = _cast(call, self._device_type)
-            with torch.autocast(self._device_type, enabled=False):
+        device_type = call.q.device.type
+        if is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+            call = _cast(call, device_type)
+            with torch.autocast(device_type, enabled=False):
                 return self.serve(call, mask, dropout)
         found = self.attempt(call, mask, dropout)
         return plain_with_features(call, self.trees, mask, dropout) if found is None else found
@@ -147,10 +148,6 @@ class FeatureCalls:
         if out.stride() != promised.stride():
             out = promised.copy_(out)
         return out, no_lse if lse is None else lse.contiguous()
-
-
-# Looked up once, since look-ups cost every call.
-_is_autocast_enabled = torch.is_autocast_enabled
 
 
 def _cast(call: Call, device_type: str) -> Call:

@@ -146,7 +146,7 @@ def _tile(
     q, k, v, asked = call.q, call.k, call.v, call.asked
     wide = torch.promote_types(q.dtype, torch.float32)
     groups = (k.shape[1], q.shape[1] // max(1, k.shape[1]))
-    scale = 1.0 / math.sqrt(q.shape[3]) if call.scale is None else call.scale
+    scale = 1.0 / math.sqrt(max(1, q.shape[3])) if call.scale is None else call.scale
     tile = _grouped(q[:, :, rows].to(wide), groups)
     scores = tile @ k.to(wide).unsqueeze(2).transpose(-1, -2) * scale
     scores = _with_changes(call, trees, rows, scores, groups)

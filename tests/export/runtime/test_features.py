@@ -180,6 +180,58 @@ def test_autocast_casts_what_it_casts_for_sdpa(
     assert served() == 0
 
 
+@pytest.mark.filterwarnings("ignore")  # of PyTorch's compiler
+def test_autocast_while_tracing_does_the_same(package: ModuleType) -> None:
+    torch._dynamo.reset()
+    given, named, _ = arguments(case_of(**CAPPED))
+    compiled = torch.compile(package.attention, fullgraph=True, backend="eager")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, wanted = compiled(*given, **named), package.attention(*given, **named)
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch's exporter
+def test_an_exported_program_has_no_operator_of_the_package(package: ModuleType) -> None:
+    given, named, _ = arguments(case_of(**WINDOW))
+
+    class Layer(torch.nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = package.attention(q, k, v, **named)
+            return out
+
+    program = torch.export.export(Layer(), tuple(given))
+    assert not any(package.__name__ in str(node.target) for node in program.graph.nodes)
+    torch.testing.assert_close(program.module()(*given), Layer()(*given))
+
+
+def test_transforms_get_what_pytorch_computes(
+    package: ModuleType, served: Callable[[], int]
+) -> None:
+    given, named, _ = arguments(case_of(**WINDOW))
+    named["sinks"] = named["sinks"].clone()
+
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = package.attention(q, *given[1:], **named)
+        return out
+
+    wanted = torch.stack([attend(given[0]), attend(2 * given[0])])
+    assert served() == 2
+    torch.testing.assert_close(
+        torch.func.vmap(attend)(torch.stack([given[0], 2 * given[0]])), wanted
+    )
+    _, tangent = torch.func.jvp(attend, (given[0],), (given[0],))
+    assert tangent.abs().sum() > 0
+    assert served() == 0
+
+
+def test_a_warning_names_what_serves_a_call(package: ModuleType) -> None:
+    given, named, _ = arguments(case_of(**CAPPED))
+    package._loaded._misses.told.clear()  # type: ignore[attr-defined]
+    with pytest.warns(UserWarning, match="softcap 2.0, alibi, lse; PyTorch serves it"):
+        package.attention(*given, **{**named, "softcap": 2.0})
+
+
 def test_the_operator_keeps_its_promises(package: ModuleType) -> None:
     operator = torch.ops.features_package.attention_with_features.default
     for told in (WINDOW, {"score_mod": SCORE_MOD}, {**WINDOW, "window_left": 3}, CAPPED):
