@@ -164,11 +164,16 @@ def _said(arguments: Mapping[str, Any]) -> _Said | None:
         if chunked or local != getattr(config, "sliding_window", None):
             return None
     padding = arguments.get("attention_mask")
-    if padding is not None and padding.dim() != 2:
+    if padding is not None and (padding.dim() != 2 or _is_captured(padding)):
         return None
     if padding is not None and bool(padding.all()):
         padding = None
     return _Said(-1 if local is None else int(local) - 1, padding)
+
+
+def _is_captured(tensor: torch.Tensor) -> bool:
+    """Whether a CUDA graph is captured, so that nobody may look into the tensor."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _says_nothing(arguments: dict[str, Any]) -> bool:
