@@ -96,11 +96,7 @@ def read_features(
     if isinstance(cap, bool) or not isinstance(cap, int | float) or not 0.0 <= cap < math.inf:
         raise ValueError(f"softcap is a positive number, got {cap!r}")
     text = " ".join(str(features.get("score_mod") or "").split())
-    if text and text not in known:
-        raise ValueError(
-            f"score_mod {text!r} is none of this package's: info()['score_mods'] lists them, and "
-            "only these are compiled in"
-        )
+    require_known(text, known)
     slopes, sinks = features.get("alibi_slopes"), features.get("sinks")
     asked = Asked(
         bottom_right=alignment == _ALIGNMENTS[1],
@@ -113,6 +109,15 @@ def read_features(
         score_mod=text,
     )
     return asked, slopes, sinks
+
+
+def require_known(score_mod: str, known: Container[str]) -> None:
+    """ValueError, one line, for a score modification that is not among the known ones."""
+    if score_mod and score_mod not in known:
+        raise ValueError(
+            f"score_mod {score_mod!r} is none of this package's: info()['score_mods'] lists them, "
+            "and only these are compiled in"
+        )
 
 
 def _window(window: Any) -> tuple[int, int]:

@@ -79,8 +79,7 @@ class FeatureCalls:
 
     def serve(self, call: Call, mask: torch.Tensor | None = None, dropout: float = 0.0) -> Outputs:
         """The outputs of a kernel, or of PyTorch."""
-        device_type = call.q.device.type
-        if is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        if _casts(device_type := call.q.device.type):
             call = _cast(call, device_type)
             with torch.autocast(device_type, enabled=False):
                 return self.serve(call, mask, dropout)
@@ -93,6 +92,8 @@ class FeatureCalls:
         """The outputs, or None where no kernel serves the call."""
         if torch.compiler.is_compiling():
             return self._traced(call, mask, dropout)
+        if _casts(device_type := call.q.device.type):
+            call = _cast(call, device_type)
         missed = self._calls.untakable(mask, dropout, call.is_causal, call.scale, call.enable_gqa)
         given = [tensor for tensor in (call.slopes, call.sinks) if tensor is not None]
         if missed is None and torch.is_grad_enabled() and needs_grad(*call[:3], *given):
@@ -148,6 +149,11 @@ class FeatureCalls:
         if out.stride() != promised.stride():
             out = promised.copy_(out)
         return out, no_lse if lse is None else lse.contiguous()
+
+
+def _casts(device_type: str) -> bool:
+    """Whether autocast is on."""
+    return is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 
 def _cast(call: Call, device_type: str) -> Call:

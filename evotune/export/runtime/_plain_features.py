@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ._asked_features import Asked, simplified
+from ._asked_features import Asked, require_known, simplified
 from ._attention_package import Call, plain_attention, sdpa
 from ._score_changes import changed_scores
 
@@ -56,6 +56,7 @@ def plain_with_features(
     modifications; `mask` is one of SDPA's of four dimensions, on top of the features."""
     if mask is not None and mask.dim() != 4:
         raise ValueError(f"a mask has four dimensions, got the shape {tuple(mask.shape)}")
+    require_known(call.asked.score_mod, trees)
     q, k, v, causal = call.q, call.k, call.v, call.is_causal
     asked = call.asked
     if not torch.compiler.is_compiling():  # which may leave the lengths open

@@ -248,6 +248,8 @@ def test_the_operator_keeps_its_promises(package: ModuleType) -> None:
         assert torch.equal(found, wanted[0] if asked.lse else wanted)
         assert lse.shape == (found.shape[:3] if asked.lse else (0,))
     torch.library.opcheck(operator, (*given, *further), options)
+    with pytest.raises(ValueError, match="none of this package's"):
+        operator(*given, score_mod="score + 1", enable_gqa=True)
     with_grad = [tensor.requires_grad_() for tensor in given]
     torch.library.opcheck(
         operator, (*with_grad, *further), options, test_utils=("test_schema", "test_faketensor")

@@ -237,6 +237,14 @@ def test_a_mask_that_may_say_more_is_used(registry: Registry, named: dict[str, A
     assert not vars(mask)
 
 
+def test_autocast_reaches_windows(registry: Registry, served: Callable[[], int]) -> None:
+    mask = masked(registry, 30, 30, local_size=WINDOW)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out, _ = attend(registry, mask, 30, 30, sliding_window=WINDOW)
+    assert out.dtype == torch.bfloat16  # which SDPA serves, and no kernel for float32
+    assert (served(), registry.left_to_sdpa) == (0, 1)
+
+
 def test_dropout_of_weights_is_pytorchs(registry: Registry, served: Callable[[], int]) -> None:
     out, expected = attend(registry, None, 30, 30, softcap=SOFTCAP, dropout=0.5)
     assert not torch.allclose(out, expected)
