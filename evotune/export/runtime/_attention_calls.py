@@ -63,8 +63,8 @@ class AttentionCalls:
         """Serves calls of `attention` that have features, which come last as a dictionary."""
 
     def public(self, direct: Callable[..., Any] | None) -> Callable[..., Any]:
-        """`NAME.attention`, which asks `direct` first. A function and no method, so that features
-        cost a call without them nothing."""
+        """`NAME.attention`, which asks `direct` first. A function and no method: what that saves
+        pays for the empty dictionary of features."""
 
         def attention(
             q: torch.Tensor,
