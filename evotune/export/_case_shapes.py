@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from evotune.errors import ProblemMistake, UsageError
 from evotune.portfolios.points import BATCH_HEADS
 from evotune.problems import UserProblem
-from evotune.problems.attention import DIMENSIONS, Attention
+from evotune.problems.attention import DIMENSIONS, OPTIONAL, Attention
 from evotune.problems.problem import Case, Problem
 from evotune.space.case_scope import CaseScope
 from evotune.space.language.nodes import Node
@@ -34,6 +34,7 @@ class CaseShapes:
     - tensors: the extents of each tensor, inputs first.
     - sizes: the names of the sizes to solve for; empty for attention, which the package knows.
     - strides: the symbols of a tensor's strides, for tensors that may have any.
+    - optional: for a tensor that a case may lack, the symbol that says whether it is there.
     """
 
     inputs: tuple[str, ...]
@@ -41,6 +42,12 @@ class CaseShapes:
     sizes: tuple[str, ...]
     tensors: Mapping[str, tuple[Lines, ...]]
     strides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    optional: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def has_features(self) -> bool:
+        """Whether some case of attention has features, or values of their own size."""
+        return bool(self.optional) and {"value_dim": 1} in self.tensors["v"]
 
     def nodes(self, scope: CaseScope) -> dict[str, tuple[Node, ...]]:
         """The extents as expressions."""
@@ -88,14 +95,7 @@ def case_shapes(problem: Problem, cases: Sequence[Case]) -> CaseShapes:
     inputs = tuple(spec.name for spec in specs if not spec.is_output)
     outputs = tuple(spec.name for spec in specs if spec.is_output)
     if isinstance(problem, Attention):
-        # In packages values have the size of heads, so their cases have no symbol for it.
-        own = {"value_dim": "head_dim"}
-        tensors = {
-            name: tuple({own.get(size, size): 1} for size in sizes)
-            for name, sizes in DIMENSIONS.items()
-        }
-        strides = {spec.name: spec.stride_symbols for spec in specs}
-        return CaseShapes(inputs, outputs, (), tensors, strides)
+        return _attention_shapes(problem, cases)
     if not isinstance(problem, UserProblem):
         raise UsageError(
             f"problem {problem.name} cannot be exported: a package understands the calls of "
@@ -107,11 +107,27 @@ def case_shapes(problem: Problem, cases: Sequence[Case]) -> CaseShapes:
     return found
 
 
+def _attention_shapes(problem: Attention, cases: Sequence[Case]) -> CaseShapes:
+    """The shapes of attention. A package without features has no symbol for the size of values,
+    which is that of heads."""
+    specs = {spec.name: spec for case in cases for spec in problem.tensors(case)}
+    own = {"value_dim": "head_dim"} if all(map(problem.is_plain, cases)) else {}
+    sizes = {**DIMENSIONS, **{name: sizes for name, (_, sizes) in OPTIONAL.items()}}
+    return CaseShapes(
+        inputs=tuple(name for name, spec in specs.items() if not spec.is_output),
+        outputs=tuple(name for name, spec in specs.items() if spec.is_output),
+        sizes=(),
+        tensors={name: tuple({own.get(s, s): 1} for s in sizes[name]) for name in specs},
+        strides={name: spec.stride_symbols for name, spec in specs.items() if spec.stride_symbols},
+        optional={name: feature for name, (feature, _) in OPTIONAL.items()},
+    )
+
+
 def _beyond_packages(problem: Problem, cases: Sequence[Case]) -> str:
     """The first thing about the problem's tensors that packages do not understand; "" for none."""
     specs = [spec for case in cases for spec in problem.tensors(case)]
-    if isinstance(problem, Attention) and not all(map(problem.is_plain, cases)):
-        return "features of attention beyond the arguments of scaled_dot_product_attention"
+    if isinstance(problem, Attention):
+        return ""
     if any(spec.is_index for spec in specs):
         return "tensors of lengths and places"
     if any(spec.dtype != problem.dtype for spec in specs):

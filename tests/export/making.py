@@ -37,10 +37,14 @@ ROOT = Path(__file__).parents[2]
 TINY_SHAPES = {
     "attention-cpu": "shapes: [{batch: 1, heads: 2, seq_len: 64, head_dim: 32}]",
     "softmax-cpu": "shapes: [{rows: 16, columns: 64}]",
+    "attention-features-cpu": "shapes: [{batch: 1, heads: 4, kv_heads: 2, seq_len: 64, "
+    "head_dim: 32, value_dim: 16}]",
 }
 TINY_HELD_OUT = {
     "attention-cpu": "held_out: [{batch: 2, heads: 2, seq_len: 60, head_dim: 32}]",
     "softmax-cpu": "held_out: [{rows: 15, columns: 60}]",
+    "attention-features-cpu": "held_out: [{batch: 1, heads: 4, kv_heads: 2, seq_len_q: 20, "
+    "seq_len_k: 60, head_dim: 32, value_dim: 16}]",
 }
 
 

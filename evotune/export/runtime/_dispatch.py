@@ -60,6 +60,10 @@ class Dispatch:
             return LAYOUT
         return NOT_WON if any(self._around(names, self._domain)) else OUTSIDE
 
+    def fixes(self, name: str) -> bool:
+        """Whether regions fix the symbol."""
+        return any(name in region["fixed"] for region in self._domain)
+
     def extents(self, tensor: str, symbols: Mapping[str, Any]) -> tuple[int, ...]:
         """The shape of a tensor in the case."""
         names = Names(symbols, self._quantities)
@@ -176,9 +180,11 @@ def _argument(argument: Mapping[str, Any], names: Names) -> dict[str, Any]:
                 "strides": [int(evaluate(each, names)) for each in given.get("strides", ())],
             },
         }
+    if not evaluate(argument.get("given", True), names):  # of a tensor that the case lacks
+        return {"type": "int64", "value": 0}
     if "value" in argument:
         return {**argument, "value": _scalar(argument["type"], evaluate(argument["value"], names))}
-    return dict(argument)
+    return {name: value for name, value in argument.items() if name != "given"}
 
 
 def _scalar(kind: str, value: Any) -> int | float:
