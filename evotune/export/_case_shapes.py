@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import keyword
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from evotune.errors import ProblemMistake, UsageError
 from evotune.portfolios.points import BATCH_HEADS
-from evotune.problems import UserProblem
+from evotune.problems import Tensor, UserProblem
 from evotune.problems.attention import DIMENSIONS, Attention
 from evotune.problems.problem import Case, Problem
 from evotune.space.case_scope import CaseScope
@@ -22,9 +23,16 @@ _PUBLIC = frozenset(
     | {"register_transformers", "set_fallback", "write_misses"}
 )
 """Names that a package has beside its function."""
+_EXTENTS = (
+    "a package reads the sizes from the inputs' shapes, so each extent must be a sum of sizes and "
+    "numbers"
+)
+_ENDS = "a package checks integers, so both ends of their range must be sums of sizes and numbers"
 _WORD_BEGINS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])")
 Lines = Mapping[str, int]
 """A linear extent: the factor of each size, and the constant under ""."""
+Reader = Callable[[Mapping[str, int]], Mapping[str, tuple[int, ...]]]
+"""Integers of each tensor, given sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,9 @@ class CaseShapes:
     - tensors: the extents of each tensor, inputs first.
     - sizes: the names of the sizes to solve for; empty for attention, which the package knows.
     - strides: the symbols of a tensor's strides, for tensors that may have any.
+    - dtypes: the type of each tensor's elements.
+    - ends: the least and the largest value that an input of integers may hold.
+    - spread: the same of numbers that the problem draws between two ends.
     """
 
     inputs: tuple[str, ...]
@@ -41,6 +52,9 @@ class CaseShapes:
     sizes: tuple[str, ...]
     tensors: Mapping[str, tuple[Lines, ...]]
     strides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    ends: Mapping[str, tuple[Lines, ...]] = field(default_factory=dict)
+    spread: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def nodes(self, scope: CaseScope) -> dict[str, tuple[Node, ...]]:
         """The extents as expressions."""
@@ -48,6 +62,13 @@ class CaseShapes:
             name: tuple(_node(scope, line) for line in extents)
             for name, extents in self.tensors.items()
         }
+
+    def values(self, scope: CaseScope) -> dict[str, tuple[Node, ...]]:
+        """Of inputs whose values lie between two ends: these, as expressions."""
+        found = {
+            name: tuple(_node(scope, line) for line in ends) for name, ends in self.ends.items()
+        }
+        return found | {name: tuple(map(scope.literal, ends)) for name, ends in self.spread.items()}
 
     def quantities(self, scope: CaseScope) -> dict[str, Node]:
         """The quantities of regions that are no symbols: the elements of the largest tensor, and of
@@ -87,6 +108,7 @@ def case_shapes(problem: Problem, cases: Sequence[Case]) -> CaseShapes:
         raise UsageError(f"problem {problem.name} cannot be exported: a package takes no {why}")
     inputs = tuple(spec.name for spec in specs if not spec.is_output)
     outputs = tuple(spec.name for spec in specs if spec.is_output)
+    dtypes = {spec.name: spec.dtype for spec in specs}
     if isinstance(problem, Attention):
         # In packages values have the size of heads, so their cases have no symbol for it.
         own = {"value_dim": "head_dim"}
@@ -95,30 +117,44 @@ def case_shapes(problem: Problem, cases: Sequence[Case]) -> CaseShapes:
             for name, sizes in DIMENSIONS.items()
         }
         strides = {spec.name: spec.stride_symbols for spec in specs}
-        return CaseShapes(inputs, outputs, (), tensors, strides)
+        return CaseShapes(inputs, outputs, (), tensors, strides, dtypes)
     if not isinstance(problem, UserProblem):
         raise UsageError(
             f"problem {problem.name} cannot be exported: a package understands the calls of "
             "attention and of classes derived from evotune.Problem"
         )
-    found = CaseShapes(inputs, outputs, tuple(problem.sizes), _probed(problem, cases[0]))
+    extents, ends = functools.partial(_extents, problem), functools.partial(_ends, problem)
+    found = CaseShapes(
+        *(inputs, outputs, tuple(problem.sizes)),
+        tensors=_probed(problem, cases[0], extents, _EXTENTS),
+        dtypes=dtypes,
+        ends=_probed(problem, cases[0], ends, _ENDS),
+        spread=_spread(problem, cases[0]),
+    )
     for case in cases:
-        _require_same(problem, found, case)
+        sizes = {size: int(case.symbols[size]) for size in problem.sizes}
+        _require_lines(problem, found.tensors, sizes, extents, _EXTENTS)
+        _require_lines(problem, found.ends, sizes, ends, _ENDS)
+        if {spec.name: spec.dtype for spec in problem.tensors(case)} != dtypes:
+            raise _refused(problem, "a package takes no tensors whose type depends on the sizes")
+        if _spread(problem, case) != found.spread:
+            raise _refused(problem, _ENDS)
     return found
 
 
 def _beyond_packages(problem: Problem, cases: Sequence[Case]) -> str:
     """The first thing about the problem's tensors that packages do not understand; "" for none."""
-    specs = [spec for case in cases for spec in problem.tensors(case)]
     if isinstance(problem, Attention) and not all(map(problem.is_plain, cases)):
         return "features of attention beyond the arguments of scaled_dot_product_attention"
-    if any(spec.is_index for spec in specs):
-        return "tensors of lengths and places"
-    if any(spec.dtype != problem.dtype for spec in specs):
-        return "tensors of several types"
-    return (
-        "tensors that may be left out" if isinstance(problem, UserProblem) and problem.flags else ""
-    )
+    if not isinstance(problem, UserProblem):
+        specs = [spec for case in cases for spec in problem.tensors(case)]
+        return "tensors of lengths and places" if any(spec.is_index for spec in specs) else ""
+    described = [each for case in cases for each in _described(problem, case).values()]
+    if any(each.has_indices for each in described):
+        return 'tensors of "indices", whose values must fit together'
+    if any(isinstance(each.values, range) and each.values.step != 1 for each in described):
+        return "integers of a range with steps"
+    return "tensors that may be left out" if problem.flags else ""
 
 
 def call_name(name: str, problem: Problem) -> str:
@@ -149,26 +185,33 @@ def _plain(symbols: Mapping[str, Value]) -> dict[str, Value]:
     return {name: value for name, value in symbols.items() if name != "dtype"}
 
 
-def _probed(problem: UserProblem, case: Case) -> dict[str, tuple[Lines, ...]]:
-    """Finds the extents' dependence on each size by stepping it."""
+def _described(problem: UserProblem, case: Case) -> Mapping[str, Tensor]:
+    """The inputs, as the problem describes them."""
+    return problem.written.described("inputs", problem.sizes_of(case))
+
+
+def _probed(
+    problem: UserProblem, case: Case, read: Reader, why: str
+) -> dict[str, tuple[Lines, ...]]:
+    """Finds the dependence of what is read on each size by stepping it."""
     start = {size: int(case.symbols[size]) for size in problem.sizes}
-    base = _extents(problem, start)
+    base = read(start)
     lines: dict[str, tuple[dict[str, int], ...]] = {
         name: tuple({"": extent} for extent in shape) for name, shape in base.items()
     }
     for size in problem.sizes:
-        stepped = _extents(problem, {**start, size: start[size] + _STEPS[0]})
+        stepped = read({**start, size: start[size] + _STEPS[0]})
         for name, shape in base.items():
             after = stepped.get(name, ())
             if len(after) != len(shape):
-                raise _unwritable(problem)
+                raise _refused(problem, why)
             for line, extent, before in zip(lines[name], after, shape, strict=True):
                 if factor := extent - before:
                     line[size] = factor
                     line[""] -= factor * start[size]
     for size in problem.sizes:
         for step in _STEPS[1:]:
-            _require_lines(problem, lines, {**start, size: start[size] + step})
+            _require_lines(problem, lines, {**start, size: start[size] + step}, read, why)
     return dict(lines)
 
 
@@ -180,11 +223,36 @@ def _extents(problem: UserProblem, sizes: Mapping[str, int]) -> dict[str, tuple[
             for name, shape in problem.written.shapes(method, sizes).items()
         }
     except ProblemMistake as mistake:
-        raise _unwritable(problem) from mistake
+        raise _refused(problem, _EXTENTS) from mistake
+
+
+def _ends(problem: UserProblem, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """The least and the largest integer of each input that has a range of them."""
+    try:
+        found = problem.written.described("inputs", sizes)
+    except ProblemMistake as mistake:
+        raise _refused(problem, _ENDS) from mistake
+    return {
+        name: (each.values[0], each.values[-1])
+        for name, each in found.items()
+        if isinstance(each.values, range)
+    }
+
+
+def _spread(problem: UserProblem, case: Case) -> dict[str, tuple[float, float]]:
+    return {
+        name: each.values
+        for name, each in _described(problem, case).items()
+        if isinstance(each.values, tuple)
+    }
 
 
 def _require_lines(
-    problem: UserProblem, lines: Mapping[str, Iterable[Lines]], sizes: Mapping[str, int]
+    problem: UserProblem,
+    lines: Mapping[str, Iterable[Lines]],
+    sizes: Mapping[str, int],
+    read: Reader,
+    why: str,
 ) -> None:
     found = {
         name: tuple(
@@ -193,20 +261,12 @@ def _require_lines(
         )
         for name, extents in lines.items()
     }
-    if found != _extents(problem, sizes):
-        raise _unwritable(problem)
+    if found != read(sizes):
+        raise _refused(problem, why)
 
 
-def _require_same(problem: UserProblem, shapes: CaseShapes, case: Case) -> None:
-    sizes = {size: int(case.symbols[size]) for size in problem.sizes}
-    _require_lines(problem, shapes.tensors, sizes)
-
-
-def _unwritable(problem: UserProblem) -> UsageError:
-    return UsageError(
-        f"problem {type(problem).__name__} cannot be exported: a package reads the sizes from the "
-        "inputs' shapes, so each extent must be a sum of sizes and numbers"
-    )
+def _refused(problem: UserProblem, why: str) -> UsageError:
+    return UsageError(f"problem {type(problem).__name__} cannot be exported: {why}")
 
 
 def _node(scope: CaseScope, line: Lines) -> Node:

@@ -100,6 +100,8 @@ def test_two_exports_are_the_same_bytes_and_tell_no_place_and_no_time(
         ("attention-triton", "h200"),
         ("linear-skinny", "h200"),
         ("add-rms-norm", "h200"),
+        ("add-rms-norm-fp8", "h200"),
+        ("cross-entropy", "h200"),
         ("rms-norm", "h200"),
     ],
 )

@@ -43,7 +43,6 @@ FEATURES = ("attention-features", "attention-varlen", "attention-paged")
 _LEFT_OUT = (
     *FEATURES,
     *("attention-mma-features", "attention-wgmma-features"),
-    *("add-rms-norm-fp8", "cross-entropy"),  # tensors of several types, or of places
 )
 SPACES = {
     **{name: path for name, path in shipped_spaces().items() if not name.startswith(_LEFT_OUT)},
@@ -70,7 +69,7 @@ def folded(setup: KernelSetup, configuration: Configuration) -> KernelPlan:
         scope,
         shapes=shapes.nodes(scope),
         strides=shapes.strides,
-        dtype=problem.dtype,
+        dtypes=shapes.dtypes,
         types=types,
         constraints=setup.document.constraints,
         bounds=limits.bounds(setup.profile.attributes) if limits else None,

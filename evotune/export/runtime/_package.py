@@ -10,12 +10,13 @@ from typing import Any, Protocol
 from ._attention_calls import AttentionCalls
 from ._attention_package import BEFORE, AttentionKernels
 from ._certificate import Contents
-from ._checking import Result, check_attention, check_problem
+from ._checking import Result, check_attention
 from ._loaded_kernels import LoadedKernels
 from ._missed import Misses
 from ._operators import AttentionOperator
 from ._package_facts import device_facts, version_facts
 from ._problem_calls import ProblemCalls
+from ._problem_checking import check_problem
 from ._problem_package import ProblemKernels
 from ._sdpa_hook import Hook
 from ._transformers_hook import register

@@ -64,7 +64,7 @@ class ProblemCalls:
         def fake(*tensors: torch.Tensor, **named: Any) -> Any:
             options = {name: value for name, value in named.items() if value is not None}
             shapes = kernels.shapes(kernels.symbols(tensors, options))
-            return result(tuple(tensors[0].new_empty(shape) for shape in shapes))
+            return result(kernels.empty(tensors, shapes))
 
         library.impl(self._operator, run, kernels.kernels.device_type.upper())
         library.impl(self._operator, autograd, "Autograd")
@@ -87,9 +87,11 @@ class ProblemCalls:
         return dict(zip(self._outputs, outputs, strict=True))
 
     def set_fallback(self, function: Callable[..., Any] | None) -> None:
-        """`function(*tensors, **named)` serves what no kernel does. It gets the call's arguments,
-        and returns the output, or a dict of outputs by name."""
-        self._kernels.fallback = function
+        """`function(*tensors, **named)` serves the calls that no kernel serves. It gets the call's
+        arguments, and returns the output, or a dict of outputs by name. None brings back the
+        package's own one."""
+        kernels = self._kernels
+        kernels.fallback = kernels.own_fallback if function is None else function
 
     def _given(
         self, tensors: tuple[torch.Tensor, ...], named: Mapping[str, Any]

@@ -1,7 +1,7 @@
 """An exported package whose kernels compute another problem than attention.
 
-Nothing computes the problem but the kernels, unless `set_fallback` gives a function. So a kernel
-serves every case that it was checked on; the others are an error.
+PyTorch has no function for the problem that could be faster. So a kernel serves every case that it
+was checked on; other calls go to the fallback, and are an error where there is none.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from ._certificate import Contents
 from ._dispatch import CONTIGUOUS, OUTSIDE, Choice, Dispatch
 from ._loaded_kernels import DEVICE, LoadedKernels, Refused
 from ._missed import Misses
+from ._own_fallback import own_fallback
+from ._value_ranges import Range, ValueRanges, outside
 
 _MOST_DECISIONS = 4096
 
 
 class Ready(NamedTuple):
-    """A case and its kernel. `shapes` are those of the outputs."""
+    """A case and its kernel. `shapes` are those of the outputs; `ranges` are asked at each call."""
 
     launch: Callable[..., None]
     shapes: tuple[tuple[int, ...], ...]
+    ranges: tuple[Range, ...]
 
 
 class NotServed(ValueError):
@@ -45,9 +48,12 @@ class ProblemKernels:
         self.dispatch = Dispatch(description)
         self.kernels = kernels
         self.misses = misses
-        self.fallback: Callable[..., Any] | None = None
+        self.own_fallback = own_fallback(contents)
+        self.fallback: Callable[..., Any] | None = self.own_fallback
         self.calls = 0
         self.dtype: torch.dtype = getattr(torch, problem["dtype"])
+        self._types = {n: getattr(torch, dtype) for n, dtype in problem.get("types", {}).items()}
+        self.values = ValueRanges(problem)
         self._momentary = kernels.launcher.momentary_refusal
         self._decisions: dict[Any, Ready | Refused] = {}
 
@@ -78,8 +84,9 @@ class ProblemKernels:
             if tensor.data_ptr() % ALIGNMENT:
                 words = f"{name} begins at no multiple of {ALIGNMENT} bytes: use {name}.clone()"
                 raise self.refuse(Refused("alignment", words))
-        first = tensors[0]
-        outputs = tuple(first.new_empty(shape) for shape in decision.shapes)
+        if decision.ranges and (refused := outside(decision.ranges, tensors)):
+            raise self.refuse(refused)
+        outputs = self.empty(tensors, decision.shapes)
         decision.launch(*tensors, *outputs)
         with self.misses.lock:
             self.calls += 1
@@ -108,14 +115,17 @@ class ProblemKernels:
             return Refused(OUTSIDE, f"{case}; {self._domain()}")
         names = (*self.inputs, *self.outputs)
         launch = self.kernels.bound(choice, names, tensors[0].device)
-        return launch if isinstance(launch, Refused) else Ready(launch, self.shapes(symbols))
+        if isinstance(launch, Refused):
+            return launch
+        ranges = self.values.checked(symbols, [tensor.dtype for tensor in tensors])
+        return Ready(launch, self.shapes(symbols), ranges)
 
     def _unfit(self, tensors: Sequence[torch.Tensor]) -> Refused | None:
         """Why the kernels take no such tensors, whatever their sizes."""
         device = tensors[0].device
         for name, tensor in zip(self.inputs, tensors, strict=True):
-            if tensor.dtype != self.dtype:
-                return Refused("dtype", f"{name} is {tensor.dtype}, the kernels take {self.dtype}")
+            if tensor.dtype != (wanted := self.type_of(name)):
+                return Refused("dtype", f"{name} is {tensor.dtype}, the kernels take {wanted}")
             if tensor.device != device:
                 return Refused(DEVICE, f"{name} is on {tensor.device}, the first on {device}")
             if not tensor.is_contiguous():
@@ -136,6 +146,23 @@ class ProblemKernels:
     def shapes(self, symbols: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
         """The shapes of the outputs."""
         return tuple(self.dispatch.extents(name, symbols) for name in self.outputs)
+
+    def type_of(self, name: str) -> torch.dtype:
+        """The type of a tensor's elements."""
+        found: torch.dtype = self._types.get(name, self.dtype)
+        return found
+
+    def empty(
+        self, tensors: Sequence[torch.Tensor], shapes: Sequence[tuple[int, ...]]
+    ) -> tuple[torch.Tensor, ...]:
+        """The outputs without their values. Those of the problem's own type have that of the
+        inputs of it, since a fallback keeps another one."""
+        pairs = zip(self.inputs, tensors, strict=True)
+        own = next((t.dtype for name, t in pairs if name not in self._types), self.dtype)
+        return tuple(
+            tensors[0].new_empty(shape, dtype=self._types.get(name, own))
+            for name, shape in zip(self.outputs, shapes, strict=True)
+        )
 
     def refuse(self, refused: Refused) -> NotServed:
         """Counts a miss; the error that says it."""
