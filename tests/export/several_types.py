@@ -68,11 +68,13 @@ KERNEL = """
 #include <cstdint>
 static float widened(uint8_t bits) {  // e5m2: five bits of exponent
   const int exponent = bits >> 2 & 31, fraction = bits & 3;
-  const float size = exponent ? std::ldexp(4.0f + fraction, exponent - 17) : std::ldexp(float(fraction), -16);
+  const float size =
+      exponent ? std::ldexp(4.0f + fraction, exponent - 17) : std::ldexp(float(fraction), -16);
   return bits & 128 ? -size : size;
 }
-extern "C" void picked(const long long* target, const float* logits, const uint8_t* bias, const float* weight,
-                       const uint8_t* kind, float* loss, int* rank, uint8_t* power, int rows, int classes) {
+extern "C" void picked(const long long* target, const float* logits, const uint8_t* bias,
+                       const float* weight, const uint8_t* kind, float* loss, int* rank,
+                       uint8_t* power, int rows, int classes) {
   for (int r = 0; r < rows; ++r) {
     const float* row = logits + static_cast<long>(r) * classes;
     const float own = row[target[r]] + widened(bias[target[r]]);

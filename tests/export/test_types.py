@@ -145,9 +145,7 @@ def test_the_operator_keeps_its_promises(package: ModuleType) -> None:
 
 
 def test_a_compiled_function_gets_each_type(package: ModuleType) -> None:
-    compiled = torch.compile(
-        package.picked_loss, fullgraph=True, backend="aot_eager"
-    )
+    compiled = torch.compile(package.picked_loss, fullgraph=True, backend="aot_eager")
     given = inputs()
     agree(compiled(**given), given)
     assert package.info()["calls"] == 1
