@@ -13,6 +13,7 @@ from evotune.portfolios.points import BATCH_HEADS
 from evotune.problems import Tensor, UserProblem
 from evotune.problems.attention import DIMENSIONS, Attention
 from evotune.problems.problem import Case, Problem
+from evotune.problems.ragged_attention import RaggedAttention
 from evotune.space.case_scope import CaseScope
 from evotune.space.language.nodes import Node
 from evotune.trial import Json, Value
@@ -45,6 +46,7 @@ class CaseShapes:
     - dtypes: the type of each tensor's elements.
     - ends: the least and the largest value that an input of integers may hold.
     - spread: the same of numbers that the problem draws between two ends.
+    - ragged: the problem is attention over sequences of different lengths.
     """
 
     inputs: tuple[str, ...]
@@ -55,6 +57,7 @@ class CaseShapes:
     dtypes: Mapping[str, str] = field(default_factory=dict)
     ends: Mapping[str, tuple[Lines, ...]] = field(default_factory=dict)
     spread: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    ragged: bool = False
 
     def nodes(self, scope: CaseScope) -> dict[str, tuple[Node, ...]]:
         """The extents as expressions."""
@@ -73,6 +76,9 @@ class CaseShapes:
     def quantities(self, scope: CaseScope) -> dict[str, Node]:
         """The quantities of regions that are no symbols: the elements of the largest tensor, and of
         attention the heads that share their keys and the ratio of the lengths."""
+        if self.ragged:
+            grouped = scope.operation("//", scope.symbol("heads"), scope.symbol("kv_heads"))
+            return {"group": grouped}
         elements = [self._span(scope, name, nodes) for name, nodes in self.nodes(scope).items()]
         found = {"elements": scope.operation("max", *dict.fromkeys(elements))}
         if not self.sizes:
@@ -118,10 +124,12 @@ def case_shapes(problem: Problem, cases: Sequence[Case]) -> CaseShapes:
         }
         strides = {spec.name: spec.stride_symbols for spec in specs}
         return CaseShapes(inputs, outputs, (), tensors, strides, dtypes)
+    if isinstance(problem, RaggedAttention):
+        return CaseShapes(inputs, outputs, (), problem.extents, dtypes=dtypes, ragged=True)
     if not isinstance(problem, UserProblem):
         raise UsageError(
             f"problem {problem.name} cannot be exported: a package understands the calls of "
-            "attention and of classes derived from evotune.Problem"
+            "attention, dense, packed or paged, and of classes derived from evotune.Problem"
         )
     extents, ends = functools.partial(_extents, problem), functools.partial(_ends, problem)
     found = CaseShapes(
@@ -147,8 +155,7 @@ def _beyond_packages(problem: Problem, cases: Sequence[Case]) -> str:
     if isinstance(problem, Attention) and not all(map(problem.is_plain, cases)):
         return "features of attention beyond the arguments of scaled_dot_product_attention"
     if not isinstance(problem, UserProblem):
-        specs = [spec for case in cases for spec in problem.tensors(case)]
-        return "tensors of lengths and places" if any(spec.is_index for spec in specs) else ""
+        return ""
     described = [each for case in cases for each in _described(problem, case).values()]
     if any(each.has_indices for each in described):
         return 'tensors of "indices", whose values must fit together'
@@ -171,7 +178,7 @@ def call_name(name: str, problem: Problem) -> str:
 def calls(problem: Problem, shapes: CaseShapes, tuned: Sequence[Case]) -> Json:
     """The entry `cases_from` of a package: how it makes a case of the tensors of a call."""
     if not isinstance(problem, UserProblem):
-        return {"attention": {}}
+        return {problem.name: {}}
     return {
         "sizes": list(shapes.sizes),
         "constants": dict(problem.constants),

@@ -42,6 +42,23 @@ such calls."""
 _REFUSES = """\
 A call outside the domain, or on another device, is a ValueError; `{name}.set_fallback(function)`
 names a function that takes such calls."""
+_RAGGED = """\
+```python
+import {name}
+
+{result} = {name}.{call}({arguments})
+```
+
+Names, order and layout of the arguments are those of flash-attn. A call that no kernel serves goes
+to PyTorch, a sequence after the other, and is counted. On a CPU the tables are looked at before
+each call; on a GPU they are not, unless `{name}.assert_tables()` has the GPU assert them.
+"""
+_RAGGED_ARGUMENTS = {
+    "attention_varlen": (
+        "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=True"
+    ),
+    "attention_paged": "q, k_cache, v_cache, cache_seqlens, page_table, causal=True",
+}
 _REST = """\
 `info()` tells the device, the launcher, the served regions, and the calls that no kernel served;
 `write_misses("cases.yaml")` writes those down. `check()` compares the kernels with the reference on
@@ -80,6 +97,8 @@ def _parts(certificate: Mapping[str, Json], dispatch: Mapping[str, Json]) -> Ite
     arguments = ", ".join(problem["inputs"])
     result = ", ".join(problem["outputs"])
     template = _ATTENTION if "attention" in dispatch["cases_from"] else _OTHER
+    if problem["name"] in _RAGGED_ARGUMENTS:
+        template, arguments = _RAGGED, _RAGGED_ARGUMENTS[problem["name"]]
     files = certificate["files"]
     several = len(problem["outputs"]) > 1
     yield template.format(

@@ -38,7 +38,7 @@ kernels:
     launches: [{grid: [1], block: [32]}]
 parameters: {ROWS: [1, 2]}
 """
-FEATURES = ("attention-features", "attention-varlen", "attention-paged")
+FEATURES = ("attention-features",)
 """Spaces of cases that packages do not understand. Each has one for the CPU, too."""
 _LEFT_OUT = (
     *FEATURES,

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ._checking import Result, Row
-from ._problem_package import NotServed, ProblemKernels
+from ._named_kernels import NotServed
+from ._problem_package import ProblemKernels
 
 _ROUNDINGS = 100
 _NARROW_ROUNDINGS = 2

@@ -6,171 +6,47 @@ was checked on; other calls go to the fallback, and are an error where there is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
-from ._attention_package import ALIGNMENT
 from ._case_sizes import CaseSizes
 from ._certificate import Contents
-from ._dispatch import CONTIGUOUS, OUTSIDE, Choice, Dispatch
-from ._loaded_kernels import DEVICE, LoadedKernels, Refused
+from ._dispatch import OUTSIDE
+from ._loaded_kernels import LoadedKernels, Refused
 from ._missed import Misses
-from ._own_fallback import own_fallback
-from ._value_ranges import Range, ValueRanges, outside
-
-_MOST_DECISIONS = 4096
+from ._named_kernels import Examine, NamedKernels
+from ._value_ranges import ValueRanges, outside
 
 
-class Ready(NamedTuple):
-    """A case and its kernel. `shapes` are those of the outputs; `ranges` are asked at each call."""
-
-    launch: Callable[..., None]
-    shapes: tuple[tuple[int, ...], ...]
-    ranges: tuple[Range, ...]
-
-
-class NotServed(ValueError):
-    """Why no kernel serves a call, in one line."""
-
-
-class ProblemKernels:
-    """Decides on calls, remembers the decisions, and makes the launches."""
+class ProblemKernels(NamedKernels):
+    """Finds the case of a call from the shapes of its inputs."""
 
     def __init__(self, contents: Contents, kernels: LoadedKernels, misses: Misses) -> None:
-        description = contents.dispatch
-        problem = description["problem"]
-        self.call_name: str = problem["call"]
-        self.inputs: Sequence[str] = problem["inputs"]
-        self.outputs: Sequence[str] = problem["outputs"]
-        self.sizes = CaseSizes(description)
-        self.dispatch = Dispatch(description)
-        self.kernels = kernels
-        self.misses = misses
-        self.own_fallback = own_fallback(contents)
-        self.fallback: Callable[..., Any] | None = self.own_fallback
-        self.calls = 0
-        self.dtype: torch.dtype = getattr(torch, problem["dtype"])
-        self._types = {n: getattr(torch, dtype) for n, dtype in problem.get("types", {}).items()}
-        self.values = ValueRanges(problem)
-        self._momentary = kernels.launcher.momentary_refusal
-        self._decisions: dict[Any, Ready | Refused] = {}
-
-    def run(
-        self,
-        tensors: Sequence[torch.Tensor],
-        options: Mapping[str, Any],
-        any_version: bool = False,
-    ) -> tuple[torch.Tensor, ...]:
-        """The outputs in their order. NotServed where no kernel serves the call. With `any_version`
-        the versions here are no reason, and nothing is remembered."""
-        key = (
-            *((t.shape, t.dtype, t.device, t.is_contiguous()) for t in tensors),
-            *options.items(),
-        )
-        decision = None if any_version else self._decisions.get(key)
-        if decision is None:
-            decision = self.decide(tensors, options, any_version)
-            if len(self._decisions) >= _MOST_DECISIONS:
-                self.forget()
-            if not any_version:
-                decision = self._decisions.setdefault(key, decision)
-        if isinstance(decision, Refused):
-            raise self.refuse(decision)
-        if self._momentary is not None and (words := self._momentary()):
-            raise self.refuse(Refused(DEVICE, words))
-        for name, tensor in zip(self.inputs, tensors, strict=True):
-            if tensor.data_ptr() % ALIGNMENT:
-                words = f"{name} begins at no multiple of {ALIGNMENT} bytes: use {name}.clone()"
-                raise self.refuse(Refused("alignment", words))
-        if decision.ranges and (refused := outside(decision.ranges, tensors)):
-            raise self.refuse(refused)
-        outputs = self.empty(tensors, decision.shapes)
-        decision.launch(*tensors, *outputs)
-        with self.misses.lock:
-            self.calls += 1
-        return outputs
-
-    def forget(self) -> None:
-        """Forgets the decisions."""
-        self._decisions.clear()
-
-    def decide(
-        self,
-        tensors: Sequence[torch.Tensor],
-        options: Mapping[str, Any],
-        any_version: bool = False,
-    ) -> Ready | Refused:
-        refused = self.kernels.refused(tensors[0].device, any_version) or self._unfit(tensors)
-        if refused:
-            return refused
-        try:
-            symbols = self.symbols(tensors, options)
-        except ValueError as error:
-            return Refused(OUTSIDE, str(error))
-        choice = self.dispatch.choose(symbols, CONTIGUOUS, anywhere=True)
-        if not isinstance(choice, Choice):
-            case = ", ".join(f"{n}={v}" for n, v in symbols.items() if n != "dtype")
-            return Refused(OUTSIDE, f"{case}; {self._domain()}")
-        names = (*self.inputs, *self.outputs)
-        launch = self.kernels.bound(choice, names, tensors[0].device)
-        if isinstance(launch, Refused):
-            return launch
-        ranges = self.values.checked(symbols, [tensor.dtype for tensor in tensors])
-        return Ready(launch, self.shapes(symbols), ranges)
-
-    def _unfit(self, tensors: Sequence[torch.Tensor]) -> Refused | None:
-        """Why the kernels take no such tensors, whatever their sizes."""
-        device = tensors[0].device
-        for name, tensor in zip(self.inputs, tensors, strict=True):
-            if tensor.dtype != (wanted := self.type_of(name)):
-                return Refused("dtype", f"{name} is {tensor.dtype}, the kernels take {wanted}")
-            if tensor.device != device:
-                return Refused(DEVICE, f"{name} is on {tensor.device}, the first on {device}")
-            if not tensor.is_contiguous():
-                words = f"{name} is not contiguous: use {name}.contiguous()"
-                return Refused("layout", words)
-        return None
+        super().__init__(contents, kernels, misses)
+        self.sizes = CaseSizes(contents.dispatch)
+        self.values = ValueRanges(contents.dispatch["problem"])
 
     def symbols(
         self, tensors: Sequence[torch.Tensor], options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The symbols of the call's case; ValueError, one line, where it has none."""
         shapes = {
             name: tuple(int(extent) for extent in tensor.shape)
             for name, tensor in zip(self.inputs, tensors, strict=True)
         }
         return self.sizes.symbols(shapes, options)
 
-    def shapes(self, symbols: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the outputs."""
-        return tuple(self.dispatch.extents(name, symbols) for name in self.outputs)
+    def examining(
+        self, symbols: Mapping[str, Any], tensors: Sequence[torch.Tensor]
+    ) -> Examine | None:
+        ranges = self.values.checked(symbols, [tensor.dtype for tensor in tensors])
+        return functools.partial(outside, ranges) if ranges else None
 
-    def type_of(self, name: str) -> torch.dtype:
-        """The type of a tensor's elements."""
-        found: torch.dtype = self._types.get(name, self.dtype)
-        return found
-
-    def empty(
-        self, tensors: Sequence[torch.Tensor], shapes: Sequence[tuple[int, ...]]
-    ) -> tuple[torch.Tensor, ...]:
-        """The outputs without their values. Those of the problem's own type have that of the
-        inputs of it, since a fallback keeps another one."""
-        pairs = zip(self.inputs, tensors, strict=True)
-        own = next((t.dtype for name, t in pairs if name not in self._types), self.dtype)
-        return tuple(
-            tensors[0].new_empty(shape, dtype=self._types.get(name, own))
-            for name, shape in zip(self.outputs, shapes, strict=True)
-        )
-
-    def refuse(self, refused: Refused) -> NotServed:
-        """Counts a miss; the error that says it."""
-        counted = self.misses.missed(refused.kind, None, refused.words)
-        if self.fallback is None:
-            self.misses.told.add(refused.kind)  # the error says it
-        counted.count()
-        return NotServed(f"{self.call_name} ({refused.kind}): {refused.words}")
+    def outside(self, symbols: Mapping[str, Any], kind: str) -> Refused:
+        case = ", ".join(f"{n}={v}" for n, v in symbols.items() if n != "dtype")
+        return Refused(OUTSIDE, f"{case}; {self._domain()}")
 
     def _domain(self) -> str:
         regions = [

@@ -1,4 +1,4 @@
-"""`NAME.<problem>` and `torch.ops.NAME.<problem>` of packages for other problems than attention."""
+"""`NAME.<problem>` and `torch.ops.NAME.<problem>`, where kernels take tensors by name."""
 
 from __future__ import annotations
 
@@ -8,42 +8,51 @@ from typing import Any
 import torch
 
 from ._loaded_kernels import Refused
+from ._named_kernels import NamedKernels, NotServed
 from ._operators import memory_holds_values, needs_grad, open_namespace
-from ._problem_package import NotServed, ProblemKernels
 from ._tracing import forward_mode
 
-_TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
+
+def options_of(description: Mapping[str, Any]) -> dict[str, str]:
+    """Sizes and constants that a call may give, with their words in the operator's schema."""
+    given = description["cases_from"]
+    kinds = dict.fromkeys(given["sizes"], "int") | dict.fromkeys(given.get("ranges", {}), "float")
+    return {name: f"{kind}? {name}=None" for name, kind in kinds.items()}
 
 
 def signature(inputs: Sequence[str], outputs: Sequence[str], options: Mapping[str, str]) -> str:
-    """The operator's schema: tensors, then optional names by keyword."""
+    """The operator's schema: tensors, then options by keyword."""
     tensors = ", ".join(f"Tensor {name}" for name in inputs)
-    named = "".join(f", {kind}? {name}=None" for name, kind in options.items())
+    named = "".join(f", {words}" for words in options.values())
     result = ", ".join("Tensor" for _ in outputs)
     keywords = f", *{named}" if named else ""
     return f"({tensors}{keywords}) -> {result if len(outputs) == 1 else f'({result})'}"
 
 
-class ProblemCalls:
+class NamedCalls:
     """Serves calls with a problem's inputs, in their order or by name."""
 
-    def __init__(self, name: str, description: Mapping[str, Any]) -> None:
-        problem, given = description["problem"], description["cases_from"]
-        self._name = name
+    def __init__(
+        self,
+        name: str,
+        description: Mapping[str, Any],
+        inputs: Sequence[str],
+        options: Mapping[str, str],
+    ) -> None:
+        """`options`: what calls may give besides inputs, with the rest of its words in the
+        operator's schema."""
+        problem = description["problem"]
         self._operator: str = problem["call"]
-        self._inputs: list[str] = problem["inputs"]
+        self._inputs = inputs
         self._outputs: list[str] = problem["outputs"]
-        kinds = dict.fromkeys(given["sizes"], "int") | dict.fromkeys(
-            given.get("ranges", {}), "float"
-        )
-        self._options = list(kinds)
-        schema = signature(self._inputs, self._outputs, kinds)
+        self._options = list(options)
+        schema = signature(inputs, self._outputs, options)
         self._library, self.namespace = open_namespace(name, self._operator, schema)
         operators = getattr(torch.ops, self.namespace)
         self.overload: Any = getattr(operators, self._operator).default
-        self._kernels: ProblemKernels
+        self._kernels: NamedKernels
 
-    def implement(self, kernels: ProblemKernels) -> None:
+    def implement(self, kernels: NamedKernels) -> None:
         self._kernels = kernels
         library, overload, single = self._library, self.overload, len(self._outputs) == 1
 
@@ -63,10 +72,9 @@ class ProblemCalls:
 
         def fake(*tensors: torch.Tensor, **named: Any) -> Any:
             options = {name: value for name, value in named.items() if value is not None}
-            shapes = kernels.shapes(kernels.symbols(tensors, options))
-            return result(kernels.empty(tensors, shapes))
+            return result(kernels.promised(tensors, options))
 
-        library.impl(self._operator, run, kernels.kernels.device_type.upper())
+        library.impl(self._operator, run, kernels.operator_key)
         library.impl(self._operator, autograd, "Autograd")
         library._register_fake(self._operator, fake)
 
