@@ -27,7 +27,7 @@ from evotune.export.runtime._dispatch import Choice, Dispatch
 from evotune.store import RunStore
 from tests.engine.runs import recorded_space, run_here
 
-from .making import ROOT, fabricated, tiny_space, with_speedup
+from .making import ROOT, TINY_SHAPES, fabricated, tiny_space, with_speedup
 
 FULL, CAUSAL = "(1,2,64,32) full", "(1,2,64,32) causal"
 
@@ -95,6 +95,8 @@ def test_two_exports_are_the_same_bytes_and_tell_no_place_and_no_time(
         ("softmax-cpu", "cpu"),
         ("rms-norm-cpu", "cpu"),
         ("matmul-cpu", "cpu"),
+        ("attention-varlen-cpu", "cpu"),
+        ("attention-paged-cpu", "cpu"),
         ("attention-mma", "h200"),
         ("attention-wgmma", "h200"),
         ("attention-triton", "h200"),
@@ -109,7 +111,7 @@ def test_a_package_plans_each_case_as_evotune_does(name: str, device: str, tmp_p
     """The package's own interpreter makes the planner's launches, on cases in the whole domain."""
     if "triton" in name:
         pytest.importorskip("triton")
-    tiny = name in ("attention-cpu", "softmax-cpu")
+    tiny = name in TINY_SHAPES
     space = tiny_space(name, tmp_path) if tiny else shipped_spaces()[name]
     try:
         run = fabricated(space, tmp_path, device)
