@@ -144,6 +144,7 @@ def _plan(
         scope,
         shapes=shapes.nodes(scope),
         strides=shapes.strides,
+        optional=shapes.optional,
         dtypes=shapes.dtypes,
         types=max(([a.type for a in job.plan.arguments] for job in inside), key=len),
         constraints=setup.document.constraints,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import keyword
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,6 +30,10 @@ _EXTENTS = (
     "numbers"
 )
 _ENDS = "a package checks integers, so both ends of their range must be sums of sizes and numbers"
+_FLAGS = (
+    "a package finds flags from the inputs that a call gives, so each input is there always, or "
+    "when one flag is true, and flags change no shapes and types"
+)
 _WORD_BEGINS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])")
 Lines = Mapping[str, int]
 """A linear extent: the factor of each size, and the constant under ""."""
@@ -46,6 +51,7 @@ class CaseShapes:
     - dtypes: the type of each tensor's elements.
     - ends: the least and the largest value that an input of integers may hold.
     - spread: the same of numbers that the problem draws between two ends.
+    - optional: for a tensor that a case may lack, the symbol that says whether it is there.
     - ragged: the problem is attention over sequences of different lengths.
     """
 
@@ -57,6 +63,7 @@ class CaseShapes:
     dtypes: Mapping[str, str] = field(default_factory=dict)
     ends: Mapping[str, tuple[Lines, ...]] = field(default_factory=dict)
     spread: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    optional: Mapping[str, str] = field(default_factory=dict)
     ragged: bool = False
 
     def nodes(self, scope: CaseScope) -> dict[str, tuple[Node, ...]]:
@@ -131,19 +138,22 @@ def case_shapes(problem: Problem, cases: Sequence[Case]) -> CaseShapes:
             f"problem {problem.name} cannot be exported: a package understands the calls of "
             "attention, dense, packed or paged, and of classes derived from evotune.Problem"
         )
+    named = _described(problem, cases[0])
+    specs = tuple({spec.name: spec for case in cases for spec in problem.tensors(case)}.values())
     extents, ends = functools.partial(_extents, problem), functools.partial(_ends, problem)
     found = CaseShapes(
-        *(inputs, outputs, tuple(problem.sizes)),
+        *(tuple(named), outputs, tuple(problem.sizes)),
         tensors=_probed(problem, cases[0], extents, _EXTENTS),
-        dtypes=dtypes,
+        dtypes={spec.name: spec.dtype for spec in specs},
         ends=_probed(problem, cases[0], ends, _ENDS),
         spread=_spread(problem, cases[0]),
+        optional=_optional(problem, cases[0]),
     )
     for case in cases:
         sizes = {size: int(case.symbols[size]) for size in problem.sizes}
         _require_lines(problem, found.tensors, sizes, extents, _EXTENTS)
         _require_lines(problem, found.ends, sizes, ends, _ENDS)
-        if {spec.name: spec.dtype for spec in problem.tensors(case)} != dtypes:
+        if any(spec.dtype != found.dtypes[spec.name] for spec in problem.tensors(case)):
             raise _refused(problem, "a package takes no tensors whose type depends on the sizes")
         if _spread(problem, case) != found.spread:
             raise _refused(problem, _ENDS)
@@ -161,7 +171,8 @@ def _beyond_packages(problem: Problem, cases: Sequence[Case]) -> str:
         return 'tensors of "indices", whose values must fit together'
     if any(isinstance(each.values, range) and each.values.step != 1 for each in described):
         return "integers of a range with steps"
-    return "tensors that may be left out" if problem.flags else ""
+    outputs = {spec.name for case in cases for spec in problem.tensors(case) if spec.is_output}
+    return "outputs that may be left out" if outputs & set(problem.optional) else ""
 
 
 def call_name(name: str, problem: Problem) -> str:
@@ -184,6 +195,7 @@ def calls(problem: Problem, shapes: CaseShapes, tuned: Sequence[Case]) -> Json:
         "constants": dict(problem.constants),
         "ranges": {name: list(ends) for name, ends in problem.ranges.items()},
         "variants": {},
+        **({"flags": _flags(problem, shapes)} if problem.flags else {}),
         "tuned": [_plain(case.symbols) for case in tuned],
     }
 
@@ -192,9 +204,56 @@ def _plain(symbols: Mapping[str, Value]) -> dict[str, Value]:
     return {name: value for name, value in symbols.items() if name != "dtype"}
 
 
+def _flags(problem: UserProblem, shapes: CaseShapes) -> dict[str, Json]:
+    """For each flag the tensors whose presence it tells."""
+    return {
+        flag: [name for name, each in shapes.optional.items() if each == flag]
+        for flag in problem.flags
+    }
+
+
+def _choices(problem: UserProblem) -> list[dict[str, bool]]:
+    """Every choice of the problem's flags, all true first."""
+    every = itertools.product((True, False), repeat=len(problem.flags))
+    return [dict(zip(problem.flags, each, strict=True)) for each in every]
+
+
 def _described(problem: UserProblem, case: Case) -> Mapping[str, Tensor]:
-    """The inputs, as the problem describes them."""
-    return problem.written.described("inputs", problem.sizes_of(case))
+    """The inputs, as the problem describes them, those of any flags."""
+    sizes = {size: int(case.symbols[size]) for size in problem.sizes}
+    return _inputs(problem, sizes)
+
+
+def _inputs(problem: UserProblem, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+    """UsageError when flags change more than the presence of an input."""
+    found: dict[str, Tensor] = {}
+    for flags in _choices(problem):
+        for name, each in problem.written.described("inputs", {**sizes, **flags}).items():
+            if found.setdefault(name, each) != each:
+                raise _refused(problem, _FLAGS)
+    return found
+
+
+def _optional(problem: UserProblem, case: Case) -> dict[str, str]:
+    """The flag that tells the presence of each input that some cases lack."""
+    sizes = {size: int(case.symbols[size]) for size in problem.sizes}
+    present = [
+        (flags, problem.written.described("inputs", {**sizes, **flags}).keys())
+        for flags in _choices(problem)
+    ]
+    found = {}
+    for name in _inputs(problem, sizes):
+        if all(name in names for _, names in present):
+            continue
+        deciding = [
+            flag
+            for flag in problem.flags
+            if all(flags[flag] == (name in n) for flags, n in present)
+        ]
+        if not deciding:
+            raise _refused(problem, _FLAGS)
+        found[name] = deciding[0]
+    return found
 
 
 def _probed(
@@ -224,19 +283,20 @@ def _probed(
 
 def _extents(problem: UserProblem, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     try:
-        return {
-            name: shape
-            for method in ("inputs", "outputs")
-            for name, shape in problem.written.shapes(method, sizes).items()
-        }
+        found = {name: each.shape for name, each in _inputs(problem, sizes).items()}
+        for flags in _choices(problem):
+            for name, shape in problem.written.shapes("outputs", {**sizes, **flags}).items():
+                if found.setdefault(name, shape) != shape:
+                    raise _refused(problem, _FLAGS)
     except ProblemMistake as mistake:
         raise _refused(problem, _EXTENTS) from mistake
+    return found
 
 
 def _ends(problem: UserProblem, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """The least and the largest integer of each input that has a range of them."""
     try:
-        found = problem.written.described("inputs", sizes)
+        found = _inputs(problem, sizes)
     except ProblemMistake as mistake:
         raise _refused(problem, _ENDS) from mistake
     return {

@@ -89,8 +89,9 @@ def _imports(tree: ast.Module) -> dict[str, str]:
 
 def _needed(text: str, kind: str, method: ast.FunctionDef) -> set[str] | None:
     """The names from outside that the method uses. None where it uses the problem itself, or has
-    decorators or defaults."""
-    if method.decorator_list or method.args.defaults or any(method.args.kw_defaults):
+    decorators, or defaults that are no plain values."""
+    defaults = filter(None, (*method.args.defaults, *method.args.kw_defaults))
+    if method.decorator_list or not all(isinstance(each, ast.Constant) for each in defaults):
         return None
     (table,) = [
         inner

@@ -100,6 +100,7 @@ def kernel_plan(
     *,
     shapes: Shapes,
     strides: Strides,
+    optional: Mapping[str, str],
     dtypes: Mapping[str, str],
     types: Sequence[str],
     constraints: Sequence[ConstraintSpec],
@@ -109,6 +110,7 @@ def kernel_plan(
     """The plan of a kernel.
 
     - `strides`: the symbols of each tensor's strides, if a case may choose them.
+    - `optional`: for a tensor that a case may lack, the symbol that says whether it is there.
     - `dtypes`: the type of each tensor's elements.
     - `types`: the arguments' types, as they were when the kernel was compiled.
     - `bounds`: the device's limits on launches, if it has any; `static_bytes`: the shared memory
@@ -116,7 +118,9 @@ def kernel_plan(
 
     EvotuneError when a guard holds in no case.
     """
-    writer = _Writer(kernel, scope, shapes=shapes, strides=strides, dtypes=dtypes, types=types)
+    writer = _Writer(
+        kernel, scope, shapes=shapes, strides=strides, optional=optional, dtypes=dtypes, types=types
+    )
     plan = writer.plan()
     guards = [*writer.supported(), *(scope.bind(spec.expression) for spec in constraints)]
     guards += writer.map_guards
@@ -142,6 +146,7 @@ class _Writer:
         *,
         shapes: Shapes,
         strides: Strides,
+        optional: Mapping[str, str],
         dtypes: Mapping[str, str],
         types: Sequence[str],
     ) -> None:
@@ -149,6 +154,7 @@ class _Writer:
         self._scope = scope
         self._shapes = shapes
         self._strides = strides
+        self._optional = optional
         self._dtypes = dtypes
         self._types = types
         self.map_guards: list[Node] = []
@@ -218,6 +224,9 @@ class _Writer:
             return self._tensor_map(name, argument.tensor_map)
         if argument.value is not None:
             return {"type": kind, "value": self._scope.bind(argument.value)}
+        if name in self._optional:
+            given = self._scope.symbol(self._optional[name])
+            return {"type": "tensor", "name": name, "given": given}
         if kind in ("tensor", "workspace"):
             return {"type": kind, "name": name}
         return {"type": kind, "value": self._scope.bind(parse_expression(name, argument.position))}
@@ -330,7 +339,7 @@ def _argument(found: Mapping[str, Any]) -> Argument:
                          l2_promotion_bytes=int(l2_promotion_bytes))  # fmt: skip
         return Argument("tensor_map", found["name"], tensor_map=made)
     if "name" in found:
-        return Argument(found["type"], found["name"])
+        return Argument(found["type"] if found.get("given", True) else "null", found["name"])
     value = found["value"]
     return Argument(found["type"], value=int(value) if isinstance(value, bool) else value)
 

@@ -43,6 +43,8 @@ def source(body: str, name: str = "Own") -> str | None:
          ["import torch.nn.functional as F"]),
         ("    def compute(self, x: T, *, e):\n        # kept\n        return {'o': x * math.e}\n",
          ["import math"]),
+        ("    def compute(self, x, y=None):\n        return {'out': x if y is None else x + y}\n",
+         []),
         ("    def compute(self, **given):\n        y = [torch.relu(v) for v in given.values()]\n"
          "        return dict(zip('a', y))\n", ["import torch"]),
         ("    def compute(self, x):\n        def inner(y):\n            return y + len(x)\n"

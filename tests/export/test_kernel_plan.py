@@ -69,6 +69,7 @@ def folded(setup: KernelSetup, configuration: Configuration) -> KernelPlan:
         scope,
         shapes=shapes.nodes(scope),
         strides=shapes.strides,
+        optional=shapes.optional,
         dtypes=shapes.dtypes,
         types=types,
         constraints=setup.document.constraints,

@@ -176,9 +176,11 @@ def _argument(argument: Mapping[str, Any], names: Names) -> dict[str, Any]:
                 "strides": [int(evaluate(each, names)) for each in given.get("strides", ())],
             },
         }
+    if not evaluate(argument.get("given", True), names):  # of a tensor that the case lacks
+        return {"type": "int64", "value": 0}
     if "value" in argument:
         return {**argument, "value": _scalar(argument["type"], evaluate(argument["value"], names))}
-    return dict(argument)
+    return {name: value for name, value in argument.items() if name != "given"}
 
 
 def _scalar(kind: str, value: Any) -> int | float:

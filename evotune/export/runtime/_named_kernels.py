@@ -16,7 +16,9 @@ from ._missed import Misses
 from ._own_fallback import own_fallback
 
 _MOST_DECISIONS = 4096
-Examine = Callable[[Sequence[torch.Tensor]], Refused | None]
+Given = Sequence[torch.Tensor | None]
+"""The inputs of a call in their order; None for one that the call lacks."""
+Examine = Callable[[Given], Refused | None]
 
 
 class Ready(NamedTuple):
@@ -63,14 +65,14 @@ class NamedKernels(ABC):
 
     def run(
         self,
-        tensors: Sequence[torch.Tensor],
+        tensors: Given,
         options: Mapping[str, Any],
         any_version: bool = False,
     ) -> tuple[torch.Tensor, ...]:
         """The outputs in their order. NotServed where no kernel serves the call. With `any_version`
         the versions here are no reason, and nothing is remembered."""
         key = (
-            *((t.shape, t.dtype, t.device, t.is_contiguous()) for t in tensors),
+            *(t if t is None else (t.shape, t.dtype, t.device, t.is_contiguous()) for t in tensors),
             *options.items(),
         )
         decision = None if any_version else self._decisions.get(key)
@@ -85,13 +87,13 @@ class NamedKernels(ABC):
         if self._momentary is not None and (words := self._momentary()):
             raise self.refuse(Refused(DEVICE, words))
         for name, tensor in zip(self.said, tensors, strict=True):
-            if tensor.data_ptr() % ALIGNMENT:
+            if tensor is not None and tensor.data_ptr() % ALIGNMENT:
                 words = f"{name} begins at no multiple of {ALIGNMENT} bytes: use {name}.clone()"
                 raise self.refuse(Refused("alignment", words))
         if decision.examine is not None and (refused := decision.examine(tensors)):
             raise self.refuse(refused)
         outputs = self.empty(tensors, decision.shapes)
-        decision.launch(*tensors, *outputs)
+        decision.launch(*there(tensors), *outputs)
         with self.misses.lock:
             self.calls += 1
         return outputs
@@ -102,11 +104,12 @@ class NamedKernels(ABC):
 
     def decide(
         self,
-        tensors: Sequence[torch.Tensor],
+        tensors: Given,
         options: Mapping[str, Any],
         any_version: bool = False,
     ) -> Ready | Refused:
-        refused = self.kernels.refused(tensors[0].device, any_version) or self._unfit(tensors)
+        device = there(tensors)[0].device
+        refused = self.kernels.refused(device, any_version) or self._unfit(tensors, device)
         if refused:
             return refused
         try:
@@ -116,16 +119,18 @@ class NamedKernels(ABC):
         choice = self.dispatch.choose(symbols, CONTIGUOUS, anywhere=self.anywhere)
         if not isinstance(choice, Choice):
             return self.outside(symbols, choice)
-        names = (*self.inputs, *self.outputs)
-        launch = self.kernels.bound(choice, names, tensors[0].device)
+        pairs = zip(self.inputs, tensors, strict=True)
+        names = [*(name for name, tensor in pairs if tensor is not None), *self.outputs]
+        launch = self.kernels.bound(choice, names, device)
         if isinstance(launch, Refused):
             return launch
         return Ready(launch, self.shapes(symbols), self.examining(symbols, tensors))
 
-    def _unfit(self, tensors: Sequence[torch.Tensor]) -> Refused | None:
+    def _unfit(self, tensors: Given, device: torch.device) -> Refused | None:
         """Why the kernels take no such tensors, whatever their sizes."""
-        device = tensors[0].device
         for name, said, tensor in zip(self.inputs, self.said, tensors, strict=True):
+            if tensor is None:
+                continue
             if tensor.dtype != (wanted := self.type_of(name)):
                 return Refused("dtype", f"{said} is {tensor.dtype}, the kernels take {wanted}")
             if tensor.device != device:
@@ -136,15 +141,11 @@ class NamedKernels(ABC):
         return None
 
     @abstractmethod
-    def symbols(
-        self, tensors: Sequence[torch.Tensor], options: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def symbols(self, tensors: Given, options: Mapping[str, Any]) -> dict[str, Any]:
         """The symbols of the call's case; ValueError, one line, where it has none."""
 
     @abstractmethod
-    def examining(
-        self, symbols: Mapping[str, Any], tensors: Sequence[torch.Tensor]
-    ) -> Examine | None:
+    def examining(self, symbols: Mapping[str, Any], tensors: Given) -> Examine | None:
         """A function that refuses inputs of this case for their values; None where all values are
         right."""
 
@@ -152,9 +153,7 @@ class NamedKernels(ABC):
     def outside(self, symbols: Mapping[str, Any], kind: str) -> Refused:
         """The miss of a case that no kernel serves."""
 
-    def promised(
-        self, tensors: Sequence[torch.Tensor], options: Mapping[str, Any]
-    ) -> tuple[torch.Tensor, ...]:
+    def promised(self, tensors: Given, options: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
         """The outputs without their values, whatever serves the call."""
         return self.empty(tensors, self.shapes(self.symbols(tensors, options)))
 
@@ -167,15 +166,17 @@ class NamedKernels(ABC):
         found: torch.dtype = self._types.get(name, self.dtype)
         return found
 
-    def empty(
-        self, tensors: Sequence[torch.Tensor], shapes: Sequence[tuple[int, ...]]
-    ) -> tuple[torch.Tensor, ...]:
+    def empty(self, tensors: Given, shapes: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, ...]:
         """The outputs without their values. Those of the problem's own type have that of the
         inputs of it, since a fallback keeps another one."""
-        pairs = zip(self.inputs, tensors, strict=True)
-        own = next((t.dtype for name, t in pairs if name not in self._types), self.dtype)
+        found = [
+            (name, tensor)
+            for name, tensor in zip(self.inputs, tensors, strict=True)
+            if tensor is not None
+        ]
+        own = next((t.dtype for name, t in found if name not in self._types), self.dtype)
         return tuple(
-            tensors[0].new_empty(shape, dtype=self._types.get(name, own))
+            found[0][1].new_empty(shape, dtype=self._types.get(name, own))
             for name, shape in zip(self.outputs, shapes, strict=True)
         )
 
@@ -186,3 +187,8 @@ class NamedKernels(ABC):
             self.misses.told.add(refused.kind)  # the error says it
         counted.count()
         return NotServed(f"{self.call_name} ({refused.kind}): {refused.words}")
+
+
+def there(tensors: Given) -> list[torch.Tensor]:
+    """The inputs that a call has."""
+    return [tensor for tensor in tensors if tensor is not None]

@@ -30,9 +30,11 @@ def own_fallback(contents: Contents) -> Callable[..., dict[str, torch.Tensor]] |
     constants: Mapping[str, Any] = given.get("constants", {})
     ranged = [name for name in constants if name in given.get("ranges", {})]
 
-    def fallback(*tensors: torch.Tensor, **options: Any) -> dict[str, torch.Tensor]:
+    def fallback(*tensors: torch.Tensor | None, **options: Any) -> dict[str, torch.Tensor]:
         named = {name: options.get(name, constants[name]) for name in ranged}
         for name, tensor in zip(inputs, tensors, strict=True):
+            if tensor is None:
+                continue
             # PyTorch computes nothing with floats of 8 bits.
             narrow = tensor.is_floating_point() and tensor.element_size() == 1
             named[name] = tensor.to(own) if narrow else tensor

@@ -13,7 +13,7 @@ from ._certificate import Contents
 from ._checking import Result, check_attention
 from ._loaded_kernels import LoadedKernels
 from ._missed import Misses
-from ._named_calls import NamedCalls, options_of
+from ._named_calls import NamedCalls, optional_of, options_of
 from ._named_kernels import NamedKernels
 from ._operators import AttentionOperator
 from ._package_facts import device_facts, version_facts
@@ -160,7 +160,9 @@ class ProblemPackage(_NamedPackage):
         super().__init__(contents, name, "the fallback")
         description = contents.dispatch
         inputs = description["problem"]["inputs"]
-        self._calls = NamedCalls(name, description, inputs, options_of(description))
+        self._calls = NamedCalls(
+            name, description, inputs, options_of(description), optional_of(description)
+        )
         self._own_kernels = ProblemKernels(contents, self._loaded, self._misses)
         self._kernels = self._own_kernels
         self._calls.implement(self._kernels)

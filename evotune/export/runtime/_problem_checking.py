@@ -36,7 +36,12 @@ def _checked_problem(
     kernels: ProblemKernels, symbols: Mapping[str, Any], case: str, device: torch.device
 ) -> Row:
     generator = torch.Generator(device).manual_seed(0)
-    tensors = [_made(kernels, name, symbols, generator) for name in kernels.inputs]
+    tensors = [
+        _made(kernels, name, symbols, generator)
+        if symbols.get(kernels.flag_of.get(name, ""), True)
+        else None
+        for name in kernels.inputs
+    ]
     options = {name: symbols[name] for name in kernels.sizes.options if name in symbols}
     with torch.no_grad():
         found = kernels.run(tensors, options, any_version=True)

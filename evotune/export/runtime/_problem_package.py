@@ -7,17 +7,15 @@ was checked on; other calls go to the fallback, and are an error where there is 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-import torch
 
 from ._case_sizes import CaseSizes
 from ._certificate import Contents
 from ._dispatch import OUTSIDE
 from ._loaded_kernels import LoadedKernels, Refused
 from ._missed import Misses
-from ._named_kernels import Examine, NamedKernels
+from ._named_kernels import Examine, Given, NamedKernels
 from ._value_ranges import ValueRanges, outside
 
 
@@ -28,20 +26,20 @@ class ProblemKernels(NamedKernels):
         super().__init__(contents, kernels, misses)
         self.sizes = CaseSizes(contents.dispatch)
         self.values = ValueRanges(contents.dispatch["problem"])
+        flags = contents.dispatch["cases_from"].get("flags", {})
+        self.flag_of = {name: flag for flag, tensors in flags.items() for name in tensors}
+        """The flag that tells the presence of each input that a call may lack."""
 
-    def symbols(
-        self, tensors: Sequence[torch.Tensor], options: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def symbols(self, tensors: Given, options: Mapping[str, Any]) -> dict[str, Any]:
         shapes = {
             name: tuple(int(extent) for extent in tensor.shape)
             for name, tensor in zip(self.inputs, tensors, strict=True)
+            if tensor is not None
         }
         return self.sizes.symbols(shapes, options)
 
-    def examining(
-        self, symbols: Mapping[str, Any], tensors: Sequence[torch.Tensor]
-    ) -> Examine | None:
-        ranges = self.values.checked(symbols, [tensor.dtype for tensor in tensors])
+    def examining(self, symbols: Mapping[str, Any], tensors: Given) -> Examine | None:
+        ranges = self.values.checked(symbols, tensors)
         return functools.partial(outside, ranges) if ranges else None
 
     def outside(self, symbols: Mapping[str, Any], kind: str) -> Refused:

@@ -17,7 +17,7 @@ import torch
 from ._certificate import Contents
 from ._loaded_kernels import LoadedKernels, Refused
 from ._missed import Misses
-from ._named_kernels import Examine, NamedKernels
+from ._named_kernels import Examine, Given, NamedKernels, there
 from ._plain_ragged import plain_paged, plain_varlen
 from ._ragged_tables import asserted, refusal_of_paged, refusal_of_varlen
 
@@ -70,13 +70,11 @@ class RaggedKernels(NamedKernels):
         self.operator_key = _ANY_DEVICE
         self.asserts_tables = False
 
-    def symbols(
-        self, tensors: Sequence[torch.Tensor], options: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def symbols(self, tensors: Given, options: Mapping[str, Any]) -> dict[str, Any]:
         find = _paged_sizes if self.is_paged else _varlen_sizes
-        sizes = find([tuple(map(int, tensor.shape)) for tensor in tensors], options)
+        sizes = find([tuple(map(int, tensor.shape)) for tensor in there(tensors)], options)
         if min(sizes.values()) < 1 or sizes["heads"] % sizes["kv_heads"]:
-            raise ValueError(_shapes_in_words(self.said, tensors))
+            raise ValueError(_shapes_in_words(self.said, there(tensors)))
         usual = 1.0 / math.sqrt(sizes["head_dim"])
         scale = options.get("scale")
         if scale is None or math.isclose(scale, usual):
@@ -86,11 +84,9 @@ class RaggedKernels(NamedKernels):
         named = {"causal": bool(options.get("causal", False)), "softmax_scale": float(scale)}
         return {**sizes, **named, "dtype": str(self.dtype).removeprefix("torch.")}
 
-    def examining(
-        self, symbols: Mapping[str, Any], tensors: Sequence[torch.Tensor]
-    ) -> Examine | None:
+    def examining(self, symbols: Mapping[str, Any], tensors: Given) -> Examine | None:
         look = refusal_of_paged if self.is_paged else refusal_of_varlen
-        if tensors[0].device.type == "cpu":
+        if there(tensors)[0].device.type == "cpu":
             return functools.partial(look, symbols)
         return functools.partial(asserted, symbols, self.is_paged) if self.asserts_tables else None
 
@@ -103,10 +99,9 @@ class RaggedKernels(NamedKernels):
         case = {"shape": shape, "variant": variant, "dtype": symbols["dtype"]}
         return Refused(kind, f"{words}, causal {symbols['causal']}", case)
 
-    def promised(
-        self, tensors: Sequence[torch.Tensor], options: Mapping[str, Any]
-    ) -> tuple[torch.Tensor, ...]:
-        return (tensors[0].new_empty(tensors[0].shape),)
+    def promised(self, tensors: Given, options: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+        q = there(tensors)[0]
+        return (q.new_empty(q.shape),)
 
 
 def _varlen_sizes(shapes: Sequence[tuple[int, ...]], options: Mapping[str, Any]) -> dict[str, int]:

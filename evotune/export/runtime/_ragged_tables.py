@@ -12,29 +12,26 @@ from typing import Any
 import torch
 
 from ._loaded_kernels import Refused
+from ._named_kernels import Given, there
 
 Conditions = Iterator[tuple[torch.Tensor, str]]
 
 
-def refusal_of_varlen(
-    symbols: Mapping[str, Any], tensors: Sequence[torch.Tensor]
-) -> Refused | None:
+def refusal_of_varlen(symbols: Mapping[str, Any], tensors: Given) -> Refused | None:
     """A miss where the boundaries are none that the kernels take; the tensors are on a CPU."""
-    return _first(_conditions_of_varlen(symbols, tensors))
+    return _first(_conditions_of_varlen(symbols, there(tensors)))
 
 
-def refusal_of_paged(symbols: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> Refused | None:
+def refusal_of_paged(symbols: Mapping[str, Any], tensors: Given) -> Refused | None:
     """The same for lengths and pages."""
-    return _first(_conditions_of_paged(symbols, tensors))
+    return _first(_conditions_of_paged(symbols, there(tensors)))
 
 
-def asserted(
-    symbols: Mapping[str, Any], is_paged: bool, tensors: Sequence[torch.Tensor]
-) -> Refused | None:
+def asserted(symbols: Mapping[str, Any], is_paged: bool, tensors: Given) -> Refused | None:
     """Has the GPU assert all conditions before the kernel starts. The answer is None: one that does
     not hold ends in a CUDA error at the next synchronisation."""
     conditions = _conditions_of_paged if is_paged else _conditions_of_varlen
-    for holds, words in conditions(symbols, tensors):
+    for holds, words in conditions(symbols, there(tensors)):
         torch._assert_async(holds, words)
     return None
 

@@ -42,26 +42,26 @@ class ValueRanges:
         return least, most
 
     def checked(
-        self, symbols: Mapping[str, Any], dtypes: Sequence[torch.dtype]
+        self, symbols: Mapping[str, Any], tensors: Sequence[torch.Tensor | None]
     ) -> tuple[Range, ...]:
-        """The ranges that values must be held to: those of integers whose type, in `dtypes`, holds
-        others too."""
+        """The ranges that values must be held to: those of integers whose type holds others too."""
         found = []
-        for place, (name, dtype) in enumerate(zip(self._inputs, dtypes, strict=True)):
+        for place, (name, tensor) in enumerate(zip(self._inputs, tensors, strict=True)):
             ends = self.ends(name, symbols)
-            if ends is None or dtype.is_floating_point:
+            if ends is None or tensor is None or tensor.is_floating_point():
                 continue
-            limits = torch.iinfo(dtype)
+            limits = torch.iinfo(tensor.dtype)
             if limits.min < ends[0] or limits.max > ends[1]:
                 found.append(Range(place, name, int(ends[0]), int(ends[1])))
         return tuple(found)
 
 
-def outside(ranges: Sequence[Range], tensors: Sequence[torch.Tensor]) -> Refused | None:
+def outside(ranges: Sequence[Range], tensors: Sequence[torch.Tensor | None]) -> Refused | None:
     """A miss where a value on a CPU is out of range. On a GPU the answer is None, and the GPU
     asserts the ranges."""
     for place, name, least, most in ranges:
         tensor = tensors[place]
+        assert tensor is not None
         if tensor.device.type != "cpu":
             _assert_on_device(tensor, least, most)
             continue
