@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -347,3 +347,17 @@ def test_the_files_tell_what_is_served(folders: dict[str, Path]) -> None:
         assert set(described["problem"]["types"].values()) == {"int32"}
         assert {region["near"] for region in described["served"]} == {False, True}
         assert described["quantities"].keys() == {"group"}
+
+
+def test_the_benchmark_times_each_path(
+    varlen: ModuleType, benchmark_module: Callable[[str], ModuleType]
+) -> None:
+    script = benchmark_module("export_named_call")
+    record = script.measured(varlen, 0, calls=1, rounds=2)
+    assert [row["path"] for row in record["paths"]] == [
+        *("package", "unchecked", "operator", "fallback")
+    ]
+    assert record["ratios"].keys() == {
+        "package / unchecked, host_us",
+        "package / fallback, host_us",
+    }

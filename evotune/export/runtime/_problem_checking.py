@@ -35,14 +35,7 @@ def check_problem(kernels: ProblemKernels) -> Result:
 def _checked_problem(
     kernels: ProblemKernels, symbols: Mapping[str, Any], case: str, device: torch.device
 ) -> Row:
-    generator = torch.Generator(device).manual_seed(0)
-    tensors = [
-        _made(kernels, name, symbols, generator)
-        if symbols.get(kernels.flag_of.get(name, ""), True)
-        else None
-        for name in kernels.inputs
-    ]
-    options = {name: symbols[name] for name in kernels.sizes.options if name in symbols}
+    tensors, options = timed_inputs(kernels, symbols, device)
     with torch.no_grad():
         found = kernels.run(tensors, options, any_version=True)
         if kernels.fallback is None:
@@ -59,6 +52,20 @@ def _checked_problem(
             return Row(case, error, allowed, f"{name} differs")
         worst = max(worst, (error, allowed))
     return Row(case, *worst, "")
+
+
+def timed_inputs(
+    kernels: ProblemKernels, symbols: Mapping[str, Any], device: torch.device
+) -> tuple[list[torch.Tensor | None], dict[str, Any]]:
+    """Seeded inputs and the options of a call that is the case with these symbols."""
+    generator = torch.Generator(device).manual_seed(0)
+    tensors = [
+        _made(kernels, name, symbols, generator)
+        if symbols.get(kernels.flag_of.get(name, ""), True)
+        else None
+        for name in kernels.inputs
+    ]
+    return tensors, {name: symbols[name] for name in kernels.sizes.options if name in symbols}
 
 
 def _allowed(kernels: ProblemKernels, name: str, known: torch.Tensor) -> float:

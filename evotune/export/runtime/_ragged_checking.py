@@ -35,7 +35,7 @@ def _checked(
 ) -> Row:
     plain = kernels.own_fallback
     assert plain is not None
-    tensors, options = (_paged if kernels.is_paged else _varlen)(kernels.dtype, symbols, device)
+    tensors, options = timed_inputs(kernels, symbols, device)
     with torch.no_grad():
         (found,) = kernels.run(tensors, options, any_version=True)
         known = plain(*tensors, **options)
@@ -44,6 +44,13 @@ def _checked(
     largest = float(exact.abs().max())
     allowed = _TIMES_PLAIN * plain_error + torch.finfo(kernels.dtype).eps * largest
     return Row(case, error, allowed, "" if error <= allowed else "differs")  # NaN is a difference
+
+
+def timed_inputs(
+    kernels: RaggedKernels, symbols: Mapping[str, Any], device: torch.device
+) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """Seeded inputs and the options of a call that is the case with these symbols."""
+    return (_paged if kernels.is_paged else _varlen)(kernels.dtype, symbols, device)
 
 
 def _varlen(
