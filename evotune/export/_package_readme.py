@@ -38,7 +38,7 @@ The sizes follow from the shapes. {otherwise}
 _FALLS_BACK = """\
 A call outside the domain, of other types or on another device goes to the problem's own
 `compute`, in PyTorch, and is counted; `{name}.set_fallback(function)` names another function for
-such calls."""
+such calls. `{name}/_problem_compute.py` has the method; it is the problem's, not evotune's."""
 _REFUSES = """\
 A call outside the domain, or on another device, is a ValueError; `{name}.set_fallback(function)`
 names a function that takes such calls."""
